@@ -1,0 +1,52 @@
+# `make` alone prints what there is. Everything runs in .venv, which is made on first use.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup check test demo sim interop bench lock clean
+
+help:  ## this list
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## make .venv and install what is locked (every target does this by itself)
+
+$(READY): pyproject.toml requirements/dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "escrowmq needs Python 3.11 or newer; say which with PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "this Python cannot make a virtual environment; on Debian: apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+check: $(READY)  ## style, types, import contracts, changelog against version
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: $(READY)  ## every test that CI runs
+	$(BIN)/pytest -n auto -m "not nightly"
+
+demo: $(READY)  ## write a log, crash it, recover it, look at it
+	$(BIN)/python -m escrowmq.cli.demo
+
+sim: $(READY)  ## long: every fault position, many seeds, fuzzing (SEEDS=… makes it longer)
+	ESCROWMQ_SEEDS=$(or $(SEEDS),2000) HYPOTHESIS_PROFILE=long $(BIN)/pytest -n auto --timeout 0 tests/property tests/simulation
+
+interop: $(READY)  ## both directions against Apache RocketMQ 4.9.7 and 5.5.0 (needs Java and Maven)
+	$(BIN)/pytest -v --timeout 900 tests/interop
+
+bench: $(READY)  ## the store's figures, as ratios in one run, kept in bench/results/
+	$(BIN)/python -m bench
+
+lock:  ## resolve the development dependencies again
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url -o requirements/dev.txt pyproject.toml requirements/dev.in
+
+clean:  ## remove .venv and what tools left behind
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,1 @@
+"""EscrowMQ: a message is held until your database commits, then delivered."""

@@ -1,0 +1,46 @@
+"""Time, handed in as a value.
+
+Two clocks, because they answer two questions. `now_ms` is wall time: it goes on the wire and
+on disk, and it may jump. `elapsed_s` only measures how long something took. No other module
+reads `time` or `datetime`; tests/test_tidy.py holds us to that.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    def now_ms(self) -> int: ...
+    def elapsed_s(self) -> float: ...
+
+
+class SystemClock:
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def elapsed_s(self) -> float:
+        return time.monotonic()
+
+
+class ManualClock:
+    """A clock that moves only when told to."""
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self._now_ms = now_ms
+        self._elapsed_s = 0.0
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def elapsed_s(self) -> float:
+        return self._elapsed_s
+
+    def advance(self, *, ms: int) -> None:
+        self._now_ms += ms
+        self._elapsed_s += ms / 1000
+
+    def step_wall(self, *, ms: int) -> None:
+        """Jump wall time alone, as an operator's `date` or NTP would."""
+        self._now_ms += ms

@@ -1,0 +1,53 @@
+"""The properties string: `name 0x01 value 0x02` repeated.
+
+Writers differ in whether the last 0x02 is there; readers take both. An item that is not a name,
+a separator and a non-empty value is skipped, as RocketMQ skips it.
+
+The store and the broker's hot path look for one property in the encoded bytes (`find`) and never
+build the mapping; everybody else decodes once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from escrowmq.errors import LocalProtocolError
+
+_NAME_END = "\x01"
+_ITEM_END = "\x02"
+
+
+def encode_properties(properties: Mapping[str, str]) -> bytes:
+    for name, value in properties.items():
+        if not name or not value:
+            raise LocalProtocolError(f"property {name!r}={value!r}: neither side may be empty")
+        if not _SEPARATORS.isdisjoint(name) or not _SEPARATORS.isdisjoint(value):
+            raise LocalProtocolError(f"property {name!r} contains a separator (0x01 or 0x02)")
+    items = [f"{name}\x01{value}\x02" for name, value in properties.items()]
+    try:
+        return "".join(items).encode()
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(f"properties are not valid text: {error}") from error
+
+
+def decode_properties(encoded: bytes | memoryview) -> dict[str, str]:
+    properties = {}
+    for item in str(encoded, "utf-8", "replace").split(_ITEM_END):
+        name, separator, value = item.partition(_NAME_END)
+        if name and separator and value:
+            properties[name] = value
+    return properties
+
+
+def find_property(encoded: bytes, name: bytes) -> bytes | None:
+    """One property's value, without decoding the others."""
+    sought = name + b"\x01"
+    at = 0 if encoded.startswith(sought) else encoded.find(b"\x02" + sought) + 1
+    if at == 0 and not encoded.startswith(sought):
+        return None
+    begin = at + len(sought)
+    end = encoded.find(b"\x02", begin)
+    return (encoded[begin:] if end < 0 else encoded[begin:end]) or None
+
+
+_SEPARATORS = frozenset(_NAME_END + _ITEM_END)
