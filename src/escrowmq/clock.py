@@ -8,6 +8,7 @@ reads `time` or `datetime`; tests/test_tidy.py holds us to that.
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import Protocol
 
 
@@ -44,3 +45,13 @@ class ManualClock:
     def step_wall(self, *, ms: int) -> None:
         """Jump wall time alone, as an operator's `date` or NTP would."""
         self._now_ms += ms
+
+
+def file_stamp(now_ms: int) -> str:
+    """A moment as seventeen digits that sort: year to millisecond, in UTC."""
+    moment = datetime.fromtimestamp(now_ms // 1000, tz=UTC)
+    return f"{moment:%Y%m%d%H%M%S}{now_ms % 1000:03d}"
+
+
+def local_hour(now_ms: int) -> int:
+    return datetime.fromtimestamp(now_ms / 1000).astimezone().hour

@@ -21,7 +21,7 @@ EscrowError
     StoreLocked            another process owns the directory
     StoreDamaged           the directory cannot be opened as it is
     CorruptRecord          what is stored there does not check out
-    RecordTooLarge         a message over the size limits; nothing was stored
+    RecordRefused          a message over the size limits, or a name no file can have; not stored
     NoSuchRecord           below the oldest, past the newest, or between two records
   ConfigError            a setting is missing, misspelt or out of range
 
@@ -125,7 +125,7 @@ class CorruptRecord(StoreError):
         self.why = why
 
 
-class RecordTooLarge(StoreError):
+class RecordRefused(StoreError):
     pass
 
 

@@ -24,7 +24,8 @@ def unsigned_hash(text: str) -> int:
         for unit in units:
             value = (value * 31 + unit) & _WORD
         return value
-    return sum(map(mul, units, _descending(count))) & _WORD
+    total: int = sum(map(mul, units, _descending(count)))
+    return total & _WORD
 
 
 def signed(word: int) -> int:

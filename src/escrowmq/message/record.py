@@ -1,0 +1,301 @@
+"""One message as it lies in the commit log and travels in a pull answer, byte by byte.
+
+    total size 4 | magic 4 | body CRC 4 | queue id 4 | flag 4 | queue offset 8 | log offset 8
+    | sysFlag 4 | born ms 8 | born host 8 or 20 | stored ms 8 | store host 8 or 20
+    | reconsume times 4 | prepared transaction offset 8 | body length 4, body
+    | topic length 1 or 2, topic | properties length 2, properties
+
+Two layouts, told apart by the magic: V1 has one byte for the topic's length (at most 127), V2 two.
+The end of a log file is a blank record: the bytes that remain (4) and its own magic (4).
+
+The CRC covers the body alone. A *sealed* record ends its properties with `__CRC32#`, ten digits,
+which cover everything before them; RocketMQ calls that enabledAppendPropCRC.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import Final
+from zlib import crc32
+
+import msgspec
+
+from escrowmq.errors import CorruptRecord, RecordRefused
+from escrowmq.message.names import RECORD_CRC
+from escrowmq.message.offsets import LogOffset, QueueOffset
+
+MAGIC_V1: Final = 0xDAA320A7
+MAGIC_V2: Final = 0xDAA320AB
+MAGIC_BLANK: Final = 0xCBD43194
+BLANK: Final = struct.Struct(">iI")
+
+CRC_MASK: Final = 0x7FFFFFFF
+BORN_HOST_V6: Final = 16
+STORE_HOST_V6: Final = 32
+TOPIC_BYTES_MAX_V1: Final = 127
+TOPIC_BYTES_MAX: Final = 255
+PROPERTIES_BYTES_MAX: Final = 32_767
+RECORD_BYTES_MIN: Final = 91  # V1, both hosts IPv4, nothing in it
+
+_SEAL_NAME: Final = RECORD_CRC.encode() + b"\x01"
+_SEAL_BYTES: Final = len(_SEAL_NAME) + 10 + 1
+_PROPERTIES_LENGTH = struct.Struct(">h")
+_TOPIC_LENGTH_V2 = struct.Struct(">h")
+
+
+def _head(born_bytes: int, store_bytes: int) -> struct.Struct:
+    return struct.Struct(
+        ">i"  # total size
+        "I"  # magic
+        "I"  # body CRC
+        "i"  # queue id
+        "i"  # flag
+        "q"  # queue offset
+        "q"  # log offset
+        "i"  # sysFlag
+        "q"  # born ms
+        f"{born_bytes}s"
+        "q"  # stored ms
+        f"{store_bytes}s"
+        "i"  # reconsume times
+        "q"  # prepared transaction offset
+        "i"  # body length
+    )
+
+
+# By the two IPv6 bits of the sysFlag.
+_HEADS = {
+    0: _head(8, 8),
+    BORN_HOST_V6: _head(20, 8),
+    STORE_HOST_V6: _head(8, 20),
+    BORN_HOST_V6 | STORE_HOST_V6: _head(20, 20),
+}
+_HOST_BITS = BORN_HOST_V6 | STORE_HOST_V6
+_HEAD_V4 = _HEADS[0]
+_HEAD_V4_BYTES = _HEAD_V4.size
+assert _HEAD_V4_BYTES + 1 + 2 == RECORD_BYTES_MIN
+_SYS_FLAG_AT = 36
+
+
+class NewRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A message to be appended. Where it will lie is the store's business."""
+
+    # A msgspec struct and not a dataclass: one is made for every message sent, and this is
+    # five times cheaper to make.
+    topic: str
+    queue_id: int
+    body: bytes
+    properties: bytes = b""
+    flag: int = 0
+    sys_flag: int = 0
+    born_ms: int = 0
+    born_host: bytes = b"\0" * 8
+    reconsume_times: int = 0
+    prepared_offset: int = 0
+
+
+class StoredRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A record that was read and checked. `body` is a slice of what it was read from."""
+
+    log_offset: LogOffset
+    size: int
+    topic: str
+    queue_id: int
+    queue_offset: QueueOffset
+    body: bytes | memoryview
+    properties: bytes
+    flag: int
+    sys_flag: int
+    born_ms: int
+    born_host: bytes
+    stored_ms: int
+    store_host: bytes
+    reconsume_times: int
+    prepared_offset: int
+    body_crc: int
+    magic: int
+
+
+@lru_cache(maxsize=65_536)
+def topic_field(topic: str) -> tuple[int, bytes]:
+    """The magic that a topic's length asks for, and its length and name as records hold them."""
+    name = topic.encode()
+    if not 1 <= len(name) <= TOPIC_BYTES_MAX:
+        raise RecordRefused(f"a topic of {len(name)} bytes, not 1 to {TOPIC_BYTES_MAX}")
+    if len(name) <= TOPIC_BYTES_MAX_V1:
+        return MAGIC_V1, bytes([len(name)]) + name
+    return MAGIC_V2, _TOPIC_LENGTH_V2.pack(len(name)) + name
+
+
+def encode_record(
+    record: NewRecord,
+    *,
+    queue_offset: int,
+    log_offset: int,
+    stored_ms: int,
+    store_host: bytes,
+    sealed: bool = False,
+) -> bytes:
+    magic, topic = topic_field(record.topic)
+    body, properties, sys_flag = record.body, record.properties, record.sys_flag & ~_HOST_BITS
+    if sealed:
+        separator = b"" if not properties or properties.endswith(b"\x02") else b"\x02"
+        properties = b"".join((properties, separator, b"\0" * _SEAL_BYTES))
+    head = _HEAD_V4
+    if len(record.born_host) + len(store_host) != 16:
+        sys_flag |= BORN_HOST_V6 if len(record.born_host) == 20 else 0
+        sys_flag |= STORE_HOST_V6 if len(store_host) == 20 else 0
+        head = _HEADS[sys_flag & _HOST_BITS]
+    size = head.size + len(body) + len(topic) + 2 + len(properties)
+    encoded = b"".join(
+        (
+            head.pack(
+                size,
+                magic,
+                crc32(body) & CRC_MASK,
+                record.queue_id,
+                record.flag,
+                queue_offset,
+                log_offset,
+                sys_flag,
+                record.born_ms,
+                record.born_host,
+                stored_ms,
+                store_host,
+                record.reconsume_times,
+                record.prepared_offset,
+                len(body),
+            ),
+            body,
+            topic,
+            _PROPERTIES_LENGTH.pack(len(properties)),
+            properties,
+        )
+    )
+    return _seal(encoded) if sealed else encoded
+
+
+def encoded_size(record: NewRecord, *, store_host: bytes, sealed: bool = False) -> int:
+    """How long `encode_record` will make it, without making it."""
+    properties = record.properties
+    size = _HEAD_V4_BYTES - 16 + len(record.born_host) + len(store_host)
+    size += len(record.body) + len(topic_field(record.topic)[1]) + 2 + len(properties)
+    if sealed:
+        size += _SEAL_BYTES + (1 if properties and not properties.endswith(b"\x02") else 0)
+    return size
+
+
+def encode_blank(remaining: int) -> bytes:
+    return BLANK.pack(remaining, MAGIC_BLANK)
+
+
+def decode_record(data: bytes | memoryview, at: int, log_offset: LogOffset) -> StoredRecord:
+    """The record at `data[at:]`, checked in every way that its layout allows.
+
+    `log_offset` is where it should think it lies: what is stored at the wrong place is corrupt.
+    """
+    if len(data) - at < RECORD_BYTES_MIN:
+        raise CorruptRecord(log_offset, "the log ends inside this record")
+    host_bits = data[at + _SYS_FLAG_AT + 3] & _HOST_BITS
+    head = _HEADS[host_bits]
+    if len(data) - at < head.size:
+        raise CorruptRecord(log_offset, "the log ends inside this record")
+    (
+        size,
+        magic,
+        body_crc,
+        queue_id,
+        flag,
+        queue_offset,
+        own_offset,
+        sys_flag,
+        born_ms,
+        born_host,
+        stored_ms,
+        store_host,
+        reconsume_times,
+        prepared_offset,
+        body_size,
+    ) = head.unpack_from(data, at)
+    if magic != MAGIC_V1 and magic != MAGIC_V2:
+        raise CorruptRecord(log_offset, f"magic {magic:#010x} is not a record's")
+    if size < RECORD_BYTES_MIN or size > len(data) - at:
+        raise CorruptRecord(log_offset, f"a size of {size} does not fit")
+    if own_offset != log_offset:
+        raise CorruptRecord(log_offset, f"it says that it lies at {own_offset}")
+    body_at = at + head.size
+    body_end = body_at + body_size
+    topic, properties = _tail(data, body_end, at + size, magic, log_offset, body_size)
+    body = data[body_at:body_end]
+    if crc32(body) & CRC_MASK != body_crc:
+        raise CorruptRecord(log_offset, "the body's checksum is wrong")
+    _check_properties(data[at : at + size], properties, log_offset)
+    return StoredRecord(
+        log_offset=log_offset,
+        size=size,
+        topic=topic,
+        queue_id=queue_id,
+        queue_offset=queue_offset,
+        body=body,
+        properties=properties,
+        flag=flag,
+        sys_flag=sys_flag,
+        born_ms=born_ms,
+        born_host=born_host,
+        stored_ms=stored_ms,
+        store_host=store_host,
+        reconsume_times=reconsume_times,
+        prepared_offset=prepared_offset,
+        body_crc=body_crc,
+        magic=magic,
+    )
+
+
+def _tail(
+    data: bytes | memoryview,
+    body_end: int,
+    record_end: int,
+    magic: int,
+    log_offset: LogOffset,
+    body_size: int,
+) -> tuple[str, bytes]:
+    """Topic and properties, if the three lengths add up to the record's size."""
+    length_bytes = 1 if magic == MAGIC_V1 else 2
+    if body_size < 0 or body_end + length_bytes > record_end:
+        raise CorruptRecord(log_offset, f"a body of {body_size} bytes does not fit")
+    topic_at = body_end + length_bytes
+    topic_end = topic_at + int.from_bytes(data[body_end:topic_at], "big", signed=True)
+    if not topic_at < topic_end <= record_end - 2:
+        raise CorruptRecord(log_offset, "the topic does not fit")
+    (properties_size,) = _PROPERTIES_LENGTH.unpack_from(data, topic_end)
+    if properties_size < 0 or topic_end + 2 + properties_size != record_end:
+        raise CorruptRecord(log_offset, "the parts do not add up to the size")
+    try:
+        topic = str(data[topic_at:topic_end], "utf-8")
+    except UnicodeDecodeError:
+        raise CorruptRecord(log_offset, "the topic is not text") from None
+    if "\0" in topic:
+        raise CorruptRecord(log_offset, "the topic has a zero byte in it")
+    return topic, bytes(data[topic_end + 2 : record_end])
+
+
+def _check_properties(whole: bytes | memoryview, properties: bytes, log_offset: LogOffset) -> None:
+    # No property has a zero byte: one here is a sector that was never written.
+    if b"\0" in properties:
+        raise CorruptRecord(log_offset, "the properties have a zero byte in them")
+    if properties[-_SEAL_BYTES:].startswith(_SEAL_NAME):
+        digits = properties[-11:-1]
+        if _seal_digits(whole) != digits:
+            raise CorruptRecord(log_offset, "the record's seal is wrong")
+
+
+def _seal(encoded: bytes) -> bytes:
+    digits = _seal_digits(encoded)
+    return b"".join((encoded[:-_SEAL_BYTES], _SEAL_NAME, digits, b"\x02"))
+
+
+def _seal_digits(encoded: bytes | memoryview) -> bytes:
+    """Ten decimal digits, the least significant first."""
+    value = crc32(encoded[:-_SEAL_BYTES]) & CRC_MASK
+    return (b"%010d" % value)[::-1]

@@ -1,0 +1,82 @@
+"""What is known to be on disk: two small files that make the next start short.
+
+`escrowmq.checkpoint` is ours: every record below `log_offset`, its queue entry and its keys are
+durable. It is replaced as a whole and carries a checksum; without it, or with one that does not
+fit the rest of the directory, recovery reads more of the log, and finds the same.
+
+`checkpoint` is RocketMQ's, for the broker that may open the directory after us. 4096 bytes:
+
+    log flushed up to, ms 8 | queues, ms 8 | index, ms 8 | zeros
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+from zlib import crc32
+
+import msgspec
+
+from escrowmq.store.disk import Disk, read_file, replace_file, write_file
+
+PATH: Final = "escrowmq.checkpoint"
+ROCKETMQ_PATH: Final = "checkpoint"
+ROCKETMQ_BYTES: Final = 4096
+_TIMES = struct.Struct(">qqq")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    log_offset: int  # everything below is durable, in the log, the queues and the index
+    last_record: int  # where the last record below begins; -1 if there is none
+    stored_ms: int  # when it was stored
+    queue_count: int
+    entry_total: int  # sum of the next offsets of all queues: a missing queue file shows here
+    index_files: list[str]
+    index_end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RocketMQCheckpoint:
+    log_ms: int
+    queues_ms: int
+    index_ms: int
+
+
+def save_checkpoint(disk: Disk, checkpoint: Checkpoint) -> None:
+    data = msgspec.json.encode(checkpoint)
+    replace_file(disk, PATH, b"%08x\n%s\n" % (crc32(data), data))
+
+
+def load_checkpoint(disk: Disk) -> Checkpoint | None:
+    """The last one saved; None if there is none that can be trusted."""
+    checksum, _, data = (read_file(disk, PATH) or b"").strip().partition(b"\n")
+    if not data or checksum != b"%08x" % crc32(data):
+        return None
+    try:
+        return msgspec.json.decode(data, type=Checkpoint)
+    except msgspec.MsgspecError:  # of another version
+        return None
+
+
+def save_rocketmq_checkpoint(disk: Disk, stored_ms: int) -> None:
+    times = _TIMES.pack(stored_ms, stored_ms, stored_ms)
+    if not disk.exists(ROCKETMQ_PATH):
+        write_file(disk, ROCKETMQ_PATH, times.ljust(ROCKETMQ_BYTES, b"\0"))
+        return
+    file = disk.open(ROCKETMQ_PATH)
+    try:
+        if file.size < ROCKETMQ_BYTES:
+            file.resize(ROCKETMQ_BYTES)
+        file.write_at(0, times)
+        file.sync()
+    finally:
+        file.close()
+
+
+def load_rocketmq_checkpoint(disk: Disk) -> RocketMQCheckpoint | None:
+    content = read_file(disk, ROCKETMQ_PATH) or b""
+    if len(content) < _TIMES.size:
+        return None
+    return RocketMQCheckpoint(*_TIMES.unpack_from(content))

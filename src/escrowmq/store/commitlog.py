@@ -1,0 +1,306 @@
+"""The commit log: one run of records, cut into files of equal length named by where they begin.
+
+    commitlog/00000000000000000000   records … | blank record
+    commitlog/00000000001073741824   records … | zeros
+
+Appends go through a batch: records are encoded for the place they will have, then written in one
+call (two when the batch crosses into the next file). A batch counts once it is written whole.
+If that fails, what it may have left behind is wiped, so that recovery cannot find it later.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from escrowmq.errors import NoSuchRecord, StoreDamaged, StoreError, StoreFailed
+from escrowmq.message.offsets import LogOffset
+from escrowmq.message.record import (
+    BLANK,
+    MAGIC_BLANK,
+    NewRecord,
+    StoredRecord,
+    decode_record,
+    encode_blank,
+    encode_record,
+)
+from escrowmq.store.disk import Disk, File
+
+DIRECTORY = "commitlog"
+NAME_DIGITS = 20
+
+
+def file_name(base: int) -> str:
+    return f"{base:0{NAME_DIGITS}d}"
+
+
+@dataclass(slots=True)
+class Segment:
+    base: int
+    file: File
+    view: memoryview
+
+
+@dataclass(slots=True)
+class Flush:
+    """One fsync that answers everything written before it began. `run` may go to a thread."""
+
+    disk: Disk
+    files: list[File]
+    end: LogOffset
+    new_files: bool
+
+    def run(self) -> None:
+        for file in self.files:
+            file.sync()
+        if self.new_files:
+            self.disk.sync_directory(DIRECTORY)
+
+
+class CommitLog:
+    def __init__(
+        self, disk: Disk, *, segment_bytes: int, store_host: bytes, sealed: bool = False
+    ) -> None:
+        self._disk = disk
+        self.segment_bytes = segment_bytes
+        self.store_host = store_host
+        self.sealed = sealed
+        self._segments: dict[int, Segment] = {}  # by number: log offset // segment_bytes
+        self.begin = LogOffset(0)
+        self.end = LogOffset(0)
+        self.flushed = LogOffset(0)
+        self._new_files = False
+        self._failure: StoreError | None = None
+        try:
+            self._open_files()
+        except StoreError:
+            self.close()
+            raise
+
+    # --- writing -------------------------------------------------------------------------------
+
+    def batch(self) -> Batch:
+        if self._failure is not None:
+            raise StoreFailed(f"the log takes no more writes: {self._failure}")
+        return Batch(self)
+
+    def segment_at(self, number: int) -> Segment:
+        segment = self._segments.get(number)
+        if segment is None:
+            base = number * self.segment_bytes
+            file = self._disk.create(f"{DIRECTORY}/{file_name(base)}", self.segment_bytes)
+            segment = self._segments[number] = Segment(base, file, file.view())
+            self._new_files = True
+        return segment
+
+    def wipe(self, begin: LogOffset) -> None:
+        """Make everything from `begin` on zeros again, for good."""
+        for number in sorted(self._segments, reverse=True):
+            segment = self._segments[number]
+            keep = begin - segment.base
+            if keep < 0:
+                self._remove(number)
+            elif keep < self.segment_bytes:
+                segment.view = memoryview(b"")
+                segment.file.resize(keep)
+                segment.file.resize(self.segment_bytes)
+                segment.file.sync()
+                segment.view = segment.file.view()
+
+    @property
+    def has_failed(self) -> bool:
+        return self._failure is not None
+
+    def fail(self, error: StoreError) -> None:
+        """Nothing more is taken: what is on disk is no longer known."""
+        self._failure = error
+
+    # --- flushing ------------------------------------------------------------------------------
+
+    def begin_flush(self) -> Flush:
+        first, last = self.flushed // self.segment_bytes, self.end // self.segment_bytes
+        numbers = [number for number in range(first, last + 1) if number in self._segments]
+        flush = Flush(
+            self._disk, [self._segments[n].file for n in numbers], self.end, self._new_files
+        )
+        self._new_files = False
+        return flush
+
+    def finish_flush(self, flush: Flush) -> None:
+        self.flushed = max(self.flushed, flush.end)
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def view(self, begin: int, end: int) -> memoryview:
+        """The bytes of the log between two offsets of one file, not copied."""
+        number = begin // self.segment_bytes
+        segment = self._segments.get(number)
+        if segment is None or begin < self.begin or end > self.end or end < begin:
+            raise NoSuchRecord(f"the log has no bytes {begin} to {end}")
+        return segment.view[begin - segment.base : end - segment.base]
+
+    def record_at(self, log_offset: LogOffset) -> StoredRecord:
+        if not self.begin <= log_offset < self.end:
+            raise NoSuchRecord(f"log_offset={log_offset} is not in {self.begin} to {self.end}")
+        segment = self._segments[log_offset // self.segment_bytes]
+        return decode_record(segment.view, log_offset - segment.base, log_offset)
+
+    def segment_end(self, log_offset: int) -> int:
+        return (log_offset // self.segment_bytes + 1) * self.segment_bytes
+
+    def is_blank(self, log_offset: int) -> bool:
+        """Whether the rest of this file is the blank record that ends it."""
+        segment = self._segments[log_offset // self.segment_bytes]
+        at = log_offset - segment.base
+        if self.segment_bytes - at < BLANK.size:
+            return False
+        remaining, magic = BLANK.unpack_from(segment.view, at)
+        return bool(magic == MAGIC_BLANK and remaining == self.segment_bytes - at)
+
+    def records(self, begin: LogOffset, end: LogOffset | None = None) -> Iterator[StoredRecord]:
+        """Every record from one boundary to another; the first corrupt one raises."""
+        at: int = max(begin, self.begin)
+        while at < (self.end if end is None else end):
+            if self.is_blank(at):
+                at = self.segment_end(at)
+                continue
+            record = self.record_at(LogOffset(at))
+            yield record
+            at += record.size
+
+    def bases(self) -> list[int]:
+        """Where each file begins, in order."""
+        return [number * self.segment_bytes for number in sorted(self._segments)]
+
+    def modified_ms(self, base: int) -> int:
+        return self._disk.modified_ms(f"{DIRECTORY}/{file_name(base)}")
+
+    # --- files ---------------------------------------------------------------------------------
+
+    def remove_oldest(self) -> None:
+        """Drop the first file. The last one stays, whatever its age."""
+        numbers = sorted(self._segments)
+        if len(numbers) < 2 or numbers[1] * self.segment_bytes > self.flushed:
+            raise StoreError("the newest file of the log cannot be removed")
+        self._remove(numbers[0])
+        self.begin = LogOffset(numbers[1] * self.segment_bytes)
+
+    def close(self) -> None:
+        for segment in self._segments.values():
+            segment.view = memoryview(b"")
+            segment.file.close()
+        self._segments.clear()
+
+    def scan_end(self) -> LogOffset:
+        """Where the files end; what of that is records, recovery finds out."""
+        return LogOffset((max(self._segments) + 1) * self.segment_bytes if self._segments else 0)
+
+    def _remove(self, number: int) -> None:
+        segment = self._segments.pop(number)
+        segment.view = memoryview(b"")
+        segment.file.close()
+        self._disk.remove(f"{DIRECTORY}/{file_name(segment.base)}")
+        self._disk.sync_directory(DIRECTORY)
+
+    def _open_files(self) -> None:
+        names = [name for name in self._disk.names(DIRECTORY) if is_file_name(name)]
+        for name in names:
+            base = int(name)
+            if base % self.segment_bytes:
+                raise StoreDamaged(
+                    f"{DIRECTORY}/{name}: this log was not written in files of "
+                    f"{self.segment_bytes} bytes; set mappedFileSizeCommitLog to what it was"
+                )
+            self._open_file(name, last=name == names[-1])
+        numbers = sorted(self._segments)
+        for before, after in itertools.pairwise(numbers):
+            if after != before + 1:
+                missing = file_name((before + 1) * self.segment_bytes)
+                raise StoreDamaged(f"{DIRECTORY}/{missing} is missing between two others")
+        if numbers:
+            self.begin = self.end = self.flushed = LogOffset(numbers[0] * self.segment_bytes)
+
+    def _open_file(self, name: str, *, last: bool) -> None:
+        path = f"{DIRECTORY}/{name}"
+        file = self._disk.open(path)
+        if file.size != self.segment_bytes:
+            if not last or file.size > self.segment_bytes:
+                size = file.size
+                file.close()
+                raise StoreDamaged(
+                    f"{path} has {size} bytes, not {self.segment_bytes}; "
+                    "set mappedFileSizeCommitLog to what it was written with"
+                )
+            file.resize(self.segment_bytes)  # a crash while it was created, or cut
+        base = int(name)
+        self._segments[base // self.segment_bytes] = Segment(base, file, file.view())
+
+
+def is_file_name(name: str) -> bool:
+    return len(name) == NAME_DIGITS and name.isdigit()
+
+
+class Batch:
+    """Records on their way into the log: encoded, placed, not yet written."""
+
+    def __init__(self, log: CommitLog) -> None:
+        self._log = log
+        self._at: int = log.end
+        self._pieces: list[bytes] = []
+        self._piece_begin: int = self._at
+        self._full: list[tuple[int, bytes]] = []  # (log offset, bytes) of files that are filled
+
+    def add(self, record: NewRecord, queue_offset: int, stored_ms: int) -> tuple[int, int]:
+        """Place one record behind the others: its log offset and its size."""
+        at = self._at
+        encoded = self._encode(record, queue_offset, stored_ms, at)
+        room = self._log.segment_bytes - at % self._log.segment_bytes
+        if len(encoded) + BLANK.size > room:
+            at = self._roll(at, room)
+            encoded = self._encode(record, queue_offset, stored_ms, at)
+        self._pieces.append(encoded)
+        size = len(encoded)
+        self._at = at + size
+        return at, size
+
+    def write(self) -> None:
+        """All of it into the log, or none of it and an error."""
+        log = self._log
+        try:
+            for begin, data in [*self._full, (self._piece_begin, self._joined())]:
+                if data:
+                    segment = log.segment_at(begin // log.segment_bytes)
+                    segment.file.write_at(begin - segment.base, data)
+        except StoreError as error:
+            self._undo(error)
+            raise
+        log.end = LogOffset(self._at)
+
+    def _encode(self, record: NewRecord, queue_offset: int, stored_ms: int, at: int) -> bytes:
+        return encode_record(
+            record,
+            queue_offset=queue_offset,
+            log_offset=at,
+            stored_ms=stored_ms,
+            store_host=self._log.store_host,
+            sealed=self._log.sealed,
+        )
+
+    def _joined(self) -> bytes:
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+
+    def _roll(self, at: int, room: int) -> int:
+        self._pieces.append(encode_blank(room))
+        self._full.append((self._piece_begin, b"".join(self._pieces)))
+        self._pieces = []
+        self._piece_begin = at + room
+        return at + room
+
+    def _undo(self, cause: StoreError) -> None:
+        """Nothing of a refused batch may be found again, also not after a crash."""
+        try:
+            self._log.wipe(self._log.end)
+        except StoreError as error:
+            self._log.fail(error)
+            raise StoreFailed(f"{cause}; and what it left could not be wiped: {error}") from cause

@@ -1,0 +1,269 @@
+"""A consume queue: where in the log the n-th message of one queue lies, 20 bytes each.
+
+    log offset 8 | record size 4 | tags code 8        entry n at byte 20 n of its files
+
+Files lie under consumequeue/<topic>/<queue id>/, each of equal length, named by the byte they
+begin with. All of it follows from the log. New entries gather in memory (`tail`) and reach the
+files with a checkpoint; a crash loses only what recovery puts back from the log.
+
+A blank entry (…, 0x7FFFFFFF, 0) holds the place of a message that is gone: its log offset is 0
+at the head of a file, else that of the next message that is there, so that offsets never fall.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from escrowmq.errors import StoreDamaged
+from escrowmq.message.offsets import QueueOffset
+from escrowmq.store.commitlog import file_name, is_file_name
+from escrowmq.store.disk import Disk, File, OpenViews
+from escrowmq.store.settings import QUEUE_ENTRY_BYTES
+
+DIRECTORY: Final = "consumequeue"
+ENTRY: Final = struct.Struct(">qiq")
+BLANK_SIZE: Final = 0x7FFFFFFF
+BLANK_ENTRY: Final = ENTRY.pack(0, BLANK_SIZE, 0)
+assert ENTRY.size == QUEUE_ENTRY_BYTES
+
+
+@dataclass(slots=True)
+class QueueFlush:
+    """Entries on their way to the files of one queue. `run` may go to a thread."""
+
+    queue: ConsumeQueue
+    first: QueueOffset
+    entries: bytes
+
+    def run(self) -> None:
+        self.queue.write_entries(self.first, self.entries)
+
+
+class ConsumeQueue:
+    def __init__(
+        self, disk: Disk, views: OpenViews, topic: str, queue_id: int, *, file_bytes: int
+    ) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.next = QueueOffset(0)
+        self.tail = bytearray()
+        self._disk = disk
+        self._views = views
+        self._directory = f"{DIRECTORY}/{topic}/{queue_id}"
+        self._file_bytes = file_bytes
+        self._min_offset = -1, self.next  # as of this beginning of the log
+        self._stored = 0  # entries that the files hold; `tail` follows them
+        self._bases = [int(n) for n in disk.names(self._directory) if is_file_name(n)]
+
+    # --- writing -------------------------------------------------------------------------------
+
+    def add(self, log_offset: int, size: int, tags_code: int) -> None:
+        self.tail += ENTRY.pack(log_offset, size, tags_code)
+        self.next = QueueOffset(self.next + 1)
+
+    def drop_last(self) -> None:
+        """Take the last `add` back: its message did not reach the log."""
+        del self.tail[-QUEUE_ENTRY_BYTES:]
+        self.next = QueueOffset(self.next - 1)
+
+    def start_at(self, queue_offset: QueueOffset) -> None:
+        """Begin an empty queue behind messages that are gone."""
+        self._min_offset = -1, queue_offset
+        self._stored = self.next = queue_offset
+
+    def add_blanks(self, upto: QueueOffset, log_offset: int) -> None:
+        self.tail += ENTRY.pack(log_offset, BLANK_SIZE, 0) * (upto - self.next)
+        self.next = upto
+
+    def begin_flush(self) -> QueueFlush:
+        return QueueFlush(self, QueueOffset(self._stored), bytes(self.tail))
+
+    def finish_flush(self, flush: QueueFlush) -> None:
+        del self.tail[: len(flush.entries)]
+        self._stored += len(flush.entries) // QUEUE_ENTRY_BYTES
+
+    def write_entries(self, first: QueueOffset, entries: bytes) -> None:
+        position, written = first * QUEUE_ENTRY_BYTES, 0
+        while written < len(entries):
+            base = position - position % self._file_bytes
+            part = entries[written : written + base + self._file_bytes - position]
+            file = self._file_for_writing(base, position)
+            try:
+                file.write_at(position - base, part)
+                file.sync()
+            finally:
+                file.close()
+            written += len(part)
+            position += len(part)
+
+    def _file_for_writing(self, base: int, position: int) -> File:
+        path = self._path(base)
+        if base in self._bases:
+            return self._disk.open(path)
+        file = self._disk.create(path, self._file_bytes)
+        if not self._bases and position > base:
+            # The first file of a queue that does not begin at 0: what came before is gone.
+            file.write_at(0, BLANK_ENTRY * ((position - base) // QUEUE_ENTRY_BYTES))
+        self._disk.sync_directory(self._directory)
+        self._bases.append(base)
+        return file
+
+    # --- reading -------------------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._bases and not self.tail
+
+    def entries(self, first: int, count: int) -> bytes | memoryview | bytearray:
+        """Entries from `first` on: at most `count`, fewer where a file or the stored part ends."""
+        count = min(count, self.next - first)
+        if count <= 0:
+            return b""
+        if first >= self._stored:
+            begin = (first - self._stored) * QUEUE_ENTRY_BYTES
+            return self.tail[begin : begin + count * QUEUE_ENTRY_BYTES]
+        position = first * QUEUE_ENTRY_BYTES
+        base = position - position % self._file_bytes
+        begin = position - base
+        count = min(count, self._stored - first)
+        end = min(begin + count * QUEUE_ENTRY_BYTES, self._file_bytes)
+        return self._view(base)[begin:end]
+
+    def entry(self, queue_offset: int) -> tuple[int, int, int]:
+        log_offset, size, tags_code = ENTRY.unpack(self.entries(queue_offset, 1))
+        return log_offset, size, tags_code
+
+    @property
+    def first(self) -> QueueOffset:
+        """The lowest offset that has an entry; its message may be gone from the log."""
+        return QueueOffset(self._bases[0] // QUEUE_ENTRY_BYTES if self._bases else self._stored)
+
+    def min_offset(self, log_begin: int) -> QueueOffset:
+        """The first entry whose message the log still has."""
+        if self._min_offset[0] != log_begin:
+            self._min_offset = log_begin, self._find_min_offset(log_begin)
+        return self._min_offset[1]
+
+    def _find_min_offset(self, log_begin: int) -> QueueOffset:
+        low, high = self.first, self.next
+        while low < high:
+            middle = QueueOffset((low + high) // 2)
+            log_offset, size, _ = self.entry(middle)
+            if log_offset < log_begin or (size == BLANK_SIZE and log_offset == 0):
+                low = QueueOffset(middle + 1)
+            else:
+                high = middle
+        return low
+
+    def _view(self, base: int) -> memoryview:
+        return self._views.view(self._path(base))
+
+    def _path(self, base: int) -> str:
+        return f"{self._directory}/{file_name(base)}"
+
+    # --- recovery and expiry -------------------------------------------------------------------
+
+    def find_end(self, log_end: int) -> QueueOffset:
+        """Believe the files up to the first entry that is not wholly below `log_end`."""
+        self._stored = self.next = self.first
+        for base in self._bases:
+            self._mend_length(base)
+        for base in reversed(self._bases):
+            view = self._view(base)
+            low, high = 0, self._file_bytes // QUEUE_ENTRY_BYTES
+            if not _is_below(view, 0, log_end):
+                continue
+            while low < high:
+                middle = (low + high) // 2
+                if _is_below(view, middle, log_end):
+                    low = middle + 1
+                else:
+                    high = middle
+            self._stored = self.next = QueueOffset(base // QUEUE_ENTRY_BYTES + low)
+            break
+        return self.next
+
+    def rewind(self, queue_offset: QueueOffset) -> None:
+        """Forget every entry from `queue_offset` on, in memory and in the files."""
+        self._min_offset = -1, queue_offset
+        self.tail.clear()
+        position = queue_offset * QUEUE_ENTRY_BYTES
+        for base in reversed(list(self._bases)):
+            path = self._path(base)
+            self._views.forget(path)
+            if base > position or (base == position and base != self._bases[0]):
+                self._disk.remove(path)
+                self._bases.remove(base)
+            elif position < base + self._file_bytes:
+                file = self._disk.open(path)
+                try:
+                    file.resize(max(0, position - base))
+                    file.resize(self._file_bytes)
+                    file.sync()
+                finally:
+                    file.close()
+        if self._bases:
+            self._disk.sync_directory(self._directory)
+        self._stored = self.next = min(self.next, queue_offset)
+
+    def has_leftovers(self) -> bool:
+        """Whether the files hold anything behind the last entry that is believed."""
+        position = self._stored * QUEUE_ENTRY_BYTES
+        for base in self._bases:
+            if base + self._file_bytes <= position:
+                continue
+            at = max(0, position - base)
+            view = self._view(base)
+            if any(view[at : at + QUEUE_ENTRY_BYTES]):
+                return True
+        return False
+
+    def remove_expired(self, log_begin: int) -> int:
+        """Drop files whose every message is gone from the log; the last file stays."""
+        removed = 0
+        while len(self._bases) > 1 and self._bases[1] <= self._stored * QUEUE_ENTRY_BYTES:
+            last_in_file = self._bases[1] // QUEUE_ENTRY_BYTES - 1
+            log_offset, size, _ = self.entry(last_in_file)
+            if size != BLANK_SIZE and log_offset >= log_begin:
+                break
+            base = self._bases.pop(0)
+            self._views.forget(self._path(base))
+            self._disk.remove(self._path(base))
+            removed += 1
+        if removed:
+            self._disk.sync_directory(self._directory)
+        return removed
+
+    def _mend_length(self, base: int) -> None:
+        path = self._path(base)
+        file = self._disk.open(path)
+        try:
+            if base % self._file_bytes or file.size > self._file_bytes:
+                raise StoreDamaged(
+                    f"{path} was not written in files of {self._file_bytes} bytes; "
+                    "set mappedFileSizeConsumeQueue to what it was"
+                )
+            if file.size < self._file_bytes:  # a crash while it was created, or cut
+                self._views.forget(path)
+                file.resize(self._file_bytes)
+        finally:
+            file.close()
+
+
+def _is_below(view: memoryview, index: int, log_end: int) -> bool:
+    log_offset, size, _ = ENTRY.unpack_from(view, index * QUEUE_ENTRY_BYTES)
+    if size == BLANK_SIZE:
+        return True
+    return bool(size > 0 and log_offset >= 0 and log_offset + size <= log_end)
+
+
+def queue_directories(disk: Disk) -> list[tuple[str, int]]:
+    """Every (topic, queue id) that has a directory."""
+    return [
+        (topic, int(queue_id))
+        for topic in disk.names(DIRECTORY)
+        for queue_id in disk.names(f"{DIRECTORY}/{topic}")
+        if queue_id.isdigit()
+    ]

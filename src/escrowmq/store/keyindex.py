@@ -1,0 +1,249 @@
+"""The key index: message key to log offset, a hash table per file.
+
+    header 40   begin ms 8 | end ms 8 | begin offset 8 | end offset 8 | used slots 4 | count 4
+    slots       4 each: number of the newest entry with this hash, 0 for none
+    entries     20 each: hash 4 | log offset 8 | seconds since begin 4 | previous entry 4
+
+The text that is hashed is `topic#key`. Entries are numbered from 1. Different keys can share a
+hash, so who looks up must compare the record itself.
+
+New keys gather in memory and reach the files with a checkpoint. A power cut between two writes
+into a hash table would break its chains, so every change is first written, whole, to a redo file
+and applied again at the next start; applying it twice does no harm.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from escrowmq.clock import file_stamp
+from escrowmq.message.javahash import unsigned_hash
+from escrowmq.message.offsets import LogOffset
+from escrowmq.store.disk import Disk, OpenViews, remove_file
+from escrowmq.store.redo import PATH as REDO_PATH
+from escrowmq.store.redo import FileChange, apply_changes, load_redo, write_redo
+
+DIRECTORY: Final = "index"
+HEADER: Final = struct.Struct(">qqqqii")
+SLOT: Final = struct.Struct(">i")
+ENTRY: Final = struct.Struct(">iqii")
+FOUND_MAX: Final = 64
+assert (HEADER.size, SLOT.size, ENTRY.size) == (40, 4, 20)
+
+# A key waiting for the files: topic, key, log offset, stored ms.
+WaitingKey = tuple[str, bytes, int, int]
+
+
+def key_hash(topic: str, key: bytes) -> int:
+    """Java's absolute value of the hash code; of the one number that has none, 0."""
+    value = unsigned_hash(f"{topic}#{key.decode('utf-8', 'replace')}")
+    if value & 0x80000000:
+        value = (1 << 32) - value
+    return 0 if value == 0x80000000 else value
+
+
+@dataclass(slots=True)
+class IndexFile:
+    """What the header of one file says."""
+
+    name: str
+    begin_ms: int = 0
+    end_ms: int = 0
+    begin_offset: int = 0
+    end_offset: int = 0
+    used_slots: int = 0
+    count: int = 1
+
+    @property
+    def path(self) -> str:
+        return f"{DIRECTORY}/{self.name}"
+
+    def header(self) -> bytes:
+        return HEADER.pack(
+            self.begin_ms,
+            self.end_ms,
+            self.begin_offset,
+            self.end_offset,
+            self.used_slots,
+            self.count,
+        )
+
+
+@dataclass(slots=True)
+class IndexFlush:
+    """Keys on their way to the files. `run` may go to a thread.
+
+    One that failed must be run again, and none other: its writes may be half done.
+    """
+
+    index: KeyIndex
+    keys: list[WaitingKey]
+    files: list[IndexFile]  # as they will be
+    now_ms: int
+    changes: list[FileChange] | None = None
+
+    def run(self) -> None:
+        if self.changes is None:
+            self.files, self.changes = self.index.plan(self)
+        self.index.carry_out(self.changes)
+
+
+class KeyIndex:
+    def __init__(self, disk: Disk, views: OpenViews, *, slots: int, entries: int) -> None:
+        self._disk = disk
+        self._views = views
+        self._slots = slots
+        self._entries = entries
+        self._entries_at = HEADER.size + slots * SLOT.size
+        self._file_bytes = self._entries_at + entries * ENTRY.size
+        self.waiting: list[WaitingKey] = []
+        self._flush: IndexFlush | None = None
+        self.files: list[IndexFile] = []
+
+    # --- writing -------------------------------------------------------------------------------
+
+    def add(self, topic: str, keys: list[bytes], log_offset: int, stored_ms: int) -> None:
+        for key in keys:
+            self.waiting.append((topic, key, log_offset, stored_ms))
+
+    def begin_flush(self, now_ms: int) -> IndexFlush:
+        if self._flush is None:
+            self._flush = IndexFlush(self, self.waiting, self.files, now_ms)
+            self.waiting = []
+        return self._flush
+
+    def finish_flush(self, flush: IndexFlush) -> None:
+        self.files = flush.files
+        self._flush = None
+
+    def plan(self, flush: IndexFlush) -> tuple[list[IndexFile], list[FileChange]]:
+        files = [replace(file) for file in flush.files]
+        changes = []
+        remaining = flush.keys
+        while remaining:
+            if not files or files[-1].count >= self._entries:
+                files.append(IndexFile(_new_name(files, flush.now_ms)))
+            room = self._entries - files[-1].count
+            changes.append(self._change(files[-1], remaining[:room]))
+            remaining = remaining[room:]
+        return files, changes
+
+    def carry_out(self, changes: list[FileChange]) -> None:
+        if changes:
+            write_redo(self._disk, changes)
+            apply_changes(self._disk, changes)
+
+    def _change(self, file: IndexFile, keys: list[WaitingKey]) -> FileChange:
+        """The writes that put these keys into a file, and the file's new header."""
+        view = self._views.view(file.path) if file.count > 1 else None
+        heads: dict[int, int] = {}
+        entries = bytearray()
+        first = file.count
+        if first == 1:
+            file.begin_ms, file.begin_offset = keys[0][3], keys[0][2]
+        for topic, key, log_offset, stored_ms in keys:
+            value = key_hash(topic, key)
+            slot = value % self._slots
+            previous = heads.get(slot)
+            if previous is None:
+                previous = self._head(view, slot, first) if view is not None else 0
+                file.used_slots += previous == 0
+            seconds = min(max(0, stored_ms - file.begin_ms) // 1000, 0x7FFFFFFF)
+            entries += ENTRY.pack(value, log_offset, seconds, previous)
+            heads[slot] = file.count
+            file.count += 1
+        file.end_offset, file.end_ms = keys[-1][2], keys[-1][3]
+        return FileChange(
+            path=file.path,
+            size=self._file_bytes,
+            writes=[
+                (self._entries_at + first * ENTRY.size, bytes(entries)),
+                *((HEADER.size + s * SLOT.size, SLOT.pack(n)) for s, n in heads.items()),
+                (0, file.header()),
+            ],
+        )
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def find(self, topic: str, key: bytes, begin_ms: int, end_ms: int) -> Iterator[LogOffset]:
+        """Where records with this key may lie, the newest first. The caller compares the key."""
+        seen = set()
+        sought = (topic, key)
+        for waiting in (self.waiting, self._flush.keys if self._flush else []):
+            for entry_topic, entry_key, log_offset, stored_ms in reversed(waiting):
+                if (entry_topic, entry_key) == sought and begin_ms <= stored_ms <= end_ms:
+                    seen.add(log_offset)
+                    yield LogOffset(log_offset)
+        for file in reversed(self.files):
+            if file.count > 1 and begin_ms <= file.end_ms + 999 and end_ms >= file.begin_ms - 999:
+                for log_offset in self._find_in(file, key_hash(topic, key), begin_ms, end_ms):
+                    if log_offset not in seen:
+                        seen.add(log_offset)
+                        yield LogOffset(log_offset)
+
+    def _find_in(self, file: IndexFile, value: int, begin_ms: int, end_ms: int) -> Iterator[int]:
+        view = self._views.view(file.path)
+        number = self._head(view, value % self._slots, file.count)
+        while number > 0:
+            entry_hash, log_offset, seconds, previous = ENTRY.unpack_from(
+                view, self._entries_at + number * ENTRY.size
+            )
+            stored_ms = file.begin_ms + seconds * 1000  # rounded down to a second
+            if entry_hash == value and begin_ms - 999 <= stored_ms <= end_ms:
+                yield log_offset
+            # Numbers fall along a chain; one that does not is damage, and would be a loop.
+            number = previous if previous < number else 0
+
+    def _head(self, view: memoryview, slot: int, count: int) -> int:
+        (number,) = SLOT.unpack_from(view, HEADER.size + slot * SLOT.size)
+        return number if 0 < number < count else 0
+
+    # --- opening and expiry --------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Finish what a crash interrupted, then read the headers."""
+        apply_changes(self._disk, load_redo(self._disk))
+        self.files = []
+        for name in self._disk.names(DIRECTORY):
+            if not name.isdigit():
+                continue
+            view = self._views.view(f"{DIRECTORY}/{name}")
+            if len(view) == self._file_bytes:
+                file = IndexFile(name, *HEADER.unpack_from(view, 0))
+                file.count = max(1, file.count)  # RocketMQ leaves 0 in a file it has just made
+                self.files.append(file)
+            else:  # made with other settings, or cut short: the log has it all
+                self._views.forget(f"{DIRECTORY}/{name}")
+                remove_file(self._disk, f"{DIRECTORY}/{name}")
+
+    @property
+    def end_offset(self) -> int:
+        """The last record that is in the files; -1 if none is."""
+        return max((file.end_offset for file in self.files if file.count > 1), default=-1)
+
+    def clear(self) -> None:
+        remove_file(self._disk, REDO_PATH)
+        while self.files:
+            self._remove(self.files.pop())
+        self.waiting.clear()
+
+    def remove_expired(self, log_begin: int) -> int:
+        removed = 0
+        if self.files and self.files[0].end_offset < log_begin:
+            remove_file(self._disk, REDO_PATH)  # or a start could make a removed file again
+        while len(self.files) > 1 and self.files[0].end_offset < log_begin:
+            self._remove(self.files.pop(0))
+            removed += 1
+        return removed
+
+    def _remove(self, file: IndexFile) -> None:
+        self._views.forget(file.path)
+        remove_file(self._disk, file.path)
+
+
+def _new_name(files: list[IndexFile], now_ms: int) -> str:
+    name = file_stamp(now_ms)
+    return max(name, f"{int(files[-1].name) + 1:017d}") if files else name

@@ -1,0 +1,67 @@
+"""All consume queues of a store, by topic and queue id."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from escrowmq.errors import RecordRefused
+from escrowmq.message.record import TOPIC_BYTES_MAX
+from escrowmq.store.consumequeue import ConsumeQueue, queue_directories
+from escrowmq.store.disk import Disk, OpenViews
+
+# RocketMQ's rule; here it also keeps a topic from naming a path outside the store.
+_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+
+class QueueTable:
+    def __init__(self, disk: Disk, views: OpenViews, *, file_bytes: int) -> None:
+        self._disk = disk
+        self._views = views
+        self._file_bytes = file_bytes
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self.dirty: set[ConsumeQueue] = set()  # those with entries that no file has yet
+
+    def __iter__(self) -> Iterator[ConsumeQueue]:
+        return iter(self._queues.values())
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        return self._queues.get((topic, queue_id))
+
+    def find_or_make(self, topic: str, queue_id: int) -> ConsumeQueue:
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            refuse_bad_name(topic, queue_id)
+            queue = ConsumeQueue(
+                self._disk, self._views, topic, queue_id, file_bytes=self._file_bytes
+            )
+            self._queues[topic, queue_id] = queue
+        return queue
+
+    def open(self) -> None:
+        self._queues.clear()
+        self.dirty.clear()
+        for topic, queue_id in queue_directories(self._disk):
+            self.find_or_make(topic, queue_id)
+
+    def believe(self, log_end: int) -> None:
+        """Trust the files as far as they speak of records below `log_end`; wipe the rest."""
+        for queue in self:
+            end = queue.find_end(log_end)
+            if queue.has_leftovers():
+                queue.rewind(end)
+
+    def totals(self) -> tuple[int, int]:
+        """How many queues have had a message, and how many messages all of them together."""
+        offsets = [queue.next for queue in self if queue.next]
+        return len(offsets), sum(offsets)
+
+
+def refuse_bad_name(topic: str, queue_id: int) -> None:
+    if not _TOPIC.fullmatch(topic) or len(topic) > TOPIC_BYTES_MAX:
+        raise RecordRefused(f"topic {topic[:300]!r}: only letters, digits and %|_- name one")
+    if not 0 <= queue_id < 1 << 31:
+        raise RecordRefused(f"queue id {queue_id} is not a queue's")

@@ -1,0 +1,176 @@
+"""Read a queue: which records a pull gets, as slices of the log, not copied."""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from escrowmq.errors import CorruptRecord
+from escrowmq.message.offsets import QueueOffset
+from escrowmq.message.record import BORN_HOST_V6
+from escrowmq.store.commitlog import CommitLog
+from escrowmq.store.consumequeue import BLANK_SIZE, ENTRY, ConsumeQueue
+from escrowmq.store.settings import QUEUE_ENTRY_BYTES
+
+SCANNED_MAX: Final = 800  # entries that one read may look at while a filter refuses them
+_HEAD = struct.Struct(">iI20xq")  # size, magic, …, log offset
+_MAGICS_TOP = 0xDAA320
+_STORED_MS = struct.Struct(">q")
+
+
+class ReadStatus(enum.Enum):
+    FOUND = "found"
+    NO_MATCH = "no message matched the filter, as far as was looked"
+    NO_QUEUE = "there is no such queue"
+    EMPTY = "the queue has no message"
+    TOO_SMALL = "the offset is below the oldest message"
+    AT_END = "the offset is that of the next message to come"
+    PAST_END = "the offset is past the next message to come"
+
+
+@dataclass(slots=True, kw_only=True)
+class QueueRead:
+    status: ReadStatus
+    next: QueueOffset  # where to read on
+    min: QueueOffset
+    max: QueueOffset
+    count: int = 0
+    slices: list[memoryview] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.slices))
+
+
+def read_queue(
+    log: CommitLog,
+    queue: ConsumeQueue | None,
+    queue_offset: int,
+    *,
+    count_max: int,
+    bytes_max: int,
+    accepts: Callable[[int], bool] | None = None,
+) -> QueueRead:
+    """At most `count_max` records and `bytes_max` bytes, but one record at the least.
+
+    `accepts` is asked with the tags code of each entry; refused ones are stepped over.
+    """
+    nothing = _nothing(log, queue, queue_offset)
+    if nothing is not None or queue is None:
+        assert nothing is not None
+        return nothing
+    found = QueueRead(
+        status=ReadStatus.NO_MATCH,
+        next=QueueOffset(queue_offset),
+        min=queue.min_offset(log.begin),
+        max=queue.next,
+    )
+    picker = _Picker(log, found, count_max, bytes_max, accepts)
+    scanned = 0
+    scanned_max = max(count_max, SCANNED_MAX) if accepts is not None else count_max
+    while scanned < scanned_max and found.next < queue.next:
+        entries = queue.entries(found.next, scanned_max - scanned)
+        scanned += len(entries) // QUEUE_ENTRY_BYTES
+        if not picker.take(entries):
+            break
+    picker.finish()
+    if found.count:
+        found.status = ReadStatus.FOUND
+    return found
+
+
+def _nothing(log: CommitLog, queue: ConsumeQueue | None, queue_offset: int) -> QueueRead | None:
+    if queue is None:
+        zero = QueueOffset(0)
+        return QueueRead(status=ReadStatus.NO_QUEUE, next=zero, min=zero, max=zero)
+    low, high = queue.min_offset(log.begin), queue.next
+    if high == 0 or low == high == queue_offset:
+        status = ReadStatus.EMPTY if high == 0 else ReadStatus.AT_END
+        return QueueRead(status=status, next=high, min=low, max=high)
+    if queue_offset < low:
+        return QueueRead(status=ReadStatus.TOO_SMALL, next=low, min=low, max=high)
+    if queue_offset == high:
+        return QueueRead(status=ReadStatus.AT_END, next=high, min=low, max=high)
+    if queue_offset > high:
+        return QueueRead(status=ReadStatus.PAST_END, next=high, min=low, max=high)
+    return None
+
+
+class _Picker:
+    """Turns queue entries into slices of the log; records that lie side by side become one."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        found: QueueRead,
+        count_max: int,
+        bytes_max: int,
+        accepts: Callable[[int], bool] | None,
+    ) -> None:
+        self._log = log
+        self._found = found
+        self._count_left = count_max
+        self._bytes_left = bytes_max
+        self._accepts = accepts
+        self._begin = self._end = -1
+
+    def take(self, entries: bytes | bytearray | memoryview) -> bool:
+        """Whether there is room for more."""
+        found, accepts = self._found, self._accepts
+        for log_offset, size, tags_code in ENTRY.iter_unpack(entries):
+            if size != BLANK_SIZE and (accepts is None or accepts(tags_code)):
+                if self._count_left == 0 or (size > self._bytes_left and found.count):
+                    return False
+                if log_offset != self._end:
+                    self.finish()
+                    self._begin = log_offset
+                self._end = log_offset + size
+                self._count_left -= 1
+                self._bytes_left -= size
+                found.count += 1
+            found.next = QueueOffset(found.next + 1)
+        return self._count_left > 0
+
+    def finish(self) -> None:
+        if self._begin >= 0:
+            view = self._log.view(self._begin, self._end)
+            size, magic, own_offset = _HEAD.unpack_from(view)
+            if magic >> 8 != _MAGICS_TOP or own_offset != self._begin or size > len(view):
+                raise CorruptRecord(self._begin, "a queue entry points here, and no record is here")
+            self._found.slices.append(view)
+        self._begin = self._end = -1
+
+
+def stored_ms_at(log: CommitLog, log_offset: int, size: int) -> int:
+    """When the record there was stored, without decoding the rest of it."""
+    view = log.view(log_offset, log_offset + size)
+    at = 68 if view[39] & BORN_HOST_V6 else 56
+    return int(_STORED_MS.unpack_from(view, at)[0])
+
+
+def offset_by_time(
+    log: CommitLog, queue: ConsumeQueue, time_ms: int, *, upper: bool = False
+) -> QueueOffset:
+    """The first message stored at `time_ms` or later; with `upper`, the last one not later."""
+    low, high = queue.min_offset(log.begin), queue.next
+    first = low
+    while low < high:
+        middle = QueueOffset((low + high) // 2)
+        stored_ms = _stored_ms_from(log, queue, middle)
+        if stored_ms is not None and (stored_ms <= time_ms if upper else stored_ms < time_ms):
+            low = QueueOffset(middle + 1)
+        else:
+            high = middle
+    return max(first, QueueOffset(low - 1)) if upper else low
+
+
+def _stored_ms_from(log: CommitLog, queue: ConsumeQueue, queue_offset: int) -> int | None:
+    """Of the message at this offset, or of the next one that is there."""
+    for at in range(queue_offset, queue.next):
+        log_offset, size, _ = queue.entry(at)
+        if size != BLANK_SIZE:
+            return stored_ms_at(log, log_offset, size)
+    return None

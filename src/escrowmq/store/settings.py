@@ -1,0 +1,47 @@
+"""How the store lays out its files and what it accepts. `conf` is RocketMQ's name for a setting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from escrowmq.errors import ConfigError
+
+QUEUE_ENTRY_BYTES = 20
+
+
+def _setting(default: int | float | bool, *, conf: str, at_least: float = 0) -> Any:
+    return field(default=default, metadata={"conf": conf, "at_least": at_least})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    segment_bytes: int = _setting(1 << 30, conf="mappedFileSizeCommitLog", at_least=4096)
+    queue_file_bytes: int = _setting(6_000_000, conf="mappedFileSizeConsumeQueue", at_least=20)
+    index_slots: int = _setting(5_000_000, conf="maxHashSlotNum", at_least=1)
+    index_entries: int = _setting(20_000_000, conf="maxIndexNum", at_least=2)
+    message_bytes_max: int = _setting(4 << 20, conf="maxMessageSize", at_least=1)
+    sealed: bool = _setting(False, conf="enabledAppendPropCRC")
+    reserved_hours: int = _setting(72, conf="fileReservedTime", at_least=1)
+    delete_hour: int = _setting(4, conf="deleteWhen")
+    expire_ratio: float = _setting(0.75, conf="diskMaxUsedSpaceRatio")
+    force_expire_ratio: float = _setting(0.85, conf="diskSpaceCleanForciblyRatio")
+    refuse_ratio: float = _setting(0.90, conf="diskSpaceWarningLevelRatio")
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if getattr(self, item.name) < item.metadata["at_least"]:
+                raise ConfigError(f"{item.name} must be at least {item.metadata['at_least']}")
+        if self.queue_file_bytes % QUEUE_ENTRY_BYTES:
+            raise ConfigError(f"queue_file_bytes must be a multiple of {QUEUE_ENTRY_BYTES}")
+        if not 0 <= self.delete_hour <= 23:
+            raise ConfigError("delete_hour must be 0 to 23")
+
+    @property
+    def record_bytes_max(self) -> int:
+        """A record may be this much: the body's limit, and room for everything around it."""
+        return min(self.message_bytes_max + 64 * 1024, self.segment_bytes - 8)
+
+    @property
+    def queue_file_entries(self) -> int:
+        return self.queue_file_bytes // QUEUE_ENTRY_BYTES

@@ -1,0 +1,388 @@
+"""The message store: append records, read them back, survive anything in between.
+
+    append -> commit log (the truth) -> queue entries and keys, in memory
+    flush:       the log's own fsync; answers everything that waited for it
+    checkpoint:  flush, then queue entries, then keys, then the note that says so
+
+One thread owns a store. A flush or a checkpoint is begun by the owner, `run` in any thread, and
+finished by the owner; appends and reads go on meanwhile. Nothing here waits, and nothing here
+reads a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from escrowmq.errors import (
+    CorruptRecord,
+    NoSuchRecord,
+    RecordRefused,
+    StoreError,
+    StoreFailed,
+    StoreFull,
+)
+from escrowmq.message.facts import (
+    ROLLED_BACK,
+    TRANSACTION_BITS,
+    has_queue_entry,
+    record_keys,
+    tags_code,
+)
+from escrowmq.message.offsets import LogOffset, QueueOffset
+from escrowmq.message.record import (
+    PROPERTIES_BYTES_MAX,
+    NewRecord,
+    StoredRecord,
+    encoded_size,
+)
+from escrowmq.store.checkpoint import Checkpoint, save_checkpoint, save_rocketmq_checkpoint
+from escrowmq.store.commitlog import CommitLog, Flush
+from escrowmq.store.consumequeue import ConsumeQueue, QueueFlush
+from escrowmq.store.disk import Disk, Lock, OpenViews, remove_file, write_file
+from escrowmq.store.keyindex import FOUND_MAX, IndexFlush, KeyIndex
+from escrowmq.store.queuetable import QueueTable
+from escrowmq.store.read import QueueRead, offset_by_time, read_queue
+from escrowmq.store.recover import Recovery, recover
+from escrowmq.store.settings import StoreSettings
+
+LOCK_PATH: Final = "lock"
+ABORT_PATH: Final = "abort"
+_EVER_MS: Final = 1 << 62
+
+
+class Placed(msgspec.Struct, frozen=True, gc=False):
+    """Where a record went."""
+
+    log_offset: LogOffset
+    queue_offset: QueueOffset
+    size: int
+
+
+@dataclass(slots=True)
+class CheckpointJob:
+    """Everything that makes the next start short. `run` may go to a thread."""
+
+    disk: Disk
+    flush: Flush
+    queues: list[QueueFlush]
+    index: IndexFlush
+    log_offset: LogOffset
+    last_record: int
+    stored_ms: int
+    queue_count: int
+    entry_total: int
+
+    def run(self) -> None:
+        # In this order: a queue entry that is durable never points at a record that is not.
+        self.flush.run()
+        for queue in self.queues:
+            queue.run()
+        self.index.run()
+        files = [file for file in self.index.files if file.count > 1]
+        checkpoint = Checkpoint(
+            log_offset=self.log_offset,
+            last_record=self.last_record,
+            stored_ms=self.stored_ms,
+            queue_count=self.queue_count,
+            entry_total=self.entry_total,
+            index_files=[file.name for file in files],
+            index_end_offset=files[-1].end_offset if files else -1,
+        )
+        save_checkpoint(self.disk, checkpoint)
+        save_rocketmq_checkpoint(self.disk, self.stored_ms)
+
+
+class MessageStore:
+    """Use `MessageStore.open`; `close` makes the next start a clean one."""
+
+    def __init__(
+        self, disk: Disk, settings: StoreSettings, store_host: bytes, lock: Lock, *, clean: bool
+    ) -> None:
+        self.settings = settings
+        self._disk = disk
+        self._lock = lock
+        self._views = OpenViews(disk)
+        self._log = CommitLog(
+            disk,
+            segment_bytes=settings.segment_bytes,
+            store_host=store_host,
+            sealed=settings.sealed,
+        )
+        self._queues = QueueTable(disk, self._views, file_bytes=settings.queue_file_bytes)
+        self._index = KeyIndex(
+            disk, self._views, slots=settings.index_slots, entries=settings.index_entries
+        )
+        self._job: CheckpointJob | None = None
+        self.accepts_writes = True  # False while the disk is nearly full
+        self.recovery: Recovery = recover(
+            disk, self._log, self._queues, self._index, clean=clean, spill=self._spill
+        )
+        self._last_record = self.recovery.last_record
+        self._stored_ms = self.recovery.stored_ms
+
+    @classmethod
+    def open(cls, disk: Disk, settings: StoreSettings, *, store_host: bytes) -> MessageStore:
+        """Own the directory, recover what is in it, and be ready for appends."""
+        lock = disk.lock(LOCK_PATH, b"lock")
+        try:
+            clean = not disk.exists(ABORT_PATH)
+            write_file(disk, ABORT_PATH, b"")
+            store = cls(disk, settings, store_host, lock, clean=clean)
+            if not clean or store.recovery.torn is not None:
+                store._log.wipe(store._log.end)
+            store.checkpoint()
+        except BaseException:
+            lock.release()
+            raise
+        return store
+
+    def close(self) -> None:
+        """Write everything out and say that this stop was in order."""
+        try:
+            if not self._log.has_failed:
+                self.checkpoint()
+                remove_file(self._disk, ABORT_PATH)
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Give the directory up as it is, like a process that was killed."""
+        self._views.close()
+        self._log.close()
+        self._lock.release()
+
+    # --- appending -----------------------------------------------------------------------------
+
+    def append(self, records: Sequence[NewRecord], *, now_ms: int) -> list[Placed]:
+        """All records in one write, or none and an error. A crash leaves a prefix of them."""
+        if not self.accepts_writes:
+            raise StoreFull("the disk is nearly full: no new messages until there is room")
+        stored_ms = now_ms if now_ms > self._stored_ms else self._stored_ms
+        batch = self._log.batch()
+        placed: list[Placed] = []
+        added: list[ConsumeQueue] = []
+        try:
+            for record in records:
+                self._refuse_unfit(record)
+                queue = self._queues.find_or_make(record.topic, record.queue_id)
+                if has_queue_entry(record.sys_flag):
+                    queue_offset = queue.next
+                    log_offset, size = batch.add(record, queue_offset, stored_ms)
+                    code = tags_code(record.topic, record.properties, stored_ms)
+                    queue.add(log_offset, size, code)
+                    added.append(queue)
+                else:
+                    queue_offset = QueueOffset(0)
+                    log_offset, size = batch.add(record, 0, stored_ms)
+                placed.append(Placed(LogOffset(log_offset), queue_offset, size))
+            batch.write()
+        except BaseException:
+            for queue in added:
+                queue.drop_last()
+            raise
+        self._stored_ms = stored_ms
+        if placed:
+            self._last_record = placed[-1].log_offset
+        self._queues.dirty.update(added)
+        for record, place in zip(records, placed, strict=True):
+            if record.sys_flag & TRANSACTION_BITS != ROLLED_BACK:
+                keys = record_keys(record.properties)
+                self._index.add(record.topic, keys, place.log_offset, stored_ms)
+        return placed
+
+    def _refuse_unfit(self, record: NewRecord) -> None:
+        body_bytes, properties_bytes = len(record.body), len(record.properties)
+        limit = self.settings.message_bytes_max
+        if body_bytes > limit:
+            raise RecordRefused(f"a body of {body_bytes} bytes, limit {limit}")
+        if properties_bytes > PROPERTIES_BYTES_MAX - 32:  # a seal must still fit
+            raise RecordRefused(f"properties of {properties_bytes} bytes, limit 32735")
+        if body_bytes + properties_bytes + 512 > self.settings.record_bytes_max:
+            size = encoded_size(record, store_host=self._log.store_host, sealed=True)
+            if size > self.settings.record_bytes_max:
+                limit = self.settings.record_bytes_max
+                raise RecordRefused(f"a record of {size} bytes, limit {limit}")
+
+    # --- making durable ------------------------------------------------------------------------
+
+    @property
+    def end(self) -> LogOffset:
+        """Where the next record will lie. Durable once `flushed` has reached it."""
+        return self._log.end
+
+    @property
+    def begin(self) -> LogOffset:
+        return self._log.begin
+
+    @property
+    def flushed(self) -> LogOffset:
+        return self._log.flushed
+
+    def begin_flush(self) -> Flush:
+        return self._log.begin_flush()
+
+    def finish_flush(self, flush: Flush) -> LogOffset:
+        self._log.finish_flush(flush)
+        return self._log.flushed
+
+    def fail(self, error: StoreError) -> None:
+        """After a flush that failed: the kernel may have dropped what it could not write, so
+        nothing more is taken until a restart has found out what is there."""
+        self._log.fail(error)
+
+    def flush(self) -> LogOffset:
+        """Flush here and now."""
+        flush = self.begin_flush()
+        try:
+            flush.run()
+        except StoreError as error:
+            self.fail(error)
+            raise
+        return self.finish_flush(flush)
+
+    def begin_checkpoint(self) -> CheckpointJob:
+        if self._job is not None:
+            raise StoreFailed("a checkpoint is being made already")
+        queue_count, entry_total = self._queues.totals()
+        self._job = CheckpointJob(
+            disk=self._disk,
+            flush=self._log.begin_flush(),
+            queues=[queue.begin_flush() for queue in self._queues.dirty],
+            index=self._index.begin_flush(self._stored_ms),
+            log_offset=self._log.end,
+            last_record=self._last_record,
+            stored_ms=self._stored_ms,
+            queue_count=queue_count,
+            entry_total=entry_total,
+        )
+        return self._job
+
+    def finish_checkpoint(self, job: CheckpointJob) -> None:
+        self._job = None
+        self._log.finish_flush(job.flush)
+        for flush in job.queues:
+            flush.queue.finish_flush(flush)
+            if not flush.queue.tail:
+                self._queues.dirty.discard(flush.queue)
+        self._index.finish_flush(job.index)
+
+    def fail_checkpoint(self, error: StoreError) -> None:
+        """A checkpoint that found no room can be made again; one that failed otherwise cannot."""
+        self._job = None
+        if not isinstance(error, StoreFull):
+            self._log.fail(error)
+
+    def checkpoint(self) -> None:
+        """Make a checkpoint here and now."""
+        job = self.begin_checkpoint()
+        try:
+            job.run()
+        except StoreError as error:
+            self.fail_checkpoint(error)
+            raise
+        self.finish_checkpoint(job)
+
+    def _spill(self) -> None:
+        """Bring what recovery gathered to the files, so that memory stays bounded."""
+        for queue in list(self._queues.dirty):
+            entries = queue.begin_flush()
+            entries.run()
+            queue.finish_flush(entries)
+        self._queues.dirty.clear()
+        keys = self._index.begin_flush(self._last_spill_ms())
+        keys.run()
+        self._index.finish_flush(keys)
+
+    def _last_spill_ms(self) -> int:
+        return self._index.waiting[-1][3] if self._index.waiting else 0
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        count_max: int = 32,
+        bytes_max: int = 256 * 1024,
+        accepts: Callable[[int], bool] | None = None,
+    ) -> QueueRead:
+        queue = self._queues.find(topic, queue_id)
+        return read_queue(
+            self._log,
+            queue,
+            queue_offset,
+            count_max=count_max,
+            bytes_max=bytes_max,
+            accepts=accepts,
+        )
+
+    def record_at(self, log_offset: int) -> StoredRecord:
+        return self._log.record_at(LogOffset(log_offset))
+
+    def records(self, begin: int = 0, end: int | None = None) -> Iterator[StoredRecord]:
+        """Every record between two boundaries of the log."""
+        return self._log.records(LogOffset(begin), None if end is None else LogOffset(end))
+
+    def find_by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        count_max: int = 32,
+        begin_ms: int = 0,
+        end_ms: int = _EVER_MS,
+    ) -> list[StoredRecord]:
+        """Records of a topic that carry a key or unique key, the newest first."""
+        sought = key.encode()
+        found: list[StoredRecord] = []
+        for log_offset in self._index.find(topic, sought, begin_ms, end_ms):
+            try:
+                record = self._log.record_at(log_offset)
+            except (NoSuchRecord, CorruptRecord):
+                continue  # expired, or an index that lies
+            if record.topic == topic and sought in record_keys(record.properties):
+                found.append(record)
+                if len(found) >= min(count_max, FOUND_MAX):
+                    break
+        return found
+
+    def min_offset(self, topic: str, queue_id: int) -> QueueOffset:
+        queue = self._queues.find(topic, queue_id)
+        return QueueOffset(0) if queue is None else queue.min_offset(self._log.begin)
+
+    def max_offset(self, topic: str, queue_id: int) -> QueueOffset:
+        """The offset that the next message will have."""
+        queue = self._queues.find(topic, queue_id)
+        return QueueOffset(0) if queue is None else queue.next
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False
+    ) -> QueueOffset:
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return QueueOffset(0)
+        return offset_by_time(self._log, queue, time_ms, upper=upper)
+
+    def queues(self) -> list[tuple[str, int]]:
+        return [(queue.topic, queue.queue_id) for queue in self._queues]
+
+    # --- forgetting ----------------------------------------------------------------------------
+
+    def log_files(self) -> list[tuple[LogOffset, int]]:
+        """Where each file of the log begins and when it was last written, oldest first."""
+        return [(LogOffset(base), self._log.modified_ms(base)) for base in self._log.bases()]
+
+    def remove_oldest_file(self) -> None:
+        """Forget the oldest file of the log, and what only speaks of it."""
+        if self._job is not None:
+            raise StoreFailed("not while a checkpoint is being made")
+        self._log.remove_oldest()
+        for queue in self._queues:
+            queue.remove_expired(self._log.begin)
+        self._index.remove_expired(self._log.begin)
