@@ -6,12 +6,12 @@ after a crash, so it is written once, here, over the encoded properties.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import Final
 
 from escrowmq.message import names
 from escrowmq.message.javahash import java_hash
-from escrowmq.message.properties import find_property
 
 TRANSACTION_BITS: Final = 12
 PREPARED: Final = 4
@@ -23,10 +23,13 @@ DELAY_LEVELS_MS: Final[tuple[int, ...]] = (
     *(minutes * 60_000 for minutes in (*range(1, 11), 20, 30, 60, 120)),
 )
 
-_TAGS = names.TAGS.encode()
-_KEYS = names.KEYS.encode()
-_UNIQUE_KEY = names.UNIQUE_KEY.encode()
-_DELAY = names.DELAY_LEVEL.encode()
+# One pass over the properties for all that is wanted of them: this is on the path of every send.
+_wanted = re.compile(
+    b"(?:\\A|\x02)(%s)\x01([^\x02]+)"
+    % b"|".join(
+        name.encode() for name in (names.TAGS, names.UNIQUE_KEY, names.KEYS, names.DELAY_LEVEL)
+    )
+).findall
 
 
 def has_queue_entry(sys_flag: int) -> bool:
@@ -34,32 +37,28 @@ def has_queue_entry(sys_flag: int) -> bool:
     return sys_flag & TRANSACTION_BITS not in (PREPARED, ROLLED_BACK)
 
 
-def tags_code(topic: str, properties: bytes, stored_ms: int) -> int:
-    """What a queue entry carries besides place and size: a hash to filter by, or a due time."""
+def derive(topic: str, properties: bytes, stored_ms: int) -> tuple[int, list[bytes]]:
+    """The tags code of a record's queue entry, and its keys: the unique one, then the user's."""
+    code = 0
+    keys: list[bytes] = []
+    for name, value in _wanted(properties):
+        if name == b"UNIQ_KEY":
+            keys.insert(0, value)
+        elif name == b"TAGS":
+            code = _tag_hash(value)
+        elif name == b"KEYS":
+            keys += value.split()
     if topic == names.SCHEDULE_TOPIC:
-        level = _delay_level(properties)
-        if level > 0:
-            return stored_ms + DELAY_LEVELS_MS[min(level, len(DELAY_LEVELS_MS)) - 1]
-    tag = find_property(properties, _TAGS)
-    return 0 if tag is None else _tag_hash(tag)
+        code = _due_ms(properties, stored_ms) or code
+    return code, keys
 
 
-def record_keys(properties: bytes) -> list[bytes]:
-    """The unique key, then the keys the user gave."""
-    unique = find_property(properties, _UNIQUE_KEY)
-    given = find_property(properties, _KEYS)
-    keys = [] if unique is None else [unique]
-    if given is not None:
-        keys += filter(None, given.split(b" "))
-    return keys
-
-
-def _delay_level(properties: bytes) -> int:
-    text = find_property(properties, _DELAY)
-    try:
-        return int(text or 0)
-    except ValueError:
-        return 0
+def _due_ms(properties: bytes, stored_ms: int) -> int:
+    """Queues of the schedule topic carry the time at which a message is due."""
+    for name, value in _wanted(properties):
+        if name == b"DELAY" and value.isdigit() and int(value) > 0:
+            return stored_ms + DELAY_LEVELS_MS[min(int(value), len(DELAY_LEVELS_MS)) - 1]
+    return 0
 
 
 @lru_cache(maxsize=4096)

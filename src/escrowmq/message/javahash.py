@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from operator import mul
+from typing import Final
 
 _WORD = 0xFFFFFFFF
-_POWERS = [1]
-for _ in range(1023):
-    _POWERS.append(_POWERS[-1] * 31 & _WORD)
+_LENGTH_MAX = 256
+
+# 31^0, 31^1, … and, by length, the same in falling order: a hash is then one sum of products.
+POWERS: Final = [pow(31, exponent, 1 << 32) for exponent in range(_LENGTH_MAX + 1)]
+DESCENDING_POWERS: Final = [POWERS[:length][::-1] for length in range(_LENGTH_MAX + 1)]
 
 
 def java_hash(text: str) -> int:
     """h = 31 h + u over the UTF-16 code units, as a signed 32-bit number."""
-    return signed(unsigned_hash(text))
+    value = unsigned_hash(text)
+    return value - (1 << 32) if value & 0x80000000 else value
 
 
 def unsigned_hash(text: str) -> int:
-    units = text.encode("latin-1") if text.isascii() else _utf16_units(text)
-    count = len(units)
-    if count > len(_POWERS):
-        value = 0
-        for unit in units:
-            value = (value * 31 + unit) & _WORD
-        return value
-    total: int = sum(map(mul, units, _descending(count)))
-    return total & _WORD
-
-
-def signed(word: int) -> int:
-    return word - (1 << 32) if word & 0x80000000 else word
-
-
-@lru_cache(maxsize=1024)
-def _descending(count: int) -> list[int]:
-    return _POWERS[count - 1 :: -1] if count else []
+    units = text.encode() if text.isascii() else _utf16_units(text)
+    value = 0
+    for begin in range(0, len(units), _LENGTH_MAX):
+        part = units[begin : begin + _LENGTH_MAX]
+        total: int = sum(map(mul, part, DESCENDING_POWERS[len(part)]))
+        value = (value * POWERS[len(part)] + total) & _WORD
+    return value
 
 
 def _utf16_units(text: str) -> memoryview:

@@ -40,6 +40,7 @@ RECORD_BYTES_MIN: Final = 91  # V1, both hosts IPv4, nothing in it
 
 _SEAL_NAME: Final = RECORD_CRC.encode() + b"\x01"
 _SEAL_BYTES: Final = len(_SEAL_NAME) + 10 + 1
+SEAL_BYTES_MAX: Final = _SEAL_BYTES + 1  # with the separator that may have to go before it
 _PROPERTIES_LENGTH = struct.Struct(">h")
 _TOPIC_LENGTH_V2 = struct.Struct(">h")
 
@@ -130,7 +131,6 @@ def topic_field(topic: str) -> tuple[int, bytes]:
 
 def encode_record(
     record: NewRecord,
-    *,
     queue_offset: int,
     log_offset: int,
     stored_ms: int,

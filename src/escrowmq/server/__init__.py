@@ -1,1 +1,1 @@
-"""server"""
+"""asyncio: when things happen. What happens is decided below, where nothing waits."""

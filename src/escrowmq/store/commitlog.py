@@ -183,8 +183,10 @@ class CommitLog:
         numbers = sorted(self._segments)
         if len(numbers) < 2 or numbers[1] * self.segment_bytes > self.flushed:
             raise StoreError("the newest file of the log cannot be removed")
-        self._remove(numbers[0])
-        self.begin = LogOffset(numbers[1] * self.segment_bytes)
+        try:
+            self._remove(numbers[0])
+        finally:
+            self.begin = LogOffset(min(self._segments) * self.segment_bytes)
 
     def close(self) -> None:
         for segment in self._segments.values():
@@ -197,10 +199,11 @@ class CommitLog:
         return LogOffset((max(self._segments) + 1) * self.segment_bytes if self._segments else 0)
 
     def _remove(self, number: int) -> None:
-        segment = self._segments.pop(number)
+        segment = self._segments[number]
+        self._disk.remove(f"{DIRECTORY}/{file_name(segment.base)}")
+        del self._segments[number]
         segment.view = memoryview(b"")
         segment.file.close()
-        self._disk.remove(f"{DIRECTORY}/{file_name(segment.base)}")
         self._disk.sync_directory(DIRECTORY)
 
     def _open_files(self) -> None:
@@ -246,7 +249,10 @@ class Batch:
 
     def __init__(self, log: CommitLog) -> None:
         self._log = log
+        self._store_host = log.store_host
+        self._sealed = log.sealed
         self._at: int = log.end
+        self._room = log.segment_bytes - self._at % log.segment_bytes
         self._pieces: list[bytes] = []
         self._piece_begin: int = self._at
         self._full: list[tuple[int, bytes]] = []  # (log offset, bytes) of files that are filled
@@ -254,14 +260,16 @@ class Batch:
     def add(self, record: NewRecord, queue_offset: int, stored_ms: int) -> tuple[int, int]:
         """Place one record behind the others: its log offset and its size."""
         at = self._at
-        encoded = self._encode(record, queue_offset, stored_ms, at)
-        room = self._log.segment_bytes - at % self._log.segment_bytes
-        if len(encoded) + BLANK.size > room:
-            at = self._roll(at, room)
-            encoded = self._encode(record, queue_offset, stored_ms, at)
+        encoded = encode_record(record, queue_offset, at, stored_ms, self._store_host, self._sealed)
+        if len(encoded) + BLANK.size > self._room:
+            at = self._roll(at)
+            encoded = encode_record(
+                record, queue_offset, at, stored_ms, self._store_host, self._sealed
+            )
         self._pieces.append(encoded)
         size = len(encoded)
         self._at = at + size
+        self._room -= size
         return at, size
 
     def write(self) -> None:
@@ -277,25 +285,17 @@ class Batch:
             raise
         log.end = LogOffset(self._at)
 
-    def _encode(self, record: NewRecord, queue_offset: int, stored_ms: int, at: int) -> bytes:
-        return encode_record(
-            record,
-            queue_offset=queue_offset,
-            log_offset=at,
-            stored_ms=stored_ms,
-            store_host=self._log.store_host,
-            sealed=self._log.sealed,
-        )
-
     def _joined(self) -> bytes:
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
-    def _roll(self, at: int, room: int) -> int:
-        self._pieces.append(encode_blank(room))
+    def _roll(self, at: int) -> int:
+        """Fill this file up with the blank record; go on in the next."""
+        self._pieces.append(encode_blank(self._room))
         self._full.append((self._piece_begin, b"".join(self._pieces)))
         self._pieces = []
-        self._piece_begin = at + room
-        return at + room
+        self._piece_begin = at + self._room
+        self._room = self._log.segment_bytes
+        return self._piece_begin
 
     def _undo(self, cause: StoreError) -> None:
         """Nothing of a refused batch may be found again, also not after a crash."""

@@ -162,10 +162,9 @@ def _translated(what: str) -> Iterator[None]:
 
 
 class RealFile:
-    def __init__(self, path: str, descriptor: int, *, writable: bool) -> None:
+    def __init__(self, path: str, descriptor: int) -> None:
         self._path = path
         self._descriptor = descriptor
-        self._writable = writable
         self._size = os.fstat(descriptor).st_size
         self._view: memoryview | None = None
 
@@ -188,6 +187,8 @@ class RealFile:
 
     def view(self) -> memoryview:
         if self._view is None:
+            if self._descriptor < 0:
+                raise StoreFailed(f"mapping {self._path}: it is closed")
             if self._size == 0:
                 return memoryview(b"")
             with _translated(f"mapping {self._path}"):
@@ -203,6 +204,8 @@ class RealFile:
         self._size = size
 
     def sync(self) -> None:
+        if self._descriptor < 0:
+            raise StoreFailed(f"flushing {self._path}: it is closed")
         with _translated(f"flushing {self._path}"):
             os.fdatasync(self._descriptor)
 
@@ -235,19 +238,38 @@ def _lock_first_byte(descriptor: int) -> None:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
 
 
+def _unlock_first_byte(descriptor: int) -> None:
+    """Closing alone would leave the lock with a child that was forked meanwhile."""
+    if hasattr(fcntl, "F_OFD_SETLK"):
+        request = _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 1, 0)
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)
+    else:
+        fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, 0)
+
+
 class RealLock:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def release(self) -> None:
         if self._descriptor >= 0:
-            os.close(self._descriptor)  # closing gives the lock back
+            _unlock_first_byte(self._descriptor)
+            os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _sync_directory(full: str) -> None:
+    descriptor = os.open(full, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class RealDisk:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = os.path.abspath(root)
+        self._made: set[str] = set()  # directories that are known to be durable
 
     def __repr__(self) -> str:
         return f"RealDisk({self._root!r})"
@@ -262,12 +284,12 @@ class RealDisk:
             except OSError:
                 os.close(descriptor)
                 raise
-        return RealFile(path, descriptor, writable=True)
+        return RealFile(path, descriptor)
 
     def open(self, path: str, *, writable: bool = True) -> RealFile:
         with _translated(f"opening {path}"):
             flags = os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY)
-            return RealFile(path, os.open(self._full(path), flags), writable=writable)
+            return RealFile(path, os.open(self._full(path), flags))
 
     def names(self, path: str) -> list[str]:
         with _translated(f"listing {path or '.'}"):
@@ -277,7 +299,12 @@ class RealDisk:
                 return []
 
     def exists(self, path: str) -> bool:
-        return os.path.exists(self._full(path))
+        with _translated(f"looking at {path}"):
+            try:
+                os.stat(self._full(path))
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+        return True
 
     def rename(self, old: str, new: str) -> None:
         with _translated(f"renaming {old} to {new}"):
@@ -293,11 +320,7 @@ class RealDisk:
 
     def sync_directory(self, path: str) -> None:
         with _translated(f"flushing directory {path or '.'}"):
-            descriptor = os.open(self._full(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            _sync_directory(self._full(path))
 
     def modified_ms(self, path: str) -> int:
         with _translated(f"looking at {path}"):
@@ -319,13 +342,14 @@ class RealDisk:
             descriptor = os.open(full, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 _lock_first_byte(descriptor)
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, content, 0)
             except BlockingIOError as error:
                 os.close(descriptor)
-                raise StoreLocked(
-                    f"{full} is locked: another broker owns this directory"
-                ) from error
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, content, 0)
+                raise StoreLocked(f"{full} is locked: another broker owns it") from error
+            except OSError:
+                os.close(descriptor)
+                raise
         return RealLock(descriptor)
 
     def _full(self, path: str) -> str:
@@ -333,11 +357,15 @@ class RealDisk:
 
     def _make_directories(self, path: str) -> None:
         """Each is made durable in its parent: a synced file that cannot be reached is lost."""
-        if os.path.isdir(self._full(path)):
+        full = self._full(path)
+        if path in self._made and os.path.isdir(full):
             return
-        if not path:
-            os.makedirs(self._root, exist_ok=True)
-            return
-        self._make_directories(parent(path))
-        os.mkdir(self._full(path))
-        self.sync_directory(parent(path))
+        if path:
+            self._make_directories(parent(path))
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(full)
+            self.sync_directory(parent(path))
+        elif not os.path.isdir(full):
+            os.makedirs(full)
+            _sync_directory(os.path.dirname(full))
+        self._made.add(path)

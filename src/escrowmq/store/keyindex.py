@@ -17,10 +17,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from operator import mul
 from typing import Final
 
 from escrowmq.clock import file_stamp
-from escrowmq.message.javahash import unsigned_hash
+from escrowmq.message.javahash import DESCENDING_POWERS, POWERS, unsigned_hash
 from escrowmq.message.offsets import LogOffset
 from escrowmq.store.disk import Disk, OpenViews, remove_file
 from escrowmq.store.redo import PATH as REDO_PATH
@@ -31,6 +33,8 @@ HEADER: Final = struct.Struct(">qqqqii")
 SLOT: Final = struct.Struct(">i")
 ENTRY: Final = struct.Struct(">iqii")
 FOUND_MAX: Final = 64
+_WORD_AT: Final = struct.Struct(">II")
+_TAIL_BYTES: Final = 8
 assert (HEADER.size, SLOT.size, ENTRY.size) == (40, 4, 20)
 
 # A key waiting for the files: topic, key, log offset, stored ms.
@@ -39,10 +43,22 @@ WaitingKey = tuple[str, bytes, int, int]
 
 def key_hash(topic: str, key: bytes) -> int:
     """Java's absolute value of the hash code; of the one number that has none, 0."""
-    value = unsigned_hash(f"{topic}#{key.decode('utf-8', 'replace')}")
+    if key.isascii():
+        # Most keys differ in their last characters alone: a counter, or a time and a counter.
+        tail = key[-_TAIL_BYTES:]
+        value = _hash_before(topic, key[:-_TAIL_BYTES]) * POWERS[len(tail)]
+        value += sum(map(mul, tail, DESCENDING_POWERS[len(tail)]))
+        value &= 0xFFFFFFFF
+    else:
+        value = unsigned_hash(f"{topic}#{key.decode('utf-8', 'replace')}")
     if value & 0x80000000:
         value = (1 << 32) - value
     return 0 if value == 0x80000000 else value
+
+
+@lru_cache(maxsize=16_384)
+def _hash_before(topic: str, key_head: bytes) -> int:
+    return unsigned_hash(f"{topic}#{key_head.decode('ascii')}")
 
 
 @dataclass(slots=True)
@@ -161,9 +177,11 @@ class KeyIndex:
             size=self._file_bytes,
             writes=[
                 (self._entries_at + first * ENTRY.size, bytes(entries)),
-                *((HEADER.size + s * SLOT.size, SLOT.pack(n)) for s, n in heads.items()),
                 (0, file.header()),
             ],
+            words=b"".join(
+                [_WORD_AT.pack(HEADER.size + slot * SLOT.size, n) for slot, n in heads.items()]
+            ),
         )
 
     # --- reading -------------------------------------------------------------------------------

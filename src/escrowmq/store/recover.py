@@ -20,9 +20,8 @@ from escrowmq.errors import CorruptRecord, RecordRefused
 from escrowmq.message.facts import (
     ROLLED_BACK,
     TRANSACTION_BITS,
+    derive,
     has_queue_entry,
-    record_keys,
-    tags_code,
 )
 from escrowmq.message.offsets import LogOffset
 from escrowmq.message.record import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN, StoredRecord
@@ -149,12 +148,14 @@ class _Walk:
         restorer = _QueueRestorer(self._queues, strict=strict)
         indexed = self._index.end_offset
         for record in walker.records(found.walked_from):
+            tags_code, keys = derive(record.topic, record.properties, record.stored_ms)
             try:
-                restorer.add(record)
+                restorer.add(record, tags_code)
             except RecordRefused as error:
                 walker.reject(record, str(error))
                 continue
-            _put_keys_back(self._index, record, indexed)
+            if record.log_offset > indexed:
+                _put_keys_back(self._index, record, keys)
             found.records += 1
             found.last_record, found.stored_ms = record.log_offset, record.stored_ms
             if found.records % SPILL_RECORDS == 0:
@@ -169,7 +170,8 @@ class _Walk:
         for number, record in enumerate(Walker(self._log, end).records(self._log.begin), 1):
             if record.log_offset >= end:
                 break
-            _put_keys_back(self._index, record, -1)
+            _, keys = derive(record.topic, record.properties, record.stored_ms)
+            _put_keys_back(self._index, record, keys)
             if number % SPILL_RECORDS == 0:
                 self._spill()
 
@@ -179,9 +181,8 @@ def _index_adds_up(index: KeyIndex, checkpoint: Checkpoint) -> bool:
     return names >= set(checkpoint.index_files) and index.end_offset >= checkpoint.index_end_offset
 
 
-def _put_keys_back(index: KeyIndex, record: StoredRecord, indexed: int) -> None:
-    if record.log_offset > indexed and record.sys_flag & TRANSACTION_BITS != ROLLED_BACK:
-        keys = record_keys(record.properties)
+def _put_keys_back(index: KeyIndex, record: StoredRecord, keys: list[bytes]) -> None:
+    if record.sys_flag & TRANSACTION_BITS != ROLLED_BACK:
         index.add(record.topic, keys, record.log_offset, record.stored_ms)
 
 
@@ -193,7 +194,7 @@ class _QueueRestorer:
         self._strict = strict
         self._met: set[ConsumeQueue] = set()
 
-    def add(self, record: StoredRecord) -> None:
+    def add(self, record: StoredRecord, tags_code: int) -> None:
         if not has_queue_entry(record.sys_flag):
             return
         queue = self._queues.find_or_make(record.topic, record.queue_id)
@@ -203,8 +204,7 @@ class _QueueRestorer:
             return  # a place that is taken: RocketMQ ignores it too
         if record.queue_offset > queue.next:
             queue.add_blanks(record.queue_offset, record.log_offset)
-        code = tags_code(record.topic, record.properties, record.stored_ms)
-        queue.add(record.log_offset, record.size, code)
+        queue.add(record.log_offset, record.size, tags_code)
         self._queues.dirty.add(queue)
 
     def _meet(self, queue: ConsumeQueue, record: StoredRecord) -> None:

@@ -7,16 +7,21 @@ had begun.
 
 from __future__ import annotations
 
+import itertools
+import struct
 from dataclasses import dataclass
 from typing import Final
 from zlib import crc32
 
 import msgspec
 
-from escrowmq.store.disk import Disk, parent, read_file, write_file
+from escrowmq.store.disk import Disk, File, parent, read_file, write_file
 
 PATH: Final = "escrowmq.redo"
 _CRC_BYTES: Final = 4
+_WORD_AT: Final = struct.Struct(">II")
+_WORD: Final = struct.Struct(">I")
+_PAGE_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,7 @@ class FileChange:
     path: str
     size: int  # of the file, if it has to be made
     writes: list[tuple[int, bytes]]  # position, bytes
+    words: bytes = b""  # many four-byte writes, close together: position 4, word 4, each
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -52,8 +58,21 @@ def apply_changes(disk: Disk, changes: list[FileChange]) -> None:
                 file.resize(change.size)
             for position, data in change.writes:
                 file.write_at(position, data)
+            _write_words(file, change.words)
             file.sync()
         finally:
             file.close()
         if made:
             disk.sync_directory(parent(change.path))
+
+
+def _write_words(file: File, words: bytes) -> None:
+    """One write for all words of a page: they are many, and a call each would be slow."""
+    for page, group in itertools.groupby(
+        sorted(_WORD_AT.iter_unpack(words)), key=lambda pair: pair[0] // _PAGE_BYTES
+    ):
+        begin = page * _PAGE_BYTES
+        content = bytearray(file.view()[begin : begin + _PAGE_BYTES])
+        for position, word in group:
+            _WORD.pack_into(content, position - begin, word)
+        file.write_at(begin, content)

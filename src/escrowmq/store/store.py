@@ -28,13 +28,13 @@ from escrowmq.errors import (
 from escrowmq.message.facts import (
     ROLLED_BACK,
     TRANSACTION_BITS,
+    derive,
     has_queue_entry,
-    record_keys,
-    tags_code,
 )
 from escrowmq.message.offsets import LogOffset, QueueOffset
 from escrowmq.message.record import (
     PROPERTIES_BYTES_MAX,
+    SEAL_BYTES_MAX,
     NewRecord,
     StoredRecord,
     encoded_size,
@@ -43,7 +43,7 @@ from escrowmq.store.checkpoint import Checkpoint, save_checkpoint, save_rocketmq
 from escrowmq.store.commitlog import CommitLog, Flush
 from escrowmq.store.consumequeue import ConsumeQueue, QueueFlush
 from escrowmq.store.disk import Disk, Lock, OpenViews, remove_file, write_file
-from escrowmq.store.keyindex import FOUND_MAX, IndexFlush, KeyIndex
+from escrowmq.store.keyindex import FOUND_MAX, IndexFlush, KeyIndex, WaitingKey
 from escrowmq.store.queuetable import QueueTable
 from escrowmq.store.read import QueueRead, offset_by_time, read_queue
 from escrowmq.store.recover import Recovery, recover
@@ -116,6 +116,10 @@ class MessageStore:
         self._index = KeyIndex(
             disk, self._views, slots=settings.index_slots, entries=settings.index_entries
         )
+        # A record with less in it is within every limit and need not be measured.
+        self._small_bytes = min(
+            settings.message_bytes_max, settings.record_bytes_max - 1024, 30_000
+        )
         self._job: CheckpointJob | None = None
         self.accepts_writes = True  # False while the disk is nearly full
         self.recovery: Recovery = recover(
@@ -134,6 +138,7 @@ class MessageStore:
             store = cls(disk, settings, store_host, lock, clean=clean)
             if not clean or store.recovery.torn is not None:
                 store._log.wipe(store._log.end)
+            store._remove_expired()  # a crash may have come between a log file and these
             store.checkpoint()
         except BaseException:
             lock.release()
@@ -165,33 +170,36 @@ class MessageStore:
         batch = self._log.batch()
         placed: list[Placed] = []
         added: list[ConsumeQueue] = []
+        waiting: list[WaitingKey] = []
         try:
             for record in records:
-                self._refuse_unfit(record)
-                queue = self._queues.find_or_make(record.topic, record.queue_id)
+                topic, properties = record.topic, record.properties
+                if len(record.body) + len(properties) > self._small_bytes:
+                    self._refuse_unfit(record)
+                queue = self._queues.find_or_make(topic, record.queue_id)
+                tags_code, keys = derive(topic, properties, stored_ms)
                 if has_queue_entry(record.sys_flag):
                     queue_offset = queue.next
                     log_offset, size = batch.add(record, queue_offset, stored_ms)
-                    code = tags_code(record.topic, record.properties, stored_ms)
-                    queue.add(log_offset, size, code)
+                    queue.add(log_offset, size, tags_code)
                     added.append(queue)
                 else:
                     queue_offset = QueueOffset(0)
                     log_offset, size = batch.add(record, 0, stored_ms)
                 placed.append(Placed(LogOffset(log_offset), queue_offset, size))
+                if record.sys_flag & TRANSACTION_BITS != ROLLED_BACK:
+                    for key in keys:
+                        waiting.append((topic, key, log_offset, stored_ms))
             batch.write()
         except BaseException:
             for queue in added:
                 queue.drop_last()
             raise
-        self._stored_ms = stored_ms
         if placed:
             self._last_record = placed[-1].log_offset
+        self._stored_ms = stored_ms
         self._queues.dirty.update(added)
-        for record, place in zip(records, placed, strict=True):
-            if record.sys_flag & TRANSACTION_BITS != ROLLED_BACK:
-                keys = record_keys(record.properties)
-                self._index.add(record.topic, keys, place.log_offset, stored_ms)
+        self._index.waiting += waiting
         return placed
 
     def _refuse_unfit(self, record: NewRecord) -> None:
@@ -199,13 +207,13 @@ class MessageStore:
         limit = self.settings.message_bytes_max
         if body_bytes > limit:
             raise RecordRefused(f"a body of {body_bytes} bytes, limit {limit}")
-        if properties_bytes > PROPERTIES_BYTES_MAX - 32:  # a seal must still fit
-            raise RecordRefused(f"properties of {properties_bytes} bytes, limit 32735")
-        if body_bytes + properties_bytes + 512 > self.settings.record_bytes_max:
-            size = encoded_size(record, store_host=self._log.store_host, sealed=True)
-            if size > self.settings.record_bytes_max:
-                limit = self.settings.record_bytes_max
-                raise RecordRefused(f"a record of {size} bytes, limit {limit}")
+        if properties_bytes > PROPERTIES_BYTES_MAX - SEAL_BYTES_MAX:
+            limit = PROPERTIES_BYTES_MAX - SEAL_BYTES_MAX
+            raise RecordRefused(f"properties of {properties_bytes} bytes, limit {limit}")
+        size = encoded_size(record, store_host=self._log.store_host, sealed=self._log.sealed)
+        if size > self.settings.record_bytes_max:
+            limit = self.settings.record_bytes_max
+            raise RecordRefused(f"a record of {size} bytes, limit {limit}")
 
     # --- making durable ------------------------------------------------------------------------
 
@@ -346,7 +354,8 @@ class MessageStore:
                 record = self._log.record_at(log_offset)
             except (NoSuchRecord, CorruptRecord):
                 continue  # expired, or an index that lies
-            if record.topic == topic and sought in record_keys(record.properties):
+            _, keys = derive(record.topic, record.properties, record.stored_ms)
+            if record.topic == topic and sought in keys:
                 found.append(record)
                 if len(found) >= min(count_max, FOUND_MAX):
                     break
@@ -383,6 +392,9 @@ class MessageStore:
         if self._job is not None:
             raise StoreFailed("not while a checkpoint is being made")
         self._log.remove_oldest()
+        self._remove_expired()
+
+    def _remove_expired(self) -> None:
         for queue in self._queues:
             queue.remove_expired(self._log.begin)
         self._index.remove_expired(self._log.begin)

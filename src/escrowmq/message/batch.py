@@ -1,0 +1,72 @@
+"""The body of SEND_BATCH_MESSAGE: several messages of one topic, back to back.
+
+    size 4 | magic 4 | crc 4 | flag 4 | body length 4 | body | properties length 2 | properties
+
+`size` counts all of it, itself too. Magic and crc are zero; the broker computes the crc of
+each body when it stores it. Properties are encoded as in properties.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from escrowmq.errors import BrokenBody, LocalProtocolError
+
+PROPERTIES_BYTES_MAX: Final = 0x7FFF
+
+_HEAD = struct.Struct(">iiiii")
+_PROPERTIES_LENGTH = struct.Struct(">h")
+_FIXED_BYTES = _HEAD.size + _PROPERTIES_LENGTH.size
+
+
+class BatchItem(msgspec.Struct, frozen=True, gc=False):
+    flag: int
+    body: bytes | memoryview
+    properties: bytes | memoryview = b""
+
+
+def encode_batch(items: Iterable[BatchItem]) -> bytes:
+    pieces: list[bytes | memoryview] = []
+    for item in items:
+        size = _FIXED_BYTES + len(item.body) + len(item.properties)
+        try:
+            head = _HEAD.pack(size, 0, 0, item.flag, len(item.body))
+            properties_length = _PROPERTIES_LENGTH.pack(len(item.properties))
+        except struct.error as error:
+            raise LocalProtocolError(f"message {len(pieces) // 4} of a batch: {error}") from error
+        pieces += (head, item.body, properties_length, item.properties)
+    return b"".join(pieces)
+
+
+def decode_batch(body: bytes | memoryview) -> list[BatchItem]:
+    """The items are views of `body`. Raises BrokenBody, whatever is wrong."""
+    view = memoryview(body)
+    items: list[BatchItem] = []
+    at, end = 0, len(view)
+    while at < end:
+        if end - at < _FIXED_BYTES:
+            raise BrokenBody(f"message {len(items)} of a batch: {end - at} bytes are no message")
+        size, _, _, flag, body_length = _HEAD.unpack_from(view, at)
+        following = at + size
+        properties_at = at + _FIXED_BYTES + body_length
+        if body_length < 0 or size < _FIXED_BYTES + body_length or following > end:
+            raise BrokenBody(
+                f"message {len(items)} of a batch: {size} bytes with a body of {body_length}, "
+                f"{end - at} are left"
+            )
+        (properties_length,) = _PROPERTIES_LENGTH.unpack_from(view, properties_at - 2)
+        if properties_at + properties_length != following:
+            raise BrokenBody(
+                f"message {len(items)} of a batch: properties of {properties_length} bytes, "
+                f"{following - properties_at} are left"
+            )
+        body_at = at + _HEAD.size
+        items.append(
+            BatchItem(flag, view[body_at : body_at + body_length], view[properties_at:following])
+        )
+        at = following
+    return items

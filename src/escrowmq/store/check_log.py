@@ -1,0 +1,166 @@
+"""Examine the log: every record, the files' names and lengths, and how the log ends.
+
+A place that is no record is judged by how the last owner stopped:
+
+    below what our checkpoint calls durable                damage
+    behind it, and there was no time for a clean stop      a torn end; the next start cuts it off
+    behind it, after a clean stop                          damage
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from escrowmq.errors import RecordRefused
+from escrowmq.message.record import RECORD_BYTES_MIN, StoredRecord
+from escrowmq.store.checkpoint import (
+    PATH,
+    Checkpoint,
+    RocketMQCheckpoint,
+    load_checkpoint,
+    load_rocketmq_checkpoint,
+)
+from escrowmq.store.commitlog import DIRECTORY, file_name
+from escrowmq.store.disk import Disk
+from escrowmq.store.findings import Findings, Severity
+from escrowmq.store.logfiles import BadPlace, LogFile, LogFiles
+from escrowmq.store.queuetable import refuse_bad_name
+from escrowmq.store.store import ABORT_PATH
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """How the last owner of a directory left it."""
+
+    clean: bool
+    checkpoint: Checkpoint | None
+    rocketmq: RocketMQCheckpoint | None
+
+    @classmethod
+    def of(cls, disk: Disk) -> Stop:
+        return cls(
+            not disk.exists(ABORT_PATH), load_checkpoint(disk), load_rocketmq_checkpoint(disk)
+        )
+
+    @property
+    def durable_end(self) -> int | None:
+        """Everything below was on disk; None if nobody said."""
+        return None if self.checkpoint is None else self.checkpoint.log_offset
+
+    def is_rewritten(self, log_offset: int) -> bool:
+        """Whether the next start derives anew what is known of the record there."""
+        return not self.clean and self.durable_end is not None and log_offset >= self.durable_end
+
+
+class LogCheck:
+    def __init__(self, log: LogFiles, stop: Stop, findings: Findings) -> None:
+        self._log = log
+        self._stop = stop
+        self._findings = findings
+        self._damaged: list[BadPlace] = []
+        self.records = 0
+        self._check_files()
+
+    @property
+    def begin(self) -> int:
+        return self._log.begin
+
+    @property
+    def end(self) -> int:
+        return self._log.end
+
+    def walk(self) -> Iterator[StoredRecord]:
+        """Every good record, in order; what is not good becomes a finding."""
+        stored_ms = 0
+        for met in self._log.walk():
+            if isinstance(met, BadPlace):
+                if self._is_torn_end(met):
+                    break
+                continue
+            self.records += 1
+            if met.stored_ms < stored_ms:
+                # RocketMQ takes its clock as it is, also when somebody sets it back.
+                self._findings.note(
+                    *self._log.place(met.log_offset),
+                    f"stored at {met.stored_ms} ms, before the record in front of it ({stored_ms})",
+                )
+            stored_ms = met.stored_ms
+            try:
+                refuse_bad_name(met.topic, met.queue_id)
+            except RecordRefused as error:
+                self._findings.damage(*self._log.place(met.log_offset), str(error))
+                continue
+            yield met
+        self._check_end()
+
+    def lies_in_damage(self, log_offset: int) -> bool:
+        """Whether a record may have been there once: who points there is not to blame."""
+        return any(place.begin <= log_offset < place.end for place in self._damaged)
+
+    def _is_torn_end(self, place: BadPlace) -> bool:
+        if self._is_cut_by_recovery(place):
+            self._findings.note(
+                *self._log.place(place.begin),
+                f"torn end ({place.why}): the next start cuts the log here",
+            )
+            return True
+        self._damaged.append(place)
+        if place.is_last and place.seen_from >= place.begin + RECORD_BYTES_MIN:
+            # RocketMQ does not wipe what it cuts off; we do.
+            ours = self._stop.checkpoint is not None
+            severity = Severity.DAMAGE if ours else Severity.NOTE
+            what = f"the log ends at {place.begin}, and what follows is not all zeros"
+            self._findings.add(severity, *self._log.place(place.seen_from), what)
+            return False
+        goes_on = "nothing good follows" if place.is_last else f"the log goes on at {place.end}"
+        what = f"log offset {place.begin}: {place.why}; {goes_on}"
+        self._findings.damage(*self._log.place(place.begin), what)
+        return False
+
+    def _is_cut_by_recovery(self, place: BadPlace) -> bool:
+        if self._stop.clean:
+            return False
+        if self._stop.durable_end is not None:
+            return place.begin >= self._stop.durable_end
+        # Nobody said what was durable. Files are filled one after the other, so only the last
+        # can have a torn end with good records behind it.
+        last_base = self._log.files[-1].base
+        return place.is_last or place.begin >= last_base
+
+    def _check_end(self) -> None:
+        checkpoint, end = self._stop.checkpoint, self._log.end
+        if checkpoint is None:
+            return
+        if checkpoint.log_offset > end and not self.lies_in_damage(end):
+            what = f"was durable up to {checkpoint.log_offset}, and ends at {end}"
+            self._findings.damage(*self._log.place(end), what)
+        if checkpoint.log_offset < end and self._stop.clean:
+            what = f"speaks of a log that ends at {checkpoint.log_offset}; it ends at {end}"
+            self._findings.note(PATH, None, f"{what}: another broker wrote, or this file is old")
+
+    # --- files ---------------------------------------------------------------------------------
+
+    def _check_files(self) -> None:
+        log = self._log
+        for name in log.strangers:
+            self._findings.note(f"{DIRECTORY}/{name}", None, "is not a file of the log")
+        for file in log.misplaced:
+            what = f"its name is no multiple of {log.segment_bytes}, the length of the files"
+            self._findings.damage(file.path, None, what)
+        for file in log.files:
+            if file.size != log.segment_bytes:
+                severity = Severity.NOTE if self._is_unfinished(file) else Severity.DAMAGE
+                what = f"has {file.size} bytes, not {log.segment_bytes}"
+                self._findings.add(severity, file.path, None, what)
+        for before, after in itertools.pairwise(log.files):
+            for base in range(before.base + log.segment_bytes, after.base, log.segment_bytes):
+                missing = f"{DIRECTORY}/{file_name(base)}"
+                self._findings.damage(missing, None, "is missing between two others")
+
+    def _is_unfinished(self, file: LogFile) -> bool:
+        """A crash came while it was made: no record can be lost that way."""
+        if file is not self._log.files[-1] or file.size > self._log.segment_bytes:
+            return False
+        return file.size == 0 or not self._stop.clean

@@ -1,0 +1,400 @@
+"""Disks in memory: one that works, and one that fails or loses power on command.
+
+Both remember what a power cut could bring back:
+
+    of a file       every sector changed since the last sync, as it was then, and every length
+    of a directory  the names at its last sync, and every create, rename and remove since
+
+A cut leaves each of those sectors old, new or torn, one of those lengths, and of a directory's
+operations the first few: a journal loses its end, not its middle. A rename is one operation of
+both its directories, and to sync either makes it safe. Directories are safe once made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import mmap
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Literal
+
+from escrowmq.clock import Clock, ManualClock
+from escrowmq.errors import StoreError, StoreFailed, StoreFull, StoreLocked
+from escrowmq.store.disk import Bytes, Usage, parent
+
+PAGE = 4096  # what a sparse file takes room in
+SECTOR = 512  # what a drive writes whole, or tears
+
+Survival = Literal["none", "all", "mixed"]
+OnFault = Callable[["FaultyDisk"], None]
+
+# Mixed, often nearly all is kept, or lost: one odd sector among many is the hardest to notice.
+_KEPT_RATIOS: dict[Survival, list[float]] = {"none": [0], "all": [1], "mixed": [0.1, 0.5, 0.9]}
+
+
+class PowerCut(BaseException):
+    """The machine is off. Not an Exception: nothing that runs on the machine may handle it."""
+
+
+class _Cut:
+    """What one power cut leaves of what was not safe."""
+
+    def __init__(self, rng: Random, survival: Survival) -> None:
+        self._rng = rng
+        self._ratio = rng.choice(_KEPT_RATIOS[survival])
+
+    def keeps(self) -> bool:
+        return self._rng.random() < self._ratio
+
+    def sector(self, old: bytes, new: bytes) -> bytes:
+        if self._ratio in (0, 1) or self._rng.random() >= 0.15:
+            return new if self.keeps() else old
+        if self._rng.random() < 0.5:
+            at = self._rng.randint(0, SECTOR)
+            return new[:at] + old[at:]
+        words = ((self._rng.choice((old, new)), at) for at in range(0, SECTOR, 8))
+        return b"".join(source[at : at + 8] for source, at in words)
+
+
+class _Inode:
+    """A file, under its name or still open under none; or a directory."""
+
+    def __init__(self, clock: Clock, *, is_directory: bool = False) -> None:
+        self._clock = clock
+        self.is_directory = is_directory
+        self.buffer = _zeros(0)
+        self.pages: set[int] = set()  # those ever written
+        self.modified_ms = clock.now_ms()
+        self.locked = False
+        self._sizes = [0]  # the safe one, then all since
+        self._safe: dict[int, bytes] = {}  # of each sector changed since the last sync
+        self._forgotten: dict[int, bytes] = {}  # the same, but no later sync will write them
+
+    def write(self, position: int, data: Bytes) -> None:
+        self._remember(_covered(position, len(data), SECTOR))
+        self._put(position, data)
+        self.modified_ms = self._clock.now_ms()
+
+    def resize(self, size: int) -> None:
+        for page in [page for page in self.pages if (page + 1) * PAGE > size]:
+            self._remember(_covered(page * PAGE, PAGE, SECTOR))
+        before, self.buffer = self.buffer, _zeros(size)
+        pages, self.pages = self.pages, set()
+        for page in sorted(pages):  # not all of it: most of a large file was never touched
+            self._put(page * PAGE, before[page * PAGE : (page + 1) * PAGE])
+        if size != self._sizes[-1]:
+            self._sizes.append(size)
+        self.modified_ms = self._clock.now_ms()
+
+    def sync(self) -> None:
+        self._safe.clear()
+        del self._sizes[:-1]
+
+    def fail_sync(self, *, forgets: bool) -> None:
+        """After a failed flush Linux takes the pages for clean: the next one skips them."""
+        if forgets:
+            self._forgotten |= self._safe
+            self._safe.clear()
+
+    def after(self, cut: _Cut) -> _Inode:
+        left = _Inode(self._clock, is_directory=self.is_directory)
+        later_sizes = itertools.takewhile(lambda size: cut.keeps(), self._sizes[1:])
+        left.resize([self._sizes[0], *later_sizes][-1])
+        for page in sorted(self.pages):
+            left._put(page * PAGE, self.buffer[page * PAGE : (page + 1) * PAGE])
+        for sector, old in (self._safe | self._forgotten).items():
+            left._put(sector * SECTOR, cut.sector(old, self._sector(sector)))
+        left.sync()
+        left.modified_ms = self.modified_ms
+        return left
+
+    def _put(self, position: int, data: Bytes) -> None:
+        """What of it lies inside the file."""
+        fitting = data[: max(0, len(self.buffer) - position)]
+        self.buffer[position : position + len(fitting)] = fitting
+        self.pages.update(_covered(position, len(fitting), PAGE))
+
+    def _remember(self, sectors: range) -> None:
+        for sector in sectors:
+            if sector not in self._safe:
+                forgotten = self._forgotten.pop(sector, None)
+                self._safe[sector] = self._sector(sector) if forgotten is None else forgotten
+
+    def _sector(self, sector: int) -> bytes:
+        return bytes(self.buffer[sector * SECTOR : (sector + 1) * SECTOR]).ljust(SECTOR, b"\0")
+
+
+def _zeros(size: int) -> bytearray | mmap.mmap:
+    """A large file takes no memory where it was never written, and no time to make."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return bytearray(size) if size <= 1 << 16 else mmap.mmap(-1, size, flags=flags)
+
+
+def _covered(position: int, length: int, unit: int) -> range:
+    return range(position // unit, -(-(position + length) // unit)) if length else range(0)
+
+
+@dataclass(eq=False)
+class MemoryFile:
+    _disk: MemoryDisk
+    _path: str
+    _inode: _Inode
+    _writable: bool
+    _open: bool = True
+
+    @property
+    def size(self) -> int:
+        return len(self._inode.buffer)
+
+    def write_at(self, position: int, data: Bytes) -> None:
+        if position + len(data) > self.size:
+            raise StoreError(f"{self._path}: a write past the end of the file")
+        self._check("writing", self._writable and position >= 0)
+        self._disk._call(
+            f"write_at {self._path} {position}+{len(data)}",
+            lambda faults: faults._fail_write(self._path, self._inode, position, data),
+        )
+        self._disk._write(self._path, self._inode, position, data)
+
+    def view(self) -> memoryview:
+        self._check("mapping")
+        return memoryview(self._inode.buffer).toreadonly()
+
+    def resize(self, size: int) -> None:
+        self._check("resizing", self._writable and size >= 0)
+        self._disk._call(f"resize {self._path} {size}")
+        self._inode.resize(size)
+
+    def sync(self) -> None:
+        self._check("flushing")
+        self._disk._call(
+            f"sync {self._path}",
+            lambda faults: self._inode.fail_sync(forgets=faults.sync_failure_forgets),
+        )
+        self._inode.sync()
+
+    def close(self) -> None:
+        self._open = False
+
+    def _check(self, what: str, valid: bool = True) -> None:
+        if not (self._open and valid):
+            raise StoreFailed(f"{what} {self._path}: closed, read-only or a negative argument")
+
+
+class MemoryLock:
+    def __init__(self, inode: _Inode) -> None:
+        self._held = [inode]
+
+    def release(self) -> None:
+        while self._held:
+            self._held.pop().locked = False
+
+
+# One operation of the journal: where it happened, and what is under a name from then on.
+_Step = tuple[set[str], dict[str, _Inode | None]]
+
+
+def _apply(changes: dict[str, _Inode | None], names: dict[str, _Inode]) -> None:
+    for path, inode in changes.items():
+        if inode is None:
+            names.pop(path, None)
+        else:
+            names[path] = inode
+
+
+@dataclass(kw_only=True, eq=False)
+class MemoryDisk:
+    """A removed file gives its room back at once, also while it is open."""
+
+    clock: Clock = field(default_factory=ManualClock)
+    capacity_bytes: int | None = None  # may be set at any time
+
+    def __post_init__(self) -> None:
+        self._names: dict[str, _Inode] = {}
+        self._safe_names: dict[str, _Inode] = {}
+        self._journal: list[_Step] = []  # from the safe names to those of now
+
+    def create(self, path: str, size: int) -> MemoryFile:
+        self._call(f"create {path} {size}", lambda faults: faults._fail_create(path, size))
+        return self._create(path, size)
+
+    def open(self, path: str, *, writable: bool = True) -> MemoryFile:
+        self._call(f"open {path}")
+        return MemoryFile(self, path, self._file(path, "opening"), writable)
+
+    def names(self, path: str) -> list[str]:
+        below = path + "/" if path else ""
+        inside = [name[len(below) :] for name in self._names if name.startswith(below)]
+        return sorted(name for name in inside if name and "/" not in name)
+
+    def exists(self, path: str) -> bool:
+        return path in self._names
+
+    def rename(self, old: str, new: str) -> None:
+        self._call(f"rename {old} {new}")
+        inode = self._file(old, "renaming")
+        if self._is_directory(new) or not self._is_directory(parent(new)):
+            raise StoreFailed(f"renaming {old} to {new}: it is a directory, or has none")
+        if old != new:
+            self._change({old: None, new: inode})
+
+    def remove(self, path: str) -> None:
+        self._call(f"remove {path}")
+        if self._inode(path, "removing").is_directory and self.names(path):
+            raise StoreFailed(f"removing {path}: Directory not empty")
+        self._change({path: None})
+
+    def sync_directory(self, path: str) -> None:
+        self._call(f"sync_directory {path or '.'}")
+        if not self._is_directory(path):
+            raise StoreFailed(f"flushing directory {path or '.'}: No such directory")
+        self._commit(path)
+
+    def modified_ms(self, path: str) -> int:
+        return self._inode(path, "looking at").modified_ms
+
+    def usage(self) -> Usage:
+        total = 1 << 40 if self.capacity_bytes is None else self.capacity_bytes
+        used = sum(len(inode.pages) for inode in self._names.values()) * PAGE
+        return Usage(total_bytes=total, free_bytes=max(0, total - used))
+
+    def lock(self, path: str, content: bytes) -> MemoryLock:
+        self._call(f"lock {path}")
+        inode = self._find_or_make(path)
+        if inode.locked:
+            raise StoreLocked(f"{path} is locked: another broker owns this directory")
+        inode.resize(len(content))
+        self._write(path, inode, 0, content)
+        inode.locked = True
+        return MemoryLock(inode)
+
+    def _call(self, what: str, on_fault: OnFault | None = None) -> None:
+        """Every call that a disk may fail begins here, and fails here if it is to."""
+
+    def _create(self, path: str, size: int) -> MemoryFile:
+        inode = self._find_or_make(path)
+        inode.resize(0)  # the same file, emptied: whoever holds it sees that
+        inode.resize(size)
+        return MemoryFile(self, path, inode, True)
+
+    def _inode(self, path: str, what: str) -> _Inode:
+        if path not in self._names:
+            raise StoreFailed(f"{what} {path}: No such file or directory")
+        return self._names[path]
+
+    def _file(self, path: str, what: str) -> _Inode:
+        if self._is_directory(path):
+            raise StoreFailed(f"{what} {path}: Is a directory")
+        return self._inode(path, what)
+
+    def _is_directory(self, path: str) -> bool:
+        return path in self._names and self._names[path].is_directory
+
+    def _find_or_make(self, path: str) -> _Inode:
+        self._make_directories(parent(path))
+        if path not in self._names:
+            self._change({path: _Inode(self.clock)})
+        return self._file(path, "creating")
+
+    def _make_directories(self, path: str) -> None:
+        if self._is_directory(path):
+            return
+        if path in self._names:
+            raise StoreFailed(f"creating {path}: Not a directory")
+        if path:
+            self._make_directories(parent(path))
+        self._commit(parent(path))
+        self._names[path] = self._safe_names[path] = _Inode(self.clock, is_directory=True)
+
+    def _change(self, changes: dict[str, _Inode | None]) -> None:
+        directories = {parent(path) for path in changes}
+        for directory in directories:
+            self._names[directory].modified_ms = self.clock.now_ms()
+        # To remove a directory is also a step in it: the last, after all that emptied it.
+        directories |= {path for path in changes if self._is_directory(path)}
+        self._journal.append((directories, changes))
+        _apply(changes, self._names)
+
+    def _commit(self, directory: str) -> None:
+        """Its steps, and whatever had to happen before them in another directory."""
+        needed, later, safe = {directory}, list[_Step](), list[_Step]()
+        for step in reversed(self._journal):
+            if needed.isdisjoint(step[0]):
+                later.append(step)
+            else:
+                needed |= step[0]
+                safe.append(step)
+        for _, changes in reversed(safe):
+            _apply(changes, self._safe_names)
+        self._journal = later[::-1]
+
+    def _write(self, path: str, inode: _Inode, position: int, data: Bytes) -> None:
+        new = [page for page in _covered(position, len(data), PAGE) if page not in inode.pages]
+        free = self.usage().free_bytes // PAGE
+        room = len(data) if len(new) <= free else max(0, new[free] * PAGE - position)
+        inode.write(position, data[:room])
+        if room < len(data):
+            raise StoreFull(f"writing {path}: No space left on device")
+
+
+@dataclass(kw_only=True, eq=False)
+class FaultyDisk(MemoryDisk):
+    """Calls are counted from 1. What is to happen at which call may be set at any time."""
+
+    seed: int = 0
+    fail_at: int | None = None  # this one call
+    fail_from: int | None = None  # this call and all later ones
+    error: type[StoreError] = StoreFailed
+    sync_failure_forgets: bool = True
+    cut_at: int | None = None  # PowerCut, and nothing works any more
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.calls = 0
+        self.trace: list[str] = []
+        self._rng = Random(self.seed)
+
+    def power_cut(self, rng: Random, survival: Survival = "mixed") -> FaultyDisk:
+        """The disk that the machine finds when it is on again. This one stays as it is."""
+        cut = _Cut(rng, survival)
+        names = dict(self._safe_names)
+        ended: set[str] = set()
+        for directories, changes in self._journal:
+            if ended.isdisjoint(directories) and cut.keeps():
+                _apply(changes, names)
+            else:
+                ended |= directories
+        found = FaultyDisk(clock=self.clock, capacity_bytes=self.capacity_bytes)
+        found._names = {path: inode.after(cut) for path, inode in names.items()}
+        found._safe_names = dict(found._names)
+        return found
+
+    def _call(self, what: str, on_fault: OnFault | None = None) -> None:
+        if self.cut_at is not None and self.calls >= self.cut_at:
+            raise PowerCut(what)
+        self.calls += 1
+        self.trace.append(what)
+        if self.calls == self.cut_at:
+            fault: BaseException = PowerCut(what)
+        elif self.calls == self.fail_at or self.calls >= (self.fail_from or self.calls + 1):
+            fault = self.error(f"{what}: made to fail")
+        else:
+            return
+        self.trace[-1] += f" -> {type(fault).__name__}"
+        if on_fault is not None:
+            with contextlib.suppress(StoreError):  # from a disk that is full as well
+                on_fault(self)
+        raise fault
+
+    def _fail_write(self, path: str, inode: _Inode, position: int, data: Bytes) -> None:
+        """Some of it is done: up to any byte, or up to the end of a sector."""
+        end = position + self._rng.randint(0, len(data))
+        end -= self._rng.choice((0, end % SECTOR))
+        self._write(path, inode, position, data[: max(0, end - position)])
+
+    def _fail_create(self, path: str, size: int) -> None:
+        done = None if self.calls == self.cut_at else self._rng.choice((None, 0, size))
+        if done is not None:
+            self._create(path, done)

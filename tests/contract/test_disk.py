@@ -1,0 +1,398 @@
+"""What `Disk` promises, asked of the real one and of both fakes by the same tests.
+
+Each test runs three times: on a directory, in memory, and on a FaultyDisk that is told to fail
+nothing. The root does not exist at first, as on a machine where nothing was ever stored.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from escrowmq.clock import ManualClock
+from escrowmq.errors import StoreError, StoreFailed, StoreLocked
+from escrowmq.store.disk import (
+    Disk,
+    RealDisk,
+    read_file,
+    remove_file,
+    replace_file,
+    write_file,
+)
+from escrowmq.testing import FaultyDisk, MemoryDisk
+
+LetTimePass = Callable[[str], None]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture(params=["real", "memory", "faulty"])
+def disk(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Disk:
+    disks: dict[str, Disk] = {
+        "real": RealDisk(tmp_path / "root"),
+        "memory": MemoryDisk(clock=clock),
+        "faulty": FaultyDisk(clock=clock),
+    }
+    return disks[request.param]
+
+
+@pytest.fixture
+def let_time_pass(disk: Disk, tmp_path: Path, clock: ManualClock) -> LetTimePass:
+    """Since that path was last modified. A real file is made older instead."""
+
+    def pass_time(path: str) -> None:
+        clock.advance(ms=60_000)
+        if isinstance(disk, RealDisk):
+            os.utime(tmp_path / "root" / path, (1_000_000_000, 1_000_000_000))
+
+    return pass_time
+
+
+def content(disk: Disk, path: str) -> bytes:
+    found = read_file(disk, path)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("size", [0, 1, 5000])
+def test_a_new_file_is_zeros_of_the_size_asked_for(disk: Disk, size: int) -> None:
+    file = disk.create("a", size)
+    assert file.size == size
+    assert bytes(file.view()) == bytes(size)
+
+
+def test_a_huge_file_costs_nothing_until_it_is_written(disk: Disk) -> None:
+    file = disk.create("a", 1 << 30)
+    free = disk.usage().free_bytes
+    file.write_at((1 << 30) - 3, b"end")
+    assert bytes(file.view()[-4:]) == b"\0end"
+    assert free - disk.usage().free_bytes < 1 << 29
+
+
+def test_create_makes_the_directories(disk: Disk) -> None:
+    disk.create("a/b/c", 1)
+    assert disk.names("") == ["a"]
+    assert disk.names("a") == ["b"]
+    assert disk.names("a/b") == ["c"]
+
+
+def test_create_over_an_existing_file_zeroes_it(disk: Disk) -> None:
+    write_file(disk, "a", b"something longer")
+    disk.create("a", 4)
+    assert content(disk, "a") == bytes(4)
+
+
+@pytest.mark.parametrize("path", ["d", "d/a/b"])
+def test_create_over_a_directory_or_below_a_file_fails(disk: Disk, path: str) -> None:
+    disk.create("d/a", 1)
+    with pytest.raises(StoreFailed):
+        disk.create(path, 1)
+
+
+def test_a_view_shows_later_writes(disk: Disk) -> None:
+    file = disk.create("a", 10)
+    view = file.view()
+    file.write_at(3, b"later")
+    assert bytes(view) == b"\0\0\0later\0\0"
+
+
+def test_a_view_shows_writes_through_another_opening(disk: Disk) -> None:
+    view = disk.create("a", 4).view()
+    disk.open("a").write_at(0, b"both")
+    assert bytes(view) == b"both"
+
+
+def test_a_view_cannot_be_written(disk: Disk) -> None:
+    view = disk.create("a", 4).view()
+    with pytest.raises(TypeError):
+        view[0] = 1
+
+
+def test_a_view_outlives_its_file(disk: Disk) -> None:
+    write_file(disk, "a", b"kept")
+    file = disk.open("a")
+    view = file.view()
+    disk.remove("a")
+    file.close()
+    assert bytes(view) == b"kept"
+
+
+@pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview])
+def test_any_bytes_can_be_written(disk: Disk, wrap: Callable[[bytes], bytes]) -> None:
+    disk.create("a", 4).write_at(0, wrap(b"data"))
+    assert content(disk, "a") == b"data"
+
+
+def test_a_write_changes_only_its_own_bytes(disk: Disk) -> None:
+    write_file(disk, "a", b"a" * 9000)
+    disk.open("a").write_at(4090, b"b" * 20)
+    assert content(disk, "a") == b"a" * 4090 + b"b" * 20 + b"a" * 4890
+
+
+@pytest.mark.parametrize(("position", "data"), [(10, b"x"), (0, b"x" * 11), (8, b"xyz"), (99, b"")])
+def test_a_write_past_the_end_is_refused_and_writes_nothing(
+    disk: Disk, position: int, data: bytes
+) -> None:
+    file = disk.create("a", 10)
+    with pytest.raises(StoreError, match="past the end"):
+        file.write_at(position, data)
+    assert content(disk, "a") == bytes(10)
+
+
+def test_a_file_opened_for_reading_cannot_be_changed(disk: Disk) -> None:
+    write_file(disk, "a", b"old")
+    file = disk.open("a", writable=False)
+    with pytest.raises(StoreFailed):
+        file.write_at(0, b"new")
+    with pytest.raises(StoreFailed):
+        file.resize(1)
+    file.sync()
+    assert bytes(file.view()) == b"old"
+
+
+def test_a_closed_file_cannot_be_changed_and_may_be_closed_again(disk: Disk) -> None:
+    file = disk.create("a", 3)
+    file.close()
+    file.close()
+    with pytest.raises(StoreFailed):
+        file.write_at(0, b"new")
+    with pytest.raises(StoreFailed):
+        file.resize(1)
+
+
+def test_resize_down_and_up_again_reads_zeros(disk: Disk) -> None:
+    write_file(disk, "a", b"a" * 9000)
+    file = disk.open("a")
+    file.resize(10)
+    assert (file.size, bytes(file.view())) == (10, b"a" * 10)
+    with pytest.raises(StoreError, match="past the end"):
+        file.write_at(10, b"b")
+    file.resize(9000)
+    assert (file.size, bytes(file.view())) == (9000, b"a" * 10 + bytes(8990))
+    file.write_at(8999, b"b")
+    assert content(disk, "a") == b"a" * 10 + bytes(8989) + b"b"
+
+
+@pytest.mark.parametrize("path", ["a", "nowhere/a"])
+def test_what_is_not_there_cannot_be_opened_or_removed_or_dated(disk: Disk, path: str) -> None:
+    assert not disk.exists(path)
+    with pytest.raises(StoreFailed):
+        disk.open(path)
+    with pytest.raises(StoreFailed):
+        disk.open(path, writable=False)
+    with pytest.raises(StoreFailed):
+        disk.remove(path)
+    with pytest.raises(StoreFailed):
+        disk.modified_ms(path)
+
+
+def test_names_are_sorted_and_count_directories(disk: Disk) -> None:
+    for path in ("d/c", "d/a", "d/b/x", "other"):
+        disk.create(path, 0)
+    assert disk.names("d") == ["a", "b", "c"]
+    assert disk.names("") == ["d", "other"]
+    assert disk.exists("d/b")
+    assert disk.exists("d/b/x")
+
+
+def test_names_of_no_directory_are_none(disk: Disk) -> None:
+    assert disk.names("") == []
+    disk.create("file", 0)
+    assert disk.names("nowhere") == []
+    assert disk.names("file") == []
+    assert disk.names("fi") == []
+
+
+def test_rename_moves_the_content(disk: Disk) -> None:
+    write_file(disk, "d/old", b"content")
+    write_file(disk, "e/x", b"")
+    disk.rename("d/old", "e/new")
+    assert not disk.exists("d/old")
+    assert content(disk, "e/new") == b"content"
+
+
+def test_rename_over_an_existing_file_replaces_it(disk: Disk) -> None:
+    write_file(disk, "old", b"old")
+    write_file(disk, "new", b"new")
+    disk.rename("new", "old")
+    assert disk.names("") == ["old"]
+    assert content(disk, "old") == b"new"
+
+
+def test_rename_to_itself_changes_nothing(disk: Disk) -> None:
+    write_file(disk, "a", b"same")
+    disk.rename("a", "a")
+    assert content(disk, "a") == b"same"
+
+
+@pytest.mark.parametrize(("old", "new"), [("missing", "x"), ("a", "nowhere/a"), ("a", "d")])
+def test_rename_from_or_to_nowhere_fails(disk: Disk, old: str, new: str) -> None:
+    write_file(disk, "a", b"kept")
+    write_file(disk, "d/x", b"")
+    with pytest.raises(StoreFailed):
+        disk.rename(old, new)
+    assert content(disk, "a") == b"kept"
+
+
+def test_a_renamed_file_stays_open(disk: Disk) -> None:
+    file = disk.create("old", 3)
+    disk.rename("old", "new")
+    file.write_at(0, b"abc")
+    file.sync()
+    assert content(disk, "new") == b"abc"
+
+
+def test_a_replaced_file_stays_readable_for_those_who_hold_it(disk: Disk) -> None:
+    write_file(disk, "a", b"old")
+    file = disk.open("a")
+    replace_file(disk, "a", b"new")
+    assert bytes(file.view()) == b"old"
+    assert content(disk, "a") == b"new"
+
+
+def test_a_removed_file_stays_open_and_its_name_is_free(disk: Disk) -> None:
+    file = disk.create("a", 3)
+    disk.remove("a")
+    assert not disk.exists("a")
+    disk.create("a", 3).write_at(0, b"new")
+    file.write_at(0, b"abc")
+    file.sync()
+    assert bytes(file.view()) == b"abc"
+    assert content(disk, "a") == b"new"
+
+
+def test_only_an_empty_directory_can_be_removed(disk: Disk) -> None:
+    disk.create("d/a", 1)
+    with pytest.raises(StoreFailed):
+        disk.remove("d")
+    disk.remove("d/a")
+    disk.remove("d")
+    assert disk.names("") == []
+
+
+def test_a_directory_can_be_synced_once_it_is_there(disk: Disk) -> None:
+    with pytest.raises(StoreFailed):
+        disk.sync_directory("")
+    disk.create("d/a", 1)
+    disk.sync_directory("d")
+    disk.sync_directory("")
+
+
+@pytest.mark.parametrize("path", ["nowhere", "file"])
+def test_what_is_no_directory_cannot_be_synced_as_one(disk: Disk, path: str) -> None:
+    disk.create("file", 1)
+    with pytest.raises(StoreFailed):
+        disk.sync_directory(path)
+
+
+@pytest.mark.parametrize("change", ["write", "resize", "create"])
+def test_a_change_moves_the_time_of_modification(
+    disk: Disk, let_time_pass: LetTimePass, change: str
+) -> None:
+    file = disk.create("d/a", 3)
+    let_time_pass("d/a")
+    before = disk.modified_ms("d/a")
+    if change == "write":
+        file.write_at(0, b"abc")
+    elif change == "resize":
+        file.resize(5)
+    else:
+        disk.create("d/a", 3)
+    assert disk.modified_ms("d/a") > before
+
+
+def test_reading_does_not_move_the_time_of_modification(
+    disk: Disk, let_time_pass: LetTimePass
+) -> None:
+    write_file(disk, "a", b"abc")
+    let_time_pass("a")
+    before = disk.modified_ms("a")
+    assert content(disk, "a") == b"abc"
+    disk.rename("a", "b")
+    assert disk.modified_ms("b") == before
+
+
+def test_a_new_name_moves_the_time_of_its_directory(disk: Disk, let_time_pass: LetTimePass) -> None:
+    disk.create("d/a", 0)
+    let_time_pass("d")
+    before = disk.modified_ms("d")
+    disk.create("d/b", 0)
+    assert disk.modified_ms("d") > before
+
+
+def test_usage_is_sane(disk: Disk) -> None:
+    disk.create("a", 1)
+    usage = disk.usage()
+    assert 0 < usage.free_bytes <= usage.total_bytes
+    assert 0 <= usage.used_ratio < 1
+
+
+def test_a_lock_is_a_file_with_its_content(disk: Disk) -> None:
+    disk.lock("d/e/lock", b"left by another, longer").release()
+    disk.lock("d/e/lock", b"pid 7")
+    assert disk.names("d/e") == ["lock"]
+    assert content(disk, "d/e/lock") == b"pid 7"
+
+
+def test_a_lock_is_taken_once_until_it_is_released(disk: Disk) -> None:
+    lock = disk.lock("lock", b"first")
+    with pytest.raises(StoreLocked):
+        disk.lock("lock", b"second")
+    assert content(disk, "lock") == b"first"
+    lock.release()
+    disk.lock("lock", b"third")
+    assert content(disk, "lock") == b"third"
+
+
+def test_a_lock_released_twice_does_not_release_the_next_one(disk: Disk) -> None:
+    first = disk.lock("lock", b"")
+    first.release()
+    second = disk.lock("lock", b"")
+    first.release()
+    with pytest.raises(StoreLocked):
+        disk.lock("lock", b"")
+    second.release()
+
+
+def test_reading_a_lock_does_not_release_it(disk: Disk) -> None:
+    lock = disk.lock("lock", b"mine")
+    disk.open("lock").close()
+    with pytest.raises(StoreLocked):
+        disk.lock("lock", b"yours")
+    lock.release()
+
+
+def test_read_file_of_nothing_is_none(disk: Disk) -> None:
+    assert read_file(disk, "a") is None
+    assert read_file(disk, "nowhere/a") is None
+
+
+def test_read_file_of_a_directory_fails(disk: Disk) -> None:
+    disk.create("d/a", 1)
+    with pytest.raises(StoreFailed):
+        read_file(disk, "d")
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"page" * 1024, bytes(range(256)) * 40])
+def test_write_file_and_replace_file_read_back_whole(disk: Disk, data: bytes) -> None:
+    write_file(disk, "d/written", b"something else")
+    write_file(disk, "d/written", data)
+    replace_file(disk, "d/replaced", b"something else")
+    replace_file(disk, "d/replaced", data)
+    assert content(disk, "d/written") == data
+    assert content(disk, "d/replaced") == data
+    assert disk.names("d") == ["replaced", "written"]
+
+
+def test_remove_file_does_not_mind_if_there_is_none(disk: Disk) -> None:
+    write_file(disk, "d/a", b"x")
+    remove_file(disk, "d/a")
+    remove_file(disk, "d/a")
+    remove_file(disk, "nowhere/a")
+    assert disk.names("d") == []

@@ -1,0 +1,400 @@
+"""Faults come at the call asked for, and a cut loses no more than a power cut may.
+
+The n-th call fails, for every n until a run gets through; cuts are tried with many seeds, and at
+the end by a state machine against a model of all that a file and a directory have been.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from random import Random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+from escrowmq.errors import StoreError, StoreFailed, StoreFull
+from escrowmq.store.disk import read_file, replace_file, write_file
+from escrowmq.testing import FaultyDisk, MemoryDisk, PowerCut
+from escrowmq.testing.disks import SECTOR, Survival
+
+SEEDS = 60
+OLD, NEW = b"old " * 400, b"new, longer " * 170
+
+
+def every_kind_of_call(disk: FaultyDisk) -> None:
+    disk.lock("lock", b"pid")
+    file = disk.create("d/a", 100)
+    file.write_at(10, b"data")
+    file.resize(50)
+    file.sync()
+    disk.open("d/a", writable=False)
+    disk.rename("d/a", "d/b")
+    disk.sync_directory("d")
+    disk.remove("d/b")
+
+
+def until_one_gets_through(
+    make: Callable[[int], FaultyDisk], scenario: Callable[[FaultyDisk], None]
+) -> Iterator[tuple[FaultyDisk, BaseException]]:
+    for n in itertools.count(1):
+        disk = make(n)
+        try:
+            scenario(disk)
+        except (StoreError, PowerCut) as error:
+            yield disk, error
+        else:
+            return
+
+
+def test_calls_are_counted_and_traced_in_order() -> None:
+    disk = FaultyDisk()
+    every_kind_of_call(disk)
+    assert disk.calls == len(disk.trace) == 9
+    assert "; ".join(disk.trace) == (
+        "lock lock; create d/a 100; write_at d/a 10+4; resize d/a 50; sync d/a; open d/a; "
+        "rename d/a d/b; sync_directory d; remove d/b"
+    )
+
+
+@pytest.mark.parametrize("error", [StoreFailed, StoreFull])
+def test_the_nth_call_fails_and_the_next_does_not(error: type[StoreError]) -> None:
+    runs = until_one_gets_through(lambda n: FaultyDisk(fail_at=n, error=error), every_kind_of_call)
+    failed = 0
+    for failed, (disk, raised) in enumerate(runs, start=1):
+        assert type(raised) is error
+        assert disk.calls == failed
+        assert disk.trace[-1].endswith(f" -> {error.__name__}")
+        write_file(disk, "after", b"works")
+    assert failed == 9
+
+
+def test_fail_from_fails_that_call_and_all_later_ones() -> None:
+    disk = FaultyDisk(fail_from=2)
+    file = disk.create("a", 1)
+    for _ in range(3):
+        with pytest.raises(StoreFailed):
+            file.sync()
+    disk.fail_from = None
+    file.sync()
+
+
+def test_a_failing_write_leaves_a_prefix_of_any_length() -> None:
+    lengths = set()
+    for seed in range(SEEDS):
+        disk = FaultyDisk(seed=seed, fail_at=2)
+        file = disk.create("a", 3000)
+        with pytest.raises(StoreFailed):
+            file.write_at(100, b"x" * 2000)
+        found = bytes(file.view())
+        length = found.count(b"x")
+        assert found == bytes(100) + b"x" * length + bytes(2900 - length)
+        lengths.add(length)
+    assert len(lengths) > SEEDS / 3
+    assert any((100 + length) % SECTOR == 0 for length in lengths)
+
+
+def test_a_failing_create_may_or_may_not_leave_the_file() -> None:
+    left = set()
+    for seed in range(SEEDS):
+        disk = FaultyDisk(seed=seed, fail_at=1)
+        with pytest.raises(StoreFailed):
+            disk.create("d/a", 10)
+        left.add(read_file(disk, "d/a"))
+    assert left == {None, b"", bytes(10)}
+
+
+def test_a_failing_rename_remove_or_resize_changes_nothing() -> None:
+    disk = FaultyDisk()
+    write_file(disk, "a", b"kept")
+    file = disk.open("a")
+    disk.fail_from = disk.calls + 1
+    with pytest.raises(StoreFailed):
+        disk.rename("a", "b")
+    with pytest.raises(StoreFailed):
+        disk.remove("a")
+    with pytest.raises(StoreFailed):
+        file.resize(1)
+    assert disk.names("") == ["a"]
+    assert bytes(file.view()) == b"kept"
+
+
+def retry_a_failed_sync(*, forgets: bool, rewrite: bool) -> set[bytes | None]:
+    disk = FaultyDisk(sync_failure_forgets=forgets)
+    write_file(disk, "a", b"old")
+    file = disk.open("a")
+    file.write_at(0, b"new")
+    disk.fail_at = disk.calls + 1
+    with pytest.raises(StoreFailed):
+        file.sync()
+    if rewrite:
+        file.write_at(0, b"new")
+    file.sync()
+    return {read_file(disk.power_cut(Random(1), survival), "a") for survival in ("none", "all")}
+
+
+def test_a_sync_after_a_failed_one_does_not_make_the_bytes_safe() -> None:
+    assert retry_a_failed_sync(forgets=True, rewrite=False) == {b"old", b"new"}
+    assert retry_a_failed_sync(forgets=True, rewrite=True) == {b"new"}
+    assert retry_a_failed_sync(forgets=False, rewrite=False) == {b"new"}
+
+
+def test_at_the_cut_the_machine_goes_off_and_stays_off() -> None:
+    runs = until_one_gets_through(lambda n: FaultyDisk(cut_at=n), every_kind_of_call)
+    cuts = 0
+    for cuts, (disk, raised) in enumerate(runs, start=1):
+        assert type(raised) is PowerCut
+        assert disk.calls == cuts
+        with pytest.raises(PowerCut):
+            disk.sync_directory("")
+        every_kind_of_call(disk.power_cut(Random(cuts)))
+    assert cuts == 9
+
+
+def test_no_handler_of_errors_survives_a_cut_and_the_call_did_not_happen() -> None:
+    disk = FaultyDisk(cut_at=1)
+    with pytest.raises(PowerCut), contextlib.suppress(Exception):
+        disk.create("a", 1)
+    assert disk.power_cut(Random(1), "all").names("") == []
+
+
+def dirty_disk() -> FaultyDisk:
+    """Ten sectors of `o`, all synced, the middle six overwritten with `n` and not synced."""
+    disk = FaultyDisk()
+    write_file(disk, "a", b"o" * 10 * SECTOR)
+    disk.open("a").write_at(2 * SECTOR, b"n" * 6 * SECTOR)
+    return disk
+
+
+def test_a_mixed_cut_decides_for_each_sector_and_tears_some() -> None:
+    seen = set()
+    for seed in range(SEEDS):
+        found = read_file(dirty_disk().power_cut(Random(seed)), "a")
+        assert found is not None
+        assert set(found[: 2 * SECTOR]) | set(found[8 * SECTOR :]) == set(b"o")
+        for start in range(2 * SECTOR, 8 * SECTOR, SECTOR):
+            sector = found[start : start + SECTOR]
+            if sector == b"n" * SECTOR:
+                seen.add("kept")
+            elif sector == b"o" * SECTOR:
+                seen.add("lost")
+            elif sector == b"n" * sector.count(b"n") + b"o" * sector.count(b"o"):
+                seen.add("torn once")
+            else:
+                assert set(re.findall(b"." * 8, sector)) == {b"n" * 8, b"o" * 8}
+                seen.add("torn in words")
+    assert seen == {"kept", "lost", "torn once", "torn in words"}
+
+
+def left_by_cuts(disk: FaultyDisk, look: Callable[[FaultyDisk], object]) -> set[object]:
+    return {look(disk.power_cut(Random(seed))) for seed in range(SEEDS)}
+
+
+def test_a_seed_cuts_the_same_way_again_and_what_it_left_is_safe_from_the_next_cut() -> None:
+    disk = dirty_disk()
+    for seed in range(SEEDS // 4):
+        found = disk.power_cut(Random(seed))
+        left = read_file(found, "a")
+        assert read_file(disk.power_cut(Random(seed)), "a") == left
+        assert left_by_cuts(found, lambda disk: read_file(disk, "a")) == {left}
+
+
+def test_a_length_is_any_since_the_last_sync() -> None:
+    disk = FaultyDisk()
+    write_file(disk, "a", b"x" * 30)
+    file = disk.open("a")
+    file.resize(10)
+    file.resize(20)
+    assert read_file(disk.power_cut(Random(1), "none"), "a") == b"x" * 30
+    left = left_by_cuts(disk, lambda found: len(read_file(found, "a") or b""))
+    assert left == {30, 10, 20}
+    file.sync()
+    assert left_by_cuts(disk, lambda found: read_file(found, "a")) == {b"x" * 10 + bytes(10)}
+
+
+def test_an_unsynced_create_may_vanish_or_be_empty() -> None:
+    disk = FaultyDisk()
+    disk.create("d/a", 5)
+    assert left_by_cuts(disk, lambda found: read_file(found, "d/a")) == {None, b"", bytes(5)}
+    disk.sync_directory("d")
+    assert left_by_cuts(disk, lambda found: read_file(found, "d/a")) == {b"", bytes(5)}
+
+
+def test_a_removed_file_may_come_back_until_its_directory_is_synced() -> None:
+    disk = FaultyDisk()
+    write_file(disk, "d/a", b"x")
+    disk.remove("d/a")
+    assert left_by_cuts(disk, lambda found: read_file(found, "d/a")) == {b"x", None}
+    disk.remove("d")
+    assert left_by_cuts(disk, lambda f: "".join(f.names("") + f.names("d"))) == {"da", "d", ""}
+    disk.sync_directory("")
+    assert left_by_cuts(disk, lambda found: found.exists("d")) == {False}
+
+
+def test_a_directory_keeps_the_first_of_its_operations() -> None:
+    disk = FaultyDisk()
+    for name in ("1", "2", "3"):
+        disk.create(f"d/{name}", 0)
+    disk.create("e/1", 0)
+    assert left_by_cuts(disk, lambda f: "".join(f.names("d"))) == {"", "1", "12", "123"}
+    both = left_by_cuts(disk, lambda found: (len(found.names("d")), len(found.names("e"))))
+    assert {(0, 1), (1, 0)} <= both  # the one does not wait for the other
+
+
+def test_a_rename_between_directories_never_loses_or_doubles_the_file() -> None:
+    disk = FaultyDisk()
+    write_file(disk, "d/a", b"x")
+    write_file(disk, "e/b", b"")
+    disk.create("d/c", 0)
+    disk.rename("d/a", "e/a")
+    where = left_by_cuts(disk, lambda found: "".join(found.names("d") + found.names("e")))
+    assert where == {"ab", "acb", "cab"}
+    disk.sync_directory("e")  # and with it what was before it in the other
+    assert left_by_cuts(disk, lambda found: "".join(found.names("d"))) == {"c"}
+
+
+def before_replace(seed: int, cut: bool, n: int) -> FaultyDisk:
+    disk = FaultyDisk(seed=seed)
+    write_file(disk, "d/a", OLD)
+    disk.create("d/a.tmp", 700).write_at(0, b"left over")
+    disk.cut_at, disk.fail_at = (disk.calls + n, None) if cut else (None, disk.calls + n)
+    return disk
+
+
+def replace(disk: FaultyDisk) -> None:
+    replace_file(disk, "d/a", NEW)
+
+
+@pytest.mark.parametrize("survival", ["none", "all", "mixed"])
+def test_replace_file_is_atomic_wherever_the_power_is_cut(survival: Survival) -> None:
+    for seed in range(SEEDS):
+        for disk, _ in until_one_gets_through(partial(before_replace, seed, True), replace):
+            assert read_file(disk.power_cut(Random(seed), survival), "d/a") in (OLD, NEW)
+        done = before_replace(seed, True, 99)
+        replace(done)
+        assert read_file(done.power_cut(Random(seed), survival), "d/a") == NEW
+
+
+def test_replace_file_tried_again_after_any_failure_is_durable() -> None:
+    for seed in range(SEEDS):
+        for disk, _ in until_one_gets_through(partial(before_replace, seed, False), replace):
+            assert read_file(disk.power_cut(Random(seed)), "d/a") in (OLD, NEW), disk.trace
+            replace(disk)
+            assert read_file(disk.power_cut(Random(seed)), "d/a") == NEW, disk.trace
+
+
+def test_a_capacity_counts_the_pages_written() -> None:
+    disk = MemoryDisk(capacity_bytes=3 * 4096)
+    file = disk.create("a", 1 << 30)
+    file.write_at(1 << 20, b"x")
+    assert disk.usage().free_bytes == 2 * 4096
+    with pytest.raises(StoreFull):
+        file.write_at(4000, b"y" * 4096 * 3)
+    assert bytes(file.view()[4000:12289]).count(b"y") == 2 * 4096 - 4000
+    file.write_at(1 << 20, b"again")
+    disk.remove("a")
+    assert disk.usage().free_bytes == 3 * 4096
+
+
+class DiskMachine(RuleBasedStateMachine):
+    """One directory. Of a file all versions since its last sync, of the names all maps since
+    the last sync of the directory; the first is safe, the last is what is there now."""
+
+    paths = st.sampled_from(["d/a", "d/b"])
+    sizes = st.integers(0, 3 * SECTOR)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start(FaultyDisk())
+
+    def start(self, disk: FaultyDisk) -> None:
+        self.disk = disk
+        paths = [f"d/{name}" for name in disk.names("d")]
+        self.files = [[read_file(disk, path) or b""] for path in paths]
+        self.names = [{path: number for number, path in enumerate(paths)}]
+
+    def change_names(self, gone: str, added: dict[str, int]) -> None:
+        kept = {path: number for path, number in self.names[-1].items() if path != gone}
+        self.names.append(kept | added)
+
+    def versions(self, path: str) -> list[bytes] | None:
+        return self.files[self.names[-1][path]] if path in self.names[-1] else None
+
+    @rule(path=paths, size=sizes)
+    def create(self, path: str, size: int) -> None:
+        self.disk.create(path, size)
+        if path not in self.names[-1]:
+            self.change_names("", {path: len(self.files)})
+            self.files.append([b""])
+        self.files[self.names[-1][path]] += [b"", bytes(size)]
+
+    @rule(path=paths, start=sizes, byte=st.integers(1, 255), length=sizes)
+    def write(self, path: str, start: int, byte: int, length: int) -> None:
+        if (versions := self.versions(path)) is not None:
+            old = versions[-1]
+            data = bytes([byte]) * len(old[start : start + length])
+            start = min(start, len(old))
+            self.disk.open(path).write_at(start, data)
+            versions.append(old[:start] + data + old[start + len(data) :])
+
+    @rule(path=paths, size=sizes)
+    def resize(self, path: str, size: int) -> None:
+        if (versions := self.versions(path)) is not None:
+            self.disk.open(path).resize(size)
+            versions.append(versions[-1][:size].ljust(size, b"\0"))
+
+    @rule(path=paths)
+    def sync(self, path: str) -> None:
+        if (versions := self.versions(path)) is not None:
+            self.disk.open(path).sync()
+            del versions[:-1]
+
+    @rule(old=paths, new=paths)
+    def rename(self, old: str, new: str) -> None:
+        if old in self.names[-1] and old != new:
+            self.disk.rename(old, new)
+            self.change_names(old, {new: self.names[-1][old]})
+
+    @rule(path=paths)
+    def remove(self, path: str) -> None:
+        if path in self.names[-1]:
+            self.disk.remove(path)
+            self.change_names(path, {})
+
+    @rule()
+    def sync_directory(self) -> None:
+        if self.disk.exists("d"):
+            self.disk.sync_directory("d")
+            del self.names[:-1]
+
+    @rule(seed=st.integers(0, 2**32), survival=st.sampled_from(["none", "all", "mixed"]))
+    def cut(self, seed: int, survival: Survival) -> None:
+        now = {path: self.files[number][-1] for path, number in self.names[-1].items()}
+        assert now == {path: read_file(self.disk, path) for path in now}
+        found = self.disk.power_cut(Random(seed), survival)
+        left = {f"d/{name}": read_file(found, f"d/{name}") or b"" for name in found.names("d")}
+        maps = {"none": self.names[:1], "all": self.names[-1:], "mixed": self.names}[survival]
+        assert any(
+            names.keys() == left.keys()
+            and all(possible(self.files[names[path]], left[path], survival) for path in names)
+            for names in maps
+        )
+        self.start(found)
+
+
+def possible(versions: list[bytes], left: bytes, survival: Survival) -> bool:
+    if survival != "mixed":
+        return left == versions[-1 if survival == "all" else 0]
+    safe, now = (version.ljust(len(left), b"\0") for version in (versions[0], versions[-1]))
+    return any(len(left) == len(version) for version in versions) and all(
+        byte in choices for byte, *choices in zip(left, safe, now, strict=False)
+    )
+
+
+DiskMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestDisk = pytest.mark.slow(DiskMachine.TestCase)
