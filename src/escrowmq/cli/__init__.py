@@ -1,1 +1,1 @@
-"""cli"""
+"""The `escrowmq` command."""

@@ -71,6 +71,13 @@ class LogCheck:
     def end(self) -> int:
         return self._log.end
 
+    def place(self, log_offset: int) -> tuple[str, int]:
+        return self._log.place(log_offset)
+
+    @property
+    def has_damage(self) -> bool:
+        return bool(self._damaged)
+
     def walk(self) -> Iterator[StoredRecord]:
         """Every good record, in order; what is not good becomes a finding."""
         stored_ms = 0
@@ -100,6 +107,9 @@ class LogCheck:
         return any(place.begin <= log_offset < place.end for place in self._damaged)
 
     def _is_torn_end(self, place: BadPlace) -> bool:
+        if not self._log.has_file(place.begin):  # a finding already
+            self._damaged.append(place)
+            return False
         if self._is_cut_by_recovery(place):
             self._findings.note(
                 *self._log.place(place.begin),
@@ -155,9 +165,11 @@ class LogCheck:
                 what = f"has {file.size} bytes, not {log.segment_bytes}"
                 self._findings.add(severity, file.path, None, what)
         for before, after in itertools.pairwise(log.files):
-            for base in range(before.base + log.segment_bytes, after.base, log.segment_bytes):
-                missing = f"{DIRECTORY}/{file_name(base)}"
-                self._findings.damage(missing, None, "is missing between two others")
+            missing = (after.base - before.base) // log.segment_bytes - 1
+            if missing:
+                path = f"{DIRECTORY}/{file_name(before.base + log.segment_bytes)}"
+                more = f", and so are {missing - 1} behind it" if missing > 1 else ""
+                self._findings.damage(path, None, f"is missing between two others{more}")
 
     def _is_unfinished(self, file: LogFile) -> bool:
         """A crash came while it was made: no record can be lost that way."""

@@ -52,10 +52,15 @@ class Flush:
     new_files: bool
 
     def run(self) -> None:
-        for file in self.files:
-            file.sync()
-        if self.new_files:
-            self.disk.sync_directory(DIRECTORY)
+        try:
+            for file in self.files:
+                file.sync()
+            if self.new_files:
+                self.disk.sync_directory(DIRECTORY)
+        except StoreError as error:
+            # Whatever the reason, also a full disk: the kernel may have dropped what it could
+            # not write, and the next flush would not know.
+            raise StoreFailed(f"the log could not be flushed: {error}") from error
 
 
 class CommitLog:
@@ -81,8 +86,7 @@ class CommitLog:
     # --- writing -------------------------------------------------------------------------------
 
     def batch(self) -> Batch:
-        if self._failure is not None:
-            raise StoreFailed(f"the log takes no more writes: {self._failure}")
+        self._refuse_if_failed()
         return Batch(self)
 
     def segment_at(self, number: int) -> Segment:
@@ -108,6 +112,10 @@ class CommitLog:
                 segment.file.sync()
                 segment.view = segment.file.view()
 
+    def _refuse_if_failed(self) -> None:
+        if self._failure is not None:
+            raise StoreFailed(f"the log takes no more writes: {self._failure}")
+
     @property
     def has_failed(self) -> bool:
         return self._failure is not None
@@ -119,6 +127,7 @@ class CommitLog:
     # --- flushing ------------------------------------------------------------------------------
 
     def begin_flush(self) -> Flush:
+        self._refuse_if_failed()
         first, last = self.flushed // self.segment_bytes, self.end // self.segment_bytes
         numbers = [number for number in range(first, last + 1) if number in self._segments]
         flush = Flush(
@@ -178,11 +187,11 @@ class CommitLog:
 
     # --- files ---------------------------------------------------------------------------------
 
-    def remove_oldest(self) -> None:
-        """Drop the first file. The last one stays, whatever its age."""
+    def remove_oldest(self, *, below: LogOffset) -> None:
+        """Drop the first file, if it lies wholly below that offset and is not the last."""
         numbers = sorted(self._segments)
-        if len(numbers) < 2 or numbers[1] * self.segment_bytes > self.flushed:
-            raise StoreError("the newest file of the log cannot be removed")
+        if len(numbers) < 2 or numbers[1] * self.segment_bytes > below:
+            raise StoreError("the oldest file of the log is still needed")
         try:
             self._remove(numbers[0])
         finally:
@@ -193,6 +202,8 @@ class CommitLog:
             segment.view = memoryview(b"")
             segment.file.close()
         self._segments.clear()
+        self.begin = self.end
+        self.fail(StoreFailed("it is closed"))
 
     def scan_end(self) -> LogOffset:
         """Where the files end; what of that is records, recovery finds out."""
@@ -215,7 +226,7 @@ class CommitLog:
                     f"{DIRECTORY}/{name}: this log was not written in files of "
                     f"{self.segment_bytes} bytes; set mappedFileSizeCommitLog to what it was"
                 )
-            self._open_file(name, last=name == names[-1])
+            self._open_file(name)
         numbers = sorted(self._segments)
         for before, after in itertools.pairwise(numbers):
             if after != before + 1:
@@ -224,17 +235,17 @@ class CommitLog:
         if numbers:
             self.begin = self.end = self.flushed = LogOffset(numbers[0] * self.segment_bytes)
 
-    def _open_file(self, name: str, *, last: bool) -> None:
+    def _open_file(self, name: str) -> None:
         path = f"{DIRECTORY}/{name}"
         file = self._disk.open(path)
-        if file.size != self.segment_bytes:
-            if not last or file.size > self.segment_bytes:
-                size = file.size
-                file.close()
-                raise StoreDamaged(
-                    f"{path} has {size} bytes, not {self.segment_bytes}; "
-                    "set mappedFileSizeCommitLog to what it was written with"
-                )
+        if file.size > self.segment_bytes:
+            size = file.size
+            file.close()
+            raise StoreDamaged(
+                f"{path} has {size} bytes, more than {self.segment_bytes}; "
+                "set mappedFileSizeCommitLog to what it was written with"
+            )
+        if file.size < self.segment_bytes:
             file.resize(self.segment_bytes)  # a crash while it was created, or cut
         base = int(name)
         self._segments[base // self.segment_bytes] = Segment(base, file, file.view())

@@ -41,10 +41,10 @@ def expire(
     removed = 0
     used_ratio = usage().used_ratio
     store.accepts_writes = used_ratio <= store.settings.refuse_ratio
-    # The file that is being written stays, and so does one that is not wholly flushed.
+    # The file that is being written stays, and so does what no checkpoint covers yet.
     for base, modified_ms in store.log_files()[:-1]:
         end = base + store.settings.segment_bytes
-        if removed == REMOVED_MAX or end > store.flushed:
+        if removed == REMOVED_MAX or end > store.checkpointed:
             break
         if keep_from is not None and end > keep_from:
             break

@@ -90,18 +90,20 @@ class IndexFile:
 
 @dataclass(slots=True)
 class IndexFlush:
-    """Keys on their way to the files. `run` may go to a thread.
-
-    One that failed must be run again, and none other: its writes may be half done.
-    """
+    """Keys on their way to the files. `run` may go to a thread, and again after it failed."""
 
     index: KeyIndex
     keys: list[WaitingKey]
-    files: list[IndexFile]  # as they will be
+    files: list[IndexFile]  # in the end, as they will be
     now_ms: int
+    # One that failed, perhaps half done: it must be done whole before anything else.
+    before: IndexFlush | None = None
     changes: list[FileChange] | None = None
 
     def run(self) -> None:
+        if self.before is not None:
+            self.before.run()
+            self.files, self.before = self.before.files, None
         if self.changes is None:
             self.files, self.changes = self.index.plan(self)
         self.index.carry_out(self.changes)
@@ -126,9 +128,13 @@ class KeyIndex:
             self.waiting.append((topic, key, log_offset, stored_ms))
 
     def begin_flush(self, now_ms: int) -> IndexFlush:
-        if self._flush is None:
-            self._flush = IndexFlush(self, self.waiting, self.files, now_ms)
-            self.waiting = []
+        before, keys = self._flush, self.waiting
+        if before is not None and before.changes is None:
+            # It failed before it began: its keys go along with these.
+            keys = before.keys + keys
+            before = before.before
+        self._flush = IndexFlush(self, keys, self.files, now_ms, before)
+        self.waiting = []
         return self._flush
 
     def finish_flush(self, flush: IndexFlush) -> None:
@@ -190,7 +196,7 @@ class KeyIndex:
         """Where records with this key may lie, the newest first. The caller compares the key."""
         seen = set()
         sought = (topic, key)
-        for waiting in (self.waiting, self._flush.keys if self._flush else []):
+        for waiting in self._not_in_files():
             for entry_topic, entry_key, log_offset, stored_ms in reversed(waiting):
                 if (entry_topic, entry_key) == sought and begin_ms <= stored_ms <= end_ms:
                     seen.add(log_offset)
@@ -201,6 +207,13 @@ class KeyIndex:
                     if log_offset not in seen:
                         seen.add(log_offset)
                         yield LogOffset(log_offset)
+
+    def _not_in_files(self) -> Iterator[list[WaitingKey]]:
+        yield self.waiting
+        flush = self._flush
+        while flush is not None:
+            yield flush.keys
+            flush = flush.before
 
     def _find_in(self, file: IndexFile, value: int, begin_ms: int, end_ms: int) -> Iterator[int]:
         view = self._views.view(file.path)

@@ -26,10 +26,11 @@ from escrowmq.message.record import (
 from escrowmq.store.commitlog import DIRECTORY, file_name, is_file_name
 from escrowmq.store.disk import Disk, OpenViews
 
-WHOLE_BYTES: Final = 8 << 20  # how far behind the end every byte is looked at
-_STEP_BYTES: Final = 256 << 10  # farther on, of so many bytes
-_SAMPLE_BYTES: Final = 4096  # the first so many are
-_ZEROS: Final = bytes(_STEP_BYTES)
+WHOLE_BYTES: Final = 8 << 20  # so far behind the end every byte is looked at; farther on
+_SAMPLE_BYTES: Final = 4096  # only the first so many
+_SAMPLED_BYTES: Final = 16 << 20  # of so many
+_CHUNK_BYTES: Final = 256 << 10
+_ZEROS: Final = bytes(_CHUNK_BYTES)
 _MAGIC_AT: Final = 4
 _MAGICS = re.compile(b"|".join(re.escape(m.to_bytes(4, "big")) for m in (MAGIC_V1, MAGIC_V2)))
 
@@ -68,18 +69,23 @@ class LogFiles:
         self.segment_bytes = likely_size(file.size for file in found)
         self.misplaced = [f for f in found if self.segment_bytes and f.base % self.segment_bytes]
         self.files = [file for file in found if file not in self.misplaced]
+        self._last_view = -1, memoryview(b"")
         self._by_base = {file.base: file for file in self.files}
         self.begin = LogOffset(self.files[0].base if self.files else 0)
         self.scan_end = LogOffset(self.files[-1].base + self.segment_bytes if self.files else 0)
         self.end = self.begin  # behind the last good record that a walk has met
 
     def close(self) -> None:
+        self._last_view = -1, memoryview(b"")
         self._views.close()
 
     def place(self, log_offset: int) -> tuple[str, int]:
         """The path of the file that holds this offset, there or not, and the position in it."""
         position = log_offset % self.segment_bytes if self.segment_bytes else 0
         return f"{DIRECTORY}/{file_name(log_offset - position)}", position
+
+    def has_file(self, log_offset: int) -> bool:
+        return log_offset - log_offset % self.segment_bytes in self._by_base
 
     def walk(self, begin: int = 0) -> Iterator[StoredRecord | BadPlace]:
         """Every record from `begin` on, a record's boundary, and every place that holds none."""
@@ -113,7 +119,11 @@ class LogFiles:
         return None
 
     def _view(self, file: LogFile) -> memoryview:
-        return self._views.view(file.path)[: self.segment_bytes]
+        base, view = self._last_view
+        if base != file.base:
+            view = self._views.view(file.path)[: self.segment_bytes]
+            self._last_view = file.base, view
+        return view
 
     def _record_at(self, file: LogFile | None, at: LogOffset) -> StoredRecord:
         if file is None:
@@ -164,13 +174,18 @@ class LogFiles:
 
 
 def first_nonzero(view: memoryview, position: int, whole_bytes: int = WHOLE_BYTES) -> int | None:
-    """Where the first byte lies that is not zero. Most of a sparse file is only sampled:
-    to look at all of it would bring every page of it into memory."""
-    for at in range(position, len(view), _STEP_BYTES):
-        size = _STEP_BYTES if at - position < whole_bytes else _SAMPLE_BYTES
-        chunk = bytes(view[at : at + size])
+    """Where the first byte lies that is not zero. What a crash leaves lies right behind the end;
+    of the rest of a sparse file only samples are taken, for to look at all would fill the memory
+    with its pages."""
+    whole_end = min(len(view), position + whole_bytes)
+    chunks = [
+        (at, min(at + _CHUNK_BYTES, whole_end)) for at in range(position, whole_end, _CHUNK_BYTES)
+    ]
+    chunks += [(at, at + _SAMPLE_BYTES) for at in range(whole_end, len(view), _SAMPLED_BYTES)]
+    for begin, end in chunks:
+        chunk = bytes(view[begin:end])
         if chunk != _ZEROS[: len(chunk)]:
-            return at + len(chunk) - len(chunk.lstrip(b"\0"))
+            return begin + len(chunk) - len(chunk.lstrip(b"\0"))
     return None
 
 

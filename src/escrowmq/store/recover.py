@@ -151,9 +151,10 @@ class _Walk:
             tags_code, keys = derive(record.topic, record.properties, record.stored_ms)
             try:
                 restorer.add(record, tags_code)
-            except RecordRefused as error:
-                walker.reject(record, str(error))
-                continue
+            except (RecordRefused, CorruptRecord) as error:
+                if walker.reject(record, str(error)):
+                    continue
+                break
             if record.log_offset > indexed:
                 _put_keys_back(self._index, record, keys)
             found.records += 1
@@ -201,7 +202,7 @@ class _QueueRestorer:
         if queue not in self._met:
             self._meet(queue, record)
         if record.queue_offset < queue.next:
-            return  # a place that is taken: RocketMQ ignores it too
+            raise CorruptRecord(record.log_offset, "another has its place in the queue")
         if record.queue_offset > queue.next:
             queue.add_blanks(record.queue_offset, record.log_offset)
         queue.add(record.log_offset, record.size, tags_code)
@@ -250,10 +251,14 @@ class Walker:
             at = LogOffset(record.log_offset + record.size)
             self.end = at
 
-    def reject(self, record: StoredRecord, why: str) -> None:
-        """A record that checks out and still cannot be one of ours."""
-        end = LogOffset(record.log_offset + record.size)
-        self.damaged.append(Damage(record.log_offset, end, why))
+    def reject(self, record: StoredRecord, why: str) -> bool:
+        """A record that checks out and still cannot be one of ours: whether to read on."""
+        following = self._behind(record.log_offset)
+        if following is None:
+            self.end, self.torn = record.log_offset, why
+            return False
+        self.damaged.append(Damage(record.log_offset, following, why))
+        return True
 
     def _behind(self, at: LogOffset) -> LogOffset | None:
         """Where the next good record is, if what is at `at` is damage and not the end."""

@@ -125,6 +125,7 @@ class MessageStore:
         self.recovery: Recovery = recover(
             disk, self._log, self._queues, self._index, clean=clean, spill=self._spill
         )
+        self.checkpointed = self._log.begin  # everything below is durable and has its entries
         self._last_record = self.recovery.last_record
         self._stored_ms = self.recovery.stored_ms
 
@@ -148,7 +149,7 @@ class MessageStore:
     def close(self) -> None:
         """Write everything out and say that this stop was in order."""
         try:
-            if not self._log.has_failed:
+            if not self.has_failed:
                 self.checkpoint()
                 remove_file(self._disk, ABORT_PATH)
         finally:
@@ -237,6 +238,11 @@ class MessageStore:
         self._log.finish_flush(flush)
         return self._log.flushed
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether only a restart can help."""
+        return self._log.has_failed
+
     def fail(self, error: StoreError) -> None:
         """After a flush that failed: the kernel may have dropped what it could not write, so
         nothing more is taken until a restart has found out what is there."""
@@ -271,6 +277,7 @@ class MessageStore:
 
     def finish_checkpoint(self, job: CheckpointJob) -> None:
         self._job = None
+        self.checkpointed = job.log_offset
         self._log.finish_flush(job.flush)
         for flush in job.queues:
             flush.queue.finish_flush(flush)
@@ -391,7 +398,8 @@ class MessageStore:
         """Forget the oldest file of the log, and what only speaks of it."""
         if self._job is not None:
             raise StoreFailed("not while a checkpoint is being made")
-        self._log.remove_oldest()
+        # Or a queue could forget how far it had counted.
+        self._log.remove_oldest(below=self.checkpointed)
         self._remove_expired()
 
     def _remove_expired(self) -> None:

@@ -1,146 +1,35 @@
 """Disks in memory: one that works, and one that fails or loses power on command.
 
-Both remember what a power cut could bring back:
-
-    of a file       every sector changed since the last sync, as it was then, and every length
-    of a directory  the names at its last sync, and every create, rename and remove since
-
-A cut leaves each of those sectors old, new or torn, one of those lengths, and of a directory's
-operations the first few: a journal loses its end, not its middle. A rename is one operation of
-both its directories, and to sync either makes it safe. Directories are safe once made.
+Both remember what a power cut could bring back: of a file (inode.py) every sector and length since
+its last sync, of a directory the names at its last sync and every create, rename and remove since.
+A cut keeps the first few of those: a journal loses its end, not its middle. A rename is one
+operation of both its directories, and to sync either makes it safe. Directories are safe once made.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import mmap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Literal
 
 from escrowmq.clock import Clock, ManualClock
 from escrowmq.errors import StoreError, StoreFailed, StoreFull, StoreLocked
 from escrowmq.store.disk import Bytes, Usage, parent
+from escrowmq.testing.inode import PAGE, SECTOR, Cut, Inode, Survival, covered
 
-PAGE = 4096  # what a sparse file takes room in
-SECTOR = 512  # what a drive writes whole, or tears
-
-Survival = Literal["none", "all", "mixed"]
 OnFault = Callable[["FaultyDisk"], None]
-
-# Mixed, often nearly all is kept, or lost: one odd sector among many is the hardest to notice.
-_KEPT_RATIOS: dict[Survival, list[float]] = {"none": [0], "all": [1], "mixed": [0.1, 0.5, 0.9]}
 
 
 class PowerCut(BaseException):
     """The machine is off. Not an Exception: nothing that runs on the machine may handle it."""
 
 
-class _Cut:
-    """What one power cut leaves of what was not safe."""
-
-    def __init__(self, rng: Random, survival: Survival) -> None:
-        self._rng = rng
-        self._ratio = rng.choice(_KEPT_RATIOS[survival])
-
-    def keeps(self) -> bool:
-        return self._rng.random() < self._ratio
-
-    def sector(self, old: bytes, new: bytes) -> bytes:
-        if self._ratio in (0, 1) or self._rng.random() >= 0.15:
-            return new if self.keeps() else old
-        if self._rng.random() < 0.5:
-            at = self._rng.randint(0, SECTOR)
-            return new[:at] + old[at:]
-        words = ((self._rng.choice((old, new)), at) for at in range(0, SECTOR, 8))
-        return b"".join(source[at : at + 8] for source, at in words)
-
-
-class _Inode:
-    """A file, under its name or still open under none; or a directory."""
-
-    def __init__(self, clock: Clock, *, is_directory: bool = False) -> None:
-        self._clock = clock
-        self.is_directory = is_directory
-        self.buffer = _zeros(0)
-        self.pages: set[int] = set()  # those ever written
-        self.modified_ms = clock.now_ms()
-        self.locked = False
-        self._sizes = [0]  # the safe one, then all since
-        self._safe: dict[int, bytes] = {}  # of each sector changed since the last sync
-        self._forgotten: dict[int, bytes] = {}  # the same, but no later sync will write them
-
-    def write(self, position: int, data: Bytes) -> None:
-        self._remember(_covered(position, len(data), SECTOR))
-        self._put(position, data)
-        self.modified_ms = self._clock.now_ms()
-
-    def resize(self, size: int) -> None:
-        for page in [page for page in self.pages if (page + 1) * PAGE > size]:
-            self._remember(_covered(page * PAGE, PAGE, SECTOR))
-        before, self.buffer = self.buffer, _zeros(size)
-        pages, self.pages = self.pages, set()
-        for page in sorted(pages):  # not all of it: most of a large file was never touched
-            self._put(page * PAGE, before[page * PAGE : (page + 1) * PAGE])
-        if size != self._sizes[-1]:
-            self._sizes.append(size)
-        self.modified_ms = self._clock.now_ms()
-
-    def sync(self) -> None:
-        self._safe.clear()
-        del self._sizes[:-1]
-
-    def fail_sync(self, *, forgets: bool) -> None:
-        """After a failed flush Linux takes the pages for clean: the next one skips them."""
-        if forgets:
-            self._forgotten |= self._safe
-            self._safe.clear()
-
-    def after(self, cut: _Cut) -> _Inode:
-        left = _Inode(self._clock, is_directory=self.is_directory)
-        later_sizes = itertools.takewhile(lambda size: cut.keeps(), self._sizes[1:])
-        left.resize([self._sizes[0], *later_sizes][-1])
-        for page in sorted(self.pages):
-            left._put(page * PAGE, self.buffer[page * PAGE : (page + 1) * PAGE])
-        for sector, old in (self._safe | self._forgotten).items():
-            left._put(sector * SECTOR, cut.sector(old, self._sector(sector)))
-        left.sync()
-        left.modified_ms = self.modified_ms
-        return left
-
-    def _put(self, position: int, data: Bytes) -> None:
-        """What of it lies inside the file."""
-        fitting = data[: max(0, len(self.buffer) - position)]
-        self.buffer[position : position + len(fitting)] = fitting
-        self.pages.update(_covered(position, len(fitting), PAGE))
-
-    def _remember(self, sectors: range) -> None:
-        for sector in sectors:
-            if sector not in self._safe:
-                forgotten = self._forgotten.pop(sector, None)
-                self._safe[sector] = self._sector(sector) if forgotten is None else forgotten
-
-    def _sector(self, sector: int) -> bytes:
-        return bytes(self.buffer[sector * SECTOR : (sector + 1) * SECTOR]).ljust(SECTOR, b"\0")
-
-
-def _zeros(size: int) -> bytearray | mmap.mmap:
-    """A large file takes no memory where it was never written, and no time to make."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    return bytearray(size) if size <= 1 << 16 else mmap.mmap(-1, size, flags=flags)
-
-
-def _covered(position: int, length: int, unit: int) -> range:
-    return range(position // unit, -(-(position + length) // unit)) if length else range(0)
-
-
 @dataclass(eq=False)
 class MemoryFile:
     _disk: MemoryDisk
     _path: str
-    _inode: _Inode
+    _inode: Inode
     _writable: bool
     _open: bool = True
 
@@ -184,7 +73,7 @@ class MemoryFile:
 
 
 class MemoryLock:
-    def __init__(self, inode: _Inode) -> None:
+    def __init__(self, inode: Inode) -> None:
         self._held = [inode]
 
     def release(self) -> None:
@@ -193,10 +82,10 @@ class MemoryLock:
 
 
 # One operation of the journal: where it happened, and what is under a name from then on.
-_Step = tuple[set[str], dict[str, _Inode | None]]
+_Step = tuple[set[str], dict[str, Inode | None]]
 
 
-def _apply(changes: dict[str, _Inode | None], names: dict[str, _Inode]) -> None:
+def _apply(changes: dict[str, Inode | None], names: dict[str, Inode]) -> None:
     for path, inode in changes.items():
         if inode is None:
             names.pop(path, None)
@@ -212,8 +101,8 @@ class MemoryDisk:
     capacity_bytes: int | None = None  # may be set at any time
 
     def __post_init__(self) -> None:
-        self._names: dict[str, _Inode] = {}
-        self._safe_names: dict[str, _Inode] = {}
+        self._names: dict[str, Inode] = {}
+        self._safe_names: dict[str, Inode] = {}
         self._journal: list[_Step] = []  # from the safe names to those of now
 
     def create(self, path: str, size: int) -> MemoryFile:
@@ -279,12 +168,12 @@ class MemoryDisk:
         inode.resize(size)
         return MemoryFile(self, path, inode, True)
 
-    def _inode(self, path: str, what: str) -> _Inode:
+    def _inode(self, path: str, what: str) -> Inode:
         if path not in self._names:
             raise StoreFailed(f"{what} {path}: No such file or directory")
         return self._names[path]
 
-    def _file(self, path: str, what: str) -> _Inode:
+    def _file(self, path: str, what: str) -> Inode:
         if self._is_directory(path):
             raise StoreFailed(f"{what} {path}: Is a directory")
         return self._inode(path, what)
@@ -292,10 +181,10 @@ class MemoryDisk:
     def _is_directory(self, path: str) -> bool:
         return path in self._names and self._names[path].is_directory
 
-    def _find_or_make(self, path: str) -> _Inode:
+    def _find_or_make(self, path: str) -> Inode:
         self._make_directories(parent(path))
         if path not in self._names:
-            self._change({path: _Inode(self.clock)})
+            self._change({path: Inode(self.clock)})
         return self._file(path, "creating")
 
     def _make_directories(self, path: str) -> None:
@@ -306,9 +195,9 @@ class MemoryDisk:
         if path:
             self._make_directories(parent(path))
         self._commit(parent(path))
-        self._names[path] = self._safe_names[path] = _Inode(self.clock, is_directory=True)
+        self._names[path] = self._safe_names[path] = Inode(self.clock, is_directory=True)
 
-    def _change(self, changes: dict[str, _Inode | None]) -> None:
+    def _change(self, changes: dict[str, Inode | None]) -> None:
         directories = {parent(path) for path in changes}
         for directory in directories:
             self._names[directory].modified_ms = self.clock.now_ms()
@@ -330,8 +219,8 @@ class MemoryDisk:
             _apply(changes, self._safe_names)
         self._journal = later[::-1]
 
-    def _write(self, path: str, inode: _Inode, position: int, data: Bytes) -> None:
-        new = [page for page in _covered(position, len(data), PAGE) if page not in inode.pages]
+    def _write(self, path: str, inode: Inode, position: int, data: Bytes) -> None:
+        new = [page for page in covered(position, len(data), PAGE) if page not in inode.pages]
         free = self.usage().free_bytes // PAGE
         room = len(data) if len(new) <= free else max(0, new[free] * PAGE - position)
         inode.write(position, data[:room])
@@ -358,7 +247,7 @@ class FaultyDisk(MemoryDisk):
 
     def power_cut(self, rng: Random, survival: Survival = "mixed") -> FaultyDisk:
         """The disk that the machine finds when it is on again. This one stays as it is."""
-        cut = _Cut(rng, survival)
+        cut = Cut(rng, survival)
         names = dict(self._safe_names)
         ended: set[str] = set()
         for directories, changes in self._journal:
@@ -388,7 +277,7 @@ class FaultyDisk(MemoryDisk):
                 on_fault(self)
         raise fault
 
-    def _fail_write(self, path: str, inode: _Inode, position: int, data: Bytes) -> None:
+    def _fail_write(self, path: str, inode: Inode, position: int, data: Bytes) -> None:
         """Some of it is done: up to any byte, or up to the end of a sector."""
         end = position + self._rng.randint(0, len(data))
         end -= self._rng.choice((0, end % SECTOR))

@@ -1,0 +1,48 @@
+"""`escrowmq`: put the command groups together and turn errors into one line and an exit code.
+
+0  as it should be
+1  looked, and found damage
+2  could not do what was asked
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from escrowmq.cli.store import store
+from escrowmq.errors import EscrowError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="escrowmq", prog_name="escrowmq")
+def cli() -> None:
+    """Transactional messages that commit together with your database."""
+
+
+cli.add_command(store)
+
+
+def main() -> None:
+    try:
+        code = cli.main(standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except click.Abort:
+        code = 130
+    except EscrowError as error:
+        click.echo(f"escrowmq: {error}", err=True)
+        code = 2
+    except BrokenPipeError:
+        # Who reads has seen enough. What is still buffered goes nowhere, without a complaint.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""`escrowmq store …`: look at a store's directory without changing it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from escrowmq.cli.record import as_json, as_text
+from escrowmq.errors import StoreError
+from escrowmq.message.facts import derive
+from escrowmq.message.record import StoredRecord
+from escrowmq.store.check import Report, Severity, check_store, is_store
+from escrowmq.store.disk import Disk, RealDisk
+from escrowmq.store.logfiles import BadPlace, LogFiles
+
+_COLOURS = {Severity.DAMAGE: "bold red", Severity.NOTE: "yellow"}
+
+
+@click.group()
+def store() -> None:
+    """Look at a store's directory, ours or RocketMQ's. Nothing in it is changed."""
+
+
+# --- check -----------------------------------------------------------------------------------
+
+
+@store.command()
+@click.argument("directory", type=click.Path())
+@click.option("--json", "in_json", is_flag=True, help="One JSON object instead of text.")
+@click.pass_context
+def check(context: click.Context, directory: str, in_json: bool) -> None:
+    """Examine DIRECTORY: log, queues, index and the small files.
+
+    Exits with 0 if all that was written is there, 1 if not, 2 if it cannot be looked at: it is
+    missing, unreadable, no store, or a broker runs on it.
+    """
+    try:
+        report = check_store(_disk(directory))
+    except StoreError as error:
+        raise StoreError(f"{directory}: {error}") from error
+    if in_json:
+        click.echo(json.dumps(_report_json(report)))
+    else:
+        print_report(Console(highlight=False, soft_wrap=True), report)
+    context.exit(0 if report.is_clean else 1)
+
+
+def print_report(console: Console, report: Report) -> None:
+    for finding in report.findings:
+        line = Text(f"{finding.severity.name:<6} ", style=_COLOURS[finding.severity])
+        line.append(finding.where, style="bold")
+        if finding.position is not None:
+            line.append(f" at byte {finding.position}")
+        line.append(f": {finding.what}", style="not bold default")
+        console.print(line)
+    console.print(Text(_summary(report)))
+
+
+def _summary(report: Report) -> str:
+    counts = (
+        f"{report.log_files} log files with {report.records} records "
+        f"({report.log_begin} to {report.log_end}), {report.queues} queues with "
+        f"{report.queue_entries} entries, {report.index_files} index files with {report.keys} keys"
+    )
+    damaged = sum(finding.severity is Severity.DAMAGE for finding in report.findings)
+    notes = len(report.findings) - damaged
+    verdict = "clean" if report.is_clean else f"DAMAGED in {damaged} places"
+    return f"{counts}: {verdict}" + (f", {notes} notes" if notes else "")
+
+
+def _report_json(report: Report) -> dict[str, Any]:
+    content = asdict(report)
+    for finding in content["findings"]:
+        finding["severity"] = finding["severity"].value
+    return {"clean": report.is_clean, **content}
+
+
+# --- dump ------------------------------------------------------------------------------------
+
+
+@store.command()
+@click.argument("directory", type=click.Path())
+@click.option("--topic", help="Only records of this topic.")
+@click.option("--queue", "queue_id", type=int, help="Only records of this queue id.")
+@click.option("--key", help="Only records with this key or unique key.")
+@click.option("--from", "begin", type=click.IntRange(min=0), default=0, help="A log offset.")
+@click.option("--limit", type=click.IntRange(min=0), help="So many records, and no more.")
+@click.option("--body/--no-body", "with_body", default=True, help="Bodies too, which is usual.")
+@click.option("--json", "in_json", is_flag=True, help="One JSON object per line.")
+def dump(
+    directory: str,
+    topic: str | None,
+    queue_id: int | None,
+    key: str | None,
+    begin: int,
+    limit: int | None,
+    with_body: bool,
+    in_json: bool,
+) -> None:
+    """Print the records of DIRECTORY, in the order of the log.
+
+    A broker may run on it. What does not check out is named, and the records behind it are printed
+    too.
+    """
+    try:
+        disk = _disk(directory)
+        if not is_store(disk):
+            raise StoreError("not a store: there is no commitlog in it")
+        log = LogFiles(disk)
+        shown = (
+            met
+            for met in _walk(log, begin)
+            if isinstance(met, BadPlace) or _matches(met, topic, queue_id, key)
+        )
+        for met in _limited(shown, limit):
+            if isinstance(met, BadPlace):
+                _print_bad(log, met, in_json=in_json)
+            elif in_json:
+                click.echo(json.dumps(as_json(met, with_body=with_body)))
+            else:
+                click.echo(as_text(met, with_body=with_body))
+    except StoreError as error:
+        raise StoreError(f"{directory}: {error}") from error
+
+
+def _walk(log: LogFiles, begin: int) -> Iterator[StoredRecord | BadPlace]:
+    if begin <= log.begin:
+        return log.walk()
+    # It need not be a boundary: the first record from there on.
+    first = log.next_good(begin)
+    return iter(()) if first is None else log.walk(first)
+
+
+def _limited(
+    shown: Iterator[StoredRecord | BadPlace], limit: int | None
+) -> Iterator[StoredRecord | BadPlace]:
+    """Bad places do not count."""
+    left = itertools.count() if limit is None else iter(range(limit))
+    for met in shown:
+        if isinstance(met, StoredRecord) and next(left, None) is None:
+            return
+        yield met
+
+
+def _matches(
+    record: StoredRecord, topic: str | None, queue_id: int | None, key: str | None
+) -> bool:
+    if topic is not None and record.topic != topic:
+        return False
+    if queue_id is not None and record.queue_id != queue_id:
+        return False
+    if key is None:
+        return True
+    return key.encode() in derive(record.topic, record.properties, record.stored_ms)[1]
+
+
+def _print_bad(log: LogFiles, place: BadPlace, *, in_json: bool) -> None:
+    path, position = log.place(place.begin)
+    if in_json:
+        found = {"log_offset": place.begin, "where": path, "position": position, "bad": place.why}
+        click.echo(json.dumps(found))
+        return
+    goes_on = "nothing good follows" if place.is_last else f"going on at {place.end}"
+    what = f"{place.begin:>12}  NO RECORD: {place.why} ({path} at byte {position}); {goes_on}"
+    click.echo(click.style(what, fg="red"))
+
+
+def _disk(directory: str) -> Disk:
+    disk = RealDisk(directory)
+    if not disk.exists(""):
+        raise StoreError("no such directory")
+    return disk

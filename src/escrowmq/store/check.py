@@ -1,0 +1,182 @@
+"""Examine a store's directory without changing it: is all there that was written?
+
+It looks at everything and believes nothing: the log record by record, queues and index against the
+log, the small files by themselves. Directories of Apache RocketMQ (4.9, 5.x) are examined too; how
+long their files are is found out from the files. What recovery does at the next start anyway is a
+note, not damage. Memory grows with the number of queues, not of records.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+from zlib import crc32
+
+from escrowmq.errors import ProtocolError, StoreError, StoreFailed
+from escrowmq.message.facts import derive, has_queue_entry
+from escrowmq.message.fastjson import lenient_json
+from escrowmq.store.check_index import IndexCheck
+from escrowmq.store.check_log import LogCheck, Stop
+from escrowmq.store.check_queues import QueueCheck
+from escrowmq.store.checkpoint import PATH as CHECKPOINT_PATH
+from escrowmq.store.checkpoint import ROCKETMQ_BYTES, ROCKETMQ_PATH
+from escrowmq.store.commitlog import DIRECTORY as LOG_DIRECTORY
+from escrowmq.store.disk import Disk, Lock, read_file
+from escrowmq.store.findings import Finding, Findings, Report, Severity
+from escrowmq.store.logfiles import LogFiles
+from escrowmq.store.redo import PATH as REDO_PATH
+from escrowmq.store.redo import FileChange, load_redo
+from escrowmq.store.settings import StoreSettings
+from escrowmq.store.store import ABORT_PATH, LOCK_PATH
+
+__all__ = ["Finding", "Report", "Severity", "check_store", "is_store"]
+
+_CONFIG: Final = "config"
+_WORD_AT: Final = struct.Struct(">I4s")  # position, four bytes
+
+
+def is_store(disk: Disk) -> bool:
+    """Whether a broker has ever owned this directory."""
+    return disk.exists(LOG_DIRECTORY) or disk.exists(CHECKPOINT_PATH)
+
+
+def check_store(disk: Disk, settings: StoreSettings | None = None) -> Report:
+    """What is wrong with the directory. `settings` say how index files are laid out.
+
+    Raises StoreLocked if a broker runs on it: it would change while it is looked at. None can
+    start as long as this runs.
+    """
+    if not is_store(disk):
+        raise StoreError("not a store: there is no commitlog in it")
+    lock = _own(disk)
+    try:
+        return _check(disk, settings)
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _own(disk: Disk) -> Lock | None:
+    if not disk.exists(LOCK_PATH):
+        return None  # nobody has; to make one would be a change
+    try:
+        return disk.lock(LOCK_PATH, b"lock")
+    except StoreFailed:
+        return None  # not ours to write, as a backup may be: then no broker of ours writes it
+
+
+def _check(disk: Disk, settings: StoreSettings | None) -> Report:
+    findings = Findings()
+    stop = Stop.of(disk)
+    files = LogFiles(disk)
+    log = LogCheck(files, stop, findings)
+    queues = QueueCheck(disk, log, stop, findings)
+    index = None
+    if _index_is_at_rest(disk, stop, findings):
+        index = IndexCheck(disk, log, stop, findings, settings)
+    try:
+        for record in log.walk():
+            tags_code, keys = derive(record.topic, record.properties, record.stored_ms)
+            if has_queue_entry(record.sys_flag):
+                queues.see(record, tags_code)
+            if index is not None:
+                index.see(record, keys)
+        queues.finish()
+        if index is not None:
+            index.finish()
+    finally:
+        files.close()
+        queues.close()
+        if index is not None:
+            index.close()
+    _check_checkpoints(disk, stop, queues, log.end, findings)
+    _check_config(disk, findings)
+    if not stop.clean:
+        findings.note(ABORT_PATH, None, "the last stop was not in order: the next start recovers")
+    return Report(
+        findings=findings.all(),
+        stopped_cleanly=stop.clean,
+        has_lock_file=disk.exists(LOCK_PATH),
+        log_begin=log.begin,
+        log_end=log.end,
+        log_files=len(files.files),
+        records=log.records,
+        queues=len(queues),
+        queue_entries=queues.entries,
+        index_files=0 if index is None else index.files,
+        keys=0 if index is None else index.keys,
+    )
+
+
+def _check_checkpoints(
+    disk: Disk, stop: Stop, queues: QueueCheck, log_end: int, findings: Findings
+) -> None:
+    saved = read_file(disk, CHECKPOINT_PATH)
+    if saved is not None and stop.checkpoint is None:
+        checksum, _, data = saved.strip().partition(b"\n")
+        if checksum == b"%08x" % crc32(data):
+            findings.note(CHECKPOINT_PATH, None, "is of another version: the next start is long")
+        else:
+            findings.damage(CHECKPOINT_PATH, None, "does not check out: the next start is long")
+    if stop.checkpoint is not None and stop.checkpoint.log_offset == log_end:
+        said = stop.checkpoint.queue_count, stop.checkpoint.entry_total
+        if stop.clean and said != queues.totals():
+            counted = "{} queues with {} entries".format(*queues.totals())
+            what = "speaks of {} queues with {} entries; there are".format(*said)
+            findings.note(CHECKPOINT_PATH, None, f"{what} {counted}: they will be built again")
+    other = read_file(disk, ROCKETMQ_PATH)
+    if other is None or len(other) != ROCKETMQ_BYTES:
+        size = "missing" if other is None else f"{len(other)} bytes, not {ROCKETMQ_BYTES}"
+        if log_end or other is not None:
+            findings.note(ROCKETMQ_PATH, None, f"{size}: RocketMQ would begin with a new one")
+
+
+def _index_is_at_rest(disk: Disk, stop: Stop, findings: Findings) -> bool:
+    """False if a crash came while keys were written: the next start finishes that first."""
+    content = read_file(disk, REDO_PATH)
+    changes = load_redo(disk)
+    if content and not changes:
+        findings.note(REDO_PATH, None, "was not finished: no write of it had begun")
+    if stop.clean or all(_is_applied(disk, change) for change in changes):
+        return True
+    what = "keys were being written: the next start finishes that; the index was not examined"
+    findings.note(REDO_PATH, None, what)
+    return False
+
+
+def _is_applied(disk: Disk, change: FileChange) -> bool:
+    content = disk.open(change.path, writable=False) if disk.exists(change.path) else None
+    if content is None:
+        return False
+    try:
+        view = content.view()
+        return all(
+            view[position : position + len(data)] == data
+            for position, data in (*change.writes, *_WORD_AT.iter_unpack(change.words))
+        )
+    finally:
+        content.close()
+
+
+def _check_config(disk: Disk, findings: Findings) -> None:
+    names = {name.removesuffix(".bak") for name in disk.names(_CONFIG)}
+    for name in sorted(name for name in names if name.endswith(".json")):
+        path = f"{_CONFIG}/{name}"
+        problem = _json_problem(disk, path)
+        if problem is None:
+            continue
+        if _json_problem(disk, path + ".bak") is None:
+            findings.note(path, None, f"{problem}; its .bak is good and will be read instead")
+        else:
+            findings.damage(path, None, f"{problem}; and its .bak is no better")
+
+
+def _json_problem(disk: Disk, path: str) -> str | None:
+    content = read_file(disk, path)
+    if not content:
+        return "is missing" if content is None else "is empty"
+    try:
+        lenient_json(content)
+    except ProtocolError as error:
+        return str(error)
+    return None

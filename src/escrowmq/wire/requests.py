@@ -1,0 +1,103 @@
+"""Every request we know: its code, the header it comes with, the header of its answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from escrowmq.errors import UnknownRequest
+from escrowmq.wire import headers_admin as admin
+from escrowmq.wire import headers_consume as consume
+from escrowmq.wire import headers_namesrv as namesrv
+from escrowmq.wire import headers_send as send
+from escrowmq.wire.codes import RequestCode, ResponseCode
+from escrowmq.wire.headers import Header, NoFields
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKind:
+    request: type[Header] = NoFields
+    answer: type[Header] = NoFields
+
+
+_OFFSET = RequestKind(consume.QueueOf, consume.OffsetAnswer)
+
+REQUESTS: dict[int, RequestKind] = {
+    RequestCode.SEND_MESSAGE: RequestKind(send.SendMessage, send.SendMessageAnswer),
+    RequestCode.SEND_MESSAGE_V2: RequestKind(send.SendMessageV2, send.SendMessageAnswer),
+    RequestCode.SEND_BATCH_MESSAGE: RequestKind(send.SendMessageV2, send.SendMessageAnswer),
+    RequestCode.SEND_REPLY_MESSAGE: RequestKind(send.SendMessage, send.SendMessageAnswer),
+    RequestCode.SEND_REPLY_MESSAGE_V2: RequestKind(send.SendMessageV2, send.SendMessageAnswer),
+    RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: RequestKind(send.PushReplyMessage),
+    RequestCode.CONSUMER_SEND_MSG_BACK: RequestKind(send.ConsumerSendMessageBack),
+    RequestCode.RECALL_MESSAGE: RequestKind(send.RecallMessage, send.RecallMessageAnswer),
+    RequestCode.END_TRANSACTION: RequestKind(send.EndTransaction),
+    RequestCode.CHECK_TRANSACTION_STATE: RequestKind(send.CheckTransactionState),
+    RequestCode.RESUME_CHECK_HALF_MESSAGE: RequestKind(send.ResumeCheckHalfMessage),
+    RequestCode.HEART_BEAT: RequestKind(NoFields, consume.HeartbeatAnswer),
+    RequestCode.UNREGISTER_CLIENT: RequestKind(consume.UnregisterClient),
+    RequestCode.CHECK_CLIENT_CONFIG: RequestKind(),
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: RequestKind(consume.ConsumerGroup),
+    RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: RequestKind(consume.ConsumerGroup),
+    RequestCode.LOCK_BATCH_MQ: RequestKind(),
+    RequestCode.UNLOCK_BATCH_MQ: RequestKind(),
+    RequestCode.QUERY_ASSIGNMENT: RequestKind(),
+    RequestCode.SET_MESSAGE_REQUEST_MODE: RequestKind(),
+    RequestCode.PULL_MESSAGE: RequestKind(consume.PullMessage, consume.PullMessageAnswer),
+    RequestCode.LITE_PULL_MESSAGE: RequestKind(consume.PullMessage, consume.PullMessageAnswer),
+    RequestCode.QUERY_MESSAGE: RequestKind(consume.QueryMessage, consume.QueryMessageAnswer),
+    RequestCode.VIEW_MESSAGE_BY_ID: RequestKind(consume.ViewMessage),
+    RequestCode.QUERY_CONSUMER_OFFSET: RequestKind(
+        consume.QueryConsumerOffset, consume.OffsetAnswer
+    ),
+    RequestCode.UPDATE_CONSUMER_OFFSET: RequestKind(consume.UpdateConsumerOffset),
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: RequestKind(consume.SearchOffset, consume.OffsetAnswer),
+    RequestCode.GET_MAX_OFFSET: _OFFSET,
+    RequestCode.GET_MIN_OFFSET: _OFFSET,
+    RequestCode.GET_EARLIEST_MSG_STORETIME: RequestKind(consume.QueueOf, consume.TimestampAnswer),
+    RequestCode.POP_MESSAGE: RequestKind(consume.PopMessage, consume.PopMessageAnswer),
+    RequestCode.ACK_MESSAGE: RequestKind(consume.AckMessage),
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: RequestKind(
+        consume.ChangeInvisibleTime, consume.ChangeInvisibleTimeAnswer
+    ),
+    RequestCode.NOTIFICATION: RequestKind(consume.Notification, consume.NotificationAnswer),
+    RequestCode.RESET_CONSUMER_CLIENT_OFFSET: RequestKind(consume.ResetConsumerOffset),
+    RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: RequestKind(consume.ConsumerStatus),
+    RequestCode.GET_CONSUMER_RUNNING_INFO: RequestKind(consume.ConsumerRunning),
+    RequestCode.CONSUME_MESSAGE_DIRECTLY: RequestKind(consume.ConsumeDirectly),
+    RequestCode.UPDATE_AND_CREATE_TOPIC: RequestKind(admin.CreateTopic),
+    RequestCode.GET_ALL_TOPIC_CONFIG: RequestKind(),
+    RequestCode.GET_ALL_CONSUMER_OFFSET: RequestKind(),
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: RequestKind(),
+    RequestCode.DELETE_TOPIC_IN_BROKER: RequestKind(admin.DeleteTopicInBroker),
+    RequestCode.PUT_KV_CONFIG: RequestKind(namesrv.PutSetting),
+    RequestCode.GET_KV_CONFIG: RequestKind(namesrv.SettingKey, namesrv.SettingAnswer),
+    RequestCode.DELETE_KV_CONFIG: RequestKind(namesrv.SettingKey),
+    RequestCode.GET_KVLIST_BY_NAMESPACE: RequestKind(namesrv.SettingNamespace),
+    RequestCode.REGISTER_BROKER: RequestKind(namesrv.RegisterBroker, namesrv.RegisterBrokerAnswer),
+    RequestCode.UNREGISTER_BROKER: RequestKind(namesrv.BrokerIdentity),
+    RequestCode.QUERY_DATA_VERSION: RequestKind(
+        namesrv.BrokerIdentity, namesrv.QueryDataVersionAnswer
+    ),
+    RequestCode.BROKER_HEARTBEAT: RequestKind(namesrv.BrokerHeartbeat),
+    RequestCode.GET_BROKER_MEMBER_GROUP: RequestKind(namesrv.GetBrokerMemberGroup),
+    RequestCode.GET_ROUTEINFO_BY_TOPIC: RequestKind(namesrv.GetRoute),
+    RequestCode.GET_BROKER_CLUSTER_INFO: RequestKind(),
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: RequestKind(),
+    RequestCode.WIPE_WRITE_PERM_OF_BROKER: RequestKind(
+        namesrv.BrokerName, namesrv.WipeWritePermAnswer
+    ),
+    RequestCode.ADD_WRITE_PERM_OF_BROKER: RequestKind(
+        namesrv.BrokerName, namesrv.AddWritePermAnswer
+    ),
+    RequestCode.REGISTER_TOPIC_IN_NAMESRV: RequestKind(namesrv.RegisterTopic),
+    RequestCode.DELETE_TOPIC_IN_NAMESRV: RequestKind(namesrv.DeleteTopicInNamesrv),
+}
+
+
+def request_kind(code: int) -> RequestKind:
+    try:
+        return REQUESTS[code]
+    except KeyError:
+        raise UnknownRequest(
+            ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f"request code {code} is not supported"
+        ) from None

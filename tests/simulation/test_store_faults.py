@@ -1,0 +1,105 @@
+"""Make every disk call of a store's life fail in turn, go on, crash, start again, and look.
+
+The scenario appends, rolls, flushes, makes checkpoints, expires and stops in order; opening the
+directory again is part of it. A call fails once (a passing fault) or from then on (a dead disk).
+"""
+
+from __future__ import annotations
+
+import itertools
+from random import Random
+
+import pytest
+
+from escrowmq.errors import StoreError, StoreFailed, StoreFull
+from escrowmq.testing import FaultyDisk
+from tests.simulation.store_run import StoreRun, outcome
+
+
+def go_on(run: StoreRun) -> None:
+    """What a broker does after an error: it tries again, and stops if it must."""
+    for _ in range(3):
+        try:
+            if run.store is None:
+                run.open()
+            run.append([30, 50])
+            run.flush()
+            run.checkpoint()
+        except StoreError:
+            continue
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [StoreFailed, StoreFull])
+@pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for ever"])
+def test_every_call_fails_in_turn(error: type[StoreError], for_ever: bool) -> None:
+    for call in itertools.count(1):
+        disk = FaultyDisk(seed=call, error=error)
+        disk.fail_from, disk.fail_at = (call, None) if for_ever else (None, call)
+        run = StoreRun(Random(1), disk)
+        failed = outcome(run)
+        if failed is None and disk.calls < call:
+            break
+        if failed is not None:
+            go_on(run)
+        run.crash(disk.power_cut(Random(call), "mixed"))
+        run.open()
+        run.judge()
+    assert call > 100
+
+
+@pytest.mark.slow
+def test_every_call_of_recovery_fails_in_turn() -> None:
+    for call in itertools.count(1):
+        first = StoreRun(Random(2), FaultyDisk(seed=call))
+        first.disk.cut_at = 230
+        with pytest.raises(BaseException, match=r".*"):
+            first.scenario()
+        disk = first.disk.power_cut(Random(3), "mixed")
+        disk.fail_at = call
+        run = StoreRun(
+            Random(4),
+            disk,
+            first.everything,
+            durable=first.durable,
+            acknowledged=first.acknowledged,
+            expired=first.expired,
+        )
+        try:
+            run.open()
+        except StoreError:
+            run.open()  # the fault has passed; the lock was given back
+        got_through = disk.calls < call
+        disk.fail_at = None
+        run.judge()
+        if got_through:
+            break
+    assert call > 20
+
+
+@pytest.mark.slow
+def test_a_full_disk_refuses_and_recovers_when_there_is_room() -> None:
+    for pages in itertools.count(8):
+        disk = FaultyDisk(seed=pages, capacity_bytes=pages * 4096)
+        run = StoreRun(Random(pages), disk)
+        refusals = 0
+        for _ in range(60):
+            try:
+                if run.store is None:
+                    run.open()
+                run.append([400])
+                if run.acknowledged % 4 == 0:
+                    run.checkpoint()
+            except StoreFull:
+                refusals += 1
+        if not refusals:  # it all fits
+            break
+        disk.capacity_bytes = None
+        if run.store is None:
+            run.open()
+        run.append([400])
+        run.close()
+        run.open()
+        run.judge()
+        assert run.acknowledged > 0
+    assert pages > 20

@@ -1,0 +1,114 @@
+"""Cut the power at every disk call of a store's life in turn, start again, and look.
+
+SQLite's method: the n-th call, for n = 1, 2, 3 … until a run gets through. Then the same with a
+second cut at every call of the recovery, and with random lives, crashes and seeds.
+ESCROWMQ_SEEDS sets how many random lives; a failure names its seed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from random import Random
+
+import pytest
+
+from escrowmq.testing import FaultyDisk, PowerCut
+from escrowmq.testing.inode import Survival
+from tests.simulation.store_run import StoreRun
+
+SEEDS = int(os.environ.get("ESCROWMQ_SEEDS", "200"))
+LONG = "ESCROWMQ_SEEDS" in os.environ
+
+
+def cut_run(cut_at: int) -> tuple[StoreRun, bool]:
+    """The fixed scenario, with the power cut at that call; whether it got through."""
+    run = StoreRun(Random(1), FaultyDisk(seed=cut_at, cut_at=cut_at))
+    try:
+        run.scenario()
+    except PowerCut:
+        return run, False
+    return run, True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("survival", ["none", "all", "mixed"])
+def test_power_cut_at_every_call(survival: Survival) -> None:
+    for cut_at in itertools.count(1):
+        run, got_through = cut_run(cut_at)
+        for seed in range(1 if survival != "mixed" else 3):
+            again = StoreRun(
+                Random(seed),
+                run.disk.power_cut(Random(seed), survival),
+                list(run.everything),
+                durable=run.durable,
+                acknowledged=run.acknowledged,
+                expired=run.expired,
+                count=run.count,
+                now_ms=run.now_ms,
+            )
+            again.open()
+            again.judge()
+            again.append([10, 20])
+            again.close()
+            again.open()
+            again.judge()
+        if got_through:
+            break
+    assert cut_at > 100
+
+
+@pytest.mark.slow
+def test_power_cut_in_the_middle_of_recovery() -> None:
+    for cut_at in range(5, 400, 5 if LONG else 37):
+        run, got_through = cut_run(cut_at)
+        if got_through:
+            break
+        for second_cut in itertools.count(1):
+            disk = run.disk.power_cut(Random(cut_at), "mixed")
+            disk.cut_at = second_cut
+            again = StoreRun(
+                Random(second_cut),
+                disk,
+                list(run.everything),
+                durable=run.durable,
+                acknowledged=run.acknowledged,
+                expired=run.expired,
+            )
+            try:
+                again.open()
+            except PowerCut:
+                survivor = disk.power_cut(Random(second_cut), "mixed")
+                again.crash(survivor)
+                again.open()
+                again.judge()
+            else:
+                disk.cut_at = None
+                again.judge()
+                break
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(10))
+def test_random_lives(block: int) -> None:
+    for seed in range(block, SEEDS, 10):
+        try:
+            live_and_crash(seed)
+        except AssertionError as error:
+            raise AssertionError(f"SEED={seed}: {error}") from error
+
+
+def live_and_crash(seed: int) -> None:
+    rng = Random(seed)
+    run = StoreRun(rng, FaultyDisk(seed=seed))
+    for _ in range(rng.randint(1, 5)):
+        run.disk.cut_at = run.disk.calls + rng.randint(1, 120)
+        try:
+            run.open()
+            run.judge()
+            while True:
+                run.random_step()
+        except PowerCut:
+            run.crash(run.disk.power_cut(rng, rng.choice(("none", "all", "mixed", "mixed"))))
+    run.open()
+    run.judge()
