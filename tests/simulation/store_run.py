@@ -53,9 +53,10 @@ class StoreRun:
     count: int = 0
     now_ms: int = START_MS
     store: MessageStore | None = None
+    settings: StoreSettings = SETTINGS
 
     def open(self) -> MessageStore:
-        self.store = MessageStore.open(self.disk, SETTINGS, store_host=HOST)
+        self.store = MessageStore.open(self.disk, self.settings, store_host=HOST)
         return self.store
 
     # --- what a broker does ----------------------------------------------------------------------
@@ -132,7 +133,9 @@ class StoreRun:
         self.count += 1
         number = self.count
         self.now_ms += self.rng.choice((0, 1, 1500))
-        properties = f"UNIQ_KEY\x01U{number}\x02KEYS\x01k{number % 3} all\x02TAGS\x01t{number % 2}\x02"
+        properties = (
+            f"UNIQ_KEY\x01U{number}\x02KEYS\x01k{number % 3} all\x02TAGS\x01t{number % 2}\x02"
+        )
         return NewRecord(
             topic=self.rng.choice(("orders", "stock")),
             queue_id=self.rng.randrange(2),
@@ -167,7 +170,7 @@ class StoreRun:
         self.expired = min(self.expired, begin)
         self._judge_queues(store, begin)
         self._judge_keys(store, begin)
-        assert_clean(self.disk, SETTINGS)
+        assert_clean(self.disk, self.settings)
 
     def _judge_queues(self, store: MessageStore, begin: int) -> None:
         by_queue: dict[tuple[str, int], list[tuple[int, bytes]]] = {}

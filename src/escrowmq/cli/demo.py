@@ -28,7 +28,7 @@ from escrowmq.clock import SystemClock
 from escrowmq.errors import EscrowError
 from escrowmq.message.ids import encode_host
 from escrowmq.message.offsets import LogOffset
-from escrowmq.message.properties import encode_properties
+from escrowmq.message.properties import decode_properties, encode_properties
 from escrowmq.message.record import NewRecord, decode_record
 from escrowmq.store.check import check_store
 from escrowmq.store.disk import RealDisk
@@ -213,7 +213,7 @@ def read_slice(console: Console, store: MessageStore, promised: int, rng: random
     begin = number // QUEUES
     read = store.read(TOPIC, number % QUEUES, begin, count_max=5)
     table = Table(title=f"{TOPIC}, queue {number % QUEUES}, from {begin}")
-    for column in ("queue offset", "log offset", "stored", "properties", "body"):
+    for column in ("queue offset", "log offset", "stored", "tags", "key", "bytes"):
         table.add_column(column)
     for piece in read.slices:
         at = 0
@@ -221,13 +221,10 @@ def read_slice(console: Console, store: MessageStore, promised: int, rng: random
             log_offset = LogOffset(int.from_bytes(piece[at + 28 : at + 36], "big"))
             record = decode_record(piece, at, log_offset)
             at += record.size
-            table.add_row(
-                str(record.queue_offset),
-                str(record.log_offset),
-                utc(record.stored_ms),
-                str(record.properties, "utf-8").replace("\x01", "=").replace("\x02", " "),
-                str(record.body[:20], "utf-8"),
-            )
+            properties = decode_properties(record.properties)
+            stored = utc(record.stored_ms)[11:]
+            places = str(record.queue_offset), str(record.log_offset)
+            table.add_row(*places, stored, properties["TAGS"], properties["KEYS"], str(record.size))
     console.print(table)
     found = store.find_by_key(TOPIC, f"order-{number}")
     expect(len(found) == 1, f"the key order-{number} leads to one message")

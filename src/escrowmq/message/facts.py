@@ -12,10 +12,11 @@ from typing import Final
 
 from escrowmq.message import names
 from escrowmq.message.javahash import java_hash
-
-TRANSACTION_BITS: Final = 12
-PREPARED: Final = 4
-ROLLED_BACK: Final = 12
+from escrowmq.message.sysflag import (
+    TRANSACTION_MASK,
+    TRANSACTION_PREPARED,
+    TRANSACTION_ROLLBACK,
+)
 
 # 1s 5s 10s 30s, 1 to 10 minutes, 20m 30m 1h 2h
 DELAY_LEVELS_MS: Final[tuple[int, ...]] = (
@@ -34,7 +35,12 @@ _wanted = re.compile(
 
 def has_queue_entry(sys_flag: int) -> bool:
     """RocketMQ's prepared and rolled-back records take no place in their queue."""
-    return sys_flag & TRANSACTION_BITS not in (PREPARED, ROLLED_BACK)
+    return sys_flag & TRANSACTION_MASK not in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK)
+
+
+def has_keys(sys_flag: int) -> bool:
+    """Rolled-back records are not found by key either."""
+    return sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK
 
 
 def derive(topic: str, properties: bytes, stored_ms: int) -> tuple[int, list[bytes]]:

@@ -24,6 +24,7 @@ import msgspec
 from escrowmq.errors import CorruptRecord, RecordRefused
 from escrowmq.message.names import RECORD_CRC
 from escrowmq.message.offsets import LogOffset, QueueOffset
+from escrowmq.message.sysflag import BORN_HOST_IPV6, STORE_HOST_IPV6
 
 MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB
@@ -31,8 +32,6 @@ MAGIC_BLANK: Final = 0xCBD43194
 BLANK: Final = struct.Struct(">iI")
 
 CRC_MASK: Final = 0x7FFFFFFF
-BORN_HOST_V6: Final = 16
-STORE_HOST_V6: Final = 32
 TOPIC_BYTES_MAX_V1: Final = 127
 TOPIC_BYTES_MAX: Final = 255
 PROPERTIES_BYTES_MAX: Final = 32_767
@@ -68,11 +67,11 @@ def _head(born_bytes: int, store_bytes: int) -> struct.Struct:
 # By the two IPv6 bits of the sysFlag.
 _HEADS = {
     0: _head(8, 8),
-    BORN_HOST_V6: _head(20, 8),
-    STORE_HOST_V6: _head(8, 20),
-    BORN_HOST_V6 | STORE_HOST_V6: _head(20, 20),
+    BORN_HOST_IPV6: _head(20, 8),
+    STORE_HOST_IPV6: _head(8, 20),
+    BORN_HOST_IPV6 | STORE_HOST_IPV6: _head(20, 20),
 }
-_HOST_BITS = BORN_HOST_V6 | STORE_HOST_V6
+_HOST_BITS = BORN_HOST_IPV6 | STORE_HOST_IPV6
 _HEAD_V4 = _HEADS[0]
 _HEAD_V4_BYTES = _HEAD_V4.size
 assert _HEAD_V4_BYTES + 1 + 2 == RECORD_BYTES_MIN
@@ -144,8 +143,8 @@ def encode_record(
         properties = b"".join((properties, separator, b"\0" * _SEAL_BYTES))
     head = _HEAD_V4
     if len(record.born_host) + len(store_host) != 16:
-        sys_flag |= BORN_HOST_V6 if len(record.born_host) == 20 else 0
-        sys_flag |= STORE_HOST_V6 if len(store_host) == 20 else 0
+        sys_flag |= BORN_HOST_IPV6 if len(record.born_host) == 20 else 0
+        sys_flag |= STORE_HOST_IPV6 if len(store_host) == 20 else 0
         head = _HEADS[sys_flag & _HOST_BITS]
     size = head.size + len(body) + len(topic) + 2 + len(properties)
     encoded = b"".join(

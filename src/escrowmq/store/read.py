@@ -10,7 +10,7 @@ from typing import Final
 
 from escrowmq.errors import CorruptRecord
 from escrowmq.message.offsets import QueueOffset
-from escrowmq.message.record import BORN_HOST_V6
+from escrowmq.message.sysflag import BORN_HOST_IPV6
 from escrowmq.store.commitlog import CommitLog
 from escrowmq.store.consumequeue import BLANK_SIZE, ENTRY, ConsumeQueue
 from escrowmq.store.settings import QUEUE_ENTRY_BYTES
@@ -147,7 +147,7 @@ class _Picker:
 def stored_ms_at(log: CommitLog, log_offset: int, size: int) -> int:
     """When the record there was stored, without decoding the rest of it."""
     view = log.view(log_offset, log_offset + size)
-    at = 68 if view[39] & BORN_HOST_V6 else 56
+    at = 68 if view[39] & BORN_HOST_IPV6 else 56
     return int(_STORED_MS.unpack_from(view, at)[0])
 
 

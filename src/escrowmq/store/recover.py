@@ -17,12 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from escrowmq.errors import CorruptRecord, RecordRefused
-from escrowmq.message.facts import (
-    ROLLED_BACK,
-    TRANSACTION_BITS,
-    derive,
-    has_queue_entry,
-)
+from escrowmq.message.facts import derive, has_keys, has_queue_entry
 from escrowmq.message.offsets import LogOffset
 from escrowmq.message.record import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN, StoredRecord
 from escrowmq.store.checkpoint import Checkpoint, load_checkpoint
@@ -183,7 +178,7 @@ def _index_adds_up(index: KeyIndex, checkpoint: Checkpoint) -> bool:
 
 
 def _put_keys_back(index: KeyIndex, record: StoredRecord, keys: list[bytes]) -> None:
-    if record.sys_flag & TRANSACTION_BITS != ROLLED_BACK:
+    if has_keys(record.sys_flag):
         index.add(record.topic, keys, record.log_offset, record.stored_ms)
 
 

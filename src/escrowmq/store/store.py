@@ -25,12 +25,7 @@ from escrowmq.errors import (
     StoreFailed,
     StoreFull,
 )
-from escrowmq.message.facts import (
-    ROLLED_BACK,
-    TRANSACTION_BITS,
-    derive,
-    has_queue_entry,
-)
+from escrowmq.message.facts import derive, has_keys, has_queue_entry
 from escrowmq.message.offsets import LogOffset, QueueOffset
 from escrowmq.message.record import (
     PROPERTIES_BYTES_MAX,
@@ -188,7 +183,7 @@ class MessageStore:
                     queue_offset = QueueOffset(0)
                     log_offset, size = batch.add(record, 0, stored_ms)
                 placed.append(Placed(LogOffset(log_offset), queue_offset, size))
-                if record.sys_flag & TRANSACTION_BITS != ROLLED_BACK:
+                if has_keys(record.sys_flag):
                     for key in keys:
                         waiting.append((topic, key, log_offset, stored_ms))
             batch.write()

@@ -171,10 +171,13 @@ def dirty_disk() -> FaultyDisk:
     return disk
 
 
-def test_a_mixed_cut_decides_for_each_sector_and_tears_some() -> None:
+@pytest.mark.parametrize(
+    ("survival", "torn"), [("mixed", "torn once"), ("scrambled", "torn in words")]
+)
+def test_a_cut_decides_for_each_sector_and_tears_some(survival: Survival, torn: str) -> None:
     seen = set()
     for seed in range(SEEDS):
-        found = read_file(dirty_disk().power_cut(Random(seed)), "a")
+        found = read_file(dirty_disk().power_cut(Random(seed), survival), "a")
         assert found is not None
         assert set(found[: 2 * SECTOR]) | set(found[8 * SECTOR :]) == set(b"o")
         for start in range(2 * SECTOR, 8 * SECTOR, SECTOR):
@@ -188,7 +191,7 @@ def test_a_mixed_cut_decides_for_each_sector_and_tears_some() -> None:
             else:
                 assert set(re.findall(b"." * 8, sector)) == {b"n" * 8, b"o" * 8}
                 seen.add("torn in words")
-    assert seen == {"kept", "lost", "torn once", "torn in words"}
+    assert seen == {"kept", "lost", torn}
 
 
 def left_by_cuts(disk: FaultyDisk, look: Callable[[FaultyDisk], object]) -> set[object]:

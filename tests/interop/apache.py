@@ -1,0 +1,414 @@
+"""Apache RocketMQ on loopback: fetched from Maven Central once, started and stopped at will.
+
+    with ApacheRocketMQ("5.5.0", tmp_path) as rocketmq, Client(rocketmq.address) as client:
+        client.send("orders", b"hello")
+
+The store lies at `<directory>/store`, so a test can lay one there before the start and look
+at it after the stop. Nothing outlives the test: every Java process is on a leash that kills it
+when we go, however we go.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import functools
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from tests.interop.remoting import Client, Refused
+
+PARTS = {
+    "5.5.0": ("namesrv", "broker", "client", "tools", "example", "proxy"),
+    "4.9.7": ("namesrv", "broker", "client", "tools"),  # its example jar is not on Central
+}
+VERSIONS = tuple(PARTS)
+JAVA_RELEASE_MIN = 8
+
+START_S = 90  # a cold JVM on a busy two-core machine takes a third of this
+STOP_S = 60
+FETCH_S = 900
+PORTS = range(20_000, 32_000)  # below where the kernel takes ports for outgoing connections
+PORT_ATTEMPTS = 3
+
+_OPENED = [
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens=java.base/java.lang=ALL-UNNAMED",
+]
+_QUICK = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]  # short runs: start-up is what counts
+_LOGBACK = """<configuration>
+  <appender name="out" class="ch.qos.logback.core.ConsoleAppender">
+    <encoder><pattern>%d %p %logger - %m%n</pattern></encoder>
+  </appender>
+  <root level="WARN"><appender-ref ref="out"/></root>
+</configuration>
+"""
+_DISK_MAY_BE_FULL = [  # a test machine with a full disk should not change what is tested
+    "-Drocketmq.broker.diskSpaceWarningLevelRatio=0.99",
+    "-Drocketmq.broker.diskSpaceCleanForciblyRatio=0.98",
+]
+
+
+class Unavailable(Exception):
+    """This machine cannot run Apache RocketMQ; the text says why."""
+
+
+class BrokerFailed(Exception):
+    """A process did not start or stop as it should; the text holds the end of its log."""
+
+
+# Fetching.
+
+
+def find() -> str | None:
+    """Why Apache RocketMQ cannot run here, or None if Java and Maven are at hand."""
+    java = shutil.which("java")
+    if java is None:
+        return "Java is missing (no `java` on the path)"
+    release = _java_release(java)
+    if release < JAVA_RELEASE_MIN:
+        return f"Java {JAVA_RELEASE_MIN} or newer is needed, found {release}"
+    if shutil.which("mvn") is None and not all(_is_complete(version) for version in VERSIONS):
+        return "Maven is missing (no `mvn` on the path) and the jars are not in the cache"
+    return None
+
+
+def fetch(version: str) -> Path:
+    """The folder with the jars of one release, copied into the cache if they are not there yet."""
+    home = _cache() / version
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / ".lock").open("w") as lock:  # two test workers may want the same release
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _is_complete(version):
+            _copy_jars(version, home)
+    return home / "lib"
+
+
+def _copy_jars(version: str, home: Path) -> None:
+    pom = home / "pom.xml"
+    pom.write_text(_pom(version))
+    copy = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
+    command = ["mvn", "-q", "-B", "-f", str(pom), copy, f"-DoutputDirectory={home / 'lib'}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"RocketMQ {version} could not be fetched: {error}") from error
+    if done.returncode != 0:
+        raise Unavailable(f"RocketMQ {version} could not be fetched: {done.stdout[-600:]}")
+    _mark(version).touch()
+
+
+def _pom(version: str) -> str:
+    dependency = (
+        "<dependency><groupId>org.apache.rocketmq</groupId>"
+        "<artifactId>rocketmq-{part}</artifactId><version>{version}</version></dependency>"
+    )
+    return (
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+        "<groupId>interop</groupId><artifactId>interop</artifactId><version>1</version>"
+        "<dependencies>"
+        + "".join(dependency.format(part=part, version=version) for part in PARTS[version])
+        + "</dependencies></project>"
+    )
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("ROCKETMQ_CACHE") or Path.home() / ".cache" / "apache-rocketmq")
+
+
+def _mark(version: str) -> Path:
+    return _cache() / version / "lib" / ".complete"
+
+
+def _is_complete(version: str) -> bool:
+    return _mark(version).exists()
+
+
+@functools.cache
+def _java_release(java: str) -> int:
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(?:1\.)?(\d+)', told)  # "1.8.0_402" and "17.0.15"
+    return int(found[1]) if found else 0
+
+
+# Running.
+
+
+class ApacheRocketMQ:
+    """A name server and one broker."""
+
+    def __init__(
+        self,
+        version: str,
+        directory: Path,
+        settings: Mapping[str, object] | None = None,
+        *,
+        heap: str = "512m",
+    ) -> None:
+        self.version = version
+        self.directory = directory.resolve()
+        self.store = self.directory / "store"
+        self.settings = dict(settings or {})
+        self.broker_name = "broker-a"
+        self.port = self.namesrv_port = 0  # chosen at the first start, kept from then on
+        self._heap = heap
+        self._jars: Path | None = None
+        self._namesrv: Leashed | None = None
+        self._broker: Leashed | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def namesrv_address(self) -> str:
+        return f"127.0.0.1:{self.namesrv_port}"
+
+    def __enter__(self) -> ApacheRocketMQ:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Name server and broker, or the broker alone if only that is down."""
+        self._jars = fetch(self.version)
+        for attempt in range(PORT_ATTEMPTS):
+            try:
+                if self._namesrv is None:
+                    if self.port == 0 or attempt > 0:
+                        self.namesrv_port, self.port = _free_ports()
+                    self._write_configuration()
+                    self._namesrv = self._start_namesrv()
+                if self._broker is None:
+                    self._broker = self._start_broker()
+                return
+            except BrokerFailed as error:
+                self.stop()
+                taken = "already in use" in str(error) or "BindException" in str(error)
+                if not taken or attempt == PORT_ATTEMPTS - 1:
+                    raise
+
+    def stop(self) -> None:
+        """Both. The broker flushes its store and takes `abort` away."""
+        try:
+            self.stop_broker()
+        finally:
+            if self._namesrv is not None:
+                self._namesrv.kill()  # it keeps nothing, and would take seconds to say goodbye
+                self._namesrv = None
+
+    def stop_broker(self) -> None:
+        if self._broker is not None:
+            broker, self._broker = self._broker, None
+            broker.stop()
+
+    def kill(self) -> None:
+        """The broker alone, as kill -9 does it."""
+        if self._broker is not None:
+            self._broker.kill()
+            self._broker = None
+
+    def restart(self) -> None:
+        """The broker again, on the same store and port; cleanly stopped first if it runs."""
+        self.stop_broker()
+        self.start()
+
+    def _write_configuration(self) -> None:
+        (self.directory / "conf").mkdir(parents=True, exist_ok=True)
+        for log in ("namesrv", "broker", "tools"):  # 4.x does not start without them
+            (self.directory / "conf" / f"logback_{log}.xml").write_text(_LOGBACK)
+        (self.directory / "namesrv.conf").write_text(
+            _properties({"listenPort": self.namesrv_port, "bindAddress": "127.0.0.1"})
+        )
+        broker = {
+            "brokerClusterName": "DefaultCluster",
+            "brokerName": self.broker_name,
+            "brokerId": 0,
+            "brokerIP1": "127.0.0.1",
+            "bindAddress": "127.0.0.1",  # 4.x does not know it and listens everywhere
+            "listenPort": self.port,
+            "namesrvAddr": self.namesrv_address,
+            "storePathRootDir": self.store,
+            "storePathCommitLog": self.store / "commitlog",
+        }
+        (self.directory / "broker.conf").write_text(_properties({**broker, **self.settings}))
+
+    def _start_namesrv(self) -> Leashed:
+        java = self._java("namesrv", "256m", "org.apache.rocketmq.namesrv.NamesrvStartup")
+        java.await_ready(lambda: _listens(self.namesrv_address))
+        return java
+
+    def _start_broker(self) -> Leashed:
+        java = self._java("broker", self._heap, "org.apache.rocketmq.broker.BrokerStartup")
+        java.await_ready(lambda: _listens(self.address) and self._is_routed())
+        return java
+
+    def _is_routed(self) -> bool:
+        with contextlib.suppress(OSError, Refused), Client(self.namesrv_address) as client:
+            route = client.route("SELF_TEST_TOPIC")
+            brokers = route["brokerDatas"] if route else []
+            return any(self.address in broker["brokerAddrs"].values() for broker in brokers)
+        return False
+
+    def _java(self, name: str, heap: str, main: str) -> Leashed:
+        command = [
+            "java",
+            *(_OPENED if _java_release("java") >= 9 else []),
+            *_QUICK,
+            *_DISK_MAY_BE_FULL,
+            f"-Xms{heap}",
+            f"-Xmx{heap}",
+            f"-Duser.home={self.directory}",
+            f"-Drocketmq.home.dir={self.directory}",
+            "-cp",
+            f"{self._jars}/*",
+            main,
+            "-c",
+            str(self.directory / f"{name}.conf"),
+        ]
+        # 4.x speaks to its standard output, as we told it; 5.x has log files of its own.
+        logs = [
+            self.directory / "logs" / "rocketmqlogs" / f"{part}.log" for part in (name, "store")
+        ]
+        output = self.directory / f"{name}.out"
+        return Leashed(command, name=f"{name} {self.version}", output=output, logs=logs)
+
+
+class Leashed:
+    """One process, its logs, and the leash that ends it when this process ends."""
+
+    def __init__(
+        self, command: list[str], *, name: str, output: Path, logs: Sequence[Path] = ()
+    ) -> None:
+        self._name = name
+        self._logs = {log: log.stat().st_size if log.exists() else 0 for log in (output, *logs)}
+        with output.open("ab") as out:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                cwd=output.parent,
+                start_new_session=True,
+            )
+        # The leash reads from a pipe that only we hold. atexit is not enough: a test runner
+        # may be killed, or leave by os._exit, and then the pipe closes all the same.
+        self._leash = subprocess.Popen(
+            ["/bin/sh", "-c", 'read -r _; kill -s KILL -- "-$0"', str(self._process.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        atexit.register(self.kill)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def await_ready(self, is_ready: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                break
+            if is_ready():
+                return
+            time.sleep(0.05)
+        code = self._process.poll()
+        self.kill()
+        state = f"not ready after {START_S} s" if code is None else f"exited with {code}"
+        raise BrokerFailed(f"{self._name} {state}; its log ends:\n{self._tail()}")
+
+    def stop(self) -> None:
+        self._signal(signal.SIGTERM)
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise BrokerFailed(
+                f"{self._name} did not stop in {STOP_S} s; its log ends:\n{self._tail()}"
+            ) from None
+        self.kill()
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        self._leash.kill()
+        if self._leash.stdin is not None:
+            self._leash.stdin.close()
+        self._leash.wait()
+        atexit.unregister(self.kill)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    def _tail(self, lines: int = 30) -> str:
+        """What was logged since this start, without the chatter."""
+        kept = []
+        for path, began in self._logs.items():
+            if path.exists():
+                with path.open("rb") as log:
+                    log.seek(began)
+                    kept += log.read().decode(errors="replace").splitlines()
+        return "\n".join([line for line in kept if " INFO " not in line][-lines:])
+
+
+def _free_ports() -> tuple[int, int]:
+    """A port for the name server and one for the broker.
+
+    The broker also takes its port - 2 (a second door) and + 1 (replication).
+    """
+    chance = random.Random(f"{os.getpid()} {time.monotonic_ns()}")
+    while True:
+        namesrv = chance.randrange(PORTS.start, PORTS.stop - 8)
+        broker = namesrv + 4
+        if all(_is_free(port) for port in (namesrv, broker - 2, broker, broker + 1)):
+            return namesrv, broker
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def _listens(address: str) -> bool:
+    host, port = address.rsplit(":", 1)
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _properties(settings: Mapping[str, object]) -> str:
+    return "".join(f"{name}={_text(value)}\n" for name, value in settings.items())
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
