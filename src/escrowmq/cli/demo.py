@@ -22,6 +22,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from escrowmq.cli.output import PlainConsole
 from escrowmq.cli.record import utc
 from escrowmq.cli.store import print_report
 from escrowmq.clock import SystemClock
@@ -58,7 +59,7 @@ def main(directory: str | None, seed: int | None) -> None:
         write_until_killed(directory)
         return
     seed = random.randrange(1 << 32) if seed is None else seed
-    console = Console(highlight=False, soft_wrap=True)
+    console = PlainConsole()
     try:
         with tempfile.TemporaryDirectory(prefix="escrowmq-demo-") as temporary:
             run(console, Path(temporary) / "store", random.Random(seed))

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import click
@@ -28,7 +27,6 @@ cli.add_command(store)
 def main() -> None:
     try:
         code = cli.main(standalone_mode=False)
-        sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         code = error.exit_code
@@ -37,10 +35,6 @@ def main() -> None:
     except EscrowError as error:
         click.echo(f"escrowmq: {error}", err=True)
         code = 2
-    except BrokenPipeError:
-        # Who reads has seen enough. What is still buffered goes nowhere, without a complaint.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     sys.exit(code)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -12,6 +11,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from escrowmq.cli.output import PlainConsole, reader_may_leave
 from escrowmq.cli.record import as_json, as_text
 from escrowmq.errors import StoreError
 from escrowmq.message.facts import derive
@@ -45,10 +45,11 @@ def check(context: click.Context, directory: str, in_json: bool) -> None:
         report = check_store(_disk(directory))
     except StoreError as error:
         raise StoreError(f"{directory}: {error}") from error
-    if in_json:
-        click.echo(json.dumps(_report_json(report)))
-    else:
-        print_report(Console(highlight=False, soft_wrap=True), report)
+    with reader_may_leave():
+        if in_json:
+            click.echo(json.dumps(_report_json(report)))
+        else:
+            print_report(PlainConsole(), report)
     context.exit(0 if report.is_clean else 1)
 
 
@@ -114,39 +115,40 @@ def dump(
         if not is_store(disk):
             raise StoreError("not a store: there is no commitlog in it")
         log = LogFiles(disk)
-        shown = (
-            met
-            for met in _walk(log, begin)
-            if isinstance(met, BadPlace) or _matches(met, topic, queue_id, key)
-        )
-        for met in _limited(shown, limit):
-            if isinstance(met, BadPlace):
-                _print_bad(log, met, in_json=in_json)
-            elif in_json:
-                click.echo(json.dumps(as_json(met, with_body=with_body)))
-            else:
-                click.echo(as_text(met, with_body=with_body))
+        with reader_may_leave():
+            for met in _limited(_shown(log, begin, topic, queue_id, key), limit):
+                if isinstance(met, BadPlace):
+                    _print_bad(log, met, in_json=in_json)
+                elif in_json:
+                    click.echo(json.dumps(as_json(met, with_body=with_body)))
+                else:
+                    click.echo(as_text(met, with_body=with_body))
     except StoreError as error:
         raise StoreError(f"{directory}: {error}") from error
 
 
-def _walk(log: LogFiles, begin: int) -> Iterator[StoredRecord | BadPlace]:
-    if begin <= log.begin:
-        return log.walk()
-    # It need not be a boundary: the first record from there on.
-    first = log.next_good(begin)
-    return iter(()) if first is None else log.walk(first)
+def _shown(
+    log: LogFiles, begin: int, topic: str | None, queue_id: int | None, key: str | None
+) -> Iterator[StoredRecord | BadPlace]:
+    # `begin` need not be a boundary: the first record from there on.
+    first = log.begin if begin <= log.begin else log.next_good(begin)
+    if first is None:
+        return
+    for met in log.walk(first):
+        if isinstance(met, BadPlace) or _matches(met, topic, queue_id, key):
+            yield met
 
 
 def _limited(
     shown: Iterator[StoredRecord | BadPlace], limit: int | None
 ) -> Iterator[StoredRecord | BadPlace]:
     """Bad places do not count."""
-    left = itertools.count() if limit is None else iter(range(limit))
-    for met in shown:
-        if isinstance(met, StoredRecord) and next(left, None) is None:
-            return
+    count = 0
+    for met in shown if limit != 0 else ():
         yield met
+        count += isinstance(met, StoredRecord)
+        if count == limit:
+            return
 
 
 def _matches(

@@ -40,6 +40,7 @@ class GroupCommit:
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="escrowmq-flush")
         self._running: asyncio.Future[None] | None = None
+        self._scheduled = False
         self._alarm: asyncio.TimerHandle | None = None
         self.flushes = 0
 
@@ -54,8 +55,10 @@ class GroupCommit:
             return
         deadline_s = self._loop.time() + self._wait_s
         self._waiting.append(_Waiter(log_offset, deadline_s, answer))
-        if self._running is None:
-            self._begin()
+        if self._running is None and not self._scheduled:
+            # At the end of this turn of the loop: whoever else appends in it goes along.
+            self._scheduled = True
+            self._loop.call_soon(self._begin)
         if self._alarm is None:
             self._alarm = self._loop.call_at(deadline_s, self._expire)
 
@@ -71,15 +74,21 @@ class GroupCommit:
 
     async def close(self) -> None:
         """Wait for the flushes that somebody waits for."""
-        while self._running is not None:
-            await asyncio.wait([self._running])
-            await asyncio.sleep(0)  # its callback may begin the next one
+        while self._waiting or self._running is not None:
+            if self._running is not None:
+                await asyncio.wait([self._running])
+            await asyncio.sleep(0)  # the next flush begins, or those who waited are answered
         if self._alarm is not None:
             self._alarm.cancel()
         self._thread.shutdown()
 
     def _begin(self) -> None:
-        flush = self._store.begin_flush()
+        self._scheduled = False
+        try:
+            flush = self._store.begin_flush()
+        except StoreError as error:
+            self._fail(error)
+            return
         self._running = self._loop.run_in_executor(self._thread, flush.run)
         self._running.add_done_callback(lambda done: self._finish(flush, done))
 

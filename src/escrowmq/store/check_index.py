@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from escrowmq.message.facts import ROLLED_BACK, TRANSACTION_BITS
+from escrowmq.message.facts import has_keys
 from escrowmq.message.names import TAGS
 from escrowmq.message.properties import find_property
 from escrowmq.message.record import StoredRecord
@@ -84,7 +84,7 @@ class IndexCheck:
     def see(self, record: StoredRecord, keys: list[bytes]) -> None:
         """The next record of the log."""
         expected: set[int] = set()
-        if record.sys_flag & TRANSACTION_BITS != ROLLED_BACK:
+        if has_keys(record.sys_flag):
             expected = {key_hash(record.topic, key) for key in keys}
         found: set[int] = set()
         while (entry := self._ahead) is not None and entry.log_offset <= record.log_offset:
@@ -119,16 +119,12 @@ class IndexCheck:
 
     def _missing(self, record: StoredRecord, count: int) -> None:
         at = record.log_offset
-        if (
-            not self._usable
-            or not self._usable[0].begin_offset <= at <= self._usable[-1].end_offset
-        ):
-            return  # not indexed yet, or no more
-        for file in self._usable:
-            if file.begin_offset <= at <= file.end_offset:
-                self._wrong(file, None, f"lacks {count} of the keys of the record at {at}")
-                return
-        self._in_no_file += count
+        holders = [file for file in self._usable if file.begin_offset <= at <= file.end_offset]
+        if any(file.begin_offset < at < file.end_offset for file in holders) or len(holders) > 1:
+            what = f"lacks {count} of the keys of the record at {at}"
+            self._wrong(holders[0], None, what)
+        elif self._usable and self._usable[0].begin_offset < at < self._usable[-1].end_offset:
+            self._in_no_file += count  # between two files, or in one of them and one that is gone
 
     def _wrong(self, file: IndexFile, position: int | None, what: str) -> None:
         # After a crash RocketMQ drops the files that its checkpoint does not vouch for.

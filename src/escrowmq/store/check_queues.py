@@ -59,7 +59,7 @@ class QueueFiles:
 
     def points_at(self, number: int, log_offset: int) -> bool:
         entry = self.entry(number)
-        return entry is not None and entry[0] == log_offset
+        return entry is not None and entry[0] == log_offset and entry[1] != BLANK_SIZE
 
     def leftover(self, number: int) -> tuple[str, int] | None:
         """The first byte from an entry on that is not zero."""
@@ -204,8 +204,8 @@ class QueueCheck:
         queue.missing = None
         what = f"entries {first} to {first + count - 1}" if count > 1 else f"entry {first}"
         what += " missing"
-        durable_end = self._stop.durable_end or 0
-        if at_end and not self._stop.clean and log_offset >= durable_end:
+        unclean = not self._stop.clean and self._stop.durable_end is None
+        if self._stop.is_rewritten(log_offset) or (at_end and unclean):
             self._findings.note(*queue.place(first), f"{what}: the next start puts them back")
         else:
             self._findings.damage(*queue.place(first), f"{what}: the log has the records")

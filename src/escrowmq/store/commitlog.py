@@ -11,14 +11,17 @@ If that fails, what it may have left behind is wiped, so that recovery cannot fi
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from escrowmq.errors import NoSuchRecord, StoreDamaged, StoreError, StoreFailed
+from escrowmq.errors import CorruptRecord, NoSuchRecord, StoreDamaged, StoreError, StoreFailed
 from escrowmq.message.offsets import LogOffset
 from escrowmq.message.record import (
     BLANK,
     MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
     NewRecord,
     StoredRecord,
     decode_record,
@@ -29,6 +32,9 @@ from escrowmq.store.disk import Disk, File
 
 DIRECTORY = "commitlog"
 NAME_DIGITS = 20
+_PLACE = struct.Struct(">iI20xq")  # of a record: its size, its magic, …, where it lies
+_MAGICS_TOP = MAGIC_V1 >> 8
+assert _MAGICS_TOP == MAGIC_V2 >> 8
 
 
 def file_name(base: int) -> str:
@@ -148,6 +154,27 @@ class CommitLog:
         if segment is None or begin < self.begin or end > self.end or end < begin:
             raise NoSuchRecord(f"the log has no bytes {begin} to {end}")
         return segment.view[begin - segment.base : end - segment.base]
+
+    def slices(self, runs: list[tuple[int, int]]) -> list[memoryview]:
+        """Runs of records, from one offset to another, not copied. Each must begin with a record
+        that knows its place: what a queue entry points at wrongly is never handed out."""
+        found = []
+        base = limit = -1
+        view = memoryview(b"")
+        for begin, end in runs:
+            if not base <= begin < limit:
+                if not self.begin <= begin < self.end:
+                    raise NoSuchRecord(f"log_offset={begin} is not in {self.begin} to {self.end}")
+                base = begin - begin % self.segment_bytes
+                view = self._segments[begin // self.segment_bytes].view
+                limit = min(base + self.segment_bytes, self.end)
+            if end > limit:
+                raise CorruptRecord(begin, "a queue entry points past the end")
+            _, magic, own_offset = _PLACE.unpack_from(view, begin - base)
+            if own_offset != begin or magic >> 8 != _MAGICS_TOP:
+                raise CorruptRecord(begin, "a queue entry points here, and no record is here")
+            found.append(view[begin - base : end - base])
+        return found
 
     def record_at(self, log_offset: LogOffset) -> StoredRecord:
         if not self.begin <= log_offset < self.end:

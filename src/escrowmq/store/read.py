@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from escrowmq.errors import CorruptRecord
 from escrowmq.message.offsets import QueueOffset
 from escrowmq.message.sysflag import BORN_HOST_IPV6
 from escrowmq.store.commitlog import CommitLog
@@ -16,8 +15,6 @@ from escrowmq.store.consumequeue import BLANK_SIZE, ENTRY, ConsumeQueue
 from escrowmq.store.settings import QUEUE_ENTRY_BYTES
 
 SCANNED_MAX: Final = 800  # entries that one read may look at while a filter refuses them
-_HEAD = struct.Struct(">iI20xq")  # size, magic, …, log offset
-_MAGICS_TOP = 0xDAA320
 _STORED_MS = struct.Struct(">q")
 
 
@@ -112,36 +109,38 @@ class _Picker:
     ) -> None:
         self._log = log
         self._found = found
-        self._count_left = count_max
+        self._count_max = self._count_left = count_max
         self._bytes_left = bytes_max
         self._accepts = accepts
-        self._begin = self._end = -1
+        self._runs: list[tuple[int, int]] = []
 
     def take(self, entries: bytes | bytearray | memoryview) -> bool:
         """Whether there is room for more."""
-        found, accepts = self._found, self._accepts
+        accepts, runs = self._accepts, self._runs
+        begin, end = runs[-1] if runs else (-1, -1)
+        count_left, bytes_left, seen = self._count_left, self._bytes_left, 0
         for log_offset, size, tags_code in ENTRY.iter_unpack(entries):
             if size != BLANK_SIZE and (accepts is None or accepts(tags_code)):
-                if self._count_left == 0 or (size > self._bytes_left and found.count):
-                    return False
-                if log_offset != self._end:
-                    self.finish()
-                    self._begin = log_offset
-                self._end = log_offset + size
-                self._count_left -= 1
-                self._bytes_left -= size
-                found.count += 1
-            found.next = QueueOffset(found.next + 1)
-        return self._count_left > 0
+                bytes_left -= size
+                if count_left == 0 or (bytes_left < 0 and count_left < self._count_max):
+                    bytes_left = -1
+                    break
+                count_left -= 1
+                if log_offset == end:
+                    end += size
+                    runs[-1] = begin, end
+                else:
+                    begin, end = log_offset, log_offset + size
+                    runs.append((begin, end))
+            seen += 1
+        found = self._found
+        found.next = QueueOffset(found.next + seen)
+        found.count += self._count_left - count_left
+        self._count_left, self._bytes_left = count_left, bytes_left
+        return count_left > 0 and bytes_left >= 0
 
     def finish(self) -> None:
-        if self._begin >= 0:
-            view = self._log.view(self._begin, self._end)
-            size, magic, own_offset = _HEAD.unpack_from(view)
-            if magic >> 8 != _MAGICS_TOP or own_offset != self._begin or size > len(view):
-                raise CorruptRecord(self._begin, "a queue entry points here, and no record is here")
-            self._found.slices.append(view)
-        self._begin = self._end = -1
+        self._found.slices = self._log.slices(self._runs)
 
 
 def stored_ms_at(log: CommitLog, log_offset: int, size: int) -> int:

@@ -23,7 +23,7 @@ from escrowmq.testing.disks import MemoryDisk
 from tests.interop.fixtures import ENDINGS, VERSIONS, Ending, unpack_store
 from tests.stores import NOW_MS, TINY, assert_clean, examine, fill, open_store, properties, sample
 
-RECORDS = 30
+RECORDS = 60
 TORN = b"\xda\xa3\x20\xa7 half a record"
 
 
@@ -464,7 +464,7 @@ def test_an_index_entry_that_points_nowhere_is_found(clean: Path) -> None:
     position = ENTRIES_AT + 5 * 20
     change(path, position + 11, flip)  # the log offset
     found = damage(examine(clean))
-    assert (found[0].where, found[0].position) == (name(clean, path), position)
+    assert (name(clean, path), position) in [(f.where, f.position) for f in found]
     assert {f.where for f in found} == {name(clean, path)}
 
 

@@ -1,0 +1,1 @@
+"""Figures, as ratios measured in one run. `python -m bench` runs all of them."""
