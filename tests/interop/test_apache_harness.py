@@ -12,23 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop import apache, fixtures
+from tests.interop import fixtures
 from tests.interop.apache import ApacheRocketMQ, BrokerFailed
-from tests.interop.remoting import MAGIC_BLANK, Client, Record, decode_record
+from tests.interop.records import MAGIC_BLANK, Record, decode_record
+from tests.interop.remoting import Client
 
 BODIES = [b"first", b"second", "dritte, größer".encode()]
-
-
-@pytest.fixture(params=apache.VERSIONS)
-def version(request: pytest.FixtureRequest) -> str:
-    wanted: str = request.param
-    if reason := apache.find():
-        pytest.skip(reason)
-    try:
-        apache.fetch(wanted)
-    except apache.Unavailable as error:
-        pytest.skip(str(error))
-    return wanted
 
 
 def bodies(rocketmq: ApacheRocketMQ) -> list[bytes]:

@@ -172,7 +172,11 @@ class LogCheck:
                 self._findings.damage(path, None, f"is missing between two others{more}")
 
     def _is_unfinished(self, file: LogFile) -> bool:
-        """A crash came while it was made: no record can be lost that way."""
-        if file is not self._log.files[-1] or file.size > self._log.segment_bytes:
+        """A crash came while it was made: no record that was durable can be lost that way."""
+        if file.size > self._log.segment_bytes:
             return False
-        return file.size == 0 or not self._stop.clean
+        is_last = file is self._log.files[-1]
+        if self._stop.clean:
+            return is_last and file.size == 0
+        durable_end = self._stop.durable_end
+        return is_last if durable_end is None else file.base + file.size >= durable_end

@@ -1,4 +1,4 @@
-"""The check, against stores in which one thing was broken: it names that thing, and its place.
+"""The check against stores whose log was broken: it names the place, and how bad it is.
 
 Each test makes a small real store, changes a few bytes in it, and looks.
 """
@@ -6,30 +6,39 @@ Each test makes a small real store, changes a few bytes in it, and looks.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from escrowmq.errors import StoreError, StoreLocked
-from escrowmq.message.record import StoredRecord
-from escrowmq.store.check import Finding, Report, Severity, check_store
-from escrowmq.store.check_index import DEFAULT, Geometry
+from escrowmq.store.check import check_store
 from escrowmq.store.disk import RealDisk
-from escrowmq.store.findings import PER_FILE_MAX
-from escrowmq.store.logfiles import BadPlace, LogFiles
 from escrowmq.testing.disks import MemoryDisk
 from tests.interop.fixtures import ENDINGS, VERSIONS, Ending, unpack_store
 from tests.stores import NOW_MS, TINY, assert_clean, examine, fill, open_store, properties, sample
+from tests.unit.store.planting import (
+    RECORDS,
+    change,
+    damage,
+    flip,
+    index_files,
+    log_end,
+    log_place,
+    make,
+    name,
+    notes,
+    records,
+    the_damage,
+)
 
-RECORDS = 60
 TORN = b"\xda\xa3\x20\xa7 half a record"
 
 
 @pytest.fixture
 def clean(tmp_path: Path) -> Path:
-    """Closed in order: several files of each kind."""
+    """Closed in order."""
     return make(tmp_path / "store")
 
 
@@ -37,65 +46,6 @@ def clean(tmp_path: Path) -> Path:
 def killed(tmp_path: Path) -> Path:
     """Given up without a close; the second half came after the last checkpoint."""
     return make(tmp_path / "store", killed=True)
-
-
-def make(path: Path, *, killed: bool = False) -> Path:
-    store = open_store(RealDisk(path))
-    fill(store, range(RECORDS // 2))
-    store.checkpoint()
-    fill(store, range(RECORDS // 2, RECORDS))
-    store.flush()
-    store.abandon() if killed else store.close()
-    return path
-
-
-def records(store: Path) -> list[StoredRecord]:
-    return [met for met in LogFiles(RealDisk(store)).walk() if not isinstance(met, BadPlace)]
-
-
-def log_end(store: Path) -> int:
-    last = records(store)[-1]
-    return last.log_offset + last.size
-
-
-def log_place(store: Path, log_offset: int) -> tuple[Path, int]:
-    base = log_offset - log_offset % TINY.segment_bytes
-    return store / f"commitlog/{base:020d}", log_offset - base
-
-
-def change(path: Path, position: int, edit: Callable[[bytes], bytes] | bytes) -> None:
-    """Write bytes at a place, or flip them."""
-    with path.open("r+b") as file:
-        file.seek(position)
-        new = edit if isinstance(edit, bytes) else edit(file.read(1))
-        file.seek(position)
-        file.write(new)
-
-
-def flip(old: bytes) -> bytes:
-    return bytes([old[0] ^ 1])
-
-
-def damage(report: Report) -> list[Finding]:
-    return [finding for finding in report.findings if finding.severity is Severity.DAMAGE]
-
-
-def notes(report: Report) -> list[Finding]:
-    return [finding for finding in report.findings if finding.severity is Severity.NOTE]
-
-
-def the_damage(store: Path) -> Finding:
-    found = damage(examine(store))
-    assert len(found) == 1, found
-    return found[0]
-
-
-def name(store: Path, path: Path) -> str:
-    return str(path.relative_to(store))
-
-
-def index_files(store: Path) -> list[Path]:
-    return sorted((store / "index").iterdir())
 
 
 # --- nothing wrong ---------------------------------------------------------------------------
@@ -311,6 +261,16 @@ def test_a_short_last_log_file_after_a_crash_is_a_note(killed: Path) -> None:
     assert name(killed, last) in [note.where for note in notes(report)]
 
 
+def test_empty_log_files_behind_the_checkpoint_are_a_note_after_a_crash(killed: Path) -> None:
+    for path in sorted((killed / "commitlog").iterdir())[-2:]:
+        path.write_bytes(b"")
+    report = examine(killed)
+    assert damage(report) == []
+    assert report.records < RECORDS
+    open_store(RealDisk(killed)).close()
+    assert examine(killed).findings == []
+
+
 def test_garbage_behind_the_end_after_a_clean_stop_is_damage(clean: Path) -> None:
     path, position = log_place(clean, log_end(clean) + 200)
     change(path, position, TORN)
@@ -336,220 +296,6 @@ def test_a_clock_that_was_set_back_is_a_note(clean: Path) -> None:
     change(path, position + 56, struct.pack(">q", NOW_MS - 1))
     found = notes(examine(clean))
     assert [(f.where, f.position) for f in found] == [(name(clean, path), position)]
-
-
-# --- queues ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def queue_file(clean: Path) -> Path:
-    """The second file of a queue: entries 5 to 9."""
-    return clean / f"consumequeue/T1/1/{TINY.queue_file_bytes:020d}"
-
-
-@pytest.mark.parametrize(
-    ("field", "word"), [(7, "log offset"), (11, "size"), (19, "tags code")], ids=lambda v: str(v)
-)
-def test_a_bit_flip_in_a_queue_entry_is_found(
-    field: int, word: str, clean: Path, queue_file: Path
-) -> None:
-    change(queue_file, 40 + field, flip)
-    found = the_damage(clean)
-    assert (found.where, found.position) == (name(clean, queue_file), 40)
-    assert found.what.startswith(f"entry 7: {word}")
-
-
-def test_a_missing_queue_entry_is_found(clean: Path, queue_file: Path) -> None:
-    change(queue_file, 40, bytes(20))
-    found = the_damage(clean)
-    assert (found.where, found.position) == (name(clean, queue_file), 40)
-    assert "entry 7 missing" in found.what
-
-
-def test_entries_missing_at_the_end_after_a_clean_stop_are_damage(clean: Path) -> None:
-    last = sorted((clean / "consumequeue/T1/1").iterdir())[-1]
-    change(last, 0, bytes(TINY.queue_file_bytes))
-    found = the_damage(clean)
-    assert (found.where, found.position) == (name(clean, last), 0)
-
-
-def test_a_missing_queue_file_is_found(clean: Path, queue_file: Path) -> None:
-    queue_file.unlink()
-    found = damage(examine(clean))
-    assert {f.where for f in found} == {name(clean, queue_file)}
-    assert found[0].what == "is missing between two others"
-
-
-def test_a_short_queue_file_is_found(clean: Path, queue_file: Path) -> None:
-    with queue_file.open("r+b") as file:
-        file.truncate(60)
-    found = damage(examine(clean))
-    assert (found[0].where, found[0].what) == (
-        name(clean, queue_file),
-        "has 60 bytes, not 100",
-    )
-    assert found[1].position == 60
-
-
-def test_an_entry_behind_the_end_of_the_log_is_found(tmp_path: Path) -> None:
-    store = open_store(RealDisk(tmp_path))
-    fill(store, range(4))
-    store.close()
-    path = tmp_path / f"consumequeue/T0/0/{0:020d}"
-    change(path, 40, struct.pack(">qiq", 3000, 100, 0))
-    found = the_damage(tmp_path)
-    assert (found.where, found.position) == (name(tmp_path, path), 40)
-    assert "behind the end of the log" in found.what
-
-
-def test_garbage_behind_the_end_of_a_queue_is_found(tmp_path: Path) -> None:
-    store = open_store(RealDisk(tmp_path))
-    fill(store, range(4))
-    store.close()
-    path = tmp_path / f"consumequeue/T0/0/{0:020d}"
-    change(path, 85, b"x")
-    found = the_damage(tmp_path)
-    assert (found.where, found.position) == (name(tmp_path, path), 85)
-
-
-def test_blank_entries_hold_the_place_of_a_damaged_record(clean: Path) -> None:
-    path, position = log_place(clean, records(clean)[5].log_offset)
-    change(path, position + 88, flip)
-    (clean / "escrowmq.checkpoint").unlink()
-    store = open_store(RealDisk(clean))  # reads all of the log, and steps over it
-    assert len(store.recovery.damaged) == 1
-    store.close()
-    found = the_damage(clean)
-    assert (found.where, found.position) == (name(clean, path), position)
-
-
-def test_of_very_many_findings_in_one_file_only_some_are_kept(tmp_path: Path) -> None:
-    settings = replace(TINY, queue_file_bytes=2000, segment_bytes=1 << 16)
-    store = open_store(RealDisk(tmp_path), settings)
-    store.append([sample(0, queue_id=0) for _ in range(60)], now_ms=NOW_MS)
-    store.close()
-    path = tmp_path / f"consumequeue/T0/0/{0:020d}"
-    for number in range(60):
-        change(path, number * 20 + 19, flip)
-    found = damage(examine(tmp_path, settings))
-    assert len(found) == PER_FILE_MAX + 1
-    assert found[-1].what == f"and {60 - PER_FILE_MAX} more of this kind"
-
-
-# --- index -----------------------------------------------------------------------------------
-
-ENTRIES_AT = 40 + TINY.index_slots * 4
-
-
-def test_a_wrong_index_slot_is_found(clean: Path) -> None:
-    path = index_files(clean)[1]
-    slots = struct.unpack_from(f">{TINY.index_slots}i", path.read_bytes(), 40)
-    slot = next(number for number, entry in enumerate(slots) if entry)
-    change(path, 40 + 4 * slot, struct.pack(">i", 999))
-    found = the_damage(clean)
-    assert (found.where, found.position) == (name(clean, path), 40 + 4 * slot)
-    assert f"slot {slot}: names entry 999" in found.what
-
-
-def test_a_broken_chain_is_found(clean: Path) -> None:
-    path = index_files(clean)[1]
-    change(path, ENTRIES_AT + 15 * 20 + 16, struct.pack(">i", 17))  # forwards: a loop
-    found = the_damage(clean)
-    assert (found.where, found.position) == (name(clean, path), ENTRIES_AT + 15 * 20)
-    assert "follows entry 17" in found.what
-
-
-def test_an_index_entry_that_points_nowhere_is_found(clean: Path) -> None:
-    path = index_files(clean)[1]
-    position = ENTRIES_AT + 5 * 20
-    change(path, position + 11, flip)  # the log offset
-    found = damage(examine(clean))
-    assert (name(clean, path), position) in [(f.where, f.position) for f in found]
-    assert {f.where for f in found} == {name(clean, path)}
-
-
-def test_a_hash_that_is_of_no_key_is_found(clean: Path) -> None:
-    path = index_files(clean)[1]
-    position = ENTRIES_AT + 5 * 20
-    change(path, position, flip)
-    found = damage(examine(clean))
-    assert (name(clean, path), position) in [(f.where, f.position) for f in found]
-    assert any("lacks 1 of the keys" in f.what for f in found)
-
-
-def test_a_broken_index_header_is_found(clean: Path) -> None:
-    path = index_files(clean)[0]
-    change(path, 36, struct.pack(">i", 1_000_000))
-    found = the_damage(clean)
-    assert (found.where, found.position) == (name(clean, path), 36)
-
-
-def test_a_missing_index_file_is_a_note(clean: Path) -> None:
-    index_files(clean)[1].unlink()
-    report = examine(clean)
-    assert damage(report) == []
-    assert [note.where for note in notes(report)] == ["index"]
-
-
-def test_an_index_without_settings_is_examined_all_the_same(clean: Path) -> None:
-    assert check_store(RealDisk(clean)).keys == 3 * RECORDS
-    path = index_files(clean)[1]
-    change(path, ENTRIES_AT + 5 * 20 + 16, struct.pack(">i", 17))
-    found = damage(check_store(RealDisk(clean)))
-    assert (found[0].where, found[0].position) == (name(clean, path), ENTRIES_AT + 5 * 20)
-
-
-def test_the_default_index_file_is_as_long_as_rocketmqs() -> None:
-    assert DEFAULT.size == 420_000_040
-    assert Geometry(5_000_000, 20_000_000) == DEFAULT
-
-
-# --- the small files -------------------------------------------------------------------------
-
-
-def test_a_broken_checkpoint_is_found(clean: Path) -> None:
-    change(clean / "escrowmq.checkpoint", 20, flip)
-    assert (the_damage(clean).where, the_damage(clean).position) == ("escrowmq.checkpoint", None)
-
-
-def test_a_stale_checkpoint_is_a_note(clean: Path) -> None:
-    saved = (clean / "escrowmq.checkpoint").read_bytes()
-    store = open_store(RealDisk(clean))
-    fill(store, range(RECORDS, RECORDS + 5))
-    store.close()
-    (clean / "escrowmq.checkpoint").write_bytes(saved)
-    report = examine(clean)
-    assert damage(report) == []
-    assert [note.where for note in notes(report)] == ["escrowmq.checkpoint"]
-
-
-def test_a_log_that_is_shorter_than_its_checkpoint_is_damage(clean: Path) -> None:
-    record = records(clean)[-1]
-    path, position = log_place(clean, record.log_offset)
-    change(path, position, bytes(record.size))
-    found = damage(examine(clean))
-    assert (found[0].where, found[0].position) == (name(clean, path), position)
-    assert "was durable up to" in found[0].what
-
-
-def test_a_short_rocketmq_checkpoint_is_a_note(clean: Path) -> None:
-    (clean / "checkpoint").write_bytes(b"\0" * 10)
-    assert [(f.severity, f.where) for f in examine(clean).findings] == [
-        (Severity.NOTE, "checkpoint")
-    ]
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xff", b'{"a":'])
-def test_bad_json_is_found(content: bytes, clean: Path) -> None:
-    config = clean / "config"
-    config.mkdir()
-    (config / "topics.json").write_bytes(content)
-    (config / "consumerOffset.json").write_bytes(b'{"offsetTable":{"T@G":{0:12,1:3}}}')
-    assert (the_damage(clean).where, the_damage(clean).position) == ("config/topics.json", None)
-    (config / "topics.json.bak").write_bytes(b"{}")
-    report = examine(clean)
-    assert report.is_clean
-    assert [note.where for note in notes(report)] == ["config/topics.json"]
 
 
 # --- what cannot be looked at ----------------------------------------------------------------

@@ -1,0 +1,251 @@
+"""The check against stores whose queues, index or small files were broken.
+
+Each test makes a small real store, changes a few bytes in it, and looks.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from escrowmq.store.check import Severity, check_store
+from escrowmq.store.check_index import DEFAULT, Geometry
+from escrowmq.store.disk import RealDisk
+from escrowmq.store.findings import PER_FILE_MAX
+from tests.stores import NOW_MS, TINY, examine, fill, open_store, sample
+from tests.unit.store.planting import (
+    RECORDS,
+    change,
+    damage,
+    flip,
+    index_files,
+    log_place,
+    make,
+    name,
+    notes,
+    records,
+    the_damage,
+)
+
+
+@pytest.fixture
+def clean(tmp_path: Path) -> Path:
+    """Closed in order."""
+    return make(tmp_path / "store")
+
+
+# --- queues ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def queue_file(clean: Path) -> Path:
+    """The second file of a queue: entries 5 to 9."""
+    return clean / f"consumequeue/T1/1/{TINY.queue_file_bytes:020d}"
+
+
+@pytest.mark.parametrize(
+    ("field", "word"), [(7, "log offset"), (11, "size"), (19, "tags code")], ids=lambda v: str(v)
+)
+def test_a_bit_flip_in_a_queue_entry_is_found(
+    field: int, word: str, clean: Path, queue_file: Path
+) -> None:
+    change(queue_file, 40 + field, flip)
+    found = the_damage(clean)
+    assert (found.where, found.position) == (name(clean, queue_file), 40)
+    assert found.what.startswith(f"entry 7: {word}")
+
+
+def test_a_missing_queue_entry_is_found(clean: Path, queue_file: Path) -> None:
+    change(queue_file, 40, bytes(20))
+    found = the_damage(clean)
+    assert (found.where, found.position) == (name(clean, queue_file), 40)
+    assert "entry 7 missing" in found.what
+
+
+def test_entries_missing_at_the_end_after_a_clean_stop_are_damage(clean: Path) -> None:
+    last = sorted((clean / "consumequeue/T1/1").iterdir())[-1]
+    change(last, 0, bytes(TINY.queue_file_bytes))
+    found = the_damage(clean)
+    assert (found.where, found.position) == (name(clean, last), 0)
+
+
+def test_a_missing_queue_file_is_found(clean: Path, queue_file: Path) -> None:
+    queue_file.unlink()
+    found = damage(examine(clean))
+    assert {f.where for f in found} == {name(clean, queue_file)}
+    assert found[0].what == "is missing between two others"
+
+
+def test_a_short_queue_file_is_found(clean: Path, queue_file: Path) -> None:
+    with queue_file.open("r+b") as file:
+        file.truncate(60)
+    found = damage(examine(clean))
+    assert (found[0].where, found[0].what) == (
+        name(clean, queue_file),
+        "has 60 bytes, not 100",
+    )
+    assert found[1].position == 60
+
+
+def test_an_entry_behind_the_end_of_the_log_is_found(tmp_path: Path) -> None:
+    store = open_store(RealDisk(tmp_path))
+    fill(store, range(4))
+    store.close()
+    path = tmp_path / f"consumequeue/T0/0/{0:020d}"
+    change(path, 40, struct.pack(">qiq", 3000, 100, 0))
+    found = the_damage(tmp_path)
+    assert (found.where, found.position) == (name(tmp_path, path), 40)
+    assert "behind the end of the log" in found.what
+
+
+def test_garbage_behind_the_end_of_a_queue_is_found(tmp_path: Path) -> None:
+    store = open_store(RealDisk(tmp_path))
+    fill(store, range(4))
+    store.close()
+    path = tmp_path / f"consumequeue/T0/0/{0:020d}"
+    change(path, 85, b"x")
+    found = the_damage(tmp_path)
+    assert (found.where, found.position) == (name(tmp_path, path), 85)
+
+
+def test_blank_entries_hold_the_place_of_a_damaged_record(clean: Path) -> None:
+    path, position = log_place(clean, records(clean)[5].log_offset)
+    change(path, position + 88, flip)
+    (clean / "escrowmq.checkpoint").unlink()
+    store = open_store(RealDisk(clean))  # reads all of the log, and steps over it
+    assert len(store.recovery.damaged) == 1
+    store.close()
+    found = the_damage(clean)
+    assert (found.where, found.position) == (name(clean, path), position)
+
+
+def test_of_very_many_findings_in_one_file_only_some_are_kept(tmp_path: Path) -> None:
+    settings = replace(TINY, queue_file_bytes=2000, segment_bytes=1 << 16)
+    store = open_store(RealDisk(tmp_path), settings)
+    store.append([sample(0, queue_id=0) for _ in range(60)], now_ms=NOW_MS)
+    store.close()
+    path = tmp_path / f"consumequeue/T0/0/{0:020d}"
+    for number in range(60):
+        change(path, number * 20 + 19, flip)
+    found = damage(examine(tmp_path, settings))
+    assert len(found) == PER_FILE_MAX + 1
+    assert found[-1].what == f"and {60 - PER_FILE_MAX} more of this kind"
+
+
+# --- index -----------------------------------------------------------------------------------
+
+ENTRIES_AT = 40 + TINY.index_slots * 4
+
+
+def test_a_wrong_index_slot_is_found(clean: Path) -> None:
+    path = index_files(clean)[1]
+    slots = struct.unpack_from(f">{TINY.index_slots}i", path.read_bytes(), 40)
+    slot = next(number for number, entry in enumerate(slots) if entry)
+    change(path, 40 + 4 * slot, struct.pack(">i", 999))
+    found = the_damage(clean)
+    assert (found.where, found.position) == (name(clean, path), 40 + 4 * slot)
+    assert f"slot {slot}: names entry 999" in found.what
+
+
+def test_a_broken_chain_is_found(clean: Path) -> None:
+    path = index_files(clean)[1]
+    change(path, ENTRIES_AT + 15 * 20 + 16, struct.pack(">i", 17))  # forwards: a loop
+    found = the_damage(clean)
+    assert (found.where, found.position) == (name(clean, path), ENTRIES_AT + 15 * 20)
+    assert "follows entry 17" in found.what
+
+
+def test_an_index_entry_that_points_nowhere_is_found(clean: Path) -> None:
+    path = index_files(clean)[1]
+    position = ENTRIES_AT + 5 * 20
+    change(path, position + 11, flip)  # the log offset
+    found = damage(examine(clean))
+    assert (name(clean, path), position) in [(f.where, f.position) for f in found]
+    assert {f.where for f in found} == {name(clean, path)}
+
+
+def test_a_hash_that_is_of_no_key_is_found(clean: Path) -> None:
+    path = index_files(clean)[1]
+    position = ENTRIES_AT + 5 * 20
+    change(path, position, flip)
+    found = damage(examine(clean))
+    assert (name(clean, path), position) in [(f.where, f.position) for f in found]
+    assert any("lacks 1 of the keys" in f.what for f in found)
+
+
+def test_a_broken_index_header_is_found(clean: Path) -> None:
+    path = index_files(clean)[0]
+    change(path, 36, struct.pack(">i", 1_000_000))
+    found = the_damage(clean)
+    assert (found.where, found.position) == (name(clean, path), 36)
+
+
+def test_a_missing_index_file_is_a_note(clean: Path) -> None:
+    index_files(clean)[1].unlink()
+    report = examine(clean)
+    assert damage(report) == []
+    assert [note.where for note in notes(report)] == ["index"]
+
+
+def test_an_index_without_settings_is_examined_all_the_same(clean: Path) -> None:
+    assert check_store(RealDisk(clean)).keys == 3 * RECORDS
+    path = index_files(clean)[1]
+    change(path, ENTRIES_AT + 5 * 20 + 16, struct.pack(">i", 17))
+    found = damage(check_store(RealDisk(clean)))
+    assert (found[0].where, found[0].position) == (name(clean, path), ENTRIES_AT + 5 * 20)
+
+
+def test_the_default_index_file_is_as_long_as_rocketmqs() -> None:
+    assert DEFAULT.size == 420_000_040
+    assert Geometry(5_000_000, 20_000_000) == DEFAULT
+
+
+# --- the small files -------------------------------------------------------------------------
+
+
+def test_a_broken_checkpoint_is_found(clean: Path) -> None:
+    change(clean / "escrowmq.checkpoint", 20, flip)
+    assert (the_damage(clean).where, the_damage(clean).position) == ("escrowmq.checkpoint", None)
+
+
+def test_a_stale_checkpoint_is_a_note(clean: Path) -> None:
+    saved = (clean / "escrowmq.checkpoint").read_bytes()
+    store = open_store(RealDisk(clean))
+    fill(store, range(RECORDS, RECORDS + 5))
+    store.close()
+    (clean / "escrowmq.checkpoint").write_bytes(saved)
+    report = examine(clean)
+    assert damage(report) == []
+    assert [note.where for note in notes(report)] == ["escrowmq.checkpoint"]
+
+
+def test_a_log_that_is_shorter_than_its_checkpoint_is_damage(clean: Path) -> None:
+    record = records(clean)[-1]
+    path, position = log_place(clean, record.log_offset)
+    change(path, position, bytes(record.size))
+    found = damage(examine(clean))
+    assert (found[0].where, found[0].position) == (name(clean, path), position)
+    assert "was durable up to" in found[0].what
+
+
+def test_a_short_rocketmq_checkpoint_is_a_note(clean: Path) -> None:
+    (clean / "checkpoint").write_bytes(b"\0" * 10)
+    assert [(f.severity, f.where) for f in examine(clean).findings] == [
+        (Severity.NOTE, "checkpoint")
+    ]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xff", b'{"a":'])
+def test_bad_json_is_found(content: bytes, clean: Path) -> None:
+    config = clean / "config"
+    config.mkdir()
+    (config / "topics.json").write_bytes(content)
+    (config / "consumerOffset.json").write_bytes(b'{"offsetTable":{"T@G":{0:12,1:3}}}')
+    assert (the_damage(clean).where, the_damage(clean).position) == ("config/topics.json", None)
+    (config / "topics.json.bak").write_bytes(b"{}")
+    report = examine(clean)
+    assert report.is_clean
+    assert [note.where for note in notes(report)] == ["config/topics.json"]
