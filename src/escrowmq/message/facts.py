@@ -53,7 +53,7 @@ def derive(topic: str, properties: bytes, stored_ms: int) -> tuple[int, list[byt
         elif name == b"TAGS":
             code = _tag_hash(value)
         elif name == b"KEYS":
-            keys += value.split()
+            keys += filter(None, value.split(b" "))
     if topic == names.SCHEDULE_TOPIC:
         code = _due_ms(properties, stored_ms) or code
     return code, keys

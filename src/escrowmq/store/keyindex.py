@@ -236,7 +236,7 @@ class KeyIndex:
 
     def open(self) -> None:
         """Finish what a crash interrupted, then read the headers."""
-        apply_changes(self._disk, load_redo(self._disk))
+        apply_changes(self._disk, [c for c in load_redo(self._disk) if self._may_apply(c)])
         self.files = []
         for name in self._disk.names(DIRECTORY):
             if not name.isdigit():
@@ -249,6 +249,16 @@ class KeyIndex:
             else:  # made with other settings, or cut short: the log has it all
                 self._views.forget(f"{DIRECTORY}/{name}")
                 remove_file(self._disk, f"{DIRECTORY}/{name}")
+
+    def _may_apply(self, change: FileChange) -> bool:
+        """Not if another broker has worked on the file since: it has gone on, or removed it."""
+        (entries_at, _), (_, header) = change.writes
+        if not self._disk.exists(change.path):
+            return entries_at == self._entries_at + ENTRY.size  # it begins the file
+        view = self._views.view(change.path)
+        count = HEADER.unpack_from(view)[-1] if len(view) >= HEADER.size else 0
+        self._views.forget(change.path)
+        return bool(count <= HEADER.unpack(header)[-1])
 
     @property
     def end_offset(self) -> int:

@@ -134,7 +134,10 @@ class _Walk:
         self._queues.believe(begin)
         found = Recovery(clean=clean, walked_from=begin, end=begin)
         found.rebuilt_queues = found.rebuilt_index = self._log.scan_end() > begin
-        durable_end = None if checkpoint is None else checkpoint.log_offset
+        if checkpoint is not None:
+            durable_end: int | None = checkpoint.log_offset
+        else:
+            durable_end = self._log.scan_end() if clean else None
         self._walk(found, durable_end=durable_end, strict=False)
         return found
 
@@ -228,6 +231,7 @@ class Walker:
     def records(self, begin: LogOffset) -> Iterator[StoredRecord]:
         log, at, limit = self._log, begin, self._log.scan_end()
         self.end = begin
+        stepped_over: list[Damage] = []  # damage only if a good record follows
         while at < limit:
             if log.is_blank(at):
                 at = LogOffset(log.segment_end(at))
@@ -236,15 +240,16 @@ class Walker:
                 record = log.record_at(at)
             except CorruptRecord as error:
                 following = self._behind(at)
-                if following is None:
-                    self.torn = None if self._is_zero(at) else error.why
-                    return
-                self.damaged.append(Damage(at, following, error.why))
-                at = following
+                stepped_over.append(Damage(at, LogOffset(following or limit), error.why))
+                at = LogOffset(following or limit)
                 continue
+            self.damaged += stepped_over
+            stepped_over.clear()
             yield record
             at = LogOffset(record.log_offset + record.size)
             self.end = at
+        if stepped_over and not self._is_zero(stepped_over[0].begin):
+            self.torn = stepped_over[0].why
 
     def reject(self, record: StoredRecord, why: str) -> bool:
         """A record that checks out and still cannot be one of ours: whether to read on."""
@@ -256,19 +261,23 @@ class Walker:
         return True
 
     def _behind(self, at: LogOffset) -> LogOffset | None:
-        """Where the next good record is, if what is at `at` is damage and not the end."""
+        """Where to read on, if what is at `at` is damage and not the end of the log."""
         log = self._log
         segment_end = log.segment_end(at)
+        is_last = segment_end == log.scan_end()
         if self._durable_end is not None:
             if at >= self._durable_end:
                 return None
             following = self._next_good(at, segment_end)
-            if following is None and segment_end < log.scan_end():
-                return LogOffset(segment_end)
-            return following
+            return LogOffset(segment_end) if following is None and not is_last else following
         # Nothing is known to be durable. A good record behind the bad one in a file that is
         # not the last says that this was no torn end: files are filled one after the other.
-        return self._next_good(at, segment_end) if segment_end < log.scan_end() else None
+        if is_last:
+            return None
+        following = self._next_good(at, segment_end)
+        if following is None and log.segment_end(segment_end) != log.scan_end():
+            return LogOffset(segment_end)
+        return following
 
     def _next_good(self, at: LogOffset, segment_end: int) -> LogOffset | None:
         segment = self._log.view(at, segment_end)

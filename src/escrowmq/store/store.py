@@ -12,7 +12,6 @@ reads a clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -34,14 +33,15 @@ from escrowmq.message.record import (
     StoredRecord,
     encoded_size,
 )
-from escrowmq.store.checkpoint import Checkpoint, save_checkpoint, save_rocketmq_checkpoint
+from escrowmq.store.checkpoint import CheckpointJob
 from escrowmq.store.commitlog import CommitLog, Flush
-from escrowmq.store.consumequeue import ConsumeQueue, QueueFlush
+from escrowmq.store.consumequeue import ConsumeQueue
 from escrowmq.store.disk import Disk, Lock, OpenViews, remove_file, write_file
-from escrowmq.store.keyindex import FOUND_MAX, IndexFlush, KeyIndex, WaitingKey
+from escrowmq.store.keyindex import FOUND_MAX, KeyIndex, WaitingKey
 from escrowmq.store.queuetable import QueueTable
 from escrowmq.store.read import QueueRead, offset_by_time, read_queue
 from escrowmq.store.recover import Recovery, recover
+from escrowmq.store.redo import PATH as REDO_PATH
 from escrowmq.store.settings import StoreSettings
 
 LOCK_PATH: Final = "lock"
@@ -55,40 +55,6 @@ class Placed(msgspec.Struct, frozen=True, gc=False):
     log_offset: LogOffset
     queue_offset: QueueOffset
     size: int
-
-
-@dataclass(slots=True)
-class CheckpointJob:
-    """Everything that makes the next start short. `run` may go to a thread."""
-
-    disk: Disk
-    flush: Flush
-    queues: list[QueueFlush]
-    index: IndexFlush
-    log_offset: LogOffset
-    last_record: int
-    stored_ms: int
-    queue_count: int
-    entry_total: int
-
-    def run(self) -> None:
-        # In this order: a queue entry that is durable never points at a record that is not.
-        self.flush.run()
-        for queue in self.queues:
-            queue.run()
-        self.index.run()
-        files = [file for file in self.index.files if file.count > 1]
-        checkpoint = Checkpoint(
-            log_offset=self.log_offset,
-            last_record=self.last_record,
-            stored_ms=self.stored_ms,
-            queue_count=self.queue_count,
-            entry_total=self.entry_total,
-            index_files=[file.name for file in files],
-            index_end_offset=files[-1].end_offset if files else -1,
-        )
-        save_checkpoint(self.disk, checkpoint)
-        save_rocketmq_checkpoint(self.disk, self.stored_ms)
 
 
 class MessageStore:
@@ -146,6 +112,7 @@ class MessageStore:
         try:
             if not self.has_failed:
                 self.checkpoint()
+                remove_file(self._disk, REDO_PATH)  # done with; another broker may come next
                 remove_file(self._disk, ABORT_PATH)
         finally:
             self.abandon()

@@ -6,7 +6,9 @@ Corruption is exhaustive where that is cheap: each cut, each bit, each sector.
 
 from __future__ import annotations
 
+import re
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -115,11 +117,12 @@ def test_the_queue_entry_of_the_known_record() -> None:
 
 def test_every_number_has_its_own_place() -> None:
     record = new(
-        queue_id=0x01020304, flag=0x05060708, born_ms=0x1112131415161718, sys_flag=0x0100 | 8
-    )
-    record = NewRecord(
-        **{name: getattr(record, name) for name in record.__struct_fields__}
-        | {"reconsume_times": 0x21222324, "prepared_offset": 0x3132333435363738}
+        queue_id=0x01020304,
+        flag=0x05060708,
+        born_ms=0x1112131415161718,
+        sys_flag=0x0108,
+        reconsume_times=0x21222324,
+        prepared_offset=0x3132333435363738,
     )
     data = encode_record(record, 0x4142434445464748, AT, 0x5152535455565758, STORE_V4)
     assert data[12:16].hex() == "01020304"
@@ -136,10 +139,8 @@ def test_every_number_has_its_own_place() -> None:
 def test_negative_numbers_survive() -> None:
     record = new(flag=-1, reconsume_times=-2, born_ms=-3, prepared_offset=-4)
     found = decoded(encoded(record))
-    assert (found.flag, found.reconsume_times, found.born_ms, found.prepared_offset) == (
-        *(-1, -2),
-        *(-3, -4),
-    )
+    numbers = found.flag, found.reconsume_times, found.born_ms, found.prepared_offset
+    assert numbers == (-1, -2, -3, -4)
 
 
 def test_an_empty_record_has_the_least_size_and_a_checksum_of_zero() -> None:
@@ -289,8 +290,6 @@ def test_a_record_cut_at_any_byte_and_followed_by_zeros_is_corrupt(sealed: bool)
 )
 def test_a_wrong_field_is_corrupt(position: int, new_bytes: str, why: str) -> None:
     data = patched(encoded(new()), position, bytes.fromhex(new_bytes))
-    import re
-
     assert re.search(why, refusal(data.ljust(200, b"\0")).why)
 
 
@@ -333,21 +332,16 @@ def test_zeros_are_no_record() -> None:
 # --- seals ---------------------------------------------------------------------------------------
 
 
-def test_seal_digits_stand_least_significant_first() -> None:
-    # The known example: 907060870 becomes 0780607090. Here over a whole record.
-    from zlib import crc32
+def seal_digits(value: int) -> bytes:
+    return "".join(str(value // 10**place % 10) for place in range(10)).encode()
 
+
+def test_seal_digits_stand_least_significant_first() -> None:
+    assert seal_digits(907060870) == b"0780607090"  # the known example
     data = encoded(new(), sealed=True)
     value = crc32(data[:-20]) & 0x7FFFFFFF
-    digits = "".join(str(value // 10**place % 10) for place in range(10))
-    assert data[-20:] == b"__CRC32#\x01" + digits.encode() + b"\x02"
+    assert data[-20:] == b"__CRC32#\x01" + seal_digits(value) + b"\x02"
     assert decoded(data).properties == b"TAGS\x01TagA\x02" + data[-20:]
-
-
-def test_the_known_seal() -> None:
-    from escrowmq.message.record import _seal_digits
-
-    assert _seal_digits(b"hello" + b"?" * 20) == b"0780607090"
 
 
 @pytest.mark.parametrize(
