@@ -32,7 +32,8 @@ def go_on(run: StoreRun) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [StoreFailed, StoreFull])
 @pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for ever"])
-def test_every_call_fails_in_turn(error: type[StoreError], for_ever: bool) -> None:
+@pytest.mark.parametrize("goes_on", [False, True], ids=["then crash", "go on, then crash"])
+def test_every_call_fails_in_turn(error: type[StoreError], for_ever: bool, goes_on: bool) -> None:
     for call in itertools.count(1):
         disk = FaultyDisk(seed=call, error=error)
         disk.fail_from, disk.fail_at = (call, None) if for_ever else (None, call)
@@ -40,7 +41,7 @@ def test_every_call_fails_in_turn(error: type[StoreError], for_ever: bool) -> No
         failed = outcome(run)
         if failed is None and disk.calls < call:
             break
-        if failed is not None:
+        if failed is not None and goes_on:
             go_on(run)
         run.crash(disk.power_cut(Random(call), "mixed"))
         run.open()

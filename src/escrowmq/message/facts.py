@@ -35,7 +35,7 @@ _wanted = re.compile(
 
 def has_queue_entry(sys_flag: int) -> bool:
     """RocketMQ's prepared and rolled-back records take no place in their queue."""
-    return sys_flag & TRANSACTION_MASK not in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK)
+    return not sys_flag & TRANSACTION_PREPARED  # this bit is set in both
 
 
 def has_keys(sys_flag: int) -> bool:

@@ -55,6 +55,7 @@ class Flush:
     disk: Disk
     files: list[File]
     end: LogOffset
+    files_made: int  # so many of this process are in it
     new_files: bool
 
     def run(self) -> None:
@@ -81,7 +82,8 @@ class CommitLog:
         self.begin = LogOffset(0)
         self.end = LogOffset(0)
         self.flushed = LogOffset(0)
-        self._new_files = False
+        self._files_made = 0
+        self._names_flushed = 0  # so many of those are safe under their names
         self._failure: StoreError | None = None
         try:
             self._open_files()
@@ -101,7 +103,7 @@ class CommitLog:
             base = number * self.segment_bytes
             file = self._disk.create(f"{DIRECTORY}/{file_name(base)}", self.segment_bytes)
             segment = self._segments[number] = Segment(base, file, file.view())
-            self._new_files = True
+            self._files_made += 1
         return segment
 
     def wipe(self, begin: LogOffset) -> None:
@@ -136,14 +138,18 @@ class CommitLog:
         self._refuse_if_failed()
         first, last = self.flushed // self.segment_bytes, self.end // self.segment_bytes
         numbers = [number for number in range(first, last + 1) if number in self._segments]
-        flush = Flush(
-            self._disk, [self._segments[n].file for n in numbers], self.end, self._new_files
+        return Flush(
+            self._disk,
+            [self._segments[number].file for number in numbers],
+            self.end,
+            self._files_made,
+            # Another flush may be on its way, so this is settled when one is finished, not here.
+            self._files_made > self._names_flushed,
         )
-        self._new_files = False
-        return flush
 
     def finish_flush(self, flush: Flush) -> None:
         self.flushed = max(self.flushed, flush.end)
+        self._names_flushed = max(self._names_flushed, flush.files_made)
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -289,13 +295,13 @@ class Batch:
         self._log = log
         self._store_host = log.store_host
         self._sealed = log.sealed
-        self._at: int = log.end
+        self._at = log.end
         self._room = log.segment_bytes - self._at % log.segment_bytes
         self._pieces: list[bytes] = []
-        self._piece_begin: int = self._at
+        self._piece_begin = self._at
         self._full: list[tuple[int, bytes]] = []  # (log offset, bytes) of files that are filled
 
-    def add(self, record: NewRecord, queue_offset: int, stored_ms: int) -> tuple[int, int]:
+    def add(self, record: NewRecord, queue_offset: int, stored_ms: int) -> tuple[LogOffset, int]:
         """Place one record behind the others: its log offset and its size."""
         at = self._at
         encoded = encode_record(record, queue_offset, at, stored_ms, self._store_host, self._sealed)
@@ -306,7 +312,7 @@ class Batch:
             )
         self._pieces.append(encoded)
         size = len(encoded)
-        self._at = at + size
+        self._at = LogOffset(at + size)
         self._room -= size
         return at, size
 
@@ -321,17 +327,17 @@ class Batch:
         except StoreError as error:
             self._undo(error)
             raise
-        log.end = LogOffset(self._at)
+        log.end = self._at
 
     def _joined(self) -> bytes:
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
-    def _roll(self, at: int) -> int:
+    def _roll(self, at: LogOffset) -> LogOffset:
         """Fill this file up with the blank record; go on in the next."""
         self._pieces.append(encode_blank(self._room))
         self._full.append((self._piece_begin, b"".join(self._pieces)))
         self._pieces = []
-        self._piece_begin = at + self._room
+        self._piece_begin = LogOffset(at + self._room)
         self._room = self._log.segment_bytes
         return self._piece_begin
 

@@ -25,6 +25,7 @@ from escrowmq.errors import (
     StoreFull,
 )
 from escrowmq.message.facts import derive, has_keys, has_queue_entry
+from escrowmq.message.ids import decode_offset_id
 from escrowmq.message.offsets import LogOffset, QueueOffset
 from escrowmq.message.record import (
     PROPERTIES_BYTES_MAX,
@@ -131,26 +132,27 @@ class MessageStore:
             raise StoreFull("the disk is nearly full: no new messages until there is room")
         stored_ms = now_ms if now_ms > self._stored_ms else self._stored_ms
         batch = self._log.batch()
+        add, find_or_make = batch.add, self._queues.find_or_make
         placed: list[Placed] = []
         added: list[ConsumeQueue] = []
         waiting: list[WaitingKey] = []
         try:
             for record in records:
-                topic, properties = record.topic, record.properties
+                topic, properties, sys_flag = record.topic, record.properties, record.sys_flag
                 if len(record.body) + len(properties) > self._small_bytes:
                     self._refuse_unfit(record)
-                queue = self._queues.find_or_make(topic, record.queue_id)
+                queue = find_or_make(topic, record.queue_id)
                 tags_code, keys = derive(topic, properties, stored_ms)
-                if has_queue_entry(record.sys_flag):
+                if sys_flag == 0 or has_queue_entry(sys_flag):
                     queue_offset = queue.next
-                    log_offset, size = batch.add(record, queue_offset, stored_ms)
+                    log_offset, size = add(record, queue_offset, stored_ms)
                     queue.add(log_offset, size, tags_code)
                     added.append(queue)
                 else:
                     queue_offset = QueueOffset(0)
-                    log_offset, size = batch.add(record, 0, stored_ms)
-                placed.append(Placed(LogOffset(log_offset), queue_offset, size))
-                if has_keys(record.sys_flag):
+                    log_offset, size = add(record, queue_offset, stored_ms)
+                placed.append(Placed(log_offset, queue_offset, size))
+                if sys_flag == 0 or has_keys(sys_flag):
                     for key in keys:
                         waiting.append((topic, key, log_offset, stored_ms))
             batch.write()
@@ -301,6 +303,10 @@ class MessageStore:
 
     def record_at(self, log_offset: int) -> StoredRecord:
         return self._log.record_at(LogOffset(log_offset))
+
+    def record_by_id(self, offset_id: str) -> StoredRecord:
+        """The record that an offset id names, whatever host it speaks of."""
+        return self.record_at(decode_offset_id(offset_id)[1])
 
     def records(self, begin: int = 0, end: int | None = None) -> Iterator[StoredRecord]:
         """Every record between two boundaries of the log."""

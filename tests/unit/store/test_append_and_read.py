@@ -24,6 +24,7 @@ from escrowmq.errors import (
 )
 from escrowmq.message.ids import decode_offset_id, encode_host, encode_offset_id
 from escrowmq.message.javahash import java_hash
+from escrowmq.message.offsets import QueueOffset
 from escrowmq.message.record import NewRecord, encode_record
 from escrowmq.store.commitlog import CommitLog
 from escrowmq.store.consumequeue import ConsumeQueue
@@ -649,10 +650,10 @@ def gapped_queue() -> tuple[CommitLog, ConsumeQueue]:
     places = [batch.add(plain(), 0, NOW_MS + ms) for ms in (10, 20, 20)]
     batch.write()
     queue.add(*places[0], 0)
-    queue.add_blanks(type(queue.next)(3), places[1][0])
+    queue.add_blanks(QueueOffset(3), places[1][0])
     queue.add(*places[1], 0)
     queue.add(*places[2], 0)
-    queue.add_blanks(type(queue.next)(7), log.end)
+    queue.add_blanks(QueueOffset(7), log.end)
     return log, queue
 
 
