@@ -108,6 +108,7 @@ class CommitLog:
 
     def wipe(self, begin: LogOffset) -> None:
         """Make everything from `begin` on zeros again, for good."""
+        self._remove_strays()
         for number in sorted(self._segments, reverse=True):
             segment = self._segments[number]
             keep = begin - segment.base
@@ -250,9 +251,18 @@ class CommitLog:
         segment.file.close()
         self._disk.sync_directory(DIRECTORY)
 
+    def _remove_strays(self) -> None:
+        """A file that could not be made may be there all the same, newest first."""
+        for name in reversed(self._file_names()):
+            if int(name) // self.segment_bytes not in self._segments:
+                self._disk.remove(f"{DIRECTORY}/{name}")
+                self._disk.sync_directory(DIRECTORY)
+
+    def _file_names(self) -> list[str]:
+        return [name for name in self._disk.names(DIRECTORY) if is_file_name(name)]
+
     def _open_files(self) -> None:
-        names = [name for name in self._disk.names(DIRECTORY) if is_file_name(name)]
-        for name in names:
+        for name in self._file_names():
             base = int(name)
             if base % self.segment_bytes:
                 raise StoreDamaged(

@@ -22,6 +22,8 @@ from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import MessageStore
 from tests.stores import NOW_MS, TINY, assert_clean, fill, open_store, sample
 
+pytestmark = pytest.mark.slow  # dozens of real fsyncs each
+
 HALF = 24  # so many samples lie below the last checkpoint
 ALL = 40
 

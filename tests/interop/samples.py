@@ -1,0 +1,200 @@
+"""What we write for Apache to read: a store with something of everything in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from escrowmq.message.ids import encode_host
+from escrowmq.message.properties import encode_properties
+from escrowmq.message.record import NewRecord
+from escrowmq.message.sysflag import (
+    TRANSACTION_COMMIT,
+    TRANSACTION_PREPARED,
+    TRANSACTION_ROLLBACK,
+)
+from escrowmq.store.configfiles import (
+    DataVersion,
+    GroupConfig,
+    TopicConfig,
+    groups_file,
+    offsets_file,
+    topics_file,
+)
+from escrowmq.store.disk import RealDisk
+from escrowmq.store.settings import StoreSettings
+from escrowmq.store.store import MessageStore
+from tests.interop.script import LONG_GROUP
+from tests.interop.stores import HOST, Queue, open_store, read_all
+
+RETRY_TOPIC = "%RETRY%billing"
+LONG_TOPIC = f"%RETRY%{LONG_GROUP}"  # of the second layout, which 4.9.7 does not know
+TOPICS = {"orders": 4, "payments": 2, RETRY_TOPIC: 1, LONG_TOPIC: 1, "later": 1}
+COMMITTED = {"orders@billing": {0: 3, 1: 2}, "payments@billing": {0: 33}, "orders@audit": {3: 1}}
+
+BODY_SIZES = (1, 10, 100, 500, 1024, 3000, 60_000, 5000, 17)
+TAGS = ("TagA", "TagB", None, "中文tag")
+BORN = (encode_host("127.0.0.1", 50_001), encode_host("2001:db8::17", 50_002))
+SPAN_MS = 60_000  # between the oldest and the newest message
+
+
+@dataclass
+class Laid:
+    """What lies in a store, by queue, as bytes of the log, and which keys lead where."""
+
+    end: int = 0
+    queues: dict[Queue, list[bytes]] = field(default_factory=dict)
+    keys: dict[tuple[str, str], set[int]] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.queues.values()))
+
+
+def lay_store(directory: Path, settings: StoreSettings, *, version: str, count: int) -> Laid:
+    """Written by us and closed in order."""
+    store = open_store(directory, settings)
+    laid = append_samples(store, sample_records(version, count), began_ms=now_ms() - SPAN_MS)
+    store.close()
+    lay_config(directory)
+    return laid
+
+
+def lay_killed_store(directory: Path, settings: StoreSettings, *, version: str, count: int) -> Laid:
+    """Written by us and given up: queues and keys end at a checkpoint, and the log in a tear."""
+    store = open_store(directory, settings)
+    records = list(sample_records(version, count))
+    began_ms = now_ms() - SPAN_MS
+    append_samples(store, iter(records[: count // 2]), began_ms=began_ms)
+    store.checkpoint()
+    append_samples(store, iter(records[count // 2 :]), began_ms=began_ms + SPAN_MS // 2)
+    laid = what_lies_in(store)
+    torn = NewRecord(topic="orders", queue_id=0, body=b"torn" * 200)
+    [placed] = store.append([torn], now_ms=now_ms())
+    store.flush()
+    store.abandon()
+    lay_config(directory)
+    with (directory / "commitlog" / log_file(placed.log_offset, settings)).open("r+b") as log:
+        log.seek(placed.log_offset % settings.segment_bytes + placed.size - 300)
+        log.write(bytes(300))
+    return laid
+
+
+def log_file(log_offset: int, settings: StoreSettings) -> str:
+    return f"{log_offset - log_offset % settings.segment_bytes:020d}"
+
+
+def append_samples(store: MessageStore, records: Iterator[NewRecord], *, began_ms: int) -> Laid:
+    """Some one by one, some together; a few milliseconds apart."""
+    for number, record in enumerate(records):
+        batch = [record]
+        if number % 5 == 4:
+            batch += [following for _, following in zip(range(3), records, strict=False)]
+        store.append(batch, now_ms=began_ms + 7 * number)
+    return what_lies_in(store)
+
+
+def what_lies_in(store: MessageStore) -> Laid:
+    laid = Laid(end=store.end)
+    for topic, queue_id in store.queues():
+        laid.queues[topic, queue_id] = read_all(store, topic, queue_id)
+    for record in store.records():
+        if record.sys_flag & TRANSACTION_ROLLBACK != TRANSACTION_ROLLBACK:
+            for key in keys_of(record.properties):
+                laid.keys.setdefault((record.topic, key), set()).add(record.log_offset)
+    return laid
+
+
+def keys_of(properties: bytes) -> list[str]:
+    pairs = dict(item.split("\x01", 1) for item in properties.decode().split("\x02") if item)
+    return [*pairs.get("KEYS", "").split(), *([pairs["UNIQ_KEY"]] if "UNIQ_KEY" in pairs else [])]
+
+
+# --- records -----------------------------------------------------------------------------------
+
+
+def sample_records(version: str, count: int) -> Iterator[NewRecord]:
+    yield special("a half as records of old had it", sys_flag=TRANSACTION_PREPARED)
+    yield special("never to be seen", sys_flag=TRANSACTION_ROLLBACK)
+    yield special("committed", sys_flag=TRANSACTION_COMMIT, prepared_offset=17)
+    yield special("again", topic=RETRY_TOPIC, reconsume_times=3)
+    if version != "4.9.7":
+        yield special("of a long topic", topic=LONG_TOPIC, reconsume_times=1)
+    for number in range(count):
+        yield sample(number)
+
+
+def special(text: str, *, topic: str = "orders", **fields: int) -> NewRecord:
+    properties = {"KEYS": text.replace(" ", "-"), "UNIQ_KEY": text.upper().replace(" ", "")}
+    return new_record(topic, 0, text.encode(), properties, born_host=BORN[0], **fields)
+
+
+def sample(number: int) -> NewRecord:
+    size = BODY_SIZES[number % len(BODY_SIZES)]
+    topic, queue_id = ("payments", 0) if number % 2 else ("orders", number // 2 % 4)
+    tag = TAGS[number % len(TAGS)]
+    properties = {
+        "UNIQ_KEY": unique_key(number),
+        **({"TAGS": tag} if tag else {}),
+        "KEYS": f"k-{number} decade-{number // 10} größe-{number % 50}",
+        "colour": "grün \U0001f600",
+    }
+    body = (f"message {number}; ".encode() * size)[:size]
+    host = BORN[number % 3 == 2]
+    return new_record(topic, queue_id, body, properties, born_host=host, flag=number % 4)
+
+
+def new_record(
+    topic: str,
+    queue_id: int,
+    body: bytes,
+    properties: dict[str, str],
+    *,
+    born_host: bytes = HOST,
+    **fields: int,
+) -> NewRecord:
+    return NewRecord(
+        topic=topic,
+        queue_id=queue_id,
+        body=body,
+        properties=encode_properties(properties),
+        born_ms=now_ms(),
+        born_host=born_host,
+        **fields,
+    )
+
+
+def unique_key(number: int) -> str:
+    return f"7F000001{number:024X}"
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+# --- configuration -----------------------------------------------------------------------------
+
+
+def lay_config(directory: Path) -> None:
+    disk, version = RealDisk(directory), DataVersion(timestamp=now_ms(), counter=1)
+    topics = {
+        topic: TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues)
+        for topic, queues in TOPICS.items()
+    }
+    groups = {
+        group: GroupConfig(group_name=group) for group in ("billing", "audit", LONG_GROUP)
+    }
+    topics_file(disk).save(topicConfigTable=topics, dataVersion=version)
+    groups_file(disk).save(subscriptionGroupTable=groups, dataVersion=version)
+    offsets_file(disk).save(offsetTable=COMMITTED)
+
+
+def add_topic(directory: Path, topic: str) -> None:
+    file = topics_file(RealDisk(directory))
+    topics = file.entries("topicConfigTable", TopicConfig)
+    topics[topic] = TopicConfig(topic_name=topic, read_queue_nums=1, write_queue_nums=1)
+    file.save(topicConfigTable=topics, dataVersion=file.version().next(now_ms()))
+
+
