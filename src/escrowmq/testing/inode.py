@@ -63,6 +63,9 @@ class Inode:
         self._sizes = [0]  # the safe one, then all since
         self._safe: dict[int, bytes] = {}  # of each sector changed since the last sync
         self._forgotten: dict[int, bytes] = {}  # the same, but no later sync will write them
+        # What each cut of the file took away since, by its place among the sizes: if the power
+        # goes before that cut is safe, it may all be there again.
+        self._cut_away: list[tuple[int, dict[int, bytes]]] = []
 
     def write(self, position: int, data: Bytes) -> None:
         self._remember(covered(position, len(data), SECTOR))
@@ -70,6 +73,9 @@ class Inode:
         self.modified_ms = self._clock.now_ms()
 
     def resize(self, size: int) -> None:
+        if size < len(self.buffer):
+            gone = {s: self._sector(s) for s in self._safe if (s + 1) * SECTOR > size}
+            self._cut_away.append((len(self._sizes), gone))
         for page in [page for page in self.pages if (page + 1) * PAGE > size]:
             self._remember(covered(page * PAGE, PAGE, SECTOR))
         before, self.buffer = self.buffer, _zeros(size)
@@ -82,6 +88,7 @@ class Inode:
 
     def sync(self) -> None:
         self._safe.clear()
+        self._cut_away.clear()
         del self._sizes[:-1]
 
     def fail_sync(self, *, forgets: bool) -> None:
@@ -93,11 +100,17 @@ class Inode:
     def after(self, cut: Cut) -> Inode:
         left = Inode(self._clock, is_directory=self.is_directory)
         later_sizes = itertools.takewhile(lambda size: cut.keeps(), self._sizes[1:])
-        left.resize([self._sizes[0], *later_sizes][-1])
+        sizes = [self._sizes[0], *later_sizes]
+        left.resize(sizes[-1])
         for page in sorted(self.pages):
             left._put(page * PAGE, self.buffer[page * PAGE : (page + 1) * PAGE])
+        back_again: dict[int, bytes] = {}
+        for place, gone in reversed(self._cut_away):
+            if place >= len(sizes):
+                back_again |= gone
         for sector, old in (self._safe | self._forgotten).items():
-            left._put(sector * SECTOR, cut.sector(old, self._sector(sector)))
+            new = back_again.get(sector) or self._sector(sector)
+            left._put(sector * SECTOR, cut.sector(old, new))
         left.sync()
         left.modified_ms = self.modified_ms
         return left
