@@ -125,3 +125,30 @@ def live_and_crash(seed: int, survivals: tuple[Survival, ...], settings: StoreSe
             run.crash(run.disk.power_cut(rng, rng.choice(survivals)))
     run.open()
     run.judge()
+
+
+def test_a_record_behind_the_torn_end_never_comes_back() -> None:
+    # Torn: the second of three. The third is whole, and would be found again behind a new
+    # second one of the same length, were the end not wiped.
+    run = StoreRun(Random(5), FaultyDisk())
+    run.open()
+    run.append([700])
+    run.checkpoint()
+    assert run.store is not None
+    torn_at = run.store.end
+    run.append([700])
+    run.append([700])
+    run.store.abandon()
+    file = run.disk.open("commitlog/00000000000000000000")
+    file.write_at(torn_at + 100, b"\0" * 8)
+    file.sync()
+    run.durable = 1
+    run.open()
+    run.judge()
+    assert run.acknowledged == 1
+    run.append([700])
+    assert run.store is not None
+    run.store.abandon()
+    run.open()
+    run.judge()
+    assert run.acknowledged == 2
