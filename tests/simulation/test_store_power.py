@@ -18,6 +18,7 @@ from escrowmq.store.settings import StoreSettings
 from escrowmq.testing import FaultyDisk, PowerCut
 from escrowmq.testing.inode import Survival
 from tests.simulation.store_run import SETTINGS, StoreRun
+from tests.stores import NOW_MS, assert_clean, open_store, sample
 
 SEEDS = int(os.environ.get("ESCROWMQ_SEEDS", "200"))
 LONG = "ESCROWMQ_SEEDS" in os.environ
@@ -130,25 +131,24 @@ def live_and_crash(seed: int, survivals: tuple[Survival, ...], settings: StoreSe
 def test_a_record_behind_the_torn_end_never_comes_back() -> None:
     # Torn: the second of three. The third is whole, and would be found again behind a new
     # second one of the same length, were the end not wiped.
-    run = StoreRun(Random(5), FaultyDisk())
-    run.open()
-    run.append([700])
-    run.checkpoint()
-    assert run.store is not None
-    torn_at = run.store.end
-    run.append([700])
-    run.append([700])
-    run.store.abandon()
-    file = run.disk.open("commitlog/00000000000000000000")
+    disk = FaultyDisk()
+    store = open_store(disk, SETTINGS)
+    first, second, third, new_second = (
+        sample(0, body=letter * 700) for letter in (b"1", b"2", b"3", b"4")
+    )
+    store.append([first], now_ms=NOW_MS)
+    store.checkpoint()
+    torn_at = store.end
+    store.append([second, third], now_ms=NOW_MS)
+    store.abandon()
+    file = disk.open("commitlog/00000000000000000000")
     file.write_at(torn_at + 100, b"\0" * 8)
     file.sync()
-    run.durable = 1
-    run.open()
-    run.judge()
-    assert run.acknowledged == 1
-    run.append([700])
-    assert run.store is not None
-    run.store.abandon()
-    run.open()
-    run.judge()
-    assert run.acknowledged == 2
+    store = open_store(disk, SETTINGS)
+    assert [record.body for record in store.records()] == [first.body]
+    store.append([new_second], now_ms=NOW_MS)
+    store.abandon()
+    store = open_store(disk, SETTINGS)
+    assert [record.body for record in store.records()] == [first.body, new_second.body]
+    store.close()
+    assert_clean(disk, SETTINGS)
