@@ -118,7 +118,8 @@ class StoreRun:
         self.close()
 
     def random_step(self) -> None:
-        match self.rng.choices(("append", "flush", "checkpoint", "expire"), (12, 3, 2, 1))[0]:
+        steps = {"append": 12, "flush": 3, "checkpoint": 2, "expire": 1, "kill": 1}
+        match self.rng.choices(list(steps), list(steps.values()))[0]:
             case "append":
                 count = self.rng.choice((1, 1, 1, 2, 5))
                 self.append([self.rng.choice((0, 3, 40, 200, 900)) for _ in range(count)])
@@ -128,6 +129,15 @@ class StoreRun:
                 self.checkpoint()
             case "expire":
                 self.expire()
+            case "kill":
+                self.kill()
+
+    def kill(self) -> None:
+        """The process dies and the machine goes on: nothing is lost, and nothing is durable."""
+        assert self.store is not None
+        self.store.abandon()
+        self.open()
+        self.judge()
 
     def _record(self, size: int) -> NewRecord:
         self.count += 1
