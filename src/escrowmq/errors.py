@@ -24,6 +24,8 @@ EscrowError
     RecordRefused          a message over the size limits, or a name no file can have; not stored
     NoSuchRecord           below the oldest, past the newest, or between two records
   ConfigError            a setting is missing, misspelt or out of range
+  BadSubscription        what a consumer wants of a topic cannot be read, or is not served here
+  TableFull              a table with a bound has reached it; nothing was changed
 
 Callers ask an error two things, both class attributes: may I retry, and may it have taken
 effect?
@@ -135,3 +137,11 @@ class NoSuchRecord(StoreError):
 
 class ConfigError(EscrowError):
     pass
+
+
+class BadSubscription(EscrowError):
+    pass
+
+
+class TableFull(EscrowError):
+    retriable = True

@@ -47,10 +47,15 @@ class Laid:
     end: int = 0
     queues: dict[Queue, list[bytes]] = field(default_factory=dict)
     keys: dict[tuple[str, str], set[int]] = field(default_factory=dict)
+    hidden: dict[Queue, int] = field(default_factory=dict)  # how many that nobody is shown
 
     @property
     def count(self) -> int:
         return sum(map(len, self.queues.values()))
+
+    def messages(self) -> Iterator[bytes]:
+        for messages in self.queues.values():
+            yield from messages
 
 
 def lay_store(directory: Path, settings: StoreSettings, *, version: str, count: int) -> Laid:
@@ -183,9 +188,7 @@ def lay_config(directory: Path) -> None:
         topic: TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues)
         for topic, queues in TOPICS.items()
     }
-    groups = {
-        group: GroupConfig(group_name=group) for group in ("billing", "audit", LONG_GROUP)
-    }
+    groups = {group: GroupConfig(group_name=group) for group in ("billing", "audit", LONG_GROUP)}
     topics_file(disk).save(topicConfigTable=topics, dataVersion=version)
     groups_file(disk).save(subscriptionGroupTable=groups, dataVersion=version)
     offsets_file(disk).save(offsetTable=COMMITTED)
@@ -196,5 +199,3 @@ def add_topic(directory: Path, topic: str) -> None:
     topics = file.entries("topicConfigTable", TopicConfig)
     topics[topic] = TopicConfig(topic_name=topic, read_queue_nums=1, write_queue_nums=1)
     file.save(topicConfigTable=topics, dataVersion=file.version().next(now_ms()))
-
-

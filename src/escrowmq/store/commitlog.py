@@ -55,7 +55,7 @@ class Flush:
     disk: Disk
     files: list[File]
     end: LogOffset
-    files_made: int  # so many of this process are in it
+    files_made: int  # how many there were when it began
     new_files: bool
 
     def run(self) -> None:
@@ -275,6 +275,8 @@ class CommitLog:
             if after != before + 1:
                 missing = file_name((before + 1) * self.segment_bytes)
                 raise StoreDamaged(f"{DIRECTORY}/{missing} is missing between two others")
+        # Whoever made them may have been killed before their names were safe.
+        self._files_made = len(numbers)
         if numbers:
             self.begin = self.end = self.flushed = LogOffset(numbers[0] * self.segment_bytes)
 

@@ -14,4 +14,5 @@ Read in this order:
   7. connection.py  which answer belongs to which request, on one line
   8. answers.py     the answers a busy broker writes most, preformatted
   9. bodies.py      JSON that travels in bodies
+  10. packed.py     the one body that is not JSON: a registration, compressed
 """

@@ -132,6 +132,7 @@ class ClusterInfo(JsonBody, frozen=True, kw_only=True):
 
 class TopicList(JsonBody, frozen=True, kw_only=True):
     topic_list: list[str] = []
+    broker_addr: str | None = None  # of system topics: who can be asked for the rest of them
 
 
 class BrokerMembers(JsonBody, frozen=True, kw_only=True):
@@ -154,8 +155,8 @@ class DataVersion(JsonBody, frozen=True, kw_only=True):
 
 class TopicConfig(JsonBody, frozen=True, kw_only=True):
     topic_name: str
-    read_queue_nums: Int32 = 8
-    write_queue_nums: Int32 = 8
+    read_queue_nums: Int32 = 16
+    write_queue_nums: Int32 = 16
     perm: Int32 = 6
     topic_filter_type: str = "SINGLE_TAG"
     topic_sys_flag: Int32 = 0

@@ -83,6 +83,10 @@ class DeleteTopicInNamesrv(Header, frozen=True, kw_only=True):
     cluster_name: str | None = None
 
 
+class TopicsOfCluster(Header, frozen=True, kw_only=True):
+    cluster: str
+
+
 class PutSetting(Header, frozen=True, kw_only=True):
     namespace: str
     key: str

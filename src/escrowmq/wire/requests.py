@@ -91,6 +91,13 @@ REQUESTS: dict[int, RequestKind] = {
     ),
     RequestCode.REGISTER_TOPIC_IN_NAMESRV: RequestKind(namesrv.RegisterTopic),
     RequestCode.DELETE_TOPIC_IN_NAMESRV: RequestKind(namesrv.DeleteTopicInNamesrv),
+    RequestCode.GET_TOPICS_BY_CLUSTER: RequestKind(namesrv.TopicsOfCluster),
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: RequestKind(),
+    RequestCode.GET_UNIT_TOPIC_LIST: RequestKind(),
+    RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: RequestKind(),
+    RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: RequestKind(),
+    RequestCode.UPDATE_NAMESRV_CONFIG: RequestKind(),
+    RequestCode.GET_NAMESRV_CONFIG: RequestKind(),
 }
 
 

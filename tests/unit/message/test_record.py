@@ -15,7 +15,7 @@ import pytest
 from escrowmq.errors import CorruptRecord, RecordRefused
 from escrowmq.message.facts import derive
 from escrowmq.message.ids import encode_host
-from escrowmq.message.offsets import LogOffset
+from escrowmq.message.offsets import LogOffset, QueueOffset
 from escrowmq.message.record import (
     BLANK,
     MAGIC_BLANK,
@@ -92,7 +92,7 @@ def test_the_known_record_decodes_to_its_fields() -> None:
         size=115,
         topic="TopicTest",
         queue_id=2,
-        queue_offset=7,
+        queue_offset=QueueOffset(7),
         body=b"hello",
         properties=b"TAGS\x01TagA\x02",
         flag=0,
@@ -231,7 +231,7 @@ def test_a_record_in_a_larger_buffer_and_its_body_is_a_slice_of_it() -> None:
     assert found.size == 115
     assert isinstance(found.body, memoryview)
     assert found.body.obj is buffer.obj
-    assert found.body == b"hello"
+    assert bytes(found.body) == b"hello"
 
 
 # --- corruption ----------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def test_a_wrong_field_is_corrupt(position: int, new_bytes: str, why: str) -> No
 
 def test_any_flipped_bit_of_size_magic_checksum_offset_lengths_and_body_is_corrupt() -> None:
     data = encoded(new())
-    covered = [*range(0, 12), *range(28, 36), *range(84, 94), *range(103, 105)]
+    covered = [*range(12), *range(28, 36), *range(84, 94), *range(103, 105)]
     for position in covered:
         for bit in range(8):
             refusal(patched(data, position, bytes([data[position] ^ 1 << bit])).ljust(300, b"\0"))

@@ -279,7 +279,7 @@ def test_a_number_that_its_field_cannot_hold_is_refused(
     append(store, plain(b"before"))
     before = state(store)
     with pytest.raises(RecordRefused):
-        append(store, plain(**wrong))
+        append(store, plain(b"wrong", **wrong))
     assert state(store) == before
 
 

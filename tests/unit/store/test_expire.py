@@ -145,7 +145,7 @@ def test_a_full_disk_takes_young_files_until_it_is_less_full() -> None:
 
 def test_the_last_file_always_stays() -> None:
     aged = checkpointed(3)
-    aged.used = 1.0
+    aged.used = 0.88
     assert aged.expire() == 2
     assert aged.left() == [2]
     assert aged.expire() == 0
@@ -153,7 +153,7 @@ def test_the_last_file_always_stays() -> None:
 
 def test_a_pass_takes_so_many_files_and_no_more() -> None:
     aged = checkpointed(REMOVED_MAX + 4)
-    aged.used = 1.0
+    aged.used = 0.88
     assert REMOVED_MAX == 10
     assert aged.expire() == 10
     assert aged.expire() == 3
@@ -166,14 +166,14 @@ def test_a_pass_takes_so_many_files_and_no_more() -> None:
 )
 def test_what_is_to_be_kept_stays_whatever_its_age(keep_from: int, removed: int) -> None:
     aged = checkpointed(6)
-    aged.used = 1.0
+    aged.used = 0.88
     assert aged.expire(keep_from=keep_from) == removed
     assert aged.store.begin <= keep_from
 
 
 def test_what_no_checkpoint_covers_stays() -> None:
     aged = Aged(3)
-    aged.used = 1.0
+    aged.used = 0.88
     assert aged.expire() == 0
     aged.store.checkpoint()
     aged.write(3)
@@ -210,7 +210,7 @@ def test_files_written_lately_are_young_whatever_their_messages() -> None:
 
 def test_queue_files_go_with_their_messages() -> None:
     aged = checkpointed(12, replace(TINY, queue_file_bytes=60))  # three entries each
-    aged.used = 1.0
+    aged.used = 0.88
     assert len(aged.disk.names("consumequeue/T/0")) == 4
     aged.expire(keep_from=7 * SEGMENT)
     assert aged.left()[0] == 7
@@ -226,7 +226,7 @@ def test_index_files_go_with_their_messages() -> None:
     aged = checkpointed(8, settings)
     names = aged.disk.names("index")
     assert len(names) == 4
-    aged.used = 1.0
+    aged.used = 0.88
     aged.expire(keep_from=5 * SEGMENT)
     assert aged.disk.names("index") == names[2:]
     assert aged.store.find_by_key("T", "k4") == []
@@ -235,7 +235,7 @@ def test_index_files_go_with_their_messages() -> None:
 
 def test_reading_goes_on_behind_what_went() -> None:
     aged = checkpointed(6)
-    aged.used = 1.0
+    aged.used = 0.88
     aged.expire(keep_from=4 * SEGMENT)
     found = aged.store.read("T", 1, 0)
     assert (found.status, found.next, found.min, found.max) == (ReadStatus.TOO_SMALL, 4, 4, 6)
@@ -249,7 +249,7 @@ def test_reading_goes_on_behind_what_went() -> None:
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
 def test_what_went_is_gone_after_a_restart_and_nothing_else(killed: bool) -> None:
     aged = checkpointed(6)
-    aged.used = 1.0
+    aged.used = 0.88
     aged.expire(keep_from=4 * SEGMENT)
     aged.write(1)
     aged.store.flush()
@@ -271,7 +271,7 @@ def test_slices_that_were_read_outlive_their_file() -> None:
     aged = checkpointed(3)
     found = aged.store.read("T", 0, 0, count_max=1)
     before = [bytes(data) for data in found.slices]
-    aged.used = 1.0
+    aged.used = 0.88
     aged.expire()
     aged.store.close()
     assert [bytes(data) for data in found.slices] == before

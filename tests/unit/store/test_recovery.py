@@ -247,7 +247,9 @@ def test_a_last_record_that_was_not_written_is_cut_off(
     root: Path, tail: Callable[[StoredRecord], bytes], is_torn: bool
 ) -> None:
     kept = make(root, killed=True)
-    overwrite(root, kept[-1].log_offset, tail(kept[-1])[: kept[-1].size].ljust(kept[-1].size, b"\0"))
+    overwrite(
+        root, kept[-1].log_offset, tail(kept[-1])[: kept[-1].size].ljust(kept[-1].size, b"\0")
+    )
     store = reopen(root)
     assert (store.recovery.torn is not None) == is_torn
     assert store.recovery.damaged == []
@@ -372,12 +374,19 @@ def test_damage_at_the_end_of_a_file_goes_up_to_the_next_file(root: Path) -> Non
 def test_damage_to_the_last_record_below_the_checkpoint_loses_that_record_alone(
     root: Path,
 ) -> None:
-    # Everything behind it was flushed and acknowledged.
-    kept = make(root, killed=True)
-    flip_bit(root, kept[HALF - 1])
+    # All in one file; everything behind it was flushed and acknowledged.
     store = reopen(root)
-    assert [damage.begin for damage in store.recovery.damaged] == [kept[HALF - 1].log_offset]
-    check_content(store, kept[: HALF - 1] + kept[HALF:], missing=[kept[HALF - 1]])
+    fill(store, range(5))
+    store.checkpoint()
+    fill(store, range(5, 10))
+    store.flush()
+    kept = [detached(record) for record in store.records()]
+    assert end_of(kept) < TINY.segment_bytes
+    store.abandon()
+    flip_bit(root, kept[4])
+    store = reopen(root)
+    assert [damage.begin for damage in store.recovery.damaged] == [kept[4].log_offset]
+    check_content(store, kept[:4] + kept[5:], missing=[kept[4]])
     store.close()
 
 

@@ -1,0 +1,23 @@
+"""What the broker needs of a connection. `server/tcp.py` has the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Protocol
+
+from escrowmq.wire.fastpath import Body
+from escrowmq.wire.headers import Header
+
+
+class Line(Hashable, Protocol):
+    peer: str  # ip:port, for people
+    peer_host: bytes  # as records hold it
+
+    def write(self, data: bytes) -> None:
+        """An answer, or nothing. It leaves at the end of this turn, with the others."""
+
+    def write_pieces(self, pieces: Sequence[Body]) -> None:
+        """An answer whose body is slices of the log."""
+
+    def post(self, code: int, fields: Header, body: Body = b"") -> bool:
+        """A request of ours, one way. False if the line is gone or stuffed."""

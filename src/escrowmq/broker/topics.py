@@ -1,0 +1,159 @@
+"""The topics of a broker: what exists, what may be created, what goes to the name server.
+
+A producer that asks for an unknown topic names a template (`TBW102`); if the template may be
+inherited from, the topic is made with as many queues as both sides allow. Every change moves the
+data version, by which name servers notice it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from escrowmq.errors import RequestRefused
+from escrowmq.message import names
+from escrowmq.store.configfiles import ConfigFile, DataVersion, TopicConfig
+from escrowmq.wire.codes import ResponseCode
+
+READ: Final = 4
+WRITE: Final = 2
+INHERIT: Final = 1
+
+TEMPLATE_TOPIC: Final = "TBW102"
+RETRY_PREFIX: Final = "%RETRY%"
+DLQ_PREFIX: Final = "%DLQ%"
+SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
+OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+
+# Only the broker itself writes here.
+CLOSED_TO_SENDERS: Final = frozenset(
+    (
+        names.SCHEDULE_TOPIC,
+        names.HALF_TOPIC,
+        names.OP_TOPIC,
+        names.STRANDED_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_TOPIC,
+        TIMER_TOPIC,
+    )
+)
+
+_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+_NAME_LENGTH_MAX = 127
+_LONG_NAME_LENGTH_MAX = 255
+
+
+def refuse_bad_topic_name(topic: str) -> None:
+    long = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    limit = _LONG_NAME_LENGTH_MAX if long else _NAME_LENGTH_MAX
+    if not _NAME.fullmatch(topic):
+        raise RequestRefused(
+            ResponseCode.INVALID_PARAMETER,
+            f"the topic {topic[:100]!r} may only have letters, digits and %|_-",
+        )
+    if len(topic) > limit:
+        raise RequestRefused(
+            ResponseCode.INVALID_PARAMETER, f"a topic of {len(topic)} characters, limit {limit}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicRules:
+    cluster: str
+    broker_name: str
+    auto_create: bool = True
+    template_queues: int = 8
+
+
+class Topics:
+    """`changed` is called after every change, so that name servers hear of it at once."""
+
+    def __init__(
+        self, file: ConfigFile, rules: TopicRules, changed: Callable[[], None] = lambda: None
+    ) -> None:
+        self._file = file
+        self._rules = rules
+        self._changed = changed
+        self._topics = file.entries("topicConfigTable", TopicConfig)
+        self.version: DataVersion = file.version()
+        self.dirty = False
+        self._make_system_topics()
+
+    def find(self, topic: str) -> TopicConfig | None:
+        return self._topics.get(topic)
+
+    def all(self) -> dict[str, TopicConfig]:
+        return dict(self._topics)
+
+    def put(self, config: TopicConfig, *, now_ms: int) -> None:
+        self._topics[config.topic_name] = config
+        self._touch(now_ms)
+
+    def remove(self, topic: str, *, now_ms: int) -> bool:
+        if self._topics.pop(topic, None) is None:
+            return False
+        self._touch(now_ms)
+        return True
+
+    def find_or_make(
+        self, topic: str, *, template: str, queues: int, now_ms: int
+    ) -> TopicConfig | None:
+        """The topic, made from its template if that is allowed; None if it is not."""
+        found = self._topics.get(topic)
+        if found is not None:
+            return found
+        if topic.startswith(RETRY_PREFIX):
+            return self.make(topic, queues=1, now_ms=now_ms)
+        pattern = self._topics.get(template)
+        if pattern is None or not pattern.perm & INHERIT:
+            return None
+        if template == TEMPLATE_TOPIC and not self._rules.auto_create:
+            return None
+        count = max(0, min(queues, pattern.write_queue_nums))
+        return self.make(topic, queues=count, perm=pattern.perm & ~INHERIT, now_ms=now_ms)
+
+    def make(
+        self, topic: str, *, queues: int, now_ms: int, perm: int = READ | WRITE
+    ) -> TopicConfig:
+        found = self._topics.get(topic)
+        if found is None:
+            found = TopicConfig(
+                topic_name=topic, read_queue_nums=queues, write_queue_nums=queues, perm=perm
+            )
+            self.put(found, now_ms=now_ms)
+        return found
+
+    def save(self) -> None:
+        self.dirty = False
+        self._file.save(topicConfigTable=self._topics, dataVersion=self.version)
+
+    def _touch(self, now_ms: int) -> None:
+        self.version = self.version.next(now_ms)
+        self.dirty = True
+        self._changed()
+
+    def _make_system_topics(self) -> None:
+        rules, open_to_all = self._rules, READ | WRITE | INHERIT
+        wanted = [
+            (SELF_TEST_TOPIC, 1, READ | WRITE),
+            ("BenchmarkTest", 1024, READ | WRITE),
+            (rules.cluster, 16, open_to_all),
+            (rules.broker_name, 1, open_to_all),
+            (OFFSET_MOVED_TOPIC, 1, READ | WRITE),
+            (names.SCHEDULE_TOPIC, 18, READ | WRITE),
+            (f"{rules.cluster}_REPLY_TOPIC", 1, READ | WRITE),
+            (names.HALF_TOPIC, 1, READ | WRITE),
+            (names.OP_TOPIC, 1, READ | WRITE),
+            (TIMER_TOPIC, 1, READ | WRITE),
+        ]
+        if rules.auto_create:
+            wanted.append((TEMPLATE_TOPIC, rules.template_queues, open_to_all))
+        for topic, queues, perm in wanted:
+            if topic not in self._topics:
+                self._topics[topic] = TopicConfig(
+                    topic_name=topic, read_queue_nums=queues, write_queue_nums=queues, perm=perm
+                )
+                self.dirty = True

@@ -1,0 +1,279 @@
+"""What a setting's value may be: from text, to text, and what is allowed.
+
+A value comes as text from every source, so there is one parser for each kind. `parse` and `check`
+raise ValueError with the words that follow "listenPort='x': ".
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+INT_MAX: Final = (1 << 31) - 1  # RocketMQ keeps most of its settings in a Java int
+_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
+_HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+", re.ASCII)
+_HOST_PORT: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", re.ASCII)
+_LEVEL: Final = re.compile(r"([0-9]{1,9})([smhd])", re.ASCII)
+_UNIT_MS: Final = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000}
+WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
+
+
+class Kind(Protocol):
+    @property
+    def allowed(self) -> str: ...
+    @property
+    def separator(self) -> str | None:
+        """Between the values of a list; None for what is no list."""
+
+    def parse(self, text: str) -> object: ...
+    def check(self, value: object) -> None: ...
+    def show(self, value: object) -> str:
+        """As a file spells it: `parse` gives the value back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    at_least: int = 0
+    at_most: int = INT_MAX
+    multiple_of: int = 1  # what is not is rounded up
+    separator: None = None
+
+    @property
+    def allowed(self) -> str:
+        if self.at_least == self.at_most:
+            return f"{self.at_least}"
+        return f"a whole number from {self.at_least} to {self.at_most}"
+
+    def parse(self, text: str) -> int:
+        if _NUMBER.fullmatch(text) is None:
+            raise ValueError(f"must be {self.allowed}")
+        value = -(-int(text) // self.multiple_of) * self.multiple_of
+        self.check(value)
+        return value
+
+    def check(self, value: object) -> None:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(f"must be {self.allowed}")
+        if not self.at_least <= value <= self.at_most or value % self.multiple_of:
+            raise ValueError(f"must be {self.allowed}")
+
+    def show(self, value: object) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class YesNo:
+    allowed: str = "true or false"
+    separator: None = None
+
+    def parse(self, text: str) -> bool:
+        # Java takes every word but "true" for false; a misspelt one should not pass as a no.
+        match text.lower():
+            case "true":
+                return True
+            case "false":
+                return False
+        raise ValueError(f"must be {self.allowed}")
+
+    def check(self, value: object) -> None:
+        if not isinstance(value, bool):
+            raise ValueError(f"must be {self.allowed}")
+
+    def show(self, value: object) -> str:
+        return "true" if value else "false"
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A name: one line that can be printed, and no space around it."""
+
+    chars_max: int = 255
+    separator: None = None
+
+    @property
+    def allowed(self) -> str:
+        return f"1 to {self.chars_max} printable characters"
+
+    def parse(self, text: str) -> str:
+        self.check(text)
+        return text
+
+    def check(self, value: object) -> None:
+        if not isinstance(value, str) or not 1 <= len(value) <= self.chars_max:
+            raise ValueError(f"must be {self.allowed}")
+        if not value.isprintable() or value != value.strip():
+            raise ValueError(f"must be {self.allowed}")
+
+    def show(self, value: object) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    allowed: str = "a path"
+    separator: None = None
+
+    def parse(self, text: str) -> Path:
+        if not text:
+            raise ValueError(f"must be {self.allowed}")
+        value = Path(text)
+        self.check(value)
+        return value
+
+    def check(self, value: object) -> None:
+        if not isinstance(value, Path) or not str(value).isprintable():
+            raise ValueError(f"must be {self.allowed}")
+        if str(value).startswith("~"):
+            raise ValueError("must be written out: only a shell knows what ~ is")
+
+    def show(self, value: object) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """An address or a host name; an empty one is for the server to find out, where it may be."""
+
+    to_listen: bool
+    separator: None = None
+
+    @property
+    def allowed(self) -> str:
+        if self.to_listen:
+            return "an address of this machine, or 0.0.0.0"
+        return "an address that clients reach, or empty"
+
+    def parse(self, text: str) -> str:
+        self.check(text)
+        return text
+
+    def check(self, value: object) -> None:
+        if not isinstance(value, str) or len(value) > 255:
+            raise ValueError(f"must be {self.allowed}")
+        if value == "" and not self.to_listen:
+            return
+        if _HOST.fullmatch(value) is None or (value in WILDCARDS and not self.to_listen):
+            raise ValueError(f"must be {self.allowed}")
+
+    def show(self, value: object) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    choices: type[enum.Enum]
+    refused: Mapping[str, str] = field(default_factory=dict)  # what RocketMQ has, and why not we
+    separator: None = None
+
+    @property
+    def allowed(self) -> str:
+        return " or ".join(choice.value for choice in self.choices)
+
+    def parse(self, text: str) -> enum.Enum:
+        word = text.upper()
+        if word in self.refused:
+            raise ValueError(f"{self.refused[word]}; it must be {self.allowed}")
+        try:
+            return self.choices(word)
+        except ValueError:
+            raise ValueError(f"must be {self.allowed}") from None
+
+    def check(self, value: object) -> None:
+        if not isinstance(value, self.choices):
+            raise ValueError(f"must be {self.allowed}")
+
+    def show(self, value: object) -> str:
+        assert isinstance(value, enum.Enum)
+        return str(value.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    allowed: str = "host:port, several separated by ;"
+    separator: str = ";"
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        value = _parts(text)
+        self.check(value)
+        return value
+
+    def check(self, value: object) -> None:
+        if not isinstance(value, tuple):
+            raise ValueError(f"must be {self.allowed}")
+        for address in value:
+            found = _HOST_PORT.fullmatch(address) if isinstance(address, str) else None
+            if found is None or not 1 <= int(found[2]) <= 65_535:
+                raise ValueError(f"must be {self.allowed}")
+
+    def show(self, value: object) -> str:
+        assert isinstance(value, tuple)
+        return self.separator.join(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Hours:
+    allowed: str = "hours from 0 to 23, several separated by ;"
+    separator: str = ";"
+
+    def parse(self, text: str) -> tuple[int, ...]:
+        parts = _parts(text)
+        if not all(_NUMBER.fullmatch(part) for part in parts):
+            raise ValueError(f"must be {self.allowed}")
+        value = tuple(int(part) for part in parts)
+        self.check(value)
+        return value
+
+    def check(self, value: object) -> None:
+        if not isinstance(value, tuple) or not value:
+            raise ValueError(f"must be {self.allowed}")
+        if not all(type(hour) is int and 0 <= hour <= 23 for hour in value):
+            raise ValueError(f"must be {self.allowed}")
+
+    def show(self, value: object) -> str:
+        assert isinstance(value, tuple)
+        return self.separator.join(f"{hour:02}" for hour in value)
+
+
+@dataclass(frozen=True, slots=True)
+class DelayLevels:
+    """`1s 5s 1m 2h`: the first is level 1. In milliseconds once it is read."""
+
+    levels_max: int = 100
+    separator: str = " "
+
+    @property
+    def allowed(self) -> str:
+        return f"1 to {self.levels_max} times such as 5s, 10m, 2h or 1d, separated by spaces"
+
+    def parse(self, text: str) -> tuple[int, ...]:
+        found = [_LEVEL.fullmatch(part) for part in text.split()]
+        value = tuple(int(level[1]) * _UNIT_MS[level[2]] for level in found if level is not None)
+        if len(value) != len(found):
+            raise ValueError(f"must be {self.allowed}")
+        self.check(value)
+        return value
+
+    def check(self, value: object) -> None:
+        if not isinstance(value, tuple) or not 1 <= len(value) <= self.levels_max:
+            raise ValueError(f"must be {self.allowed}")
+        if not all(type(ms) is int and ms >= 0 and ms % 1_000 == 0 for ms in value):
+            raise ValueError(f"must be {self.allowed}")
+
+    def show(self, value: object) -> str:
+        assert isinstance(value, tuple)
+        return self.separator.join(map(_level_text, value))
+
+
+def _level_text(ms: int) -> str:
+    if ms == 0:
+        return "0s"
+    unit = next(unit for unit, unit_ms in _UNIT_MS.items() if ms % unit_ms == 0)
+    return f"{ms // _UNIT_MS[unit]}{unit}"
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(part for piece in text.split(";") if (part := piece.strip()))

@@ -1,0 +1,135 @@
+"""What a broker tells a name server, ours or Apache's, and what it hears back. Pure.
+
+    at the start, every 30 s, and when a topic changes      register
+    instead of every register but the first, if wanted      query_version, and register if changed
+    at the end                                              unregister
+
+What Apache's name server wants, beyond ours:
+  - the first registration of a broker id has at least two topics, or it is refused;
+  - every change of a topic moves the data version, or it goes unnoticed;
+  - the body is not compressed.
+Topics that a later registration leaves out are kept, so sending only what changed is enough, with
+the new data version. A name server that restarted has forgotten everything: the answer to
+`query_version` is then `changed`, and all topics are due.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from escrowmq.errors import RequestRefused
+from escrowmq.wire import headers_namesrv as headers
+from escrowmq.wire.bodies import (
+    DataVersion,
+    RegisterBrokerBody,
+    Settings,
+    TopicConfig,
+    TopicConfigs,
+    decode_body,
+    encode_body,
+)
+from escrowmq.wire.codes import RequestCode, ResponseCode
+from escrowmq.wire.command import Command
+from escrowmq.wire.headers import H, Header, NoFields, decode_header
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerCard:
+    """Who we are, as clients will find us."""
+
+    cluster: str
+    name: str
+    address: str  # ip:port
+    ha_address: str
+    broker_id: int = 0
+    heartbeat_timeout_ms: int | None = None  # None: the name server's own, 120 s
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request, as wire.Connection.call takes it."""
+
+    code: int
+    fields: Header
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A registration was. A slave is told of its master; ordered topics come as "a:4;b:4"."""
+
+    master_address: str | None = None
+    master_ha_address: str | None = None
+    ordered_topics: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownVersion:
+    changed: bool  # ours is not what the name server knows: register
+    version: DataVersion | None  # None: it does not know us
+
+
+def register(broker: BrokerCard, topics: Iterable[TopicConfig], version: DataVersion) -> Ask:
+    table = {topic.topic_name: topic for topic in topics}
+    body = encode_body(
+        RegisterBrokerBody(
+            topic_config_serialize_wrapper=TopicConfigs(
+                topic_config_table=table, data_version=version
+            )
+        )
+    )
+    fields = headers.RegisterBroker(
+        broker_name=broker.name,
+        broker_addr=broker.address,
+        cluster_name=broker.cluster,
+        ha_server_addr=broker.ha_address,
+        broker_id=broker.broker_id,
+        heartbeat_timeout_millis=broker.heartbeat_timeout_ms,
+        enable_acting_master=False,
+        compressed=False,
+        body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
+    )
+    return Ask(RequestCode.REGISTER_BROKER, fields, body)
+
+
+def unregister(broker: BrokerCard) -> Ask:
+    return Ask(RequestCode.UNREGISTER_BROKER, _identity(broker))
+
+
+def query_version(broker: BrokerCard, version: DataVersion) -> Ask:
+    return Ask(RequestCode.QUERY_DATA_VERSION, _identity(broker), encode_body(version))
+
+
+def read_registered(answer: Command, body: bytes | memoryview) -> Accepted:
+    """Raises RequestRefused if the answer is no, BadField or BrokenBody if it cannot be read."""
+    fields = _accepted(headers.RegisterBrokerAnswer, answer)
+    ordered = decode_body(Settings, body).table if body else {}
+    return Accepted(fields.master_addr, fields.ha_server_addr, ordered)
+
+
+def read_version(answer: Command, body: bytes | memoryview) -> KnownVersion:
+    """Raises as `read_registered` does."""
+    fields = _accepted(headers.QueryDataVersionAnswer, answer)
+    return KnownVersion(fields.changed, decode_body(DataVersion, body) if body else None)
+
+
+def read_unregistered(answer: Command) -> None:
+    """Raises RequestRefused if the answer is no."""
+    _accepted(NoFields, answer)
+
+
+def _accepted(kind: type[H], answer: Command) -> H:
+    if answer.code != ResponseCode.SUCCESS:
+        raise RequestRefused(answer.code, answer.remark)
+    return decode_header(kind, answer.ext_fields)
+
+
+def _identity(broker: BrokerCard) -> headers.BrokerIdentity:
+    return headers.BrokerIdentity(
+        broker_name=broker.name,
+        broker_addr=broker.address,
+        cluster_name=broker.cluster,
+        broker_id=broker.broker_id,
+    )

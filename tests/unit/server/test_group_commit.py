@@ -1,0 +1,323 @@
+"""Group commit on a disk whose flushes wait at a gate, so that a test decides what overlaps.
+
+Each test runs its own event loop. The gate stands in the flush thread; `begun` says that a flush
+has come to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+import pytest
+
+from escrowmq.errors import StoreError, StoreFailed
+from escrowmq.server.groupcommit import GroupCommit
+from escrowmq.store.status import PutStatus
+from escrowmq.store.store import MessageStore
+from escrowmq.testing import FaultyDisk, MemoryDisk
+from escrowmq.testing.disks import OnFault
+from tests.stores import NOW_MS, open_store, sample
+
+GIVE_UP_S = 20  # a test that hangs; no test takes a thousandth of it
+
+Test = Callable[[], Coroutine[Any, Any, None]]
+
+
+def in_a_loop(test: Test) -> Callable[[], None]:
+    @wraps(test)
+    def run() -> None:
+        asyncio.run(asyncio.wait_for(test(), GIVE_UP_S))
+
+    return run
+
+
+@dataclass(kw_only=True, eq=False)
+class GatedDisk(MemoryDisk):
+    """Flushes of the log wait until the gate is open."""
+
+    gate: threading.Event = field(default_factory=threading.Event)
+    at_the_gate: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def _call(self, what: str, on_fault: OnFault | None = None) -> None:
+        if what.startswith("sync commitlog/"):
+            self.at_the_gate.release()
+            assert self.gate.wait(GIVE_UP_S)
+
+    async def begun(self) -> None:
+        """A flush stands at the gate."""
+        loop = asyncio.get_running_loop()
+        assert await loop.run_in_executor(None, self.at_the_gate.acquire, True, GIVE_UP_S)
+
+
+def gated() -> tuple[GatedDisk, MessageStore]:
+    disk = GatedDisk()
+    disk.gate.set()
+    store = open_store(disk)
+    store.append([sample(0)], now_ms=NOW_MS)
+    store.flush()
+    while disk.at_the_gate.acquire(blocking=False):
+        pass
+    disk.gate.clear()
+    return disk, store
+
+
+class Answers:
+    """Who was answered what, in order."""
+
+    def __init__(self, store: MessageStore, commit: GroupCommit) -> None:
+        self._store = store
+        self._commit = commit
+        self.given: list[tuple[int, PutStatus]] = []
+
+    def append(self, number: int) -> None:
+        self._store.append([sample(number)], now_ms=NOW_MS)
+        self._commit.when_flushed(
+            self._store.end, lambda status: self.given.append((number, status))
+        )
+
+
+def ok(*numbers: int) -> list[tuple[int, PutStatus]]:
+    return [(number, PutStatus.PUT_OK) for number in numbers]
+
+
+@in_a_loop
+async def test_one_flush_answers_all_that_waited() -> None:
+    disk, store = gated()
+    commit = GroupCommit(store)
+    answers = Answers(store, commit)
+    for number in range(1, 6):
+        answers.append(number)
+    await disk.begun()
+    assert answers.given == []
+    disk.gate.set()
+    await commit.close()
+    assert answers.given == ok(1, 2, 3, 4, 5)
+    assert commit.flushes == 1
+    assert store.flushed == store.end
+
+
+@in_a_loop
+async def test_who_comes_during_a_flush_is_answered_by_the_next() -> None:
+    disk, store = gated()
+    commit = GroupCommit(store)
+    answers = Answers(store, commit)
+    answers.append(1)
+    await disk.begun()
+    for number in (2, 3, 4):
+        answers.append(number)
+    flushed_before = store.flushed
+    assert answers.given == []
+    disk.gate.set()
+    await commit.close()
+    assert answers.given == ok(1, 2, 3, 4)
+    assert commit.flushes == 2
+    assert flushed_before < store.flushed == store.end
+
+
+@in_a_loop
+async def test_what_is_flushed_already_is_answered_at_once() -> None:
+    _, store = gated()
+    commit = GroupCommit(store)
+    given: list[PutStatus] = []
+    commit.when_flushed(store.end, given.append)
+    assert given == [PutStatus.PUT_OK]
+    assert await commit.flushed(0) is PutStatus.PUT_OK
+    assert commit.flushes == 0
+    await commit.close()
+
+
+@in_a_loop
+async def test_a_flush_by_somebody_else_counts_too() -> None:
+    disk, store = gated()
+    commit = GroupCommit(store)
+    disk.gate.set()
+    store.append([sample(1)], now_ms=NOW_MS)
+    store.checkpoint()
+    assert await commit.flushed(store.end) is PutStatus.PUT_OK
+    assert commit.flushes == 0
+    await commit.close()
+
+
+@in_a_loop
+async def test_many_rounds_answer_everyone_once_and_in_order() -> None:
+    store = open_store(MemoryDisk())
+    commit = GroupCommit(store)
+    answers = Answers(store, commit)
+    for number in range(200):
+        answers.append(number)
+        if number % 7 == 0:
+            await asyncio.sleep(0)
+        if number % 50 == 0:
+            await commit.flushed(store.end)
+    await commit.close()
+    assert answers.given == ok(*range(200))
+    assert commit.flushes < 200
+
+
+@in_a_loop
+async def test_a_flush_that_fails_is_unknown_to_all_and_ends_the_store() -> None:
+    disk = FaultyDisk()
+    store = open_store(disk)
+    commit = GroupCommit(store)
+    answers = Answers(store, commit)
+    for number in range(3):
+        answers.append(number)
+    disk.fail_at = disk.calls + 1
+    await commit.close()
+    assert answers.given == [(number, PutStatus.UNKNOWN_ERROR) for number in range(3)]
+    assert store.has_failed
+    with pytest.raises(StoreFailed):
+        store.append([sample(9)], now_ms=NOW_MS)
+
+
+class FailingDisk(GatedDisk):
+    """The gate leads nowhere."""
+
+    def _call(self, what: str, on_fault: OnFault | None = None) -> None:
+        closed = not self.gate.is_set()
+        super()._call(what, on_fault)
+        if closed and what.startswith("sync commitlog/"):
+            raise StoreFailed("made to fail")
+
+
+@in_a_loop
+async def test_who_came_during_a_flush_that_fails_is_told_too() -> None:
+    disk = FailingDisk()
+    disk.gate.set()
+    store = open_store(disk)
+    disk.gate.clear()
+    commit = GroupCommit(store)
+    answers = Answers(store, commit)
+    answers.append(1)
+    await disk.begun()
+    answers.append(2)
+    disk.gate.set()
+    await commit.close()
+    assert answers.given == [(1, PutStatus.UNKNOWN_ERROR), (2, PutStatus.UNKNOWN_ERROR)]
+    assert commit.flushes == 1
+
+
+@in_a_loop
+async def test_a_store_that_fails_elsewhere_leaves_nobody_waiting() -> None:
+    # A checkpoint failed in the meantime: the flush that runs is good, no other may begin.
+    disk, store = gated()
+    commit = GroupCommit(store)
+    answers = Answers(store, commit)
+    answers.append(1)
+    await disk.begun()
+    answers.append(2)
+    store.fail(StoreFailed("a checkpoint failed"))
+    disk.gate.set()
+    await commit.close()
+    assert answers.given == [(1, PutStatus.PUT_OK), (2, PutStatus.UNKNOWN_ERROR)]
+
+
+@in_a_loop
+async def test_a_store_that_has_failed_is_unknown_to_who_comes_later() -> None:
+    store = open_store(MemoryDisk())
+    commit = GroupCommit(store)
+    store.append([sample(1)], now_ms=NOW_MS)
+    store.fail(StoreFailed("a checkpoint failed"))
+    assert await commit.flushed(store.end) is PutStatus.UNKNOWN_ERROR
+    await commit.close()
+
+
+@in_a_loop
+async def test_who_waited_too_long_is_told_so_and_not_answered_again() -> None:
+    disk, store = gated()
+    commit = GroupCommit(store, wait_s=0.01)
+    answers = Answers(store, commit)
+    answers.append(1)
+    assert await commit.flushed(store.end) is PutStatus.FLUSH_DISK_TIMEOUT
+    assert answers.given == [(1, PutStatus.FLUSH_DISK_TIMEOUT)]
+    assert PutStatus.FLUSH_DISK_TIMEOUT.is_stored
+    disk.gate.set()
+    await commit.close()
+    assert answers.given == [(1, PutStatus.FLUSH_DISK_TIMEOUT)]
+    assert store.flushed == store.end
+
+
+@in_a_loop
+async def test_who_comes_after_a_timeout_has_a_time_of_his_own() -> None:
+    disk, store = gated()
+    commit = GroupCommit(store, wait_s=0.01)
+    answers = Answers(store, commit)
+    answers.append(1)
+    assert await commit.flushed(store.end) is PutStatus.FLUSH_DISK_TIMEOUT
+    answers.append(2)
+    assert await commit.flushed(store.end) is PutStatus.FLUSH_DISK_TIMEOUT
+    disk.gate.set()
+    await commit.close()
+    assert answers.given == [
+        (1, PutStatus.FLUSH_DISK_TIMEOUT),
+        (2, PutStatus.FLUSH_DISK_TIMEOUT),
+    ]
+    commit = GroupCommit(store)
+    answers = Answers(store, commit)
+    answers.append(3)
+    await commit.close()
+    assert answers.given == ok(3)
+
+
+@in_a_loop
+async def test_closing_waits_for_those_who_wait() -> None:
+    disk, store = gated()
+    commit = GroupCommit(store)
+    answers = Answers(store, commit)
+    answers.append(1)
+    await disk.begun()
+    answers.append(2)
+    closing = asyncio.ensure_future(commit.close())
+    await asyncio.sleep(0)
+    assert not closing.done()
+    disk.gate.set()
+    await closing
+    assert answers.given == ok(1, 2)
+
+
+@in_a_loop
+async def test_closing_with_nobody_waiting_flushes_nothing() -> None:
+    _, store = gated()
+    store.append([sample(1)], now_ms=NOW_MS)
+    commit = GroupCommit(store)
+    await commit.close()
+    assert commit.flushes == 0
+    assert store.flushed < store.end
+
+
+@in_a_loop
+async def test_who_gave_up_waiting_does_not_disturb_the_others() -> None:
+    disk, store = gated()
+    commit = GroupCommit(store)
+    answers = Answers(store, commit)
+    store.append([sample(1)], now_ms=NOW_MS)
+    gone = asyncio.ensure_future(commit.flushed(store.end))
+    answers.append(2)
+    await disk.begun()
+    gone.cancel()
+    disk.gate.set()
+    await commit.close()
+    assert gone.cancelled()
+    assert answers.given == ok(2)
+
+
+@in_a_loop
+async def test_reads_and_appends_go_on_while_a_flush_runs() -> None:
+    disk, store = gated()
+    commit = GroupCommit(store)
+    answers = Answers(store, commit)
+    answers.append(2)
+    await disk.begun()
+    placed = store.append([sample(4), sample(6)], now_ms=NOW_MS)
+    assert store.read("T0", 0, 0).count == 4
+    assert store.record_at(placed[-1].log_offset).body == sample(6).body
+    disk.gate.set()
+    await commit.close()
+    assert answers.given == ok(2)
+    with pytest.raises(StoreError):
+        store.record_at(store.end)

@@ -1,0 +1,331 @@
+"""The key index by itself: its files byte by byte, rolling, damage, and writing twice.
+
+Seven slots and six entries to a file (numbers 1 to 5), so that everything happens at once.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from escrowmq.store.disk import OpenViews, read_file, remove_file, write_file
+from escrowmq.store.keyindex import KeyIndex, key_hash
+from escrowmq.store.redo import PATH as REDO_PATH
+from escrowmq.store.redo import load_redo
+from escrowmq.testing import FaultyDisk, MemoryDisk, PowerCut
+from tests.stores import NOW_MS
+
+SLOTS = 7
+ENTRIES = 6
+ENTRIES_AT = 40 + SLOTS * 4
+FILE_BYTES = ENTRIES_AT + ENTRIES * 20
+EVER_MS = 1 << 62
+FIRST_NAME = "20231114221320000"  # NOW_MS in UTC
+
+
+def make(disk: MemoryDisk, *, slots: int = SLOTS, entries: int = ENTRIES) -> KeyIndex:
+    index = KeyIndex(disk, OpenViews(disk), slots=slots, entries=entries)
+    index.open()
+    return index
+
+
+def put(index: KeyIndex, *keys: tuple[str, int, int], now_ms: int = NOW_MS) -> None:
+    """(key, log offset, ms after NOW_MS) of topic T, in one flush."""
+    for key, log_offset, ms in keys:
+        index.add("T", [key.encode()], log_offset, NOW_MS + ms)
+    flush = index.begin_flush(now_ms)
+    flush.run()
+    index.finish_flush(flush)
+
+
+def find(index: KeyIndex, key: str, begin_ms: int = 0, end_ms: int = EVER_MS) -> list[int]:
+    return list(index.find("T", key.encode(), begin_ms, end_ms))
+
+
+def content(disk: MemoryDisk, name: str = FIRST_NAME) -> bytes:
+    data = read_file(disk, f"index/{name}")
+    assert data is not None
+    return data
+
+
+def slots_of(data: bytes) -> list[int]:
+    return list(struct.unpack(f">{SLOTS}i", data[40:ENTRIES_AT]))
+
+
+def entry(data: bytes, number: int) -> tuple[int, ...]:
+    return struct.unpack_from(">iqii", data, ENTRIES_AT + number * 20)
+
+
+def test_the_hash_of_the_known_key() -> None:
+    assert key_hash("TopicTest", b"KEY1") == 1656969516
+
+
+def test_the_hash_that_has_no_absolute_value_is_zero() -> None:
+    assert key_hash("TopicTest", b"aXA4ptp") == 0
+
+
+def test_a_file_byte_by_byte() -> None:
+    disk = MemoryDisk()
+    # T#a 81906 and T#h 81913 share a slot, T#b 81907 has its own.
+    put(make(disk), ("a", 1000, 0), ("b", 2000, 1500), ("h", 3000, 7999))
+    data = content(disk)
+    assert disk.names("index") == [FIRST_NAME]
+    assert len(data) == FILE_BYTES
+    assert data[:40] == struct.pack(
+        ">qqqqii", NOW_MS, NOW_MS + 7999, 1000, 3000, 2, 4
+    )  # begin, end, begin offset, end offset, used slots, count
+    slots = [0] * SLOTS
+    slots[81906 % SLOTS] = 3
+    slots[81907 % SLOTS] = 2
+    assert slots_of(data) == slots
+    assert entry(data, 0) == (0, 0, 0, 0)
+    assert entry(data, 1) == (81906, 1000, 0, 0)
+    assert entry(data, 2) == (81907, 2000, 1, 0)
+    assert entry(data, 3) == (81913, 3000, 7, 1)
+    assert not any(data[ENTRIES_AT + 80 :])
+
+
+def test_a_later_flush_goes_on_in_the_file() -> None:
+    disk = MemoryDisk()
+    index = make(disk)
+    put(index, ("a", 1000, 0), ("b", 2000, 0))
+    put(index, ("a", 3000, 2000), now_ms=NOW_MS + 99_000)
+    data = content(disk)
+    assert disk.names("index") == [FIRST_NAME]
+    assert data[:40] == struct.pack(">qqqqii", NOW_MS, NOW_MS + 2000, 1000, 3000, 2, 4)
+    assert entry(data, 3) == (81906, 3000, 2, 1)
+    assert slots_of(data)[81906 % SLOTS] == 3
+
+
+def test_two_flushes_make_the_same_file_as_one() -> None:
+    keys = [("a", 1000, 0), ("h", 2000, 10), ("a", 3000, 2000), ("b", 4000, 2001)]
+    together, apart = MemoryDisk(), MemoryDisk()
+    put(make(together), *keys)
+    index = make(apart)
+    for key in keys:
+        put(index, key)
+    assert content(together) == content(apart)
+
+
+def test_a_full_file_is_followed_by_another() -> None:
+    disk = MemoryDisk()
+    index = make(disk)
+    put(index, *((f"k{number}", number * 100, number) for number in range(12)))
+    names = disk.names("index")
+    assert names == [FIRST_NAME, f"{int(FIRST_NAME) + 1}", f"{int(FIRST_NAME) + 2}"]
+    headers = [struct.unpack_from(">qqqqii", content(disk, name)) for name in names]
+    assert [header[5] for header in headers] == [6, 6, 3]
+    assert [(header[2], header[3]) for header in headers] == [(0, 400), (500, 900), (1000, 1100)]
+    assert [header[0] - NOW_MS for header in headers] == [0, 5, 10]
+    for number in range(12):
+        assert find(index, f"k{number}") == [number * 100]
+
+
+def test_a_new_file_is_named_by_the_time_it_is_made() -> None:
+    disk = MemoryDisk()
+    index = make(disk)
+    put(index, *((f"k{number}", number, 0) for number in range(5)))
+    put(index, ("k5", 5, 0), now_ms=NOW_MS + 60_001)
+    assert disk.names("index") == [FIRST_NAME, "20231114221420001"]
+
+
+def test_names_rise_when_the_clock_falls() -> None:
+    disk = MemoryDisk()
+    index = make(disk)
+    put(index, *((f"k{number}", number, 0) for number in range(5)))
+    put(index, ("k5", 5, 0), now_ms=NOW_MS - 86_400_000)
+    assert disk.names("index") == [FIRST_NAME, f"{int(FIRST_NAME) + 1}"]
+
+
+def test_the_newest_is_found_first_across_files_and_memory() -> None:
+    index = make(MemoryDisk())
+    for number in range(12):
+        put(index, ("k", number, 0))
+    index.add("T", [b"k"], 12, NOW_MS)
+    assert find(index, "k") == list(range(12, -1, -1))
+
+
+def test_nothing_is_lost_from_sight_while_a_flush_is_on_its_way() -> None:
+    index = make(MemoryDisk())
+    for number in range(12):
+        put(index, ("k", number, 0))
+    index.add("T", [b"k"], 12, NOW_MS)
+    flush = index.begin_flush(NOW_MS)
+    index.add("T", [b"k"], 13, NOW_MS)
+    assert find(index, "k") == list(range(13, -1, -1))
+    flush.run()  # in a thread: it is done, and the owner does not know it yet
+    assert find(index, "k") == list(range(13, -1, -1))
+    index.finish_flush(flush)
+    assert find(index, "k") == list(range(13, -1, -1))
+
+
+def test_an_opened_index_finds_what_was_written() -> None:
+    disk = MemoryDisk()
+    put(make(disk), *((f"k{number % 4}", number, number) for number in range(12)))
+    index = make(disk)
+    assert find(index, "k1") == [9, 5, 1]
+    assert index.end_offset == 11
+    put(index, ("k1", 12, 0))
+    assert find(index, "k1") == [12, 9, 5, 1]
+
+
+def test_a_window_of_time_misses_nothing_that_lies_in_it() -> None:
+    index = make(MemoryDisk())
+    moments = [0, 999, 1000, 1999, 5500]
+    put(index, *(("k", ms, ms) for ms in moments))
+    for begin in range(0, 6000, 250):
+        for end in range(begin, 6000, 250):
+            inside = {ms for ms in moments if begin <= ms <= end}
+            assert inside <= set(find(index, "k", NOW_MS + begin, NOW_MS + end))
+
+
+def test_seconds_are_counted_up_to_what_the_field_holds() -> None:
+    disk = MemoryDisk()
+    index = make(disk)
+    put(index, ("a", 1, 0), ("b", 2, -5000), ("c", 3, 1 << 50))
+    data = content(disk)
+    assert [entry(data, number)[2] for number in (1, 2, 3)] == [0, 0, 0x7FFFFFFF]
+    assert find(index, "b") == [2]
+
+
+# --- damage --------------------------------------------------------------------------------------
+
+
+def damaged(disk: MemoryDisk, position: int, data: bytes) -> KeyIndex:
+    remove_file(disk, REDO_PATH)  # or it would mend what is broken here
+    disk.open(f"index/{FIRST_NAME}").write_at(position, data)
+    return make(disk)
+
+
+def chained() -> MemoryDisk:
+    """Entries 1 to 4 in one chain."""
+    disk = MemoryDisk()
+    put(make(disk), *(("a", number, 0) for number in (1, 2, 3, 4)))
+    return disk
+
+
+def previous_at(number: int) -> int:
+    return ENTRIES_AT + number * 20 + 16
+
+
+@pytest.mark.parametrize("previous", [2, 3, 5, 100, 0x7FFFFFFF, -1, -0x80000000])
+def test_a_chain_that_does_not_fall_ends(previous: int) -> None:
+    index = damaged(chained(), previous_at(2), struct.pack(">i", previous))
+    assert find(index, "a") == [4, 3, 2]
+
+
+@pytest.mark.parametrize("head", [0, 5, 100, 0x7FFFFFFF, -1])
+def test_a_slot_that_points_nowhere_is_empty(head: int) -> None:
+    slot_at = 40 + 81906 % SLOTS * 4
+    assert find(damaged(chained(), slot_at, struct.pack(">i", head)), "a") == []
+
+
+@pytest.mark.parametrize("count", [0, -1, 2, 1000, 0x7FFFFFFF])
+@pytest.mark.parametrize("head", [4, 900])
+def test_a_header_with_a_wrong_count_does_no_harm(count: int, head: int) -> None:
+    disk = chained()
+    slot_at = 40 + 81906 % SLOTS * 4
+    disk.open(f"index/{FIRST_NAME}").write_at(slot_at, struct.pack(">i", head))
+    index = damaged(disk, 36, struct.pack(">i", count))
+    assert set(find(index, "a")) <= {1, 2, 3, 4}
+    put(index, ("new", 9, 0))
+    assert find(index, "new") == [9]
+
+
+def test_a_file_of_another_length_is_removed() -> None:
+    disk = chained()
+    write_file(disk, "index/20231114221320001", bytes(FILE_BYTES - 1))
+    write_file(disk, "index/20231114221320002", b"")
+    index = make(disk)
+    assert disk.names("index") == [FIRST_NAME]
+    assert find(index, "a") == [4, 3, 2, 1]
+
+
+def test_a_file_that_was_just_made_is_used() -> None:
+    disk = MemoryDisk()
+    write_file(disk, f"index/{FIRST_NAME}", bytes(FILE_BYTES))
+    index = make(disk)
+    assert index.end_offset == -1
+    put(index, ("a", 7, 0))
+    assert find(index, "a") == [7]
+    assert disk.names("index") == [FIRST_NAME]
+    assert entry(content(disk), 1) == (81906, 7, 0, 0)
+
+
+# --- the redo file -------------------------------------------------------------------------------
+
+
+def everything(disk: MemoryDisk) -> dict[str, bytes]:
+    return {name: content(disk, name) for name in disk.names("index")}
+
+
+def test_a_redo_done_twice_is_done_once() -> None:
+    disk = MemoryDisk()
+    index = make(disk)
+    put(index, *((f"k{number}", number, 0) for number in range(4)))
+    put(index, *((f"k{number}", number, 0) for number in range(4, 9)))
+    before = everything(disk)
+    assert load_redo(disk)
+    for _ in range(3):
+        make(disk)
+        assert everything(disk) == before
+
+
+def test_a_crash_between_any_two_writes_is_put_right_at_the_next_start() -> None:
+    wanted = MemoryDisk()
+    index = make(wanted)
+    put(index, *((f"k{number}", number, 0) for number in range(4)))
+    put(index, *((f"k{number}", number, 0) for number in range(4, 9)))
+    for call in range(1, 100):
+        disk = FaultyDisk(seed=call)
+        index = make(disk)
+        put(index, *((f"k{number}", number, 0) for number in range(4)))
+        before = everything(disk)
+        disk.cut_at = disk.calls + call
+        try:
+            put(index, *((f"k{number}", number, 0) for number in range(4, 9)))
+        except PowerCut:
+            disk.cut_at = None
+            make(disk)
+            assert everything(disk) in (before, everything(wanted))
+        else:
+            break
+    assert call > 8
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\0\0\0\0", b"\0\0\0\0\x90", b"\xff" * 40])
+def test_a_redo_file_that_does_not_check_out_is_nothing(garbage: bytes) -> None:
+    disk = chained()
+    before = everything(disk)
+    write_file(disk, REDO_PATH, garbage)
+    make(disk)
+    assert everything(disk) == before
+
+
+def test_clearing_removes_files_and_redo() -> None:
+    disk = chained()
+    index = make(disk)
+    index.add("T", [b"waiting"], 9, NOW_MS)
+    index.clear()
+    assert disk.names("index") == []
+    assert load_redo(disk) == []
+    assert find(index, "a") == []
+    assert find(index, "waiting") == []
+    assert find(make(disk), "a") == []
+
+
+def test_expired_files_go_and_the_last_one_stays() -> None:
+    disk = MemoryDisk()
+    index = make(disk)
+    put(index, *((f"k{number}", number * 100, 0) for number in range(12)))
+    names = disk.names("index")
+    assert index.remove_expired(400) == 0
+    assert index.remove_expired(401) == 1
+    assert disk.names("index") == names[1:]
+    assert find(index, "k0") == []
+    assert find(index, "k5") == [500]
+    assert index.remove_expired(1 << 40) == 1
+    assert disk.names("index") == names[2:]
+    assert find(make(disk), "k11") == [1100]
+    assert disk.names("index") == names[2:]  # no redo brings one back
