@@ -4,15 +4,14 @@ RocketMQ sets `xxx=...` by calling `setXxx` on its configuration objects, so the
 the setters (and of a few fields that have none) in BrokerConfig, MessageStoreConfig (also that of
 the tiered store), NettyServerConfig, NettyClientConfig, NamesrvConfig, ControllerConfig,
 JraftConfig and AuthConfig, as the jars of the two releases have them; and two that the broker's
-main class reads by itself (rmqAddressServer...). Which of them we know is in `config.groups`.
+main class reads by itself (rmqAddressServer...). Those that we have too are in `config.groups`.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-ROCKETMQ_KEYS: Final = frozenset(
-    """
+_NAMES: Final = """
     accessMessageInMemoryHotRatio accessMessageInMemoryMaxRatio accountStatsEnable
     accountStatsPrintZeroValues ackMessageThreadPoolNums ackThreadPoolQueueCapacity
     aclCacheExpiredSecond aclCacheMaxNum aclCacheRefreshSecond aclEnable
@@ -194,5 +193,22 @@ ROCKETMQ_KEYS: Final = frozenset(
     waitTimeMillsInPullQueue waitTimeMillsInSendQueue waitTimeMillsInTransactionQueue
     wakeCommitWhenPutMessage wakeFlushWhenPutMessage warmMapedFileEnable
     writeBufferHighWaterMark writeBufferLowWaterMark writeWithoutMmap
-    """.split()
+"""
+
+ROCKETMQ_KEYS: Final = frozenset(_NAMES.split())
+
+# Names in many a broker.conf that is handed around. Releases before 4.9 had some of them; the two
+# above skip them without a word.
+FORMER_KEYS: Final = frozenset(
+    {
+        "abortFile",
+        "checkTransactionMessageEnable",
+        "mapedFileSizeCommitLog",
+        "mapedFileSizeConsumeQueue",
+        "storeCheckpoint",
+        "storePathAbort",
+        "storePathCheckpoint",
+        "storePathConsumeQueue",
+        "storePathIndex",
+    }
 )

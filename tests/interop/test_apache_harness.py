@@ -14,8 +14,8 @@ import pytest
 
 from tests.interop import fixtures
 from tests.interop.apache import ApacheRocketMQ, BrokerFailed
-from tests.interop.records import MAGIC_BLANK, Record, decode_record
 from tests.interop.remoting import Client
+from tests.interop.stores import log_records
 
 BODIES = [b"first", b"second", "dritte, größer".encode()]
 
@@ -105,16 +105,3 @@ def test_a_captured_log_holds_what_the_client_saw(
             shown += 1
     not_shown = sum(queue["maxOffset"] for queue in seen["queues"] if "messages" not in queue)
     assert shown + not_shown == len(stored)
-
-
-def log_records(folder: Path) -> list[Record]:
-    records = []
-    for path in sorted(folder.iterdir()):
-        data, position = path.read_bytes(), 0
-        while position < len(data):
-            size = int.from_bytes(data[position : position + 4], "big")
-            if size == 0 or int.from_bytes(data[position + 4 : position + 8], "big") == MAGIC_BLANK:
-                break
-            records.append(decode_record(data, position))
-            position += size
-    return records

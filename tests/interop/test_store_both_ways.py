@@ -149,7 +149,7 @@ def assert_has_several_files(directory: Path) -> None:
 # --- Apache's, then ours, then Apache's --------------------------------------------------------
 
 
-@pytest.mark.parametrize("ending", ["stopped", "killed"])
+@pytest.mark.parametrize("ending", ["stopped", pytest.param("killed", marks=pytest.mark.nightly)])
 def test_there_and_back_and_there_again(ending: str, version: str, tmp_path: Path) -> None:
     rocketmq = ApacheRocketMQ(version, tmp_path, SMALL)
     settings = settings_of(SMALL)

@@ -1,13 +1,13 @@
 """Sends: check a message as RocketMQ does, make the record, and wait for the turn to end.
 
 Whatever arrives in one turn of the event loop is appended in one write. So a send has two halves:
-`accept` refuses it or puts its record into the batch, `settle` (once per turn) appends the batch
-and answers everybody in it.
+`accept` refuses it or puts its records into the batch; `settle`, once per turn, appends the batch
+and answers everybody in it. Nobody is answered before his message is as durable as he asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
@@ -17,25 +17,27 @@ import msgspec
 from escrowmq.broker.line import Line
 from escrowmq.broker.topics import (
     CLOSED_TO_SENDERS,
+    RETRY_PREFIX,
     WRITE,
     Topics,
     refuse_bad_topic_name,
 )
 from escrowmq.errors import BrokenBody, RequestRefused, StoreError
 from escrowmq.message.batch import decode_batch
-from escrowmq.message.ids import encode_offset_id
-from escrowmq.message.properties import find_property
-from escrowmq.message.record import NewRecord
+from escrowmq.message.ids import UniqueKeys, encode_offset_id
+from escrowmq.message.record import PROPERTIES_BYTES_MAX, NewRecord
+from escrowmq.message.sysflag import TRANSACTION_MASK
+from escrowmq.store.configfiles import TopicConfig
 from escrowmq.store.status import PutStatus, status_of
 from escrowmq.store.store import MessageStore, Placed
-from escrowmq.wire.answers import SendAnswers, answer, refuse
+from escrowmq.wire.answers import SendAnswers, answer
 from escrowmq.wire.codes import ResponseCode
 from escrowmq.wire.fastpath import Request
 from escrowmq.wire.headers_send import SendMessage, SendMessageAnswer
 
-# Properties that take a send off the straight path.
-_SPECIAL: Final = ("DELAY\x01", "TIMER_D", "TRAN_MSG\x01", "POP_CK\x01", "MSG_REGION\x01")
-_UNIQUE_KEY: Final = "UNIQ_KEY\x01"
+# A record with one of these in its properties is looked at again before it is appended.
+_SPECIAL: Final = (b"DELAY\x01", b"TIMER_D", b"TRAN_MSG\x01", b"POP_CK\x01")
+_PROPERTIES_ROOM: Final = 512  # for what the broker itself adds
 
 _CODES: Final = {
     PutStatus.PUT_OK: ResponseCode.SUCCESS,
@@ -49,6 +51,16 @@ _CODES: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendRules:
+    cluster: str
+    store_host: bytes
+    region: str = "DefaultRegion"
+    trace_on: bool = True
+    message_bytes_max: int = 4 << 20
+    writable: bool = True  # brokerPermission
+
+
 class _Waiting(msgspec.Struct, gc=False):
     """A send whose records are in the batch: `count` of them from `first` on."""
 
@@ -56,6 +68,253 @@ class _Waiting(msgspec.Struct, gc=False):
     request: Request[Any]
     first: int
     count: int
-    queue_id: int
-    unique_key: str | None
-    waits: bool  # until it is durable, if the broker flushes before it answers
+    queue_id: int  # that was asked for, wherever the record goes first
+    waits: bool  # for the flush, if the broker flushes before it answers
+
+
+# Told the end of an append, calls back once it is durable, or is not in time.
+WhenFlushed = Callable[[int, Callable[[PutStatus], None]], None]
+# Looks at a record with special properties: the one to append, or a refusal.
+Reroute = Callable[[NewRecord, int], NewRecord]
+
+
+class Sends:
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: Topics,
+        rules: SendRules,
+        keys: UniqueKeys,
+        *,
+        when_flushed: WhenFlushed | None = None,
+        arrived: Callable[[Sequence[NewRecord]], None] = lambda records: None,
+        reroute: Reroute = lambda record, now_ms: record,
+        retried: Callable[[NewRecord, SendMessage, int], NewRecord] = lambda record, *_: record,
+        seed: int = 0,
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._rules = rules
+        self._keys = keys
+        self._when_flushed = when_flushed
+        self._arrived = arrived
+        self._reroute = reroute
+        self._retried = retried
+        self._random = Random(seed)
+        self._answers = SendAnswers(
+            store_host=rules.store_host, region=rules.region, trace_on=rules.trace_on
+        )
+        trace_on = "true" if rules.trace_on else "false"
+        self._added = (
+            f"MSG_REGION\x01{rules.region}\x02TRACE_ON\x01{trace_on}\x02"
+            f"CLUSTER\x01{rules.cluster}\x02"
+        ).encode()
+        self._records: list[NewRecord] = []
+        self._waiting: list[_Waiting] = []
+
+    # --- while the turn lasts --------------------------------------------------------------------
+
+    def accept(self, line: Line, request: Request[SendMessage], now_ms: int) -> None:
+        """Put it into this turn's batch, or raise RequestRefused."""
+        fields = request.head.fields
+        topic = self._topics.find(fields.topic)
+        if topic is None or fields.topic in CLOSED_TO_SENDERS or not topic.perm & WRITE:
+            topic = self._look_again(fields, now_ms)
+        queue_id = fields.queue_id
+        queues = max(topic.read_queue_nums, topic.write_queue_nums)
+        if queue_id < 0:
+            queue_id = self._random.randrange(max(1, topic.write_queue_nums))
+        elif queue_id >= queues:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"queue {queue_id} of {fields.topic}, which has {queues}",
+            )
+        first = len(self._records)
+        if fields.batch:
+            self._records += self._batch_records(line, request, queue_id)
+        else:
+            self._records.append(self._record(line, request, queue_id, now_ms))
+        waits = "WAIT\x01false" not in fields.properties
+        self._waiting.append(
+            _Waiting(line, request, first, len(self._records) - first, queue_id, waits)
+        )
+
+    def put(self, records: Sequence[NewRecord]) -> None:
+        """Records of the broker's own, which nobody waits for."""
+        self._records += records
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._records
+
+    def _look_again(self, fields: SendMessage, now_ms: int) -> TopicConfig:
+        """What the straight path does not decide: an unknown topic, or one nobody may send to."""
+        if not self._rules.writable:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, "this broker is not writable")
+        refuse_bad_topic_name(fields.topic)
+        if fields.topic in CLOSED_TO_SENDERS:
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION, f"{fields.topic} belongs to the broker"
+            )
+        topic = self._topics.find_or_make(
+            fields.topic,
+            template=fields.default_topic,
+            queues=fields.default_topic_queue_nums,
+            now_ms=now_ms,
+        )
+        if topic is None:
+            raise RequestRefused(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic {fields.topic} does not exist, and may not be made here",
+            )
+        if not topic.perm & WRITE:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"{fields.topic} is not writable")
+        return topic
+
+    def _record(
+        self, line: Line, request: Request[SendMessage], queue_id: int, now_ms: int
+    ) -> NewRecord:
+        fields = request.head.fields
+        body = request.body
+        self._refuse_long(len(body))
+        record = NewRecord(
+            topic=fields.topic,
+            queue_id=queue_id,
+            body=bytes(body),
+            properties=self._properties(fields.properties, now_ms),
+            flag=fields.flag,
+            sys_flag=fields.sys_flag,
+            born_ms=fields.born_timestamp,
+            born_host=line.peer_host,
+            reconsume_times=fields.reconsume_times,
+        )
+        if fields.topic.startswith(RETRY_PREFIX):
+            record = self._retried(record, fields, request.head.version)
+        if any(special in record.properties for special in _SPECIAL):
+            record = self._reroute(record, now_ms)
+        return record
+
+    def _properties(self, text: str, now_ms: int) -> bytes:
+        encoded = text.encode()
+        if len(encoded) > PROPERTIES_BYTES_MAX - _PROPERTIES_ROOM:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL, f"properties of {len(encoded)} bytes are too long"
+            )
+        if encoded and encoded[-1] != 2:
+            encoded += b"\x02"
+        if b"UNIQ_KEY\x01" not in encoded:
+            key = self._keys.next(now_ms=now_ms, month_began_ms=0)
+            encoded += b"UNIQ_KEY\x01%s\x02" % key.encode()
+        if b"MSG_REGION\x01" in encoded:
+            return encoded  # sent on by a consumer: it has all that
+        return encoded + self._added
+
+    def _batch_records(
+        self, line: Line, request: Request[SendMessage], queue_id: int
+    ) -> list[NewRecord]:
+        fields = request.head.fields
+        if fields.topic.startswith(RETRY_PREFIX) or fields.sys_flag & TRANSACTION_MASK:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL, "a batch is neither a retry nor transactional"
+            )
+        self._refuse_long(len(request.body))
+        try:
+            items = decode_batch(request.body)
+        except BrokenBody as error:
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+        if not items:
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a batch of no messages")
+        records = []
+        for item in items:
+            properties = bytes(item.properties)
+            if any(special in properties for special in _SPECIAL):
+                raise RequestRefused(
+                    ResponseCode.MESSAGE_ILLEGAL, "no message of a batch is delayed"
+                )
+            if properties and properties[-1] != 2:
+                properties += b"\x02"
+            records.append(
+                NewRecord(
+                    topic=fields.topic,
+                    queue_id=queue_id,
+                    body=bytes(item.body),
+                    properties=properties + self._added,
+                    flag=item.flag,
+                    sys_flag=fields.sys_flag,
+                    born_ms=fields.born_timestamp,
+                    born_host=line.peer_host,
+                    reconsume_times=fields.reconsume_times,
+                )
+            )
+        return records
+
+    def _refuse_long(self, body_bytes: int) -> None:
+        if body_bytes > self._rules.message_bytes_max:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"a body of {body_bytes} bytes, limit {self._rules.message_bytes_max}",
+            )
+
+    # --- when it ends ----------------------------------------------------------------------------
+
+    def settle(self, now_ms: int) -> None:
+        """Append everything that was accepted, in one write, and answer."""
+        records, self._records = self._records, []
+        waiting, self._waiting = self._waiting, []
+        if not records:
+            return
+        try:
+            placed = self._store.append(records, now_ms=now_ms)
+        except StoreError as error:
+            code = _CODES.get(status_of(error), ResponseCode.SYSTEM_ERROR)
+            for send in waiting:
+                send.line.write(answer(send.request, code=code, remark=str(error)))
+            return
+        self._arrived(records)
+        if self._when_flushed is None:
+            self._answer_all(waiting, placed, ResponseCode.SUCCESS)
+            return
+        hasty = [send for send in waiting if not send.waits]
+        patient = [send for send in waiting if send.waits]
+        self._answer_all(hasty, placed, ResponseCode.SUCCESS)
+        if patient:
+
+            def flushed(status: PutStatus) -> None:
+                code = _CODES.get(status, ResponseCode.SYSTEM_ERROR)
+                self._answer_all(patient, placed, code)
+
+            self._when_flushed(self._store.end, flushed)
+
+    def _answer_all(
+        self,
+        waiting: list[_Waiting],
+        placed: list[Placed],
+        code: int,
+    ) -> None:
+        sent = self._answers.sent
+        for send in waiting:
+            place = placed[send.first]
+            if send.count == 1:
+                send.line.write(
+                    sent(
+                        send.request,
+                        log_offset=place.log_offset,
+                        queue_id=send.queue_id,
+                        queue_offset=place.queue_offset,
+                        code=code,
+                    )
+                )
+            else:
+                self._answer_batch(send, placed, code)
+
+    def _answer_batch(self, send: _Waiting, placed: list[Placed], code: int) -> None:
+        places = placed[send.first : send.first + send.count]
+        host = self._rules.store_host
+        fields = SendMessageAnswer(
+            msg_id=",".join(encode_offset_id(host, place.log_offset) for place in places),
+            queue_id=send.queue_id,
+            queue_offset=places[0].queue_offset,
+            region=self._rules.region,
+            trace_on=self._rules.trace_on,
+        )
+        send.line.write(answer(send.request, fields, code=code))

@@ -11,6 +11,8 @@ import sys
 
 import click
 
+from escrowmq.cli.config import config
+from escrowmq.cli.serve import serve
 from escrowmq.cli.store import store
 from escrowmq.errors import EscrowError
 
@@ -21,6 +23,8 @@ def cli() -> None:
     """Transactional messages that commit together with your database."""
 
 
+cli.add_command(config)
+cli.add_command(serve)
 cli.add_command(store)
 
 

@@ -93,7 +93,7 @@ class BrokerConfig(_Group):
     namesrv_addresses: tuple[str, ...] = _setting(
         (), Addresses(), "namesrvAddr", "", "The name servers to register with."
     )
-    broker_role: BrokerRole = _setting(
+    broker_role: BrokerRole = _setting(  # noqa: RUF009  # it is a field()
         BrokerRole.ASYNC_MASTER,
         OneOf(BrokerRole, {"SLAVE": "EscrowMQ has no slaves"}),
         "brokerRole",
@@ -107,7 +107,11 @@ class BrokerConfig(_Group):
         True, "autoCreateTopicEnable", "Whether the first message to a topic creates it."
     )
     topic_queues: int = _setting(
-        8, Whole(1, 65_535), "defaultTopicQueueNums", "queues", "At most so many in such a topic."
+        8,
+        Whole(1, 65_535),
+        "defaultTopicQueueNums",
+        "queues",
+        "At most so many in a topic created so.",
     )
     creates_groups: bool = _yes_no(
         True, "autoCreateSubscriptionGroup", "Whether a group's first consumer creates the group."
@@ -152,7 +156,11 @@ class NetworkConfig(_Group):
         "A connection that is silent for so long is closed.",
     )
     connections_max: int = _setting(
-        10_000, Whole(1), "escrowConnectionsMax", "connections", "One more is closed at once."
+        10_000,
+        Whole(1),
+        "escrowConnectionsMax",
+        "connections",
+        "At most so many; one more is closed at once.",
     )
     in_flight_bytes_max: int = _setting(
         256 * MIB,
@@ -166,7 +174,7 @@ class NetworkConfig(_Group):
         Whole(FRAME_BYTES_MAX),
         "escrowConnectionInFlightBytesMax",
         "bytes",
-        "The same for one connection.",
+        "The same for a single connection.",
     )
 
     def __post_init__(self) -> None:
@@ -182,10 +190,10 @@ class NetworkConfig(_Group):
 class StoreConfig(_Group):
     """Where messages are kept, how safely and how long."""
 
-    root_dir: Path = _setting(
+    root_dir: Path = _setting(  # noqa: RUF009  # it is a field()
         Path("escrowmq-data"), Directory(), "storePathRootDir", "", "The directory of the store."
     )
-    flush_mode: FlushMode = _setting(
+    flush_mode: FlushMode = _setting(  # noqa: RUF009  # it is a field()
         FlushMode.ASYNC,
         OneOf(FlushMode),
         "flushDiskType",
@@ -266,7 +274,10 @@ class ConsumeConfig(_Group):
         True, "longPollingEnable", "Whether a pull waits as long as its consumer allows."
     )
     short_poll_ms: int = _ms(
-        1_000, "shortPollingTimeMills", "A pull waits so long if it is not.", at_least=0
+        1_000,
+        "shortPollingTimeMills",
+        "A pull waits so long if longPollingEnable is false.",
+        at_least=0,
     )
     pull_messages_max: int = _setting(
         32, Whole(1), "maxTransferCountOnMessageInMemory", "messages", "At most so many in a pull."
@@ -276,10 +287,14 @@ class ConsumeConfig(_Group):
         Whole(1),
         "maxTransferBytesOnMessageInMemory",
         "bytes",
-        "At most so much in a pull, or one message.",
+        "At most so much in a pull; a longer message comes alone.",
     )
     waiting_pulls_max: int = _setting(
-        100_000, Whole(0), "escrowWaitingPullsMax", "pulls", "One more is answered at once."
+        100_000,
+        Whole(0),
+        "escrowWaitingPullsMax",
+        "pulls",
+        "At most so many wait; one more is answered at once.",
     )
     offsets_interval_ms: int = _ms(
         5_000, "flushConsumerOffsetInterval", "Time between two writes of the consumers' offsets."
@@ -304,10 +319,10 @@ class DelayConfig(_Group):
         True, "timerWheelEnable", "Whether a message may name any time of delivery."
     )
     timer_delay_max_s: int = _setting(
-        259_200, Whole(1), "timerMaxDelaySec", "s", "The farthest such time."
+        259_200, Whole(1), "timerMaxDelaySec", "s", "The farthest such time from now."
     )
     timer_precision_ms: int = _setting(
-        1_000, Whole(1, 60_000), "timerPrecisionMs", "ms", "Delivery is not later than this."
+        1_000, Whole(1, 60_000), "timerPrecisionMs", "ms", "A message may be late by this much."
     )
 
 
@@ -334,7 +349,11 @@ class NamesrvConfig(_Group):
     """The name server; it listens on the broker's bindAddress."""
 
     namesrv_port: int = _setting(
-        9_876, Whole(0, 65_535), "escrowNamesrvPort", "", "Its port; 0 takes any free one."
+        9_876,
+        Whole(0, 65_535),
+        "escrowNamesrvPort",
+        "",
+        "The name server's port; 0 takes any free one.",
     )
     broker_scan_interval_ms: int = _ms(
         5_000, "scanNotActiveBrokerInterval", "Time between two looks for brokers that are gone."

@@ -37,23 +37,22 @@ class QueueLocks:
         self, group: str, client_id: str, queues: Iterable[LockedQueue], *, now_ms: int
     ) -> list[LockedQueue]:
         """Those it has now: free, expired or its own. None of the others, nor past the bound."""
+        if self._count >= self._locks_max:
+            self.expire(now_ms)
         granted = []
         for queue in dict.fromkeys(queues):
             held = self._groups.get(group, {}).get(queue)
-            if held is None and not self._has_room(now_ms):
+            if held is None and self._count >= self._locks_max:
                 continue
             if held is None or held.owner == client_id or not held.is_valid(now_ms):
-                # Looked up again: making room may have removed the group.
-                locks = self._groups.setdefault(group, {})
-                self._count += queue not in locks
-                locks[queue] = _Lock(client_id, now_ms)
+                self._groups.setdefault(group, {})[queue] = _Lock(client_id, now_ms)
+                self._count += held is None
                 granted.append(queue)
         return granted
 
     def unlock(self, group: str, client_id: str, queues: Iterable[LockedQueue]) -> None:
-        locks = self._groups.get(group, {})
         for queue in queues:
-            held = locks.get(queue)
+            held = self._groups.get(group, {}).get(queue)
             if held is not None and held.owner == client_id:
                 self._remove(group, queue)
 
@@ -76,9 +75,6 @@ class QueueLocks:
         for group, queue in over:
             self._remove(group, queue)
         return len(over)
-
-    def _has_room(self, now_ms: int) -> bool:
-        return self._count < self._locks_max or self.expire(now_ms) > 0
 
     def _remove(self, group: str, queue: LockedQueue) -> None:
         self._count -= 1

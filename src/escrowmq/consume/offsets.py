@@ -23,9 +23,10 @@ class ConsumerOffsets:
         self._topics: dict[str, set[str]] = {}  # by group
         self._resets: dict[tuple[str, str, int], QueueOffset] = {}
         for key, queues in (table or {}).items():
-            topic, _, group = key.partition(_SEPARATOR)
+            topic, separator, group = key.partition(_SEPARATOR)
             self._table[key] = dict(queues)
-            self._topics.setdefault(group, set()).add(topic)
+            if separator:  # a key of another kind is only carried along
+                self._topics.setdefault(group, set()).add(topic)
 
     def dump(self) -> dict[str, dict[int, int]]:
         """A copy, to be saved while commits go on."""

@@ -23,7 +23,8 @@ Kind = Literal["TAG", "SQL92"]
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 EVERYTHING: Final = "*"
-EXPRESSION_CHARS_MAX: Final = 32_768
+EXPRESSION_CHARS_MAX: Final = 8_192
+_REMEMBERED_CHARS_MAX: Final = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +42,11 @@ def parse_subscription(
 ) -> Subscription:
     """Raises BadSubscription. Tags are read off the expression: some clients send nothing else."""
     text = (expression or "").strip()
+    if len(text) <= _REMEMBERED_CHARS_MAX:
+        return _remembered(topic, text, kind, version)
     if len(text) > EXPRESSION_CHARS_MAX:
         raise BadSubscription(f"an expression of {len(text)} characters for {topic}")
-    if kind == SQL92:
-        return Subscription(topic=topic, expression=text, kind=SQL92, version=version)
-    if kind and kind != TAG:
-        raise BadSubscription(f"{kind!r} is neither TAG nor SQL92")
-    if not text or text == EVERYTHING:
-        return Subscription(topic=topic, version=version)
-    tags, codes = _parse_tags(text)
-    return Subscription(topic=topic, expression=text, tags=tags, codes=codes, version=version)
+    return _parsed(topic, text, kind, version)
 
 
 def tag_filter(subscription: Subscription) -> Callable[[int], bool] | None:
@@ -60,9 +56,19 @@ def tag_filter(subscription: Subscription) -> Callable[[int], bool] | None:
     return subscription.codes.__contains__ if subscription.tags else None
 
 
-@lru_cache(maxsize=256)  # some clients send the expression with every pull
-def _parse_tags(text: str) -> tuple[tuple[str, ...], frozenset[int]]:
-    tags = dict.fromkeys(tag for part in text.split("||") if (tag := part.strip()))
+def _parsed(topic: str, text: str, kind: str | None, version: int) -> Subscription:
+    if kind == SQL92:
+        return Subscription(topic=topic, expression=text, kind=SQL92, version=version)
+    if kind and kind != TAG:
+        raise BadSubscription(f"{kind!r} is neither TAG nor SQL92")
+    if not text or text == EVERYTHING:
+        return Subscription(topic=topic, version=version)
+    tags = tuple(dict.fromkeys(tag for part in text.split("||") if (tag := part.strip())))
     if not tags:
         raise BadSubscription(f"no tag in {text!r}")
-    return tuple(tags), frozenset(map(java_hash, tags))
+    codes = frozenset(map(java_hash, tags))
+    return Subscription(topic=topic, expression=text, tags=tags, codes=codes, version=version)
+
+
+# Some clients send the expression with every pull, always the same.
+_remembered = lru_cache(maxsize=1024)(_parsed)

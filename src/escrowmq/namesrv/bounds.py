@@ -8,11 +8,16 @@ from escrowmq.errors import RequestRefused
 from escrowmq.wire.codes import ResponseCode
 
 NAME_LENGTH_MAX: Final = 512
-_SHOWN = 64  # of a name that is refused, in the remark
+_SHOWN_MAX = 64  # of a name in a remark
 
 
 def refuse(remark: str) -> RequestRefused:
     return RequestRefused(ResponseCode.SYSTEM_ERROR, remark)
+
+
+def shown(name: str) -> str:
+    """For a remark: all of a name that we would take, the beginning of one that is too long."""
+    return name if len(name) <= NAME_LENGTH_MAX else f"{name[:_SHOWN_MAX]}..."
 
 
 def check_name(what: str, name: str, *, may_be_empty: bool = False) -> None:
@@ -20,7 +25,7 @@ def check_name(what: str, name: str, *, may_be_empty: bool = False) -> None:
         raise refuse(f"{what} is empty")
     if len(name) > NAME_LENGTH_MAX:
         raise refuse(
-            f"{what} has {len(name)} characters, the limit is {NAME_LENGTH_MAX}: {name[:_SHOWN]}..."
+            f"{what} has {len(name)} characters, the limit is {NAME_LENGTH_MAX}: {shown(name)}"
         )
 
 

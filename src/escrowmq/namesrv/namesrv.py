@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from escrowmq.errors import BrokenBody, LocalProtocolError, RequestRefused, UnknownRequest
-from escrowmq.namesrv.bounds import refuse
+from escrowmq.namesrv.bounds import refuse, shown
 from escrowmq.namesrv.routes import SILENT_MS_MAX, Registration, RouteTable
 from escrowmq.namesrv.settings import ORDER_NAMESPACE, Settings
 from escrowmq.wire import answers, bodies
@@ -231,7 +231,7 @@ class NameServer:
         fields = request.head.fields
         value = self.settings.get(fields.namespace, fields.key)
         if value is None:
-            raise _not_found(f"namespace {fields.namespace} has no {fields.key}")
+            raise _not_found(f"namespace {shown(fields.namespace)} has no {shown(fields.key)}")
         return answers.answer(request, headers.SettingAnswer(value=value))
 
     def _delete_setting(
@@ -246,7 +246,7 @@ class NameServer:
         namespace = request.head.fields.namespace
         table = self.settings.namespace(namespace)
         if table is None:
-            raise _not_found(f"there is no namespace {namespace}")
+            raise _not_found(f"there is no namespace {shown(namespace)}")
         return _body(request, bodies.Settings(table=table))
 
     def _update_config(self, request: Request[Any], _line: object, _now_ms: int) -> bytes:
@@ -266,7 +266,8 @@ class NameServer:
         route = self.routes.route(topic)
         if route is None:
             raise RequestRefused(
-                ResponseCode.TOPIC_NOT_EXIST, f"No topic route info in name server: {topic[:512]}"
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"No topic route info in name server for the topic: {shown(topic)}",
             )
         order = self.settings.get(ORDER_NAMESPACE, topic)
         return _body(request, msgspec.structs.replace(route, order_topic_conf=order))
@@ -333,7 +334,7 @@ def _registered_topics(request: Request[headers.RegisterBroker]) -> bodies.Topic
     # 5.x brokers that compress do not say so in the header.
     if fields.compressed or body[0] == _ZLIB_FIRST_BYTE:
         return decode_packed(body).topic_config_serialize_wrapper
-    return bodies.decode_body(bodies.RegisterBrokerBody, body).topic_config_serialize_wrapper
+    return bodies.decode_registration(body).topic_config_serialize_wrapper
 
 
 def _body(request: Request[Any], body: bodies.JsonBody) -> bytes:

@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 
 from escrowmq.errors import RequestRefused
-from escrowmq.namesrv.bounds import check_name, check_number, refuse
+from escrowmq.namesrv.bounds import NAME_LENGTH_MAX, check_name, check_number, refuse, shown
 from escrowmq.wire.bodies import BrokerRoute, DataVersion, QueueRoute, TopicConfig, TopicRoute
 
 MASTER: Final = 0
@@ -54,7 +54,7 @@ class Registration:
     acting_master: bool | None = None  # None: a broker that knows nothing of this
     silent_ms_max: int = SILENT_MS_MAX
     topics: tuple[TopicConfig, ...] = ()
-    version: DataVersion = DataVersion()
+    version: DataVersion = field(default_factory=DataVersion)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,9 @@ class RouteTable:
         broker.zone = new.zone
         if _speaks_for(broker, new):
             changed = is_first or before is None or before.version != new.version
+            known = broker.topics
             for topic in new.topics:
-                if changed or topic.topic_name not in broker.topics:
+                if changed or topic.topic_name not in known:
                     self._put_queues(broker, topic.topic_name, _queues(new.name, topic))
         self._alive[new.address] = _Alive(
             name=new.name,
@@ -177,10 +178,10 @@ class RouteTable:
 
     def register_topic(self, topic: str, queues: Iterable[QueueRoute]) -> None:
         queues = list(queues)
-        check_name("topic", topic)
+        check_name("topicName", topic)
         for each in queues:
             if each.broker_name not in self._brokers:
-                raise refuse(f"topic {topic}: broker {each.broker_name!r} is not registered")
+                raise refuse(f"topic {topic}: broker {shown(each.broker_name)} is not registered")
             _check_queues(topic, each)
         self._check_room((topic,))
         for each in queues:
@@ -199,7 +200,7 @@ class RouteTable:
         return len(names)
 
     def wipe_write(self, name: str) -> int:
-        """Until `add_write`, or another master: nobody is told to write to it. Its topics' count."""
+        """Nobody is told to write to it, until `add_write` or another master. Its topics' count."""
         return self._set_wiped(name, True)
 
     def add_write(self, name: str) -> int:
@@ -268,7 +269,6 @@ class RouteTable:
         check_number("brokerId", new.broker_id, 0, BROKER_ID_MAX)
         check_number("heartbeatTimeoutMillis", new.silent_ms_max, 1, HEARTBEAT_TIMEOUT_MS_MAX)
         for topic in new.topics:
-            check_name("topicName", topic.topic_name)
             _check_queues(topic.topic_name, topic)
         if new.address not in self._alive and len(self._alive) >= self._brokers_max:
             raise refuse(f"{self._brokers_max} brokers are registered, which is the limit")
@@ -370,6 +370,15 @@ def _queues(name: str, topic: TopicConfig) -> QueueRoute:
 
 
 def _check_queues(topic: str, queues: TopicConfig | QueueRoute) -> None:
+    # A registration may have ten thousand topics, so what is right is passed quickly.
+    if (
+        0 < len(topic) <= NAME_LENGTH_MAX
+        and 0 <= queues.read_queue_nums <= QUEUES_MAX
+        and 0 <= queues.write_queue_nums <= QUEUES_MAX
+        and 0 <= queues.perm <= PERM_MAX
+    ):
+        return
+    check_name("topicName", topic)
     try:
         check_number("readQueueNums", queues.read_queue_nums, 0, QUEUES_MAX)
         check_number("writeQueueNums", queues.write_queue_nums, 0, QUEUES_MAX)

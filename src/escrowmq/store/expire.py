@@ -26,7 +26,7 @@ def may_remove(
         return True
     if now_ms - modified_ms <= settings.reserved_hours * 3_600_000:
         return False
-    return hour == settings.delete_hour or used_ratio > settings.expire_ratio
+    return hour in settings.delete_hours or used_ratio > settings.expire_ratio
 
 
 def expire(

@@ -158,7 +158,7 @@ def offset_by_time(
     first = low
     while low < high:
         middle = QueueOffset((low + high) // 2)
-        stored_ms = _stored_ms_from(log, queue, middle)
+        stored_ms = first_stored_ms(log, queue, middle)
         if stored_ms is not None and (stored_ms <= time_ms if upper else stored_ms < time_ms):
             low = QueueOffset(middle + 1)
         else:
@@ -166,7 +166,7 @@ def offset_by_time(
     return max(first, QueueOffset(low - 1)) if upper else low
 
 
-def _stored_ms_from(log: CommitLog, queue: ConsumeQueue, queue_offset: int) -> int | None:
+def first_stored_ms(log: CommitLog, queue: ConsumeQueue, queue_offset: int) -> int | None:
     """Of the message at this offset, or of the next one that is there."""
     for at in range(queue_offset, queue.next):
         log_offset, size, _ = queue.entry(at)

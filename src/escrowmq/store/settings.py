@@ -23,19 +23,20 @@ class StoreSettings:
     message_bytes_max: int = _setting(4 << 20, conf="maxMessageSize", at_least=1)
     sealed: bool = _setting(False, conf="enabledAppendPropCRC")
     reserved_hours: int = _setting(72, conf="fileReservedTime", at_least=1)
-    delete_hour: int = _setting(4, conf="deleteWhen")
+    delete_hours: tuple[int, ...] = field(default=(4,), metadata={"conf": "deleteWhen"})
     expire_ratio: float = _setting(0.75, conf="diskMaxUsedSpaceRatio")
     force_expire_ratio: float = _setting(0.85, conf="diskSpaceCleanForciblyRatio")
     refuse_ratio: float = _setting(0.90, conf="diskSpaceWarningLevelRatio")
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            if getattr(self, item.name) < item.metadata["at_least"]:
-                raise ConfigError(f"{item.name} must be at least {item.metadata['at_least']}")
+            at_least = item.metadata.get("at_least")
+            if at_least is not None and getattr(self, item.name) < at_least:
+                raise ConfigError(f"{item.name} must be at least {at_least}")
         if self.queue_file_bytes % QUEUE_ENTRY_BYTES:
             raise ConfigError(f"queue_file_bytes must be a multiple of {QUEUE_ENTRY_BYTES}")
-        if not 0 <= self.delete_hour <= 23:
-            raise ConfigError("delete_hour must be 0 to 23")
+        if not all(0 <= hour <= 23 for hour in self.delete_hours):
+            raise ConfigError("delete_hours must be 0 to 23, each")
 
     @property
     def record_bytes_max(self) -> int:

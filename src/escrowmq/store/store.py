@@ -36,11 +36,11 @@ from escrowmq.message.record import (
 )
 from escrowmq.store.checkpoint import CheckpointJob
 from escrowmq.store.commitlog import CommitLog, Flush
-from escrowmq.store.consumequeue import ConsumeQueue
+from escrowmq.store.consumequeue import BLANK_SIZE, ConsumeQueue
 from escrowmq.store.disk import Disk, Lock, OpenViews, remove_file, write_file
 from escrowmq.store.keyindex import FOUND_MAX, KeyIndex, WaitingKey
 from escrowmq.store.queuetable import QueueTable
-from escrowmq.store.read import QueueRead, offset_by_time, read_queue
+from escrowmq.store.read import QueueRead, first_stored_ms, offset_by_time, read_queue
 from escrowmq.store.recover import Recovery, recover
 from escrowmq.store.redo import PATH as REDO_PATH
 from escrowmq.store.settings import StoreSettings
@@ -308,6 +308,15 @@ class MessageStore:
         """The record that an offset id names, whatever host it speaks of."""
         return self.record_at(decode_offset_id(offset_id)[1])
 
+    def bytes_of(self, record: StoredRecord) -> memoryview:
+        """A record as it lies in the log."""
+        return self._log.view(record.log_offset, record.log_offset + record.size)
+
+    @property
+    def last_record(self) -> int:
+        """Where the newest record begins; -1 if there is none."""
+        return self._last_record
+
     def records(self, begin: int = 0, end: int | None = None) -> Iterator[StoredRecord]:
         """Every record between two boundaries of the log."""
         return self._log.records(LogOffset(begin), None if end is None else LogOffset(end))
@@ -336,6 +345,14 @@ class MessageStore:
                     break
         return found
 
+    def entry_at(self, topic: str, queue_id: int, queue_offset: int) -> LogOffset | None:
+        """Where the message at this place of a queue lies; None if there is none."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None or not queue.first <= queue_offset < queue.next:
+            return None
+        log_offset, size, _ = queue.entry(queue_offset)
+        return None if size == BLANK_SIZE else LogOffset(log_offset)
+
     def min_offset(self, topic: str, queue_id: int) -> QueueOffset:
         queue = self._queues.find(topic, queue_id)
         return QueueOffset(0) if queue is None else queue.min_offset(self._log.begin)
@@ -352,6 +369,14 @@ class MessageStore:
         if queue is None:
             return QueueOffset(0)
         return offset_by_time(self._log, queue, time_ms, upper=upper)
+
+    def earliest_stored_ms(self, topic: str, queue_id: int) -> int:
+        """When the oldest message of a queue was stored; -1 if it has none."""
+        queue = self._queues.find(topic, queue_id)
+        found = None
+        if queue is not None:
+            found = first_stored_ms(self._log, queue, queue.min_offset(self._log.begin))
+        return -1 if found is None else found
 
     def queues(self) -> list[tuple[str, int]]:
         return [(queue.topic, queue.queue_id) for queue in self._queues]

@@ -7,6 +7,7 @@ read. Unknown keys are skipped; what is None is not written.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, TypeVar
 
 import msgspec
@@ -161,7 +162,7 @@ class TopicConfig(JsonBody, frozen=True, kw_only=True):
     topic_filter_type: str = "SINGLE_TAG"
     topic_sys_flag: Int32 = 0
     order: bool = False
-    attributes: dict[str, str] | None = None
+    attributes: dict[str, str] = {}
 
 
 class TopicConfigs(JsonBody, frozen=True, kw_only=True):
@@ -191,8 +192,23 @@ def decode_body(kind: type[B], body: bytes | memoryview) -> B:
         raise BrokenBody(f"{kind.__name__}: {error}") from error
 
 
+_decode_registration = msgspec.json.Decoder(RegisterBrokerBody, strict=False).decode
+
+
+def decode_registration(body: bytes | memoryview) -> RegisterBrokerBody:
+    """The same as decode_body, several times faster where nothing is odd: topics can be many."""
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        text = str(body, "utf-8")
+        if "null" not in text:
+            return _decode_registration(text)
+    return decode_body(RegisterBrokerBody, body)
+
+
 def encode_body(body: JsonBody) -> bytes:
     try:
+        written = msgspec.json.encode(body)
+        if b"null" not in written:  # nothing to leave out
+            return written
         return msgspec.json.encode(_without_nulls(msgspec.to_builtins(body, str_keys=True)))
     except UnicodeEncodeError as error:
         raise LocalProtocolError(f"{type(body).__name__}: not valid text: {error}") from error

@@ -309,6 +309,16 @@ def test_a_refused_record_takes_its_whole_batch_along(store: MessageStore) -> No
     assert [record.stored_ms for record in store.records()] == [NOW_MS, NOW_MS]
 
 
+def test_a_refused_batch_gives_its_places_in_the_queue_back(store: MessageStore) -> None:
+    append(store, plain(b"before"))
+    with pytest.raises(RecordRefused):
+        append(store, plain(b"a"), plain(b"b"), plain(topic="a/b"))
+    (placed,) = store.append([plain(b"behind")], now_ms=NOW_MS)
+    assert placed.queue_offset == 1
+    assert store.max_offset("T", 0) == 2
+    assert bodies(store.read("T", 0, 0)) == [b"before", b"behind"]
+
+
 def test_the_largest_record_fits() -> None:
     settings = replace(TINY, segment_bytes=1 << 20, message_bytes_max=100_000, sealed=True)
     store = open_store(MemoryDisk(), settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
@@ -17,8 +18,10 @@ from escrowmq.wire.bodies import (
     QueueName,
     QueueRoute,
     RegisterBrokerBody,
+    TopicList,
     TopicRoute,
     decode_body,
+    decode_registration,
     encode_body,
 )
 
@@ -110,7 +113,7 @@ def test_a_null_is_a_field_left_out() -> None:
     assert beat.consumer_data_set[0].subscription_data_set[0].expression_type == "TAG"
 
 
-def test_locks() -> None:
+def test_locks_are_asked_for_and_granted() -> None:
     queue = QueueName(topic="orders", broker_name="a", queue_id=3)
     body = (
         b'{"clientId":"c","consumerGroup":"g",'
@@ -133,6 +136,32 @@ def test_a_registration() -> None:
     assert topics.data_version.counter == 2
     assert topics.topic_config_table["orders"].write_queue_nums == 4
     assert json.loads(encode_body(decode_body(RegisterBrokerBody, body))) == json.loads(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"t":{"topicName":"t"}}}}',
+        b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"t":{"topicName":"t","perm":"4"}}}}',
+        b'{"topicConfigSerializeWrapper":{"dataVersion":null}}',
+        b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"t":{"topicName":"null"}}}}',
+        b'{"filterServerList":["f",null],"other":{0:1}}',
+        b'{"filterServerList":["f"],"other":{0:1}}',
+    ],
+)
+def test_a_registration_is_read_the_same_way_fast_and_slow(body: bytes) -> None:
+    assert decode_registration(body) == decode_body(RegisterBrokerBody, body)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"x":"\xff"}', b'{"x":' + b"[" * 100_000])
+def test_a_broken_registration_is_refused_fast_and_slow(body: bytes) -> None:
+    for decode in (decode_registration, partial(decode_body, RegisterBrokerBody)):
+        with pytest.raises(BrokenBody):
+            decode(body)
+
+
+def test_a_topic_called_null_is_written() -> None:
+    assert encode_body(TopicList(topic_list=["null"])) == b'{"topicList":["null"]}'
 
 
 def test_a_cluster_and_a_consumer_list() -> None:

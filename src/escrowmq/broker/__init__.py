@@ -1,0 +1,1 @@
+"""One request in, one answer out; no socket."""

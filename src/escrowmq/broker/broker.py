@@ -1,0 +1,181 @@
+"""The broker: puts the parts together and gives each request to the part that answers it.
+
+It has no socket and starts no task. `handle` takes a request of a line, `end_turn` closes a turn of
+the loop (one append for all sends of it), `every_second` and `save` are called now and then.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from escrowmq.broker.admin import Admin
+from escrowmq.broker.clients import Clients
+from escrowmq.broker.delays import DelayRules, Delays
+from escrowmq.broker.groups import Groups
+from escrowmq.broker.line import Line
+from escrowmq.broker.pulls import PullRules, Pulls
+from escrowmq.broker.queries import Queries, unsupported
+from escrowmq.broker.replies import Replies
+from escrowmq.broker.retries import Retries
+from escrowmq.broker.sends import SendRules, Sends, WhenFlushed
+from escrowmq.broker.topics import TopicRules, Topics
+from escrowmq.consume.groups import ConsumerGroups, ProducerGroups
+from escrowmq.consume.locks import QueueLocks
+from escrowmq.consume.offsets import ConsumerOffsets
+from escrowmq.errors import RequestRefused
+from escrowmq.message.ids import UniqueKeys
+from escrowmq.message.record import NewRecord
+from escrowmq.store.configfiles import delays_file, groups_file, offsets_file, topics_file
+from escrowmq.store.disk import Disk
+from escrowmq.store.store import MessageStore
+from escrowmq.wire.answers import refuse
+from escrowmq.wire.codes import RequestCode, ResponseCode
+from escrowmq.wire.fastpath import Request
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Line, Request[Any], int], None]
+EXPIRE_INTERVAL_MS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerRules:
+    """What each part needs to know; made from the configuration in one place."""
+
+    topics: TopicRules
+    sends: SendRules
+    pulls: PullRules = field(default_factory=PullRules)
+    delays: DelayRules = field(default_factory=DelayRules)
+    auto_create_groups: bool = True
+
+
+class Broker:
+    def __init__(
+        self,
+        disk: Disk,
+        store: MessageStore,
+        rules: BrokerRules,
+        keys: UniqueKeys,
+        *,
+        when_flushed: WhenFlushed | None = None,
+        topics_changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.store = store
+        self.topics = Topics(topics_file(disk), rules.topics, topics_changed)
+        self.groups = Groups(groups_file(disk), auto_create=rules.auto_create_groups)
+        self._offsets_file = offsets_file(disk)
+        self.offsets = ConsumerOffsets(self._offsets_file.offsets())
+        self._offsets_saved = self.offsets.version
+        self.consumers = ConsumerGroups()
+        self.producers = ProducerGroups()
+        self._locks = QueueLocks()
+        self.delays = Delays(store, delays_file(disk), rules.delays)
+        self.pulls = Pulls(
+            store, self.topics, self.groups, self.consumers, self.offsets, rules.pulls
+        )
+        self.retries = Retries(
+            store,
+            self.topics,
+            self.groups,
+            self._locks,
+            reroute=self.delays.reroute,
+            put=lambda records: self.sends.put(records),
+        )
+        self.sends = Sends(
+            store,
+            self.topics,
+            rules.sends,
+            keys,
+            when_flushed=when_flushed,
+            arrived=self._arrived,
+            reroute=self.delays.reroute,
+            retried=self.retries.retried,
+        )
+        self.clients = Clients(
+            self.topics, self.groups, self.consumers, self.producers, self._locks
+        )
+        self._now_ms = 0
+        self._expired_ms = 0
+        self._handlers = self._table()
+
+    def _table(self) -> dict[int, Handler]:
+        code = RequestCode
+        queries = Queries(self.store, self.topics, self.offsets)
+        replies = Replies(self.sends, self.producers)
+        admin = Admin(self.topics, self.groups, self.offsets)
+        return {
+            code.SEND_MESSAGE_V2: self.sends.accept,
+            code.SEND_MESSAGE: self.sends.accept,
+            code.SEND_BATCH_MESSAGE: self.sends.accept,
+            code.SEND_REPLY_MESSAGE: replies.handle,
+            code.SEND_REPLY_MESSAGE_V2: replies.handle,
+            code.PULL_MESSAGE: self.pulls.handle,
+            code.LITE_PULL_MESSAGE: self.pulls.handle,
+            code.CONSUMER_SEND_MSG_BACK: self.retries.sent_back,
+            code.HEART_BEAT: self.clients.heartbeat,
+            code.UNREGISTER_CLIENT: self.clients.unregister,
+            code.CHECK_CLIENT_CONFIG: self.clients.check_config,
+            code.GET_CONSUMER_LIST_BY_GROUP: self.clients.members,
+            code.LOCK_BATCH_MQ: self.clients.lock,
+            code.UNLOCK_BATCH_MQ: self.clients.unlock,
+            code.QUERY_CONSUMER_OFFSET: queries.consumer_offset,
+            code.UPDATE_CONSUMER_OFFSET: queries.update_consumer_offset,
+            code.GET_MAX_OFFSET: queries.max_offset,
+            code.GET_MIN_OFFSET: queries.min_offset,
+            code.SEARCH_OFFSET_BY_TIMESTAMP: queries.search_offset,
+            code.GET_EARLIEST_MSG_STORETIME: queries.earliest_time,
+            code.QUERY_MESSAGE: queries.by_key,
+            code.VIEW_MESSAGE_BY_ID: queries.by_id,
+            code.UPDATE_AND_CREATE_TOPIC: admin.create_topic,
+            code.DELETE_TOPIC_IN_BROKER: admin.delete_topic,
+            code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: admin.create_group,
+        }
+
+    def handle(self, line: Line, request: Request[Any], now_ms: int) -> None:
+        self._now_ms = now_ms
+        handler = self._handlers.get(request.head.code, unsupported)
+        try:
+            handler(line, request, now_ms)
+        except RequestRefused as error:
+            line.write(refuse(request, error))
+        except Exception:
+            # A bug of ours must cost one request, not the broker. Nothing was written by it:
+            # only end_turn writes.
+            log.exception("request failed code=%d peer=%s", request.head.code, line.peer)
+            failed = RequestRefused(ResponseCode.SYSTEM_ERROR, "internal error, see the log")
+            line.write(refuse(request, failed))
+
+    def end_turn(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+        self.sends.settle(now_ms)
+
+    def line_closed(self, line: Line) -> None:
+        self.pulls.line_closed(line)
+        self.clients.line_closed(line)
+
+    def tick(self, now_ms: int) -> None:
+        """Some ten times a second: pulls whose time is over, messages whose time has come."""
+        self._now_ms = now_ms
+        self.pulls.expire(now_ms)
+        self.sends.put(list(self.delays.due(now_ms)))
+        if now_ms - self._expired_ms >= EXPIRE_INTERVAL_MS:
+            self._expired_ms = now_ms
+            self.clients.expire(now_ms)
+
+    def save(self) -> None:
+        """Bring what is not in the log to its files."""
+        if self.topics.dirty:
+            self.topics.save()
+        if self.groups.dirty:
+            self.groups.save()
+        if self.delays.dirty:
+            self.delays.save()
+        if self.offsets.version != self._offsets_saved:
+            self._offsets_saved = self.offsets.version
+            self._offsets_file.save(offsetTable=self.offsets.dump())
+
+    def _arrived(self, records: Sequence[NewRecord]) -> None:
+        self.pulls.arrived(records, self._now_ms)

@@ -1,0 +1,119 @@
+"""Messages that could not be processed: sent back by their consumers, or past all hope.
+
+The decisions are in `consume/retry.py`; here they become records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from escrowmq.broker.groups import Groups
+from escrowmq.broker.line import Line
+from escrowmq.broker.topics import Topics
+from escrowmq.consume.locks import QueueLocks
+from escrowmq.consume.retry import (
+    Again,
+    Failed,
+    RetryRules,
+    divert,
+    group_of_retry_topic,
+    send_back,
+)
+from escrowmq.errors import CorruptRecord, NoSuchRecord, RequestRefused
+from escrowmq.message.ids import encode_offset_id
+from escrowmq.message.properties import decode_properties, encode_properties
+from escrowmq.message.record import NewRecord, StoredRecord
+from escrowmq.store.configfiles import GroupConfig
+from escrowmq.store.store import MessageStore
+from escrowmq.wire.answers import succeed
+from escrowmq.wire.codes import ResponseCode
+from escrowmq.wire.fastpath import Request
+from escrowmq.wire.headers_send import ConsumerSendMessageBack, SendMessage
+
+
+class Retries:
+    """`put` takes records that nobody waits for; they are appended at the end of the turn."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: Topics,
+        groups: Groups,
+        locks: QueueLocks,
+        *,
+        reroute: Callable[[NewRecord, int], NewRecord],
+        put: Callable[[Sequence[NewRecord]], None],
+        seed: int = 0,
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._locks = locks
+        self._reroute = reroute
+        self._put = put
+        self._random = Random(seed)
+
+    def sent_back(self, line: Line, request: Request[ConsumerSendMessageBack], now_ms: int) -> None:
+        fields = request.head.fields
+        group = self._group(fields.group)
+        try:
+            record = self._store.record_at(fields.offset)
+        except (NoSuchRecord, CorruptRecord) as error:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        failed = Failed(
+            topic=record.topic,
+            reconsume_times=record.reconsume_times,
+            properties=decode_properties(record.properties),
+            offset_id=encode_offset_id(record.store_host, record.log_offset),
+        )
+        rules = RetryRules(
+            queue_count=group.retry_queue_nums,
+            times_max=group.retry_max_times,
+            asked_max=fields.max_reconsume_times,
+            client_version=request.head.version,
+        )
+        again = send_back(failed, fields.group, rules, delay_level=fields.delay_level)
+        if again is not None:
+            self._put([self._reroute(self._record(again, record, now_ms), now_ms)])
+        line.write(succeed(request))
+
+    def retried(self, record: NewRecord, fields: SendMessage, version: int) -> NewRecord:
+        """A send to a retry topic: as it is, or to the dead letters."""
+        name = group_of_retry_topic(record.topic) or ""
+        group = self._group(name)
+        again = divert(
+            decode_properties(record.properties),
+            name,
+            RetryRules(
+                queue_count=group.retry_queue_nums,
+                times_max=group.retry_max_times,
+                asked_max=fields.max_reconsume_times,
+                client_version=version,
+            ),
+            reconsume_times=record.reconsume_times,
+            group_has_locks=self._locks.group_has_locks(name, now_ms=record.born_ms),
+        )
+        return record if again is None else self._record(again, record, record.born_ms)
+
+    def _group(self, name: str) -> GroupConfig:
+        group = self._groups.find(name)
+        if group is None:
+            raise RequestRefused(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group {name} does not exist"
+            )
+        return group
+
+    def _record(self, again: Again, record: StoredRecord | NewRecord, now_ms: int) -> NewRecord:
+        topic = self._topics.make(again.topic, queues=again.queue_count, now_ms=now_ms)
+        return NewRecord(
+            topic=again.topic,
+            queue_id=self._random.randrange(max(1, topic.write_queue_nums)),
+            body=bytes(record.body),
+            properties=encode_properties(again.properties),
+            flag=record.flag,
+            sys_flag=record.sys_flag,
+            born_ms=record.born_ms,
+            born_host=record.born_host,
+            reconsume_times=again.reconsume_times,
+        )

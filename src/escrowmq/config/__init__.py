@@ -1,0 +1,51 @@
+"""Settings: read once, checked once, never changed.
+
+    resolved = Config.resolve(Path("broker.conf"), os.environ, {"--port": "10921"})
+    resolved.config.network.listen_port
+
+Read in this order:
+  1. groups.py      the settings: name, default, bounds, RocketMQ's name, a sentence each
+  2. kinds.py       what a value may be; text to value and back
+  3. catalogue.py   the settings by each of their names
+  4. properties.py  RocketMQ's file format, which is Java's
+  5. sources.py     file, environment, flags
+  6. resolve.py     which of them wins
+
+A key that only RocketMQ has is a warning; one that nobody has is a ConfigError.
+"""
+
+from __future__ import annotations
+
+from escrowmq.config.catalogue import SETTINGS, Setting
+from escrowmq.config.groups import (
+    BrokerConfig,
+    BrokerRole,
+    ConsumeConfig,
+    DelayConfig,
+    FlushMode,
+    NamesrvConfig,
+    NetworkConfig,
+    StoreConfig,
+    TransactionConfig,
+)
+from escrowmq.config.resolve import Config, Entry, Resolved
+from escrowmq.config.sources import Origin, Source
+
+__all__ = [
+    "SETTINGS",
+    "BrokerConfig",
+    "BrokerRole",
+    "Config",
+    "ConsumeConfig",
+    "DelayConfig",
+    "Entry",
+    "FlushMode",
+    "NamesrvConfig",
+    "NetworkConfig",
+    "Origin",
+    "Resolved",
+    "Setting",
+    "Source",
+    "StoreConfig",
+    "TransactionConfig",
+]

@@ -1,0 +1,146 @@
+"""A message that could not be processed: when it comes again, and when it is given up.
+
+    sent back (request 36)              stored under        delay level    reconsume times
+    group keeps no retry queues         nowhere: dropped
+    asked for the dead letters (< 0)    %DLQ%group          none           + 1
+    times so far >= maximum             %DLQ%group          none           + 1
+    a level asked for (> 0)             %RETRY%group        that one       + 1
+    otherwise (0)                       %RETRY%group        3 + times      + 1
+
+A client that fails to send a message back sends it to the retry topic itself (`divert`); so do
+orderly consumers that have tried often enough. Such a group holds locks on its queues, and a
+retry would break the order: straight to the dead letters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from escrowmq.message.names import DELAY_LEVEL, UNIQUE_KEY
+
+RETRY_PREFIX: Final = "%RETRY%"
+DEAD_PREFIX: Final = "%DLQ%"
+DEAD_QUEUES: Final = 1
+
+# Properties.
+RETRY_TOPIC: Final = "RETRY_TOPIC"  # the topic the message was sent to, as its consumer knows it
+ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"  # the offset id it had at first
+DEAD_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
+DEAD_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
+_DELAYS: Final = (DELAY_LEVEL, "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
+
+_FIRST_LEVEL: Final = 3
+_TIMES_MAX: Final = (1 << 31) - 1  # what a record can hold
+_VERSION_THAT_ASKS: Final = 121  # 3.4.9; older clients send a maximum that means nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryRules:
+    """What a group's settings say, and what its client asks for."""
+
+    queue_count: int = 1  # retryQueueNums
+    times_max: int = 16  # retryMaxTimes
+    asked_max: int | None = None  # maxReconsumeTimes of the request
+    client_version: int = _VERSION_THAT_ASKS
+
+    @property
+    def effective_max(self) -> int:
+        asked = self.asked_max
+        if asked is None or asked < 0 or self.client_version < _VERSION_THAT_ASKS:
+            return self.times_max
+        return asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The record that was sent back."""
+
+    topic: str
+    reconsume_times: int
+    properties: Mapping[str, str]
+    offset_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """What to store, beside what stays as it was: body, flags, born time and host."""
+
+    topic: str
+    queue_count: int  # any one of them; the topic is made with as many
+    reconsume_times: int
+    delay_level: int  # 0: no delay; otherwise it is in the properties too
+    properties: dict[str, str]
+
+    @property
+    def is_dead(self) -> bool:
+        return self.topic.startswith(DEAD_PREFIX)
+
+
+def retry_topic(group: str) -> str:
+    return RETRY_PREFIX + group
+
+
+def dlq_topic(group: str) -> str:
+    return DEAD_PREFIX + group
+
+
+def group_of_retry_topic(topic: str) -> str | None:
+    return topic.removeprefix(RETRY_PREFIX) if topic.startswith(RETRY_PREFIX) else None
+
+
+def send_back(failed: Failed, group: str, rules: RetryRules, *, delay_level: int) -> Again | None:
+    """None: the group keeps no retries; say that it went well and store nothing."""
+    if rules.queue_count <= 0:
+        return None
+    times = max(0, failed.reconsume_times)
+    properties = _without_delays(failed.properties)
+    properties.setdefault(RETRY_TOPIC, failed.topic)
+    properties.setdefault(ORIGIN_ID, failed.offset_id)
+    if delay_level < 0 or times >= rules.effective_max:
+        return _dead(group, min(times + 1, _TIMES_MAX), properties)
+    level = delay_level or _FIRST_LEVEL + times
+    properties[DELAY_LEVEL] = str(level)
+    return Again(
+        topic=retry_topic(group),
+        queue_count=rules.queue_count,
+        reconsume_times=times + 1,
+        delay_level=level,
+        properties=properties,
+    )
+
+
+def divert(
+    properties: Mapping[str, str],
+    group: str,
+    rules: RetryRules,
+    *,
+    reconsume_times: int,
+    group_has_locks: bool,
+) -> Again | None:
+    """For a send to a retry topic: where it goes instead. None: store it as it was sent."""
+    if reconsume_times <= rules.effective_max and not group_has_locks:
+        return None
+    return _dead(group, reconsume_times, _without_delays(properties))
+
+
+def _dead(group: str, times: int, properties: dict[str, str]) -> Again:
+    topic = properties.get(RETRY_TOPIC)
+    first_id = properties.get(UNIQUE_KEY) or properties.get(ORIGIN_ID)
+    if topic is not None:
+        properties.setdefault(DEAD_TOPIC, topic)
+    if first_id is not None:
+        properties.setdefault(DEAD_ID, first_id)
+    return Again(
+        topic=dlq_topic(group),
+        queue_count=DEAD_QUEUES,
+        reconsume_times=times,
+        delay_level=0,
+        properties=properties,
+    )
+
+
+def _without_delays(properties: Mapping[str, str]) -> dict[str, str]:
+    """The delay that a message was sent with is over; it must not be waited for again."""
+    return {name: value for name, value in properties.items() if name not in _DELAYS}

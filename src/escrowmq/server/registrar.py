@@ -1,0 +1,100 @@
+"""Keep name servers informed: one task per name server, which never gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from escrowmq.errors import EscrowError, OutcomeUnknown
+from escrowmq.namesrv.registration import Ask, BrokerCard, read_registered, register, unregister
+from escrowmq.wire.bodies import DataVersion, TopicConfig
+from escrowmq.wire.command import Command
+from escrowmq.wire.connection import Answer, Connection
+from escrowmq.wire.fastpath import Body
+
+log = logging.getLogger(__name__)
+
+ANSWER_WAIT_S = 5.0
+RETRY_S = 1.0
+
+
+class Registrar:
+    """`topics` gives the topics and their version as they are now."""
+
+    def __init__(
+        self,
+        address: str,
+        card: BrokerCard,
+        topics: Callable[[], tuple[list[TopicConfig], DataVersion]],
+        *,
+        interval_s: float,
+    ) -> None:
+        self._host, _, port = address.rpartition(":")
+        self._port = int(port)
+        self._card = card
+        self._topics = topics
+        self._interval_s = interval_s
+        self._changed = asyncio.Event()
+        self.registered = asyncio.Event()  # once, at least
+
+    def changed(self) -> None:
+        """A topic came or went: say so now, not at the next round."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        while True:
+            try:
+                async with _Call(self._host, self._port) as call:
+                    await self._keep_registered(call)
+            except (OSError, EscrowError, TimeoutError) as error:
+                log.warning(
+                    "name server not reached address=%s:%d: %s", self._host, self._port, error
+                )
+                await asyncio.sleep(RETRY_S)
+
+    async def _keep_registered(self, call: _Call) -> None:
+        try:
+            while True:
+                self._changed.clear()
+                topics, version = self._topics()
+                read_registered(*await call.ask(register(self._card, topics, version)))
+                if not self.registered.is_set():
+                    log.info("registered name_server=%s:%d", self._host, self._port)
+                    self.registered.set()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), self._interval_s)
+        except asyncio.CancelledError:
+            with contextlib.suppress(OSError, EscrowError, TimeoutError):
+                await call.ask(unregister(self._card))
+            raise
+
+
+class _Call:
+    """One line to a name server: ask, wait, read the answer."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host = host
+        self._port = port
+        self._connection = Connection()
+
+    async def __aenter__(self) -> _Call:
+        self._reader, self._writer = await asyncio.wait_for(
+            asyncio.open_connection(self._host, self._port), ANSWER_WAIT_S
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._writer.close()
+
+    async def ask(self, ask: Ask) -> tuple[Command, Body]:
+        call, data = self._connection.call(ask.code, ask.fields, ask.body, deadline_s=0)
+        self._writer.write(data)
+        async with asyncio.timeout(ANSWER_WAIT_S):
+            while chunk := await self._reader.read(64 * 1024):
+                self._connection.receive(chunk)
+                for event in self._connection.events():
+                    if isinstance(event, Answer) and event.call is call:
+                        return event.command, bytes(event.body)
+        raise OutcomeUnknown("the name server closed the line")

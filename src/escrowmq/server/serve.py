@@ -1,0 +1,303 @@
+"""`escrowmq serve`: broker and name server in one process, from start to SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import secrets
+import signal
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import uvloop
+
+from escrowmq.broker.broker import Broker, BrokerRules
+from escrowmq.broker.delays import DelayRules
+from escrowmq.broker.pulls import PullRules
+from escrowmq.broker.sends import SendRules
+from escrowmq.broker.topics import WRITE, TopicRules
+from escrowmq.clock import Clock, SystemClock
+from escrowmq.config import Config, FlushMode
+from escrowmq.errors import EscrowError, StoreError
+from escrowmq.message.ids import UniqueKeys, encode_host
+from escrowmq.namesrv.namesrv import NameServer
+from escrowmq.namesrv.registration import BrokerCard
+from escrowmq.server.groupcommit import GroupCommit
+from escrowmq.server.registrar import Registrar
+from escrowmq.server.tcp import Port, TcpLine
+from escrowmq.server.upkeep import Upkeep, UpkeepSettings
+from escrowmq.store.disk import RealDisk
+from escrowmq.store.settings import StoreSettings
+from escrowmq.store.store import MessageStore
+from escrowmq.wire.bodies import DataVersion, TopicConfig
+from escrowmq.wire.fastpath import Request
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+
+
+def run(config: Config, role: str) -> int:
+    """Serve until a signal says stop. 0: stopped in order; 2: could not start; 1: failed."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        return uvloop.run(_serve(config, role))
+    except (EscrowError, OSError) as error:
+        sys.stderr.write(f"escrowmq: {error}\n")
+        return 2
+
+
+async def _serve(config: Config, role: str) -> int:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    clock = SystemClock()
+    async with contextlib.AsyncExitStack() as parts:
+        namesrv_address = None
+        if role in ("all", "namesrv"):
+            namesrv_address = await parts.enter_async_context(_name_server(config, clock))
+        failed = asyncio.Event()
+        if role in ("all", "broker"):
+            own = [namesrv_address] if namesrv_address is not None else []
+            await parts.enter_async_context(_broker(config, clock, own, failed))
+        _say_ready(config, role, namesrv_address)
+        # Everything made so far lives as long as the process: keep the collector off it.
+        gc.collect()
+        gc.freeze()
+        waits = [asyncio.create_task(event.wait()) for event in (stopped, failed)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        log.info("stopping")
+    log.info("stopped")
+    return 1 if failed.is_set() else 0
+
+
+class _NameServerPort:
+    """The name server as a port sees it."""
+
+    def __init__(self, names: NameServer) -> None:
+        self._names = names
+
+    def handle(self, line: TcpLine, request: Request[Any], now_ms: int) -> None:
+        line.write(self._names.handle(request, line, now_ms=now_ms))
+
+    def end_turn(self, now_ms: int) -> None:
+        pass
+
+    def line_closed(self, line: TcpLine) -> None:
+        self._names.line_closed(line)
+
+
+@contextlib.asynccontextmanager
+async def _name_server(config: Config, clock: Clock) -> AsyncIterator[str]:
+    names = NameServer()
+    port = Port(_NameServerPort(names), clock, lines_max=config.network.connections_max)
+    host = config.network.bind_address
+    number = await port.listen(host, config.namesrv.namesrv_port)
+    log.info("name server listens address=%s:%d", host, number)
+
+    async def expire() -> None:
+        while True:
+            await asyncio.sleep(config.namesrv.broker_scan_interval_ms / 1000)
+            for line in names.tick(now_ms=clock.now_ms()):
+                line.close()  # type: ignore[attr-defined]  # it is a TcpLine: we handed it in
+
+    async with _running(expire()):
+        yield f"{_reachable(host)}:{number}"
+    await port.close()
+
+
+@contextlib.asynccontextmanager
+async def _broker(
+    config: Config, clock: Clock, namesrv_addresses: list[str], failed: asyncio.Event
+) -> AsyncIterator[None]:
+    disk = RealDisk(config.store.root_dir)
+    address = config.broker.advertised_address or _reachable(config.network.bind_address)
+    host = encode_host(address, config.network.listen_port)
+    store = MessageStore.open(disk, store_settings(config), store_host=host)
+    log.info(
+        "store open directory=%s begin=%d end=%d walked=%d",
+        config.store.root_dir,
+        store.begin,
+        store.end,
+        store.recovery.records,
+    )
+    sync = config.store.flush_mode is FlushMode.SYNC
+    group = GroupCommit(store, wait_s=config.store.sync_flush_timeout_ms / 1000)
+    registrars: list[Registrar] = []
+
+    def tell_name_servers() -> None:
+        for registrar in registrars:
+            registrar.changed()
+
+    broker = Broker(
+        disk,
+        store,
+        broker_rules(config, host),
+        UniqueKeys(address=address, process_id=os.getpid(), salt=secrets.randbits(32)),
+        when_flushed=group.when_flushed if sync else None,
+        topics_changed=tell_name_servers,
+    )
+    port = Port(broker, clock, lines_max=config.network.connections_max)
+    try:
+        number = await port.listen(config.network.bind_address, config.network.listen_port)
+    except OSError:
+        store.close()
+        raise
+    log.info("broker listens address=%s:%d", config.network.bind_address, number)
+    card = BrokerCard(
+        cluster=config.broker.cluster_name,
+        name=config.broker.broker_name,
+        address=f"{address}:{number}",
+        ha_address=f"{address}:{number + 1}",
+    )
+    registrars += [
+        Registrar(
+            where,
+            card,
+            lambda: _topics_of(broker),
+            interval_s=config.broker.register_interval_ms / 1000,
+        )
+        for where in dict.fromkeys([*namesrv_addresses, *config.broker.namesrv_addresses])
+    ]
+    loops = _loops(config, clock, broker, port, Upkeep(store, disk, clock, _upkeep(config)), failed)
+    async with _running(*(registrar.run() for registrar in registrars), *loops):
+        for registrar in registrars[: len(namesrv_addresses)]:
+            await registrar.registered.wait()
+        yield
+    broker.pulls.release_all(clock.now_ms())
+    await port.close()
+    await group.close()
+    broker.save()
+    store.close()
+
+
+def _loops(
+    config: Config, clock: Clock, broker: Broker, port: Port, upkeep: Upkeep, failed: asyncio.Event
+) -> list[Any]:
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            broker.tick(clock.now_ms())
+            port.turn_soon()
+
+    async def save() -> None:
+        while True:
+            await asyncio.sleep(config.consume.offsets_interval_ms / 1000)
+            try:
+                broker.save()
+            except StoreError as error:
+                log.warning("configuration not saved: %s", error)
+
+    async def keep_store() -> None:
+        await upkeep.run()  # ends only when the store has failed
+        failed.set()
+
+    return [tick(), save(), keep_store()]
+
+
+@contextlib.asynccontextmanager
+async def _running(*loops: Any) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(loop) for loop in loops]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        for ended in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(ended, Exception):
+                log.error("a loop had failed: %s", ended)
+
+
+def store_settings(config: Config) -> StoreSettings:
+    kept = config.store
+    return StoreSettings(
+        segment_bytes=kept.segment_bytes,
+        queue_file_bytes=kept.queue_file_bytes,
+        index_slots=kept.index_slots,
+        index_entries=kept.index_entries,
+        message_bytes_max=kept.message_bytes_max,
+        sealed=kept.sealed,
+        reserved_hours=kept.reserved_hours,
+        delete_hours=kept.delete_hours,
+        expire_ratio=kept.expire_percent / 100,
+        force_expire_ratio=kept.force_expire_percent / 100,
+        refuse_ratio=kept.refuse_percent / 100,
+    )
+
+
+def broker_rules(config: Config, host: bytes) -> BrokerRules:
+    about = config.broker
+    return BrokerRules(
+        topics=TopicRules(
+            cluster=about.cluster_name,
+            broker_name=about.broker_name,
+            auto_create=about.creates_topics,
+            template_queues=about.topic_queues,
+        ),
+        sends=SendRules(
+            cluster=about.cluster_name,
+            store_host=host,
+            region=about.region_id,
+            trace_on=about.trace_on,
+            message_bytes_max=config.store.message_bytes_max,
+            writable=bool(about.broker_permission & WRITE),
+        ),
+        pulls=PullRules(
+            perm=about.broker_permission,
+            long_polling=config.consume.long_polling,
+            waiting_max=config.consume.waiting_pulls_max,
+        ),
+        delays=DelayRules(
+            levels_ms=config.delay.delay_levels_ms,
+            timer_max_ms=config.delay.timer_delay_max_s * 1000,
+        ),
+        auto_create_groups=about.creates_groups,
+    )
+
+
+def _upkeep(config: Config) -> UpkeepSettings:
+    return UpkeepSettings(
+        flush_interval_s=config.store.flush_interval_ms / 1000,
+        checkpoint_interval_s=config.store.checkpoint_interval_ms / 1000,
+        expire_interval_s=config.store.expire_interval_ms / 1000,
+    )
+
+
+def _topics_of(broker: Broker) -> tuple[list[TopicConfig], DataVersion]:
+    version = broker.topics.version
+    topics = [
+        TopicConfig(
+            topic_name=topic.topic_name,
+            read_queue_nums=topic.read_queue_nums,
+            write_queue_nums=topic.write_queue_nums,
+            perm=topic.perm,
+            topic_filter_type=topic.topic_filter_type,
+            topic_sys_flag=topic.topic_sys_flag,
+            order=topic.order,
+        )
+        for topic in broker.topics.all().values()
+    ]
+    return topics, DataVersion(
+        state_version=version.state_version, timestamp=version.timestamp, counter=version.counter
+    )
+
+
+def _reachable(host: str) -> str:
+    return "127.0.0.1" if host in ("0.0.0.0", "") else host
+
+
+def _say_ready(config: Config, role: str, namesrv_address: str | None) -> None:
+    where = namesrv_address or ";".join(config.broker.namesrv_addresses)
+    sys.stdout.write(
+        f"escrowmq is ready ({role}). Name server: {where}\n"
+        f"Try it: point any RocketMQ client at {where}; "
+        f"look at the messages with: escrowmq store dump {config.store.root_dir}\n"
+    )
+    sys.stdout.flush()

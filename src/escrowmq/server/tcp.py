@@ -1,0 +1,197 @@
+"""Sockets: bytes in, turns, bytes out.
+
+One turn of the event loop is one unit of work. Every line that has data hands its requests over;
+at the end of the turn the sends of all of them are appended in one write, and every line with
+answers is written to once. That is worth more than any other trick here.
+
+A line that does not read its answers is not read from until it does, so what it can hold in
+memory is bounded: its own write buffer, and the answers to one chunk of requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+from escrowmq.clock import Clock
+from escrowmq.errors import NotSent, RemoteProtocolError
+from escrowmq.message.ids import encode_host
+from escrowmq.wire.answers import refuse
+from escrowmq.wire.connection import Connection, Refused
+from escrowmq.wire.fastpath import Body, Request
+from escrowmq.wire.headers import Header
+
+log = logging.getLogger(__name__)
+
+WRITE_BUFFER_BYTES_MAX = 1 << 20
+JOINED_BYTES_MAX = 64 * 1024  # below it, one joined write is cheaper than many pieces
+
+
+class Service(Protocol):
+    """What answers the requests of a port: the broker, or the name server."""
+
+    def handle(self, line: TcpLine, request: Request[Any], now_ms: int) -> None: ...
+    def end_turn(self, now_ms: int) -> None: ...
+    def line_closed(self, line: TcpLine) -> None: ...
+
+
+class Port:
+    """One listening port and the lines that came through it."""
+
+    def __init__(self, service: Service, clock: Clock, *, lines_max: int = 20_000) -> None:
+        self._service = service
+        self._clock = clock
+        self._lines_max = lines_max
+        self._loop = asyncio.get_running_loop()
+        self._written: list[TcpLine] = []
+        self._turn_scheduled = False
+        self._server: asyncio.Server | None = None
+        self.lines: set[TcpLine] = set()
+        self.refused_lines = 0
+
+    async def listen(self, host: str, port: int) -> int:
+        """The port number, which is the system's choice if 0 was asked for."""
+        self._server = await self._loop.create_server(
+            lambda: TcpLine(self), host, port, backlog=1024, reuse_address=True
+        )
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        """No new lines; what is under way is answered, then every line is closed."""
+        if self._server is not None:
+            self._server.close()
+        self.end_turn()
+        for line in list(self.lines):
+            line.close()
+        await asyncio.sleep(0)
+
+    # --- for its lines ---------------------------------------------------------------------------
+
+    def admit(self, line: TcpLine) -> bool:
+        if len(self.lines) >= self._lines_max:
+            self.refused_lines += 1
+            return False
+        self.lines.add(line)
+        return True
+
+    def handle(self, line: TcpLine, request: Request[Any]) -> None:
+        self._service.handle(line, request, self._clock.now_ms())
+        self.turn_soon()
+
+    def gone(self, line: TcpLine) -> None:
+        if line in self.lines:
+            self.lines.discard(line)
+            self._service.line_closed(line)
+
+    def written(self, line: TcpLine) -> None:
+        """This line has something to send at the end of the turn."""
+        self._written.append(line)
+        self.turn_soon()
+
+    def turn_soon(self) -> None:
+        if not self._turn_scheduled:
+            self._turn_scheduled = True
+            self._loop.call_soon(self.end_turn)
+
+    def end_turn(self) -> None:
+        self._turn_scheduled = False
+        self._service.end_turn(self._clock.now_ms())
+        written, self._written = self._written, []
+        for line in written:
+            line.flush()
+
+
+class TcpLine(asyncio.Protocol):
+    """One connection, as the broker sees it."""
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._connection = Connection()
+        self._transport: asyncio.Transport | None = None
+        self._out: list[Body] = []
+        self._paused = False
+        self.peer = ""
+        self.peer_host = b"\0" * 8
+
+    # --- asyncio ---------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        address = transport.get_extra_info("peername") or ("0.0.0.0", 0)
+        self.peer = f"{address[0]}:{address[1]}"
+        self.peer_host = encode_host(address[0].partition("%")[0], address[1])
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
+        if not self._port.admit(self):
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._connection.receive(data)
+            self._drain()
+        except RemoteProtocolError as error:
+            log.info("line closed peer=%s: %s", self.peer, error)
+            self.close()
+
+    def _drain(self) -> None:
+        handle = self._port.handle
+        for event in self._connection.events():
+            if type(event) is Request:
+                handle(self, event)
+            elif type(event) is Refused:
+                self.write(refuse(event.request, event.error))
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._connection.close()
+        self._port.gone(self)
+
+    # --- the broker ------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        if data:
+            if not self._out:
+                self._port.written(self)
+            self._out.append(data)
+
+    def write_pieces(self, pieces: Sequence[Body]) -> None:
+        if pieces:
+            if not self._out:
+                self._port.written(self)
+            self._out += pieces
+
+    def post(self, code: int, fields: Header, body: Body = b"") -> bool:
+        if self._transport is None or self._paused:
+            return False
+        try:
+            self.write(self._connection.post(code, fields, body))
+        except NotSent:
+            return False
+        return True
+
+    def flush(self) -> None:
+        out, self._out = self._out, []
+        if self._transport is None or self._transport.is_closing():
+            return
+        if len(out) == 1:
+            self._transport.write(out[0])
+        elif sum(map(len, out)) <= JOINED_BYTES_MAX:
+            self._transport.write(b"".join(out))
+        else:
+            self._transport.writelines(out)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self.flush()
+            self._transport.close()

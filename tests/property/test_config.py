@@ -1,0 +1,79 @@
+"""Any key and value survives a properties file; any file is read or is the operator's mistake."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escrowmq.config import SETTINGS, Config, Setting
+from escrowmq.config.kinds import Addresses, DelayLevels, Hours, Kind, OneOf, Whole, YesNo
+from escrowmq.config.properties import read_properties, write_property
+from escrowmq.errors import ConfigError
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+WORDS = st.sampled_from(
+    ["listenPort", "brokerName", "[store]", "=", " ", "\\", "\n", '"', "1", "true", "\\u00", "["]
+)
+PORTS = st.integers(1, 65_535)
+
+
+@given(st.lists(st.tuples(TEXT, TEXT)))
+def test_what_is_written_is_read(pairs: list[tuple[str, str]]) -> None:
+    text = "\n".join(write_property(key, value) for key, value in pairs)
+    assert [(found.key, found.value) for found in read_properties(text)] == pairs
+
+
+@given(st.one_of(TEXT, st.lists(WORDS).map("".join)), st.sampled_from(["conf", "toml"]))
+def test_a_garbled_file_is_read_or_refused(text: str, suffix: str) -> None:
+    check_file(text.encode(), suffix)
+
+
+@given(st.binary(max_size=60), st.sampled_from(["conf", "toml"]))
+def test_any_bytes_are_read_or_refused(content: bytes, suffix: str) -> None:
+    check_file(content, suffix)
+
+
+def check_file(content: bytes, suffix: str) -> None:
+    with tempfile.NamedTemporaryFile(suffix=f".{suffix}") as file:
+        file.write(content)
+        file.flush()
+        with contextlib.suppress(ConfigError):
+            Config.resolve(Path(file.name))
+
+
+@given(st.sampled_from(SETTINGS), TEXT)
+def test_any_text_is_a_value_or_refused(setting: Setting, text: str) -> None:
+    with contextlib.suppress(ConfigError):
+        Config.resolve(None, {setting.environment: text})
+
+
+def values_of(kind: Kind) -> st.SearchStrategy[object]:
+    match kind:
+        case Whole(at_least=low, at_most=high, multiple_of=step):
+            return st.integers(-(-low // step), high // step).map(lambda n: n * step)
+        case YesNo():
+            return st.booleans()
+        case OneOf(choices=choices):
+            return st.sampled_from(list(choices))
+        case Addresses():
+            hosts = st.sampled_from(["a", "10.0.0.1", "[::1]", "name_1.example"])
+            pairs = st.tuples(hosts, PORTS).map(lambda pair: f"{pair[0]}:{pair[1]}")
+            return st.lists(pairs).map(tuple)
+        case Hours():
+            return st.lists(st.integers(0, 23), min_size=1).map(tuple)
+        case DelayLevels():
+            seconds = st.integers(0, 10**8).map(lambda n: n * 1_000)
+            return st.lists(seconds, min_size=1, max_size=100).map(tuple)
+    return st.sampled_from(["a", "host.example", "10.0.0.1"]).map(kind.parse)
+
+
+@given(st.data())
+def test_every_value_survives_being_shown(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(SETTINGS)).kind
+    value = data.draw(values_of(kind))
+    kind.check(value)
+    assert kind.parse(kind.show(value).strip()) == value

@@ -1,0 +1,125 @@
+"""Consumer groups against a model: a dict of members and a dict of subscriptions per group."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from escrowmq.consume.groups import ConsumerGroups, Habits
+from escrowmq.consume.members import Client, Members
+from escrowmq.consume.subscription import Subscription
+from escrowmq.errors import TableFull
+
+MEMBERS_MAX = 6
+EXPIRED_MS = 100
+
+names = st.sampled_from(["g", "h"])
+client_ids = st.sampled_from("abcd")
+lines = st.integers(1, 4)
+wanted = st.dictionaries(st.sampled_from(["orders", "stock", "mail"]), st.integers(0, 4))
+
+
+class GroupsMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.groups = ConsumerGroups(Members(members_max=MEMBERS_MAX, expired_ms=EXPIRED_MS))
+        self.members: dict[tuple[str, str], tuple[int, int]] = {}  # line, last seen
+        self.topics: dict[str, dict[str, int]] = {}  # group -> topic -> version
+        self.prints: dict[str, int] = {}
+        self.now_ms = 0
+
+    @rule(
+        name=names,
+        client_id=client_ids,
+        line=lines,
+        topics=wanted,
+        fingerprint=st.integers(0, 2),
+        without_sub=st.booleans(),
+    )
+    def heartbeat(
+        self,
+        name: str,
+        client_id: str,
+        line: int,
+        topics: dict[str, int],
+        fingerprint: int,
+        without_sub: bool,
+    ) -> None:
+        key = name, client_id
+        try:
+            joined = self.groups.heartbeat(
+                name,
+                Client(client_id=client_id, line=line),
+                habits=Habits(),
+                subscriptions=[Subscription(topic=t, version=v) for t, v in topics.items()],
+                fingerprint=fingerprint,
+                without_sub=without_sub,
+                now_ms=self.now_ms,
+            )
+        except TableFull:
+            assert key not in self.members
+            assert len(self.members) == MEMBERS_MAX
+            return
+        is_new = key not in self.members or self.members[key][0] != line
+        self.members[key] = line, self.now_ms
+        before = self.topics.setdefault(name, {})
+        known = self.prints.get(name, 0)
+        assert joined.wants_subscriptions is (fingerprint == 0 or fingerprint != known)
+        if fingerprint and without_sub:
+            assert joined.changed is is_new
+            return
+        assert joined.changed is (is_new or set(before) != set(topics))
+        self.prints[name] = fingerprint
+        self.topics[name] = {t: max(v, before.get(t, v)) for t, v in topics.items()}
+
+    @rule(name=names, client_id=client_ids, line=lines)
+    def unregister(self, name: str, client_id: str, line: int) -> None:
+        key = name, client_id
+        is_member = key in self.members and self.members[key][0] == line
+        assert self.groups.unregister(name, client_id, line) is is_member
+        self.depart([key] if is_member else [])
+
+    @rule(line=lines)
+    def close(self, line: int) -> None:
+        expected = sorted(key for key, (where, _) in self.members.items() if where == line)
+        gone = self.groups.line_closed(line)
+        assert [(member.group, member.client.client_id) for member in gone] == expected
+        self.depart(expected)
+
+    @rule(passes_ms=st.integers(0, 80))
+    def wait(self, passes_ms: int) -> None:
+        self.now_ms += passes_ms
+        expected = sorted(
+            key for key, (_, seen) in self.members.items() if self.now_ms - seen > EXPIRED_MS
+        )
+        gone = self.groups.expire(self.now_ms)
+        assert sorted((member.group, member.client.client_id) for member in gone) == expected
+        self.depart(expected)
+
+    def depart(self, keys: list[tuple[str, str]]) -> None:
+        for key in keys:
+            del self.members[key]
+            if all(name != key[0] for name, _ in self.members):
+                self.topics.pop(key[0], None)
+                self.prints.pop(key[0], None)
+
+    @invariant()
+    def every_group_is_as_its_heartbeats_said(self) -> None:
+        assert sorted(self.groups.names()) == sorted(self.topics)
+        for name in ("g", "h"):
+            expected = {
+                client: line for (group, client), (line, _) in self.members.items() if group == name
+            }
+            assert sorted(self.groups.member_ids(name)) == sorted(expected)
+            assert sorted(map(str, self.groups.lines_to_notify(name))) == sorted(
+                map(str, expected.values())
+            )
+            for client, line in expected.items():
+                assert self.groups.line_of(name, client) == line
+            group = self.groups.find(name)
+            versions = {t: s.version for t, s in group.subscriptions.items()} if group else {}
+            assert versions == self.topics.get(name, {})
+
+
+TestConsumerGroups = pytest.mark.slow(GroupsMachine.TestCase)

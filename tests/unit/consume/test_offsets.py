@@ -1,0 +1,117 @@
+"""Consumer offsets: commits, queries, resets, and where a new group begins."""
+
+from __future__ import annotations
+
+import pytest
+
+from escrowmq.consume.offsets import ConsumerOffsets, start_of
+from escrowmq.message.offsets import QueueOffset
+
+
+def test_what_was_committed_last_counts_also_when_it_goes_back() -> None:
+    offsets = ConsumerOffsets()
+    assert offsets.query("orders", "g", 0) is None
+    assert offsets.commit("orders", "g", 0, 12)
+    assert offsets.commit("orders", "g", 0, 5)
+    assert offsets.query("orders", "g", 0) == 5
+    assert offsets.query("orders", "g", 1) is None
+    assert offsets.query("orders", "h", 0) is None
+
+
+def test_a_client_that_does_not_know_changes_nothing() -> None:
+    offsets = ConsumerOffsets()
+    offsets.commit("orders", "g", 0, 12)
+    version = offsets.version
+    assert not offsets.commit("orders", "g", 0, -1)
+    assert offsets.query("orders", "g", 0) == 12
+    assert offsets.version == version
+
+
+def test_the_version_moves_when_there_is_something_to_save() -> None:
+    offsets = ConsumerOffsets({"orders@g": {0: 3}})
+    assert offsets.version == 0
+    offsets.commit("orders", "g", 0, 3)
+    assert offsets.version == 0
+    offsets.commit("orders", "g", 0, 4)
+    assert offsets.version == 1
+    offsets.remove_group("nobody")
+    assert offsets.version == 1
+    offsets.remove_group("g")
+    assert offsets.version == 2
+
+
+def test_a_dump_is_a_copy_in_the_shape_of_the_file() -> None:
+    offsets = ConsumerOffsets({"orders@g": {0: 3, 1: 4}, "no separator": {0: 1}})
+    dumped = offsets.dump()
+    offsets.commit("orders", "g", 0, 9)
+    assert dumped == {"orders@g": {0: 3, 1: 4}, "no separator": {0: 1}}
+    assert ConsumerOffsets(offsets.dump()).dump() == offsets.dump()
+
+
+def test_the_offsets_of_a_group_are_listed_by_topic() -> None:
+    offsets = ConsumerOffsets({"stock@g": {1: 4}, "orders@g": {0: 3}, "orders@h": {0: 1}})
+    assert offsets.of_group("g") == {"orders": {0: 3}, "stock": {1: 4}}
+    assert offsets.groups_of("orders") == ["g", "h"]
+    assert offsets.queues("orders", "h") == {0: 1}
+    assert offsets.of_group("nobody") == {}
+
+
+def test_a_group_is_forgotten_with_all_its_topics() -> None:
+    offsets = ConsumerOffsets({"stock@g": {1: 4}, "orders@g": {0: 3}, "orders@h": {0: 1}})
+    offsets.reset("stock", "g", 1, 0)
+    offsets.remove_group("g")
+    assert offsets.dump() == {"orders@h": {0: 1}}
+    assert offsets.take_reset("stock", "g", 1) is None
+
+
+def test_a_topic_is_forgotten_in_all_groups() -> None:
+    offsets = ConsumerOffsets({"stock@g": {1: 4}, "orders@g": {0: 3}, "orders@h": {0: 1}})
+    offsets.remove_topic("orders")
+    assert offsets.dump() == {"stock@g": {1: 4}}
+    assert offsets.of_group("h") == {}
+    offsets.remove_topic("orders")
+
+
+def test_a_clone_goes_on_where_the_other_group_is() -> None:
+    offsets = ConsumerOffsets({"orders@g": {0: 3, 1: 4}})
+    offsets.clone("orders", "g", "h")
+    offsets.commit("orders", "g", 0, 9)
+    assert offsets.queues("orders", "h") == {0: 3, 1: 4}
+
+
+def test_a_reset_is_picked_up_once_and_commits_wait_for_that() -> None:
+    offsets = ConsumerOffsets({"orders@g": {0: 100, 1: 100}})
+    offsets.reset("orders", "g", 0, 20)
+    assert offsets.query("orders", "g", 0) == 20
+    assert not offsets.commit("orders", "g", 0, 101)
+    assert offsets.commit("orders", "g", 1, 101)
+    assert offsets.take_reset("orders", "g", 1) is None
+    assert offsets.take_reset("orders", "g", 0) == 20
+    assert offsets.take_reset("orders", "g", 0) is None
+    assert offsets.commit("orders", "g", 0, 21)
+
+
+@pytest.mark.parametrize(
+    ("stored", "min_offset", "set_zero", "is_young", "begins"),
+    [
+        (12, 0, True, True, 12),
+        (0, 5, False, False, 0),
+        (None, 0, True, True, 0),
+        (None, 0, False, True, None),
+        (None, 0, True, False, None),
+        (None, 5, True, True, None),
+    ],
+    ids=[
+        "stored",
+        "stored zero",
+        "young queue",
+        "client does not want zero",
+        "zero is long ago",
+        "zero has expired",
+    ],
+)
+def test_where_a_group_begins(
+    stored: int | None, min_offset: int, set_zero: bool, is_young: bool, begins: int | None
+) -> None:
+    known = None if stored is None else QueueOffset(stored)
+    assert start_of(known, min_offset, set_zero, is_young) == begins

@@ -1,0 +1,212 @@
+"""The two tables of pull.py: refusals in order, and what a read is called in the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from escrowmq.consume.groups import BROADCASTING, ConsumerGroup, Habits
+from escrowmq.consume.pull import (
+    BYTES_MAX,
+    HOLD_MS_MAX,
+    SHORT_HOLD_MS,
+    ReadLimits,
+    Refusal,
+    hold_ms,
+    limits,
+    refuse_place,
+    result_of,
+    subscription_known,
+    subscription_sent,
+)
+from escrowmq.consume.subscription import Kind, Subscription
+from escrowmq.store.configfiles import GroupConfig, TopicConfig
+from escrowmq.store.read import ReadStatus
+
+
+@dataclass
+class Place:
+    """Everything wrong at once; each row puts one more thing right."""
+
+    broker_perm: int = 2
+    group: GroupConfig | None = None
+    topic: TopicConfig | None = None
+    queue_id: int = 4
+
+
+OFF = GroupConfig(group_name="g", consume_enable=False)
+ON = GroupConfig(group_name="g")
+UNREADABLE = TopicConfig(topic_name="orders", perm=2, read_queue_nums=4)
+READABLE = TopicConfig(topic_name="orders", perm=6, read_queue_nums=4)
+
+
+@pytest.mark.parametrize(
+    ("place", "code", "forbidden"),
+    [
+        (Place(), 16, 1),
+        (Place(broker_perm=6), 26, 0),
+        (Place(broker_perm=6, group=OFF), 16, 2),
+        (Place(broker_perm=6, group=ON), 17, 0),
+        (Place(broker_perm=6, group=ON, topic=UNREADABLE), 16, 3),
+        (Place(broker_perm=6, group=ON, topic=READABLE), 29, 0),
+        (Place(broker_perm=6, group=ON, topic=READABLE, queue_id=-1), 29, 0),
+        (Place(broker_perm=6, group=ON, topic=READABLE, queue_id=3), None, 0),
+    ],
+    ids=[
+        "broker serves no reads",
+        "no such group",
+        "group is off",
+        "no such topic",
+        "topic serves no reads",
+        "queue past the last",
+        "negative queue",
+        "fine",
+    ],
+)
+def test_places_are_refused_in_order(place: Place, code: int | None, forbidden: int) -> None:
+    refusal = refuse_place(
+        "g",
+        "orders",
+        place.queue_id,
+        broker_perm=place.broker_perm,
+        group=place.group,
+        topic=place.topic,
+    )
+    if code is None:
+        assert refusal is None
+    else:
+        assert refusal is not None
+        assert (refusal.code, refusal.forbidden) == (code, forbidden)
+        assert refusal.remark
+
+
+@pytest.mark.parametrize(
+    ("expression", "kind", "code"),
+    [
+        ("a || b", "TAG", None),
+        (None, None, None),
+        ("||", "TAG", 23),
+        ("a", "X", 23),
+        ("a > 1", "SQL92", 1),
+    ],
+)
+def test_the_subscription_in_the_request_counts(
+    expression: str | None, kind: str | None, code: int | None
+) -> None:
+    got = subscription_sent("orders", expression, kind=kind, version=3)
+    if code is None:
+        assert isinstance(got, Subscription)
+        assert (got.topic, got.version) == ("orders", 3)
+    else:
+        assert isinstance(got, Refusal)
+        assert got.code == code
+
+
+def connected(
+    *topics: str, model: str = "CLUSTERING", version: int = 5, kind: Kind = "TAG"
+) -> ConsumerGroup:
+    return ConsumerGroup(
+        name="g",
+        habits=Habits(message_model=model),
+        subscriptions={
+            topic: Subscription(topic=topic, version=version, kind=kind) for topic in topics
+        },
+    )
+
+
+NO_BROADCAST = GroupConfig(group_name="g", consume_broadcast_enable=False)
+
+
+@pytest.mark.parametrize(
+    ("rules", "group", "code"),
+    [
+        (NO_BROADCAST, None, 24),
+        (NO_BROADCAST, connected(model=BROADCASTING), 16),
+        (ON, connected(model=BROADCASTING), 24),
+        (ON, connected("stock"), 24),
+        (ON, connected("orders", version=4), 25),
+        (ON, connected("orders", kind="SQL92"), 1),
+        (ON, connected("orders", version=5), None),
+        (ON, connected("orders", version=6), None),
+        (ON, connected("orders", model=BROADCASTING), None),
+    ],
+    ids=[
+        "nobody connected",
+        "no broadcasting",
+        "no subscription",
+        "none to this topic",
+        "an older one",
+        "SQL92",
+        "the same",
+        "a newer one",
+        "broadcasting",
+    ],
+)
+def test_the_groups_subscription_is_refused_in_order(
+    rules: GroupConfig, group: ConsumerGroup | None, code: int | None
+) -> None:
+    got = subscription_known("orders", version=5, rules=rules, connected=group)
+    assert (got.code if isinstance(got, Refusal) else None) == code
+
+
+@pytest.mark.parametrize(
+    ("status", "from_zero", "from_nine"),
+    [
+        (ReadStatus.FOUND, 0, 0),
+        (ReadStatus.NO_MATCH, 20, 20),
+        (ReadStatus.NO_QUEUE, 19, 21),
+        (ReadStatus.EMPTY, 19, 21),
+        (ReadStatus.AT_END, 19, 19),
+        (ReadStatus.TOO_SMALL, 21, 21),
+        (ReadStatus.PAST_END, 21, 21),
+    ],
+)
+def test_what_a_read_is_called(status: ReadStatus, from_zero: int, from_nine: int) -> None:
+    assert result_of(status, 0)[0] == from_zero
+    assert result_of(status, 9)[0] == from_nine
+
+
+def test_every_end_of_a_read_has_a_name() -> None:
+    remarks = {result_of(status, 0)[1] for status in ReadStatus}
+    assert len(remarks) == len(ReadStatus)
+
+
+@pytest.mark.parametrize(
+    ("code", "sys_flag", "suspend_ms", "is_first_look", "held_ms"),
+    [
+        (19, 2, 15_000, True, 15_000),
+        (19, 7, 15_000, True, 15_000),
+        (19, 4, 15_000, True, 0),
+        (19, 2, 15_000, False, 0),
+        (20, 2, 15_000, True, 0),
+        (0, 2, 15_000, True, 0),
+        (19, 2, -1, True, 0),
+        (19, 2, 1 << 62, True, HOLD_MS_MAX),
+    ],
+)
+def test_only_a_pull_that_found_nothing_is_held(
+    code: int, sys_flag: int, suspend_ms: int, is_first_look: bool, held_ms: int
+) -> None:
+    assert hold_ms(code, sys_flag, suspend_ms, is_first_look=is_first_look) == held_ms
+
+
+def test_without_long_polling_it_is_held_a_moment() -> None:
+    held = hold_ms(19, 2, 15_000, is_first_look=True, long_polling=False)
+    assert held == SHORT_HOLD_MS
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "expected"),
+    [
+        (10, None, ReadLimits(10, BYTES_MAX)),
+        (32, 1 << 31, ReadLimits(32, BYTES_MAX)),
+        (1_000, 4_096, ReadLimits(32, 4_096)),
+        (0, 0, ReadLimits(1, BYTES_MAX)),
+        (-5, -5, ReadLimits(1, BYTES_MAX)),
+    ],
+)
+def test_a_read_has_limits_and_gets_one_message_at_least(
+    count: int, size: int | None, expected: ReadLimits
+) -> None:
+    assert limits(count, size) == expected

@@ -1,0 +1,399 @@
+"""Settings: the four sources and which of them wins, what is refused, and in which words."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from escrowmq.cli.config import example_lines, markdown_lines
+from escrowmq.cli.serve import role_warnings
+from escrowmq.config import (
+    SETTINGS,
+    BrokerConfig,
+    BrokerRole,
+    Config,
+    FlushMode,
+    NetworkConfig,
+    Source,
+    StoreConfig,
+)
+from escrowmq.config.catalogue import GROUPS
+from escrowmq.config.properties import Property, read_properties
+from escrowmq.errors import ConfigError
+from escrowmq.rocketmq_keys import FORMER_KEYS, ROCKETMQ_KEYS
+
+DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+# What many a tutorial shows.
+BROKER_CONF = """\
+brokerClusterName = DefaultCluster
+brokerName = broker-b
+brokerId = 0
+! old style
+namesrvAddr=10.0.0.1:9876; 10.0.0.2:9876
+deleteWhen = 04;16
+fileReservedTime = 48\x20\x20
+brokerRole = ASYNC_MASTER
+flushDiskType = sync_flush
+mapedFileSizeCommitLog=1073741824
+storePathRootDir=/data/rocketmq/store
+storePathConsumeQueue=/data/rocketmq/store/consumequeue
+sendMessageThreadPoolNums=128
+messageDelayLevel = 1s 90s \\
+    2h 1d
+"""
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    path = tmp_path / "broker.conf"
+    path.write_text(BROKER_CONF)
+    return path
+
+
+def written(tmp_path: Path, text: str | bytes, name: str = "broker.conf") -> Path:
+    path = tmp_path / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def refused(file: Path | None = None, **environment: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        Config.resolve(file, environment)
+    return str(caught.value)
+
+
+# --- which one wins ------------------------------------------------------------------------------
+
+
+def test_nothing_given_is_a_broker_on_loopback() -> None:
+    resolved = Config.resolve()
+    assert resolved.config == Config()
+    assert resolved.warnings == ()
+    assert resolved.config.network.bind_address == "127.0.0.1"
+    assert resolved.config.broker.advertised_address == "127.0.0.1"
+    assert resolved.config.network.listen_port == 10911
+    assert resolved.config.namesrv.namesrv_port == 9876
+    assert resolved.config.store.root_dir == Path("escrowmq-data")
+    assert {origin.source for origin in resolved.origins.values()} == {Source.DEFAULT}
+
+
+def test_a_broker_conf_works_as_it_stands(conf: Path) -> None:
+    resolved = Config.resolve(conf)
+    config = resolved.config
+    assert config.broker.broker_name == "broker-b"
+    assert config.broker.namesrv_addresses == ("10.0.0.1:9876", "10.0.0.2:9876")
+    assert config.store.delete_hours == (4, 16)
+    assert config.store.reserved_hours == 48
+    assert config.store.flush_mode is FlushMode.SYNC
+    assert config.store.segment_bytes == 1 << 30
+    assert config.store.root_dir == Path("/data/rocketmq/store")
+    assert config.delay.delay_levels_ms == (1_000, 90_000, 7_200_000, 86_400_000)
+    assert str(resolved.origins["messageDelayLevel"]) == f"{conf}:14"
+
+
+def test_what_rocketmq_has_and_we_do_not_is_a_warning(conf: Path) -> None:
+    assert Config.resolve(conf).warnings == (
+        f"{conf}:10: mapedFileSizeCommitLog is ignored, as RocketMQ 4.9 and 5 ignore it; "
+        "did you mean mappedFileSizeCommitLog?",
+        f"{conf}:12: storePathConsumeQueue is ignored, as RocketMQ 4.9 and 5 ignore it",
+        f"{conf}:13: sendMessageThreadPoolNums is a setting of RocketMQ that EscrowMQ does not "
+        "have; it is ignored",
+    )
+
+
+def test_access_control_that_is_not_there_is_said_aloud(tmp_path: Path) -> None:
+    (warning,) = Config.resolve(written(tmp_path, "aclEnable=true")).warnings
+    assert "no client is asked who it is" in warning
+
+
+def test_a_later_source_wins(conf: Path) -> None:
+    environment = {"ESCROWMQ_BROKER_NAME": "from-environment", "ESCROWMQ_LISTEN_PORT": "1"}
+    resolved = Config.resolve(conf, environment, {"--port": "2", "--data": "here"})
+    assert resolved.config.broker.broker_name == "from-environment"
+    assert resolved.config.network.listen_port == 2
+    assert resolved.config.store.root_dir == Path("here")
+    assert resolved.config.broker.cluster_name == "DefaultCluster"
+    places = {key: str(origin) for key, origin in resolved.origins.items()}
+    assert places["brokerName"] == "ESCROWMQ_BROKER_NAME"
+    assert places["listenPort"] == "--port"
+    assert places["brokerClusterName"] == f"{conf}:1"
+    assert places["maxMessageSize"] == "default"
+    changed = {entry.setting.conf for entry in resolved.entries() if entry.is_changed}
+    assert {"brokerName", "listenPort", "storePathRootDir"} < changed
+    assert "maxMessageSize" not in changed
+
+
+def test_a_key_that_stands_twice_has_its_last_value_and_a_warning(tmp_path: Path) -> None:
+    path = written(tmp_path, "listenPort=1\n\nlistenPort=2\n")
+    resolved = Config.resolve(path)
+    assert resolved.config.network.listen_port == 2
+    assert resolved.warnings == (
+        f"{path}:3: listenPort is set a second time; {path}:1 does not count",
+    )
+
+
+def test_an_empty_variable_is_not_set() -> None:
+    assert Config.resolve(None, {"ESCROWMQ_LISTEN_PORT": ""}).config == Config()
+
+
+def test_a_variable_that_nobody_knows_is_only_a_warning() -> None:
+    environment = {"ESCROWMQ_SERVICE_HOST": "10.0.0.1", "ESCROWMQ_LISTN_PORT": "1", "HOME": "/"}
+    resolved = Config.resolve(None, environment)
+    assert resolved.config == Config()
+    assert resolved.warnings == (
+        "ESCROWMQ_LISTN_PORT is no setting of EscrowMQ; it is ignored; "
+        "did you mean ESCROWMQ_LISTEN_PORT?",
+        "ESCROWMQ_SERVICE_HOST is no setting of EscrowMQ; it is ignored",
+    )
+
+
+# --- addresses -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags", "bind", "told"),
+    [
+        ({"BROKER_IP1": "10.0.0.5"}, {}, "0.0.0.0", "10.0.0.5"),
+        ({"BROKER_IP1": "fd00::5"}, {}, "::", "fd00::5"),
+        ({"BROKER_IP1": "localhost"}, {}, "127.0.0.1", "localhost"),
+        ({"BIND_ADDRESS": "10.0.0.5"}, {}, "10.0.0.5", "10.0.0.5"),
+        ({"BIND_ADDRESS": "0.0.0.0"}, {}, "0.0.0.0", ""),
+        ({"BIND_ADDRESS": "0.0.0.0", "BROKER_IP1": "10.0.0.5"}, {}, "0.0.0.0", "10.0.0.5"),
+        ({"BROKER_IP1": "10.0.0.5"}, {"--host": "10.0.0.6"}, "10.0.0.6", "10.0.0.6"),
+        ({"BROKER_IP1": "10.0.0.5"}, {"--host": "0.0.0.0"}, "0.0.0.0", "10.0.0.5"),
+        ({}, {"--host": "::"}, "::", ""),
+    ],
+)
+def test_an_address_that_nobody_sets_goes_with_the_other(
+    environment: dict[str, str], flags: dict[str, str], bind: str, told: str
+) -> None:
+    variables = {f"ESCROWMQ_{name}": value for name, value in environment.items()}
+    config = Config.resolve(None, variables, flags).config
+    assert (config.network.bind_address, config.broker.advertised_address) == (bind, told)
+
+
+def test_clients_are_not_told_to_connect_to_everywhere() -> None:
+    assert "an address that clients reach" in refused(ESCROWMQ_BROKER_IP1="0.0.0.0")
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def test_a_key_that_nobody_has_is_refused_and_the_nearest_named(tmp_path: Path) -> None:
+    path = written(tmp_path, "# ours\nflushDisktyp=SYNC_FLUSH\n")
+    said = refused(path)
+    assert said == f"{path}:2: there is no setting 'flushDisktyp'; did you mean flushDiskType?"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("listenPort=65536", "listenPort='65536': must be a whole number from 0 to 65535"),
+        ("listenPort=1_0", "listenPort='1_0': must be a whole number from 0 to 65535"),
+        ("listenPort=", "listenPort='': must be a whole number from 0 to 65535"),
+        ("listenPort=" + "9" * 5_000, "must be a whole number from 0 to 65535"),
+        ("traceOn=yes", "traceOn='yes': must be true or false"),
+        ("brokerName=", "brokerName='': must be 1 to 255 printable characters"),
+        ("brokerName=a\\tb", r"brokerName='a\tb': must be 1 to 255 printable characters"),
+        ("brokerRole=SLAVE", "EscrowMQ has no slaves; it must be ASYNC_MASTER or SYNC_MASTER"),
+        ("brokerId=1", "brokerId='1': must be 0"),
+        ("flushDiskType=NEVER", "must be ASYNC_FLUSH or SYNC_FLUSH"),
+        ("deleteWhen=24", "must be hours from 0 to 23, several separated by ;"),
+        ("deleteWhen=", "must be hours from 0 to 23, several separated by ;"),
+        ("deleteWhen=04;x", "must be hours from 0 to 23, several separated by ;"),
+        ("namesrvAddr=10.0.0.1", "must be host:port, several separated by ;"),
+        ("namesrvAddr=10.0.0.1:0", "must be host:port, several separated by ;"),
+        ("messageDelayLevel=1s 5x", "times such as 5s"),
+        ("messageDelayLevel=", "times such as 5s"),
+        ("storePathRootDir=~/store", "only a shell knows what ~ is"),
+        ("storePathRootDir=", "must be a path"),
+        ("bindAddress=a b", "an address of this machine"),
+        ("brokerIP1=http://a", "an address that clients reach"),
+        ("brokerName=\\u12", "line 1: '\\\\u12' is not \\u and four hexadecimal digits"),
+        ("brokerName=\\ud83d", "line 1: half of a \\uXXXX\\uXXXX pair is missing"),
+        ("escrowConnectionInFlightBytesMax=999999999", "must not be more than"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_is_allowed(
+    tmp_path: Path, line: str, said: str
+) -> None:
+    assert said in refused(written(tmp_path, line))
+
+
+def test_the_refusal_says_where_the_value_stands(tmp_path: Path) -> None:
+    path = written(tmp_path, "\n\nlistenPort: x\n")
+    assert refused(path).startswith(f"{path}:3: listenPort='x': ")
+    assert refused(ESCROWMQ_LISTEN_PORT="x").startswith("ESCROWMQ_LISTEN_PORT: listenPort='x': ")
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    assert "No such file" in refused(tmp_path / "missing.conf")
+    assert "cannot be read" in refused(tmp_path)
+    assert "this is no configuration" in refused(written(tmp_path, b"#" * ((1 << 20) + 1)))
+
+
+def test_values_are_checked_however_they_were_made() -> None:
+    with pytest.raises(ConfigError, match="listenPort=-1: must be a whole number"):
+        NetworkConfig(listen_port=-1)
+    with pytest.raises(ConfigError, match="mappedFileSizeConsumeQueue=19"):
+        StoreConfig(queue_file_bytes=19)
+    with pytest.raises(ConfigError, match="traceOn=1: must be true or false"):
+        BrokerConfig(trace_on=1)  # type: ignore[arg-type]  # that is the point
+
+
+def test_a_queue_files_size_is_rounded_up_to_whole_entries() -> None:
+    config = Config.resolve(None, {"ESCROWMQ_MAPPED_FILE_SIZE_CONSUME_QUEUE": "90001"}).config
+    assert config.store.queue_file_bytes == 90_020
+
+
+def test_a_sync_master_is_a_master_and_hears_that_nobody_follows() -> None:
+    resolved = Config.resolve(None, {"ESCROWMQ_BROKER_ROLE": "SYNC_MASTER"})
+    assert resolved.config.broker.broker_role is BrokerRole.SYNC_MASTER
+    assert resolved.warnings == (
+        "ESCROWMQ_BROKER_ROLE: brokerRole=SYNC_MASTER waits for no one: nothing is replicated",
+    )
+
+
+def test_a_name_server_with_the_brokers_port_hears_of_its_own(tmp_path: Path) -> None:
+    path = written(tmp_path, "listenPort=9999")
+    (warning,) = role_warnings(Config.resolve(path), "namesrv")
+    assert (
+        warning == f"{path}:1: listenPort is the broker's; the name server's is escrowNamesrvPort"
+    )
+    assert role_warnings(Config.resolve(path), "all") == []
+    assert role_warnings(Config.resolve(path, {}, {"--namesrv-port": "1"}), "namesrv") == []
+    assert role_warnings(Config.resolve(), "namesrv") == []
+
+
+# --- TOML ----------------------------------------------------------------------------------------
+
+
+def test_toml_takes_both_names_flat_and_in_tables(tmp_path: Path) -> None:
+    text = """
+brokerName = "broker-t"
+trace_on = false
+
+[broker]
+namesrvAddr = ["a:1", "b:2"]
+
+[store]
+delete_hours = [4, 16]
+"segment_bytes" = 1_048_576
+
+[delay]
+messageDelayLevel = ["1s", "2m"]
+"""
+    path = written(tmp_path, text, "broker.toml")
+    resolved = Config.resolve(path)
+    config = resolved.config
+    assert config.broker.broker_name == "broker-t"
+    assert config.broker.trace_on is False
+    assert config.broker.namesrv_addresses == ("a:1", "b:2")
+    assert config.store.delete_hours == (4, 16)
+    assert config.store.segment_bytes == 1 << 20
+    assert config.delay.delay_levels_ms == (1_000, 120_000)
+    assert str(resolved.origins["namesrvAddr"]) == f"{path}:6"
+    assert str(resolved.origins["mappedFileSizeCommitLog"]) == f"{path}:10"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("listenPort =", "broker.toml: Invalid value"),
+        ("listenPort = 1.5", "broker.toml:1: listenPort='1.5': must be a whole number"),
+        ("listenPort = [1]", "broker.toml:1: listenPort must be a whole number"),
+        ("listenPort = 1979-05-27", "broker.toml:1: listenPort must be a whole number"),
+        ("namesrvAddr = [1.5]", "broker.toml:1: namesrvAddr must be host:port"),
+        ("listen_prt = 1", "there is no setting 'listen_prt'; did you mean listen_port?"),
+        ("[namesrv]\nlistenPort = 1", "toml:2: listenPort belongs into [network], not [namesrv]"),
+        ("[brokr]\n", "there is no table ['brokr']; there are [broker], [network]"),
+        ("a = " + "[" * 5_000, "broker.toml: "),
+        ("a = " + "1" * 5_000, "broker.toml: "),
+    ],
+)
+def test_toml_that_is_wrong_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    assert said in refused(written(tmp_path, text, "broker.toml"))
+
+
+def test_toml_with_both_names_of_a_setting_has_the_last_and_a_warning(tmp_path: Path) -> None:
+    path = written(tmp_path, "listenPort = 1\nlisten_port = 2\nhaListenPort = 3\n", "b.toml")
+    resolved = Config.resolve(path)
+    assert resolved.config.network.listen_port == 2
+    again, replicas = resolved.warnings
+    assert again == f"{path}:2: listenPort is set a second time; {path}:1 does not count"
+    assert "nothing is replicated" in replicas
+
+
+# --- properties ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "pairs"),
+    [
+        ("a=b", [("a", "b", 1)]),
+        ("  a : b ", [("a", "b ", 1)]),
+        ("a b=c", [("a", "b=c", 1)]),
+        ("a", [("a", "", 1)]),
+        ("a=b#c", [("a", "b#c", 1)]),
+        ("#a=b\n !c=d\n\n \t\n", []),
+        ("# not continued \\\na=b", [("a", "b", 2)]),
+        ("a=b\\\n   #c\nd=e", [("a", "b#c", 1), ("d", "e", 3)]),
+        ("a=b\\\\\nc=d", [("a", "b\\", 1), ("c", "d", 2)]),
+        ("a=b\\\n\nc=d", [("a", "b", 1), ("c", "d", 3)]),
+        ("a=b\r\nc=d\re=f", [("a", "b", 1), ("c", "d", 2), ("e", "f", 3)]),
+        (r"a\=b\:c\ d=e\q\t", [("a=b:c d", "eq\t", 1)]),
+        (r"a=\u4e2d\ud83d\ude00", [("a", "中😀", 1)]),
+        ("a=b\\", [("a", "b", 1)]),
+        ("\\", []),
+    ],
+)
+def test_properties_are_read_as_java_reads_them(
+    text: str, pairs: list[tuple[str, str, int]]
+) -> None:
+    expected = [Property(key=key, value=value, line=line) for key, value, line in pairs]
+    assert list(read_properties(text)) == expected
+
+
+@pytest.mark.parametrize("coding", ["utf-8", "utf-8-sig", "latin-1"])
+def test_a_file_may_be_in_utf_8_or_latin_1(tmp_path: Path, coding: str) -> None:
+    path = written(tmp_path, "# für alle\nbrokerName=Köln\n".encode(coding))
+    assert Config.resolve(path).config.broker.broker_name == "Köln"
+
+
+# --- the catalogue -------------------------------------------------------------------------------
+
+
+def test_no_two_settings_share_a_name() -> None:
+    assert len({setting.conf for setting in SETTINGS}) == len(SETTINGS)
+    assert len({setting.name for setting in SETTINGS}) == len(SETTINGS)
+    assert len({setting.environment for setting in SETTINGS}) == len(SETTINGS)
+    assert [item.name for item in fields(Config)] == list(GROUPS)
+
+
+def test_a_setting_is_rocketmqs_or_says_that_it_is_ours() -> None:
+    assert {s.conf for s in SETTINGS if not s.is_ours} <= ROCKETMQ_KEYS
+    assert not {s.conf for s in SETTINGS if s.is_ours} & ROCKETMQ_KEYS
+    assert not FORMER_KEYS & ROCKETMQ_KEYS
+    assert len(ROCKETMQ_KEYS) > 500
+
+
+def test_help_is_a_sentence() -> None:
+    assert [s.conf for s in SETTINGS if not re.fullmatch(r"[A-Z0-9].*[^.]\.", s.help)] == []
+
+
+def test_the_example_without_its_marks_is_the_defaults(tmp_path: Path) -> None:
+    lines = list(example_lines())
+    assert Config.resolve(written(tmp_path, "\n".join(lines))).config == Config()
+    bare = "\n".join(re.sub(r"^#(?=\w)", "", line) for line in lines)
+    resolved = Config.resolve(written(tmp_path, bare))
+    assert resolved.config == Config()
+    assert Source.DEFAULT not in {origin.source for origin in resolved.origins.values()}
+
+
+def test_the_documentation_has_every_key_as_it_is() -> None:
+    _, _, table = DOCS.read_text().partition("<!-- from here on: escrowmq config --markdown -->\n")
+    assert table.splitlines() == list(markdown_lines()), "run `escrowmq config --markdown`"
