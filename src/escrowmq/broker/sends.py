@@ -7,6 +7,7 @@ and answers everybody in it. Nobody is answered before his message is as durable
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -36,7 +37,7 @@ from escrowmq.wire.fastpath import Request
 from escrowmq.wire.headers_send import SendMessage, SendMessageAnswer
 
 # A record with one of these in its properties is looked at again before it is appended.
-_SPECIAL: Final = (b"DELAY\x01", b"TIMER_D", b"TRAN_MSG\x01", b"POP_CK\x01")
+_is_special = re.compile(b"DELAY\x01|TIMER_D|TRAN_MSG\x01|POP_CK\x01").search
 _PROPERTIES_ROOM: Final = 512  # for what the broker itself adds
 
 _CODES: Final = {
@@ -190,7 +191,7 @@ class Sends:
         )
         if fields.topic.startswith(RETRY_PREFIX):
             record = self._retried(record, fields, request.head.version)
-        if any(special in record.properties for special in _SPECIAL):
+        if _is_special(record.properties):
             record = self._reroute(record, now_ms)
         return record
 
@@ -227,7 +228,7 @@ class Sends:
         records = []
         for item in items:
             properties = bytes(item.properties)
-            if any(special in properties for special in _SPECIAL):
+            if _is_special(properties):
                 raise RequestRefused(
                     ResponseCode.MESSAGE_ILLEGAL, "no message of a batch is delayed"
                 )

@@ -26,7 +26,7 @@ from escrowmq.cli.output import PlainConsole
 from escrowmq.cli.record import utc
 from escrowmq.cli.store import print_report
 from escrowmq.clock import SystemClock
-from escrowmq.errors import EscrowError
+from escrowmq.errors import EscrowError, StoreDamaged
 from escrowmq.message.ids import encode_host
 from escrowmq.message.offsets import LogOffset
 from escrowmq.message.properties import decode_properties, encode_properties
@@ -45,10 +45,6 @@ HOST: Final = encode_host("127.0.0.1", 10911)
 SETTINGS: Final = StoreSettings(
     segment_bytes=1 << 20, queue_file_bytes=20_000, index_slots=1_000, index_entries=200_000
 )
-
-
-class WentWrong(EscrowError):
-    """The demo found what it says cannot be."""
 
 
 @click.command(help=__doc__.partition("\n")[0] if __doc__ else None)
@@ -235,7 +231,7 @@ def read_slice(console: Console, store: MessageStore, promised: int, rng: random
 
 def expect(holds: bool, what: str) -> None:
     if not holds:
-        raise WentWrong(f"this does not hold: {what}")
+        raise StoreDamaged(f"this does not hold: {what}")
 
 
 if __name__ == "__main__":

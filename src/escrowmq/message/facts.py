@@ -47,13 +47,16 @@ def derive(topic: str, properties: bytes, stored_ms: int) -> tuple[int, list[byt
     """The tags code of a record's queue entry, and its keys: the unique one, then the user's."""
     code = 0
     keys: list[bytes] = []
+    given = b""
     for name, value in _wanted(properties):
         if name == b"UNIQ_KEY":
-            keys.insert(0, value)
+            keys = [value]
         elif name == b"TAGS":
             code = _tag_hash(value)
         elif name == b"KEYS":
-            keys += filter(None, value.split(b" "))
+            given = value
+    if given:
+        keys += filter(None, given.split(b" "))
     if topic == names.SCHEDULE_TOPIC:
         code = _due_ms(properties, stored_ms) or code
     return code, keys
@@ -61,10 +64,19 @@ def derive(topic: str, properties: bytes, stored_ms: int) -> tuple[int, list[byt
 
 def _due_ms(properties: bytes, stored_ms: int) -> int:
     """Queues of the schedule topic carry the time at which a message is due."""
+    level = 0
     for name, value in _wanted(properties):
-        if name == b"DELAY" and value.isdigit() and int(value) > 0:
-            return stored_ms + DELAY_LEVELS_MS[min(int(value), len(DELAY_LEVELS_MS)) - 1]
-    return 0
+        if name == b"DELAY":
+            level = delay_level(value)
+    return stored_ms + DELAY_LEVELS_MS[level - 1] if level else 0
+
+
+def delay_level(text: bytes) -> int:
+    """1 to the highest; 0 for none. A number past the highest means the highest."""
+    if not text.isdigit():
+        return 0
+    digits = text.lstrip(b"0")
+    return min(int(digits[:9] or b"0"), len(DELAY_LEVELS_MS))
 
 
 @lru_cache(maxsize=4096)

@@ -40,14 +40,18 @@ def decode_properties(encoded: bytes | memoryview) -> dict[str, str]:
 
 
 def find_property(encoded: bytes, name: bytes) -> bytes | None:
-    """One property's value, without decoding the others."""
-    sought = name + b"\x01"
-    at = 0 if encoded.startswith(sought) else encoded.find(b"\x02" + sought) + 1
-    if at == 0 and not encoded.startswith(sought):
-        return None
-    begin = at + len(sought)
-    end = encoded.find(b"\x02", begin)
-    return (encoded[begin:] if end < 0 else encoded[begin:end]) or None
+    """One property's value, without decoding the others. Said twice, the last one counts."""
+    sought = b"\x02" + name + b"\x01"
+    end = len(encoded)
+    while end > 0:
+        at = (b"\x02" + encoded[:end]).rfind(sought)
+        if at < 0:
+            return None
+        value = encoded[at + len(sought) - 1 :].partition(b"\x02")[0]
+        if value:
+            return value
+        end = at  # an empty one is as good as none
+    return None
 
 
 _SEPARATORS = frozenset(_NAME_END + _ITEM_END)

@@ -95,17 +95,17 @@ class NewRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     prepared_offset: int = 0
 
 
-class StoredRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class StoredRecord(msgspec.Struct, frozen=True, gc=False):
     """A record that was read and checked. `body` is a slice of what it was read from."""
 
-    log_offset: LogOffset
+    # In the order of the layout, so that what was unpacked can be handed over as it is.
     size: int
-    topic: str
+    magic: int
+    body_crc: int
     queue_id: int
-    queue_offset: QueueOffset
-    body: bytes | memoryview
-    properties: bytes
     flag: int
+    queue_offset: QueueOffset
+    log_offset: LogOffset
     sys_flag: int
     born_ms: int
     born_host: bytes
@@ -113,8 +113,9 @@ class StoredRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     store_host: bytes
     reconsume_times: int
     prepared_offset: int
-    body_crc: int
-    magic: int
+    body: bytes | memoryview
+    topic: str
+    properties: bytes
 
 
 @lru_cache(maxsize=65_536)
@@ -200,23 +201,8 @@ def decode_record(data: bytes | memoryview, at: int, log_offset: LogOffset) -> S
     head = _HEADS[host_bits]
     if len(data) - at < head.size:
         raise CorruptRecord(log_offset, "the log ends inside this record")
-    (
-        size,
-        magic,
-        body_crc,
-        queue_id,
-        flag,
-        queue_offset,
-        own_offset,
-        sys_flag,
-        born_ms,
-        born_host,
-        stored_ms,
-        store_host,
-        reconsume_times,
-        prepared_offset,
-        body_size,
-    ) = head.unpack_from(data, at)
+    *fields, body_size = head.unpack_from(data, at)
+    size, magic, body_crc, own_offset = *fields[:3], fields[6]
     if magic != MAGIC_V1 and magic != MAGIC_V2:
         raise CorruptRecord(log_offset, f"magic {magic:#010x} is not a record's")
     if size < RECORD_BYTES_MIN or size > len(data) - at:
@@ -230,25 +216,8 @@ def decode_record(data: bytes | memoryview, at: int, log_offset: LogOffset) -> S
     if crc32(body) & CRC_MASK != body_crc:
         raise CorruptRecord(log_offset, "the body's checksum is wrong")
     _check_properties(data[at : at + size], properties, log_offset)
-    return StoredRecord(
-        log_offset=log_offset,
-        size=size,
-        topic=topic,
-        queue_id=queue_id,
-        queue_offset=queue_offset,
-        body=body,
-        properties=properties,
-        flag=flag,
-        sys_flag=sys_flag,
-        born_ms=born_ms,
-        born_host=born_host,
-        stored_ms=stored_ms,
-        store_host=store_host,
-        reconsume_times=reconsume_times,
-        prepared_offset=prepared_offset,
-        body_crc=body_crc,
-        magic=magic,
-    )
+    # mypy cannot count what was unpacked; the layout above can.
+    return StoredRecord(*fields, body, topic, properties)  # type: ignore[call-arg]
 
 
 def _tail(
@@ -283,10 +252,12 @@ def _check_properties(whole: bytes | memoryview, properties: bytes, log_offset: 
     # No property has a zero byte: one here is a sector that was never written.
     if b"\0" in properties:
         raise CorruptRecord(log_offset, "the properties have a zero byte in them")
-    if properties[-_SEAL_BYTES:].startswith(_SEAL_NAME):
-        digits = properties[-11:-1]
-        if _seal_digits(whole) != digits:
-            raise CorruptRecord(log_offset, "the record's seal is wrong")
+    seal = properties[-_SEAL_BYTES:]
+    is_named = seal.startswith(_SEAL_NAME) and seal.endswith(b"\x02")
+    is_right = seal[-11:-1].isdigit() and _seal_digits(whole) == seal[-11:-1]
+    if is_named != is_right and (seal.startswith(_SEAL_NAME) or is_right):
+        # The digits are wrong; or they are right, and what stands around them is not.
+        raise CorruptRecord(log_offset, "the record's seal is wrong")
 
 
 def _seal(encoded: bytes) -> bytes:

@@ -151,21 +151,7 @@ async def _broker(
         store.close()
         raise
     log.info("broker listens address=%s:%d", config.network.bind_address, number)
-    card = BrokerCard(
-        cluster=config.broker.cluster_name,
-        name=config.broker.broker_name,
-        address=f"{address}:{number}",
-        ha_address=f"{address}:{number + 1}",
-    )
-    registrars += [
-        Registrar(
-            where,
-            card,
-            lambda: _topics_of(broker),
-            interval_s=config.broker.register_interval_ms / 1000,
-        )
-        for where in dict.fromkeys([*namesrv_addresses, *config.broker.namesrv_addresses])
-    ]
+    registrars += _registrars(config, broker, f"{address}:{number}", namesrv_addresses)
     loops = _loops(config, clock, broker, port, Upkeep(store, disk, clock, _upkeep(config)), failed)
     async with _running(*(registrar.run() for registrar in registrars), *loops):
         for registrar in registrars[: len(namesrv_addresses)]:
@@ -176,6 +162,27 @@ async def _broker(
     await group.close()
     broker.save()
     store.close()
+
+
+def _registrars(
+    config: Config, broker: Broker, address: str, namesrv_addresses: list[str]
+) -> list[Registrar]:
+    host, _, port = address.rpartition(":")
+    card = BrokerCard(
+        cluster=config.broker.cluster_name,
+        name=config.broker.broker_name,
+        address=address,
+        ha_address=f"{host}:{int(port) + 1}",
+    )
+    return [
+        Registrar(
+            where,
+            card,
+            lambda: _topics_of(broker),
+            interval_s=config.broker.register_interval_ms / 1000,
+        )
+        for where in dict.fromkeys([*namesrv_addresses, *config.broker.namesrv_addresses])
+    ]
 
 
 def _loops(

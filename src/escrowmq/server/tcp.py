@@ -29,7 +29,7 @@ WRITE_BUFFER_BYTES_MAX = 1 << 20
 JOINED_BYTES_MAX = 64 * 1024  # below it, one joined write is cheaper than many pieces
 
 
-class Service(Protocol):
+class Answering(Protocol):
     """What answers the requests of a port: the broker, or the name server."""
 
     def handle(self, line: TcpLine, request: Request[Any], now_ms: int) -> None: ...
@@ -40,7 +40,7 @@ class Service(Protocol):
 class Port:
     """One listening port and the lines that came through it."""
 
-    def __init__(self, service: Service, clock: Clock, *, lines_max: int = 20_000) -> None:
+    def __init__(self, service: Answering, clock: Clock, *, lines_max: int = 20_000) -> None:
         self._service = service
         self._clock = clock
         self._lines_max = lines_max

@@ -22,7 +22,7 @@ from escrowmq.message.offsets import LogOffset
 from escrowmq.store.commitlog import Flush
 from escrowmq.store.consumequeue import QueueFlush
 from escrowmq.store.disk import Disk, read_file, replace_file, write_file
-from escrowmq.store.keyindex import IndexFlush
+from escrowmq.store.keyindex import IndexFlush, expired_files
 
 PATH: Final = "escrowmq.checkpoint"
 ROCKETMQ_PATH: Final = "checkpoint"
@@ -37,6 +37,7 @@ class Checkpoint:
     stored_ms: int  # when it was stored
     queue_count: int
     entry_total: int  # sum of the next offsets of all queues: a missing queue file shows here
+    first_total: int  # sum of their first offsets: and so does one that is missing in front
     index_files: list[str]
     index_end_offset: int
 
@@ -97,8 +98,10 @@ class CheckpointJob:
     log_offset: LogOffset
     last_record: int
     stored_ms: int
+    log_begin: LogOffset  # what lies below is removed once this is done
     queue_count: int
     entry_total: int
+    first_total: int
 
     def run(self) -> None:
         # In this order: a queue entry that is durable never points at a record that is not.
@@ -106,13 +109,15 @@ class CheckpointJob:
         for queue in self.queues:
             queue.run()
         self.index.run()
-        files = [file for file in self.index.files if file.count > 1]
+        expired = expired_files(self.index.files, self.log_begin)
+        files = [f for f in self.index.files if f.count > 1 and f not in expired]
         checkpoint = Checkpoint(
             log_offset=self.log_offset,
             last_record=self.last_record,
             stored_ms=self.stored_ms,
             queue_count=self.queue_count,
             entry_total=self.entry_total,
+            first_total=self.first_total,
             index_files=[file.name for file in files],
             index_end_offset=files[-1].end_offset if files else -1,
         )

@@ -33,6 +33,7 @@ from escrowmq.store.disk import Disk, File
 DIRECTORY = "commitlog"
 NAME_DIGITS = 20
 _PLACE = struct.Struct(">iI20xq")  # of a record: its size, its magic, …, where it lies
+_NOTHING = memoryview(b"")
 _MAGICS_TOP = MAGIC_V1 >> 8
 assert _MAGICS_TOP == MAGIC_V2 >> 8
 
@@ -85,6 +86,7 @@ class CommitLog:
         self._files_made = 0
         self._names_flushed = 0  # so many of those are safe under their names
         self._failure: StoreError | None = None
+        self._is_closed = False
         try:
             self._open_files()
         except StoreError:
@@ -115,7 +117,7 @@ class CommitLog:
             if keep < 0:
                 self._remove(number)
             elif keep < self.segment_bytes:
-                segment.view = memoryview(b"")
+                segment.view = _NOTHING
                 segment.file.resize(keep)
                 segment.file.resize(self.segment_bytes)
                 segment.file.sync()
@@ -167,7 +169,7 @@ class CommitLog:
         that knows its place: what a queue entry points at wrongly is never handed out."""
         found = []
         base = limit = -1
-        view = memoryview(b"")
+        view = _NOTHING
         for begin, end in runs:
             if not base <= begin < limit:
                 if not self.begin <= begin < self.end:
@@ -203,6 +205,8 @@ class CommitLog:
 
     def records(self, begin: LogOffset, end: LogOffset | None = None) -> Iterator[StoredRecord]:
         """Every record from one boundary to another; the first corrupt one raises."""
+        if self._is_closed:
+            raise StoreFailed("the store is closed")
         at: int = max(begin, self.begin)
         while at < (self.end if end is None else end):
             if self.is_blank(at):
@@ -233,10 +237,11 @@ class CommitLog:
 
     def close(self) -> None:
         for segment in self._segments.values():
-            segment.view = memoryview(b"")
+            segment.view = _NOTHING
             segment.file.close()
         self._segments.clear()
         self.begin = self.end
+        self._is_closed = True
         self.fail(StoreFailed("it is closed"))
 
     def scan_end(self) -> LogOffset:
@@ -247,7 +252,7 @@ class CommitLog:
         segment = self._segments[number]
         self._disk.remove(f"{DIRECTORY}/{file_name(segment.base)}")
         del self._segments[number]
-        segment.view = memoryview(b"")
+        segment.view = _NOTHING
         segment.file.close()
         self._disk.sync_directory(DIRECTORY)
 
@@ -262,38 +267,32 @@ class CommitLog:
         return [name for name in self._disk.names(DIRECTORY) if is_file_name(name)]
 
     def _open_files(self) -> None:
-        for name in self._file_names():
-            base = int(name)
-            if base % self.segment_bytes:
-                raise StoreDamaged(
-                    f"{DIRECTORY}/{name}: this log was not written in files of "
-                    f"{self.segment_bytes} bytes; set mappedFileSizeCommitLog to what it was"
-                )
-            self._open_file(name)
+        names = self._file_names()
+        for name in names:
+            file = self._disk.open(f"{DIRECTORY}/{name}")
+            self._segments[int(name) // self.segment_bytes] = Segment(int(name), file, _NOTHING)
+            # Before anything is changed: these files may be right, and the settings wrong.
+            self._refuse_other_lengths(name, file.size)
         numbers = sorted(self._segments)
         for before, after in itertools.pairwise(numbers):
             if after != before + 1:
                 missing = file_name((before + 1) * self.segment_bytes)
                 raise StoreDamaged(f"{DIRECTORY}/{missing} is missing between two others")
+        for segment in self._segments.values():
+            if segment.file.size < self.segment_bytes:  # a crash while it was created, or cut
+                segment.file.resize(self.segment_bytes)
+            segment.view = segment.file.view()
         # Whoever made them may have been killed before their names were safe.
         self._files_made = len(numbers)
         if numbers:
             self.begin = self.end = self.flushed = LogOffset(numbers[0] * self.segment_bytes)
 
-    def _open_file(self, name: str) -> None:
-        path = f"{DIRECTORY}/{name}"
-        file = self._disk.open(path)
-        if file.size > self.segment_bytes:
-            size = file.size
-            file.close()
+    def _refuse_other_lengths(self, name: str, size: int) -> None:
+        if int(name) % self.segment_bytes or size > self.segment_bytes:
             raise StoreDamaged(
-                f"{path} has {size} bytes, more than {self.segment_bytes}; "
-                "set mappedFileSizeCommitLog to what it was written with"
+                f"{DIRECTORY}/{name} has {size} bytes, and this log is to be in files of "
+                f"{self.segment_bytes}; set mappedFileSizeCommitLog to what it was written with"
             )
-        if file.size < self.segment_bytes:
-            file.resize(self.segment_bytes)  # a crash while it was created, or cut
-        base = int(name)
-        self._segments[base // self.segment_bytes] = Segment(base, file, file.view())
 
 
 def is_file_name(name: str) -> bool:

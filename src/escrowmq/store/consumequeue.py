@@ -168,8 +168,6 @@ class ConsumeQueue:
     def find_end(self, log_end: int) -> QueueOffset:
         """Believe the files up to the first entry that is not wholly below `log_end`."""
         self._stored = self.next = self.first
-        for base in self._bases:
-            self._mend_length(base)
         for base in reversed(self._bases):
             view = self._view(base)
             low, high = 0, self._file_bytes // QUEUE_ENTRY_BYTES
@@ -220,36 +218,59 @@ class ConsumeQueue:
                 return True
         return False
 
+    def first_after(self, log_begin: int) -> int:
+        """What `first` will be after `remove_expired`."""
+        expired = self._expired_files(log_begin)
+        return self._bases[expired] // QUEUE_ENTRY_BYTES if expired else self.first
+
     def remove_expired(self, log_begin: int) -> int:
         """Drop files whose every message is gone from the log; the last file stays."""
-        removed = 0
-        while len(self._bases) > 1 and self._bases[1] <= self._stored * QUEUE_ENTRY_BYTES:
-            last_in_file = self._bases[1] // QUEUE_ENTRY_BYTES - 1
-            log_offset, size, _ = self.entry(last_in_file)
-            if size != BLANK_SIZE and log_offset >= log_begin:
-                break
+        expired = self._expired_files(log_begin)
+        for _ in range(expired):
             base = self._bases.pop(0)
             self._views.forget(self._path(base))
             self._disk.remove(self._path(base))
-            removed += 1
-        if removed:
+        if expired:
             self._disk.sync_directory(self._directory)
-        return removed
+        return expired
 
-    def _mend_length(self, base: int) -> None:
-        path = self._path(base)
-        file = self._disk.open(path)
-        try:
-            if base % self._file_bytes or file.size > self._file_bytes:
+    def _expired_files(self, log_begin: int) -> int:
+        count = 0
+        while count + 1 < len(self._bases):
+            following = self._bases[count + 1]
+            if following > self._stored * QUEUE_ENTRY_BYTES:
+                break
+            log_offset, size, _ = self.entry(following // QUEUE_ENTRY_BYTES - 1)
+            if log_offset >= log_begin and (size != BLANK_SIZE or log_offset > 0):
+                break
+            count += 1
+        return count
+
+    def refuse_other_lengths(self) -> None:
+        """Before anything is changed: the files may be right, and the settings wrong."""
+        for base in self._bases:
+            size = len(self._view(base))
+            if base % self._file_bytes or size > self._file_bytes:
                 raise StoreDamaged(
-                    f"{path} was not written in files of {self._file_bytes} bytes; "
-                    "set mappedFileSizeConsumeQueue to what it was"
+                    f"{self._path(base)} has {size} bytes, and queues are to be in files of "
+                    f"{self._file_bytes}; set mappedFileSizeConsumeQueue to what it was"
                 )
-            if file.size < self._file_bytes:  # a crash while it was created, or cut
-                self._views.forget(path)
-                file.resize(self._file_bytes)
-        finally:
-            file.close()
+
+    def mend_lengths(self) -> bool:
+        """Fill up files that a crash has left short. Whether none is missing or was short that
+        others follow: all of it is then as it was written."""
+        span = self._bases[-1] - self._bases[0] if self._bases else 0
+        whole = span == (len(self._bases) - 1) * self._file_bytes if self._bases else True
+        for base in self._bases:
+            if len(self._view(base)) < self._file_bytes:
+                self._views.forget(self._path(base))
+                file = self._disk.open(self._path(base))
+                try:
+                    file.resize(self._file_bytes)
+                finally:
+                    file.close()
+                whole = whole and base == self._bases[-1]
+        return whole
 
 
 def _is_below(view: memoryview, index: int, log_end: int) -> bool:
@@ -265,5 +286,5 @@ def queue_directories(disk: Disk) -> list[tuple[str, int]]:
         (topic, int(queue_id))
         for topic in disk.names(DIRECTORY)
         for queue_id in disk.names(f"{DIRECTORY}/{topic}")
-        if queue_id.isdigit()
+        if queue_id.isdigit() and len(queue_id) <= 10 and int(queue_id) < 1 << 31
     ]

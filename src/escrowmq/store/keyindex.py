@@ -14,6 +14,7 @@ and applied again at the next start; applying it twice does no harm.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ HEADER: Final = struct.Struct(">qqqqii")
 SLOT: Final = struct.Struct(">i")
 ENTRY: Final = struct.Struct(">iqii")
 FOUND_MAX: Final = 64
+SECONDS_MAX: Final = 0x7FFFFFFF
 _WORD_AT: Final = struct.Struct(">II")
 _TAIL_BYTES: Final = 8
 assert (HEADER.size, SLOT.size, ENTRY.size) == (40, 4, 20)
@@ -98,12 +100,13 @@ class IndexFlush:
     now_ms: int
     # One that failed, perhaps half done: it must be done whole before anything else.
     before: IndexFlush | None = None
+    before_done: bool = False
     changes: list[FileChange] | None = None
 
     def run(self) -> None:
-        if self.before is not None:
+        if self.before is not None and not self.before_done:
             self.before.run()
-            self.files, self.before = self.before.files, None
+            self.files, self.before_done = self.before.files, True
         if self.changes is None:
             self.files, self.changes = self.index.plan(self)
         self.index.carry_out(self.changes)
@@ -128,14 +131,14 @@ class KeyIndex:
             self.waiting.append((topic, key, log_offset, stored_ms))
 
     def begin_flush(self, now_ms: int) -> IndexFlush:
-        before, keys = self._flush, self.waiting
-        if before is not None and before.changes is None:
-            # It failed before it began: its keys go along with these.
-            keys = before.keys + keys
-            before = before.before
-        self._flush = IndexFlush(self, keys, self.files, now_ms, before)
+        failed, keys = self._flush, self.waiting
+        flush = IndexFlush(self, keys, self.files, now_ms, failed)
+        if failed is not None and failed.changes is None:
+            # It failed before it began: its keys go along with these, behind what it followed.
+            flush = replace(failed, keys=failed.keys + keys)
+        self._flush = flush
         self.waiting = []
-        return self._flush
+        return flush
 
     def finish_flush(self, flush: IndexFlush) -> None:
         self.files = flush.files
@@ -162,27 +165,31 @@ class KeyIndex:
         """The writes that put these keys into a file, and the file's new header."""
         view = self._views.view(file.path) if file.count > 1 else None
         heads: dict[int, int] = {}
-        entries = bytearray()
-        first = file.count
+        entries: list[bytes] = []
+        number = first = file.count
         if first == 1:
             file.begin_ms, file.begin_offset = keys[0][3], keys[0][2]
+        begin_ms, slots, pack, add = file.begin_ms, self._slots, ENTRY.pack, entries.append
         for topic, key, log_offset, stored_ms in keys:
             value = key_hash(topic, key)
-            slot = value % self._slots
+            slot = value % slots
             previous = heads.get(slot)
             if previous is None:
-                previous = self._head(view, slot, first) if view is not None else 0
+                previous = 0 if view is None else self._head(view, slot, first)
                 file.used_slots += previous == 0
-            seconds = min(max(0, stored_ms - file.begin_ms) // 1000, 0x7FFFFFFF)
-            entries += ENTRY.pack(value, log_offset, seconds, previous)
-            heads[slot] = file.count
-            file.count += 1
+            seconds = (stored_ms - begin_ms) // 1000
+            if not 0 <= seconds <= SECONDS_MAX:
+                seconds = 0 if seconds < 0 else SECONDS_MAX
+            add(pack(value, log_offset, seconds, previous))
+            heads[slot] = number
+            number += 1
+        file.count = number
         file.end_offset, file.end_ms = keys[-1][2], keys[-1][3]
         return FileChange(
             path=file.path,
             size=self._file_bytes,
             writes=[
-                (self._entries_at + first * ENTRY.size, bytes(entries)),
+                (self._entries_at + first * ENTRY.size, b"".join(entries)),
                 (0, file.header()),
             ],
             words=b"".join(
@@ -198,7 +205,8 @@ class KeyIndex:
         sought = (topic, key)
         for waiting in self._not_in_files():
             for entry_topic, entry_key, log_offset, stored_ms in reversed(waiting):
-                if (entry_topic, entry_key) == sought and begin_ms <= stored_ms <= end_ms:
+                is_it = (entry_topic, entry_key) == sought and begin_ms <= stored_ms <= end_ms
+                if is_it and log_offset not in seen:
                     seen.add(log_offset)
                     yield LogOffset(log_offset)
         for file in reversed(self.files):
@@ -217,7 +225,8 @@ class KeyIndex:
 
     def _find_in(self, file: IndexFile, value: int, begin_ms: int, end_ms: int) -> Iterator[int]:
         view = self._views.view(file.path)
-        number = self._head(view, value % self._slots, file.count)
+        # Not only up to the count we know: a flush that is on its way may have put more there.
+        number = self._head(view, value % self._slots, self._entries)
         while number > 0:
             entry_hash, log_offset, seconds, previous = ENTRY.unpack_from(
                 view, self._entries_at + number * ENTRY.size
@@ -244,7 +253,8 @@ class KeyIndex:
             view = self._views.view(f"{DIRECTORY}/{name}")
             if len(view) == self._file_bytes:
                 file = IndexFile(name, *HEADER.unpack_from(view, 0))
-                file.count = max(1, file.count)  # RocketMQ leaves 0 in a file it has just made
+                # RocketMQ leaves 0 in a file it has just made; more than fits is damage.
+                file.count = min(max(1, file.count), self._entries)
                 self.files.append(file)
             else:  # made with other settings, or cut short: the log has it all
                 self._views.forget(f"{DIRECTORY}/{name}")
@@ -272,17 +282,22 @@ class KeyIndex:
         self.waiting.clear()
 
     def remove_expired(self, log_begin: int) -> int:
-        removed = 0
-        if self.files and self.files[0].end_offset < log_begin:
+        expired = expired_files(self.files, log_begin)
+        if expired:
             remove_file(self._disk, REDO_PATH)  # or a start could make a removed file again
-        while len(self.files) > 1 and self.files[0].end_offset < log_begin:
-            self._remove(self.files.pop(0))
-            removed += 1
-        return removed
+        for file in expired:
+            self.files.remove(file)
+            self._remove(file)
+        return len(expired)
 
     def _remove(self, file: IndexFile) -> None:
         self._views.forget(file.path)
         remove_file(self._disk, file.path)
+
+
+def expired_files(files: list[IndexFile], log_begin: int) -> list[IndexFile]:
+    """Those that speak only of what is gone from the log; the last one stays."""
+    return list(itertools.takewhile(lambda file: file.end_offset < log_begin, files[:-1]))
 
 
 def _new_name(files: list[IndexFile], now_ms: int) -> str:

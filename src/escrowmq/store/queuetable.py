@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from escrowmq.errors import RecordRefused
+from escrowmq.errors import RecordRefused, StoreFailed
 from escrowmq.message.record import TOPIC_BYTES_MAX
 from escrowmq.store.consumequeue import ConsumeQueue, queue_directories
 from escrowmq.store.disk import Disk, OpenViews
@@ -20,6 +20,7 @@ class QueueTable:
         self._views = views
         self._file_bytes = file_bytes
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._is_closed = False
         self.dirty: set[ConsumeQueue] = set()  # those with entries that no file has yet
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
@@ -29,6 +30,8 @@ class QueueTable:
         return len(self._queues)
 
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        if self._is_closed:
+            raise StoreFailed("the store is closed")
         return self._queues.get((topic, queue_id))
 
     def find_or_make(self, topic: str, queue_id: int) -> ConsumeQueue:
@@ -41,27 +44,49 @@ class QueueTable:
             self._queues[topic, queue_id] = queue
         return queue
 
+    def close(self) -> None:
+        """It looks empty from now on to nobody: whoever asks is refused."""
+        self._is_closed = True
+
+    def forget(self, queue: ConsumeQueue) -> None:
+        """A queue that was made for a message which then was refused."""
+        if queue.is_empty and not queue.next:
+            self._queues.pop((queue.topic, queue.queue_id), None)
+
     def open(self) -> None:
         self._queues.clear()
         self.dirty.clear()
         for topic, queue_id in queue_directories(self._disk):
-            self.find_or_make(topic, queue_id)
-
-    def believe(self, log_end: int) -> None:
-        """Trust the files as far as they speak of records below `log_end`; wipe the rest."""
+            if is_topic_name(topic):  # else somebody else's
+                self.find_or_make(topic, queue_id)
         for queue in self:
+            queue.refuse_other_lengths()
+
+    def believe(self, log_end: int) -> bool:
+        """Trust the files as far as they speak of records below `log_end`; wipe the rest.
+        Whether none of them is missing or cut short."""
+        whole = True
+        for queue in self:
+            whole = queue.mend_lengths() and whole
             end = queue.find_end(log_end)
             if queue.has_leftovers():
                 queue.rewind(end)
+        return whole
 
-    def totals(self) -> tuple[int, int]:
-        """How many queues have had a message, and how many messages all of them together."""
-        offsets = [queue.next for queue in self if queue.next]
-        return len(offsets), sum(offsets)
+    def totals(self, log_begin: int = 0) -> tuple[int, int, int]:
+        """How many queues have had a message, how many messages all of them together, and the
+        sum of where they begin, once what lies below `log_begin` is removed."""
+        used = [queue for queue in self if queue.next]
+        firsts = [queue.first_after(log_begin) for queue in used]
+        return len(used), sum(queue.next for queue in used), sum(firsts)
+
+
+def is_topic_name(topic: str) -> bool:
+    return bool(_TOPIC.fullmatch(topic)) and len(topic) <= TOPIC_BYTES_MAX
 
 
 def refuse_bad_name(topic: str, queue_id: int) -> None:
-    if not _TOPIC.fullmatch(topic) or len(topic) > TOPIC_BYTES_MAX:
+    if not is_topic_name(topic):
         raise RecordRefused(f"topic {topic[:300]!r}: only letters, digits and %|_- name one")
     if not 0 <= queue_id < 1 << 31:
         raise RecordRefused(f"queue id {queue_id} is not a queue's")

@@ -71,7 +71,7 @@ def recover(
 ) -> Recovery:
     """Find the end of the log. `spill` writes out what queues and index hold in memory."""
     saved = load_checkpoint(disk)
-    checkpoint = _usable(saved, log)
+    checkpoint = saved if saved is not None and _speaks_of(saved, log) else None
     queues.open()
     index.open()
     found = None
@@ -81,27 +81,27 @@ def recover(
     if found is None:
         index.clear()
         queues.open()
-        found = _Walk(log, queues, index, spill).from_the_start(checkpoint, clean=clean)
+        found = _Walk(log, queues, index, spill).from_the_start(saved, clean=clean)
     if saved is not None and saved.log_offset > found.end:
         lost_end = LogOffset(saved.log_offset)
         found.damaged.append(Damage(found.end, lost_end, "was durable, and is not there"))
     return found
 
 
-def _usable(checkpoint: Checkpoint | None, log: CommitLog) -> Checkpoint | None:
-    """A checkpoint that speaks of this log: its last record is there, and ends where it says."""
-    if checkpoint is None or not log.begin <= checkpoint.log_offset <= log.scan_end():
-        return None
+def _speaks_of(checkpoint: Checkpoint, log: CommitLog) -> bool:
+    """Whether it is of this log: its last record is there, and ends where it says."""
+    if not log.begin <= checkpoint.log_offset <= log.scan_end():
+        return False
     if checkpoint.last_record < 0:
-        return checkpoint if checkpoint.log_offset == log.begin else None
+        return checkpoint.log_offset == log.begin
     if checkpoint.last_record < log.begin:
-        return None
+        return False
     log.end = log.scan_end()  # until the walk finds the real one
     try:
         record = log.record_at(LogOffset(checkpoint.last_record))
     except CorruptRecord:
-        return None
-    return checkpoint if record.log_offset + record.size == checkpoint.log_offset else None
+        return False
+    return record.log_offset + record.size == checkpoint.log_offset
 
 
 class _Walk:
@@ -118,8 +118,9 @@ class _Walk:
 
     def from_checkpoint(self, checkpoint: Checkpoint, *, clean: bool) -> Recovery:
         begin = LogOffset(checkpoint.log_offset)
-        self._queues.believe(begin)
-        if self._queues.totals() != (checkpoint.queue_count, checkpoint.entry_total):
+        whole = self._queues.believe(begin)
+        totals = checkpoint.queue_count, checkpoint.entry_total, checkpoint.first_total
+        if not whole or not _add_up(self._queues.totals(), totals):
             raise _DoesNotAddUp
         found = Recovery(clean=clean, walked_from=begin, end=begin)
         found.last_record, found.stored_ms = checkpoint.last_record, checkpoint.stored_ms
@@ -129,15 +130,15 @@ class _Walk:
         self._walk(found, durable_end=begin, strict=True)
         return found
 
-    def from_the_start(self, checkpoint: Checkpoint | None, *, clean: bool) -> Recovery:
+    def from_the_start(self, saved: Checkpoint | None, *, clean: bool) -> Recovery:
         begin = self._log.begin
         self._queues.believe(begin)
         found = Recovery(clean=clean, walked_from=begin, end=begin)
         found.rebuilt_queues = found.rebuilt_index = self._log.scan_end() > begin
-        if checkpoint is not None:
-            durable_end: int | None = checkpoint.log_offset
-        else:
-            durable_end = self._log.scan_end() if clean else None
+        durable_end: int | None = self._log.scan_end() if clean else None
+        if saved is not None and not clean:
+            # Also one that does not fit any more: what it knew to be durable was.
+            durable_end = saved.log_offset
         self._walk(found, durable_end=durable_end, strict=False)
         return found
 
@@ -173,6 +174,12 @@ class _Walk:
             _put_keys_back(self._index, record, keys)
             if number % SPILL_RECORDS == 0:
                 self._spill()
+
+
+def _add_up(found: tuple[int, int, int], noted: tuple[int, int, int]) -> bool:
+    """As many queues and messages as noted. A queue may still begin earlier: what has expired is
+    removed after the checkpoint that says so."""
+    return found[:2] == noted[:2] and found[2] <= noted[2]
 
 
 def _index_adds_up(index: KeyIndex, checkpoint: Checkpoint) -> bool:

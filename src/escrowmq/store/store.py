@@ -11,43 +11,39 @@ reads a clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import struct
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from escrowmq.errors import (
-    CorruptRecord,
-    NoSuchRecord,
     RecordRefused,
     StoreError,
     StoreFailed,
     StoreFull,
 )
 from escrowmq.message.facts import derive, has_keys, has_queue_entry
-from escrowmq.message.ids import decode_offset_id
 from escrowmq.message.offsets import LogOffset, QueueOffset
 from escrowmq.message.record import (
     PROPERTIES_BYTES_MAX,
     SEAL_BYTES_MAX,
     NewRecord,
-    StoredRecord,
     encoded_size,
 )
 from escrowmq.store.checkpoint import CheckpointJob
 from escrowmq.store.commitlog import CommitLog, Flush
-from escrowmq.store.consumequeue import BLANK_SIZE, ConsumeQueue
+from escrowmq.store.consumequeue import ConsumeQueue
 from escrowmq.store.disk import Disk, Lock, OpenViews, remove_file, write_file
-from escrowmq.store.keyindex import FOUND_MAX, KeyIndex, WaitingKey
-from escrowmq.store.queuetable import QueueTable
-from escrowmq.store.read import QueueRead, first_stored_ms, offset_by_time, read_queue
+from escrowmq.store.keyindex import KeyIndex, WaitingKey
+from escrowmq.store.queuetable import QueueTable, refuse_bad_name
+from escrowmq.store.reads import StoreReads
 from escrowmq.store.recover import Recovery, recover
 from escrowmq.store.redo import PATH as REDO_PATH
 from escrowmq.store.settings import StoreSettings
 
 LOCK_PATH: Final = "lock"
 ABORT_PATH: Final = "abort"
-_EVER_MS: Final = 1 << 62
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False):
@@ -58,7 +54,7 @@ class Placed(msgspec.Struct, frozen=True, gc=False):
     size: int
 
 
-class MessageStore:
+class MessageStore(StoreReads):
     """Use `MessageStore.open`; `close` makes the next start a clean one."""
 
     def __init__(
@@ -74,7 +70,9 @@ class MessageStore:
             store_host=store_host,
             sealed=settings.sealed,
         )
-        self._queues = QueueTable(disk, self._views, file_bytes=settings.queue_file_bytes)
+        self._queues: QueueTable = QueueTable(
+            disk, self._views, file_bytes=settings.queue_file_bytes
+        )
         self._index = KeyIndex(
             disk, self._views, slots=settings.index_slots, entries=settings.index_entries
         )
@@ -82,6 +80,7 @@ class MessageStore:
         self._small_bytes = min(
             settings.message_bytes_max, settings.record_bytes_max - 1024, 30_000
         )
+        self._removed_below = -1  # derived files that speak only of what lies below
         self._job: CheckpointJob | None = None
         self.accepts_writes = True  # False while the disk is nearly full
         self.recovery: Recovery = recover(
@@ -101,7 +100,6 @@ class MessageStore:
             store = cls(disk, settings, store_host, lock, clean=clean)
             if not clean or store.recovery.torn is not None:
                 store._log.wipe(store._log.end)
-            store._remove_expired()  # a crash may have come between a log file and these
             store.checkpoint()
         except BaseException:
             lock.release()
@@ -120,6 +118,7 @@ class MessageStore:
 
     def abandon(self) -> None:
         """Give the directory up as it is, like a process that was killed."""
+        self._queues.close()
         self._views.close()
         self._log.close()
         self._lock.release()
@@ -136,19 +135,23 @@ class MessageStore:
         placed: list[Placed] = []
         added: list[ConsumeQueue] = []
         waiting: list[WaitingKey] = []
+        queue: ConsumeQueue | None = None
         try:
             for record in records:
                 topic, properties, sys_flag = record.topic, record.properties, record.sys_flag
                 if len(record.body) + len(properties) > self._small_bytes:
                     self._refuse_unfit(record)
-                queue = find_or_make(topic, record.queue_id)
+                if b"\0" in properties:
+                    raise RecordRefused("a zero byte in the properties")
                 tags_code, keys = derive(topic, properties, stored_ms)
                 if sys_flag == 0 or has_queue_entry(sys_flag):
+                    queue = find_or_make(topic, record.queue_id)
                     queue_offset = queue.next
                     log_offset, size = add(record, queue_offset, stored_ms)
                     queue.add(log_offset, size, tags_code)
                     added.append(queue)
                 else:
+                    refuse_bad_name(topic, record.queue_id)
                     queue_offset = QueueOffset(0)
                     log_offset, size = add(record, queue_offset, stored_ms)
                 placed.append(Placed(log_offset, queue_offset, size))
@@ -156,9 +159,10 @@ class MessageStore:
                     for key in keys:
                         waiting.append((topic, key, log_offset, stored_ms))
             batch.write()
-        except BaseException:
-            for queue in added:
-                queue.drop_last()
+        except BaseException as error:
+            self._take_back(added, queue)
+            if isinstance(error, struct.error):
+                raise RecordRefused(f"a number that a record cannot hold: {error}") from error
             raise
         if placed:
             self._last_record = placed[-1].log_offset
@@ -166,6 +170,12 @@ class MessageStore:
         self._queues.dirty.update(added)
         self._index.waiting += waiting
         return placed
+
+    def _take_back(self, added: list[ConsumeQueue], last: ConsumeQueue | None) -> None:
+        for queue in added:
+            queue.drop_last()
+        for queue in added if last is None else [*added, last]:
+            self._queues.forget(queue)
 
     def _refuse_unfit(self, record: NewRecord) -> None:
         body_bytes, properties_bytes = len(record.body), len(record.properties)
@@ -225,7 +235,7 @@ class MessageStore:
     def begin_checkpoint(self) -> CheckpointJob:
         if self._job is not None:
             raise StoreFailed("a checkpoint is being made already")
-        queue_count, entry_total = self._queues.totals()
+        queue_count, entry_total, first_total = self._queues.totals(self._log.begin)
         self._job = CheckpointJob(
             disk=self._disk,
             flush=self._log.begin_flush(),
@@ -234,8 +244,10 @@ class MessageStore:
             log_offset=self._log.end,
             last_record=self._last_record,
             stored_ms=self._stored_ms,
+            log_begin=self._log.begin,
             queue_count=queue_count,
             entry_total=entry_total,
+            first_total=first_total,
         )
         return self._job
 
@@ -248,6 +260,11 @@ class MessageStore:
             if not flush.queue.tail:
                 self._queues.dirty.discard(flush.queue)
         self._index.finish_flush(job.index)
+        if self._removed_below != job.log_begin:
+            for queue in self._queues:
+                queue.remove_expired(job.log_begin)
+            self._index.remove_expired(job.log_begin)
+            self._removed_below = job.log_begin
 
     def fail_checkpoint(self, error: StoreError) -> None:
         """A checkpoint that found no room can be made again; one that failed otherwise cannot."""
@@ -279,108 +296,6 @@ class MessageStore:
     def _last_spill_ms(self) -> int:
         return self._index.waiting[-1][3] if self._index.waiting else 0
 
-    # --- reading -------------------------------------------------------------------------------
-
-    def read(
-        self,
-        topic: str,
-        queue_id: int,
-        queue_offset: int,
-        *,
-        count_max: int = 32,
-        bytes_max: int = 256 * 1024,
-        accepts: Callable[[int], bool] | None = None,
-    ) -> QueueRead:
-        queue = self._queues.find(topic, queue_id)
-        return read_queue(
-            self._log,
-            queue,
-            queue_offset,
-            count_max=count_max,
-            bytes_max=bytes_max,
-            accepts=accepts,
-        )
-
-    def record_at(self, log_offset: int) -> StoredRecord:
-        return self._log.record_at(LogOffset(log_offset))
-
-    def record_by_id(self, offset_id: str) -> StoredRecord:
-        """The record that an offset id names, whatever host it speaks of."""
-        return self.record_at(decode_offset_id(offset_id)[1])
-
-    def bytes_of(self, record: StoredRecord) -> memoryview:
-        """A record as it lies in the log."""
-        return self._log.view(record.log_offset, record.log_offset + record.size)
-
-    @property
-    def last_record(self) -> int:
-        """Where the newest record begins; -1 if there is none."""
-        return self._last_record
-
-    def records(self, begin: int = 0, end: int | None = None) -> Iterator[StoredRecord]:
-        """Every record between two boundaries of the log."""
-        return self._log.records(LogOffset(begin), None if end is None else LogOffset(end))
-
-    def find_by_key(
-        self,
-        topic: str,
-        key: str,
-        *,
-        count_max: int = 32,
-        begin_ms: int = 0,
-        end_ms: int = _EVER_MS,
-    ) -> list[StoredRecord]:
-        """Records of a topic that carry a key or unique key, the newest first."""
-        sought = key.encode()
-        found: list[StoredRecord] = []
-        for log_offset in self._index.find(topic, sought, begin_ms, end_ms):
-            try:
-                record = self._log.record_at(log_offset)
-            except (NoSuchRecord, CorruptRecord):
-                continue  # expired, or an index that lies
-            _, keys = derive(record.topic, record.properties, record.stored_ms)
-            if record.topic == topic and sought in keys:
-                found.append(record)
-                if len(found) >= min(count_max, FOUND_MAX):
-                    break
-        return found
-
-    def entry_at(self, topic: str, queue_id: int, queue_offset: int) -> LogOffset | None:
-        """Where the message at this place of a queue lies; None if there is none."""
-        queue = self._queues.find(topic, queue_id)
-        if queue is None or not queue.first <= queue_offset < queue.next:
-            return None
-        log_offset, size, _ = queue.entry(queue_offset)
-        return None if size == BLANK_SIZE else LogOffset(log_offset)
-
-    def min_offset(self, topic: str, queue_id: int) -> QueueOffset:
-        queue = self._queues.find(topic, queue_id)
-        return QueueOffset(0) if queue is None else queue.min_offset(self._log.begin)
-
-    def max_offset(self, topic: str, queue_id: int) -> QueueOffset:
-        """The offset that the next message will have."""
-        queue = self._queues.find(topic, queue_id)
-        return QueueOffset(0) if queue is None else queue.next
-
-    def offset_by_time(
-        self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False
-    ) -> QueueOffset:
-        queue = self._queues.find(topic, queue_id)
-        if queue is None:
-            return QueueOffset(0)
-        return offset_by_time(self._log, queue, time_ms, upper=upper)
-
-    def earliest_stored_ms(self, topic: str, queue_id: int) -> int:
-        """When the oldest message of a queue was stored; -1 if it has none."""
-        queue = self._queues.find(topic, queue_id)
-        found = None
-        if queue is not None:
-            found = first_stored_ms(self._log, queue, queue.min_offset(self._log.begin))
-        return -1 if found is None else found
-
-    def queues(self) -> list[tuple[str, int]]:
-        return [(queue.topic, queue.queue_id) for queue in self._queues]
-
     # --- forgetting ----------------------------------------------------------------------------
 
     def log_files(self) -> list[tuple[LogOffset, int]]:
@@ -388,14 +303,7 @@ class MessageStore:
         return [(LogOffset(base), self._log.modified_ms(base)) for base in self._log.bases()]
 
     def remove_oldest_file(self) -> None:
-        """Forget the oldest file of the log, and what only speaks of it."""
-        if self._job is not None:
-            raise StoreFailed("not while a checkpoint is being made")
-        # Or a queue could forget how far it had counted.
+        """Forget the oldest file of the log. What only speaks of it goes after the next checkpoint,
+        which knows that it will be missing."""
+        # Only below a checkpoint, or a queue could forget how far it had counted.
         self._log.remove_oldest(below=self.checkpointed)
-        self._remove_expired()
-
-    def _remove_expired(self) -> None:
-        for queue in self._queues:
-            queue.remove_expired(self._log.begin)
-        self._index.remove_expired(self._log.begin)

@@ -90,7 +90,7 @@ def test_the_loop_flushes_and_makes_checkpoints_by_itself() -> None:
     async def watch() -> None:
         loop = asyncio.create_task(Upkeep(store, disk, clock, soon).run())
         fill(store, range(10))
-        while store.checkpointed < store.end or store.flushed < store.end:
+        while store.checkpointed < store.end or store.flushed < store.end:  # noqa: ASYNC110
             await asyncio.sleep(0)
         loop.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -107,7 +107,7 @@ def test_the_loop_ends_when_a_flush_fails_and_the_store_takes_no_more() -> None:
 
     async def watch() -> None:
         loop = asyncio.create_task(Upkeep(store, disk, clock, soon).run())
-        while not store.has_failed:
+        while not store.has_failed:  # noqa: ASYNC110
             await asyncio.sleep(0)
         loop.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -214,6 +214,8 @@ def test_queue_files_go_with_their_messages() -> None:
     assert len(aged.disk.names("consumequeue/T/0")) == 4
     aged.expire(keep_from=7 * SEGMENT)
     assert aged.left()[0] == 7
+    assert len(aged.disk.names("consumequeue/T/0")) == 4  # the checkpoint on disk counts on them
+    aged.store.checkpoint()
     assert aged.disk.names("consumequeue/T/0") == [f"{120:020d}", f"{180:020d}"]
     assert aged.disk.names("consumequeue/T/2") == [f"{120:020d}", f"{180:020d}"]
     for queue_id in range(3):
@@ -228,6 +230,7 @@ def test_index_files_go_with_their_messages() -> None:
     assert len(names) == 4
     aged.used = 0.88
     aged.expire(keep_from=5 * SEGMENT)
+    aged.store.checkpoint()
     assert aged.disk.names("index") == names[2:]
     assert aged.store.find_by_key("T", "k4") == []
     assert len(aged.store.find_by_key("T", "k5")) == 3
