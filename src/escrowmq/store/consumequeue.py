@@ -238,7 +238,7 @@ class ConsumeQueue:
         count = 0
         while count + 1 < len(self._bases):
             following = self._bases[count + 1]
-            if following > self._stored * QUEUE_ENTRY_BYTES:
+            if following >= self._stored * QUEUE_ENTRY_BYTES:
                 break
             log_offset, size, _ = self.entry(following // QUEUE_ENTRY_BYTES - 1)
             if log_offset >= log_begin and (size != BLANK_SIZE or log_offset > 0):

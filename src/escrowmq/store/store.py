@@ -255,14 +255,18 @@ class MessageStore(StoreReads):
         self._job = None
         self.checkpointed = job.log_offset
         self._log.finish_flush(job.flush)
+        has_expired = self._removed_below != job.log_begin
+        if has_expired:
+            # Before the queues take note of what is in their files now: just what the checkpoint
+            # has counted as gone may go.
+            for queue in self._queues:
+                queue.remove_expired(job.log_begin)
         for flush in job.queues:
             flush.queue.finish_flush(flush)
             if not flush.queue.tail:
                 self._queues.dirty.discard(flush.queue)
         self._index.finish_flush(job.index)
-        if self._removed_below != job.log_begin:
-            for queue in self._queues:
-                queue.remove_expired(job.log_begin)
+        if has_expired:
             self._index.remove_expired(job.log_begin)
             self._removed_below = job.log_begin
 
