@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from escrowmq.message.ids import encode_host
@@ -20,12 +21,18 @@ NOW_MS = 1_700_000_000_000
 TOPIC = "TopicTest"
 
 
+@cache
+def _body(size: int) -> bytes:
+    """The same one each time: a broker has just read it from a socket, so it is in the cache."""
+    return b"x" * size
+
+
 def sample(number: int, *, queues: int = 4, body_bytes: int = 1024) -> NewRecord:
     unique = b"7F0000012A9F18B4AAC2%08X%04X" % (number >> 16, number & 0xFFFF)
     return NewRecord(
         topic=TOPIC,
         queue_id=number % queues,
-        body=b"x" * body_bytes,
+        body=_body(body_bytes),
         properties=b"TAGS\x01TagA\x02UNIQ_KEY\x01%s\x02WAIT\x01true\x02" % unique,
         born_ms=NOW_MS,
         born_host=HOST,

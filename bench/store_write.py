@@ -110,15 +110,16 @@ class Writers:
 
     def _tick(self) -> None:
         arrived, self._arrived = self._arrived, []
-        for placed in self._store.append(arrived, now_ms=NOW_MS):
-            self.group.when_flushed(placed.log_offset + placed.size, self._answered)
+        self._store.append(arrived, now_ms=NOW_MS)
+        self.group.when_flushed(self._store.end, partial(self._answer, len(arrived)))
 
-    def _answered(self, status: PutStatus) -> None:
+    def _answer(self, count: int, status: PutStatus) -> None:
         assert status is PutStatus.PUT_OK
-        self._unanswered -= 1
+        self._unanswered -= count
         if self._unanswered == 0:
             self._done.set()
-        self._send()
+        for _ in range(count):
+            self._send()
 
 
 def rows(*, quick: bool, rounds: int) -> list[Row]:

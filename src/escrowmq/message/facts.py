@@ -26,7 +26,7 @@ DELAY_LEVELS_MS: Final[tuple[int, ...]] = (
 
 # One pass over the properties for all that is wanted of them: this is on the path of every send.
 _wanted = re.compile(
-    b"(?:\\A|\x02)(%s)\x01([^\x02]+)"
+    b"\x02(%s)\x01([^\x02]+)"  # a literal first: that is what makes it fast
     % b"|".join(
         name.encode() for name in (names.TAGS, names.UNIQUE_KEY, names.KEYS, names.DELAY_LEVEL)
     )
@@ -48,7 +48,7 @@ def derive(topic: str, properties: bytes, stored_ms: int) -> tuple[int, list[byt
     code = 0
     keys: list[bytes] = []
     given = b""
-    for name, value in _wanted(properties):
+    for name, value in _wanted(b"\x02" + properties):
         if name == b"UNIQ_KEY":
             keys = [value]
         elif name == b"TAGS":
@@ -65,7 +65,7 @@ def derive(topic: str, properties: bytes, stored_ms: int) -> tuple[int, list[byt
 def _due_ms(properties: bytes, stored_ms: int) -> int:
     """Queues of the schedule topic carry the time at which a message is due."""
     level = 0
-    for name, value in _wanted(properties):
+    for name, value in _wanted(b"\x02" + properties):
         if name == b"DELAY":
             level = delay_level(value)
     return stored_ms + DELAY_LEVELS_MS[level - 1] if level else 0

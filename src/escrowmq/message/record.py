@@ -17,11 +17,11 @@ from __future__ import annotations
 import struct
 from functools import lru_cache
 from typing import Final
-from zlib import crc32
 
 import msgspec
 
 from escrowmq.errors import CorruptRecord, RecordRefused
+from escrowmq.message.checksum import crc32
 from escrowmq.message.names import RECORD_CRC
 from escrowmq.message.offsets import LogOffset, QueueOffset
 from escrowmq.message.sysflag import BORN_HOST_IPV6, STORE_HOST_IPV6

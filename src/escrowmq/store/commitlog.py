@@ -302,6 +302,17 @@ def is_file_name(name: str) -> bool:
 class Batch:
     """Records on their way into the log: encoded, placed, not yet written."""
 
+    __slots__ = (
+        "_at",
+        "_full",
+        "_log",
+        "_piece_begin",
+        "_pieces",
+        "_room",
+        "_sealed",
+        "_store_host",
+    )
+
     def __init__(self, log: CommitLog) -> None:
         self._log = log
         self._store_host = log.store_host
@@ -310,7 +321,7 @@ class Batch:
         self._room = log.segment_bytes - self._at % log.segment_bytes
         self._pieces: list[bytes] = []
         self._piece_begin = self._at
-        self._full: list[tuple[int, bytes]] = []  # (log offset, bytes) of files that are filled
+        self._full: list[tuple[LogOffset, bytes]] = []  # what fills up a file, and where
 
     def add(self, record: NewRecord, queue_offset: int, stored_ms: int) -> tuple[LogOffset, int]:
         """Place one record behind the others: its log offset and its size."""
@@ -329,19 +340,21 @@ class Batch:
 
     def write(self) -> None:
         """All of it into the log, or none of it and an error."""
-        log = self._log
+        log, pieces = self._log, self._pieces
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         try:
-            for begin, data in [*self._full, (self._piece_begin, self._joined())]:
-                if data:
-                    segment = log.segment_at(begin // log.segment_bytes)
-                    segment.file.write_at(begin - segment.base, data)
+            for begin, filled in self._full:
+                self._write_at(begin, filled)
+            if data:
+                self._write_at(self._piece_begin, data)
         except StoreError as error:
             self._undo(error)
             raise
         log.end = self._at
 
-    def _joined(self) -> bytes:
-        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+    def _write_at(self, begin: LogOffset, data: bytes) -> None:
+        segment = self._log.segment_at(begin // self._log.segment_bytes)
+        segment.file.write_at(begin - segment.base, data)
 
     def _roll(self, at: LogOffset) -> LogOffset:
         """Fill this file up with the blank record; go on in the next."""
