@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -32,6 +33,8 @@ from escrowmq.wire.headers_consume import (
     HeartbeatAnswer,
     UnregisterClient,
 )
+
+log = logging.getLogger(__name__)
 
 
 class Clients:
@@ -162,6 +165,5 @@ def _subscriptions(entry: ConsumerEntry) -> Iterable[Subscription]:
                 item.topic, item.sub_string, kind=item.expression_type, version=item.sub_version
             )
         except BadSubscription as error:
-            raise RequestRefused(
-                ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"{entry.group_name}: {error}"
-            ) from error
+            # The others of this heartbeat are still good; a pull of this one will say why.
+            log.warning("subscription passed over group=%s: %s", entry.group_name, error)

@@ -20,9 +20,9 @@ from typing import Final
 from escrowmq.broker.topics import TIMER_TOPIC
 from escrowmq.errors import CorruptRecord, NoSuchRecord, RequestRefused
 from escrowmq.message import names
-from escrowmq.message.facts import DELAY_LEVELS_MS
+from escrowmq.message.facts import DELAY_LEVELS_MS, delay_level
 from escrowmq.message.properties import decode_properties, encode_properties
-from escrowmq.message.record import NewRecord, StoredRecord
+from escrowmq.message.record import NewRecord, StoredRecord, moved
 from escrowmq.store.configfiles import ConfigFile
 from escrowmq.store.store import MessageStore
 from escrowmq.wire.codes import ResponseCode
@@ -31,6 +31,13 @@ TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
 TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
 TIMER_OUT_MS: Final = "TIMER_OUT_MS"
+_DELAY_PROPERTIES: Final = (
+    names.DELAY_LEVEL,
+    TIMER_OUT_MS,
+    TIMER_DELIVER_MS,
+    TIMER_DELAY_SEC,
+    TIMER_DELAY_MS,
+)
 _TIMER_LEVEL: Final = 0  # its key in delayOffset.json; levels begin at 1
 DELIVERED_PER_TURN_MAX: Final = 1000
 
@@ -57,7 +64,7 @@ class Delays:
     def reroute(self, record: NewRecord, now_ms: int) -> NewRecord:
         """Where a record with delay properties is stored first."""
         properties = decode_properties(record.properties)
-        level = _number(properties.get(names.DELAY_LEVEL))
+        level = delay_level(properties.get(names.DELAY_LEVEL, "").encode())
         if level > 0:
             level = min(level, len(self._rules.levels_ms))
             properties[names.DELAY_LEVEL] = str(level)
@@ -81,7 +88,7 @@ class Delays:
         ):
             text = properties.get(name)
             if text is not None:
-                if not text.isdigit():
+                if not text.isdecimal() or len(text) > 18:
                     raise RequestRefused(
                         ResponseCode.MESSAGE_ILLEGAL, f"{name}={text!r} is not a number"
                     )
@@ -157,45 +164,18 @@ class Delays:
 def _moved(record: NewRecord, properties: dict[str, str], topic: str, queue_id: int) -> NewRecord:
     properties[names.REAL_TOPIC] = record.topic
     properties[names.REAL_QUEUE_ID] = str(record.queue_id)
-    return NewRecord(
-        topic=topic,
-        queue_id=queue_id,
-        body=record.body,
-        properties=encode_properties(properties),
-        flag=record.flag,
-        sys_flag=record.sys_flag,
-        born_ms=record.born_ms,
-        born_host=record.born_host,
-        reconsume_times=record.reconsume_times,
-        prepared_offset=record.prepared_offset,
-    )
+    return moved(record, topic=topic, queue_id=queue_id, properties=encode_properties(properties))
 
 
 def _delivered(record: StoredRecord) -> NewRecord:
     properties = decode_properties(record.properties)
     topic = properties.pop(names.REAL_TOPIC, record.topic)
     queue_id = _number(properties.pop(names.REAL_QUEUE_ID, "0"))
-    for name in (
-        names.DELAY_LEVEL,
-        TIMER_OUT_MS,
-        TIMER_DELIVER_MS,
-        TIMER_DELAY_SEC,
-        TIMER_DELAY_MS,
-    ):
+    for name in _DELAY_PROPERTIES:
         properties.pop(name, None)
-    return NewRecord(
-        topic=topic,
-        queue_id=queue_id,
-        body=bytes(record.body),
-        properties=encode_properties(properties),
-        flag=record.flag,
-        sys_flag=record.sys_flag,
-        born_ms=record.born_ms,
-        born_host=record.born_host,
-        reconsume_times=record.reconsume_times,
-        prepared_offset=record.prepared_offset,
-    )
+    return moved(record, topic=topic, queue_id=queue_id, properties=encode_properties(properties))
 
 
 def _number(text: str | None) -> int:
-    return int(text) if text is not None and text.isdigit() else 0
+    """0 for what is no number, or one that nobody can mean."""
+    return int(text) if text is not None and text.isdecimal() and len(text) <= 18 else 0

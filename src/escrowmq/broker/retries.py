@@ -23,7 +23,7 @@ from escrowmq.consume.retry import (
 from escrowmq.errors import CorruptRecord, NoSuchRecord, RequestRefused
 from escrowmq.message.ids import encode_offset_id
 from escrowmq.message.properties import decode_properties, encode_properties
-from escrowmq.message.record import NewRecord, StoredRecord
+from escrowmq.message.record import NewRecord, StoredRecord, moved
 from escrowmq.store.configfiles import GroupConfig
 from escrowmq.store.store import MessageStore
 from escrowmq.wire.answers import succeed
@@ -106,14 +106,10 @@ class Retries:
 
     def _record(self, again: Again, record: StoredRecord | NewRecord, now_ms: int) -> NewRecord:
         topic = self._topics.make(again.topic, queues=again.queue_count, now_ms=now_ms)
-        return NewRecord(
+        return moved(
+            record,
             topic=again.topic,
             queue_id=self._random.randrange(max(1, topic.write_queue_nums)),
-            body=bytes(record.body),
             properties=encode_properties(again.properties),
-            flag=record.flag,
-            sys_flag=record.sys_flag,
-            born_ms=record.born_ms,
-            born_host=record.born_host,
             reconsume_times=again.reconsume_times,
         )

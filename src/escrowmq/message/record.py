@@ -118,6 +118,29 @@ class StoredRecord(msgspec.Struct, frozen=True, gc=False):
     properties: bytes
 
 
+def moved(
+    record: NewRecord | StoredRecord,
+    *,
+    topic: str,
+    queue_id: int,
+    properties: bytes,
+    reconsume_times: int | None = None,
+) -> NewRecord:
+    """The same message for another queue; what it was born with stays."""
+    return NewRecord(
+        topic=topic,
+        queue_id=queue_id,
+        body=bytes(record.body),
+        properties=properties,
+        flag=record.flag,
+        sys_flag=record.sys_flag,
+        born_ms=record.born_ms,
+        born_host=record.born_host,
+        reconsume_times=record.reconsume_times if reconsume_times is None else reconsume_times,
+        prepared_offset=record.prepared_offset,
+    )
+
+
 @lru_cache(maxsize=65_536)
 def topic_field(topic: str) -> tuple[int, bytes]:
     """The magic that a topic's length asks for, and its length and name as records hold them."""
