@@ -27,6 +27,7 @@ from escrowmq.consume.locks import QueueLocks
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import RequestRefused
 from escrowmq.message.ids import UniqueKeys
+from escrowmq.message.properties import find_property
 from escrowmq.message.record import NewRecord
 from escrowmq.store.configfiles import delays_file, groups_file, offsets_file, topics_file
 from escrowmq.store.disk import Disk
@@ -91,7 +92,7 @@ class Broker:
             keys,
             when_flushed=when_flushed,
             arrived=self._arrived,
-            reroute=self.delays.reroute,
+            reroute=self._reroute,
             retried=self.retries.retried,
         )
         self.clients = Clients(
@@ -176,6 +177,15 @@ class Broker:
         if self.offsets.version != self._offsets_saved:
             self._offsets_saved = self.offsets.version
             self._offsets_file.save(offsetTable=self.offsets.dump())
+
+    def _reroute(self, record: NewRecord, now_ms: int) -> NewRecord:
+        """Delayed messages wait elsewhere; halves have no escrow to wait in yet."""
+        is_half = find_property(record.properties, b"TRAN_MSG") == b"true"
+        if is_half and not (record.reconsume_times and b"DELAY\x01" in record.properties):
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION, "this broker does not take transactional messages yet"
+            )
+        return self.delays.reroute(record, now_ms)
 
     def _arrived(self, records: Sequence[NewRecord]) -> None:
         self.pulls.arrived(records, self._now_ms)

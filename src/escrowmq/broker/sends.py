@@ -7,7 +7,6 @@ and answers everybody in it. Nobody is answered before his message is as durable
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -36,8 +35,6 @@ from escrowmq.wire.codes import ResponseCode
 from escrowmq.wire.fastpath import Request
 from escrowmq.wire.headers_send import SendMessage, SendMessageAnswer
 
-# A record with one of these in its properties is looked at again before it is appended.
-_is_special = re.compile(b"DELAY\x01|TIMER_D|TRAN_MSG\x01|POP_CK\x01").search
 _PROPERTIES_ROOM: Final = 512  # for what the broker itself adds
 
 _CODES: Final = {
@@ -50,6 +47,16 @@ _CODES: Final = {
     PutStatus.PROPERTIES_SIZE_EXCEEDED: ResponseCode.MESSAGE_ILLEGAL,
     PutStatus.OS_PAGE_CACHE_BUSY: ResponseCode.SYSTEM_BUSY,
 }
+
+
+def _is_special(properties: bytes) -> bool:
+    """Whether a record has to be looked at again before it is appended."""
+    return (  # four searches for a literal: a pattern of all four takes five times as long
+        b"DELAY\x01" in properties
+        or b"TIMER_D" in properties
+        or b"TRAN_MSG\x01" in properties
+        or b"POP_CK\x01" in properties
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +188,7 @@ class Sends:
         record = NewRecord(
             topic=fields.topic,
             queue_id=queue_id,
-            body=bytes(body),
+            body=body,  # type: ignore[arg-type]  # a view: it is appended before this turn ends
             properties=self._properties(fields.properties, now_ms),
             flag=fields.flag,
             sys_flag=fields.sys_flag,

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, cast
 
 from escrowmq.clock import Clock
 from escrowmq.errors import NotSent, RemoteProtocolError
 from escrowmq.message.ids import encode_host
 from escrowmq.wire.answers import refuse
-from escrowmq.wire.connection import Connection, Refused
+from escrowmq.wire.connection import Connection, Event, Refused
 from escrowmq.wire.fastpath import Body, Request
 from escrowmq.wire.headers import Header
 
@@ -76,9 +76,15 @@ class Port:
         self.lines.add(line)
         return True
 
-    def handle(self, line: TcpLine, request: Request[Any]) -> None:
-        self._service.handle(line, request, self._clock.now_ms())
+    def handle_all(self, line: TcpLine, events: Iterable[Event]) -> None:
+        """Everything of one chunk; answers leave at the end of the turn."""
+        handle, now_ms = self._service.handle, self._clock.now_ms()
         self.turn_soon()
+        for event in events:
+            if type(event) is Request:
+                handle(line, event, now_ms)
+            elif type(event) is Refused:
+                line.write(refuse(event.request, event.error))
 
     def gone(self, line: TcpLine) -> None:
         if line in self.lines:
@@ -129,18 +135,10 @@ class TcpLine(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._connection.receive(data)
-            self._drain()
+            self._port.handle_all(self, self._connection.events())
         except RemoteProtocolError as error:
             log.info("line closed peer=%s: %s", self.peer, error)
             self.close()
-
-    def _drain(self) -> None:
-        handle = self._port.handle
-        for event in self._connection.events():
-            if type(event) is Request:
-                handle(self, event)
-            elif type(event) is Refused:
-                self.write(refuse(event.request, event.error))
 
     def pause_writing(self) -> None:
         self._paused = True
