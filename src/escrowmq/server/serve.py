@@ -28,7 +28,7 @@ from escrowmq.namesrv.namesrv import NameServer
 from escrowmq.namesrv.registration import BrokerCard
 from escrowmq.server.groupcommit import GroupCommit
 from escrowmq.server.registrar import Registrar
-from escrowmq.server.tcp import Port, TcpLine
+from escrowmq.server.tcp import Port, PortLimits, TcpLine
 from escrowmq.server.upkeep import Upkeep, UpkeepSettings
 from escrowmq.store.disk import RealDisk
 from escrowmq.store.settings import StoreSettings
@@ -39,6 +39,7 @@ from escrowmq.wire.fastpath import Request
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
+LINES_S = 1.0
 
 
 def run(config: Config, role: str) -> int:
@@ -97,7 +98,7 @@ class _NameServerPort:
 @contextlib.asynccontextmanager
 async def _name_server(config: Config, clock: Clock) -> AsyncIterator[str]:
     names = NameServer()
-    port = Port(_NameServerPort(names), clock, lines_max=config.network.connections_max)
+    port = Port(_NameServerPort(names), clock, port_limits(config))
     host = config.network.bind_address
     number = await port.listen(host, config.namesrv.namesrv_port)
     log.info("name server listens address=%s:%d", host, number)
@@ -105,6 +106,7 @@ async def _name_server(config: Config, clock: Clock) -> AsyncIterator[str]:
     async def expire() -> None:
         while True:
             await asyncio.sleep(config.namesrv.broker_scan_interval_ms / 1000)
+            port.look_after_lines()
             for line in names.tick(now_ms=clock.now_ms()):
                 line.close()  # type: ignore[attr-defined]  # it is a TcpLine: we handed it in
 
@@ -144,7 +146,7 @@ async def _broker(
         when_flushed=group.when_flushed if sync else None,
         topics_changed=tell_name_servers,
     )
-    port = Port(broker, clock, lines_max=config.network.connections_max)
+    port = Port(broker, clock, port_limits(config))
     try:
         number = await port.listen(config.network.bind_address, config.network.listen_port)
     except OSError:
@@ -194,6 +196,11 @@ def _loops(
             broker.tick(clock.now_ms())
             port.turn_soon()
 
+    async def look_after_lines() -> None:
+        while True:
+            await asyncio.sleep(LINES_S)
+            port.look_after_lines()
+
     async def save() -> None:
         while True:
             await asyncio.sleep(config.consume.offsets_interval_ms / 1000)
@@ -206,7 +213,7 @@ def _loops(
         await upkeep.run()  # ends only when the store has failed
         failed.set()
 
-    return [tick(), save(), keep_store()]
+    return [tick(), look_after_lines(), save(), keep_store()]
 
 
 @contextlib.asynccontextmanager
@@ -220,6 +227,15 @@ async def _running(*loops: Any) -> AsyncIterator[None]:
         for ended in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(ended, Exception):
                 log.error("a loop had failed: %s", ended)
+
+
+def port_limits(config: Config) -> PortLimits:
+    return PortLimits(
+        lines_max=config.network.connections_max,
+        idle_max_s=config.network.idle_max_s,
+        unsent_bytes_max=config.network.in_flight_bytes_max,
+        line_unsent_bytes_max=min(1 << 20, config.network.connection_in_flight_bytes_max),
+    )
 
 
 def store_settings(config: Config) -> StoreSettings:

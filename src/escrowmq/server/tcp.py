@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from escrowmq.clock import Clock
@@ -25,7 +26,6 @@ from escrowmq.wire.headers import Header
 
 log = logging.getLogger(__name__)
 
-WRITE_BUFFER_BYTES_MAX = 1 << 20
 JOINED_BYTES_MAX = 64 * 1024  # below it, one joined write is cheaper than many pieces
 
 
@@ -37,17 +37,31 @@ class Answering(Protocol):
     def line_closed(self, line: TcpLine) -> None: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortLimits:
+    lines_max: int = 10_000
+    idle_max_s: float = 120
+    unsent_bytes_max: int = 256 << 20
+    line_unsent_bytes_max: int = 1 << 20  # above it a line is not read from until it reads
+
+
 class Port:
     """One listening port and the lines that came through it."""
 
-    def __init__(self, service: Answering, clock: Clock, *, lines_max: int = 20_000) -> None:
+    def __init__(
+        self,
+        service: Answering,
+        clock: Clock,
+        limits: PortLimits = PortLimits(),  # noqa: B008
+    ) -> None:
         self._service = service
         self._clock = clock
-        self._lines_max = lines_max
+        self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._written: list[TcpLine] = []
         self._turn_scheduled = False
         self._server: asyncio.Server | None = None
+        self._unsent: dict[TcpLine, int] = {}  # bytes that a line's peer has not read yet
         self.lines: set[TcpLine] = set()
         self.refused_lines = 0
 
@@ -70,7 +84,7 @@ class Port:
     # --- for its lines ---------------------------------------------------------------------------
 
     def admit(self, line: TcpLine) -> bool:
-        if len(self.lines) >= self._lines_max:
+        if len(self.lines) >= self._limits.lines_max:
             self.refused_lines += 1
             return False
         self.lines.add(line)
@@ -87,6 +101,7 @@ class Port:
                 line.write(refuse(event.request, event.error))
 
     def gone(self, line: TcpLine) -> None:
+        self._unsent.pop(line, None)
         if line in self.lines:
             self.lines.discard(line)
             self._service.line_closed(line)
@@ -106,7 +121,28 @@ class Port:
         self._service.end_turn(self._clock.now_ms())
         written, self._written = self._written, []
         for line in written:
-            line.flush()
+            unsent = line.flush()
+            if unsent:
+                self._unsent[line] = unsent
+                if sum(self._unsent.values()) > self._limits.unsent_bytes_max:
+                    line.hold(True)
+
+    def look_after_lines(self) -> None:
+        """Now and then: close the silent ones, read on from those that were held."""
+        now_s = self._clock.elapsed_s()
+        for line in [line for line in self.lines if line.is_silent(now_s, self._limits.idle_max_s)]:
+            log.info("line closed peer=%s: silent for %d s", line.peer, self._limits.idle_max_s)
+            line.close()
+        self._unsent = {line: unsent for line in self._unsent if (unsent := line.unsent_bytes())}
+        if sum(self._unsent.values()) <= self._limits.unsent_bytes_max:
+            for line in self.lines:
+                line.hold(False)
+
+    def elapsed_s(self) -> float:
+        return self._clock.elapsed_s()
+
+    def line_unsent_bytes_max(self) -> int:
+        return self._limits.line_unsent_bytes_max
 
 
 class TcpLine(asyncio.Protocol):
@@ -118,6 +154,8 @@ class TcpLine(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._out: list[Body] = []
         self._paused = False
+        self._held = False
+        self._active_s = port.elapsed_s()
         self.peer = ""
         self.peer_host = b"\0" * 8
 
@@ -128,11 +166,12 @@ class TcpLine(asyncio.Protocol):
         address = transport.get_extra_info("peername") or ("0.0.0.0", 0)
         self.peer = f"{address[0]}:{address[1]}"
         self.peer_host = encode_host(address[0].partition("%")[0], address[1])
-        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
+        self._transport.set_write_buffer_limits(high=self._port.line_unsent_bytes_max())
         if not self._port.admit(self):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        self._active_s = self._port.elapsed_s()
         try:
             self._connection.receive(data)
             self._port.handle_all(self, self._connection.events())
@@ -142,13 +181,34 @@ class TcpLine(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._paused = True
-        if self._transport is not None:
-            self._transport.pause_reading()
+        self._read_or_not()
 
     def resume_writing(self) -> None:
         self._paused = False
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._active_s = self._port.elapsed_s()
+        self._read_or_not()
+
+    def hold(self, held: bool) -> None:
+        """Too much waits in memory for all lines together: read no more from this one."""
+        if held != self._held:
+            self._held = held
+            self._read_or_not()
+
+    def _read_or_not(self) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        wanted = not (self._paused or self._held)
+        if wanted and not transport.is_reading():
+            transport.resume_reading()
+        elif not wanted and transport.is_reading():
+            transport.pause_reading()
+
+    def is_silent(self, now_s: float, idle_max_s: float) -> bool:
+        return now_s - self._active_s > idle_max_s
+
+    def unsent_bytes(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
@@ -178,16 +238,19 @@ class TcpLine(asyncio.Protocol):
             return False
         return True
 
-    def flush(self) -> None:
+    def flush(self) -> int:
+        """Hand the answers over: how much of them the peer has not taken yet."""
         out, self._out = self._out, []
-        if self._transport is None or self._transport.is_closing():
-            return
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return 0
         if len(out) == 1:
-            self._transport.write(out[0])
+            transport.write(out[0])
         elif sum(map(len, out)) <= JOINED_BYTES_MAX:
-            self._transport.write(b"".join(out))
-        else:
-            self._transport.writelines(out)
+            transport.write(b"".join(out))
+        elif out:
+            transport.writelines(out)
+        return transport.get_write_buffer_size()
 
     def close(self) -> None:
         if self._transport is not None:
