@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from operator import mul
 from typing import Final
 
 from escrowmq.clock import file_stamp
-from escrowmq.message.javahash import DESCENDING_POWERS, POWERS, unsigned_hash
+from escrowmq.message.javahash import hashes_of_tails, unsigned_hash
 from escrowmq.message.offsets import LogOffset
 from escrowmq.store.disk import Disk, OpenViews, remove_file
 from escrowmq.store.redo import PATH as REDO_PATH
@@ -44,23 +42,32 @@ WaitingKey = tuple[str, bytes, int, int]
 
 
 def key_hash(topic: str, key: bytes) -> int:
-    """Java's absolute value of the hash code; of the one number that has none, 0."""
-    if key.isascii():
-        # Most keys differ in their last characters alone: a counter, or a time and a counter.
-        tail = key[-_TAIL_BYTES:]
-        value = _hash_before(topic, key[:-_TAIL_BYTES]) * POWERS[len(tail)]
-        value += sum(map(mul, tail, DESCENDING_POWERS[len(tail)]))
-        value &= 0xFFFFFFFF
-    else:
-        value = unsigned_hash(f"{topic}#{key.decode('utf-8', 'replace')}")
+    return _absolute(unsigned_hash(f"{topic}#{key.decode('utf-8', 'replace')}"))
+
+
+def key_hashes(keys: Sequence[WaitingKey]) -> list[int]:
+    """The same for many. Most keys differ from others in their last characters alone, a time and
+    a counter: those are hashed together."""
+    found = [0] * len(keys)
+    alike: dict[tuple[str, bytes], list[int]] = {}
+    for place, (topic, key, _, _) in enumerate(keys):
+        if len(key) > _TAIL_BYTES and key.isascii():
+            alike.setdefault((topic, key[:-_TAIL_BYTES]), []).append(place)
+        else:
+            found[place] = key_hash(topic, key)
+    for (topic, head), places in alike.items():
+        before = unsigned_hash(f"{topic}#{head.decode('ascii')}")
+        tails = [keys[place][1][-_TAIL_BYTES:] for place in places]
+        for place, value in zip(places, hashes_of_tails(before, tails), strict=True):
+            found[place] = _absolute(value)
+    return found
+
+
+def _absolute(value: int) -> int:
+    """Java's absolute value of a hash code; of the one number that has none, 0."""
     if value & 0x80000000:
         value = (1 << 32) - value
     return 0 if value == 0x80000000 else value
-
-
-@lru_cache(maxsize=16_384)
-def _hash_before(topic: str, key_head: bytes) -> int:
-    return unsigned_hash(f"{topic}#{key_head.decode('ascii')}")
 
 
 @dataclass(slots=True)
@@ -170,8 +177,7 @@ class KeyIndex:
         if first == 1:
             file.begin_ms, file.begin_offset = keys[0][3], keys[0][2]
         begin_ms, slots, pack, add = file.begin_ms, self._slots, ENTRY.pack, entries.append
-        for topic, key, log_offset, stored_ms in keys:
-            value = key_hash(topic, key)
+        for value, (_, _, log_offset, stored_ms) in zip(key_hashes(keys), keys, strict=True):
             slot = value % slots
             previous = heads.get(slot)
             if previous is None:
