@@ -10,6 +10,7 @@ Its files are small (SETTINGS), so that a test may look through all of them with
 from __future__ import annotations
 
 import os
+import random
 import select
 import signal
 import socket
@@ -39,6 +40,7 @@ _CONF: Final = {
     "maxHashSlotNum": SETTINGS.index_slots,
     "maxIndexNum": SETTINGS.index_entries,
 }
+_given_out: Final[set[int]] = set()
 
 
 class NotStarted(Exception):
@@ -51,11 +53,22 @@ class NotStarted(Exception):
 
 
 def free_ports(count: int) -> list[int]:
-    """So many that nobody listens on now, all different."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(each.getsockname()[1]) for each in held]
-    for each in held:
-        each.close()
+    """So many that nobody listens on now, and that this process has not given out before.
+
+    They lie below those that the system gives to outgoing connections, so none of these takes
+    one away before its server is started.
+    """
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        if port not in _given_out:
+            _given_out.add(port)
+            ports.append(port)
     return ports
 
 

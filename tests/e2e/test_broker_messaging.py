@@ -155,9 +155,7 @@ def test_a_batch_is_stored_as_single_messages(client: Client, topic: str) -> Non
     assert answer.ext_fields["queueOffset"] == "0"
 
 
-def test_a_message_of_a_batch_without_a_unique_key_is_given_one(
-    client: Client, topic: str
-) -> None:
+def test_a_message_of_a_batch_without_a_unique_key_is_given_one(client: Client, topic: str) -> None:
     fields = {"a": "p", "b": topic, "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 5, "h": 0}
     client.expect(320, {**fields, "m": True}, batch((b"one", {}), (b"two", {})))
     first, second = client.pull_all(topic, 0)
@@ -169,9 +167,7 @@ def test_a_message_of_a_batch_without_a_unique_key_is_given_one(
     [b"", b"\0" * 21, batch((b"x", {}))[:-1], batch((b"x", {"DELAY": "1"})), b"\xff" * 40],
     ids=["empty", "short", "cut", "delayed", "garbage"],
 )
-def test_a_bad_batch_is_refused_and_stores_nothing(
-    client: Client, topic: str, body: bytes
-) -> None:
+def test_a_bad_batch_is_refused_and_stores_nothing(client: Client, topic: str, body: bytes) -> None:
     fields = {"a": "p", "b": topic, "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 5, "h": 0}
     assert client.request(320, {**fields, "m": True}, body).code == 13
     assert client.max_offset(topic, 0) == 0
@@ -180,7 +176,8 @@ def test_a_bad_batch_is_refused_and_stores_nothing(
 def test_a_one_way_send_is_stored_and_never_answered(client: Client, topic: str) -> None:
     client.one_way(10, v1(topic), b"quiet")
     client.one_way(10, v1(topic, queueId=99), b"refused, quietly")
-    assert client.max_offset(topic, 0) == 1  # on the same line, so after them
+    client.max_offset(topic, 0)  # may be in the same turn, so before they are stored
+    assert client.max_offset(topic, 0) == 1
     assert client.unasked == []
 
 
@@ -226,9 +223,7 @@ def test_a_message_may_name_its_time_of_delivery(client: Client, topic: str, nam
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", str(2**63 - 1), "9" * 40])
-def test_a_time_of_delivery_that_is_none_is_refused(
-    client: Client, topic: str, value: str
-) -> None:
+def test_a_time_of_delivery_that_is_none_is_refused(client: Client, topic: str, value: str) -> None:
     fields = v1(topic, properties=encode_properties({"TIMER_DELIVER_MS": value}))
     assert client.request(10, fields, b"x").code == 13
     assert client.max_offset(topic, 0) == 0
@@ -314,9 +309,7 @@ def test_a_zero_byte_in_the_properties_does_not_cost_the_others_of_its_turn(
 # --- topics and groups ---------------------------------------------------------------------------
 
 
-def test_the_first_message_makes_a_topic_like_its_template(
-    served: Served, client: Client
-) -> None:
+def test_the_first_message_makes_a_topic_like_its_template(served: Served, client: Client) -> None:
     name = f"auto-{next(_numbers)}"
     client.expect(10, v1(name, defaultTopicQueueNums=100), b"1")
     assert client.request(10, v1(name, queueId=7), b"2").code == 0  # the template has 8
@@ -402,9 +395,17 @@ def test_a_refused_pull_has_rocketmqs_code(
     client: Client, topic: str, changes: dict[str, object], code: int
 ) -> None:
     fields: dict[str, object] = {
-        **{"consumerGroup": "pullers", "topic": topic, "queueId": 0, "queueOffset": 0},
-        **{"maxMsgNums": 32, "sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0},
-        **{"subscription": "*", "subVersion": 0, "expressionType": "TAG"},
+        "consumerGroup": "pullers",
+        "topic": topic,
+        "queueId": 0,
+        "queueOffset": 0,
+        "maxMsgNums": 32,
+        "sysFlag": 4,
+        "commitOffset": 0,
+        "suspendTimeoutMillis": 0,
+        "subscription": "*",
+        "subVersion": 0,
+        "expressionType": "TAG",
     }
     assert client.request(11, {**fields, **changes}).code == code
 
@@ -488,9 +489,17 @@ def test_offsets_are_what_was_committed_last(client: Client, topic: str, group: 
 
 def test_a_pull_may_bring_a_commit(client: Client, topic: str, group: str) -> None:
     fields = {
-        **{"consumerGroup": group, "topic": topic, "queueId": 0, "queueOffset": 0},
-        **{"maxMsgNums": 32, "sysFlag": 5, "commitOffset": 9, "suspendTimeoutMillis": 0},
-        **{"subscription": "*", "subVersion": 0, "expressionType": "TAG"},
+        "consumerGroup": group,
+        "topic": topic,
+        "queueId": 0,
+        "queueOffset": 0,
+        "maxMsgNums": 32,
+        "sysFlag": 5,
+        "commitOffset": 9,
+        "suspendTimeoutMillis": 0,
+        "subscription": "*",
+        "subVersion": 0,
+        "expressionType": "TAG",
     }
     assert client.request(11, fields).code == 19
     assert client.committed_offset(group, topic, 0) == 9
@@ -632,8 +641,14 @@ def test_a_pull_may_rely_on_the_subscription_of_the_heartbeat(
     client.send(topic, b"1", {"TAGS": "a"})
     client.send(topic, b"2", {"TAGS": "b"})
     fields = {
-        **{"consumerGroup": group, "topic": topic, "queueId": 0, "queueOffset": 0},
-        **{"maxMsgNums": 32, "sysFlag": 0, "commitOffset": 0, "suspendTimeoutMillis": 0},
+        "consumerGroup": group,
+        "topic": topic,
+        "queueId": 0,
+        "queueOffset": 0,
+        "maxMsgNums": 32,
+        "sysFlag": 0,
+        "commitOffset": 0,
+        "suspendTimeoutMillis": 0,
     }
     answer = client.expect(11, {**fields, "subVersion": 7})
     assert bodies(decode_records(answer.body)) == [b"2"]
@@ -714,3 +729,62 @@ def test_a_send_back_that_makes_no_sense_is_refused(
     sent = client.send(topic, b"1")
     fields = {"offset": sent.log_offset, "group": group, "delayLevel": 1}
     assert client.request(36, {**fields, **changes}).code == code
+
+
+# --- restarts ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A broker for one test alone."""
+    with Served(tmp_path_factory.mktemp("own")) as server:
+        yield server
+    server.assert_clean()
+
+
+def test_a_restart_keeps_topics_groups_offsets_and_messages(own: Served) -> None:
+    with own.client() as client:
+        client.create_topic("orders", queues=3)
+        client.expect(200, body=b'{"groupName":"off","consumeEnable":false}')
+        client.create_group("readers")
+        client.send("auto", b"1", queue_id=3)
+        client.send("orders", b"2", {"KEYS": "k"}, queue_id=2)
+        client.commit_offset("readers", "orders", 2, 1)
+    own.restart()
+    with own.client() as client:
+        assert client.pull("orders", 2, 0, group="off").code == 16
+        assert client.request(10, v1("orders", queueId=3), b"x").code == 29
+        assert client.committed_offset("readers", "orders", 2) == 1
+        assert bodies(client.pull_all("auto", 3)) == [b"1"]
+        assert bodies(client.query_by_key("orders", "k")) == [b"2"]
+        assert client.send("orders", b"3", queue_id=2).queue_offset == 1
+
+
+def test_what_is_due_while_the_broker_is_down_is_delivered_once_afterwards(own: Served) -> None:
+    with own.client() as client:
+        client.create_topic("orders")
+        client.send("orders", b"by time", {"TIMER_DELAY_MS": "200"}, queue_id=1)
+        client.send("orders", b"by level", {"DELAY": "1"})
+    own.restart()
+    with own.client() as client:
+        assert bodies(wait_for(client, "orders", 0)) == [b"by level"]
+    own.restart()
+    with own.client() as client:
+        client.send("orders", b"a second later", {"DELAY": "1"})
+        assert bodies(wait_for(client, "orders", 1)) == [b"a second later"]
+        assert bodies(client.pull_all("orders", 0)) == [b"by level", b"a second later"]
+        assert bodies(client.pull_all("orders", 1)) == [b"by time"]
+
+
+def test_a_restart_does_not_deliver_again_what_overtook_a_later_one(own: Served) -> None:
+    """The first message is due in an hour, the second at once: the second is not due twice."""
+    with own.client() as client:
+        client.create_topic("orders")
+        client.send("orders", b"in an hour", {"TIMER_DELAY_SEC": "3600"})
+        client.send("orders", b"soon", {"TIMER_DELAY_MS": "100"})
+        assert bodies(wait_for(client, "orders", 0)) == [b"soon"]
+    own.restart()
+    with own.client() as client:
+        client.send("orders", b"later", {"TIMER_DELAY_MS": "400"})
+        wait_for(client, "orders", 1)
+        assert bodies(client.pull_all("orders", 0)) == [b"soon", b"later"]

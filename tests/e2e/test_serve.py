@@ -25,6 +25,7 @@ from tests.brokers import (
     free_ports,
     next_answer,
 )
+from tests.interop.records import encode_properties
 from tests.interop.remoting import Client
 from tests.stores import HOST, assert_clean
 
@@ -197,6 +198,18 @@ def test_whatever_was_stored_before_the_stop_was_answered(tmp_path: Path, flush:
     assert sorted(stored) == sorted(answered)
 
 
+def test_a_stop_in_the_middle_of_a_checkpoint_is_a_clean_one(tmp_path: Path) -> None:
+    """With a checkpoint after each millisecond there is nearly always one under way."""
+    conf = {"escrowCheckpointInterval": 1, "flushIntervalCommitLog": 1}
+    served = Served(tmp_path, conf=conf)
+    for _ in range(5):
+        with served, served.client() as client:
+            for number in range(20):
+                client.send("orders", b"%d" % number)
+        assert not (served.data / "abort").exists()
+    served.assert_clean()
+
+
 # --- roles, and the name server ------------------------------------------------------------------
 
 
@@ -278,3 +291,71 @@ def test_an_unknown_role_is_refused(tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "proxy" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+# --- bounds --------------------------------------------------------------------------------------
+
+
+def test_one_line_too_many_is_closed_and_the_others_go_on(tmp_path: Path) -> None:
+    with Served(tmp_path, conf={"escrowConnectionsMax": 3}) as served:
+        lines = [served.client() for _ in range(3)]
+        for line in lines:
+            line.max_offset("x", 0)
+        with served.client() as refused, pytest.raises(ConnectionError):
+            refused.max_offset("x", 0)
+        lines.pop().close()
+        for _ in range(2):  # by then the server knows
+            lines[0].max_offset("x", 0)
+        with served.client() as welcome:
+            welcome.max_offset("x", 0)
+        for line in lines:
+            line.max_offset("x", 0)
+            line.close()
+
+
+def test_a_silent_line_is_closed_and_a_waiting_one_is_not(tmp_path: Path) -> None:
+    with (
+        Served(tmp_path, conf={"serverChannelMaxIdleTimeSeconds": 1}) as served,
+        served.client(timeout_s=5) as silent,
+        served.client() as waiting,
+    ):
+        waiting.create_topic("orders")
+        silent.max_offset("orders", 0)
+        for _ in range(4):  # 400 ms each: it speaks often enough
+            begin_pull(waiting, "orders", 0, wait_ms=400)
+            assert next_answer(waiting).code == 19
+        assert silent._socket.recv(1) == b""
+
+
+def test_a_setting_of_the_file_has_its_effect(tmp_path: Path) -> None:
+    conf = {
+        "longPollingEnable": False,
+        "shortPollingTimeMills": 200,
+        "maxTransferCountOnMessageInMemory": 2,
+        "clusterTopicEnable": False,
+        "brokerTopicEnable": False,
+        "timerWheelEnable": False,
+    }
+    wrong = []
+    with Served(tmp_path, conf=conf) as served, served.client() as client:
+        client.create_topic("orders")
+        began_s = time.monotonic()
+        begin_pull(client, "orders", 0)
+        next_answer(client)
+        if time.monotonic() - began_s > 0.7:
+            wrong.append("shortPollingTimeMills")
+        for _ in range(3):
+            client.send("orders", b"x")
+        if client.pull("orders", 0, 0).ext_fields["nextBeginOffset"] != "2":
+            wrong.append("maxTransferCountOnMessageInMemory")
+        for name, topic in (
+            ("clusterTopicEnable", "DefaultCluster"),
+            ("brokerTopicEnable", "broker-a"),
+        ):
+            if client.pull(topic, 0, 0).code != 17:
+                wrong.append(name)
+        delayed = encode_properties({"TIMER_DELAY_MS": "10"})
+        fields = {"a": "p", "b": "orders", "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 0, "h": 0}
+        if client.request(310, {**fields, "i": delayed}, b"x").code == 0:
+            wrong.append("timerWheelEnable")
+    assert wrong == []

@@ -83,9 +83,12 @@ class EscrowMQ:
                     raise
 
     def stop(self) -> None:
+        """In order: whoever stops a broker may rely on its store being closed."""
         if self._process is not None:
             process, self._process = self._process, None
             process.stop()
+            if (self.store / "abort").exists():
+                raise BrokerFailed(f"not stopped in order; the log ends:\n{self.log_tail()}")
 
     def kill(self) -> None:
         """As kill -9 does it."""
@@ -112,11 +115,11 @@ class EscrowMQ:
             settings["namesrvAddr"] = self._elsewhere
         conf = self.directory / "escrowmq.conf"
         conf.write_text(apache._properties(settings))
-        flags = {"-c": conf, "--role": self.role}
+        flags: dict[str, object] = {"-c": conf, "--role": self.role}
         if self.role != "namesrv":
-            flags |= {"--data": self.store, "--port": str(self.port)}
+            flags |= {"--data": self.store, "--port": self.port}
         if self.role != "broker":
-            flags |= {"--namesrv-port": str(self.namesrv_port)}
+            flags |= {"--namesrv-port": self.namesrv_port}
         arguments = [str(part) for flag in flags.items() for part in flag]
         command = [sys.executable, "-c", _MAIN, "serve", *arguments]
         return Leashed(command, name=f"escrowmq {self.role}", output=self._log)

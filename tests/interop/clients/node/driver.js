@@ -118,12 +118,13 @@ class D {
     message.keys = [`key-${body.length}`];
     message.properties.colour = 'größer';
     if (level) message.delayTimeLevel = level;
-    const result = await this.producer.send(message, order);
+    if (order) message.shardingKey = order;
+    const result = await this.producer.send(message);
     say('sent', {
       body,
       status: result.sendStatus === 'SEND_OK' ? 'ok' : String(result.sendStatus),
       id: result.msgId,
-      queue: result.messageQueue.queueId,
+      queue: Number(result.messageQueue.queueId),
     });
   }
 
@@ -167,12 +168,13 @@ const scenarios = {
     await arrivals(2);
   },
 
+  // D takes queue 0 for no queue at all, and then any queue. These keys lead to others.
   async sharded(my) {
     await my.consume(() => true);
     await my.produce();
     for (let step = 0; step < 6; step++) {
       for (let order = 0; order < 3; order++) {
-        await my.send(`${order}/${step}`, { order: `order ${order}` });
+        await my.send(`${order}/${step}`, { order: `order ${order + 3}` });
       }
     }
     await arrivals(18);

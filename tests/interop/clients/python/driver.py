@@ -118,7 +118,10 @@ class Wrapper:
 
 
 class A(Wrapper):
-    """rocketmq-client-python 2.0.0, with the library of another package."""
+    """rocketmq-client-python 2.0.0, with the library of another package.
+
+    That library logs to /logs, if it may, whatever HOME says.
+    """
 
     name_server = "set_name_server_address"
 

@@ -1,0 +1,267 @@
+"""Unmodified clients of others send to our broker and get from it what they should.
+
+Each cell of client x scenario runs in a process of its own, against a broker of its own, and is
+judged by what arrived. Two clients of one kind are no proof of each other, so the columns differ
+in language, age and authors: Apache's Java clients of two generations, two C++ libraries behind
+Python (A, B), one behind Node.js (C), and one all in JavaScript (D).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interop.clients.environments import Unavailable
+from tests.interop.clients.play import Told, play
+from tests.interop.ours import EscrowMQ
+
+QUEUES = 4
+MESSAGES = 8
+GROUP = "readers"
+# A client that cannot say how long to wait until the next attempt takes levels 3, 4, 5.
+SETTINGS = {"messageDelayLevel": "1s 1s 1s 1s 1s 2s"}
+
+Check = Callable[[Told], None]
+
+
+# --- what should have come -----------------------------------------------------------------------
+
+
+def bodies(lines: list[dict[str, Any]]) -> Counter[str]:
+    return Counter(line["body"] for line in lines)
+
+
+def each_once(told: Told) -> None:
+    """Everything that was sent arrived, once and unchanged."""
+    assert all(line["status"] == "ok" for line in told.sent)
+    assert bodies(told.got) == bodies(told.sent)
+    assert len(told.got) >= 3
+    for line in told.got:
+        assert line["times"] == 0
+        assert (line["tag"], line["key"]) == ("tag", f"key-{len(line['body'])}")
+        assert line.get("colour", "größer") == "größer"
+    where_it_was_put(told)
+
+
+def where_it_was_put(told: Told) -> None:
+    """Queue and offset in the answer to a send are those of the message that arrives."""
+    arrived = {line["body"]: line for line in told.got}
+    for sent in told.sent:
+        for place in ("queue", "offset"):
+            if place in sent and place in arrived.get(sent["body"], {}):
+                assert arrived[sent["body"]][place] == sent[place], sent["body"]
+
+
+def all_eight(kind: str) -> Check:
+    def check(told: Told) -> None:
+        assert all(line["status"] == "ok" for line in told.sent)
+        assert bodies(told.got) == Counter(f"{kind}-{number}" for number in range(MESSAGES))
+
+    return check
+
+
+def late(told: Told) -> None:
+    assert all(line["status"] == "ok" for line in told.sent)
+    assert bodies(told.got) == bodies(told.sent)
+    assert len(told.got) == 3
+    for line in told.got:
+        assert 900 <= line["waited_ms"] < 10_000
+
+
+def only_red_and_green(told: Told) -> None:
+    assert [line["status"] for line in told.sent] == ["ok"] * 5
+    assert bodies(told.got) == Counter(["tagged-red", "tagged-green"])
+
+
+def in_order(told: Told) -> None:
+    """Three orders of six steps, each in one queue and in its own sequence."""
+    assert [line["status"] for line in told.sent] == ["ok"] * 18
+    assert bodies(told.got) == bodies(told.sent)
+    for order in "012":
+        mine = [line for line in told.got if line["body"].startswith(f"{order}/")]
+        assert [line["body"] for line in mine] == [f"{order}/{step}" for step in range(6)]
+        assert len({line["queue"] for line in mine}) == 1
+
+
+def in_order_with_a_pause(told: Told) -> None:
+    """The same, but 1/2 was refused once: it comes again, before what follows it."""
+    assert [line["status"] for line in told.sent] == ["ok"] * 18
+    again = [line for line in told.got if line["body"] == "1/2"]
+    assert [line["times"] for line in again] == [0, 1]
+    told.lines.remove(again[0])
+    in_order(told)
+
+
+def to_both(told: Told) -> None:
+    for by in "12":
+        mine = [line for line in told.got if line["by"] == by]
+        assert bodies(mine) == Counter(f"broadcast-{number}" for number in range(MESSAGES))
+
+
+def shared(told: Told) -> None:
+    assert [line["queues"] for line in told.all("assigned")] == [2, 2]
+    assert bodies(told.got) == bodies(told.sent)
+    assert len(told.sent) == 2 * MESSAGES
+    assert {line["by"] for line in told.got} == {"1", "2"}
+    owners = {(line["by"], line["queue"]) for line in told.got}
+    assert len(owners) == QUEUES  # no queue has two readers
+
+
+def resumed(told: Told) -> None:
+    """The second consumer goes on where the first one stopped."""
+    assert len(told.sent) == 2 * MESSAGES
+    assert bodies(told.got) == bodies(told.sent)
+    for line in told.got:
+        assert line["body"].startswith(f"{line['by']}/")
+
+
+def three_attempts(told: Told) -> None:
+    tries = [(line["body"], line["times"]) for line in told.got]
+    assert sorted(tries) == [("again", 0), ("again", 1), ("again", 2), ("fine", 0)]
+    # A message from the retry topic is shown under the topic that it was sent to.
+    assert len({line["topic"] for line in told.got}) == 1
+
+
+def dead_after(attempts: int) -> Check:
+    def check(told: Told) -> None:
+        tries = [line["times"] for line in told.got if line["by"] == "1"]
+        assert tries == list(range(attempts))
+        [dead] = [line for line in told.got if line["by"] == "pull"]
+        assert dead["body"] == "dead"
+        assert (dead["tag"], dead["key"], dead["colour"]) == ("tag", "key-4", "größer")
+
+    return check
+
+
+def bad_is_dead_and_good_goes_on(told: Told) -> None:
+    tries = [(line["body"], line["times"]) for line in told.got if line["by"] == "1"]
+    assert tries == [("bad", 0), ("bad", 1), ("good", 0)]
+    assert [line["body"] for line in told.got if line["by"] == "pull"] == ["bad"]
+
+
+def pulled(told: Told) -> None:
+    each_once(told)
+    queues = told.all("queue")
+    assert [line["begin"] for line in queues] == [line["first"] for line in queues] == [0] * QUEUES
+    assert sum(line["end"] for line in queues) == MESSAGES
+    assert [line["committed"] for line in queues] == [line["end"] for line in queues]
+    ends = [line["end"] for line in queues]
+    assert [line["next"] for line in told.all("beyond")] == ends
+    assert {line["status"] for line in told.all("beyond")} == {"OFFSET_ILLEGAL"}
+    [awaited] = told.all("awaited")
+    assert awaited["status"] == "FOUND"
+    assert awaited["ms"] < 5_000
+
+
+def lite_pulled(told: Told) -> None:
+    each_once(told)
+    assert [line["body"] for line in told.got if line["by"] == "2"] == ["lite-later"]
+
+
+def last_three(told: Told) -> None:
+    assert [line["body"] for line in told.got] == [f"seek-{number}" for number in (5, 6, 7)]
+
+
+def found(told: Told) -> None:
+    ways = {f"key one-{GROUP}", f"key two-{GROUP}", "offset id", "unique key"}
+    assert Counter(line["by"] for line in told.got) == Counter(ways)
+    assert {line["body"] for line in told.got} == {"sought"}
+
+
+def answered(told: Told) -> None:
+    expected = [f"answer to question-{number}" for number in range(3)]
+    assert [line["body"] for line in told.all("answered")] == expected
+    assert [line["status"] for line in told.all("replied")] == ["ok"] * 3
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+ORDINARY: dict[str, Check] = {
+    "sync": each_once,
+    "autocreate": each_once,
+    "async": each_once,
+    "oneway": all_eight("oneway"),
+    "batch": all_eight("batch"),
+    "big": each_once,
+    "delay": late,
+    "tags": only_red_and_green,
+    "orderly": in_order,
+    "broadcast": all_eight("broadcast"),
+    "retry": three_attempts,
+    "pull": each_once,
+}
+JAVA: dict[str, Check] = {
+    **ORDINARY,
+    "orderly": in_order_with_a_pause,
+    "orderly-dlq": bad_is_dead_and_good_goes_on,
+    "broadcast": to_both,
+    "rebalance": shared,
+    "resume": resumed,
+    "dlq": dead_after(2),
+    "dlq-at-once": dead_after(1),
+    "pull": pulled,
+    "litepull": lite_pulled,
+    "liteassign": last_three,
+    "query": found,
+    "reply": answered,
+}
+
+
+def some(*names: str) -> dict[str, Check]:
+    return {name: ORDINARY[name] for name in names}
+
+
+TABLE: dict[str, dict[str, Check]] = {
+    "java-5.5.0": {**JAVA, "timed": late},  # a delay of any length: 4.9 has only levels
+    "java-4.9.7": JAVA,
+    "A": some(
+        "sync", "autocreate", "oneway", "big", "delay", "tags", "orderly", "broadcast", "retry"
+    ),
+    "B": ORDINARY,
+    "C": some("sync", "autocreate", "big", "tags", "retry"),
+    "D": {**some("sync", "big", "delay", "tags", "broadcast", "retry"), "sharded": in_order},
+}
+QUICK = {("java-5.5.0", "sync"), ("B", "sync"), ("B", "batch")}  # the rest is for `make interop`
+
+
+def cells() -> Iterator[Any]:
+    for client, scenarios in TABLE.items():
+        for scenario, check in scenarios.items():
+            marks = [pytest.mark.slow]
+            if client.startswith("java"):
+                marks.append(pytest.mark.apache)
+            if (client, scenario) not in QUICK:
+                marks.append(pytest.mark.nightly)
+            yield pytest.param(client, scenario, check, id=f"{client}-{scenario}", marks=marks)
+
+
+@pytest.mark.parametrize(("client", "scenario", "check"), list(cells()))
+def test_a_client_gets_what_was_sent(
+    client: str, scenario: str, check: Check, tmp_path: Path
+) -> None:
+    with EscrowMQ(tmp_path / "ours", SETTINGS) as ours:
+        if scenario != "autocreate":
+            ours.create_topic("orders", queues=QUEUES)
+        try:
+            told = play(
+                client,
+                scenario,
+                namesrv=ours.namesrv_address,
+                topic="orders",
+                group=GROUP,
+                directory=tmp_path / "client",
+            )
+        except Unavailable as reason:
+            pytest.skip(f"client {client}: {reason}")
+        shown = f"\n{told}\nour log:\n{ours.log_tail()}"
+        assert not told.all("failed"), shown
+        assert told.all("done"), shown
+        try:
+            check(told)
+        except AssertionError as error:
+            error.add_note(shown)
+            raise

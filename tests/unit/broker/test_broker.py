@@ -1,0 +1,185 @@
+"""The broker as a whole, on disks that fail: what must not be lost, and what comes first."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from escrowmq.broker.broker import Broker, BrokerRules
+from escrowmq.broker.sends import SendRules
+from escrowmq.message.ids import UniqueKeys
+from escrowmq.store.configfiles import GroupConfig
+from escrowmq.store.store import MessageStore
+from escrowmq.testing.disks import FaultyDisk, MemoryDisk
+from escrowmq.wire.codes import RequestCode
+from escrowmq.wire.headers_consume import QueueOf, UpdateConsumerOffset
+from escrowmq.wire.headers_send import ConsumerSendMessageBack
+from tests.interop.remoting import Answer
+from tests.stores import HOST, assert_clean, open_store
+from tests.unit.broker.asking import NOW_MS, RULES, FakeLine, a_pull, a_send, ask, bodies
+
+
+class Bench:
+    def __init__(self, disk: MemoryDisk | None = None) -> None:
+        self.disk = disk or FaultyDisk()
+        self.store = open_store(self.disk)
+        self.broker = Broker(
+            self.disk,
+            self.store,
+            BrokerRules(topics=RULES, sends=SendRules(cluster="C", store_host=HOST)),
+            UniqueKeys(address="127.0.0.1", process_id=1, salt=2),
+        )
+        self.line = FakeLine()
+
+    def turn(self, *requests: Any, at_ms: int = NOW_MS) -> list[Answer]:
+        for request in requests:
+            self.broker.handle(self.line, request, at_ms)
+        self.broker.end_turn(at_ms)
+        return self.line.answers()
+
+    def tick(self, at_ms: int) -> None:
+        self.broker.tick(at_ms)
+        self.broker.end_turn(at_ms)
+
+    def after_power_cut(self) -> Bench:
+        assert isinstance(self.disk, FaultyDisk)
+        return Bench(self.disk.power_cut(Random(0), "none"))
+
+
+DELAYED = [
+    pytest.param({"properties": "DELAY\x011\x02"}, id="level"),
+    pytest.param({"properties": "TIMER_DELAY_MS\x011000\x02"}, id="timer"),
+]
+
+
+@pytest.mark.parametrize("delayed", DELAYED)
+def test_a_delayed_message_that_found_no_room_is_delivered_when_there_is_some(
+    delayed: dict[str, str],
+) -> None:
+    bench = Bench()
+    bench.turn(a_send(body=b"late", **delayed))
+    bench.store.accepts_writes = False  # the disk is full, for a while
+    bench.tick(NOW_MS + 1000)
+    bench.store.accepts_writes = True
+    bench.tick(NOW_MS + 2000)
+    assert bodies(bench.store, "T") == [b"late"]
+
+
+@pytest.mark.parametrize("delayed", DELAYED)
+@pytest.mark.parametrize("saved", [False, True], ids=["before a save", "after a save"])
+def test_a_power_cut_does_not_lose_a_delayed_message(delayed: dict[str, str], saved: bool) -> None:
+    """Saved progress must not be ahead of what is durable in the log."""
+    bench = Bench()
+    bench.turn(a_send(body=b"late", **delayed))
+    bench.store.checkpoint()
+    bench.tick(NOW_MS + 1000)
+    assert bodies(bench.store, "T") == [b"late"]
+    if saved:
+        bench.broker.save()
+    again = bench.after_power_cut()
+    again.tick(NOW_MS + 5000)
+    assert b"late" in bodies(again.store, "T")
+
+
+@pytest.mark.parametrize("delayed", DELAYED)
+def test_a_save_between_tick_and_turn_does_not_lose_a_delayed_message(
+    delayed: dict[str, str],
+) -> None:
+    """The server saves from a task of its own, which may run just then; and then it is killed."""
+    bench = Bench()
+    bench.turn(a_send(body=b"late", **delayed))
+    bench.broker.tick(NOW_MS + 1000)
+    bench.broker.save()
+    bench.store.abandon()
+    again = Bench(bench.disk)
+    again.tick(NOW_MS + 5000)
+    assert b"late" in bodies(again.store, "T")
+
+
+def test_a_message_sent_back_to_a_store_without_room_is_not_said_to_be_safe() -> None:
+    bench = Bench()
+    bench.broker.groups.put(GroupConfig(group_name="g"), now_ms=NOW_MS)
+    bench.turn(a_send())
+    bench.store.accepts_writes = False
+    fields = ConsumerSendMessageBack(offset=0, group="g", delay_level=1)
+    [answer] = bench.turn(ask(RequestCode.CONSUMER_SEND_MSG_BACK, fields))
+    assert answer.code != 0
+
+
+def test_a_send_to_a_store_without_room_is_refused_and_the_next_one_is_not() -> None:
+    bench = Bench()
+    bench.store.accepts_writes = False
+    [answer] = bench.turn(a_send(body=b"1"))
+    assert answer.code == 14
+    bench.store.accepts_writes = True
+    [answer] = bench.turn(a_send(body=b"2"))
+    assert answer.code == 0
+    assert bodies(bench.store, "T") == [b"2"]
+
+
+class BrokenStore(MessageStore):
+    """One with a bug in it."""
+
+    def append(self, *_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("a bug")
+
+
+def test_a_bug_at_the_end_of_a_turn_costs_no_answer() -> None:
+    """Whoever has sent something in that turn hears that it failed; nobody waits for ever."""
+    bench = Bench()
+    bench.store.__class__ = BrokenStore
+    bench.broker.handle(bench.line, a_send(), NOW_MS)
+    bench.broker.end_turn(NOW_MS)
+    assert bench.line.answer().code == 1
+
+
+def test_a_waiting_pull_is_woken_in_the_turn_of_the_send() -> None:
+    bench = Bench()
+    bench.broker.topics.make("T", queues=4, now_ms=NOW_MS)
+    reader = FakeLine("reader")
+    bench.broker.handle(reader, a_pull(), NOW_MS)
+    bench.turn(a_send(body=b"1"))
+    assert reader.answer().code == 0
+
+
+def test_a_waiting_pull_is_woken_by_a_delayed_message() -> None:
+    bench = Bench()
+    bench.broker.topics.make("T", queues=4, now_ms=NOW_MS)
+    reader = FakeLine("reader")
+    bench.broker.handle(reader, a_pull(suspend_timeout_millis=60_000), NOW_MS)
+    bench.turn(a_send(properties="DELAY\x011\x02"))
+    bench.tick(NOW_MS + 999)
+    assert reader.answers() == []
+    bench.tick(NOW_MS + 1000)
+    assert reader.answer().code == 0
+
+
+def test_what_is_saved_is_there_after_a_restart() -> None:
+    bench = Bench(MemoryDisk())
+    bench.turn(a_send("orders"))
+    bench.broker.groups.put(GroupConfig(group_name="g", retry_max_times=2), now_ms=NOW_MS)
+    commit = UpdateConsumerOffset(
+        consumer_group="g", topic="orders", queue_id=1, commit_offset=2**62
+    )
+    bench.turn(ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit))
+    bench.broker.save()
+    bench.store.close()
+    again = Bench(bench.disk)
+    assert again.broker.topics.find("orders") is not None
+    group = again.broker.groups.find("g")
+    assert group is not None
+    assert group.retry_max_times == 2
+    assert again.broker.offsets.query("orders", "g", 1) == 2**62
+    again.store.close()
+    assert_clean(bench.disk)
+
+
+@pytest.mark.parametrize("code", [RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET])
+@pytest.mark.parametrize("queue_id", [-1, 2**31 - 1])
+def test_a_question_about_a_queue_that_is_none_makes_none(code: int, queue_id: int) -> None:
+    bench = Bench()
+    [answer] = bench.turn(ask(code, QueueOf(topic="../x", queue_id=queue_id)))
+    assert answer.ext_fields.get("offset", "0") == "0"
+    assert not bench.disk.exists("consumequeue")
