@@ -8,7 +8,7 @@ import msgspec
 
 from escrowmq.broker.groups import Groups, is_group_name
 from escrowmq.broker.line import Line
-from escrowmq.broker.topics import CLOSED_TO_SENDERS, Topics, refuse_bad_topic_name
+from escrowmq.broker.topics import Topics, is_system_topic, refuse_bad_topic_name
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import BrokenBody, RequestRefused
 from escrowmq.message.fastjson import lenient_json
@@ -30,7 +30,7 @@ class Admin:
     def create_topic(self, line: Line, request: Request[CreateTopic], now_ms: int) -> None:
         fields = request.head.fields
         refuse_bad_topic_name(fields.topic)
-        if fields.topic in CLOSED_TO_SENDERS:
+        if is_system_topic(fields.topic):
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER, f"{fields.topic} belongs to the broker"
             )
@@ -56,7 +56,7 @@ class Admin:
 
     def delete_topic(self, line: Line, request: Request[DeleteTopicInBroker], now_ms: int) -> None:
         topic = request.head.fields.topic
-        if topic in CLOSED_TO_SENDERS:
+        if is_system_topic(topic):
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"{topic} belongs to the broker")
         if self._topics.remove(topic, now_ms=now_ms):
             self._offsets.remove_topic(topic)
@@ -70,6 +70,11 @@ class Admin:
         if not is_group_name(config.group_name):
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER, f"{config.group_name[:100]!r} names no group"
+            )
+        if not 0 <= config.retry_queue_nums <= QUEUES_MAX:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"{config.retry_queue_nums} retry queues, not 0 to {QUEUES_MAX}",
             )
         self._groups.put(config, now_ms=now_ms)
         line.write(succeed(request))

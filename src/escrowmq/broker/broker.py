@@ -25,7 +25,7 @@ from escrowmq.broker.topics import TopicRules, Topics
 from escrowmq.consume.groups import ConsumerGroups, ProducerGroups
 from escrowmq.consume.locks import QueueLocks
 from escrowmq.consume.offsets import ConsumerOffsets
-from escrowmq.errors import RequestRefused
+from escrowmq.errors import RequestRefused, StoreError
 from escrowmq.message.ids import UniqueKeys
 from escrowmq.message.properties import find_property
 from escrowmq.message.record import NewRecord
@@ -51,6 +51,7 @@ class BrokerRules:
     pulls: PullRules = field(default_factory=PullRules)
     delays: DelayRules = field(default_factory=DelayRules)
     auto_create_groups: bool = True
+    stores_replies: bool = True
 
 
 class Broker:
@@ -83,7 +84,7 @@ class Broker:
             self.groups,
             self._locks,
             reroute=self.delays.reroute,
-            put=lambda records: self.sends.put(records),
+            put=lambda records, done: self.sends.put(records, done),
         )
         self.sends = Sends(
             store,
@@ -98,14 +99,15 @@ class Broker:
         self.clients = Clients(
             self.topics, self.groups, self.consumers, self.producers, self._locks
         )
+        self._stores_replies = rules.stores_replies
         self._now_ms = 0
         self._expired_ms = 0
         self._handlers = self._table()
 
     def _table(self) -> dict[int, Handler]:
         code = RequestCode
-        queries = Queries(self.store, self.topics, self.offsets)
-        replies = Replies(self.sends, self.producers)
+        queries = Queries(self.store, self.topics, self.groups, self.offsets)
+        replies = Replies(self.sends, self.producers, stores=self._stores_replies)
         admin = Admin(self.topics, self.groups, self.offsets)
         return {
             code.SEND_MESSAGE_V2: self.sends.accept,
@@ -151,7 +153,19 @@ class Broker:
 
     def end_turn(self, now_ms: int) -> None:
         self._now_ms = now_ms
+        if self.topics.dirty or self.groups.dirty:
+            # Before anybody is told: a message whose topic a crash forgets cannot be read.
+            self._save_tables()
         self.sends.settle(now_ms)
+
+    def _save_tables(self) -> None:
+        try:
+            if self.topics.dirty:
+                self.topics.save()
+            if self.groups.dirty:
+                self.groups.save()
+        except StoreError as error:
+            log.warning("topics or groups not saved: %s", error)
 
     def line_closed(self, line: Line) -> None:
         self.pulls.line_closed(line)
@@ -161,17 +175,19 @@ class Broker:
         """Some ten times a second: pulls whose time is over, messages whose time has come."""
         self._now_ms = now_ms
         self.pulls.expire(now_ms)
-        self.sends.put(list(self.delays.due(now_ms)))
+        due = self.delays.due(now_ms)
+        self.sends.put(
+            due.records,
+            lambda code: self.delays.delivered(due) if code == ResponseCode.SUCCESS else None,
+            waits=False,
+        )
         if now_ms - self._expired_ms >= EXPIRE_INTERVAL_MS:
             self._expired_ms = now_ms
             self.clients.expire(now_ms)
 
     def save(self) -> None:
         """Bring what is not in the log to its files."""
-        if self.topics.dirty:
-            self.topics.save()
-        if self.groups.dirty:
-            self.groups.save()
+        self._save_tables()
         if self.delays.dirty:
             self.delays.save()
         if self.offsets.version != self._offsets_saved:

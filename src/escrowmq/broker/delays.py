@@ -13,15 +13,14 @@ kept in delayOffset.json. A crash in between delivers what was delivered since t
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from escrowmq.broker.topics import TIMER_TOPIC
 from escrowmq.errors import CorruptRecord, NoSuchRecord, RequestRefused
 from escrowmq.message import names
 from escrowmq.message.facts import DELAY_LEVELS_MS, delay_level
-from escrowmq.message.properties import decode_properties, encode_properties
+from escrowmq.message.properties import change_properties, decode_properties
 from escrowmq.message.record import NewRecord, StoredRecord, moved
 from escrowmq.store.configfiles import ConfigFile
 from escrowmq.store.store import MessageStore
@@ -32,12 +31,15 @@ TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
 TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
 TIMER_OUT_MS: Final = "TIMER_OUT_MS"
 _DELAY_PROPERTIES: Final = (
+    names.REAL_TOPIC,
+    names.REAL_QUEUE_ID,
     names.DELAY_LEVEL,
     TIMER_OUT_MS,
     TIMER_DELIVER_MS,
     TIMER_DELAY_SEC,
     TIMER_DELAY_MS,
 )
+_OVERTOOK: Final = "escrowDeliveredTimers"  # beside RocketMQ's tables, which ignores it
 _TIMER_LEVEL: Final = 0  # its key in delayOffset.json; levels begin at 1
 DELIVERED_PER_TURN_MAX: Final = 1000
 
@@ -46,6 +48,16 @@ DELIVERED_PER_TURN_MAX: Final = 1000
 class DelayRules:
     levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
     timer_max_ms: int = 3 * 24 * 3_600_000
+    has_timers: bool = True
+
+
+@dataclass(slots=True)
+class Due:
+    """Messages whose time has come, and how far that brings each queue."""
+
+    records: list[NewRecord] = field(default_factory=list)
+    next: dict[int, int] = field(default_factory=dict)
+    timers: list[tuple[int, int, int]] = field(default_factory=list)
 
 
 class Delays:
@@ -54,9 +66,12 @@ class Delays:
         self._file = file
         self._rules = rules
         self._next: dict[int, int] = file.numbers()  # by level: the queue offset to deliver next
+        self._seen_timers = self._next.get(_TIMER_LEVEL, 0)
+        # Timers that were delivered although an earlier one of their queue was not.
+        self._overtook = {int(at) for at in file.content.get(_OVERTOOK, [])}
         self._timers: list[tuple[int, int, int]] = []  # due, queue offset, log offset
         self._undelivered: set[int] = set()  # queue offsets of the timer queue
-        self._seen_timers = self._next.get(_TIMER_LEVEL, 0)
+        self._delivered_end = 0  # of the log, after what was delivered last
         self.dirty = False
 
     # --- at the moment of sending ----------------------------------------------------------------
@@ -64,21 +79,22 @@ class Delays:
     def reroute(self, record: NewRecord, now_ms: int) -> NewRecord:
         """Where a record with delay properties is stored first."""
         properties = decode_properties(record.properties)
-        level = delay_level(properties.get(names.DELAY_LEVEL, "").encode())
+        text = properties.get(names.DELAY_LEVEL, "").encode()
+        level = delay_level(text, len(self._rules.levels_ms))
         if level > 0:
-            level = min(level, len(self._rules.levels_ms))
-            properties[names.DELAY_LEVEL] = str(level)
-            return _moved(record, properties, names.SCHEDULE_TOPIC, level - 1)
+            put = {names.DELAY_LEVEL: str(level)}
+            return _moved(record, put, names.SCHEDULE_TOPIC, level - 1)
         due_ms = self._timer_due_ms(properties, now_ms)
         if due_ms is None or due_ms <= now_ms:
             return record
+        if not self._rules.has_timers:
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "timers are switched off here")
         if due_ms - now_ms > self._rules.timer_max_ms:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"a delay of {due_ms - now_ms} ms, limit {self._rules.timer_max_ms}",
             )
-        properties[TIMER_OUT_MS] = str(due_ms)
-        return _moved(record, properties, TIMER_TOPIC, 0)
+        return _moved(record, {TIMER_OUT_MS: str(due_ms)}, TIMER_TOPIC, 0)
 
     def _timer_due_ms(self, properties: dict[str, str], now_ms: int) -> int | None:
         for name, begin_ms, unit_ms in (
@@ -90,56 +106,65 @@ class Delays:
             if text is not None:
                 if not text.isdecimal() or len(text) > 18:
                     raise RequestRefused(
-                        ResponseCode.MESSAGE_ILLEGAL, f"{name}={text!r} is not a number"
+                        ResponseCode.MESSAGE_ILLEGAL, f"{name}={text[:40]!r} is not a number"
                     )
                 return begin_ms + int(text) * unit_ms
         return None
 
     # --- later -----------------------------------------------------------------------------------
 
-    def due(self, now_ms: int) -> Iterator[NewRecord]:
-        """What is to be delivered now. Delivered is what the caller has appended."""
-        room = DELIVERED_PER_TURN_MAX
+    def due(self, now_ms: int) -> Due:
+        """What is to be delivered now. It counts as delivered when `delivered` is told so."""
+        found = Due()
         for level in range(1, len(self._rules.levels_ms) + 1):
-            for record in self._due_in_level(level, now_ms, room):
-                room -= 1
-                yield record
-        yield from self._due_timers(now_ms, room)
+            self._due_in_level(level, now_ms, found)
+        self._due_timers(now_ms, found)
+        return found
 
-    def _due_in_level(self, level: int, now_ms: int, room: int) -> Iterator[NewRecord]:
+    def delivered(self, due: Due) -> None:
+        """It is in the log, at the end of it as it is now."""
+        self._next.update(due.next)
+        for entry in due.timers:
+            self._undelivered.discard(entry[1])
+            self._overtook.add(entry[1])
+        gone = set(due.timers)
+        self._timers = [entry for entry in self._timers if entry not in gone]
+        heapq.heapify(self._timers)
+        self._delivered_end = self._store.end
+        self.dirty = True
+
+    def _due_in_level(self, level: int, now_ms: int, found: Due) -> None:
         topic, queue_id = names.SCHEDULE_TOPIC, level - 1
         end = self._store.max_offset(topic, queue_id)
         at = max(self._next.get(level, 0), self._store.min_offset(topic, queue_id))
-        while at < end and room > 0:
+        while at < end and len(found.records) < DELIVERED_PER_TURN_MAX:
             record = self._record(topic, queue_id, at)
             if record is not None:
                 if record.stored_ms + self._rules.levels_ms[level - 1] > now_ms:
                     return
-                room -= 1
-                yield _delivered(record)
+                found.records.append(_delivered(record))
             at += 1
-            self._next[level] = at
-            self.dirty = True
+            found.next[level] = at
 
-    def _due_timers(self, now_ms: int, room: int) -> Iterator[NewRecord]:
+    def _due_timers(self, now_ms: int, found: Due) -> None:
         self._read_new_timers()
-        while self._timers and self._timers[0][0] <= now_ms and room > 0:
-            _, queue_offset, log_offset = heapq.heappop(self._timers)
-            self._undelivered.discard(queue_offset)
-            self.dirty = True
+        if not self._timers or self._timers[0][0] > now_ms:
+            return
+        for entry in sorted(entry for entry in self._timers if entry[0] <= now_ms):
+            if len(found.records) >= DELIVERED_PER_TURN_MAX:
+                return
+            found.timers.append(entry)
             try:
-                record = self._store.record_at(log_offset)
+                found.records.append(_delivered(self._store.record_at(entry[2])))
             except (NoSuchRecord, CorruptRecord):
                 continue
-            room -= 1
-            yield _delivered(record)
 
     def _read_new_timers(self) -> None:
         end = self._store.max_offset(TIMER_TOPIC, 0)
         at = max(self._seen_timers, self._store.min_offset(TIMER_TOPIC, 0))
         while at < end:
             record = self._record(TIMER_TOPIC, 0, at)
-            if record is not None:
+            if record is not None and at not in self._overtook:
                 due_ms = _number(decode_properties(record.properties).get(TIMER_OUT_MS))
                 heapq.heappush(self._timers, (due_ms, at, record.log_offset))
                 self._undelivered.add(at)
@@ -156,24 +181,30 @@ class Delays:
             return None
 
     def save(self) -> None:
+        """Not before what was delivered is durable: a power cut would lose it otherwise."""
+        if self._store.flushed < self._delivered_end:
+            return
         self.dirty = False
-        self._next[_TIMER_LEVEL] = min(self._undelivered, default=self._seen_timers)
-        self._file.save(offsetTable=self._next)
+        first = min(self._undelivered, default=self._seen_timers)
+        self._next[_TIMER_LEVEL] = first
+        self._overtook = {at for at in self._overtook if at >= first}
+        self._file.save(offsetTable=self._next, **{_OVERTOOK: sorted(self._overtook)})
 
 
-def _moved(record: NewRecord, properties: dict[str, str], topic: str, queue_id: int) -> NewRecord:
-    properties[names.REAL_TOPIC] = record.topic
-    properties[names.REAL_QUEUE_ID] = str(record.queue_id)
-    return moved(record, topic=topic, queue_id=queue_id, properties=encode_properties(properties))
+def _moved(record: NewRecord, put: dict[str, str], topic: str, queue_id: int) -> NewRecord:
+    put |= {names.REAL_TOPIC: record.topic, names.REAL_QUEUE_ID: str(record.queue_id)}
+    properties = change_properties(record.properties, put=put)
+    return moved(record, topic=topic, queue_id=queue_id, properties=properties)
 
 
 def _delivered(record: StoredRecord) -> NewRecord:
     properties = decode_properties(record.properties)
-    topic = properties.pop(names.REAL_TOPIC, record.topic)
-    queue_id = _number(properties.pop(names.REAL_QUEUE_ID, "0"))
-    for name in _DELAY_PROPERTIES:
-        properties.pop(name, None)
-    return moved(record, topic=topic, queue_id=queue_id, properties=encode_properties(properties))
+    return moved(
+        record,
+        topic=properties.get(names.REAL_TOPIC, record.topic),
+        queue_id=_number(properties.get(names.REAL_QUEUE_ID)),
+        properties=change_properties(record.properties, drop=_DELAY_PROPERTIES),
+    )
 
 
 def _number(text: str | None) -> int:

@@ -55,5 +55,5 @@ class Groups:
         return dict(self._groups)
 
     def save(self) -> None:
-        self.dirty = False
         self._file.save(subscriptionGroupTable=self._groups, dataVersion=self.version)
+        self.dirty = False

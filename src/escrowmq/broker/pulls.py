@@ -11,8 +11,11 @@ from escrowmq.broker.topics import READ, Topics
 from escrowmq.consume.groups import ConsumerGroups
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.consume.pull import (
+    BYTES_MAX,
+    COUNT_MAX,
     HAS_COMMIT_OFFSET,
     HAS_SUBSCRIPTION,
+    SHORT_HOLD_MS,
     SUCCESS,
     Refusal,
     hold_ms,
@@ -37,6 +40,9 @@ from escrowmq.wire.headers_consume import PullMessage, PullMessageAnswer
 class PullRules:
     perm: int = READ | 2
     long_polling: bool = True
+    short_hold_ms: int = SHORT_HOLD_MS
+    count_max: int = COUNT_MAX
+    bytes_max: int = BYTES_MAX
     waiting_max: int = 100_000
 
 
@@ -155,8 +161,8 @@ class Pulls:
             fields.topic,
             fields.queue_id,
             fields.queue_offset,
-            count_max=bounds.count_max,
-            bytes_max=bounds.bytes_max,
+            count_max=min(bounds.count_max, self._rules.count_max),
+            bytes_max=min(bounds.bytes_max, self._rules.bytes_max),
             accepts=accepts,
         )
         code, remark = result_of(found.status, fields.queue_offset)
@@ -168,6 +174,8 @@ class Pulls:
                 is_first_look=True,
                 long_polling=self._rules.long_polling,
             )
+            if wait_ms and not self._rules.long_polling:
+                wait_ms = self._rules.short_hold_ms
             if wait_ms and self._hold(line, request, accepts, now_ms + wait_ms):
                 return
         line.write_pieces(

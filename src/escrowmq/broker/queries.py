@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+from escrowmq.broker.groups import Groups
 from escrowmq.broker.line import Line
 from escrowmq.broker.topics import Topics
 from escrowmq.consume.offsets import ConsumerOffsets, start_of
@@ -26,12 +28,16 @@ from escrowmq.wire.headers_consume import (
 )
 
 FOUND_BY_UNIQUE_KEY_MAX = 32
+FOUND_BYTES_MAX = 8 << 20  # of a look-up; a frame holds no more than 16 MiB
 
 
 class Queries:
-    def __init__(self, store: MessageStore, topics: Topics, offsets: ConsumerOffsets) -> None:
+    def __init__(
+        self, store: MessageStore, topics: Topics, groups: Groups, offsets: ConsumerOffsets
+    ) -> None:
         self._store = store
         self._topics = topics
+        self._groups = groups
         self._offsets = offsets
 
     def consumer_offset(
@@ -61,6 +67,11 @@ class Queries:
         if topic is None:
             raise RequestRefused(
                 ResponseCode.TOPIC_NOT_EXIST, f"topic {fields.topic} does not exist"
+            )
+        if self._groups.find(fields.consumer_group) is None:
+            raise RequestRefused(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"group {fields.consumer_group} does not exist",
             )
         if 0 <= fields.queue_id < topic.read_queue_nums:
             self._offsets.commit(
@@ -95,7 +106,7 @@ class Queries:
 
     def by_key(self, line: Line, request: Request[QueryMessage], now_ms: int) -> None:
         fields = request.head.fields
-        count_max = FOUND_BY_UNIQUE_KEY_MAX if fields.is_unique_key else fields.max_num
+        count_max = FOUND_BY_UNIQUE_KEY_MAX if fields.is_unique_key else max(1, fields.max_num)
         found = self._store.find_by_key(
             fields.topic,
             fields.key,
@@ -108,7 +119,9 @@ class Queries:
                 ResponseCode.QUERY_NOT_FOUND, f"no message of {fields.topic} has this key"
             )
         last = self._store.last_record
-        body = b"".join(self._store.bytes_of(record) for record in found)
+        sizes = itertools.accumulate(record.size for record in found)
+        fitting = sum(1 for size in sizes if size <= FOUND_BYTES_MAX)
+        body = b"".join(self._store.bytes_of(record) for record in found[: max(1, fitting)])
         about = QueryMessageAnswer(
             index_last_update_timestamp=now_ms, index_last_update_phyoffset=last
         )

@@ -7,6 +7,7 @@ from escrowmq.broker.sends import Sends
 from escrowmq.consume.groups import ProducerGroups
 from escrowmq.errors import RequestRefused
 from escrowmq.message.properties import decode_properties
+from escrowmq.wire.answers import succeed
 from escrowmq.wire.codes import RequestCode, ResponseCode
 from escrowmq.wire.fastpath import Request
 from escrowmq.wire.headers_send import PushReplyMessage, SendMessage
@@ -15,7 +16,8 @@ REPLY_TO = "REPLY_TO_CLIENT"
 
 
 class Replies:
-    def __init__(self, sends: Sends, producers: ProducerGroups) -> None:
+    def __init__(self, sends: Sends, producers: ProducerGroups, *, stores: bool) -> None:
+        self._stores = stores
         self._sends = sends
         self._producers = producers
 
@@ -47,5 +49,8 @@ class Replies:
             waiting.post(  # type: ignore[attr-defined]  # consume/ does not know what a line is
                 RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, pushed, bytes(request.body)
             )
-        # Stored as well, so that it can be found; the replier is answered like any sender.
-        self._sends.accept(line, request, now_ms)
+        if self._stores:
+            # So that it can be found; the replier is answered like any sender.
+            self._sends.accept(line, request, now_ms)
+        else:
+            line.write(succeed(request))

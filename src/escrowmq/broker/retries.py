@@ -26,14 +26,14 @@ from escrowmq.message.properties import decode_properties, encode_properties
 from escrowmq.message.record import NewRecord, StoredRecord, moved
 from escrowmq.store.configfiles import GroupConfig
 from escrowmq.store.store import MessageStore
-from escrowmq.wire.answers import succeed
+from escrowmq.wire.answers import answer, succeed
 from escrowmq.wire.codes import ResponseCode
 from escrowmq.wire.fastpath import Request
 from escrowmq.wire.headers_send import ConsumerSendMessageBack, SendMessage
 
 
 class Retries:
-    """`put` takes records that nobody waits for; they are appended at the end of the turn."""
+    """`put` takes records to be appended at the end of the turn, and whom to tell of it."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Retries:
         locks: QueueLocks,
         *,
         reroute: Callable[[NewRecord, int], NewRecord],
-        put: Callable[[Sequence[NewRecord]], None],
+        put: Callable[[Sequence[NewRecord], Callable[[int], None]], None],
         seed: int = 0,
     ) -> None:
         self._store = store
@@ -74,11 +74,15 @@ class Retries:
             client_version=request.head.version,
         )
         again = send_back(failed, fields.group, rules, delay_level=fields.delay_level)
-        if again is not None:
-            self._put([self._reroute(self._record(again, record, now_ms), now_ms)])
-        line.write(succeed(request))
+        if again is None:
+            line.write(succeed(request))
+            return
+        stored = self._reroute(self._record(again, record, now_ms), now_ms)
+        self._put([stored], lambda code: line.write(_stored_answer(request, code)))
 
-    def retried(self, record: NewRecord, fields: SendMessage, version: int) -> NewRecord:
+    def retried(
+        self, record: NewRecord, fields: SendMessage, version: int, now_ms: int
+    ) -> NewRecord:
         """A send to a retry topic: as it is, or to the dead letters."""
         name = group_of_retry_topic(record.topic) or ""
         group = self._group(name)
@@ -92,9 +96,9 @@ class Retries:
                 client_version=version,
             ),
             reconsume_times=record.reconsume_times,
-            group_has_locks=self._locks.group_has_locks(name, now_ms=record.born_ms),
+            group_has_locks=self._locks.group_has_locks(name, now_ms=now_ms),
         )
-        return record if again is None else self._record(again, record, record.born_ms)
+        return record if again is None else self._record(again, record, now_ms)
 
     def _group(self, name: str) -> GroupConfig:
         group = self._groups.find(name)
@@ -113,3 +117,9 @@ class Retries:
             properties=encode_properties(again.properties),
             reconsume_times=again.reconsume_times,
         )
+
+
+def _stored_answer(request: Request[ConsumerSendMessageBack], code: int) -> bytes:
+    if code == ResponseCode.SUCCESS:
+        return succeed(request)
+    return answer(request, code=code, remark="the message could not be stored again")

@@ -7,14 +7,16 @@ and answers everybody in it. Nobody is answered before his message is as durable
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from escrowmq.broker.line import Line
+from escrowmq.broker.putcodes import CODES_OF_PUTS
 from escrowmq.broker.topics import (
     CLOSED_TO_SENDERS,
     RETRY_PREFIX,
@@ -22,9 +24,16 @@ from escrowmq.broker.topics import (
     Topics,
     refuse_bad_topic_name,
 )
-from escrowmq.errors import BrokenBody, RequestRefused, StoreError
+from escrowmq.errors import (
+    BrokenBody,
+    RecordRefused,
+    RequestRefused,
+    StoreError,
+    StoreFailed,
+)
 from escrowmq.message.batch import decode_batch
 from escrowmq.message.ids import UniqueKeys, encode_offset_id
+from escrowmq.message.properties import change_properties, find_property
 from escrowmq.message.record import PROPERTIES_BYTES_MAX, NewRecord
 from escrowmq.message.sysflag import TRANSACTION_MASK
 from escrowmq.store.configfiles import TopicConfig
@@ -35,27 +44,27 @@ from escrowmq.wire.codes import ResponseCode
 from escrowmq.wire.fastpath import Request
 from escrowmq.wire.headers_send import SendMessage, SendMessageAnswer
 
+log = logging.getLogger(__name__)
+
 _PROPERTIES_ROOM: Final = 512  # for what the broker itself adds
 
-_CODES: Final = {
-    PutStatus.PUT_OK: ResponseCode.SUCCESS,
-    PutStatus.FLUSH_DISK_TIMEOUT: ResponseCode.FLUSH_DISK_TIMEOUT,
-    PutStatus.FLUSH_SLAVE_TIMEOUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
-    PutStatus.SLAVE_NOT_AVAILABLE: ResponseCode.SLAVE_NOT_AVAILABLE,
-    PutStatus.SERVICE_NOT_AVAILABLE: ResponseCode.SERVICE_NOT_AVAILABLE,
-    PutStatus.MESSAGE_ILLEGAL: ResponseCode.MESSAGE_ILLEGAL,
-    PutStatus.PROPERTIES_SIZE_EXCEEDED: ResponseCode.MESSAGE_ILLEGAL,
-    PutStatus.OS_PAGE_CACHE_BUSY: ResponseCode.SYSTEM_BUSY,
-}
+_MARKS: Final = ("POP_CK", "MSG_REGION", "TRACE_ON", "CLUSTER")
+_W = TypeVar("_W", "_Waiting", "_Put")
+
+
+def _split(ones: list[_W]) -> tuple[list[_W], list[_W]]:
+    """Those who want their answer at once, and those who wait for the flush."""
+    return [one for one in ones if not one.waits], [one for one in ones if one.waits]
+
+
+def _is_hasty(properties: str) -> bool:
+    return find_property(properties.encode(), b"WAIT") == b"false"
 
 
 def _is_special(properties: bytes) -> bool:
     """Whether a record has to be looked at again before it is appended."""
-    return (  # four searches for a literal: a pattern of all four takes five times as long
-        b"DELAY\x01" in properties
-        or b"TIMER_D" in properties
-        or b"TRAN_MSG\x01" in properties
-        or b"POP_CK\x01" in properties
+    return (  # searches for a literal each: one pattern of all takes five times as long
+        b"DELAY\x01" in properties or b"TIMER_D" in properties or b"TRAN_MSG\x01" in properties
     )
 
 
@@ -80,6 +89,15 @@ class _Waiting(msgspec.Struct, gc=False):
     waits: bool  # for the flush, if the broker flushes before it answers
 
 
+class _Put(msgspec.Struct, gc=False):
+    """Records of the broker's own in the batch."""
+
+    first: int
+    count: int
+    done: Callable[[int], None]
+    waits: bool
+
+
 # Told the end of an append, calls back once it is durable, or is not in time.
 WhenFlushed = Callable[[int, Callable[[PutStatus], None]], None]
 # Looks at a record with special properties: the one to append, or a refusal.
@@ -97,7 +115,9 @@ class Sends:
         when_flushed: WhenFlushed | None = None,
         arrived: Callable[[Sequence[NewRecord]], None] = lambda records: None,
         reroute: Reroute = lambda record, now_ms: record,
-        retried: Callable[[NewRecord, SendMessage, int], NewRecord] = lambda record, *_: record,
+        retried: Callable[[NewRecord, SendMessage, int, int], NewRecord] = lambda record, *_: (
+            record
+        ),
         seed: int = 0,
     ) -> None:
         self._store = store
@@ -119,6 +139,7 @@ class Sends:
         ).encode()
         self._records: list[NewRecord] = []
         self._waiting: list[_Waiting] = []
+        self._puts: list[_Put] = []
 
     # --- while the turn lasts --------------------------------------------------------------------
 
@@ -128,28 +149,39 @@ class Sends:
         topic = self._topics.find(fields.topic)
         if topic is None or fields.topic in CLOSED_TO_SENDERS or not topic.perm & WRITE:
             topic = self._look_again(fields, now_ms)
+        if topic.order and not self._rules.writable:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, "this broker is not writable")
         queue_id = fields.queue_id
         queues = max(topic.read_queue_nums, topic.write_queue_nums)
-        if queue_id < 0:
-            queue_id = self._random.randrange(max(1, topic.write_queue_nums))
-        elif queue_id >= queues:
+        if queue_id < 0 < topic.write_queue_nums:
+            queue_id = self._random.randrange(topic.write_queue_nums)
+        elif not 0 <= queue_id < queues:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
                 f"queue {queue_id} of {fields.topic}, which has {queues}",
             )
         first = len(self._records)
         if fields.batch:
-            self._records += self._batch_records(line, request, queue_id)
+            self._records += self._batch_records(line, request, queue_id, now_ms)
         else:
             self._records.append(self._record(line, request, queue_id, now_ms))
-        waits = "WAIT\x01false" not in fields.properties
+        waits = "WAIT\x01false" not in fields.properties or not _is_hasty(fields.properties)
         self._waiting.append(
             _Waiting(line, request, first, len(self._records) - first, queue_id, waits)
         )
 
-    def put(self, records: Sequence[NewRecord]) -> None:
-        """Records of the broker's own, which nobody waits for."""
-        self._records += records
+    def put(
+        self,
+        records: Sequence[NewRecord],
+        done: Callable[[int], None] = lambda code: None,
+        *,
+        waits: bool = True,
+    ) -> None:
+        """Records of the broker's own. `done` is told the answer's code once they are stored, as
+        durably as a send would be, or once it is clear that they are not."""
+        if records:
+            self._puts.append(_Put(len(self._records), len(records), done, waits))
+            self._records += records
 
     @property
     def is_idle(self) -> bool:
@@ -157,8 +189,6 @@ class Sends:
 
     def _look_again(self, fields: SendMessage, now_ms: int) -> TopicConfig:
         """What the straight path does not decide: an unknown topic, or one nobody may send to."""
-        if not self._rules.writable:
-            raise RequestRefused(ResponseCode.NO_PERMISSION, "this broker is not writable")
         refuse_bad_topic_name(fields.topic)
         if fields.topic in CLOSED_TO_SENDERS:
             raise RequestRefused(
@@ -189,7 +219,7 @@ class Sends:
             topic=fields.topic,
             queue_id=queue_id,
             body=body,  # type: ignore[arg-type]  # a view: it is appended before this turn ends
-            properties=self._properties(fields.properties, now_ms),
+            properties=self._properties(fields.properties.encode(), now_ms),
             flag=fields.flag,
             sys_flag=fields.sys_flag,
             born_ms=fields.born_timestamp,
@@ -197,28 +227,34 @@ class Sends:
             reconsume_times=fields.reconsume_times,
         )
         if fields.topic.startswith(RETRY_PREFIX):
-            record = self._retried(record, fields, request.head.version)
+            record = self._retried(record, fields, request.head.version, now_ms)
         if _is_special(record.properties):
             record = self._reroute(record, now_ms)
         return record
 
-    def _properties(self, text: str, now_ms: int) -> bytes:
-        encoded = text.encode()
+    def _properties(self, encoded: bytes, now_ms: int) -> bytes:
+        """With a unique key, and marked as this broker's."""
         if len(encoded) > PROPERTIES_BYTES_MAX - _PROPERTIES_ROOM:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL, f"properties of {len(encoded)} bytes are too long"
             )
+        if b"\0" in encoded:
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a zero byte in the properties")
+        marked = b"\x02" + encoded
+        if b"\x02POP_CK\x01" in marked or b"\x02MSG_REGION\x01" in marked:
+            # Sent on by a consumer: the marks of where it was consumed do not go along.
+            encoded = change_properties(encoded, drop=_MARKS)
+            marked = b"\x02" + encoded
         if encoded and encoded[-1] != 2:
             encoded += b"\x02"
-        if b"UNIQ_KEY\x01" not in encoded:
+        at = marked.find(b"\x02UNIQ_KEY\x01")
+        if at < 0 or marked[at + 10 : at + 11] in (b"", b"\x02"):
             key = self._keys.next(now_ms=now_ms, month_began_ms=0)
             encoded += b"UNIQ_KEY\x01%s\x02" % key.encode()
-        if b"MSG_REGION\x01" in encoded:
-            return encoded  # sent on by a consumer: it has all that
         return encoded + self._added
 
     def _batch_records(
-        self, line: Line, request: Request[SendMessage], queue_id: int
+        self, line: Line, request: Request[SendMessage], queue_id: int, now_ms: int
     ) -> list[NewRecord]:
         fields = request.head.fields
         if fields.topic.startswith(RETRY_PREFIX) or fields.sys_flag & TRANSACTION_MASK:
@@ -234,19 +270,17 @@ class Sends:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a batch of no messages")
         records = []
         for item in items:
-            properties = bytes(item.properties)
+            properties = self._properties(bytes(item.properties), now_ms)
             if _is_special(properties):
                 raise RequestRefused(
                     ResponseCode.MESSAGE_ILLEGAL, "no message of a batch is delayed"
                 )
-            if properties and properties[-1] != 2:
-                properties += b"\x02"
             records.append(
                 NewRecord(
                     topic=fields.topic,
                     queue_id=queue_id,
                     body=bytes(item.body),
-                    properties=properties + self._added,
+                    properties=properties,
                     flag=item.flag,
                     sys_flag=fields.sys_flag,
                     born_ms=fields.born_timestamp,
@@ -269,36 +303,71 @@ class Sends:
         """Append everything that was accepted, in one write, and answer."""
         records, self._records = self._records, []
         waiting, self._waiting = self._waiting, []
+        puts, self._puts = self._puts, []
         if not records:
             return
         try:
             placed = self._store.append(records, now_ms=now_ms)
+        except RecordRefused as error:
+            if len(waiting) + len(puts) == 1:
+                self._refuse_all(waiting, puts, error)
+            else:
+                self._settle_one_by_one(waiting, puts, records, now_ms)
+            return
         except StoreError as error:
-            code = _CODES.get(status_of(error), ResponseCode.SYSTEM_ERROR)
-            for send in waiting:
-                send.line.write(answer(send.request, code=code, remark=str(error)))
+            self._refuse_all(waiting, puts, error)
+            return
+        except Exception as error:  # a bug of ours: nobody may wait for ever because of it
+            log.exception("append failed records=%d", len(records))
+            self._refuse_all(waiting, puts, StoreFailed(f"internal error: {error}"))
             return
         self._arrived(records)
         if self._when_flushed is None:
-            self._answer_all(waiting, placed, ResponseCode.SUCCESS)
+            self._answer_all(waiting, puts, placed, ResponseCode.SUCCESS)
             return
-        hasty = [send for send in waiting if not send.waits]
-        patient = [send for send in waiting if send.waits]
-        self._answer_all(hasty, placed, ResponseCode.SUCCESS)
-        if patient:
+        hasty, patient = _split(waiting)
+        hasty_puts, patient_puts = _split(puts)
+        self._answer_all(hasty, hasty_puts, placed, ResponseCode.SUCCESS)
+        if patient or patient_puts:
 
             def flushed(status: PutStatus) -> None:
-                code = _CODES.get(status, ResponseCode.SYSTEM_ERROR)
-                self._answer_all(patient, placed, code)
+                code = CODES_OF_PUTS.get(status, ResponseCode.SYSTEM_ERROR)
+                self._answer_all(patient, patient_puts, placed, code)
 
             self._when_flushed(self._store.end, flushed)
+
+    def _settle_one_by_one(
+        self,
+        waiting: list[_Waiting],
+        puts: list[_Put],
+        records: list[NewRecord],
+        now_ms: int,
+    ) -> None:
+        """Somebody's record does not fit: the others of this turn must not pay for it."""
+        everybody: list[_Waiting | _Put] = [*waiting, *puts]
+        for one in everybody:
+            self._records = records[one.first : one.first + one.count]
+            one.first = 0
+            self._waiting = [one] if isinstance(one, _Waiting) else []
+            self._puts = [one] if isinstance(one, _Put) else []
+            self.settle(now_ms)
+
+    def _refuse_all(self, waiting: list[_Waiting], puts: list[_Put], error: StoreError) -> None:
+        code = CODES_OF_PUTS.get(status_of(error), ResponseCode.SYSTEM_ERROR)
+        for send in waiting:
+            send.line.write(answer(send.request, code=code, remark=str(error)))
+        for put in puts:
+            put.done(code)
 
     def _answer_all(
         self,
         waiting: list[_Waiting],
+        puts: list[_Put],
         placed: list[Placed],
         code: int,
     ) -> None:
+        for put in puts:
+            put.done(code)
         sent = self._answers.sent
         for send in waiting:
             place = placed[send.first]

@@ -41,6 +41,14 @@ CLOSED_TO_SENDERS: Final = frozenset(
     )
 )
 
+# Nobody makes or removes these by hand.
+SYSTEM_TOPICS: Final = CLOSED_TO_SENDERS | {TEMPLATE_TOPIC, "BenchmarkTest"}
+
+
+def is_system_topic(topic: str) -> bool:
+    return topic in SYSTEM_TOPICS or topic.startswith("rmq_sys_")
+
+
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 _NAME_LENGTH_MAX = 127
 _LONG_NAME_LENGTH_MAX = 255
@@ -66,6 +74,8 @@ class TopicRules:
     broker_name: str
     auto_create: bool = True
     template_queues: int = 8
+    has_cluster_topic: bool = True
+    has_broker_topic: bool = True
 
 
 class Topics:
@@ -127,8 +137,8 @@ class Topics:
         return found
 
     def save(self) -> None:
-        self.dirty = False
         self._file.save(topicConfigTable=self._topics, dataVersion=self.version)
+        self.dirty = False
 
     def _touch(self, now_ms: int) -> None:
         self.version = self.version.next(now_ms)
@@ -140,8 +150,8 @@ class Topics:
         wanted = [
             (SELF_TEST_TOPIC, 1, READ | WRITE),
             ("BenchmarkTest", 1024, READ | WRITE),
-            (rules.cluster, 16, open_to_all),
-            (rules.broker_name, 1, open_to_all),
+            *([(rules.cluster, 16, open_to_all)] if rules.has_cluster_topic else []),
+            *([(rules.broker_name, 1, open_to_all)] if rules.has_broker_topic else []),
             (OFFSET_MOVED_TOPIC, 1, READ | WRITE),
             (names.SCHEDULE_TOPIC, 18, READ | WRITE),
             (f"{rules.cluster}_REPLY_TOPIC", 1, READ | WRITE),
@@ -151,6 +161,9 @@ class Topics:
         ]
         if rules.auto_create:
             wanted.append((TEMPLATE_TOPIC, rules.template_queues, open_to_all))
+        elif (left := self._topics.get(TEMPLATE_TOPIC)) is not None and left.perm & INHERIT:
+            left.perm &= ~INHERIT  # it was one before; clients must not take it for one now
+            self.dirty = True
         for topic, queues, perm in wanted:
             if topic not in self._topics:
                 self._topics[topic] = TopicConfig(

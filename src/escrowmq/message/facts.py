@@ -67,16 +67,16 @@ def _due_ms(properties: bytes, stored_ms: int) -> int:
     level = 0
     for name, value in _wanted(b"\x02" + properties):
         if name == b"DELAY":
-            level = delay_level(value)
+            level = delay_level(value, len(DELAY_LEVELS_MS))
     return stored_ms + DELAY_LEVELS_MS[level - 1] if level else 0
 
 
-def delay_level(text: bytes) -> int:
+def delay_level(text: bytes, highest: int) -> int:
     """1 to the highest; 0 for none. A number past the highest means the highest."""
     if not text.isdigit():
         return 0
     digits = text.lstrip(b"0")
-    return min(int(digits[:9] or b"0"), len(DELAY_LEVELS_MS))
+    return min(int(digits[:9] or b"0"), highest)
 
 
 @lru_cache(maxsize=4096)

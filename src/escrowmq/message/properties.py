@@ -9,7 +9,7 @@ build the mapping; everybody else decodes once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from escrowmq.errors import LocalProtocolError
 
@@ -52,6 +52,21 @@ def find_property(encoded: bytes, name: bytes) -> bytes | None:
             return value
         end = at  # an empty one is as good as none
     return None
+
+
+def change_properties(
+    encoded: bytes, *, drop: Collection[str] = (), put: Mapping[str, str] | None = None
+) -> bytes:
+    """The same properties but for these; the others stay as they were written, however odd."""
+    put = put or {}
+    unwanted = {name.encode() for name in (*drop, *put)}
+    items = [
+        item
+        for item in encoded.split(b"\x02")
+        if item and item.partition(b"\x01")[0] not in unwanted
+    ]
+    items += [f"{name}\x01{value}".encode() for name, value in put.items()]
+    return b"".join(item + b"\x02" for item in items)
 
 
 _SEPARATORS = frozenset(_NAME_END + _ITEM_END)

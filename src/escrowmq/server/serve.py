@@ -28,7 +28,7 @@ from escrowmq.namesrv.namesrv import NameServer
 from escrowmq.namesrv.registration import BrokerCard
 from escrowmq.server.groupcommit import GroupCommit
 from escrowmq.server.registrar import Registrar
-from escrowmq.server.tcp import Port, PortLimits, TcpLine
+from escrowmq.server.tcp import Port, PortLimits, TcpLine, bind, port_of
 from escrowmq.server.upkeep import Upkeep, UpkeepSettings
 from escrowmq.store.disk import RealDisk
 from escrowmq.store.settings import StoreSettings
@@ -100,7 +100,9 @@ async def _name_server(config: Config, clock: Clock) -> AsyncIterator[str]:
     names = NameServer()
     port = Port(_NameServerPort(names), clock, port_limits(config))
     host = config.network.bind_address
-    number = await port.listen(host, config.namesrv.namesrv_port)
+    bound = bind(host, config.namesrv.namesrv_port)
+    number = port_of(bound)
+    await port.listen(bound)
     log.info("name server listens address=%s:%d", host, number)
 
     async def expire() -> None:
@@ -121,8 +123,15 @@ async def _broker(
 ) -> AsyncIterator[None]:
     disk = RealDisk(config.store.root_dir)
     address = config.broker.advertised_address or _reachable(config.network.bind_address)
-    host = encode_host(address, config.network.listen_port)
-    store = MessageStore.open(disk, store_settings(config), store_host=host)
+    # The port first: it is in the id of every message.
+    bound = bind(config.network.bind_address, config.network.listen_port)
+    number = port_of(bound)
+    host = encode_host(address, number)
+    try:
+        store = MessageStore.open(disk, store_settings(config), store_host=host)
+    except EscrowError:
+        bound.close()
+        raise
     log.info(
         "store open directory=%s begin=%d end=%d walked=%d",
         config.store.root_dir,
@@ -147,11 +156,7 @@ async def _broker(
         topics_changed=tell_name_servers,
     )
     port = Port(broker, clock, port_limits(config))
-    try:
-        number = await port.listen(config.network.bind_address, config.network.listen_port)
-    except OSError:
-        store.close()
-        raise
+    await port.listen(bound)
     log.info("broker listens address=%s:%d", config.network.bind_address, number)
     registrars += _registrars(config, broker, f"{address}:{number}", namesrv_addresses)
     loops = _loops(config, clock, broker, port, Upkeep(store, disk, clock, _upkeep(config)), failed)
@@ -159,11 +164,19 @@ async def _broker(
         for registrar in registrars[: len(namesrv_addresses)]:
             await registrar.registered.wait()
         yield
+    await _stop(broker, port, group, clock)
+
+
+async def _stop(broker: Broker, port: Port, group: GroupCommit, clock: Clock) -> None:
+    """Answer what is under way, then make everything durable."""
+    port.stop_reading()
     broker.pulls.release_all(clock.now_ms())
-    await port.close()
+    port.end_turn()  # appends what was accepted; with sync flush, its answers come with the flush
     await group.close()
+    await port.close()
+    broker.store.flush()  # before it is noted what has been delivered
     broker.save()
-    store.close()
+    broker.store.close()
 
 
 def _registrars(
@@ -219,14 +232,21 @@ def _loops(
 @contextlib.asynccontextmanager
 async def _running(*loops: Any) -> AsyncIterator[None]:
     tasks = [asyncio.create_task(loop) for loop in loops]
+    for task in tasks:
+        task.add_done_callback(_stop_if_failed)
     try:
         yield
     finally:
         for task in tasks:
             task.cancel()
-        for ended in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(ended, Exception):
-                log.error("a loop had failed: %s", ended)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _stop_if_failed(task: asyncio.Task[None]) -> None:
+    """A broker without one of its loops would only look alive: better none at all."""
+    if not task.cancelled() and task.exception() is not None:
+        log.error("a loop failed, stopping", exc_info=task.exception())
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def port_limits(config: Config) -> PortLimits:
@@ -263,6 +283,8 @@ def broker_rules(config: Config, host: bytes) -> BrokerRules:
             broker_name=about.broker_name,
             auto_create=about.creates_topics,
             template_queues=about.topic_queues,
+            has_cluster_topic=about.has_cluster_topic,
+            has_broker_topic=about.has_broker_topic,
         ),
         sends=SendRules(
             cluster=about.cluster_name,
@@ -275,13 +297,18 @@ def broker_rules(config: Config, host: bytes) -> BrokerRules:
         pulls=PullRules(
             perm=about.broker_permission,
             long_polling=config.consume.long_polling,
+            short_hold_ms=config.consume.short_poll_ms,
+            count_max=config.consume.pull_messages_max,
+            bytes_max=config.consume.pull_bytes_max,
             waiting_max=config.consume.waiting_pulls_max,
         ),
         delays=DelayRules(
             levels_ms=config.delay.delay_levels_ms,
             timer_max_ms=config.delay.timer_delay_max_s * 1000,
+            has_timers=config.delay.timer_enabled,
         ),
         auto_create_groups=about.creates_groups,
+        stores_replies=about.stores_replies,
     )
 
 

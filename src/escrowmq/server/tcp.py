@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -27,6 +28,22 @@ from escrowmq.wire.headers import Header
 log = logging.getLogger(__name__)
 
 JOINED_BYTES_MAX = 64 * 1024  # below it, one joined write is cheaper than many pieces
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens: who connects now is served once there is a Port for it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        bound = socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
+    bound.setblocking(False)
+    return bound
+
+
+def port_of(bound: socket.socket) -> int:
+    """The system's choice, if 0 was asked for."""
+    return int(bound.getsockname()[1])
 
 
 class Answering(Protocol):
@@ -65,21 +82,23 @@ class Port:
         self.lines: set[TcpLine] = set()
         self.refused_lines = 0
 
-    async def listen(self, host: str, port: int) -> int:
-        """The port number, which is the system's choice if 0 was asked for."""
-        self._server = await self._loop.create_server(
-            lambda: TcpLine(self), host, port, backlog=1024, reuse_address=True
-        )
-        return int(self._server.sockets[0].getsockname()[1])
+    async def listen(self, bound: socket.socket) -> None:
+        self._server = await self._loop.create_server(lambda: TcpLine(self), sock=bound)
 
     async def close(self) -> None:
         """No new lines; what is under way is answered, then every line is closed."""
-        if self._server is not None:
-            self._server.close()
+        self.stop_reading()
         self.end_turn()
         for line in list(self.lines):
             line.close()
         await asyncio.sleep(0)
+
+    def stop_reading(self) -> None:
+        """No new lines, and nothing more from those there are."""
+        if self._server is not None:
+            self._server.close()
+        for line in self.lines:
+            line.hold(True)
 
     # --- for its lines ---------------------------------------------------------------------------
 
@@ -118,7 +137,10 @@ class Port:
 
     def end_turn(self) -> None:
         self._turn_scheduled = False
-        self._service.end_turn(self._clock.now_ms())
+        try:
+            self._service.end_turn(self._clock.now_ms())
+        except Exception:  # a bug of ours must not keep back the answers of others
+            log.exception("a turn failed")
         written, self._written = self._written, []
         for line in written:
             unsent = line.flush()

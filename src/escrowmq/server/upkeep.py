@@ -64,11 +64,13 @@ class Upkeep:
             return
         flush = self._store.begin_flush()
         try:
-            await asyncio.to_thread(flush.run)
+            cancelled = await _to_the_end(flush.run)
         except StoreError as error:
             self._store.fail(error)
             raise
         self._store.finish_flush(flush)
+        if cancelled:
+            raise asyncio.CancelledError
 
     async def checkpoint(self) -> None:
         async with self._checkpointing:
@@ -76,11 +78,13 @@ class Upkeep:
                 return
             job = self._store.begin_checkpoint()
             try:
-                await asyncio.to_thread(job.run)
+                cancelled = await _to_the_end(job.run)
             except StoreError as error:
                 self._store.fail_checkpoint(error)
                 raise
             self._store.finish_checkpoint(job)
+        if cancelled:
+            raise asyncio.CancelledError
 
     async def expire(self) -> None:
         async with self._checkpointing:
@@ -108,3 +112,17 @@ class Upkeep:
                 # Nothing more can be promised until a restart has looked: take no more messages.
                 log.exception("%s failed, the store takes no more writes", what)
                 self._store.fail(error)
+
+
+async def _to_the_end(run: Callable[[], None]) -> bool:
+    """Run it in a thread, also if we are cancelled meanwhile: it cannot be stopped half way, and
+    the store must hear how it ended. Whether we were."""
+    running = asyncio.ensure_future(asyncio.to_thread(run))
+    cancelled = False
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError:
+            cancelled = True
+    running.result()
+    return cancelled

@@ -17,7 +17,7 @@ from escrowmq.wire.headers import Header
 from escrowmq.wire.headers_consume import PullMessage
 from escrowmq.wire.headers_send import SendMessage
 from tests.interop.remoting import Answer
-from tests.stores import HOST, NOW_MS
+from tests.stores import HOST
 
 RULES = TopicRules(cluster="DefaultCluster", broker_name="broker-a")
 VERSION = 401
@@ -103,6 +103,3 @@ def bodies(store: MessageStore, topic: str, queue_id: int = 0) -> list[bytes]:
 
 def properties_of(record: StoredRecord) -> dict[str, str]:
     return decode_properties(record.properties)
-
-
-__all__ = ["NOW_MS", "RULES", "FakeLine", "a_pull", "a_send", "ask", "bodies", "stored"]

@@ -17,8 +17,8 @@ from escrowmq.wire.codes import RequestCode
 from escrowmq.wire.headers_consume import QueueOf, UpdateConsumerOffset
 from escrowmq.wire.headers_send import ConsumerSendMessageBack
 from tests.interop.remoting import Answer
-from tests.stores import HOST, assert_clean, open_store
-from tests.unit.broker.asking import NOW_MS, RULES, FakeLine, a_pull, a_send, ask, bodies
+from tests.stores import HOST, NOW_MS, assert_clean, open_store
+from tests.unit.broker.asking import RULES, FakeLine, a_pull, a_send, ask, bodies
 
 
 class Bench:

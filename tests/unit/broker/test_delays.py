@@ -13,8 +13,7 @@ from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import NewRecord
 from escrowmq.store.configfiles import delays_file
 from escrowmq.testing.disks import MemoryDisk
-from tests.stores import assert_clean, open_store, properties, sample
-from tests.unit.broker.asking import NOW_MS
+from tests.stores import NOW_MS, assert_clean, open_store, properties, sample
 
 LEVELS = "SCHEDULE_TOPIC_XXXX"
 TIMERS = "rmq_sys_wheel_timer"
@@ -47,10 +46,12 @@ class Bench:
         return sample(body=body, topic="T", queue_id=1, properties=properties(**given))
 
     def deliver(self, at_ms: int) -> list[bytes]:
-        due = list(self.delays.due(at_ms))
-        if due:
-            self.store.append(due, now_ms=at_ms)
-        return [record.body for record in due]
+        due = self.delays.due(at_ms)
+        if due.records:
+            self.store.append(due.records, now_ms=at_ms)
+        self.delays.delivered(due)
+        self.store.flush()
+        return [record.body for record in due.records]
 
 
 @pytest.fixture
@@ -140,7 +141,7 @@ def test_odd_properties_beside_the_delay_are_no_obstacle(bench: Bench) -> None:
 def test_a_level_is_delivered_exactly_when_it_is_due(bench: Bench) -> None:
     bench.send(b"1", DELAY="1", TAGS="a", UNIQ_KEY="U")
     assert bench.deliver(NOW_MS + 999) == []
-    [record] = list(bench.delays.due(NOW_MS + 1000))
+    [record] = bench.delays.due(NOW_MS + 1000).records
     assert (record.topic, record.queue_id, record.body) == ("T", 1, b"1")
     assert decode_properties(record.properties) == {"TAGS": "a", "UNIQ_KEY": "U"}
 
@@ -148,7 +149,7 @@ def test_a_level_is_delivered_exactly_when_it_is_due(bench: Bench) -> None:
 def test_a_timer_is_delivered_exactly_when_it_is_due(bench: Bench) -> None:
     bench.send(b"1", TIMER_DELAY_MS="70", TAGS="a", UNIQ_KEY="U")
     assert bench.deliver(NOW_MS + 69) == []
-    [record] = list(bench.delays.due(NOW_MS + 70))
+    [record] = bench.delays.due(NOW_MS + 70).records
     assert (record.topic, record.queue_id, record.body) == ("T", 1, b"1")
     assert decode_properties(record.properties) == {"TAGS": "a", "UNIQ_KEY": "U"}
 

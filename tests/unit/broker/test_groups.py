@@ -7,7 +7,7 @@ import pytest
 from escrowmq.broker.groups import Groups, is_group_name
 from escrowmq.store.configfiles import GroupConfig, groups_file
 from escrowmq.testing.disks import MemoryDisk
-from tests.unit.broker.asking import NOW_MS
+from tests.stores import NOW_MS
 
 
 def test_the_first_consumer_makes_its_group() -> None:

@@ -17,8 +17,8 @@ from escrowmq.store.configfiles import GroupConfig, TopicConfig, groups_file, to
 from escrowmq.testing.disks import MemoryDisk
 from tests.interop.records import decode_records
 from tests.interop.remoting import Answer
-from tests.stores import open_store, properties, sample
-from tests.unit.broker.asking import NOW_MS, RULES, FakeLine, a_pull
+from tests.stores import NOW_MS, open_store, properties, sample
+from tests.unit.broker.asking import RULES, FakeLine, a_pull
 
 
 class Bench:

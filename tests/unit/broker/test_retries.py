@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,8 +18,8 @@ from escrowmq.store.configfiles import GroupConfig, groups_file, topics_file
 from escrowmq.testing.disks import MemoryDisk
 from escrowmq.wire.codes import RequestCode
 from escrowmq.wire.headers_send import ConsumerSendMessageBack, SendMessage
-from tests.stores import HOST, open_store, properties, sample
-from tests.unit.broker.asking import NOW_MS, RULES, VERSION, FakeLine, ask
+from tests.stores import HOST, NOW_MS, open_store, properties, sample
+from tests.unit.broker.asking import RULES, VERSION, FakeLine, ask
 
 MINUTE_MS = 60_000
 
@@ -43,8 +43,9 @@ class Bench:
         )
         self.groups.put(GroupConfig(group_name="g"), now_ms=NOW_MS)
 
-    def _put(self, records: Sequence[NewRecord]) -> None:
+    def _put(self, records: Sequence[NewRecord], done: Callable[[int], None]) -> None:
         self.made += records
+        done(0)
 
     def failed(self, **changes: Any) -> int:
         """The log offset of a message that was consumed in vain."""
@@ -61,7 +62,7 @@ class Bench:
 
     def retried(self, record: NewRecord, *, version: int = VERSION, **changes: Any) -> NewRecord:
         header = SendMessage(producer_group="p", topic=record.topic, queue_id=0, **changes)
-        return self.retries.retried(record, header, version)
+        return self.retries.retried(record, header, version, NOW_MS)
 
 
 @pytest.fixture

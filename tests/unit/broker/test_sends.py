@@ -16,9 +16,8 @@ from escrowmq.testing.disks import MemoryDisk
 from escrowmq.wire.codes import RequestCode
 from escrowmq.wire.headers_send import ConsumerSendMessageBack
 from tests.interop.remoting import Answer
-from tests.stores import HOST, assert_clean, open_store
+from tests.stores import HOST, NOW_MS, assert_clean, open_store
 from tests.unit.broker.asking import (
-    NOW_MS,
     RULES,
     FakeLine,
     a_send,

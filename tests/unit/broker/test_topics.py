@@ -10,7 +10,8 @@ from escrowmq.broker.topics import TEMPLATE_TOPIC, Topics, refuse_bad_topic_name
 from escrowmq.errors import RequestRefused
 from escrowmq.store.configfiles import TopicConfig, topics_file
 from escrowmq.testing.disks import MemoryDisk
-from tests.unit.broker.asking import NOW_MS, RULES
+from tests.stores import NOW_MS
+from tests.unit.broker.asking import RULES
 
 
 def topics(disk: MemoryDisk | None = None, *, auto_create: bool = True) -> Topics:

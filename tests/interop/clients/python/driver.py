@@ -13,6 +13,7 @@ import ctypes
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -26,11 +27,14 @@ SETTLE_S = 3  # a broadcast consumer begins at the end: it must be there first
 MESSAGES = 8
 
 Fine = Callable[[Any], bool]
+_telling = threading.Lock()  # messages arrive on threads of the library
 
 
 def say(event: str, **more: object) -> None:
-    sys.stdout.write(json.dumps({"event": event, **more}) + "\n")
-    sys.stdout.flush()
+    line = json.dumps({"event": event, **more}) + "\n"
+    with _telling:
+        sys.stdout.write(line)
+        sys.stdout.flush()
 
 
 def text(value: bytes | str | None) -> str:
