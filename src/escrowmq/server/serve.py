@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 LINES_S = 1.0
+SWITCH_S = 0.0005  # a checkpoint's thread must not hold a turn up for Python's usual 5 ms
 
 
 def run(config: Config, role: str) -> int:
@@ -70,6 +71,8 @@ async def _serve(config: Config, role: str) -> int:
         # Everything made so far lives as long as the process: keep the collector off it.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(20_000, 20, 100)  # what a turn makes is gone by its end, without help
+        sys.setswitchinterval(SWITCH_S)
         waits = [asyncio.create_task(event.wait()) for event in (stopped, failed)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
