@@ -13,7 +13,8 @@ import pytest
 
 from escrowmq.errors import StoreError, StoreFailed, StoreFull
 from escrowmq.testing import FaultyDisk
-from tests.simulation.store_run import StoreRun, outcome
+from tests.simulation.store_run import SETTINGS, StoreRun, outcome
+from tests.stores import NOW_MS, open_store, sample
 
 
 def go_on(run: StoreRun) -> None:
@@ -104,3 +105,20 @@ def test_a_full_disk_refuses_and_recovers_when_there_is_room() -> None:
         run.judge()
         assert run.acknowledged > 0
     assert pages > 20
+
+
+@pytest.mark.slow
+def test_a_refused_batch_does_not_come_back_after_a_power_cut() -> None:
+    # It was written in part and wiped; were the wiping not durable, the power could undo it.
+    kept, *refused = (sample(0, body=letter * 600) for letter in (b"1", b"2", b"3", b"4"))
+    for seed in range(400):
+        disk = FaultyDisk(seed=seed, error=StoreFull)
+        store = open_store(disk, SETTINGS)
+        store.append([kept], now_ms=NOW_MS)
+        store.flush()
+        disk.fail_at = disk.calls + 1
+        with pytest.raises(StoreFull):
+            store.append(refused, now_ms=NOW_MS)
+        disk.fail_at = None
+        again = open_store(disk.power_cut(Random(seed), "mixed"), SETTINGS)
+        assert [record.body for record in again.records()] == [kept.body], f"SEED={seed}"
