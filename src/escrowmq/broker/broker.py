@@ -1,7 +1,7 @@
 """The broker: puts the parts together and gives each request to the part that answers it.
 
 It has no socket and starts no task. `handle` takes a request of a line, `end_turn` closes a turn of
-the loop (one append for all sends of it), `every_second` and `save` are called now and then.
+the loop (one append for all sends of it), `tick` and `save` are called now and then.
 """
 
 from __future__ import annotations

@@ -173,10 +173,6 @@ class Sends:
             self._puts.append(_Put(len(self._records), len(records), done, waits))
             self._records += records
 
-    @property
-    def is_idle(self) -> bool:
-        return not self._records
-
     def _look_again(self, fields: SendMessage, now_ms: int) -> TopicConfig:
         """What the straight path does not decide: an unknown topic, or one nobody may send to."""
         refuse_bad_topic_name(fields.topic)

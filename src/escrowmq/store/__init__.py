@@ -6,10 +6,10 @@
     keyindex.py      key -> log offset, derived; redo.py makes its changes all or nothing
     checkpoint.py    what is known to be durable, so that the next start is short
     recover.py       open a directory after anything
-    store.py         all of it together: append, read, flush, checkpoint
+    store.py         all of it together: append, flush, checkpoint; reads.py and read.py: reading
     expire.py        forget what is old
     configfiles.py   topics, groups and offsets
-    check.py         examine a directory and say what is wrong with it
+    check*.py        examine a directory and say what is wrong with it
 
 Read `store.py` first, then `recover.py`.
 """

@@ -866,3 +866,12 @@ def test_appends_and_reads_go_on_during_a_checkpoint() -> None:
     assert bodies(again.read("T", 0, 0)) == [b"before", b"meanwhile", b"behind"]
     again.close()
     assert_clean(disk)
+
+
+def test_an_offset_id_alone_finds_its_record_and_no_other(store: MessageStore) -> None:
+    append(store, plain(b"before"), plain(b"sought"))
+    sought = list(store.records())[1]
+    offset_id = encode_offset_id(sought.store_host, sought.log_offset)
+    assert store.record_by_id(offset_id).body == b"sought"
+    with pytest.raises(NoSuchRecord):
+        store.record_by_id(encode_offset_id(sought.store_host, store.end))
