@@ -1,14 +1,32 @@
-"""Run the figures: `python -m bench [--quick] [write] [read] [open]`."""
+"""Run the figures: `python -m bench [--quick] [part ...]`; without parts, the store's."""
 
 from __future__ import annotations
 
+import argparse
+import os
+import shutil
 import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
 
-from bench import store_open, store_read, store_write
-from bench.measure import keep, machine
+from bench import broker, broker_growth, broker_tx, store_open, store_read, store_write
+from bench.broker import Told
+from bench.generator import NoCompiler, built
+from bench.measure import QUICK, Plan, keep, keep_table, machine
+from bench.servers import HEAP, JVM
+from tests.interop.jars import find, java_release
 
-PARTS = {"write": store_write.rows, "read": store_read.rows, "open": store_open.rows}
-NOTES = [
+STORE = {"write": store_write.rows, "read": store_read.rows, "open": store_open.rows}
+BROKER: dict[str, tuple[str, Callable[[Plan], Told]]] = {
+    "broker": ("The broker", broker.rows),
+    "broker-sync": ("The broker: answered when flushed", broker.sync_rows),
+    "broker-growth": ("The broker: many topics, a long log", broker_growth.rows),
+    "broker-tx": ("The broker: transactions", broker_tx.rows),
+}
+GIB_A_SECOND = 2.0  # of a round: what three brokers write in one second each of all the loads
+QUICK_NOTE = "One short round, a JVM that is not warm: these figures show that it runs, no more."
+STORE_NOTES = [
     "Variants take turns; a figure is the median of its rounds. Compare ratios: absolute rates "
     "change with whatever else the machine does.",
     "Raw pwrite writes the same number of bytes to a fresh sparse file and does nothing else.",
@@ -16,19 +34,90 @@ NOTES = [
 
 
 def main() -> int:
-    quick = "--quick" in sys.argv
-    wanted = [word for word in sys.argv[1:] if not word.startswith("-")] or list(PARTS)
-    unknown = set(wanted) - set(PARTS)
-    if unknown:
-        print(f"no such figures: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-        return 2
-    rounds = 1 if quick else 5
-    for name in wanted:
-        conditions = f"{machine()}, {rounds} rounds"
-        rows = PARTS[name](quick=quick, rounds=rounds)
-        result = f"store-{name}" + ("-quick" if quick else "")
-        keep(result, f"The store: {name}", rows, NOTES, conditions)
+    given = arguments().parse_args()
+    plan = plan_from(given)
+    wanted: list[str] = given.parts or list(STORE)
+    if any(part in BROKER for part in wanted):
+        try:
+            built("load")
+        except NoCompiler as error:
+            print(error, file=sys.stderr)
+            return 2
+        if why := lack_of_space(plan):
+            print(why, file=sys.stderr)
+            return 2
+    for part in wanted:
+        run_store(part, plan) if part in STORE else run_broker(part, plan)
     return 0
+
+
+def run_store(part: str, plan: Plan) -> None:
+    conditions = f"{machine()}, {plan.rounds} rounds"
+    rows = STORE[part](quick=plan.quick, rounds=plan.rounds)
+    keep(kept_as(f"store-{part}", plan), f"The store: {part}", rows, STORE_NOTES, conditions)
+
+
+def run_broker(part: str, plan: Plan) -> None:
+    title, measure = BROKER[part]
+    rounds = "1 round" if plan.rounds == 1 else f"{plan.rounds} rounds"
+    conditions = f"{machine()}, {beside(plan)}, {rounds} of {plan.seconds:g} s"
+    told = measure(plan)
+    notes = [*([QUICK_NOTE] if plan.quick else []), *told.notes]
+    keep_table(kept_as(part, plan), title, told.columns, told.rows, notes, conditions)
+
+
+def lack_of_space(plan: Plan) -> str:
+    """Why the measurements would not fit on the disk, or nothing."""
+    needed_gib = plan.rounds * plan.seconds * GIB_A_SECOND
+    place = os.environ.get("ESCROWMQ_BENCH_DIR") or tempfile.gettempdir()
+    free_gib = shutil.disk_usage(place).free / (1 << 30)
+    if free_gib >= needed_gib:
+        return ""
+    return f"{place} has {free_gib:.0f} GiB free, the load may write {needed_gib:.0f} GiB"
+
+
+def kept_as(name: str, plan: Plan) -> str:
+    return name + ("-alone" if plan.alone else "") + ("-quick" if plan.quick else "")
+
+
+def beside(plan: Plan) -> str:
+    reason = "as was wished" if plan.alone else find()
+    if reason:
+        return f"without Apache RocketMQ: {reason}"
+    return f"Apache RocketMQ on Java {java_release('java')} with {' '.join(JVM)}, heap {HEAP}"
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Take the figures.")
+    parts = [*STORE, *BROKER]
+    parser.add_argument(
+        "parts", nargs="*", metavar="part", type=_one_of(parts), help=", ".join(parts)
+    )
+    parser.add_argument("--quick", action="store_true", help="one short round, to see that it runs")
+    parser.add_argument("--alone", action="store_true", help="no Apache RocketMQ beside the broker")
+    parser.add_argument("--rounds", type=int, help=f"of each figure [{Plan.rounds}]")
+    parser.add_argument("--seconds", type=float, help=f"of each measurement [{Plan.seconds:g}]")
+    parser.add_argument("--topics", type=int, help=f"broker-growth: how many [{Plan.topics}]")
+    parser.add_argument("--log-gib", type=float, help=f"broker-growth: the log [{Plan.log_gib:g}]")
+    return parser
+
+
+def plan_from(given: argparse.Namespace) -> Plan:
+    wished = {
+        name: getattr(given, name)
+        for name in ("rounds", "seconds", "topics", "log_gib")
+        if getattr(given, name) is not None
+    }
+    return replace(QUICK if given.quick else Plan(), alone=given.alone, **wished)
+
+
+def _one_of(parts: list[str]) -> Callable[[str], str]:
+    def part(word: str) -> str:
+        if word not in parts:
+            raise argparse.ArgumentTypeError(f"no such figures: {word}")
+        return word
+
+    return part
 
 
 if __name__ == "__main__":

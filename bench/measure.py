@@ -11,7 +11,8 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+import sysconfig
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,26 @@ from rich.console import Console
 from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
+COLUMNS = ("what", "figure", "yardstick", "ratio", "goal")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long and how thoroughly a run measures."""
+
+    rounds: int = 5
+    seconds: float = 4.0  # of each measurement, after
+    warm_up_s: float = 1.0  # of the same load
+    java_warm_up_s: float = 20.0  # of load before the first measurement of a JVM
+    topics: int = 10_000
+    log_gib: float = 20.0
+    alone: bool = False  # without Apache RocketMQ beside it
+    quick: bool = False
+
+
+QUICK = Plan(
+    rounds=1, seconds=1, warm_up_s=0.3, java_warm_up_s=2, topics=1_000, log_gib=0.5, quick=True
+)
 
 
 @dataclass(frozen=True)
@@ -41,20 +62,41 @@ def alternate(variants: dict[str, Callable[[], float]], *, rounds: int) -> dict[
 
 def machine() -> str:
     load = os.getloadavg()[0]
+    optimised = "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or "")
     return (
         f"{os.cpu_count()} cores, load {load:.1f} before, {platform.system()} "
         f"{platform.machine()}, {platform.python_implementation()} {platform.python_version()}"
+        f"{'' if optimised else ' (built without optimisations)'}"
     )
 
 
 def keep(name: str, title: str, rows: Iterable[Row], notes: list[str], conditions: str) -> None:
-    """Print the table, and keep it under bench/results."""
+    """Print the table of the store's figures, and keep it."""
+    cells = [(row.what, row.figure, row.yardstick, row.ratio, row.goal) for row in rows]
+    keep_table(name, title, COLUMNS, cells, notes, conditions)
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [columns, ["---"] * len(columns), *rows]
+    first, rule, *rest = (" | ".join(cells) for cells in lines)
+    return [f"| {first} |", f"|{rule.replace(' ', '')}|", *(f"| {line} |" for line in rest)]
+
+
+def keep_table(
+    name: str,
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    notes: Sequence[str],
+    conditions: str,
+) -> None:
+    """Print a table, and keep it under bench/results."""
     rows = list(rows)
     table = Table(title=title)
-    for column in ("what", "figure", "yardstick", "ratio", "goal"):
+    for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(row.what, row.figure, row.yardstick, row.ratio, row.goal)
+        table.add_row(*row)
     Console().print(table)
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     lines = [
@@ -62,9 +104,7 @@ def keep(name: str, title: str, rows: Iterable[Row], notes: list[str], condition
         "",
         f"`{' '.join(['python -m bench', *sys.argv[1:]])}`, {today}, {conditions}.",
         "",
-        "| what | figure | yardstick | ratio | goal |",
-        "|---|---|---|---|---|",
-        *(f"| {r.what} | {r.figure} | {r.yardstick} | {r.ratio} | {r.goal} |" for r in rows),
+        *markdown(columns, rows),
         "",
         *(f"- {note}" for note in notes),
     ]

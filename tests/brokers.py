@@ -114,8 +114,14 @@ class Served:
     """One server and its directory. `conf` are lines of its broker.conf, by RocketMQ's names."""
 
     def __init__(
-        self, directory: Path, *, role: str = "all", conf: Mapping[str, object] | None = None
+        self,
+        directory: Path,
+        *,
+        role: str = "all",
+        conf: Mapping[str, object] | None = None,
+        wait_s: float = WAIT_S,
     ) -> None:
+        self._wait_s = wait_s  # for a start or a stop
         self.directory = directory
         self.data = directory / "data"
         self._role = role
@@ -185,7 +191,7 @@ class Served:
                 env={**environment, "HOME": str(self.directory)},
             )
         self._said = b""
-        deadline_s = time.monotonic() + WAIT_S
+        deadline_s = time.monotonic() + self._wait_s
         try:
             while b"Try it" not in self._said or not self._said.endswith(b"\n"):
                 self._read_more(deadline_s)
@@ -231,7 +237,7 @@ class Served:
         left_s = deadline_s - time.monotonic()
         readable, _, _ = select.select([self._process.stdout], [], [], max(0.0, left_s))
         if not readable:
-            raise TimeoutError(f"not ready after {WAIT_S} s:\n{self.errors}")
+            raise TimeoutError(f"not ready after {self._wait_s} s:\n{self.errors}")
         chunk = os.read(self._process.stdout.fileno(), 4096)
         if not chunk:
             raise NotStarted(self._process.wait(WAIT_S), self.errors)
@@ -242,7 +248,7 @@ class Served:
         assert process is not None
         process.send_signal(number)
         try:
-            return process.wait(WAIT_S)
+            return process.wait(self._wait_s)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

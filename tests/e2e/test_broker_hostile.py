@@ -67,14 +67,19 @@ class Line:
     def close(self) -> None:
         self.socket.close()
 
+    def encode(self, header: dict[str, Any], body: bytes = b"") -> bytes:
+        return frame(header, body)
+
+    def decode(self, header: bytes) -> dict[str, Any]:
+        return loads(header.decode())
+
     def next_answer(self) -> dict[str, Any] | None:
         """None: the server has closed the line."""
         while True:
             size = int.from_bytes(self._received[:4], "big") + 4
             if len(self._received) >= max(4, size):
-                frame, self._received = self._received[:size], self._received[size:]
-                header_bytes = int.from_bytes(frame[5:8], "big")
-                return loads(frame[8 : 8 + header_bytes].decode())
+                whole, self._received = self._received[:size], self._received[size:]
+                return self.decode(whole[8 : 8 + int.from_bytes(whole[5:8], "big")])
             try:
                 chunk = self.socket.recv(1 << 20)
             except ConnectionError:
@@ -86,11 +91,11 @@ class Line:
     def ask(self, code: int, ext_fields: object, body: bytes = b"") -> Outcome:
         """Sends are answered when their turn ends, so after the harmless request beside them."""
         asked = next(self._opaque)
-        asking = frame({"code": code, "opaque": asked, "extFields": ext_fields}, body)
+        asking = self.encode({"code": code, "opaque": asked, "extFields": ext_fields}, body)
         for _ in range(2):
             harmless = next(self._opaque)
             fields = {"topic": "none"}
-            asking += frame({"code": HARMLESS, "opaque": harmless, "extFields": fields})
+            asking += self.encode({"code": HARMLESS, "opaque": harmless, "extFields": fields})
             try:
                 self.socket.sendall(asking)
             except ConnectionError:
@@ -197,9 +202,11 @@ PORTS: dict[str, Address] = {
 }
 
 
-def ask_all(address: str, code: int, asked: Iterator[tuple[Any, bytes]]) -> None:
+def ask_all(
+    address: str, code: int, asked: Iterator[tuple[Any, bytes]], kind: type[Line] = Line
+) -> None:
     """Each is answered, or its line is closed. An answer must not be that we have a bug."""
-    line = Line(address)
+    line = kind(address)
     wrong: list[str] = []
     try:
         for fields, body in asked:
@@ -207,7 +214,7 @@ def ask_all(address: str, code: int, asked: Iterator[tuple[Any, bytes]]) -> None
             said = f"{outcome.remark}: {str(fields)[:300]} {body[:80]!r}"
             if outcome.remark == "closed":
                 line.close()
-                line = Line(address)
+                line = kind(address)
                 continue
             silent = outcome.code is None and code not in MAY_STAY_SILENT
             if silent or "internal error" in outcome.remark:

@@ -110,20 +110,34 @@ def offsets_are_saved(served: Served, client: Client, senders: list[Sender]) -> 
         text = path.read_text() if path.exists() else ""
         if all(each in text for each in wanted):
             return True
-        client.request(
-            11,
-            {
-                "consumerGroup": "readers",
-                "topic": "orders",
-                "queueId": 0,
-                "queueOffset": senders[0].committed,
-                "maxMsgNums": 1,
-                "sysFlag": 6,
-                "suspendTimeoutMillis": 100,
-                "subscription": "*",
-            },
-        )
+        wait_a_bit(client, "orders", senders[0].committed)
     return False
+
+
+def wait_a_bit(client: Client, topic: str, queue_offset: int) -> None:
+    """As long as a pull is held that finds nothing."""
+    fields = {"consumerGroup": "readers", "topic": topic, "queueId": 0, "maxMsgNums": 1}
+    held = {"sysFlag": 6, "suspendTimeoutMillis": 100, "subscription": "*"}
+    client.request(11, {**fields, **held, "queueOffset": queue_offset})
+
+
+def test_how_far_delays_are_is_saved_at_its_own_pace(tmp_path: Path) -> None:
+    conf = {
+        "flushDelayOffsetInterval": 20,
+        "flushIntervalCommitLog": 20,
+        "flushConsumerOffsetInterval": 3_600_000,
+    }
+    with Served(tmp_path, conf=conf) as served:
+        with served.client() as client:
+            client.create_topic("orders")
+            client.send("orders", b"late", {"TIMER_DELAY_MS": "10"})
+            for _ in range(50):  # a held pull that ends is the clock
+                if (served.data / "config" / "delayOffset.json").exists():
+                    break
+                wait_a_bit(client, "orders", client.max_offset("orders", 0))
+            assert [record.body for record in client.pull_all("orders", 0)] == [b"late"]
+        served.kill()
+        assert (served.data / "config" / "delayOffset.json").exists()
 
 
 def test_a_topic_made_by_an_answered_message_survives_a_kill(tmp_path: Path) -> None:

@@ -335,6 +335,7 @@ def test_a_setting_of_the_file_has_its_effect(tmp_path: Path) -> None:
         "clusterTopicEnable": False,
         "brokerTopicEnable": False,
         "timerWheelEnable": False,
+        "messageIndexEnable": False,
     }
     wrong = []
     with Served(tmp_path, conf=conf) as served, served.client() as client:
@@ -348,6 +349,9 @@ def test_a_setting_of_the_file_has_its_effect(tmp_path: Path) -> None:
             client.send("orders", b"x")
         if client.pull("orders", 0, 0).ext_fields["nextBeginOffset"] != "2":
             wrong.append("maxTransferCountOnMessageInMemory")
+        client.send("orders", b"x", {"KEYS": "k"}, queue_id=1)
+        if client.query_by_key("orders", "k"):
+            wrong.append("messageIndexEnable")
         for name, topic in (
             ("clusterTopicEnable", "DefaultCluster"),
             ("brokerTopicEnable", "broker-a"),

@@ -36,7 +36,7 @@ _OPENED = [
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
     "--add-opens=java.base/java.lang=ALL-UNNAMED",
 ]
-_QUICK = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]  # short runs: start-up is what counts
+QUICK = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # short runs: start-up is what counts
 _LOGBACK = """<configuration>
   <appender name="out" class="ch.qos.logback.core.ConsoleAppender">
     <encoder><pattern>%d %p %logger - %m%n</pattern></encoder>
@@ -64,6 +64,7 @@ class ApacheRocketMQ:
         settings: Mapping[str, object] | None = None,
         *,
         heap: str = "512m",
+        jvm: Sequence[str] = QUICK,
     ) -> None:
         self.version = version
         self.directory = directory.resolve()
@@ -72,6 +73,7 @@ class ApacheRocketMQ:
         self.broker_name = "broker-a"
         self.port = self.namesrv_port = 0  # chosen at the first start, kept from then on
         self._heap = heap
+        self._jvm = tuple(jvm)
         self._jars: Path | None = None
         self._namesrv: Leashed | None = None
         self._broker: Leashed | None = None
@@ -83,6 +85,11 @@ class ApacheRocketMQ:
     @property
     def namesrv_address(self) -> str:
         return f"127.0.0.1:{self.namesrv_port}"
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that run: the broker's first."""
+        return [part.pid for part in (self._broker, self._namesrv) if part is not None]
 
     def __enter__(self) -> ApacheRocketMQ:
         self.start()
@@ -181,7 +188,7 @@ class ApacheRocketMQ:
         command = [
             "java",
             *(_OPENED if java_release("java") >= 9 else []),
-            *_QUICK,
+            *self._jvm,
             *_DISK_MAY_BE_FULL,
             f"-Xms{heap}",
             f"-Xmx{heap}",

@@ -69,6 +69,7 @@ class Client:
         self.version = version
         host, port = address.rsplit(":", 1)
         self._socket = socket.create_connection((host, int(port)), timeout=timeout_s)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as every client does
         self._opaque = 0
         self.unasked: list[tuple[dict[str, Any], bytes]] = []
         self.sent_frame = b""  # the last request, and

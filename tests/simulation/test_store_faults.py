@@ -108,6 +108,26 @@ def test_a_full_disk_refuses_and_recovers_when_there_is_room() -> None:
 
 
 @pytest.mark.slow
+def test_a_file_whose_removal_a_power_cut_undoes_still_has_its_keys() -> None:
+    """The name was removed, to make that safe failed, and the store went on."""
+    for seed in range(20):
+        run = StoreRun(Random(1), FaultyDisk(seed=seed, error=StoreFull))
+        store = run.open()
+        for _ in range(30):
+            run.append([200])
+        run.checkpoint()
+        run.disk.fail_at = run.disk.calls + 2
+        with pytest.raises(StoreFull):
+            run.expire()
+        assert store.begin == SETTINGS.segment_bytes
+        run.append([200])
+        run.checkpoint()
+        run.crash(run.disk.power_cut(Random(seed), "mixed"))
+        run.open()
+        run.judge()
+
+
+@pytest.mark.slow
 def test_a_refused_batch_does_not_come_back_after_a_power_cut() -> None:
     # It was written in part and wiped; were the wiping not durable, the power could undo it.
     kept, *refused = (sample(0, body=letter * 600) for letter in (b"1", b"2", b"3", b"4"))

@@ -20,8 +20,9 @@ from escrowmq.broker.pulls import PullRules, Pulls
 from escrowmq.broker.queries import Queries, unsupported
 from escrowmq.broker.replies import Replies
 from escrowmq.broker.retries import Retries
-from escrowmq.broker.sends import SendRules, Sends, WhenFlushed
+from escrowmq.broker.sends import SendRules, Sends
 from escrowmq.broker.topics import TopicRules, Topics
+from escrowmq.broker.turn import Turn, WhenFlushed
 from escrowmq.consume.groups import ConsumerGroups, ProducerGroups
 from escrowmq.consume.locks import QueueLocks
 from escrowmq.consume.offsets import ConsumerOffsets
@@ -78,21 +79,22 @@ class Broker:
         self.pulls = Pulls(
             store, self.topics, self.groups, self.consumers, self.offsets, rules.pulls
         )
+        self.turn = Turn(
+            store, rules.sends.answers(), when_flushed=when_flushed, arrived=self._arrived
+        )
         self.retries = Retries(
             store,
             self.topics,
             self.groups,
             self._locks,
             reroute=self.delays.reroute,
-            put=lambda records, done: self.sends.put(records, done),
+            turn=self.turn,
         )
         self.sends = Sends(
-            store,
+            self.turn,
             self.topics,
             rules.sends,
             keys,
-            when_flushed=when_flushed,
-            arrived=self._arrived,
             reroute=self._reroute,
             retried=self.retries.retried,
         )
@@ -156,7 +158,7 @@ class Broker:
         if self.topics.dirty or self.groups.dirty:
             # Before anybody is told: a message whose topic a crash forgets cannot be read.
             self._save_tables()
-        self.sends.settle(now_ms)
+        self.turn.settle(now_ms)
 
     def _save_tables(self) -> None:
         try:
@@ -176,20 +178,23 @@ class Broker:
         self._now_ms = now_ms
         self.pulls.expire(now_ms)
         due = self.delays.due(now_ms)
-        self.sends.put(
-            due.records,
-            lambda code: self.delays.delivered(due) if code == ResponseCode.SUCCESS else None,
-            waits=False,
-        )
+        if due.records:
+            self.turn.put(due.records, stored=lambda _: self.delays.delivered(due), waits=False)
         if now_ms - self._expired_ms >= EXPIRE_INTERVAL_MS:
             self._expired_ms = now_ms
             self.clients.expire(now_ms)
 
     def save(self) -> None:
         """Bring what is not in the log to its files."""
-        self._save_tables()
+        self.save_offsets()
+        self.save_delays()
+
+    def save_delays(self) -> None:
         if self.delays.dirty:
             self.delays.save()
+
+    def save_offsets(self) -> None:
+        self._save_tables()
         if self.offsets.version != self._offsets_saved:
             self._offsets_saved = self.offsets.version
             self._offsets_file.save(offsetTable=self.offsets.dump())

@@ -5,12 +5,13 @@ The decisions are in `consume/retry.py`; here they become records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 
 from escrowmq.broker.groups import Groups
 from escrowmq.broker.line import Line
 from escrowmq.broker.topics import Topics
+from escrowmq.broker.turn import Turn
 from escrowmq.consume.locks import QueueLocks
 from escrowmq.consume.retry import (
     Again,
@@ -33,8 +34,6 @@ from escrowmq.wire.headers_send import ConsumerSendMessageBack, SendMessage
 
 
 class Retries:
-    """`put` takes records to be appended at the end of the turn, and whom to tell of it."""
-
     def __init__(
         self,
         store: MessageStore,
@@ -43,7 +42,7 @@ class Retries:
         locks: QueueLocks,
         *,
         reroute: Callable[[NewRecord, int], NewRecord],
-        put: Callable[[Sequence[NewRecord], Callable[[int], None]], None],
+        turn: Turn,
         seed: int = 0,
     ) -> None:
         self._store = store
@@ -51,7 +50,7 @@ class Retries:
         self._groups = groups
         self._locks = locks
         self._reroute = reroute
-        self._put = put
+        self.turn = turn
         self._random = Random(seed)
 
     def sent_back(self, line: Line, request: Request[ConsumerSendMessageBack], now_ms: int) -> None:
@@ -78,7 +77,7 @@ class Retries:
             line.write(succeed(request))
             return
         stored = self._reroute(self._record(again, record, now_ms), now_ms)
-        self._put([stored], lambda code: line.write(_stored_answer(request, code)))
+        self.turn.put([stored], lambda code, _: line.write(_stored_answer(request, code)))
 
     def retried(
         self, record: NewRecord, fields: SendMessage, version: int, now_ms: int

@@ -1,23 +1,17 @@
 """Sends: check a message as RocketMQ does, make the record, and wait for the turn to end.
 
-Whatever arrives in one turn of the event loop is appended in one write. So a send has two halves:
-`accept` refuses it or puts its records into the batch; `settle`, once per turn, appends the batch
-and answers everybody in it. Nobody is answered before his message is as durable as he asked for.
+`accept` refuses a send or hands its records to the turn, which appends and answers.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Final, TypeVar
-
-import msgspec
+from typing import Final
 
 from escrowmq.broker.line import Line
-from escrowmq.broker.putcodes import CODES_OF_PUTS
-from escrowmq.broker.sendproperties import has_unique_key, is_hasty, is_special
+from escrowmq.broker.sendproperties import has_unique_key, is_hasty, is_plain, is_special
 from escrowmq.broker.topics import (
     CLOSED_TO_SENDERS,
     RETRY_PREFIX,
@@ -25,37 +19,23 @@ from escrowmq.broker.topics import (
     Topics,
     refuse_bad_topic_name,
 )
-from escrowmq.errors import (
-    BrokenBody,
-    RecordRefused,
-    RequestRefused,
-    StoreError,
-    StoreFailed,
-)
+from escrowmq.broker.turn import Turn
+from escrowmq.errors import BrokenBody, RequestRefused
 from escrowmq.message.batch import decode_batch
-from escrowmq.message.ids import UniqueKeys, encode_offset_id
+from escrowmq.message.ids import UniqueKeys
 from escrowmq.message.properties import change_properties
 from escrowmq.message.record import PROPERTIES_BYTES_MAX, NewRecord
 from escrowmq.message.sysflag import TRANSACTION_MASK
 from escrowmq.store.configfiles import TopicConfig
-from escrowmq.store.status import PutStatus, status_of
-from escrowmq.store.store import MessageStore, Placed
-from escrowmq.wire.answers import SendAnswers, answer
+from escrowmq.wire.answers import SendAnswers
 from escrowmq.wire.codes import ResponseCode
 from escrowmq.wire.fastpath import Request
-from escrowmq.wire.headers_send import SendMessage, SendMessageAnswer
-
-log = logging.getLogger(__name__)
+from escrowmq.wire.headers_send import SendMessage
 
 _PROPERTIES_ROOM: Final = 512  # for what the broker itself adds
+_SHORT_TEXT: Final = 4096  # characters that are within every limit, however they are encoded
 
 _MARKS: Final = ("POP_CK", "MSG_REGION", "TRACE_ON", "CLUSTER")
-_W = TypeVar("_W", "_Waiting", "_Put")
-
-
-def _split(ones: list[_W]) -> tuple[list[_W], list[_W]]:
-    """Those who want their answer at once, and those who wait for the flush."""
-    return [one for one in ones if not one.waits], [one for one in ones if one.waits]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,29 +47,10 @@ class SendRules:
     message_bytes_max: int = 4 << 20
     writable: bool = True  # brokerPermission
 
-
-class _Waiting(msgspec.Struct, gc=False):
-    """A send whose records are in the batch: `count` of them from `first` on."""
-
-    line: Line
-    request: Request[Any]
-    first: int
-    count: int
-    queue_id: int  # that was asked for, wherever the record goes first
-    waits: bool  # for the flush, if the broker flushes before it answers
+    def answers(self) -> SendAnswers:
+        return SendAnswers(store_host=self.store_host, region=self.region, trace_on=self.trace_on)
 
 
-class _Put(msgspec.Struct, gc=False):
-    """Records of the broker's own in the batch."""
-
-    first: int
-    count: int
-    done: Callable[[int], None]
-    waits: bool
-
-
-# Told the end of an append, calls back once it is durable, or is not in time.
-WhenFlushed = Callable[[int, Callable[[PutStatus], None]], None]
 # Looks at a record with special properties: the one to append, or a refusal.
 Reroute = Callable[[NewRecord, int], NewRecord]
 
@@ -97,81 +58,87 @@ Reroute = Callable[[NewRecord, int], NewRecord]
 class Sends:
     def __init__(
         self,
-        store: MessageStore,
+        turn: Turn,
         topics: Topics,
         rules: SendRules,
         keys: UniqueKeys,
         *,
-        when_flushed: WhenFlushed | None = None,
-        arrived: Callable[[Sequence[NewRecord]], None] = lambda records: None,
         reroute: Reroute = lambda record, now_ms: record,
         retried: Callable[[NewRecord, SendMessage, int, int], NewRecord] = lambda record, *_: (
             record
         ),
         seed: int = 0,
     ) -> None:
-        self._store = store
+        self._turn = turn
         self._topics = topics
         self._rules = rules
         self._keys = keys
-        self._when_flushed = when_flushed
-        self._arrived = arrived
         self._reroute = reroute
         self._retried = retried
         self._random = Random(seed)
-        self._answers = SendAnswers(
-            store_host=rules.store_host, region=rules.region, trace_on=rules.trace_on
-        )
         trace_on = "true" if rules.trace_on else "false"
         self._added = (
             f"MSG_REGION\x01{rules.region}\x02TRACE_ON\x01{trace_on}\x02"
             f"CLUSTER\x01{rules.cluster}\x02"
         ).encode()
-        self._records: list[NewRecord] = []
-        self._waiting: list[_Waiting] = []
-        self._puts: list[_Put] = []
-
-    # --- while the turn lasts --------------------------------------------------------------------
+        self._added_behind = b"\x02" + self._added
+        # Queues by topic, if nothing but the place and the message itself can be wrong with a send.
+        self._straight: Mapping[str, int] = topics.open_queues if rules.writable else {}
 
     def accept(self, line: Line, request: Request[SendMessage], now_ms: int) -> None:
         """Put it into this turn's batch, or raise RequestRefused."""
+        fields, body = request.head.fields, request.body
+        queue_id, text = fields.queue_id, fields.properties
+        is_straight = (
+            0 <= queue_id < self._straight.get(fields.topic, 0)
+            and not fields.batch
+            and len(body) <= self._rules.message_bytes_max
+            and len(text) <= _SHORT_TEXT
+            and is_plain(text)
+        )
+        if not is_straight:
+            self._accept_with_care(line, request, now_ms)
+            return
+        added = self._added if text[-1] == "\x02" else self._added_behind
+        record = NewRecord(
+            fields.topic,
+            queue_id,
+            body,  # type: ignore[arg-type]  # a view: it is appended before this turn ends
+            text.encode() + added,
+            fields.flag,
+            fields.sys_flag,
+            fields.born_timestamp,
+            line.peer_host,
+            fields.reconsume_times,
+        )
+        self._turn.send(line, request, record, queue_id)
+
+    def _accept_with_care(self, line: Line, request: Request[SendMessage], now_ms: int) -> None:
+        """Anything may be wrong with it, or special about it."""
         fields = request.head.fields
+        queue_id = self._choose_queue(fields, now_ms)
+        waits = "WAIT\x01false" not in fields.properties or not is_hasty(fields.properties)
+        if fields.batch:
+            records = self._batch_records(line, request, queue_id, now_ms)
+        else:
+            records = [self._record(line, request, queue_id, now_ms)]
+        self._turn.send_all(line, request, records, queue_id, waits=waits)
+
+    def _choose_queue(self, fields: SendMessage, now_ms: int) -> int:
         topic = self._topics.find(fields.topic)
         if topic is None or fields.topic in CLOSED_TO_SENDERS or not topic.perm & WRITE:
             topic = self._look_again(fields, now_ms)
         if topic.order and not self._rules.writable:
             raise RequestRefused(ResponseCode.NO_PERMISSION, "this broker is not writable")
-        queue_id = fields.queue_id
         queues = max(topic.read_queue_nums, topic.write_queue_nums)
-        if queue_id < 0 < topic.write_queue_nums:
-            queue_id = self._random.randrange(topic.write_queue_nums)
-        elif not 0 <= queue_id < queues:
+        if fields.queue_id < 0 < topic.write_queue_nums:
+            return self._random.randrange(topic.write_queue_nums)
+        if not 0 <= fields.queue_id < queues:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
-                f"queue {queue_id} of {fields.topic}, which has {queues}",
+                f"queue {fields.queue_id} of {fields.topic}, which has {queues}",
             )
-        first = len(self._records)
-        if fields.batch:
-            self._records += self._batch_records(line, request, queue_id, now_ms)
-        else:
-            self._records.append(self._record(line, request, queue_id, now_ms))
-        waits = "WAIT\x01false" not in fields.properties or not is_hasty(fields.properties)
-        self._waiting.append(
-            _Waiting(line, request, first, len(self._records) - first, queue_id, waits)
-        )
-
-    def put(
-        self,
-        records: Sequence[NewRecord],
-        done: Callable[[int], None] = lambda code: None,
-        *,
-        waits: bool = True,
-    ) -> None:
-        """Records of the broker's own. `done` is told the answer's code once they are stored, as
-        durably as a send would be, or once it is clear that they are not."""
-        if records:
-            self._puts.append(_Put(len(self._records), len(records), done, waits))
-            self._records += records
+        return fields.queue_id
 
     def _look_again(self, fields: SendMessage, now_ms: int) -> TopicConfig:
         """What the straight path does not decide: an unknown topic, or one nobody may send to."""
@@ -280,102 +247,3 @@ class Sends:
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"a body of {body_bytes} bytes, limit {self._rules.message_bytes_max}",
             )
-
-    # --- when it ends ----------------------------------------------------------------------------
-
-    def settle(self, now_ms: int) -> None:
-        """Append everything that was accepted, in one write, and answer."""
-        records, self._records = self._records, []
-        waiting, self._waiting = self._waiting, []
-        puts, self._puts = self._puts, []
-        if not records:
-            return
-        try:
-            placed = self._store.append(records, now_ms=now_ms)
-        except RecordRefused as error:
-            if len(waiting) + len(puts) == 1:
-                self._refuse_all(waiting, puts, error)
-            else:
-                self._settle_one_by_one(waiting, puts, records, now_ms)
-            return
-        except StoreError as error:
-            self._refuse_all(waiting, puts, error)
-            return
-        except Exception as error:  # a bug of ours: nobody may wait for ever because of it
-            log.exception("append failed records=%d", len(records))
-            self._refuse_all(waiting, puts, StoreFailed(f"internal error: {error}"))
-            return
-        self._arrived(records)
-        if self._when_flushed is None:
-            self._answer_all(waiting, puts, placed, ResponseCode.SUCCESS)
-            return
-        hasty, patient = _split(waiting)
-        hasty_puts, patient_puts = _split(puts)
-        self._answer_all(hasty, hasty_puts, placed, ResponseCode.SUCCESS)
-        if patient or patient_puts:
-
-            def flushed(status: PutStatus) -> None:
-                code = CODES_OF_PUTS.get(status, ResponseCode.SYSTEM_ERROR)
-                self._answer_all(patient, patient_puts, placed, code)
-
-            self._when_flushed(self._store.end, flushed)
-
-    def _settle_one_by_one(
-        self,
-        waiting: list[_Waiting],
-        puts: list[_Put],
-        records: list[NewRecord],
-        now_ms: int,
-    ) -> None:
-        """Somebody's record does not fit: the others of this turn must not pay for it."""
-        everybody: list[_Waiting | _Put] = [*waiting, *puts]
-        for one in everybody:
-            self._records = records[one.first : one.first + one.count]
-            one.first = 0
-            self._waiting = [one] if isinstance(one, _Waiting) else []
-            self._puts = [one] if isinstance(one, _Put) else []
-            self.settle(now_ms)
-
-    def _refuse_all(self, waiting: list[_Waiting], puts: list[_Put], error: StoreError) -> None:
-        code = CODES_OF_PUTS.get(status_of(error), ResponseCode.SYSTEM_ERROR)
-        for send in waiting:
-            send.line.write(answer(send.request, code=code, remark=str(error)))
-        for put in puts:
-            put.done(code)
-
-    def _answer_all(
-        self,
-        waiting: list[_Waiting],
-        puts: list[_Put],
-        placed: list[Placed],
-        code: int,
-    ) -> None:
-        for put in puts:
-            put.done(code)
-        sent = self._answers.sent
-        for send in waiting:
-            place = placed[send.first]
-            if send.count == 1:
-                send.line.write(
-                    sent(
-                        send.request,
-                        log_offset=place.log_offset,
-                        queue_id=send.queue_id,
-                        queue_offset=place.queue_offset,
-                        code=code,
-                    )
-                )
-            else:
-                self._answer_batch(send, placed, code)
-
-    def _answer_batch(self, send: _Waiting, placed: list[Placed], code: int) -> None:
-        places = placed[send.first : send.first + send.count]
-        host = self._rules.store_host
-        fields = SendMessageAnswer(
-            msg_id=",".join(encode_offset_id(host, place.log_offset) for place in places),
-            queue_id=send.queue_id,
-            queue_offset=places[0].queue_offset,
-            region=self._rules.region,
-            trace_on=self._rules.trace_on,
-        )
-        send.line.write(answer(send.request, fields, code=code))

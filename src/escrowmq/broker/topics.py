@@ -90,7 +90,11 @@ class Topics:
         self._topics = file.entries("topicConfigTable", TopicConfig)
         self.version: DataVersion = file.version()
         self.dirty = False
+        # How many queues a topic has, if anybody may send to it: asked for every send.
+        self.open_queues: dict[str, int] = {}
         self._make_system_topics()
+        for config in self._topics.values():
+            self._note_open(config)
 
     def find(self, topic: str) -> TopicConfig | None:
         return self._topics.get(topic)
@@ -100,11 +104,13 @@ class Topics:
 
     def put(self, config: TopicConfig, *, now_ms: int) -> None:
         self._topics[config.topic_name] = config
+        self._note_open(config)
         self._touch(now_ms)
 
     def remove(self, topic: str, *, now_ms: int) -> bool:
         if self._topics.pop(topic, None) is None:
             return False
+        self.open_queues.pop(topic, None)
         self._touch(now_ms)
         return True
 
@@ -139,6 +145,14 @@ class Topics:
     def save(self) -> None:
         self._file.save(topicConfigTable=self._topics, dataVersion=self.version)
         self.dirty = False
+
+    def _note_open(self, config: TopicConfig) -> None:
+        name = config.topic_name
+        closed = name in CLOSED_TO_SENDERS or name.startswith(RETRY_PREFIX)
+        if closed or not config.perm & WRITE:
+            self.open_queues.pop(name, None)
+        else:
+            self.open_queues[name] = max(config.read_queue_nums, config.write_queue_nums)
 
     def _touch(self, now_ms: int) -> None:
         self.version = self.version.next(now_ms)

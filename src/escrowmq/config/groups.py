@@ -220,7 +220,7 @@ class StoreConfig(_Group):
         "The size of a queue file, 20 for each message; rounded up to a multiple of that.",
     )
     index_enabled: bool = _yes_no(
-        True, "messageIndexEnable", "Whether messages can be found by their keys."
+        True, "messageIndexEnable", "Whether new messages can be found by their keys."
     )
     index_slots: int = _setting(
         5_000_000, Whole(1), "maxHashSlotNum", "slots", "Hash slots of an index file."

@@ -41,6 +41,7 @@ _SEAL_NAME: Final = RECORD_CRC.encode() + b"\x01"
 _SEAL_BYTES: Final = len(_SEAL_NAME) + 10 + 1
 SEAL_BYTES_MAX: Final = _SEAL_BYTES + 1  # with the separator that may have to go before it
 _PROPERTIES_LENGTH = struct.Struct(">h")
+_pack_length = _PROPERTIES_LENGTH.pack
 _TOPIC_LENGTH_V2 = struct.Struct(">h")
 
 
@@ -78,7 +79,7 @@ assert _HEAD_V4_BYTES + 1 + 2 == RECORD_BYTES_MIN
 _SYS_FLAG_AT = 36
 
 
-class NewRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class NewRecord(msgspec.Struct, frozen=True, gc=False):
     """A message to be appended. Where it will lie is the store's business."""
 
     # A msgspec struct and not a dataclass: one is made for every message sent, and this is
@@ -160,43 +161,51 @@ def encode_record(
     store_host: bytes,
     sealed: bool = False,
 ) -> bytes:
+    _, pieces = record_pieces(record, queue_offset, log_offset, stored_ms, store_host, sealed)
+    return b"".join(pieces)
+
+
+def record_pieces(
+    record: NewRecord,
+    queue_offset: int,
+    log_offset: int,
+    stored_ms: int,
+    store_host: bytes,
+    sealed: bool = False,
+) -> tuple[int, tuple[bytes, ...]]:
+    """Its size, and what it is made of, not yet joined: many records are joined at once."""
     magic, topic = topic_field(record.topic)
     body, properties, sys_flag = record.body, record.properties, record.sys_flag & ~_HOST_BITS
+    born_host, body_bytes = record.born_host, len(body)
     if sealed:
         separator = b"" if not properties or properties.endswith(b"\x02") else b"\x02"
         properties = b"".join((properties, separator, b"\0" * _SEAL_BYTES))
-    head = _HEAD_V4
-    if len(record.born_host) + len(store_host) != 16:
-        sys_flag |= BORN_HOST_IPV6 if len(record.born_host) == 20 else 0
+    head, head_bytes = _HEAD_V4, _HEAD_V4_BYTES
+    if len(born_host) + len(store_host) != 16:
+        sys_flag |= BORN_HOST_IPV6 if len(born_host) == 20 else 0
         sys_flag |= STORE_HOST_IPV6 if len(store_host) == 20 else 0
         head = _HEADS[sys_flag & _HOST_BITS]
-    size = head.size + len(body) + len(topic) + 2 + len(properties)
-    encoded = b"".join(
-        (
-            head.pack(
-                size,
-                magic,
-                crc32(body) & CRC_MASK,
-                record.queue_id,
-                record.flag,
-                queue_offset,
-                log_offset,
-                sys_flag,
-                record.born_ms,
-                record.born_host,
-                stored_ms,
-                store_host,
-                record.reconsume_times,
-                record.prepared_offset,
-                len(body),
-            ),
-            body,
-            topic,
-            _PROPERTIES_LENGTH.pack(len(properties)),
-            properties,
-        )
+        head_bytes = head.size
+    size = head_bytes + body_bytes + len(topic) + 2 + len(properties)
+    packed = head.pack(
+        size,
+        magic,
+        crc32(body) & CRC_MASK,
+        record.queue_id,
+        record.flag,
+        queue_offset,
+        log_offset,
+        sys_flag,
+        record.born_ms,
+        born_host,
+        stored_ms,
+        store_host,
+        record.reconsume_times,
+        record.prepared_offset,
+        body_bytes,
     )
-    return _seal(encoded) if sealed else encoded
+    pieces = (packed, body, topic, _pack_length(len(properties)), properties)
+    return (size, (_seal(b"".join(pieces)),)) if sealed else (size, pieces)
 
 
 def encoded_size(record: NewRecord, *, store_host: bytes, sealed: bool = False) -> int:

@@ -7,10 +7,11 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import uvloop
@@ -40,17 +41,32 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 LINES_S = 1.0
+OWN_FILES = 1024  # of the store and the name server, beside those of connections
 SWITCH_S = 0.0005  # a checkpoint's thread must not hold a turn up for Python's usual 5 ms
 
 
 def run(config: Config, role: str) -> int:
     """Serve until a signal says stop. 0: stopped in order; 2: could not start; 1: failed."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    _allow_files(config.network.connections_max)
     try:
         return uvloop.run(_serve(config, role))
     except (EscrowError, OSError) as error:
         sys.stderr.write(f"escrowmq: {error}\n")
         return 2
+
+
+def _allow_files(connections_max: int) -> None:
+    """A connection is an open file: as many as the system lets us have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # not every system allows what it says it does
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard != resource.RLIM_INFINITY and hard < connections_max + OWN_FILES:
+        log.warning(
+            "only %d files may be open: not enough for escrowConnectionsMax=%d",
+            hard,
+            connections_max,
+        )
 
 
 async def _serve(config: Config, role: str) -> int:
@@ -208,7 +224,7 @@ def _loops(
 ) -> list[Any]:
     async def tick() -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(tick_interval_s(config))
             broker.tick(clock.now_ms())
             port.turn_soon()
 
@@ -217,19 +233,25 @@ def _loops(
             await asyncio.sleep(LINES_S)
             port.look_after_lines()
 
-    async def save() -> None:
+    async def save(what: str, step: Callable[[], None], interval_ms: int) -> None:
         while True:
-            await asyncio.sleep(config.consume.offsets_interval_ms / 1000)
+            await asyncio.sleep(interval_ms / 1000)
             try:
-                broker.save()
+                step()
             except StoreError as error:
-                log.warning("configuration not saved: %s", error)
+                log.warning("%s not saved: %s", what, error)
 
     async def keep_store() -> None:
         await upkeep.run()  # ends only when the store has failed
         failed.set()
 
-    return [tick(), look_after_lines(), save(), keep_store()]
+    return [
+        tick(),
+        look_after_lines(),
+        save("offsets", broker.save_offsets, config.consume.offsets_interval_ms),
+        save("delays", broker.save_delays, config.delay.delay_offsets_interval_ms),
+        keep_store(),
+    ]
 
 
 @contextlib.asynccontextmanager
@@ -261,11 +283,17 @@ def port_limits(config: Config) -> PortLimits:
     )
 
 
+def tick_interval_s(config: Config) -> float:
+    """A delayed message is late by no more than this, and what the machine adds."""
+    return min(TICK_S, config.delay.timer_precision_ms / 1000)
+
+
 def store_settings(config: Config) -> StoreSettings:
     kept = config.store
     return StoreSettings(
         segment_bytes=kept.segment_bytes,
         queue_file_bytes=kept.queue_file_bytes,
+        index_enabled=kept.index_enabled,
         index_slots=kept.index_slots,
         index_entries=kept.index_entries,
         message_bytes_max=kept.message_bytes_max,

@@ -20,6 +20,7 @@ from typing import Any, Protocol, cast
 from escrowmq.clock import Clock
 from escrowmq.errors import NotSent, RemoteProtocolError
 from escrowmq.message.ids import encode_host
+from escrowmq.server.silence import Silence
 from escrowmq.wire.answers import refuse
 from escrowmq.wire.connection import Connection, Event, Refused
 from escrowmq.wire.fastpath import Body, Request
@@ -77,8 +78,11 @@ class Port:
         self._loop = asyncio.get_running_loop()
         self._written: list[TcpLine] = []
         self._turn_scheduled = False
+        self.turn_ms, self.turn_s = clock.now_ms(), clock.elapsed_s()  # when this turn began
         self._server: asyncio.Server | None = None
         self._unsent: dict[TcpLine, int] = {}  # bytes that a line's peer has not read yet
+        self._held: set[TcpLine] = set()  # not read from, because of what all lines hold
+        self._silence: Silence[TcpLine] = Silence(limits.idle_max_s, now_s=clock.elapsed_s())
         self.lines: set[TcpLine] = set()
         self.refused_lines = 0
 
@@ -107,12 +111,12 @@ class Port:
             self.refused_lines += 1
             return False
         self.lines.add(line)
+        self._silence.watch(line)
         return True
 
     def handle_all(self, line: TcpLine, events: Iterable[Event]) -> None:
         """Everything of one chunk; answers leave at the end of the turn."""
-        handle, now_ms = self._service.handle, self._clock.now_ms()
-        self.turn_soon()
+        handle, now_ms = self._service.handle, self.turn_ms
         for event in events:
             if type(event) is Request:
                 handle(line, event, now_ms)
@@ -123,6 +127,8 @@ class Port:
         self._unsent.pop(line, None)
         if line in self.lines:
             self.lines.discard(line)
+            self._held.discard(line)
+            self._silence.forget(line)
             self._service.line_closed(line)
 
     def written(self, line: TcpLine) -> None:
@@ -133,32 +139,33 @@ class Port:
     def turn_soon(self) -> None:
         if not self._turn_scheduled:
             self._turn_scheduled = True
+            self.turn_ms, self.turn_s = self._clock.now_ms(), self._clock.elapsed_s()
             self._loop.call_soon(self.end_turn)
 
     def end_turn(self) -> None:
-        self._turn_scheduled = False
         try:
-            self._service.end_turn(self._clock.now_ms())
+            self._service.end_turn(self.turn_ms)
         except Exception:  # a bug of ours must not keep back the answers of others
             log.exception("a turn failed")
         written, self._written = self._written, []
+        self._turn_scheduled = False  # only now: what was written so far leaves with this turn
         for line in written:
             unsent = line.flush()
             if unsent:
                 self._unsent[line] = unsent
                 if sum(self._unsent.values()) > self._limits.unsent_bytes_max:
+                    self._held.add(line)
                     line.hold(True)
 
     def look_after_lines(self) -> None:
         """Now and then: close the silent ones, read on from those that were held."""
-        now_s = self._clock.elapsed_s()
-        for line in [line for line in self.lines if line.is_silent(now_s, self._limits.idle_max_s)]:
+        for line in self._silence.silent(self._clock.elapsed_s()):
             log.info("line closed peer=%s: silent for %d s", line.peer, self._limits.idle_max_s)
-            line.close()
+            line.drop()
         self._unsent = {line: unsent for line in self._unsent if (unsent := line.unsent_bytes())}
         if sum(self._unsent.values()) <= self._limits.unsent_bytes_max:
-            for line in self.lines:
-                line.hold(False)
+            while self._held:
+                self._held.pop().hold(False)
 
     def elapsed_s(self) -> float:
         return self._clock.elapsed_s()
@@ -177,7 +184,7 @@ class TcpLine(asyncio.Protocol):
         self._out: list[Body] = []
         self._paused = False
         self._held = False
-        self._active_s = port.elapsed_s()
+        self.active_s = port.elapsed_s()
         self.peer = ""
         self.peer_host = b"\0" * 8
 
@@ -193,10 +200,12 @@ class TcpLine(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        self._active_s = self._port.elapsed_s()
+        port, connection = self._port, self._connection
+        port.turn_soon()
+        self.active_s = port.turn_s
         try:
-            self._connection.receive(data)
-            self._port.handle_all(self, self._connection.events())
+            connection.receive(data)
+            port.handle_all(self, connection.events())
         except RemoteProtocolError as error:
             log.info("line closed peer=%s: %s", self.peer, error)
             self.close()
@@ -207,7 +216,7 @@ class TcpLine(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._paused = False
-        self._active_s = self._port.elapsed_s()
+        self.active_s = self._port.elapsed_s()
         self._read_or_not()
 
     def hold(self, held: bool) -> None:
@@ -225,9 +234,6 @@ class TcpLine(asyncio.Protocol):
             transport.resume_reading()
         elif not wanted and transport.is_reading():
             transport.pause_reading()
-
-    def is_silent(self, now_s: float, idle_max_s: float) -> bool:
-        return now_s - self._active_s > idle_max_s
 
     def unsent_bytes(self) -> int:
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
@@ -278,3 +284,9 @@ class TcpLine(asyncio.Protocol):
         if self._transport is not None:
             self.flush()
             self._transport.close()
+
+    def drop(self) -> None:
+        """Close it, and do not wait for a peer that reads nothing either."""
+        self.close()
+        if self._transport is not None and self.unsent_bytes():
+            self._transport.abort()

@@ -16,7 +16,7 @@ from escrowmq.clock import Clock, local_hour
 from escrowmq.errors import StoreError, StoreFull
 from escrowmq.message.offsets import LogOffset
 from escrowmq.store.disk import Disk
-from escrowmq.store.expire import expire
+from escrowmq.store.expire import REMOVED_MAX, has_to_go
 from escrowmq.store.store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -88,16 +88,32 @@ class Upkeep:
 
     async def expire(self) -> None:
         async with self._checkpointing:
-            now_ms = self._clock.now_ms()
-            removed = expire(
-                self._store,
-                now_ms=now_ms,
-                hour=local_hour(now_ms),
-                usage=self._disk.usage,
-                keep_from=self._keep_from(),
-            )
+            removed = 0
+            while removed < REMOVED_MAX and self._has_to_go():
+                await self._remove_oldest_file()
+                removed += 1
         if removed:
             log.info("expired files=%d log_begin=%d", removed, self._store.begin)
+
+    def _has_to_go(self) -> bool:
+        now_ms = self._clock.now_ms()
+        return has_to_go(
+            self._store,
+            now_ms=now_ms,
+            hour=local_hour(now_ms),
+            usage=self._disk.usage(),
+            keep_from=self._keep_from(),
+        )
+
+    async def _remove_oldest_file(self) -> None:
+        """Not on the loop: to free a gigabyte can take a file system a while."""
+        removal = self._store.begin_removal()
+        try:
+            cancelled = await _to_the_end(removal.run)
+        finally:
+            self._store.finish_removal(removal)
+        if await _to_the_end(removal.release) or cancelled:
+            raise asyncio.CancelledError
 
     async def _repeat(
         self, what: str, step: Callable[[], Awaitable[None]], interval_s: float

@@ -40,6 +40,7 @@ class Checkpoint:
     first_total: int  # sum of their first offsets: and so does one that is missing in front
     index_files: list[str]
     index_end_offset: int
+    is_indexed: bool = True  # False: records behind the last index file were not
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,7 @@ class CheckpointJob:
             first_total=self.first_total,
             index_files=[file.name for file in files],
             index_end_offset=files[-1].end_offset if files else -1,
+            is_indexed=self.index.index.is_on and not (files and files[-1].is_closed),
         )
         save_checkpoint(self.disk, checkpoint)
         save_rocketmq_checkpoint(self.disk, self.stored_ms)

@@ -26,7 +26,7 @@ from escrowmq.message.record import (
     StoredRecord,
     decode_record,
     encode_blank,
-    encode_record,
+    record_pieces,
 )
 from escrowmq.store.disk import Disk, File
 
@@ -69,6 +69,27 @@ class Flush:
             # Whatever the reason, also a full disk: the kernel may have dropped what it could
             # not write, and the next flush would not know.
             raise StoreFailed(f"the log could not be flushed: {error}") from error
+
+
+@dataclass(slots=True)
+class Removal:
+    """The oldest file on its way out. `run` and `release` may go to a thread."""
+
+    disk: Disk
+    segment: Segment
+    is_gone: bool = False
+    is_safe: bool = False
+
+    def run(self) -> None:
+        self.disk.remove(f"{DIRECTORY}/{file_name(self.segment.base)}")
+        self.is_gone = True
+        self.disk.sync_directory(DIRECTORY)
+        self.is_safe = True
+
+    def release(self) -> None:
+        """Once the log has forgotten it: only now the file system gives the room back."""
+        self.segment.view = _NOTHING
+        self.segment.file.close()
 
 
 class CommitLog:
@@ -225,14 +246,19 @@ class CommitLog:
 
     # --- files ---------------------------------------------------------------------------------
 
-    def remove_oldest(self, *, below: LogOffset) -> None:
-        """Drop the first file, if it lies wholly below that offset and is not the last."""
+    def begin_removal(self, *, below: LogOffset) -> Removal:
+        """Of the first file, if it lies wholly below that offset and is not the last."""
         numbers = sorted(self._segments)
         if len(numbers) < 2 or numbers[1] * self.segment_bytes > below:
             raise StoreError("the oldest file of the log is still needed")
-        try:
-            self._remove(numbers[0])
-        finally:
+        return Removal(self._disk, self._segments[numbers[0]])
+
+    def finish_removal(self, removal: Removal) -> None:
+        """Also after it failed: then the file may be gone all the same."""
+        if removal.is_gone:
+            del self._segments[removal.segment.base // self.segment_bytes]
+            # A power cut may bring it back until the next flush has made sure of the directory.
+            self._files_made += not removal.is_safe
             self.begin = LogOffset(min(self._segments) * self.segment_bytes)
 
     def close(self) -> None:
@@ -318,7 +344,7 @@ class Batch:
         self._store_host = log.store_host
         self._sealed = log.sealed
         self._at = log.end
-        self._room = log.segment_bytes - self._at % log.segment_bytes
+        self._room = log.segment_bytes - BLANK.size - self._at % log.segment_bytes
         self._pieces: list[bytes] = []
         self._piece_begin = self._at
         self._full: list[tuple[LogOffset, bytes]] = []  # what fills up a file, and where
@@ -326,22 +352,20 @@ class Batch:
     def add(self, record: NewRecord, queue_offset: int, stored_ms: int) -> tuple[LogOffset, int]:
         """Place one record behind the others: its log offset and its size."""
         at = self._at
-        encoded = encode_record(record, queue_offset, at, stored_ms, self._store_host, self._sealed)
-        if len(encoded) + BLANK.size > self._room:
+        host, sealed = self._store_host, self._sealed
+        size, pieces = record_pieces(record, queue_offset, at, stored_ms, host, sealed)
+        if size > self._room:
             at = self._roll(at)
-            encoded = encode_record(
-                record, queue_offset, at, stored_ms, self._store_host, self._sealed
-            )
-        self._pieces.append(encoded)
-        size = len(encoded)
-        self._at = LogOffset(at + size)
+            size, pieces = record_pieces(record, queue_offset, at, stored_ms, host, sealed)
+        self._pieces += pieces
+        self._at = at + size  # type: ignore[assignment]  # no LogOffset(): every send comes by here
         self._room -= size
         return at, size
 
     def write(self) -> None:
         """All of it into the log, or none of it and an error."""
         log, pieces = self._log, self._pieces
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        data = b"".join(pieces)
         try:
             for begin, filled in self._full:
                 self._write_at(begin, filled)
@@ -358,11 +382,12 @@ class Batch:
 
     def _roll(self, at: LogOffset) -> LogOffset:
         """Fill this file up with the blank record; go on in the next."""
-        self._pieces.append(encode_blank(self._room))
+        remaining = self._room + BLANK.size
+        self._pieces.append(encode_blank(remaining))
         self._full.append((self._piece_begin, b"".join(self._pieces)))
         self._pieces = []
-        self._piece_begin = LogOffset(at + self._room)
-        self._room = self._log.segment_bytes
+        self._piece_begin = LogOffset(at + remaining)
+        self._room = self._log.segment_bytes - BLANK.size
         return self._piece_begin
 
     def _undo(self, cause: StoreError) -> None:

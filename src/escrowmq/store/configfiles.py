@@ -6,7 +6,6 @@ or broken. What a file holds and we have no use for is kept and written back as 
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -22,9 +21,9 @@ Offsets = dict[str, dict[int, int]]  # "topic@group" -> queue id -> offset
 
 
 class _Entry(msgspec.Struct, kw_only=True, rename="camel"):
-    """One row of a table: the fields we know, and those that we only carry along."""
+    """One row of a table: the fields we know, and those that we only carry along, if any."""
 
-    other: dict[str, Any] = msgspec.field(default_factory=dict, name="(other)")
+    other: dict[str, Any] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="(other)")
 
 
 class TopicConfig(_Entry, kw_only=True, rename="camel"):
@@ -76,6 +75,7 @@ class ConfigFile:
     def __init__(self, disk: Disk, name: str) -> None:
         self._disk = disk
         self._path = f"{DIRECTORY}/{name}"
+        self._is_whole = False  # the file itself, not the version before it
         self.content = self._load()
 
     def version(self) -> DataVersion:
@@ -97,14 +97,19 @@ class ConfigFile:
         return _converted(self.table(key), dict[int, int], self._path)
 
     def save(self, **tables: Any) -> None:
-        """Replace these tables; entries and versions become what RocketMQ writes."""
-        before = read_file(self._disk, self._path)
-        if before and _parsed(before) is not None:
+        """Replace these tables; entries and versions become what RocketMQ writes.
+
+        Whoever makes a topic waits for this, with ten thousand others in the file too: it is
+        not read again, and nothing of it goes through Python's own JSON.
+        """
+        before = read_file(self._disk, self._path) if self._is_whole else None
+        if before is not None:
             replace_file(self._disk, self._path + ".bak", before)
         for name, table in tables.items():
             self.content[name] = _plain(table)
-        text = json.dumps(self.content, indent="\t", ensure_ascii=False)
-        replace_file(self._disk, self._path, text.encode())
+        text = msgspec.json.format(msgspec.json.encode(self.content))
+        replace_file(self._disk, self._path, text)
+        self._is_whole = True
 
     def _load(self) -> dict[str, Any]:
         tried = False
@@ -113,6 +118,7 @@ class ConfigFile:
             tried = tried or bool(data)
             content = _parsed(data) if data else None
             if content is not None:
+                self._is_whole = path == self._path
                 return content
         if tried:
             raise StoreDamaged(f"{self._path} cannot be read, and neither can its .bak")
@@ -159,7 +165,8 @@ def _converted(value: Any, kind: type[T], path: str) -> T:
 
 def _entry(row: Any, kind: type[E], path: str) -> E:
     entry = _converted(row, kind, path)
-    entry.other = {name: value for name, value in row.items() if name not in _known(kind)}
+    other = {name: value for name, value in row.items() if name not in _known(kind)}
+    entry.other = other or msgspec.UNSET
     return entry
 
 
@@ -170,9 +177,10 @@ def _known(kind: type[_Entry]) -> frozenset[str]:
 def _plain(value: Any) -> Any:
     """What JSON can hold: entries with the fields they only carry, versions, tables of them."""
     if isinstance(value, _Entry):
+        if value.other is msgspec.UNSET:
+            return value  # as it stands
         row: dict[str, Any] = msgspec.to_builtins(value)
-        del row["(other)"]
-        return {**row, **value.other}
+        return row | row.pop("(other)")
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     return msgspec.to_builtins(value)

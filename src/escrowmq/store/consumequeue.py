@@ -24,6 +24,7 @@ from escrowmq.store.settings import QUEUE_ENTRY_BYTES
 
 DIRECTORY: Final = "consumequeue"
 ENTRY: Final = struct.Struct(">qiq")
+_pack_entry = ENTRY.pack
 BLANK_SIZE: Final = 0x7FFFFFFF
 BLANK_ENTRY: Final = ENTRY.pack(0, BLANK_SIZE, 0)
 assert ENTRY.size == QUEUE_ENTRY_BYTES
@@ -60,8 +61,8 @@ class ConsumeQueue:
     # --- writing -------------------------------------------------------------------------------
 
     def add(self, log_offset: int, size: int, tags_code: int) -> None:
-        self.tail += ENTRY.pack(log_offset, size, tags_code)
-        self.next = QueueOffset(self.next + 1)
+        self.tail += _pack_entry(log_offset, size, tags_code)
+        self.next += 1  # type: ignore[assignment]  # no QueueOffset(): every send comes by here
 
     def drop_last(self) -> None:
         """Take the last `add` back: its message did not reach the log."""

@@ -93,6 +93,20 @@ def read_file(disk: Disk, path: str) -> bytes | None:
 
 def write_file(disk: Disk, path: str, data: bytes) -> None:
     """A small file, durable but not atomic: a crash may leave any part of it."""
+    _write_synced(disk, path, data)
+    disk.sync_directory(parent(path))
+
+
+def replace_file(disk: Disk, path: str, data: bytes) -> None:
+    """A small file, durable and atomic: after a crash it is the old one or the new one, whole."""
+    temporary = path + ".tmp"
+    _write_synced(disk, temporary, data)
+    disk.rename(temporary, path)
+    disk.sync_directory(parent(path))
+
+
+def _write_synced(disk: Disk, path: str, data: bytes) -> None:
+    """Its bytes are safe then; its name is not yet."""
     file = disk.create(path, len(data))
     try:
         if data:
@@ -100,15 +114,6 @@ def write_file(disk: Disk, path: str, data: bytes) -> None:
         file.sync()
     finally:
         file.close()
-    disk.sync_directory(parent(path))
-
-
-def replace_file(disk: Disk, path: str, data: bytes) -> None:
-    """A small file, durable and atomic: after a crash it is the old one or the new one, whole."""
-    temporary = path + ".tmp"
-    write_file(disk, temporary, data)
-    disk.rename(temporary, path)
-    disk.sync_directory(parent(path))
 
 
 def remove_file(disk: Disk, path: str) -> None:

@@ -15,7 +15,7 @@ from escrowmq.store.disk import Usage
 from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import MessageStore
 
-REMOVED_MAX = 10  # files per pass: removing a gigabyte can take the file system a while
+REMOVED_MAX = 10  # files per pass: no checkpoint is made meanwhile
 
 
 def may_remove(
@@ -29,6 +29,30 @@ def may_remove(
     return hour in settings.delete_hours or used_ratio > settings.expire_ratio
 
 
+def has_to_go(
+    store: MessageStore,
+    *,
+    now_ms: int,
+    hour: int,
+    usage: Usage,
+    keep_from: LogOffset | None = None,
+) -> bool:
+    """Whether the oldest file has to, as full as the disk is; and whether that is too full to
+    take messages. Nothing from `keep_from` on ever has to."""
+    settings, used_ratio = store.settings, usage.used_ratio
+    store.accepts_writes = used_ratio <= settings.refuse_ratio
+    base = store.begin
+    end = base + settings.segment_bytes
+    # The file that is being written stays, and so does what no checkpoint covers yet.
+    if end >= store.end or end > store.checkpointed:
+        return False
+    if keep_from is not None and end > keep_from:
+        return False
+    return may_remove(
+        store.modified_ms(base), now_ms=now_ms, hour=hour, used_ratio=used_ratio, settings=settings
+    )
+
+
 def expire(
     store: MessageStore,
     *,
@@ -37,22 +61,11 @@ def expire(
     usage: Callable[[], Usage],
     keep_from: LogOffset | None = None,
 ) -> int:
-    """One pass, oldest file first: how many went. Nothing from `keep_from` on is touched."""
+    """One pass, oldest file first: how many went."""
     removed = 0
-    used_ratio = usage().used_ratio
-    store.accepts_writes = used_ratio <= store.settings.refuse_ratio
-    # The file that is being written stays, and so does what no checkpoint covers yet.
-    for base, modified_ms in store.log_files()[:-1]:
-        end = base + store.settings.segment_bytes
-        if removed == REMOVED_MAX or end > store.checkpointed:
-            break
-        if keep_from is not None and end > keep_from:
-            break
-        if not may_remove(
-            modified_ms, now_ms=now_ms, hour=hour, used_ratio=used_ratio, settings=store.settings
-        ):
-            break
+    while removed < REMOVED_MAX and has_to_go(
+        store, now_ms=now_ms, hour=hour, usage=usage(), keep_from=keep_from
+    ):
         store.remove_oldest_file()
         removed += 1
-        used_ratio = usage().used_ratio
     return removed

@@ -16,6 +16,9 @@ from __future__ import annotations
 
 import itertools
 import struct
+import sys
+from array import array
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -49,10 +52,10 @@ def key_hashes(keys: Sequence[WaitingKey]) -> list[int]:
     """The same for many. Most keys differ from others in their last characters alone, a time and
     a counter: those are hashed together."""
     found = [0] * len(keys)
-    alike: dict[tuple[str, bytes], list[int]] = {}
+    alike: defaultdict[tuple[str, bytes], list[int]] = defaultdict(list)
     for place, (topic, key, _, _) in enumerate(keys):
         if len(key) > _TAIL_BYTES and key.isascii():
-            alike.setdefault((topic, key[:-_TAIL_BYTES]), []).append(place)
+            alike[topic, key[:-_TAIL_BYTES]].append(place)
         else:
             found[place] = key_hash(topic, key)
     for (topic, head), places in alike.items():
@@ -81,6 +84,7 @@ class IndexFile:
     end_offset: int = 0
     used_slots: int = 0
     count: int = 1
+    is_closed: bool = False  # records that were not indexed follow: the next key begins a file
 
     @property
     def path(self) -> str:
@@ -120,7 +124,10 @@ class IndexFlush:
 
 
 class KeyIndex:
-    def __init__(self, disk: Disk, views: OpenViews, *, slots: int, entries: int) -> None:
+    def __init__(
+        self, disk: Disk, views: OpenViews, *, slots: int, entries: int, is_on: bool = True
+    ) -> None:
+        self.is_on = is_on  # else no key is taken; those that are there can be found
         self._disk = disk
         self._views = views
         self._slots = slots
@@ -134,8 +141,9 @@ class KeyIndex:
     # --- writing -------------------------------------------------------------------------------
 
     def add(self, topic: str, keys: list[bytes], log_offset: int, stored_ms: int) -> None:
-        for key in keys:
-            self.waiting.append((topic, key, log_offset, stored_ms))
+        if self.is_on:
+            for key in keys:
+                self.waiting.append((topic, key, log_offset, stored_ms))
 
     def begin_flush(self, now_ms: int) -> IndexFlush:
         failed, keys = self._flush, self.waiting
@@ -156,7 +164,7 @@ class KeyIndex:
         changes = []
         remaining = flush.keys
         while remaining:
-            if not files or files[-1].count >= self._entries:
+            if not files or files[-1].is_closed or files[-1].count >= self._entries:
                 files.append(IndexFile(_new_name(files, flush.now_ms)))
             room = self._entries - files[-1].count
             changes.append(self._change(files[-1], remaining[:room]))
@@ -170,38 +178,44 @@ class KeyIndex:
 
     def _change(self, file: IndexFile, keys: list[WaitingKey]) -> FileChange:
         """The writes that put these keys into a file, and the file's new header."""
-        view = self._views.view(file.path) if file.count > 1 else None
-        heads: dict[int, int] = {}
-        entries: list[bytes] = []
-        number = first = file.count
+        # Column by column, not key by key: there is one for every message that is sent.
+        first = file.count
         if first == 1:
             file.begin_ms, file.begin_offset = keys[0][3], keys[0][2]
-        begin_ms, slots, pack, add = file.begin_ms, self._slots, ENTRY.pack, entries.append
-        for value, (_, _, log_offset, stored_ms) in zip(key_hashes(keys), keys, strict=True):
-            slot = value % slots
-            previous = heads.get(slot)
-            if previous is None:
-                previous = 0 if view is None else self._head(view, slot, first)
-                file.used_slots += previous == 0
-            seconds = (stored_ms - begin_ms) // 1000
-            if not 0 <= seconds <= SECONDS_MAX:
-                seconds = 0 if seconds < 0 else SECONDS_MAX
-            add(pack(value, log_offset, seconds, previous))
-            heads[slot] = number
-            number += 1
-        file.count = number
-        file.end_offset, file.end_ms = keys[-1][2], keys[-1][3]
+        _, _, log_offsets, stored = zip(*keys, strict=True)
+        hashes = key_hashes(keys)
+        slots = [value % self._slots for value in hashes]
+        previous = self._heads(file, slots)
+        file.used_slots += previous.count(0)
+        newest = dict(zip(slots, itertools.count(first), strict=False))  # the last one per slot
+        if len(newest) < len(slots):
+            file.used_slots -= _chain(slots, previous, first)
+        seconds = self._seconds(stored, file.begin_ms)
+        entries = b"".join(map(ENTRY.pack, hashes, log_offsets, seconds, previous))
+        file.count = first + len(keys)
+        file.end_offset, file.end_ms = log_offsets[-1], stored[-1]
+        positions = [HEADER.size + slot * SLOT.size for slot in newest]
         return FileChange(
             path=file.path,
             size=self._file_bytes,
-            writes=[
-                (self._entries_at + first * ENTRY.size, b"".join(entries)),
-                (0, file.header()),
-            ],
-            words=b"".join(
-                [_WORD_AT.pack(HEADER.size + slot * SLOT.size, n) for slot, n in heads.items()]
-            ),
+            writes=[(self._entries_at + first * ENTRY.size, entries), (0, file.header())],
+            words=b"".join(map(_WORD_AT.pack, positions, newest.values())),
         )
+
+    def _heads(self, file: IndexFile, slots: list[int]) -> list[int]:
+        """What the file holds for each of these slots: the number of an entry, or 0."""
+        if file.count <= 1:
+            return [0] * len(slots)
+        words = self._views.view(file.path)[HEADER.size : self._entries_at].cast("I")
+        heads = array("I", [words[slot] for slot in slots])
+        if sys.byteorder == "little":
+            heads.byteswap()
+        return [head if head < file.count else 0 for head in heads]
+
+    def _seconds(self, stored: Sequence[int], begin_ms: int) -> list[int]:
+        found = {ms: (ms - begin_ms) // 1000 for ms in set(stored)}
+        bounded = {ms: min(max(0, seconds), SECONDS_MAX) for ms, seconds in found.items()}
+        return [bounded[ms] for ms in stored]
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -281,6 +295,10 @@ class KeyIndex:
         """The last record that is in the files; -1 if none is."""
         return max((file.end_offset for file in self.files if file.count > 1), default=-1)
 
+    def close_last_file(self) -> None:
+        if self.files:
+            self.files[-1].is_closed = True
+
     def clear(self) -> None:
         remove_file(self._disk, REDO_PATH)
         while self.files:
@@ -299,6 +317,20 @@ class KeyIndex:
     def _remove(self, file: IndexFile) -> None:
         self._views.forget(file.path)
         remove_file(self._disk, file.path)
+
+
+def _chain(slots: list[int], previous: list[int], first: int) -> int:
+    """Let entries that came together into one slot follow each other; how many did so in a slot
+    that was empty before."""
+    seen: dict[int, int] = {}
+    were_empty = 0
+    for at, slot in enumerate(slots):
+        before = seen.get(slot)
+        if before is not None:
+            were_empty += not previous[at]
+            previous[at] = before
+        seen[slot] = first + at
+    return were_empty
 
 
 def expired_files(files: list[IndexFile], log_begin: int) -> list[IndexFile]:

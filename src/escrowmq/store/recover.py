@@ -74,6 +74,8 @@ def recover(
     checkpoint = saved if saved is not None and _speaks_of(saved, log) else None
     queues.open()
     index.open()
+    if saved is not None and not saved.is_indexed:
+        index.close_last_file()
     found = None
     if checkpoint is not None:
         with contextlib.suppress(_DoesNotAddUp):

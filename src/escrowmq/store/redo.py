@@ -7,8 +7,8 @@ had begun.
 
 from __future__ import annotations
 
-import itertools
 import struct
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Final
 from zlib import crc32
@@ -20,7 +20,7 @@ from escrowmq.store.disk import Disk, File, parent, read_file, write_file
 PATH: Final = "escrowmq.redo"
 _CRC_BYTES: Final = 4
 _WORD_AT: Final = struct.Struct(">II")
-_WORD: Final = struct.Struct(">I")
+_pack_word = struct.Struct(">I").pack_into
 _PAGE_BYTES: Final = 4096
 
 
@@ -68,11 +68,12 @@ def apply_changes(disk: Disk, changes: list[FileChange]) -> None:
 
 def _write_words(file: File, words: bytes) -> None:
     """One write for all words of a page: they are many, and a call each would be slow."""
-    for page, group in itertools.groupby(
-        sorted(_WORD_AT.iter_unpack(words)), key=lambda pair: pair[0] // _PAGE_BYTES
-    ):
+    pages: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for pair in _WORD_AT.iter_unpack(words):
+        pages[pair[0] // _PAGE_BYTES].append(pair)
+    for page in sorted(pages):
         begin = page * _PAGE_BYTES
         content = bytearray(file.view()[begin : begin + _PAGE_BYTES])
-        for position, word in group:
-            _WORD.pack_into(content, position - begin, word)
+        for position, word in pages[page]:
+            _pack_word(content, position - begin, word)
         file.write_at(begin, content)

@@ -18,6 +18,7 @@ def _setting(default: int | float | bool, *, conf: str, at_least: float = 0) -> 
 class StoreSettings:
     segment_bytes: int = _setting(1 << 30, conf="mappedFileSizeCommitLog", at_least=4096)
     queue_file_bytes: int = _setting(6_000_000, conf="mappedFileSizeConsumeQueue", at_least=20)
+    index_enabled: bool = _setting(True, conf="messageIndexEnable")
     index_slots: int = _setting(5_000_000, conf="maxHashSlotNum", at_least=1)
     index_entries: int = _setting(20_000_000, conf="maxIndexNum", at_least=2)
     message_bytes_max: int = _setting(4 << 20, conf="maxMessageSize", at_least=1)

@@ -32,7 +32,7 @@ from escrowmq.message.record import (
     encoded_size,
 )
 from escrowmq.store.checkpoint import CheckpointJob
-from escrowmq.store.commitlog import CommitLog, Flush
+from escrowmq.store.commitlog import CommitLog, Flush, Removal
 from escrowmq.store.consumequeue import ConsumeQueue
 from escrowmq.store.disk import Disk, Lock, OpenViews, remove_file, write_file
 from escrowmq.store.keyindex import KeyIndex, WaitingKey
@@ -74,7 +74,11 @@ class MessageStore(StoreReads):
             disk, self._views, file_bytes=settings.queue_file_bytes
         )
         self._index = KeyIndex(
-            disk, self._views, slots=settings.index_slots, entries=settings.index_entries
+            disk,
+            self._views,
+            slots=settings.index_slots,
+            entries=settings.index_entries,
+            is_on=settings.index_enabled,
         )
         # A record with less in it is within every limit and need not be measured.
         self._small_bytes = min(
@@ -131,7 +135,7 @@ class MessageStore(StoreReads):
             raise StoreFull("the disk is nearly full: no new messages until there is room")
         stored_ms = now_ms if now_ms > self._stored_ms else self._stored_ms
         batch = self._log.batch()
-        add, find_or_make = batch.add, self._queues.find_or_make
+        add, find_or_make, small_bytes = batch.add, self._queues.find_or_make, self._small_bytes
         placed: list[Placed] = []
         added: list[ConsumeQueue] = []
         waiting: list[WaitingKey] = []
@@ -139,9 +143,9 @@ class MessageStore(StoreReads):
         try:
             for record in records:
                 topic, properties, sys_flag = record.topic, record.properties, record.sys_flag
-                if len(record.body) + len(properties) > self._small_bytes:
+                if len(record.body) + len(properties) > small_bytes:
                     self._refuse_unfit(record)
-                if b"\0" in properties:
+                if 0 in properties:
                     raise RecordRefused("a zero byte in the properties")
                 tags_code, keys = derive(topic, properties, stored_ms)
                 if sys_flag == 0 or has_queue_entry(sys_flag):
@@ -168,7 +172,8 @@ class MessageStore(StoreReads):
             self._last_record = placed[-1].log_offset
         self._stored_ms = stored_ms
         self._queues.dirty.update(added)
-        self._index.waiting += waiting
+        if self._index.is_on:
+            self._index.waiting += waiting
         return placed
 
     def _take_back(self, added: list[ConsumeQueue], last: ConsumeQueue | None) -> None:
@@ -306,8 +311,24 @@ class MessageStore(StoreReads):
         """Where each file of the log begins and when it was last written, oldest first."""
         return [(LogOffset(base), self._log.modified_ms(base)) for base in self._log.bases()]
 
-    def remove_oldest_file(self) -> None:
-        """Forget the oldest file of the log. What only speaks of it goes after the next checkpoint,
-        which knows that it will be missing."""
+    def modified_ms(self, base: LogOffset) -> int:
+        """When the file that begins there was last written."""
+        return self._log.modified_ms(base)
+
+    def begin_removal(self) -> Removal:
+        """Of the oldest file of the log. What only speaks of it goes after the next checkpoint,
+        which knows that it will be missing; none may be made meanwhile."""
         # Only below a checkpoint, or a queue could forget how far it had counted.
-        self._log.remove_oldest(below=self.checkpointed)
+        return self._log.begin_removal(below=self.checkpointed)
+
+    def finish_removal(self, removal: Removal) -> None:
+        self._log.finish_removal(removal)
+
+    def remove_oldest_file(self) -> None:
+        """Forget it here and now."""
+        removal = self.begin_removal()
+        try:
+            removal.run()
+        finally:
+            self.finish_removal(removal)
+        removal.release()

@@ -10,6 +10,7 @@ that came with a ROCKETMQ header take the general way.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -39,6 +40,8 @@ _PULLED = (
 )
 
 _encode_text = msgspec.json.Encoder().encode
+_pack_prefix = struct.Struct(">II").pack
+assert JSON == 0
 
 
 def answer(
@@ -72,9 +75,8 @@ class SendAnswers:
     """The answers to sends of one broker, whose address is in every message id."""
 
     def __init__(self, *, store_host: bytes, region: str = REGION, trace_on: bool = True) -> None:
-        self._store_host = store_host.hex().upper()
-        self._region = region
-        self._trace_on = trace_on
+        self.store_host, self.region, self.trace_on = store_host, region, trace_on
+        self._host_text = store_host.hex().upper()
         tail = b',"MSG_REGION":%b,"TRACE_ON":"%b"}}' % (
             _quoted(region),
             b"true" if trace_on else b"false",
@@ -82,7 +84,7 @@ class SendAnswers:
         self._template = (
             _LEAD
             + b',"extFields":{"msgId":"'
-            + self._store_host.encode()
+            + self._host_text.encode()
             + b'%016X","queueId":"%d","queueOffset":"%d"%b'
             + tail.replace(b"%", b"%%")
         )
@@ -90,32 +92,31 @@ class SendAnswers:
     def sent(
         self,
         request: Request[Any],
-        *,
         log_offset: int,
         queue_id: int,
         queue_offset: int,
-        transaction_id: str | None = None,
         code: int = _SUCCESS,
+        transaction_id: str | None = None,
     ) -> bytes:
         if request.head.flag & FLAG_ONEWAY:
             return b""
         if request.serializer != JSON:
             fields = SendMessageAnswer(
-                msg_id=f"{self._store_host}{log_offset:016X}",
+                msg_id=f"{self._host_text}{log_offset:016X}",
                 queue_id=queue_id,
                 queue_offset=queue_offset,
                 transaction_id=transaction_id,
-                region=self._region,
-                trace_on=self._trace_on,
+                region=self.region,
+                trace_on=self.trace_on,
             )
             return answer(request, fields, code=code)
         optional = b""
         if transaction_id is not None:
             optional = b',"transactionId":' + _quoted(transaction_id)
         opaque = request.head.opaque
-        return _framed(
-            self._template % (code, opaque, log_offset, queue_id, queue_offset, optional)
-        )
+        header = self._template % (code, opaque, log_offset, queue_id, queue_offset, optional)
+        length = len(header)
+        return _pack_prefix(4 + length, length) + header  # short, and JSON is 0: the mark is clear
 
 
 def pulled(

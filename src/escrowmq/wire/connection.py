@@ -26,7 +26,7 @@ from escrowmq.errors import NotSent, OutcomeUnknown, RemoteProtocolError, Reques
 from escrowmq.wire.codes import FLAG_ONEWAY, JSON, request_name
 from escrowmq.wire.command import INT32_MAX, Command, decode_command, encode_command
 from escrowmq.wire.fastpath import Body, Head, Request, decode_head, head_of
-from escrowmq.wire.frame import FRAME_LENGTH_MAX, Frame, FrameReader, encode_frame
+from escrowmq.wire.frame import FRAME_LENGTH_MAX, FrameCutter, encode_frame
 from escrowmq.wire.headers import Header, NoFields, encode_header
 
 CALLS_MAX: Final = 65_535
@@ -77,7 +77,7 @@ class Connection:
         opaque_max: int = INT32_MAX,
     ) -> None:
         assert calls_max <= opaque_max, "a free number must always be found"
-        self._reader = FrameReader(frame_length_max=frame_length_max)
+        self._reader = FrameCutter(self._event, frame_length_max=frame_length_max)
         self._calls_max = calls_max
         self._opaque_max = opaque_max
         self._serializer = serializer
@@ -91,26 +91,27 @@ class Connection:
         self._reader.receive(data)
 
     def events(self) -> Iterator[Event]:
-        for frame in self._reader.frames():
-            if frame.serializer == JSON:
-                head = decode_head(frame.header)
-                if head is not None:
-                    yield Request(head, frame.body, JSON)
-                    continue
-            yield self._read_slowly(frame)
+        return self._reader.frames()
 
-    def _read_slowly(self, frame: Frame) -> Event:
+    def _event(self, serializer: int, header: bytes, body: Body) -> Event:
+        if serializer == JSON:
+            head = decode_head(header)
+            if head is not None:
+                return Request(head, body, JSON)
+        return self._read_slowly(serializer, header, body)
+
+    def _read_slowly(self, serializer: int, header: bytes, body: Body) -> Event:
         try:
-            command = decode_command(frame.serializer, frame.header)
+            command = decode_command(serializer, header)
         except RemoteProtocolError as error:
             self._reader.fail(error)
         if command.is_response:
             call = self._calls.pop(command.opaque, None)
             if call is None:
-                return Stray(command, frame.body)
-            return Answer(call, command, frame.body)
+                return Stray(command, body)
+            return Answer(call, command, body)
         try:
-            return Request(head_of(command), frame.body, frame.serializer)
+            return Request(head_of(command), body, serializer)
         except RequestRefused as error:
             head = Head(
                 code=command.code,
@@ -120,7 +121,7 @@ class Connection:
                 remark=command.remark,
                 fields=NoFields(),
             )
-            return Refused(Request(head, frame.body, frame.serializer), error)
+            return Refused(Request(head, body, serializer), error)
 
     # What we ask.
 

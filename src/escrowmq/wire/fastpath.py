@@ -71,9 +71,9 @@ def decode_head(header: bytes) -> Head[Any] | None:
         # msgspec checks UTF-8 only in what it keeps; the slow way checks all of it.
         if not header.isascii():
             header.decode()
-        found = _openings.get(header[:12]) or _openings.get(header[:15])
+        found = _openings.get(header[:12])
         if found is None:
-            found = _decoders.get(_decode_code(header).code)
+            found = _openings.get(header[:15]) or _decoders.get(_decode_code(header).code)
             if found is None:
                 return None
         code, decode = found

@@ -13,8 +13,8 @@ lengths are judged as soon as they can be read, before anything is collected.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from typing import Final, NoReturn
+from collections.abc import Callable, Iterator
+from typing import Final, Generic, NoReturn, TypeVar
 
 import msgspec
 
@@ -32,6 +32,7 @@ HEADER_LENGTH_MAX: Final = 0xFFFFFF
 
 _PREFIX = struct.Struct(">II")
 _LENGTH = struct.Struct(">I")
+_NOTHING = memoryview(b"")
 _MARK_MAX = ROCKETMQ << 24 | HEADER_LENGTH_MAX  # above it, the serializer is not one we know
 
 
@@ -41,15 +42,28 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
     body: memoryview
 
 
-class FrameReader:
-    """Once it has raised a RemoteProtocolError it raises the same one for ever."""
+T = TypeVar("T")
 
-    def __init__(self, *, frame_length_max: int = FRAME_LENGTH_MAX) -> None:
+
+class FrameCutter(Generic[T]):
+    """Once it has raised a RemoteProtocolError it raises the same one for ever.
+
+    `make` is given serializer, header and body of every frame and makes what `frames` hands out:
+    a Frame, or at once what its reader wants of it.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int, bytes, memoryview], T],
+        *,
+        frame_length_max: int = FRAME_LENGTH_MAX,
+    ) -> None:
+        self._make = make
         self._frame_length_max = frame_length_max
         self._failure: RemoteProtocolError | None = None
         self._partial = bytearray()  # the beginning of a frame that spans chunks
         self._chunk = b""
-        self._view = memoryview(b"")
+        self._view = _NOTHING
         self._at = 0
 
     def receive(self, chunk: bytes) -> None:
@@ -60,11 +74,11 @@ class FrameReader:
         self._view = memoryview(chunk)
         self._at = 0
 
-    def frames(self) -> Iterator[Frame]:
+    def frames(self) -> Iterator[T]:
         self._raise_failure()
         if self._partial and (joined := self._join()) is not None:
-            yield joined
-        chunk, view, unpack = self._chunk, self._view, _PREFIX.unpack_from
+            yield self._make(*joined)
+        chunk, view, unpack, make = self._chunk, self._view, _PREFIX.unpack_from, self._make
         end, length_max = len(chunk), self._frame_length_max
         while end - (at := self._at) >= 8:
             length, mark = unpack(chunk, at)
@@ -76,8 +90,10 @@ class FrameReader:
                 break
             body_at = at + 8 + header_length
             self._at = following  # before the yield: the caller may not come back
-            yield Frame(mark >> 24, chunk[at + 8 : body_at], view[body_at:following])
-        self._keep_rest()
+            yield make(mark >> 24, chunk[at + 8 : body_at], view[body_at:following])
+        if self._at < end:
+            self._keep_rest()
+        self._let_chunk_go()
 
     def fail(self, failure: RemoteProtocolError) -> NoReturn:
         """Give this stream up. Also for a reader of headers who found one broken."""
@@ -95,17 +111,14 @@ class FrameReader:
             raise self._failure
 
     def _keep_rest(self) -> None:
-        """The chunk ends inside a frame. Copy that part, so that the chunk can go."""
-        rest = self._view[self._at :]
-        if rest:
-            self._partial += rest
-            self._check_partial()
-        self._let_chunk_go()
+        """The chunk ends inside a frame: copy that part, so that the chunk can go."""
+        self._partial += self._view[self._at :]
+        self._check_partial()
 
     def _let_chunk_go(self) -> None:
-        self._chunk, self._view, self._at = b"", memoryview(b""), 0
+        self._chunk, self._view, self._at = b"", _NOTHING, 0
 
-    def _join(self) -> Frame | None:
+    def _join(self) -> tuple[int, bytes, memoryview] | None:
         """Fill the partial frame from the chunk, first its prefix, then the rest."""
         partial = self._partial
         self._take(8 - len(partial))
@@ -119,7 +132,7 @@ class FrameReader:
         self._partial = bytearray()
         whole = memoryview(partial).toreadonly()
         body_at = 8 + (mark & HEADER_LENGTH_MAX)
-        return Frame(mark >> 24, bytes(whole[8:body_at]), whole[body_at:])
+        return mark >> 24, bytes(whole[8:body_at]), whole[body_at:]
 
     def _take(self, count: int) -> None:
         if count > 0:
@@ -147,6 +160,11 @@ class FrameReader:
             self.fail(HeaderTooLong(f"a header of {header_length} bytes in a frame of {length}"))
         if serializer not in (JSON, ROCKETMQ):
             self.fail(UnknownSerializer(f"serializer {serializer}, not {JSON} or {ROCKETMQ}"))
+
+
+class FrameReader(FrameCutter[Frame]):
+    def __init__(self, *, frame_length_max: int = FRAME_LENGTH_MAX) -> None:
+        super().__init__(Frame, frame_length_max=frame_length_max)
 
 
 def frame_prefix(serializer: int, header_length: int, body_length: int) -> bytes:

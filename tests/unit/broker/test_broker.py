@@ -14,6 +14,7 @@ from escrowmq.store.configfiles import GroupConfig
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import FaultyDisk, MemoryDisk
 from escrowmq.wire.codes import RequestCode
+from escrowmq.wire.headers_admin import CreateTopic
 from escrowmq.wire.headers_consume import QueueOf, UpdateConsumerOffset
 from escrowmq.wire.headers_send import ConsumerSendMessageBack
 from tests.interop.remoting import Answer
@@ -96,6 +97,52 @@ def test_a_save_between_tick_and_turn_does_not_lose_a_delayed_message(
     again = Bench(bench.disk)
     again.tick(NOW_MS + 5000)
     assert b"late" in bodies(again.store, "T")
+
+
+def topic_saves(disk: MemoryDisk) -> int:
+    assert isinstance(disk, FaultyDisk)
+    return disk.trace.count("rename config/topics.json.tmp config/topics.json")
+
+
+def a_topic(name: str) -> Any:
+    fields = CreateTopic(
+        topic=name, default_topic="TBW102", read_queue_nums=1, write_queue_nums=1, perm=6
+    )
+    return ask(RequestCode.UPDATE_AND_CREATE_TOPIC, fields)
+
+
+def test_the_topics_of_one_turn_are_saved_together_and_before_anybody_is_told() -> None:
+    """However they are made. Else ten thousand topics would be ten thousand rewrites."""
+    bench = Bench()
+    bench.turn()
+    before = topic_saves(bench.disk)
+    created = [a_topic(f"created-{number}") for number in range(100)]
+    made = [a_send(f"made-{number}") for number in range(100)]
+    for request in (*created, *made):
+        bench.broker.handle(bench.line, request, NOW_MS)
+    assert topic_saves(bench.disk) == before  # nor is anything written that leaves before the end
+    bench.broker.end_turn(NOW_MS)
+    assert topic_saves(bench.disk) == before + 1
+    assert [answer.code for answer in bench.line.answers()] == [0] * 200
+    again = bench.after_power_cut()
+    assert {f"{how}-99" for how in ("created", "made")} <= again.broker.topics.all().keys()
+    bench.turn(a_topic("created-0"))
+    assert topic_saves(bench.disk) == before + 1  # it is as it was
+
+
+def test_delays_and_offsets_are_saved_each_for_itself() -> None:
+    bench = Bench()
+    bench.turn(a_send(properties="DELAY\x011\x02"))
+    bench.broker.groups.put(GroupConfig(group_name="g"), now_ms=NOW_MS)
+    commit = UpdateConsumerOffset(consumer_group="g", topic="T", queue_id=0, commit_offset=1)
+    bench.turn(ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit))
+    bench.tick(NOW_MS + 1000)
+    bench.store.flush()
+    bench.broker.save_offsets()
+    assert bench.disk.exists("config/consumerOffset.json")
+    assert not bench.disk.exists("config/delayOffset.json")
+    bench.broker.save_delays()
+    assert bench.disk.exists("config/delayOffset.json")
 
 
 def test_a_message_sent_back_to_a_store_without_room_is_not_said_to_be_safe() -> None:

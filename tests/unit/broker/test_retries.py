@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,12 +9,14 @@ import pytest
 from escrowmq.broker.groups import Groups
 from escrowmq.broker.retries import Retries
 from escrowmq.broker.topics import Topics
+from escrowmq.broker.turn import Turn
 from escrowmq.consume.locks import QueueLocks
 from escrowmq.errors import RequestRefused
 from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import NewRecord
 from escrowmq.store.configfiles import GroupConfig, groups_file, topics_file
 from escrowmq.testing.disks import MemoryDisk
+from escrowmq.wire.answers import SendAnswers
 from escrowmq.wire.codes import RequestCode
 from escrowmq.wire.headers_send import ConsumerSendMessageBack, SendMessage
 from tests.stores import HOST, NOW_MS, open_store, properties, sample
@@ -39,13 +40,11 @@ class Bench:
             self.groups,
             self.locks,
             reroute=lambda record, _: record,  # test_delays.py has the real one
-            put=self._put,
+            turn=Turn(
+                self.store, SendAnswers(store_host=HOST), arrived=lambda new: self.made.extend(new)
+            ),
         )
         self.groups.put(GroupConfig(group_name="g"), now_ms=NOW_MS)
-
-    def _put(self, records: Sequence[NewRecord], done: Callable[[int], None]) -> None:
-        self.made += records
-        done(0)
 
     def failed(self, **changes: Any) -> int:
         """The log offset of a message that was consumed in vain."""
@@ -58,6 +57,7 @@ class Bench:
         header = ConsumerSendMessageBack(**{**fields, **changes})
         request = ask(RequestCode.CONSUMER_SEND_MSG_BACK, header, version=version)
         self.retries.sent_back(self.line, request, NOW_MS)
+        self.retries.turn.settle(NOW_MS)
         return self.line.answer().code
 
     def retried(self, record: NewRecord, *, version: int = VERSION, **changes: Any) -> NewRecord:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Coroutine
 from typing import Any
 
@@ -12,6 +13,7 @@ from escrowmq.clock import ManualClock
 from escrowmq.errors import StoreFailed, StoreFull
 from escrowmq.message.offsets import LogOffset
 from escrowmq.server.upkeep import Upkeep, UpkeepSettings
+from escrowmq.store.disk import Usage
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import FaultyDisk
 from tests.stores import NOW_MS, TINY, assert_clean, fill, open_store, sample
@@ -65,6 +67,93 @@ def test_expiry_keeps_what_somebody_still_needs() -> None:
     run(upkeep.expire())
     assert store.begin == needed
     assert not store.accepts_writes
+
+
+class WatchedDisk(FaultyDisk):
+    """Rather full. Notes which thread removes files, and lets it wait."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.removed_by: list[int] = []
+        self.may_remove = threading.Event()
+        self.is_removing = threading.Event()
+
+    def usage(self) -> Usage:
+        return Usage(total_bytes=1 << 40, free_bytes=(1 << 40) * 12 // 100)  # old files must go
+
+    def remove(self, path: str) -> None:
+        if path.startswith("commitlog/"):
+            self.removed_by.append(threading.get_ident())
+            self.is_removing.set()
+            assert self.may_remove.wait(20)
+        super().remove(path)
+
+
+def expiring() -> tuple[WatchedDisk, MessageStore, Upkeep]:
+    clock = ManualClock(NOW_MS)
+    disk = WatchedDisk(clock=clock)
+    store = open_store(disk)
+    fill(store, range(60))
+    store.checkpoint()
+    keep_from = LogOffset(2 * TINY.segment_bytes)
+    return disk, store, Upkeep(store, disk, clock, keep_from=lambda: keep_from)
+
+
+def test_files_are_removed_in_a_thread_and_reads_and_appends_go_on_meanwhile() -> None:
+    disk, store, upkeep = expiring()
+
+    async def watch() -> None:
+        expiry = asyncio.create_task(upkeep.expire())
+        while not disk.is_removing.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert store.begin == 0
+        assert store.record_at(0).log_offset == 0
+        fill(store, range(60, 63))
+        store.flush()
+        disk.may_remove.set()
+        await expiry
+
+    run(watch())
+    assert store.begin == 2 * TINY.segment_bytes
+    assert len(disk.removed_by) == 2
+    assert threading.get_ident() not in disk.removed_by
+    store.close()
+    assert_clean(disk)
+
+
+def test_an_expiry_that_is_cancelled_ends_its_file_first() -> None:
+    disk, store, upkeep = expiring()
+
+    async def watch() -> None:
+        expiry = asyncio.create_task(upkeep.expire())
+        while not disk.is_removing.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        expiry.cancel()
+        await asyncio.sleep(0)
+        disk.may_remove.set()
+        with pytest.raises(asyncio.CancelledError):
+            await expiry
+
+    run(watch())
+    assert store.begin == TINY.segment_bytes
+    assert len(disk.removed_by) == 1
+    store.close()
+    assert_clean(disk)
+
+
+@pytest.mark.parametrize(("call", "begin"), [(1, 0), (2, TINY.segment_bytes)])
+def test_a_removal_that_fails_leaves_the_log_as_the_directory_is(call: int, begin: int) -> None:
+    """The first call removes the name, the second makes that durable."""
+    disk, store, upkeep = expiring()
+    disk.may_remove.set()
+    disk.error, disk.fail_at = StoreFull, disk.calls + call
+    with pytest.raises(StoreFull):
+        run(upkeep.expire())
+    assert store.begin == begin == int(disk.names("commitlog")[0])
+    run(upkeep.expire())
+    assert store.begin == 2 * TINY.segment_bytes
+    store.close()
+    assert_clean(disk)
 
 
 def test_a_full_disk_postpones_a_checkpoint_and_the_next_one_makes_up_for_it() -> None:

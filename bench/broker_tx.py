@@ -1,0 +1,135 @@
+"""Transactions: a half, and its commit once the half is answered.
+
+As Java producers do it the commit is one-way: nobody hears if it is thrown away. So after each
+run we wait until all that was committed can be read, and say how many messages cannot.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from bench.broker import NOTES, QUEUES, Told, busy, shaped
+from bench.figures import NOTHING, Figures, sent, summary, to_the_better
+from bench.generator import Load, LoadFailed, Outcome
+from bench.measure import Plan
+from bench.samples import directory
+from bench.servers import APACHE, OURS, Arena, Server, brokers, client
+from tests.interop.remoting import COMMIT, Refused
+
+TOPIC = "bench-tx"
+VISIBLE_S = 10.0
+COLUMNS = ("what", OURS, *APACHE.values(), "to the better Apache")
+TX_NOTES = (
+    "A transaction counts when its half was answered and its commit sent; with an acknowledged "
+    "commit, when that was answered. `not visible`: committed, and still not to be read "
+    f"{VISIBLE_S:.0f} s after the load.",
+)
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Shape:
+    connections: int
+    depth: int
+    acknowledged: bool = False
+
+    def __str__(self) -> str:
+        end = ", commit acknowledged" if self.acknowledged else ""
+        return f"{self.connections} x {self.depth}{end}"
+
+
+SHAPES = (Shape(64, 1), Shape(16, 32), Shape(64, 1, acknowledged=True))
+
+
+def rows(plan: Plan) -> Told:
+    found: list[Sequence[str]] = []
+    notes = [*TX_NOTES, *NOTES]
+    for flush in ("ASYNC_FLUSH", "SYNC_FLUSH"):
+        with directory() as path:
+            servers = brokers(path, {"flushDiskType": flush}, alone=plan.alone)
+            with Arena(servers) as arena:
+                refusals = {server.name: refusal(arena, server) for server in servers}
+                able = [server for server in servers if not refusals[server.name]]
+                _warm(arena, able, plan)
+                for shape in SHAPES:
+                    figures = _in_turns(arena, able, shape, plan)
+                    found.append(_row(f"transactions, {flush}, {shape}", figures, refusals))
+            notes.append(f"{flush}: {busy(arena)}")
+    return Told(found, notes, COLUMNS)
+
+
+def refusal(arena: Arena, server: Server) -> str:
+    """Why this broker has no transactions, or nothing if one goes through."""
+    unique = f"7F0000010001{next(_numbers):020X}"
+    with arena.turn(server), client(server) as producer:
+        producer.create_topic(TOPIC, queues=QUEUES)
+        try:
+            half = producer.send_half(TOPIC, b"does it?", {"UNIQ_KEY": unique})
+        except Refused as error:
+            return f"refuses halves: code {error.answer.code}, {error.answer.remark}"
+        ended = producer.end_transaction(half, COMMIT, topic=TOPIC)
+        if ended.code != 0:
+            return f"refuses commits: code {ended.code}, {ended.remark}"
+    return ""
+
+
+def _warm(arena: Arena, servers: Sequence[Server], plan: Plan) -> None:
+    for server in servers:
+        if server.name != OURS:
+            load = replace(_load(SHAPES[0], plan), seconds=plan.java_warm_up_s)
+            arena.put(load, server)
+
+
+def _in_turns(
+    arena: Arena, servers: Sequence[Server], shape: Shape, plan: Plan
+) -> dict[str, Figures]:
+    outcomes: dict[str, list[Outcome]] = {server.name: [] for server in servers}
+    failures: dict[str, Counter[str]] = {server.name: Counter() for server in servers}
+    for _ in range(plan.rounds):
+        for server in servers:
+            before = _readable(arena, server)
+            try:
+                outcome = arena.put(_load(shape, plan), server)
+            except LoadFailed as error:
+                failures[server.name][f"a round, {error}"] += 1
+                continue
+            outcomes[server.name].append(outcome)
+            missing = _missing(arena, server, before + outcome.messages_in_all)
+            failures[server.name]["not visible"] += missing
+    return {name: summary(outcomes[name], failures[name]) for name in outcomes}
+
+
+def _load(shape: Shape, plan: Plan) -> Load:
+    load = shaped("tx", plan, shape.connections, shape.depth)
+    return replace(load, topic=TOPIC, acknowledged=shape.acknowledged)
+
+
+def _readable(arena: Arena, server: Server) -> int:
+    """How many messages of the topic consumers can have by now."""
+    with arena.turn(server), client(server) as asker:
+        return sum(asker.max_offset(TOPIC, queue_id) for queue_id in range(QUEUES))
+
+
+def _missing(arena: Arena, server: Server, expected: int) -> int:
+    with arena.turn(server), client(server) as asker:
+        deadline_s = time.monotonic() + VISIBLE_S
+        while True:
+            readable = sum(asker.max_offset(TOPIC, queue_id) for queue_id in range(QUEUES))
+            if readable >= expected or time.monotonic() > deadline_s:
+                return max(0, expected - readable)
+            time.sleep(0.05)
+
+
+def _row(what: str, found: dict[str, Figures], refusals: dict[str, str]) -> Sequence[str]:
+    def cell(name: str) -> str:
+        if name in found:
+            return sent(found[name])
+        return refusals.get(name) or NOTHING
+
+    apache = [found[name] for name in APACHE.values() if name in found]
+    better = to_the_better(found[OURS], apache) if OURS in found else NOTHING
+    return (what, cell(OURS), *(cell(name) for name in APACHE.values()), better)

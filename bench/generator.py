@@ -1,0 +1,143 @@
+"""The load generator in `load/`: built when first wanted, run, and its outcome read.
+
+What was built is kept under the user's cache, by a digest of its source.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+SOURCE = Path(__file__).parent / "load"
+FLAGS = ("-O2", "-std=gnu11", "-Wall", "-Wextra")
+GRACE_S = 30  # beyond the load's own time: connecting, and waiting for the last answers
+
+
+class NoCompiler(Exception):
+    """The generator cannot be built here; the text is one line that says why."""
+
+
+class LoadFailed(Exception):
+    """The generator gave up; the text is what it said."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What to do to a server: so many connections, each with so many requests under way."""
+
+    mode: str  # echo, send, pull or tx
+    connections: int = 1
+    depth: int = 1
+    seconds: float = 5.0
+    warm_up_s: float = 1.0
+    topic: str = "bench"
+    topics: int = 0  # 0: the topic itself; else so many, named by it and a number
+    queues: int = 4
+    body_bytes: int = 1024
+    acknowledged: bool = False  # tx: the commit is a request that is waited for
+
+    def arguments(self) -> list[str]:
+        words = {
+            "connections": self.connections,
+            "depth": self.depth,
+            "seconds": self.seconds,
+            "warm-up": self.warm_up_s,
+            "topic": self.topic,
+            "topics": self.topics,
+            "queues": self.queues,
+            "body": self.body_bytes,
+        }
+        flags = ["--acknowledged"] if self.acknowledged else []
+        return [self.mode, *(f"--{name}={value}" for name, value in words.items()), *flags]
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """One run. The first figures are of the measured seconds, the last of the whole run."""
+
+    seconds: float
+    messages: int
+    answers: int
+    rate: float  # messages a second
+    answer_rate: float
+    p50_us: float
+    p99_us: float
+    p999_us: float
+    max_us: float
+    bytes_in: int
+    bytes_out: int
+    server_cpu_s: float
+    generator_cpu_s: float
+    machine_cpu_s: float
+    messages_in_all: int
+    unanswered: int
+    broker_requests: int
+    errors: dict[str, int]  # by the code of the answer
+    unasked: dict[str, int]  # answers to one-way requests: the broker threw them away
+
+    @property
+    def others_cores(self) -> float:
+        """How many cores went to neither the server nor the generator."""
+        known_s = self.server_cpu_s + self.generator_cpu_s
+        return max(0.0, self.machine_cpu_s - known_s) / self.seconds
+
+
+def run(load: Load, port: int, pids: list[int]) -> Outcome:
+    """Put the load on 127.0.0.1:port; the processor time of these processes is taken."""
+    command = [str(built("load")), *load.arguments(), f"--port={port}"]
+    if pids:
+        command.append(f"--server={','.join(map(str, pids))}")
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=load.warm_up_s + load.seconds + GRACE_S,
+    )
+    if done.returncode != 0:
+        raise LoadFailed(done.stderr.strip() or f"exit code {done.returncode}")
+    return msgspec.json.decode(done.stdout, type=Outcome)
+
+
+@functools.cache
+def built(name: str) -> Path:
+    """The program made from `load/<name>.c`. Raises NoCompiler."""
+    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    for path in sorted(SOURCE.glob("*.[ch]")):
+        digest.update(path.read_bytes())
+    program = _cache() / f"{name}-{digest.hexdigest()[:16]}"
+    if not program.exists():
+        _compile(SOURCE / f"{name}.c", program)
+    return program
+
+
+def _compile(source: Path, program: Path) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        raise NoCompiler("the load generator needs a C compiler, and there is no `cc` on the path")
+    program.parent.mkdir(parents=True, exist_ok=True)
+    # Two runs may build at once: each into a file of its own, and the last one is as good.
+    with tempfile.TemporaryDirectory(dir=program.parent) as scratch:
+        made = Path(scratch) / program.name
+        command = [compiler, *FLAGS, "-o", str(made), str(source)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise NoCompiler(f"`cc` could not build {source.name}: {_first_error(done.stderr)}")
+        made.rename(program)
+
+
+def _first_error(said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line), lines[0] if lines else "no reason")
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "escrowmq-bench"

@@ -1,0 +1,264 @@
+"""The servers that are compared, each as processes on loopback, and whose turn it is.
+
+All of them are up during a run, but only one moves: the others are stopped with SIGSTOP. That
+makes taking turns cheap, and a server that spins when idle does not disturb the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol
+
+from bench.generator import Load, Outcome, built, run
+from tests.brokers import free_ports
+from tests.interop.apache import ApacheRocketMQ, Leashed
+from tests.interop.jars import VERSIONS, find
+from tests.interop.remoting import Client, Refused
+
+OURS: Final = "EscrowMQ"
+ECHO: Final = "echo"
+APACHE: Final = {version: f"Apache {version}" for version in sorted(VERSIONS)}
+HEAP: Final = "2g"
+JVM: Final = ("-XX:+UseG1GC",)  # and the compilers as they are by default
+FIRST_SEND_S: Final = 90
+
+
+class Server(Protocol):
+    """Something that listens on 127.0.0.1:port. Its pids begin with the one that matters."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def pids(self) -> list[int]: ...
+    @property
+    def data(self) -> Path: ...
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def stop_broker(self) -> None: ...
+
+
+class EscrowMQ:
+    """`escrowmq serve`, name server and broker in one process, with its default settings."""
+
+    name = OURS
+
+    def __init__(self, directory: Path, settings: Mapping[str, object]) -> None:
+        self.directory = directory
+        self.data = directory / "store"
+        self.port, self._namesrv_port = free_ports(2)
+        self._settings = dict(settings)
+        self._process: Leashed | None = None
+
+    @property
+    def pids(self) -> list[int]:
+        return [self._process.pid] if self._process is not None else []
+
+    def start(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        lines = [f"{name}={value}\n" for name, value in self._settings.items()]
+        (self.directory / "broker.conf").write_text("".join(lines))
+        set_outside = [name for name in os.environ if name.startswith("ESCROWMQ_")]
+        command = [
+            *("env", *(f"--unset={name}" for name in set_outside)),
+            str(Path(sys.executable).with_name("escrowmq")),
+            *("serve", "-c", "broker.conf", "--data", str(self.data)),
+            *("--port", str(self.port), "--namesrv-port", str(self._namesrv_port)),
+        ]
+        self._process = Leashed(command, name=self.name, output=self.directory / "serve.out")
+        self._process.await_ready(lambda: _answers(self.port))
+
+    def stop(self) -> None:
+        if self._process is not None:
+            process, self._process = self._process, None
+            process.stop()
+
+    stop_broker = stop
+
+
+class Apache(ApacheRocketMQ):
+    """Apache RocketMQ with a JVM as for production, but for the size of its heap."""
+
+    def __init__(self, version: str, directory: Path, settings: Mapping[str, object]) -> None:
+        super().__init__(version, directory, settings, heap=HEAP, jvm=JVM)
+        self.name = APACHE[version]
+        self.data = self.store
+
+    def stop(self) -> None:
+        self.kill()  # a stop in order takes it many seconds, for files that are removed anyway
+        super().stop()
+
+
+class Echo:
+    """The server that only gives back what it gets."""
+
+    name = ECHO
+
+    def __init__(self, directory: Path) -> None:
+        self.data = directory
+        self.port = 0
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def pids(self) -> list[int]:
+        return [self._process.pid] if self._process is not None else []
+
+    def start(self) -> None:
+        self._process = subprocess.Popen([built("echo")], stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+
+    def stop(self) -> None:
+        if self._process is not None:
+            process, self._process = self._process, None
+            process.kill()
+            process.communicate()
+
+    stop_broker = stop
+
+
+class Arena:
+    """Servers that are all up, of which one at most moves."""
+
+    def __init__(self, servers: Sequence[Server]) -> None:
+        self.servers = list(servers)
+        self.others_cores: list[float] = []  # what else went on while it was measured
+
+    def __enter__(self) -> Arena:
+        try:
+            for server in self.servers:
+                server.start()
+                _signal(server, signal.SIGSTOP)
+        except BaseException:
+            self._stop_all()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop_all()
+
+    def _stop_all(self) -> None:
+        with contextlib.ExitStack() as stack:  # each is stopped, even if another one does not stop
+            for server in self.servers:
+                stack.callback(server.stop)
+                stack.callback(_signal, server, signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def turn(self, server: Server) -> Iterator[Server]:
+        _signal(server, signal.SIGCONT)
+        try:
+            yield server
+        finally:
+            _signal(server, signal.SIGSTOP)
+
+    def put(self, load: Load, server: Server) -> Outcome:
+        with self.turn(server):
+            outcome = run(load, server.port, family(server.pids))
+        self.others_cores.append(outcome.others_cores)
+        # What this one wrote must not go to the disk while the next one is measured.
+        os.sync()
+        return outcome
+
+
+def kinds(*, alone: bool = False) -> list[Callable[[Path, Mapping[str, object]], Server]]:
+    """Ours, and both releases of Apache's unless it is to be alone or they cannot run here.
+
+    Each is made from its directory and its settings.
+    """
+    found: list[Callable[[Path, Mapping[str, object]], Server]] = [EscrowMQ]
+    if not alone and find() is None:
+        found += [partial(Apache, version) for version in APACHE]
+    return found
+
+
+def brokers(
+    directory: Path, settings: Mapping[str, object] | None = None, *, alone: bool = False
+) -> list[Server]:
+    """One of each kind."""
+    makers = enumerate(kinds(alone=alone))
+    return [make(directory / f"broker-{number}", settings or {}) for number, make in makers]
+
+
+def client(server: Server, *, timeout_s: float = 30.0) -> Client:
+    return Client(f"127.0.0.1:{server.port}", timeout_s=timeout_s)
+
+
+def lay_topics(data: Path, names: Sequence[str], *, queues: int) -> None:
+    """Make topics before the start: asking for thousands one by one takes Apache minutes."""
+    table = {
+        name: {
+            "topicName": name,
+            "order": False,
+            "perm": 6,
+            "readQueueNums": queues,
+            "writeQueueNums": queues,
+            "topicFilterType": "SINGLE_TAG",
+            "topicSysFlag": 0,
+        }
+        for name in names
+    }
+    version = {"counter": 1, "timestamp": 1_700_000_000_000, "stateVersion": 0}
+    file = data / "config" / "topics.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"dataVersion": version, "topicConfigTable": table}))
+
+
+def first_send_s(server: Server) -> float:
+    """Stop the broker, start it again, and tell after how long it took a message.
+
+    Apache's name server stays up meanwhile: only the broker's own start counts.
+    """
+    server.stop_broker()
+    starting = threading.Thread(target=server.start)
+    began = time.perf_counter()
+    starting.start()
+    try:
+        while time.perf_counter() - began < FIRST_SEND_S:
+            with contextlib.suppress(OSError, Refused), client(server, timeout_s=5) as sender:
+                sender.send("bench-start", b"first")
+                return time.perf_counter() - began
+            time.sleep(0.005)
+        raise TimeoutError(f"{server.name} took no message in {FIRST_SEND_S} s after its start")
+    finally:
+        starting.join()
+
+
+def memory_bytes(pid: int, field: str = "VmRSS") -> int:
+    """Resident memory; `RssAnon` is the part that is not pages of mapped files."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"this system does not tell {field}")
+
+
+def family(pids: Sequence[int]) -> list[int]:
+    """These processes and their children."""
+    found = list(pids)
+    for pid in found:  # grows meanwhile
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            found += [int(word) for word in children.read_text().split()]
+    return found
+
+
+def _signal(server: Server, number: signal.Signals) -> None:
+    for pid in family(server.pids):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError), Client(f"127.0.0.1:{port}", timeout_s=5) as asker:
+        asker.request(43)  # anything: that it answers is what counts
+        return True
+    return False

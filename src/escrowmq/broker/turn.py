@@ -1,0 +1,211 @@
+"""One turn of the loop: everything that is to be appended in it goes to the log in one write.
+
+A send or a put hands its records over while the turn lasts. `settle`, once per turn, appends all
+of them and answers everybody. Nobody is answered before his records are as durable as he asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from escrowmq.broker.line import Line
+from escrowmq.broker.putcodes import CODES_OF_PUTS
+from escrowmq.errors import RecordRefused, StoreError, StoreFailed
+from escrowmq.message.ids import encode_offset_id
+from escrowmq.message.record import NewRecord
+from escrowmq.store.status import PutStatus, status_of
+from escrowmq.store.store import MessageStore, Placed
+from escrowmq.wire.answers import SendAnswers, answer
+from escrowmq.wire.codes import ResponseCode
+from escrowmq.wire.fastpath import Request
+from escrowmq.wire.headers_send import SendMessageAnswer
+
+log = logging.getLogger(__name__)
+
+
+class _Send(msgspec.Struct, gc=False):
+    """A send whose records are in the batch: `count` of them from `first` on."""
+
+    line: Line
+    request: Request[Any]
+    first: int
+    count: int
+    queue_id: int  # that was asked for, wherever the record goes first
+    waits: bool  # for the flush, if the broker flushes before it answers
+
+
+# Told the code of the answer, and where the records went; nowhere if they were not stored.
+Done = Callable[[int, Sequence[Placed]], None]
+
+
+class _Put(msgspec.Struct, gc=False):
+    """Records of the broker's own in the batch."""
+
+    first: int
+    count: int
+    stored: Callable[[Sequence[Placed]], None] | None
+    done: Done | None
+    waits: bool
+
+
+# Told the end of an append, calls back once it is durable, or is not in time.
+WhenFlushed = Callable[[int, Callable[[PutStatus], None]], None]
+_S = TypeVar("_S", _Send, _Put)
+
+
+class Turn:
+    def __init__(
+        self,
+        store: MessageStore,
+        answers: SendAnswers,
+        *,
+        when_flushed: WhenFlushed | None = None,
+        arrived: Callable[[Sequence[NewRecord]], None] = lambda records: None,
+    ) -> None:
+        self._store = store
+        self._answers = answers
+        self._when_flushed = when_flushed
+        self._arrived = arrived
+        self._records: list[NewRecord] = []
+        self._sends: list[_Send] = []
+        self._puts: list[_Put] = []
+
+    # --- while it lasts --------------------------------------------------------------------------
+
+    def send(self, line: Line, request: Request[Any], record: NewRecord, queue_id: int) -> None:
+        """One message of a client, who waits for the flush."""
+        records = self._records
+        self._sends.append(_Send(line, request, len(records), 1, queue_id, True))
+        records.append(record)
+
+    def send_all(
+        self,
+        line: Line,
+        request: Request[Any],
+        records: Sequence[NewRecord],
+        queue_id: int,
+        *,
+        waits: bool,
+    ) -> None:
+        first = len(self._records)
+        self._sends.append(_Send(line, request, first, len(records), queue_id, waits))
+        self._records += records
+
+    def put(
+        self,
+        records: Sequence[NewRecord],
+        done: Done | None = None,
+        *,
+        stored: Callable[[Sequence[Placed]], None] | None = None,
+        waits: bool = True,
+    ) -> None:
+        """Records of the broker's own: all of them, or none.
+
+        `stored` is called as soon as they are in the log; `done` once they are as durable as a
+        send would be, or once it is clear that they are not. With no records at all, `done` is
+        called when everything is durable that is in the log by then.
+        """
+        self._puts.append(_Put(len(self._records), len(records), stored, done, waits))
+        self._records += records
+
+    # --- when it ends ----------------------------------------------------------------------------
+
+    def settle(self, now_ms: int) -> None:
+        """Append everything that was handed over, in one write, and answer."""
+        if not self._records and not self._puts:
+            return
+        records, self._records = self._records, []
+        sends, self._sends = self._sends, []
+        puts, self._puts = self._puts, []
+        try:
+            placed = self._store.append(records, now_ms=now_ms) if records else []
+        except RecordRefused as error:
+            if len(sends) + len(puts) == 1:
+                self._refuse_all(sends, puts, error)
+            else:
+                self._settle_one_by_one(sends, puts, records, now_ms)
+            return
+        except StoreError as error:
+            self._refuse_all(sends, puts, error)
+            return
+        except Exception as error:  # a bug of ours: nobody may wait for ever because of it
+            log.exception("append failed records=%d", len(records))
+            self._refuse_all(sends, puts, StoreFailed(f"internal error: {error}"))
+            return
+        for put in puts:
+            if put.stored is not None:
+                put.stored(placed[put.first : put.first + put.count])
+        self._arrived(records)
+        self._answer_when_due(sends, puts, placed)
+
+    def _answer_when_due(self, sends: list[_Send], puts: list[_Put], placed: list[Placed]) -> None:
+        if self._when_flushed is None:
+            self._answer_all(sends, puts, placed, ResponseCode.SUCCESS)
+            return
+        hasty, patient = _split(sends)
+        hasty_puts, patient_puts = _split(puts)
+        self._answer_all(hasty, hasty_puts, placed, ResponseCode.SUCCESS)
+        if patient or patient_puts:
+
+            def flushed(status: PutStatus) -> None:
+                code = CODES_OF_PUTS.get(status, ResponseCode.SYSTEM_ERROR)
+                self._answer_all(patient, patient_puts, placed, code)
+
+            self._when_flushed(self._store.end, flushed)
+
+    def _settle_one_by_one(
+        self, sends: list[_Send], puts: list[_Put], records: list[NewRecord], now_ms: int
+    ) -> None:
+        """Somebody's record does not fit: the others of this turn must not pay for it."""
+        everybody: list[_Send | _Put] = [*sends, *puts]
+        for one in sorted(everybody, key=lambda one: one.first):
+            self._records = records[one.first : one.first + one.count]
+            one.first = 0
+            self._sends = [one] if isinstance(one, _Send) else []
+            self._puts = [one] if isinstance(one, _Put) else []
+            self.settle(now_ms)
+
+    def _refuse_all(self, sends: list[_Send], puts: list[_Put], error: StoreError) -> None:
+        code = CODES_OF_PUTS.get(status_of(error), ResponseCode.SYSTEM_ERROR)
+        for send in sends:
+            send.line.write(answer(send.request, code=code, remark=str(error)))
+        for put in puts:
+            if put.done is not None:
+                put.done(code, ())
+
+    def _answer_all(
+        self, sends: list[_Send], puts: list[_Put], placed: list[Placed], code: int
+    ) -> None:
+        for put in puts:
+            if put.done is not None:
+                put.done(code, placed[put.first : put.first + put.count])
+        sent = self._answers.sent
+        for send in sends:
+            if send.count == 1:
+                place = placed[send.first]
+                log_offset, queue_offset = place.log_offset, place.queue_offset
+                data = sent(send.request, log_offset, send.queue_id, queue_offset, code)
+                send.line.write(data)
+            else:
+                self._answer_batch(send, placed, code)
+
+    def _answer_batch(self, send: _Send, placed: list[Placed], code: int) -> None:
+        places = placed[send.first : send.first + send.count]
+        answers = self._answers
+        fields = SendMessageAnswer(
+            msg_id=",".join(encode_offset_id(answers.store_host, p.log_offset) for p in places),
+            queue_id=send.queue_id,
+            queue_offset=places[0].queue_offset,
+            region=answers.region,
+            trace_on=answers.trace_on,
+        )
+        send.line.write(answer(send.request, fields, code=code))
+
+
+def _split(ones: list[_S]) -> tuple[list[_S], list[_S]]:
+    """Those who want their answer at once, and those who wait for the flush."""
+    return [one for one in ones if not one.waits], [one for one in ones if one.waits]
