@@ -26,6 +26,10 @@ EscrowError
   ConfigError            a setting is missing, misspelt or out of range
   BadSubscription        what a consumer wants of a topic cannot be read, or is not served here
   TableFull              a table with a bound has reached it; nothing was changed
+  EscrowFull             as many transactions are open as may be
+  NoSuchTransaction      no half is where it was looked for, or it is somebody else's
+  TransactionContradicted  it was decided before, and otherwise
+  WriterFenced           a newer writer has taken over, or the batch is past
 
 Callers ask an error two things, both class attributes: may I retry, and may it have taken
 effect?
@@ -145,3 +149,23 @@ class BadSubscription(EscrowError):
 
 class TableFull(EscrowError):
     retriable = True
+
+
+class EscrowFull(EscrowError):
+    """As many transactions are open as may be."""
+
+
+class NoSuchTransaction(EscrowError):
+    """No half is where it was looked for, or it is somebody else's."""
+
+
+class TransactionContradicted(EscrowError):
+    """It was decided before, and otherwise. The first decision stands."""
+
+    def __init__(self, message: str, state: str) -> None:
+        super().__init__(message)
+        self.state = state
+
+
+class WriterFenced(EscrowError):
+    """A newer writer has taken over, or the batch is past."""

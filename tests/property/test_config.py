@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.config import SETTINGS, Config, Setting
-from escrowmq.config.kinds import Addresses, DelayLevels, Hours, Kind, OneOf, Whole, YesNo
+from escrowmq.config.kinds import (
+    Addresses,
+    DelayLevels,
+    Hours,
+    Kind,
+    OneOf,
+    PerName,
+    Whole,
+    YesNo,
+)
 from escrowmq.config.properties import read_properties, write_property
 from escrowmq.errors import ConfigError
 
@@ -65,6 +74,9 @@ def values_of(kind: Kind) -> st.SearchStrategy[object]:
             return st.lists(pairs).map(tuple)
         case Hours():
             return st.lists(st.integers(0, 23), min_size=1).map(tuple)
+        case PerName():
+            entries = st.tuples(st.sampled_from(["orders", "%RETRY%a", "x-1"]), PORTS)
+            return st.lists(entries).map(tuple)
         case DelayLevels():
             seconds = st.integers(0, 10**8).map(lambda n: n * 1_000)
             return st.lists(seconds, min_size=1, max_size=100).map(tuple)

@@ -127,6 +127,27 @@ def test_a_later_source_wins(conf: Path) -> None:
     assert "maxMessageSize" not in changed
 
 
+def test_metrics_are_off_until_somebody_asks_for_them(tmp_path: Path) -> None:
+    assert not Config().metrics.is_on
+    assert not Config.resolve(written(tmp_path, "metricsPromExporterPort=1")).config.metrics.is_on
+    prometheus = written(tmp_path, "metricsExporterType=prom\nmetricsPromExporterHost=0.0.0.0")
+    metrics = Config.resolve(prometheus).config.metrics
+    assert (metrics.is_on, metrics.metrics_port) == (True, 5557)
+    assert metrics.metrics_address == "0.0.0.0"
+    environment = {"ESCROWMQ_METRICS_EXPORTER_TYPE": "PROM"}
+    assert Config.resolve(None, environment).config.metrics.is_on
+    assert "only Prometheus is served" in refused(None, ESCROWMQ_METRICS_EXPORTER_TYPE="LOG")
+
+
+def test_the_flag_for_metrics_wins_over_the_file(tmp_path: Path) -> None:
+    off = written(tmp_path, "metricsExporterType=DISABLE\nmetricsPromExporterPort=1")
+    resolved = Config.resolve(off, {}, {"--metrics-port": "2"})
+    assert (resolved.config.metrics.is_on, resolved.config.metrics.metrics_port) == (True, 2)
+    assert str(resolved.origins["metricsExporterType"]) == "follows metricsPromExporterPort"
+    on = written(tmp_path, "metricsExporterType=PROM")
+    assert not Config.resolve(on, {}, {"--metrics-port": "0"}).config.metrics.is_on
+
+
 def test_a_key_that_stands_twice_has_its_last_value_and_a_warning(tmp_path: Path) -> None:
     path = written(tmp_path, "listenPort=1\n\nlistenPort=2\n")
     resolved = Config.resolve(path)

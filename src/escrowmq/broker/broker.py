@@ -7,12 +7,14 @@ the loop (one append for all sends of it), `tick` and `save` are called now and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from escrowmq.broker.admin import Admin
 from escrowmq.broker.clients import Clients
+from escrowmq.broker.counts import Counts
+from escrowmq.broker.decisions import Decisions
 from escrowmq.broker.delays import DelayRules, Delays
 from escrowmq.broker.groups import Groups
 from escrowmq.broker.line import Line
@@ -22,14 +24,13 @@ from escrowmq.broker.replies import Replies
 from escrowmq.broker.retries import Retries
 from escrowmq.broker.sends import SendRules, Sends
 from escrowmq.broker.topics import TopicRules, Topics
+from escrowmq.broker.transactions import TransactionRules, Transactions
 from escrowmq.broker.turn import Turn, WhenFlushed
 from escrowmq.consume.groups import ConsumerGroups, ProducerGroups
 from escrowmq.consume.locks import QueueLocks
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import RequestRefused, StoreError
 from escrowmq.message.ids import UniqueKeys
-from escrowmq.message.properties import find_property
-from escrowmq.message.record import NewRecord
 from escrowmq.store.configfiles import delays_file, groups_file, offsets_file, topics_file
 from escrowmq.store.disk import Disk
 from escrowmq.store.store import MessageStore
@@ -51,6 +52,7 @@ class BrokerRules:
     sends: SendRules
     pulls: PullRules = field(default_factory=PullRules)
     delays: DelayRules = field(default_factory=DelayRules)
+    transactions: TransactionRules = field(default_factory=TransactionRules)
     auto_create_groups: bool = True
     stores_replies: bool = True
 
@@ -65,8 +67,10 @@ class Broker:
         *,
         when_flushed: WhenFlushed | None = None,
         topics_changed: Callable[[], None] = lambda: None,
+        counts: Counts | None = None,
     ) -> None:
         self.store = store
+        self.counts = Counts() if counts is None else counts
         self.topics = Topics(topics_file(disk), rules.topics, topics_changed)
         self.groups = Groups(groups_file(disk), auto_create=rules.auto_create_groups)
         self._offsets_file = offsets_file(disk)
@@ -76,35 +80,66 @@ class Broker:
         self.producers = ProducerGroups()
         self._locks = QueueLocks()
         self.delays = Delays(store, delays_file(disk), rules.delays)
+        self._now_ms = 0
+        self._expired_ms = 0
+        self._make_parts(disk, rules, keys, when_flushed)
+        self._stores_replies = rules.stores_replies
+        self._handlers = self._table()
+
+    def _make_parts(
+        self,
+        disk: Disk,
+        rules: BrokerRules,
+        keys: UniqueKeys,
+        when_flushed: WhenFlushed | None,
+    ) -> None:
+        store = self.store
         self.pulls = Pulls(
-            store, self.topics, self.groups, self.consumers, self.offsets, rules.pulls
+            store, self.topics, self.groups, self.consumers, self.offsets, rules.pulls, self.counts
         )
         self.turn = Turn(
-            store, rules.sends.answers(), when_flushed=when_flushed, arrived=self._arrived
+            store,
+            rules.sends.answers(),
+            when_flushed=when_flushed,
+            arrived=lambda records: self.pulls.arrived(records, self._now_ms),
+            counts=self.counts,
+        )
+        self.transactions = Transactions(
+            store,
+            disk,
+            self.turn,
+            self.offsets,
+            self.producers,
+            rules.sends.answers(),
+            rules.transactions,
+            reroute=self.delays.reroute,
+        )
+        self.decisions = Decisions(
+            store,
+            self.turn,
+            self.transactions,
+            arrived=lambda records: self.pulls.arrived(records, self._now_ms),
         )
         self.retries = Retries(
-            store,
-            self.topics,
-            self.groups,
-            self._locks,
-            reroute=self.delays.reroute,
-            turn=self.turn,
+            store, self.topics, self.groups, self._locks, self.delays.reroute, self.turn
         )
         self.sends = Sends(
             self.turn,
             self.topics,
             rules.sends,
             keys,
-            reroute=self._reroute,
+            park=self.transactions.park,
+            reroute=self.delays.reroute,
             retried=self.retries.retried,
         )
         self.clients = Clients(
-            self.topics, self.groups, self.consumers, self.producers, self._locks
+            self.topics,
+            self.groups,
+            self.consumers,
+            self.producers,
+            self._locks,
+            producer_joined=self.transactions.checks.producer_joined,
         )
-        self._stores_replies = rules.stores_replies
-        self._now_ms = 0
-        self._expired_ms = 0
-        self._handlers = self._table()
 
     def _table(self) -> dict[int, Handler]:
         code = RequestCode
@@ -120,6 +155,11 @@ class Broker:
             code.PULL_MESSAGE: self.pulls.handle,
             code.LITE_PULL_MESSAGE: self.pulls.handle,
             code.CONSUMER_SEND_MSG_BACK: self.retries.sent_back,
+            code.END_TRANSACTION: self.transactions.end,
+            code.END_TRANSACTIONS: self.decisions.end_many,
+            code.REGISTER_WRITER: self.decisions.register,
+            code.DECIDE_BATCH: self.decisions.decide_batch,
+            code.QUERY_WRITER: self.decisions.query,
             code.HEART_BEAT: self.clients.heartbeat,
             code.UNREGISTER_CLIENT: self.clients.unregister,
             code.CHECK_CLIENT_CONFIG: self.clients.check_config,
@@ -141,15 +181,19 @@ class Broker:
 
     def handle(self, line: Line, request: Request[Any], now_ms: int) -> None:
         self._now_ms = now_ms
-        handler = self._handlers.get(request.head.code, unsupported)
+        code = request.head.code
+        handler = self._handlers.get(code, unsupported)
+        self.counts.requests[code] += 1
         try:
             handler(line, request, now_ms)
         except RequestRefused as error:
+            self.counts.refused[code, error.code] += 1
             line.write(refuse(request, error))
         except Exception:
             # A bug of ours must cost one request, not the broker. Nothing was written by it:
             # only end_turn writes.
-            log.exception("request failed code=%d peer=%s", request.head.code, line.peer)
+            log.exception("request failed code=%d peer=%s", code, line.peer)
+            self.counts.refused[code, ResponseCode.SYSTEM_ERROR] += 1
             failed = RequestRefused(ResponseCode.SYSTEM_ERROR, "internal error, see the log")
             line.write(refuse(request, failed))
 
@@ -172,17 +216,21 @@ class Broker:
     def line_closed(self, line: Line) -> None:
         self.pulls.line_closed(line)
         self.clients.line_closed(line)
+        self.transactions.line_closed(line)
 
     def tick(self, now_ms: int) -> None:
         """Some ten times a second: pulls whose time is over, messages whose time has come."""
         self._now_ms = now_ms
         self.pulls.expire(now_ms)
+        self.transactions.tick(now_ms)
+        self.decisions.tick(now_ms)
         due = self.delays.due(now_ms)
         if due.records:
             self.turn.put(due.records, stored=lambda _: self.delays.delivered(due), waits=False)
         if now_ms - self._expired_ms >= EXPIRE_INTERVAL_MS:
             self._expired_ms = now_ms
             self.clients.expire(now_ms)
+            self.counts.forget(self.topics.all(), self.groups.all())
 
     def save(self) -> None:
         """Bring what is not in the log to its files."""
@@ -195,18 +243,7 @@ class Broker:
 
     def save_offsets(self) -> None:
         self._save_tables()
+        self.transactions.save()
         if self.offsets.version != self._offsets_saved:
             self._offsets_saved = self.offsets.version
             self._offsets_file.save(offsetTable=self.offsets.dump())
-
-    def _reroute(self, record: NewRecord, now_ms: int) -> NewRecord:
-        """Delayed messages wait elsewhere; halves have no escrow to wait in yet."""
-        is_half = find_property(record.properties, b"TRAN_MSG") == b"true"
-        if is_half and not (record.reconsume_times and b"DELAY\x01" in record.properties):
-            raise RequestRefused(
-                ResponseCode.NO_PERMISSION, "this broker does not take transactional messages yet"
-            )
-        return self.delays.reroute(record, now_ms)
-
-    def _arrived(self, records: Sequence[NewRecord]) -> None:
-        self.pulls.arrived(records, self._now_ms)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from escrowmq.broker.bodies import body_of
@@ -45,12 +45,15 @@ class Clients:
         consumers: ConsumerGroups,
         producers: ProducerGroups,
         locks: QueueLocks,
+        *,
+        producer_joined: Callable[[str, int], None] = lambda group, now_ms: None,
     ) -> None:
         self._topics = topics
         self._groups = groups
         self._consumers = consumers
         self._producers = producers
         self._locks = locks
+        self._producer_joined = producer_joined
 
     def heartbeat(self, line: Line, request: Request[Any], now_ms: int) -> None:
         beat = body_of(Heartbeat, request)
@@ -58,7 +61,8 @@ class Clients:
         wants_subscriptions = True
         try:
             for producer in beat.producer_data_set:
-                self._producers.heartbeat(producer.group_name, client, now_ms=now_ms)
+                if self._producers.heartbeat(producer.group_name, client, now_ms=now_ms):
+                    self._producer_joined(producer.group_name, now_ms)
             for consumer in beat.consumer_data_set:
                 wants_subscriptions = self._consumer(beat, consumer, client, now_ms)
         except TableFull as error:

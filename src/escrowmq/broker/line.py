@@ -13,6 +13,9 @@ class Line(Hashable, Protocol):
     peer: str  # ip:port, for people
     peer_host: bytes  # as records hold it
 
+    @property
+    def is_open(self) -> bool: ...
+
     def write(self, data: bytes) -> None:
         """An answer, or nothing. It leaves at the end of this turn, with the others."""
 

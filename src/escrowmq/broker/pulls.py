@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from escrowmq.broker.counts import Counts
 from escrowmq.broker.groups import Groups
 from escrowmq.broker.line import Line
 from escrowmq.broker.topics import READ, Topics
@@ -59,6 +60,7 @@ class Pulls:
         connected: ConsumerGroups,
         offsets: ConsumerOffsets,
         rules: PullRules,
+        counts: Counts | None = None,
     ) -> None:
         self._store = store
         self._topics = topics
@@ -66,6 +68,7 @@ class Pulls:
         self._connected = connected
         self._offsets = offsets
         self._rules = rules
+        self._counts = Counts() if counts is None else counts
         self._waiting: WaitingPulls[tuple[Line, Request[PullMessage]]] = WaitingPulls(
             waiting_max=rules.waiting_max
         )
@@ -178,6 +181,10 @@ class Pulls:
                 wait_ms = self._rules.short_hold_ms
             if wait_ms and self._hold(line, request, accepts, now_ms + wait_ms):
                 return
+        if code == SUCCESS:
+            self._counts.pulled(fields.topic, fields.consumer_group, found.count, found.size)
+        else:
+            self._counts.refused[request.head.code, code] += 1
         line.write_pieces(
             pulled(
                 request,
@@ -219,6 +226,7 @@ class Pulls:
             max_offset=0,
             forbidden_type=refusal.forbidden or None,
         )
+        self._counts.refused[request.head.code, refusal.code] += 1
         line.write(answer(request, fields, code=refusal.code, remark=refusal.remark))
 
     def _send_elsewhere(

@@ -40,9 +40,9 @@ class Retries:
         topics: Topics,
         groups: Groups,
         locks: QueueLocks,
-        *,
         reroute: Callable[[NewRecord, int], NewRecord],
         turn: Turn,
+        *,
         seed: int = 0,
     ) -> None:
         self._store = store

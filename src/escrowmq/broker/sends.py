@@ -23,7 +23,7 @@ from escrowmq.broker.turn import Turn
 from escrowmq.errors import BrokenBody, RequestRefused
 from escrowmq.message.batch import decode_batch
 from escrowmq.message.ids import UniqueKeys
-from escrowmq.message.properties import change_properties
+from escrowmq.message.properties import change_properties, find_property
 from escrowmq.message.record import PROPERTIES_BYTES_MAX, NewRecord
 from escrowmq.message.sysflag import TRANSACTION_MASK
 from escrowmq.store.configfiles import TopicConfig
@@ -53,6 +53,7 @@ class SendRules:
 
 # Looks at a record with special properties: the one to append, or a refusal.
 Reroute = Callable[[NewRecord, int], NewRecord]
+Park = Callable[[Line, Request[SendMessage], NewRecord, int, bool], None]
 
 
 class Sends:
@@ -63,6 +64,7 @@ class Sends:
         rules: SendRules,
         keys: UniqueKeys,
         *,
+        park: Park,
         reroute: Reroute = lambda record, now_ms: record,
         retried: Callable[[NewRecord, SendMessage, int, int], NewRecord] = lambda record, *_: (
             record
@@ -73,6 +75,7 @@ class Sends:
         self._topics = topics
         self._rules = rules
         self._keys = keys
+        self._park = park
         self._reroute = reroute
         self._retried = retried
         self._random = Random(seed)
@@ -121,7 +124,13 @@ class Sends:
         if fields.batch:
             records = self._batch_records(line, request, queue_id, now_ms)
         else:
-            records = [self._record(line, request, queue_id, now_ms)]
+            record = self._record(line, request, queue_id, now_ms)
+            if is_special(fields.properties):
+                if _is_half(record):
+                    self._park(line, request, record, now_ms, waits)
+                    return
+                record = self._reroute(record, now_ms)
+            records = [record]
         self._turn.send_all(line, request, records, queue_id, waits=waits)
 
     def _choose_queue(self, fields: SendMessage, now_ms: int) -> int:
@@ -181,8 +190,6 @@ class Sends:
         )
         if fields.topic.startswith(RETRY_PREFIX):
             record = self._retried(record, fields, request.head.version, now_ms)
-        if is_special(fields.properties):
-            record = self._reroute(record, now_ms)
         return record
 
     def _properties(self, text: str, now_ms: int) -> bytes:
@@ -247,3 +254,10 @@ class Sends:
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"a body of {body_bytes} bytes, limit {self._rules.message_bytes_max}",
             )
+
+
+def _is_half(record: NewRecord) -> bool:
+    """By the property alone, as RocketMQ; a retry that waits for its level is none."""
+    if find_property(record.properties, b"TRAN_MSG") != b"true":
+        return False
+    return not (record.reconsume_times and b"DELAY\x01" in record.properties)

@@ -35,6 +35,8 @@ CLOSED_TO_SENDERS: Final = frozenset(
         names.HALF_TOPIC,
         names.OP_TOPIC,
         names.STRANDED_TOPIC,
+        names.JOURNAL_TOPIC,
+        names.DECISION_TOPIC,
         SELF_TEST_TOPIC,
         OFFSET_MOVED_TOPIC,
         TIMER_TOPIC,
@@ -171,6 +173,9 @@ class Topics:
             (f"{rules.cluster}_REPLY_TOPIC", 1, READ | WRITE),
             (names.HALF_TOPIC, 1, READ | WRITE),
             (names.OP_TOPIC, 1, READ | WRITE),
+            (names.STRANDED_TOPIC, 1, READ | WRITE),
+            (names.JOURNAL_TOPIC, 1, READ | WRITE),
+            (names.DECISION_TOPIC, 1, READ | WRITE),
             (TIMER_TOPIC, 1, READ | WRITE),
         ]
         if rules.auto_create:

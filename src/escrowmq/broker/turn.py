@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from escrowmq.broker.counts import Counts
 from escrowmq.broker.line import Line
 from escrowmq.broker.putcodes import CODES_OF_PUTS
 from escrowmq.errors import RecordRefused, StoreError, StoreFailed
@@ -65,11 +66,13 @@ class Turn:
         *,
         when_flushed: WhenFlushed | None = None,
         arrived: Callable[[Sequence[NewRecord]], None] = lambda records: None,
+        counts: Counts | None = None,
     ) -> None:
         self._store = store
         self._answers = answers
         self._when_flushed = when_flushed
         self._arrived = arrived
+        self._counts = Counts() if counts is None else counts
         self._records: list[NewRecord] = []
         self._sends: list[_Send] = []
         self._puts: list[_Put] = []
@@ -136,6 +139,7 @@ class Turn:
             log.exception("append failed records=%d", len(records))
             self._refuse_all(sends, puts, StoreFailed(f"internal error: {error}"))
             return
+        self._counts.appended(sends, records, placed)
         for put in puts:
             if put.stored is not None:
                 put.stored(placed[put.first : put.first + put.count])
@@ -143,17 +147,22 @@ class Turn:
         self._answer_when_due(sends, puts, placed)
 
     def _answer_when_due(self, sends: list[_Send], puts: list[_Put], placed: list[Placed]) -> None:
+        answered = self._counts.answered
+        began_s = self._counts.turn_began_s()
         if self._when_flushed is None:
             self._answer_all(sends, puts, placed, ResponseCode.SUCCESS)
+            answered(sends, ResponseCode.SUCCESS, began_s)
             return
         hasty, patient = _split(sends)
         hasty_puts, patient_puts = _split(puts)
         self._answer_all(hasty, hasty_puts, placed, ResponseCode.SUCCESS)
+        answered(hasty, ResponseCode.SUCCESS, began_s)
         if patient or patient_puts:
 
             def flushed(status: PutStatus) -> None:
                 code = CODES_OF_PUTS.get(status, ResponseCode.SYSTEM_ERROR)
                 self._answer_all(patient, patient_puts, placed, code)
+                answered(patient, code, began_s)
 
             self._when_flushed(self._store.end, flushed)
 
@@ -173,6 +182,7 @@ class Turn:
         code = CODES_OF_PUTS.get(status_of(error), ResponseCode.SYSTEM_ERROR)
         for send in sends:
             send.line.write(answer(send.request, code=code, remark=str(error)))
+            self._counts.refused[send.request.head.code, code] += 1
         for put in puts:
             if put.done is not None:
                 put.done(code, ())

@@ -20,6 +20,9 @@ from escrowmq.config import Config, Resolved, Source
 @click.option("--port", metavar="N", help="The broker's port.  [10911]")
 @click.option("--namesrv-port", metavar="N", help="The name server's port.  [9876]")
 @click.option(
+    "--metrics-port", metavar="N", help="Serve /metrics and /health there.  [0, which is nowhere]"
+)
+@click.option(
     "--role",
     type=click.Choice(["all", "broker", "namesrv"]),
     default="all",
@@ -34,6 +37,7 @@ def serve(
     host: str | None,
     port: str | None,
     namesrv_port: str | None,
+    metrics_port: str | None,
     role: str,
 ) -> None:
     """Run a broker and a name server, or one of them.
@@ -41,7 +45,13 @@ def serve(
     Flags win over ESCROWMQ_… variables, and these over the file; `escrowmq config` shows what comes
     of the latter two.
     """
-    flags = {"--data": data, "--host": host, "--port": port, "--namesrv-port": namesrv_port}
+    flags = {
+        "--data": data,
+        "--host": host,
+        "--port": port,
+        "--namesrv-port": namesrv_port,
+        "--metrics-port": metrics_port,
+    }
     given = {flag: text for flag, text in flags.items() if text is not None}
     resolved = Config.resolve(file, os.environ, given)
     warn(resolved)

@@ -23,13 +23,15 @@ from escrowmq.config.groups import (
     ConsumeConfig,
     DelayConfig,
     FlushMode,
+    MetricsConfig,
+    MetricsExporter,
     NamesrvConfig,
     NetworkConfig,
     StoreConfig,
-    TransactionConfig,
 )
 from escrowmq.config.resolve import Config, Entry, Resolved
 from escrowmq.config.sources import Origin, Source
+from escrowmq.config.transactions import TransactionConfig
 
 __all__ = [
     "SETTINGS",
@@ -40,6 +42,8 @@ __all__ = [
     "DelayConfig",
     "Entry",
     "FlushMode",
+    "MetricsConfig",
+    "MetricsExporter",
     "NamesrvConfig",
     "NetworkConfig",
     "Origin",

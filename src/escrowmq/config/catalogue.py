@@ -1,4 +1,4 @@
-"""Every setting, by each of its names. Made from the dataclasses in `groups.py`."""
+"""Every setting, by each of its names. Made from the dataclasses of the groups."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Final
 
 from escrowmq.config import groups
 from escrowmq.config.kinds import Kind
+from escrowmq.config.transactions import TransactionConfig
 from escrowmq.rocketmq_keys import FORMER_KEYS, ROCKETMQ_KEYS
 
 ENVIRONMENT_PREFIX: Final = "ESCROWMQ_"
@@ -44,8 +45,9 @@ GROUPS: Final = {
     "store": groups.StoreConfig,
     "consume": groups.ConsumeConfig,
     "delay": groups.DelayConfig,
-    "transaction": groups.TransactionConfig,
+    "transaction": TransactionConfig,
     "namesrv": groups.NamesrvConfig,
+    "metrics": groups.MetricsConfig,
 }
 
 SETTINGS: Final = tuple(

@@ -39,6 +39,11 @@ class FlushMode(enum.Enum):
     SYNC = "SYNC_FLUSH"
 
 
+class MetricsExporter(enum.Enum):
+    DISABLE = "DISABLE"
+    PROM = "PROM"
+
+
 class BrokerRole(enum.Enum):
     ASYNC_MASTER = "ASYNC_MASTER"
     SYNC_MASTER = "SYNC_MASTER"
@@ -327,24 +332,6 @@ class DelayConfig(_Group):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionConfig(_Group):
-    """Halves: when their producer is asked, and how often."""
-
-    immunity_ms: int = _ms(
-        6_000, "transactionTimeOut", "A half is left alone for so long.", at_least=0
-    )
-    checks_max: int = _setting(
-        15, Whole(1), "transactionCheckMax", "checks", "After so many a half is stranded."
-    )
-    check_interval_ms: int = _ms(
-        30_000, "transactionCheckInterval", "Time between two checks of one half."
-    )
-    refuses_halves: bool = _yes_no(
-        False, "rejectTransactionMessage", "Whether transactional messages are refused."
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NamesrvConfig(_Group):
     """The name server; it listens on the broker's bindAddress."""
 
@@ -358,3 +345,30 @@ class NamesrvConfig(_Group):
     broker_scan_interval_ms: int = _ms(
         5_000, "scanNotActiveBrokerInterval", "Time between two looks for brokers that are gone."
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsConfig(_Group):
+    """Figures for Prometheus over HTTP."""
+
+    metrics_exporter: MetricsExporter = _setting(  # noqa: RUF009  # it is a field()
+        MetricsExporter.DISABLE,
+        OneOf(MetricsExporter, dict.fromkeys(("OTLP_GRPC", "LOG"), "only Prometheus is served")),
+        "metricsExporterType",
+        "",
+        "Whether metrics are served.",
+    )
+    metrics_port: int = _setting(
+        5_557, Whole(0, 65_535), "metricsPromExporterPort", "", "The port for that; 0 is none."
+    )
+    metrics_address: str = _setting(
+        "",
+        Host(to_listen=True, or_empty=True),
+        "metricsPromExporterHost",
+        "",
+        "The address for that; if empty, bindAddress.",
+    )
+
+    @property
+    def is_on(self) -> bool:
+        return self.metrics_exporter is MetricsExporter.PROM and self.metrics_port > 0

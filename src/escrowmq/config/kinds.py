@@ -139,12 +139,13 @@ class Host:
     """An address or a host name; an empty one is for the server to find out, where it may be."""
 
     to_listen: bool
+    or_empty: bool = False
     separator: None = None
 
     @property
     def allowed(self) -> str:
         if self.to_listen:
-            return "an address of this machine, or 0.0.0.0"
+            return "an address of this machine, or 0.0.0.0" + ", or empty" * self.or_empty
         return "an address that clients reach, or empty"
 
     def parse(self, text: str) -> str:
@@ -154,7 +155,7 @@ class Host:
     def check(self, value: object) -> None:
         if not isinstance(value, str) or len(value) > 255:
             raise ValueError(f"must be {self.allowed}")
-        if value == "" and not self.to_listen:
+        if value == "" and (self.or_empty or not self.to_listen):
             return
         if _HOST.fullmatch(value) is None or (value in WILDCARDS and not self.to_listen):
             raise ValueError(f"must be {self.allowed}")
@@ -236,6 +237,31 @@ class Hours:
     def show(self, value: object) -> str:
         assert isinstance(value, tuple)
         return self.separator.join(f"{hour:02}" for hour in value)
+
+
+@dataclass(frozen=True, slots=True)
+class PerName:
+    """A number for each of several names: `orders=5000;billing=60000`."""
+
+    separator: None = None
+    allowed: str = "name=number, with semicolons between several"
+
+    def parse(self, text: str) -> tuple[tuple[str, int], ...]:
+        found = []
+        for part in filter(None, (part.strip() for part in text.split(";"))):
+            name, _, number = (side.strip() for side in part.partition("="))
+            if not name or not number.isdecimal() or len(number) > 9:
+                raise ValueError(f"must be {self.allowed}")
+            found.append((name, int(number)))
+        return tuple(found)
+
+    def check(self, value: object) -> None:
+        if not isinstance(value, tuple):
+            raise ValueError(f"must be {self.allowed}")
+
+    def show(self, value: object) -> str:
+        assert isinstance(value, tuple)
+        return ";".join(f"{name}={number}" for name, number in value)
 
 
 @dataclass(frozen=True, slots=True)

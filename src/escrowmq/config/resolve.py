@@ -14,10 +14,11 @@ from escrowmq.config.groups import (
     BrokerRole,
     ConsumeConfig,
     DelayConfig,
+    MetricsConfig,
+    MetricsExporter,
     NamesrvConfig,
     NetworkConfig,
     StoreConfig,
-    TransactionConfig,
 )
 from escrowmq.config.kinds import WILDCARDS
 from escrowmq.config.sources import (
@@ -29,6 +30,7 @@ from escrowmq.config.sources import (
     read_file,
     read_flags,
 )
+from escrowmq.config.transactions import TransactionConfig
 from escrowmq.errors import ConfigError
 
 _DEFAULT: Final = Origin(Source.DEFAULT, "default")
@@ -45,6 +47,7 @@ class Config:
     delay: DelayConfig = field(default_factory=DelayConfig)
     transaction: TransactionConfig = field(default_factory=TransactionConfig)
     namesrv: NamesrvConfig = field(default_factory=NamesrvConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
     @classmethod
     def resolve(
@@ -64,6 +67,7 @@ class Config:
             for given in reading.given:
                 values.take(given)
         values.let_addresses_follow()
+        values.let_exporter_follow()
         warnings = [warning for reading in readings for warning in reading.warnings]
         return Resolved(
             config=values.config(),
@@ -130,7 +134,12 @@ class _Values:
         elif told_open and not bind_open:
             self._follow("brokerIP1", "" if bind in WILDCARDS else bind, "bindAddress")
 
-    def _follow(self, conf: str, value: str, other: str) -> None:
+    def let_exporter_follow(self) -> None:
+        """Who asks for a port on the command line wants it to be served, whatever a file says."""
+        if self.origins["metricsPromExporterPort"].source is Source.FLAG:
+            self._follow("metricsExporterType", MetricsExporter.PROM, "metricsPromExporterPort")
+
+    def _follow(self, conf: str, value: object, other: str) -> None:
         self._values[conf] = value
         self.origins[conf] = Origin(Source.FOLLOWS, f"follows {other}")
 
@@ -148,6 +157,7 @@ class _Values:
             delay=DelayConfig(**self._of("delay")),
             transaction=TransactionConfig(**self._of("transaction")),
             namesrv=NamesrvConfig(**self._of("namesrv")),
+            metrics=MetricsConfig(**self._of("metrics")),
         )
 
     def _of(self, group: str) -> dict[str, Any]:

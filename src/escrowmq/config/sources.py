@@ -31,6 +31,7 @@ FLAGS: Final = {
     "--host": ("bindAddress", "brokerIP1"),
     "--port": ("listenPort",),
     "--namesrv-port": ("escrowNamesrvPort",),
+    "--metrics-port": ("metricsPromExporterPort",),
 }
 _TOML_HEADER: Final = re.compile(r"\s*\[\s*([\w-]+)\s*\]")
 _TOML_KEY: Final = re.compile(r"""\s*["']?([\w-]+)["']?\s*=""")

@@ -55,6 +55,10 @@ class ConsumerOffsets:
         """By topic."""
         return {topic: self.queues(topic, group) for topic in sorted(self._topics.get(group, ()))}
 
+    def topics_of(self, group: str) -> list[str]:
+        """The topics that a group has read."""
+        return list(self._topics.get(group, ()))
+
     def groups_of(self, topic: str) -> list[str]:
         """The groups that have read a topic."""
         return sorted(group for group, topics in self._topics.items() if topic in topics)

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from escrowmq.errors import StoreError, StoreFailed
+from escrowmq.metrics import SECONDS, Distribution
 from escrowmq.store.commitlog import Flush
 from escrowmq.store.status import PutStatus
 from escrowmq.store.store import MessageStore
@@ -42,7 +43,9 @@ class GroupCommit:
         self._running: asyncio.Future[None] | None = None
         self._scheduled = False
         self._alarm: asyncio.TimerHandle | None = None
+        self._began_s = 0.0  # the flush that runs
         self.flushes = 0
+        self.flush_seconds = Distribution(SECONDS)
 
     def when_flushed(self, log_offset: int, answer: Callable[[PutStatus], None]) -> None:
         """Call `answer` once everything below `log_offset` is durable, or is not in time.
@@ -72,6 +75,11 @@ class GroupCommit:
         self.when_flushed(log_offset, answer)
         return await answered
 
+    @property
+    def waiting(self) -> int:
+        """Appends that wait to be durable."""
+        return len(self._waiting)
+
     async def close(self) -> None:
         """Wait for the flushes that somebody waits for."""
         while self._waiting or self._running is not None:
@@ -89,12 +97,14 @@ class GroupCommit:
         except StoreError as error:
             self._fail(error)
             return
+        self._began_s = self._loop.time()
         self._running = self._loop.run_in_executor(self._thread, flush.run)
         self._running.add_done_callback(lambda done: self._finish(flush, done))
 
     def _finish(self, flush: Flush, done: asyncio.Future[None]) -> None:
         self._running = None
         self.flushes += 1
+        self.flush_seconds.observe(self._loop.time() - self._began_s)
         error = done.exception()
         if error is not None:
             self._fail(error)

@@ -7,6 +7,8 @@ import contextlib
 import logging
 from collections.abc import Callable
 
+from escrowmq.broker.broker import Broker
+from escrowmq.config import Config
 from escrowmq.errors import EscrowError, OutcomeUnknown
 from escrowmq.namesrv.registration import Ask, BrokerCard, read_registered, register, unregister
 from escrowmq.wire.bodies import DataVersion, TopicConfig
@@ -98,3 +100,43 @@ class _Call:
                     if isinstance(event, Answer) and event.call is call:
                         return event.command, bytes(event.body)
         raise OutcomeUnknown("the name server closed the line")
+
+
+def registrars_of(
+    config: Config, broker: Broker, address: str, namesrv_addresses: list[str]
+) -> list[Registrar]:
+    host, _, port = address.rpartition(":")
+    card = BrokerCard(
+        cluster=config.broker.cluster_name,
+        name=config.broker.broker_name,
+        address=address,
+        ha_address=f"{host}:{int(port) + 1}",
+    )
+    return [
+        Registrar(
+            where,
+            card,
+            lambda: _topics_of(broker),
+            interval_s=config.broker.register_interval_ms / 1000,
+        )
+        for where in dict.fromkeys([*namesrv_addresses, *config.broker.namesrv_addresses])
+    ]
+
+
+def _topics_of(broker: Broker) -> tuple[list[TopicConfig], DataVersion]:
+    version = broker.topics.version
+    topics = [
+        TopicConfig(
+            topic_name=topic.topic_name,
+            read_queue_nums=topic.read_queue_nums,
+            write_queue_nums=topic.write_queue_nums,
+            perm=topic.perm,
+            topic_filter_type=topic.topic_filter_type,
+            topic_sys_flag=topic.topic_sys_flag,
+            order=topic.order,
+        )
+        for topic in broker.topics.all().values()
+    ]
+    return topics, DataVersion(
+        state_version=version.state_version, timestamp=version.timestamp, counter=version.counter
+    )

@@ -16,30 +16,33 @@ from typing import Any
 
 import uvloop
 
-from escrowmq.broker.broker import Broker, BrokerRules
-from escrowmq.broker.delays import DelayRules
-from escrowmq.broker.pulls import PullRules
-from escrowmq.broker.sends import SendRules
-from escrowmq.broker.topics import WRITE, TopicRules
+from escrowmq.broker.broker import Broker
+from escrowmq.broker.counts import Counts
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.config import Config, FlushMode
 from escrowmq.errors import EscrowError, StoreError
 from escrowmq.message.ids import UniqueKeys, encode_host
+from escrowmq.metrics import Registry
 from escrowmq.namesrv.namesrv import NameServer
-from escrowmq.namesrv.registration import BrokerCard
 from escrowmq.server.groupcommit import GroupCommit
-from escrowmq.server.registrar import Registrar
-from escrowmq.server.tcp import Port, PortLimits, TcpLine, bind, port_of
-from escrowmq.server.upkeep import Upkeep, UpkeepSettings
-from escrowmq.store.disk import RealDisk
-from escrowmq.store.settings import StoreSettings
+from escrowmq.server.metrics import add_broker_metrics, port_metrics, registry_of, store_metrics
+from escrowmq.server.metrics_http import Health, serving
+from escrowmq.server.registrar import Registrar, registrars_of
+from escrowmq.server.rules import (
+    broker_rules,
+    port_limits,
+    store_settings,
+    tick_interval_s,
+    upkeep_settings,
+)
+from escrowmq.server.tcp import Port, TcpLine, bind, port_of
+from escrowmq.server.upkeep import Upkeep
+from escrowmq.store.disk import Disk, RealDisk
 from escrowmq.store.store import MessageStore
-from escrowmq.wire.bodies import DataVersion, TopicConfig
 from escrowmq.wire.fastpath import Request
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.1
 LINES_S = 1.0
 OWN_FILES = 1024  # of the store and the name server, beside those of connections
 SWITCH_S = 0.0005  # a checkpoint's thread must not hold a turn up for Python's usual 5 ms
@@ -75,14 +78,19 @@ async def _serve(config: Config, role: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     clock = SystemClock()
+    registry, health = registry_of(config, role), Health()
     async with contextlib.AsyncExitStack() as parts:
+        if config.metrics.is_on:
+            await parts.enter_async_context(serving(config, clock, registry, health))
         namesrv_address = None
         if role in ("all", "namesrv"):
-            namesrv_address = await parts.enter_async_context(_name_server(config, clock))
+            namesrv_address = await parts.enter_async_context(_name_server(config, clock, registry))
         failed = asyncio.Event()
         if role in ("all", "broker"):
             own = [namesrv_address] if namesrv_address is not None else []
-            await parts.enter_async_context(_broker(config, clock, own, failed))
+            broker = _broker(config, clock, own, failed, registry, health)
+            await parts.enter_async_context(broker)
+        health.missing = None
         _say_ready(config, role, namesrv_address)
         # Everything made so far lives as long as the process: keep the collector off it.
         gc.collect()
@@ -94,6 +102,7 @@ async def _serve(config: Config, role: str) -> int:
         for wait in waits:
             wait.cancel()
         log.info("stopping")
+        health.missing = "stopping"
     log.info("stopped")
     return 1 if failed.is_set() else 0
 
@@ -115,13 +124,14 @@ class _NameServerPort:
 
 
 @contextlib.asynccontextmanager
-async def _name_server(config: Config, clock: Clock) -> AsyncIterator[str]:
+async def _name_server(config: Config, clock: Clock, registry: Registry) -> AsyncIterator[str]:
     names = NameServer()
     port = Port(_NameServerPort(names), clock, port_limits(config))
     host = config.network.bind_address
     bound = bind(host, config.namesrv.namesrv_port)
     number = port_of(bound)
     await port.listen(bound)
+    registry.add(port_metrics(port, "namesrv"))
     log.info("name server listens address=%s:%d", host, number)
 
     async def expire() -> None:
@@ -138,7 +148,12 @@ async def _name_server(config: Config, clock: Clock) -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def _broker(
-    config: Config, clock: Clock, namesrv_addresses: list[str], failed: asyncio.Event
+    config: Config,
+    clock: Clock,
+    namesrv_addresses: list[str],
+    failed: asyncio.Event,
+    registry: Registry,
+    health: Health,
 ) -> AsyncIterator[None]:
     disk = RealDisk(config.store.root_dir)
     address = config.broker.advertised_address or _reachable(config.network.bind_address)
@@ -147,18 +162,10 @@ async def _broker(
     number = port_of(bound)
     host = encode_host(address, number)
     try:
-        store = MessageStore.open(disk, store_settings(config), store_host=host)
+        store = _open_store(config, disk, host)
     except EscrowError:
         bound.close()
         raise
-    log.info(
-        "store open directory=%s begin=%d end=%d walked=%d",
-        config.store.root_dir,
-        store.begin,
-        store.end,
-        store.recovery.records,
-    )
-    sync = config.store.flush_mode is FlushMode.SYNC
     group = GroupCommit(store, wait_s=config.store.sync_flush_timeout_ms / 1000)
     registrars: list[Registrar] = []
 
@@ -171,19 +178,48 @@ async def _broker(
         store,
         broker_rules(config, host),
         UniqueKeys(address=address, process_id=os.getpid(), salt=secrets.randbits(32)),
-        when_flushed=group.when_flushed if sync else None,
+        when_flushed=group.when_flushed if config.store.flush_mode is FlushMode.SYNC else None,
         topics_changed=tell_name_servers,
+        counts=Counts(clock.elapsed_s),
     )
     port = Port(broker, clock, port_limits(config))
+    broker.counts.turn_began_s = lambda: port.turn_s
     await port.listen(bound)
     log.info("broker listens address=%s:%d", config.network.bind_address, number)
-    registrars += _registrars(config, broker, f"{address}:{number}", namesrv_addresses)
-    loops = _loops(config, clock, broker, port, Upkeep(store, disk, clock, _upkeep(config)), failed)
+    registrars += registrars_of(config, broker, f"{address}:{number}", namesrv_addresses)
+    upkeep = _upkeep(config, clock, broker, disk)
+    add_broker_metrics(registry, config, clock, broker, port)
+    registry.add(store_metrics(disk, group, upkeep))
+    health.add(lambda: None if store.takes_writes else "the store takes no messages")
+    loops = _loops(config, clock, broker, port, upkeep, failed)
     async with _running(*(registrar.run() for registrar in registrars), *loops):
         for registrar in registrars[: len(namesrv_addresses)]:
             await registrar.registered.wait()
         yield
     await _stop(broker, port, group, clock)
+
+
+def _open_store(config: Config, disk: Disk, host: bytes) -> MessageStore:
+    store = MessageStore.open(disk, store_settings(config), store_host=host)
+    log.info(
+        "store open directory=%s begin=%d end=%d walked=%d",
+        config.store.root_dir,
+        store.begin,
+        store.end,
+        store.recovery.records,
+    )
+    return store
+
+
+def _upkeep(config: Config, clock: Clock, broker: Broker, disk: Disk) -> Upkeep:
+    return Upkeep(
+        broker.store,
+        disk,
+        clock,
+        upkeep_settings(config),
+        keep_from=broker.transactions.keep_from,
+        make_way=lambda end: broker.transactions.make_way(end, clock.now_ms()),
+    )
 
 
 async def _stop(broker: Broker, port: Port, group: GroupCommit, clock: Clock) -> None:
@@ -195,28 +231,8 @@ async def _stop(broker: Broker, port: Port, group: GroupCommit, clock: Clock) ->
     await port.close()
     broker.store.flush()  # before it is noted what has been delivered
     broker.save()
+    broker.transactions.save(at_once=True)
     broker.store.close()
-
-
-def _registrars(
-    config: Config, broker: Broker, address: str, namesrv_addresses: list[str]
-) -> list[Registrar]:
-    host, _, port = address.rpartition(":")
-    card = BrokerCard(
-        cluster=config.broker.cluster_name,
-        name=config.broker.broker_name,
-        address=address,
-        ha_address=f"{host}:{int(port) + 1}",
-    )
-    return [
-        Registrar(
-            where,
-            card,
-            lambda: _topics_of(broker),
-            interval_s=config.broker.register_interval_ms / 1000,
-        )
-        for where in dict.fromkeys([*namesrv_addresses, *config.broker.namesrv_addresses])
-    ]
 
 
 def _loops(
@@ -272,102 +288,6 @@ def _stop_if_failed(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         log.error("a loop failed, stopping", exc_info=task.exception())
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-def port_limits(config: Config) -> PortLimits:
-    return PortLimits(
-        lines_max=config.network.connections_max,
-        idle_max_s=config.network.idle_max_s,
-        unsent_bytes_max=config.network.in_flight_bytes_max,
-        line_unsent_bytes_max=min(1 << 20, config.network.connection_in_flight_bytes_max),
-    )
-
-
-def tick_interval_s(config: Config) -> float:
-    """A delayed message is late by no more than this, and what the machine adds."""
-    return min(TICK_S, config.delay.timer_precision_ms / 1000)
-
-
-def store_settings(config: Config) -> StoreSettings:
-    kept = config.store
-    return StoreSettings(
-        segment_bytes=kept.segment_bytes,
-        queue_file_bytes=kept.queue_file_bytes,
-        index_enabled=kept.index_enabled,
-        index_slots=kept.index_slots,
-        index_entries=kept.index_entries,
-        message_bytes_max=kept.message_bytes_max,
-        sealed=kept.sealed,
-        reserved_hours=kept.reserved_hours,
-        delete_hours=kept.delete_hours,
-        expire_ratio=kept.expire_percent / 100,
-        force_expire_ratio=kept.force_expire_percent / 100,
-        refuse_ratio=kept.refuse_percent / 100,
-    )
-
-
-def broker_rules(config: Config, host: bytes) -> BrokerRules:
-    about = config.broker
-    return BrokerRules(
-        topics=TopicRules(
-            cluster=about.cluster_name,
-            broker_name=about.broker_name,
-            auto_create=about.creates_topics,
-            template_queues=about.topic_queues,
-            has_cluster_topic=about.has_cluster_topic,
-            has_broker_topic=about.has_broker_topic,
-        ),
-        sends=SendRules(
-            cluster=about.cluster_name,
-            store_host=host,
-            region=about.region_id,
-            trace_on=about.trace_on,
-            message_bytes_max=config.store.message_bytes_max,
-            writable=bool(about.broker_permission & WRITE),
-        ),
-        pulls=PullRules(
-            perm=about.broker_permission,
-            long_polling=config.consume.long_polling,
-            short_hold_ms=config.consume.short_poll_ms,
-            count_max=config.consume.pull_messages_max,
-            bytes_max=config.consume.pull_bytes_max,
-            waiting_max=config.consume.waiting_pulls_max,
-        ),
-        delays=DelayRules(
-            levels_ms=config.delay.delay_levels_ms,
-            timer_max_ms=config.delay.timer_delay_max_s * 1000,
-            has_timers=config.delay.timer_enabled,
-        ),
-        auto_create_groups=about.creates_groups,
-        stores_replies=about.stores_replies,
-    )
-
-
-def _upkeep(config: Config) -> UpkeepSettings:
-    return UpkeepSettings(
-        flush_interval_s=config.store.flush_interval_ms / 1000,
-        checkpoint_interval_s=config.store.checkpoint_interval_ms / 1000,
-        expire_interval_s=config.store.expire_interval_ms / 1000,
-    )
-
-
-def _topics_of(broker: Broker) -> tuple[list[TopicConfig], DataVersion]:
-    version = broker.topics.version
-    topics = [
-        TopicConfig(
-            topic_name=topic.topic_name,
-            read_queue_nums=topic.read_queue_nums,
-            write_queue_nums=topic.write_queue_nums,
-            perm=topic.perm,
-            topic_filter_type=topic.topic_filter_type,
-            topic_sys_flag=topic.topic_sys_flag,
-            order=topic.order,
-        )
-        for topic in broker.topics.all().values()
-    ]
-    return topics, DataVersion(
-        state_version=version.state_version, timestamp=version.timestamp, counter=version.counter
-    )
 
 
 def _reachable(host: str) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -20,6 +21,7 @@ from typing import Any, Protocol, cast
 from escrowmq.clock import Clock
 from escrowmq.errors import NotSent, RemoteProtocolError
 from escrowmq.message.ids import encode_host
+from escrowmq.metrics import SECONDS, Distribution
 from escrowmq.server.silence import Silence
 from escrowmq.wire.answers import refuse
 from escrowmq.wire.connection import Connection, Event, Refused
@@ -85,6 +87,8 @@ class Port:
         self._silence: Silence[TcpLine] = Silence(limits.idle_max_s, now_s=clock.elapsed_s())
         self.lines: set[TcpLine] = set()
         self.refused_lines = 0
+        self.refused_requests: defaultdict[int, int] = defaultdict(int)  # by response code
+        self.turn_seconds = Distribution(SECONDS)
 
     async def listen(self, bound: socket.socket) -> None:
         self._server = await self._loop.create_server(lambda: TcpLine(self), sock=bound)
@@ -121,6 +125,7 @@ class Port:
             if type(event) is Request:
                 handle(line, event, now_ms)
             elif type(event) is Refused:
+                self.refused_requests[event.error.code] += 1
                 line.write(refuse(event.request, event.error))
 
     def gone(self, line: TcpLine) -> None:
@@ -148,6 +153,7 @@ class Port:
         except Exception:  # a bug of ours must not keep back the answers of others
             log.exception("a turn failed")
         written, self._written = self._written, []
+        was_scheduled = self._turn_scheduled
         self._turn_scheduled = False  # only now: what was written so far leaves with this turn
         for line in written:
             unsent = line.flush()
@@ -156,6 +162,8 @@ class Port:
                 if sum(self._unsent.values()) > self._limits.unsent_bytes_max:
                     self._held.add(line)
                     line.hold(True)
+        if was_scheduled:
+            self.turn_seconds.observe(self._clock.elapsed_s() - self.turn_s)
 
     def look_after_lines(self) -> None:
         """Now and then: close the silent ones, read on from those that were held."""
@@ -166,6 +174,9 @@ class Port:
         if sum(self._unsent.values()) <= self._limits.unsent_bytes_max:
             while self._held:
                 self._held.pop().hold(False)
+
+    def unsent_bytes(self) -> int:
+        return sum(line.unsent_bytes() for line in self._unsent)
 
     def elapsed_s(self) -> float:
         return self._clock.elapsed_s()
@@ -237,6 +248,10 @@ class TcpLine(asyncio.Protocol):
 
     def unsent_bytes(self) -> int:
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None

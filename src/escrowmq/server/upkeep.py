@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from escrowmq.clock import Clock, local_hour
 from escrowmq.errors import StoreError, StoreFull
 from escrowmq.message.offsets import LogOffset
+from escrowmq.metrics import SECONDS, Distribution
 from escrowmq.store.disk import Disk
 from escrowmq.store.expire import REMOVED_MAX, has_to_go
 from escrowmq.store.store import MessageStore
@@ -40,12 +41,16 @@ class Upkeep:
         settings: UpkeepSettings | None = None,
         *,
         keep_from: Callable[[], LogOffset | None] = lambda: None,
+        make_way: Callable[[LogOffset], None] = lambda end: None,
     ) -> None:
         self._store = store
         self._disk = disk
         self._clock = clock
         self._settings = settings or UpkeepSettings()
         self._keep_from = keep_from
+        self._make_way = make_way  # whoever keeps the log up to there is asked to let it go
+        self.flush_seconds = Distribution(SECONDS)
+        self.checkpoint_seconds = Distribution(SECONDS)
         self._checkpointing = (
             asyncio.Lock()
         )  # expiry waits for a checkpoint, and the other way round
@@ -62,13 +67,14 @@ class Upkeep:
     async def flush(self) -> None:
         if self._store.flushed == self._store.end:
             return
-        flush = self._store.begin_flush()
+        flush, began_s = self._store.begin_flush(), self._clock.elapsed_s()
         try:
             cancelled = await _to_the_end(flush.run)
         except StoreError as error:
             self._store.fail(error)
             raise
         self._store.finish_flush(flush)
+        self.flush_seconds.observe(self._clock.elapsed_s() - began_s)
         if cancelled:
             raise asyncio.CancelledError
 
@@ -76,6 +82,7 @@ class Upkeep:
         async with self._checkpointing:
             if self._store.checkpointed == self._store.end:
                 return
+            began_s = self._clock.elapsed_s()
             job = self._store.begin_checkpoint()
             try:
                 cancelled = await _to_the_end(job.run)
@@ -83,6 +90,7 @@ class Upkeep:
                 self._store.fail_checkpoint(error)
                 raise
             self._store.finish_checkpoint(job)
+            self.checkpoint_seconds.observe(self._clock.elapsed_s() - began_s)
         if cancelled:
             raise asyncio.CancelledError
 
@@ -97,13 +105,15 @@ class Upkeep:
 
     def _has_to_go(self) -> bool:
         now_ms = self._clock.now_ms()
-        return has_to_go(
-            self._store,
-            now_ms=now_ms,
-            hour=local_hour(now_ms),
-            usage=self._disk.usage(),
-            keep_from=self._keep_from(),
-        )
+        if not has_to_go(
+            self._store, now_ms=now_ms, hour=local_hour(now_ms), usage=self._disk.usage()
+        ):
+            return False
+        end, keep_from = self._store.begin + self._store.settings.segment_bytes, self._keep_from()
+        if keep_from is not None and keep_from < end:
+            self._make_way(LogOffset(end))  # and the next pass finds nothing kept
+            return False
+        return True
 
     async def _remove_oldest_file(self) -> None:
         """Not on the loop: to free a gigabyte can take a file system a while."""

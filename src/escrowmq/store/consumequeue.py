@@ -55,6 +55,8 @@ class ConsumeQueue:
         self._directory = f"{DIRECTORY}/{topic}/{queue_id}"
         self._file_bytes = file_bytes
         self._min_offset = -1, self.next  # as of this beginning of the log
+        self._holds = 0
+        self._held_from = self.next
         self._stored = 0  # entries that the files hold; `tail` follows them
         self._bases = [int(n) for n in disk.names(self._directory) if is_file_name(n)]
 
@@ -112,6 +114,19 @@ class ConsumeQueue:
         return file
 
     # --- reading -------------------------------------------------------------------------------
+
+    @property
+    def end(self) -> QueueOffset:
+        """Up to where it may be read."""
+        return self._held_from if self._holds else self.next
+
+    def hold(self) -> None:
+        if not self._holds:
+            self._held_from = self.next
+        self._holds += 1
+
+    def show(self) -> None:
+        self._holds -= 1
 
     @property
     def is_empty(self) -> bool:

@@ -63,13 +63,13 @@ def read_queue(
         status=ReadStatus.NO_MATCH,
         next=QueueOffset(queue_offset),
         min=queue.min_offset(log.begin),
-        max=queue.next,
+        max=queue.end,
     )
     picker = _Picker(log, found, count_max, bytes_max, accepts)
     scanned = 0
     scanned_max = max(count_max, SCANNED_MAX) if accepts is not None else count_max
-    while scanned < scanned_max and found.next < queue.next:
-        entries = queue.entries(found.next, scanned_max - scanned)
+    while scanned < scanned_max and found.next < queue.end:
+        entries = queue.entries(found.next, min(scanned_max - scanned, queue.end - found.next))
         scanned += len(entries) // QUEUE_ENTRY_BYTES
         if not picker.take(entries):
             break
@@ -83,7 +83,7 @@ def _nothing(log: CommitLog, queue: ConsumeQueue | None, queue_offset: int) -> Q
     if queue is None:
         zero = QueueOffset(0)
         return QueueRead(status=ReadStatus.NO_QUEUE, next=zero, min=zero, max=zero)
-    low, high = queue.min_offset(log.begin), queue.next
+    low, high = queue.min_offset(log.begin), queue.end
     if high == 0 or low == high == queue_offset:
         status = ReadStatus.EMPTY if high == 0 else ReadStatus.AT_END
         return QueueRead(status=status, next=high, min=low, max=high)

@@ -20,7 +20,7 @@ _EVER_MS: Final = 1 << 62
 
 
 class StoreReads:
-    """What MessageStore can be asked. Nothing here changes anything."""
+    """What MessageStore can be asked, and what of it can be seen. Nothing here touches the disk."""
 
     _log: CommitLog
     _queues: QueueTable
@@ -105,9 +105,17 @@ class StoreReads:
         return QueueOffset(0) if queue is None else queue.min_offset(self._log.begin)
 
     def max_offset(self, topic: str, queue_id: int) -> QueueOffset:
-        """The offset that the next message will have."""
+        """The offset that the next message will have; of a queue on hold, of the first unseen."""
         queue = self._queues.find(topic, queue_id)
-        return QueueOffset(0) if queue is None else queue.next
+        return QueueOffset(0) if queue is None else queue.end
+
+    def hold(self, topic: str, queue_id: int) -> None:
+        """What is appended to this queue from now on is seen by nobody until `show`."""
+        self._queues.find_or_make(topic, queue_id).hold()
+
+    def show(self, topic: str, queue_id: int) -> None:
+        """As often as it was held."""
+        self._queues.find_or_make(topic, queue_id).show()
 
     def offset_by_time(
         self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False
@@ -124,6 +132,15 @@ class StoreReads:
         if queue is not None:
             found = first_stored_ms(self._log, queue, queue.min_offset(self._log.begin))
         return -1 if found is None else found
+
+    def stored_ms(self, topic: str, queue_id: int, queue_offset: int) -> int | None:
+        """When the message at this place of a queue, or the next one there, was stored."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return None
+        return first_stored_ms(
+            self._log, queue, max(queue_offset, queue.min_offset(self._log.begin))
+        )
 
     def queues(self) -> list[tuple[str, int]]:
         return [(queue.topic, queue.queue_id) for queue in self._queues]

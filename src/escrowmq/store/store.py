@@ -203,6 +203,11 @@ class MessageStore(StoreReads):
         return self._log.end
 
     @property
+    def last_stored_ms(self) -> int:
+        """The time never runs backwards here: the next record is not older than this."""
+        return self._stored_ms
+
+    @property
     def begin(self) -> LogOffset:
         return self._log.begin
 
@@ -221,6 +226,11 @@ class MessageStore(StoreReads):
     def has_failed(self) -> bool:
         """Whether only a restart can help."""
         return self._log.has_failed
+
+    @property
+    def takes_writes(self) -> bool:
+        """Whether an append would be tried: there is room, and nothing has failed."""
+        return self.accepts_writes and not self.has_failed
 
     def fail(self, error: StoreError) -> None:
         """After a flush that failed: the kernel may have dropped what it could not write, so

@@ -52,6 +52,15 @@ class RequestCode(enum.IntEnum):
     END_TRANSACTION = 37
     CHECK_TRANSACTION_STATE = 39
     RESUME_CHECK_HALF_MESSAGE = 323
+    # Ours: a RocketMQ client never sends these, a RocketMQ broker does not know them.
+    END_TRANSACTIONS = 3701  # one decision over many halves
+    REGISTER_WRITER = 3702
+    DECIDE_BATCH = 3703
+    QUERY_WRITER = 3704
+    LIST_TRANSACTIONS = 3711
+    SHOW_TRANSACTION = 3712
+    SETTLE_TRANSACTION = 3713
+    RESUME_TRANSACTION = 3714
 
     # Who is connected.
     HEART_BEAT = 34
@@ -163,6 +172,10 @@ class ResponseCode(enum.IntEnum):
     NOT_LEADER_FOR_QUEUE = 501
     ILLEGAL_OPERATION = 604  # a commit or rollback that came too late
     GO_AWAY = 1500
+
+    # Ours: no RocketMQ broker answers with these.
+    TRANSACTION_CONTRADICTED = 3701  # it was decided before, and otherwise
+    TRANSACTION_FENCED = 3702  # a newer writer has taken over, or the batch is past
 
 
 def request_name(code: int) -> str:

@@ -69,6 +69,17 @@ class EndTransaction(Header, frozen=True, kw_only=True):
     broker_name: str | None = field(default=None, name="bname")
 
 
+class EndTransactionAnswer(Header, frozen=True, kw_only=True):
+    """Ours; RocketMQ answers with a code alone. A committed message's place is in it."""
+
+    state: str  # open, committed, rolled_back, stranded
+    transaction_id: str | None = None
+    topic: str | None = None
+    queue_id: Int32 | None = None
+    queue_offset: Int64 | None = None
+    msg_id: str | None = None  # an offset id
+
+
 class CheckTransactionState(Header, frozen=True, kw_only=True):
     topic: str | None = None
     tran_state_table_offset: Int64

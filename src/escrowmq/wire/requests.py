@@ -9,6 +9,7 @@ from escrowmq.wire import headers_admin as admin
 from escrowmq.wire import headers_consume as consume
 from escrowmq.wire import headers_namesrv as namesrv
 from escrowmq.wire import headers_send as send
+from escrowmq.wire import headers_transaction as transaction
 from escrowmq.wire.codes import RequestCode, ResponseCode
 from escrowmq.wire.headers import Header, NoFields
 
@@ -30,9 +31,19 @@ REQUESTS: dict[int, RequestKind] = {
     RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: RequestKind(send.PushReplyMessage),
     RequestCode.CONSUMER_SEND_MSG_BACK: RequestKind(send.ConsumerSendMessageBack),
     RequestCode.RECALL_MESSAGE: RequestKind(send.RecallMessage, send.RecallMessageAnswer),
-    RequestCode.END_TRANSACTION: RequestKind(send.EndTransaction),
+    RequestCode.END_TRANSACTION: RequestKind(send.EndTransaction, send.EndTransactionAnswer),
     RequestCode.CHECK_TRANSACTION_STATE: RequestKind(send.CheckTransactionState),
     RequestCode.RESUME_CHECK_HALF_MESSAGE: RequestKind(send.ResumeCheckHalfMessage),
+    RequestCode.END_TRANSACTIONS: RequestKind(
+        transaction.EndTransactions, transaction.EndTransactionsAnswer
+    ),
+    RequestCode.REGISTER_WRITER: RequestKind(transaction.WriterName),
+    RequestCode.DECIDE_BATCH: RequestKind(transaction.DecideBatch),
+    RequestCode.QUERY_WRITER: RequestKind(transaction.WriterName),
+    RequestCode.LIST_TRANSACTIONS: RequestKind(transaction.ListTransactions),
+    RequestCode.SHOW_TRANSACTION: RequestKind(transaction.TransactionName),
+    RequestCode.SETTLE_TRANSACTION: RequestKind(transaction.SettleTransaction),
+    RequestCode.RESUME_TRANSACTION: RequestKind(transaction.ResumeTransaction),
     RequestCode.HEART_BEAT: RequestKind(NoFields, consume.HeartbeatAnswer),
     RequestCode.UNREGISTER_CLIENT: RequestKind(consume.UnregisterClient),
     RequestCode.CHECK_CLIENT_CONFIG: RequestKind(),

@@ -31,6 +31,7 @@ class FakeLine:
     def __init__(self, name: str = "127.0.0.1:40000") -> None:
         self.peer = name
         self.peer_host = HOST
+        self.is_open = True
         self.posted: list[tuple[int, Header, bytes]] = []
         self._written = b""
 
@@ -41,8 +42,9 @@ class FakeLine:
         self._written += b"".join(pieces)
 
     def post(self, code: int, fields: Header, body: Body = b"") -> bool:
-        self.posted.append((code, fields, bytes(body)))
-        return True
+        if self.is_open:
+            self.posted.append((code, fields, bytes(body)))
+        return self.is_open
 
     def answers(self) -> list[Answer]:
         """Those since it was asked last."""

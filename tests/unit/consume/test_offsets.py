@@ -52,6 +52,8 @@ def test_the_offsets_of_a_group_are_listed_by_topic() -> None:
     offsets = ConsumerOffsets({"stock@g": {1: 4}, "orders@g": {0: 3}, "orders@h": {0: 1}})
     assert offsets.of_group("g") == {"orders": {0: 3}, "stock": {1: 4}}
     assert offsets.groups_of("orders") == ["g", "h"]
+    assert sorted(offsets.topics_of("g")) == ["orders", "stock"]
+    assert offsets.topics_of("none") == []
     assert offsets.queues("orders", "h") == {0: 1}
     assert offsets.of_group("nobody") == {}
 

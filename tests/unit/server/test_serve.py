@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from escrowmq.config import Config
-from escrowmq.server.serve import store_settings, tick_interval_s
+from escrowmq.server.rules import store_settings, tick_interval_s
 
 
 @pytest.mark.parametrize(("precision_ms", "interval_s"), [(1, 0.001), (50, 0.05), (1000, 0.1)])

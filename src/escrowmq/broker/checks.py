@@ -1,0 +1,171 @@
+"""Check-back: halves that are due become questions to their producers, or are set aside."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Final
+
+from escrowmq.broker.line import Line
+from escrowmq.broker.turn import Turn
+from escrowmq.consume.groups import ProducerGroups
+from escrowmq.escrow.asking import Asking
+from escrowmq.escrow.escrow import Change, Escrow
+from escrowmq.escrow.halves import Half
+from escrowmq.escrow.shapes import Step, check_body, journal_of
+from escrowmq.escrow.verdict import State
+from escrowmq.message import names
+from escrowmq.message.ids import encode_offset_id
+from escrowmq.message.record import StoredRecord
+from escrowmq.wire.codes import RequestCode
+from escrowmq.wire.headers_send import CheckTransactionState
+
+log = logging.getLogger(__name__)
+
+LOOKED_AT_MAX: Final = 20_000  # halves that one tick takes up, so that it is over soon
+ASKED_MAX: Final = 1_000  # questions of one tick
+
+
+@dataclass(slots=True)
+class CheckCounts:
+    sent: int = 0
+    unsent: int = 0  # due, and nobody there to ask
+    answered: int = 0
+    unknown: int = 0
+    late_ms_total: int = 0
+    late_ms_max: int = 0
+
+
+class Checks:
+    def __init__(
+        self,
+        escrow: Escrow,
+        turn: Turn,
+        producers: ProducerGroups,
+        settle: Callable[[Change], None],
+        *,
+        store_host: bytes,
+        asking: Asking | None = None,
+    ) -> None:
+        self._escrow = escrow
+        self._turn = turn
+        self._producers = producers
+        self._settle = settle
+        self._store_host = store_host
+        self._asking = asking or Asking()
+        self.counts = CheckCounts()
+
+    def tick(self, now_ms: int) -> None:
+        for half in self._escrow.take_due(now_ms, LOOKED_AT_MAX):
+            why = self._escrow.is_spent(half, now_ms)
+            if why:
+                self._strand(half, why, now_ms)
+                continue
+            if half.attempt is not None:
+                self._look_at_writer(half, now_ms)
+                continue
+            self._asking.add(half)
+            if not _is_open(half.sender) and not self._producers.members(half.group):
+                self.counts.unsent += 1
+        left = ASKED_MAX
+        for group in self._asking.groups():
+            left -= self._ask_group(group, left, now_ms)
+
+    def _ask_group(self, group: str, count_max: int, now_ms: int) -> int:
+        """How many questions left."""
+        asked = 0
+        for queue_offset in self._asking.take(group):
+            half = self._escrow.open.find(queue_offset)
+            if half is None or half.is_stranded or half.is_deciding or half.due_ms > now_ms:
+                continue
+            line = self._line_for(half, now_ms) if asked < count_max else None
+            if line is None:
+                self._asking.put_back(half)
+                break
+            if self._ask(half, line, now_ms):
+                asked += 1
+        return asked
+
+    def _line_for(self, half: Half, now_ms: int) -> Line | None:
+        """The one that it came by, else another of the group that has room."""
+        if _is_open(half.sender) and self._asking.has_room(half.sender, now_ms):
+            return half.sender  # type: ignore[return-value]  # the escrow does not know lines
+        for _ in range(len(self._producers.members(half.group))):
+            line = self._producers.pick_line(half.group)
+            if line is not None and self._asking.has_room(line, now_ms):
+                return line  # type: ignore[return-value]
+        return None
+
+    def _ask(self, half: Half, line: Line, now_ms: int) -> bool:
+        record = self._escrow.read(half)
+        if record is None:
+            return False
+        number = half.checks + 1
+        fields = CheckTransactionState(
+            topic=names.HALF_TOPIC,
+            tran_state_table_offset=half.queue_offset,
+            commit_log_offset=half.log_offset,
+            msg_id=half.key.decode("utf-8", "replace"),
+            transaction_id=half.key.decode("utf-8", "replace"),
+            offset_msg_id=encode_offset_id(self._store_host, half.log_offset),
+        )
+        body = check_body(record, half.topic, half.queue_id, number)
+        if not line.post(RequestCode.CHECK_TRANSACTION_STATE, fields, body):
+            # Not counted: it never left. Somebody else, or the same one, a little later.
+            half.sender = None if half.sender is line else half.sender
+            self._escrow.put_off(half, now_ms + 1_000)
+            return False
+        late_ms = now_ms - half.due_ms
+        self.counts.sent += 1
+        self.counts.late_ms_total += late_ms
+        self.counts.late_ms_max = max(self.counts.late_ms_max, late_ms)
+        self._asking.asked(line, half, now_ms)
+        self._escrow.asked(half, now_ms)
+        self._note(half, "asked", line, now_ms)
+        return True
+
+    def _look_at_writer(self, half: Half, now_ms: int) -> None:
+        """A batch is decided by its writer, not by asking: it has lost, or is still to come."""
+        assert half.attempt is not None
+        writer, batch, _, fence = half.attempt
+        if self._escrow.writers.verdict_is_rollback(writer, batch, fence):
+            change = self._escrow.change(
+                half, State.ROLLED_BACK, by=f"writer {writer}", now_ms=now_ms
+            )
+            self._settle(change)
+        else:
+            self._escrow.put_off(half, now_ms + self._escrow.interval_ms(half))
+
+    def _strand(self, half: Half, why: str, now_ms: int) -> None:
+        record: StoredRecord | None = self._escrow.read(half)
+        if record is None:
+            return
+        log.warning("transaction stranded id=%s: %s", half.key.decode("utf-8", "replace"), why)
+        self._settle(self._escrow.strand(half, why, record, now_ms=now_ms))
+
+    def answered(self, half: Half, line: Line, *, unknown: bool, now_ms: int) -> None:
+        self._asking.answered(half.queue_offset)
+        self.counts.answered += 1
+        if unknown:
+            self.counts.unknown += 1
+            self._note(half, "unknown", line, now_ms)
+        self._ask_group(half.group, ASKED_MAX, now_ms)
+
+    def producer_joined(self, group: str, now_ms: int) -> None:
+        """Whoever comes is asked at once for what is overdue."""
+        self._ask_group(group, ASKED_MAX, now_ms)
+
+    def line_closed(self, line: Line) -> None:
+        self._asking.line_closed(line)
+
+    def waiting(self) -> int:
+        return sum(self._asking.waiting(group) for group in self._asking.groups())
+
+    def _note(self, half: Half, what: str, line: Line, now_ms: int) -> None:
+        step = Step(half.queue_offset, what, half.checks, line.peer)
+        self._turn.put([journal_of(step, now_ms=now_ms)], waits=False)
+
+
+def _is_open(line: Hashable | None) -> bool:
+    return line is not None and line.is_open  # type: ignore[attr-defined]

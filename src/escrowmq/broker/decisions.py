@@ -1,0 +1,262 @@
+"""One request, many halves: group decisions, and the batches of a writer.
+
+A decision and what follows from it go to the log in one append. If that would be more than a few
+megabytes it goes in pieces, one per turn, so that others are served in between; what has
+been delivered stays out of sight until the last piece is there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from escrowmq.broker.bodies import body_of
+from escrowmq.broker.line import Line
+from escrowmq.broker.transactions import Transactions
+from escrowmq.broker.turn import Turn
+from escrowmq.errors import (
+    NoSuchTransaction,
+    RequestRefused,
+    TransactionContradicted,
+    WriterFenced,
+)
+from escrowmq.escrow.escrow import Change
+from escrowmq.escrow.groups import (
+    HALVES_MAX,
+    decide_many,
+    mark_deciding,
+    pieces,
+    refuse_unreadable,
+    unmark_deciding,
+)
+from escrowmq.escrow.verdict import State, Verdict
+from escrowmq.escrow.writers import Decision, Winner, Writer, decision_record
+from escrowmq.message.record import NewRecord
+from escrowmq.store.store import MessageStore, Placed
+from escrowmq.wire.answers import answer
+from escrowmq.wire.bodies import encode_body
+from escrowmq.wire.bodies_transaction import BatchWinners, HalfPlaces, WinningAttempt, WriterState
+from escrowmq.wire.codes import ResponseCode
+from escrowmq.wire.fastpath import Request
+from escrowmq.wire.headers_transaction import (
+    DecideBatch,
+    EndTransactions,
+    EndTransactionsAnswer,
+    WriterName,
+)
+
+log = logging.getLogger(__name__)
+
+_VERDICTS = {verdict.value: verdict for verdict in (Verdict.COMMIT, Verdict.ROLLBACK)}
+Done = Callable[[int], None]
+
+
+class Decisions:
+    def __init__(
+        self,
+        store: MessageStore,
+        turn: Turn,
+        transactions: Transactions,
+        arrived: Callable[[Sequence[NewRecord]], None],
+    ) -> None:
+        self._store = store
+        self._turn = turn
+        self._transactions = transactions
+        self._escrow = transactions.escrow
+        self._arrived = arrived
+        self._unfinished: deque[_Unfinished] = deque()
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def end_many(self, line: Line, request: Request[EndTransactions], now_ms: int) -> None:
+        fields = request.head.fields
+        verdict = _VERDICTS.get(fields.commit_or_rollback)
+        places = body_of(HalfPlaces, request).halves
+        if verdict is None or not places or len(places) > HALVES_MAX:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"commitOrRollback must be 8 or 12, and of 1 to {HALVES_MAX} halves",
+            )
+        decision = _refusing(
+            lambda: decide_many(
+                self._escrow, places, fields.producer_group, verdict, by=f"group {line.peer}"
+            )
+        )
+        state = State.COMMITTED if verdict is Verdict.COMMIT else State.ROLLED_BACK
+        count = 0 if decision is None else len(decision.commits) + len(decision.rolls_back)
+        fields_back = EndTransactionsAnswer(state=state.text, count=count)
+        self._decide(decision, lambda code: line.write(_answer(request, code, fields_back)), now_ms)
+
+    def register(self, line: Line, request: Request[WriterName], now_ms: int) -> None:
+        """A new fence for a writer: whoever had the one before decides nothing any more."""
+        name = _refuse_bad_name(request.head.fields.writer)
+        decision = self._escrow.writers.registration(name)
+        self._decide(decision, lambda code: self._answer_writer(line, request, name, code), now_ms)
+
+    def decide_batch(self, line: Line, request: Request[DecideBatch], now_ms: int) -> None:
+        fields, body = request.head.fields, body_of(BatchWinners, request)
+        name = _refuse_bad_name(fields.writer)
+        winners = [Winner(winner.attempt, winner.count) for winner in body.winners]
+        decision = _refusing(
+            lambda: self._escrow.writers.decide(
+                name, fields.batch, fields.fence, winners, body.fingerprint, f"writer {name}"
+            )
+        )
+        self._decide(decision, lambda code: self._answer_writer(line, request, name, code), now_ms)
+
+    def query(self, line: Line, request: Request[WriterName], now_ms: int) -> None:
+        name = request.head.fields.writer
+        # What it says must be durable: a decision that is read is acted on.
+        self._turn.put([], lambda code, _: self._answer_writer(line, request, name, code))
+
+    def _answer_writer(self, line: Line, request: Request[Any], name: str, code: int) -> None:
+        if code != ResponseCode.SUCCESS:
+            line.write(answer(request, code=code, remark="the decision was not stored"))
+            return
+        writer = self._escrow.writers.find(name)
+        state = WriterState(writer=name)
+        if writer is not None:
+            state = WriterState(
+                writer=name,
+                fence=writer.fence,
+                batch=writer.batch,
+                winners=[WinningAttempt(attempt=w.attempt, count=w.count) for w in writer.winners],
+                fingerprint=writer.fingerprint,
+            )
+        line.write(answer(request, body=encode_body(state)))
+
+    # --- what follows ----------------------------------------------------------------------------
+
+    def _decide(self, decision: Decision | None, done: Done, now_ms: int) -> None:
+        if decision is None:  # it is decided; told again, once that is durable
+            self._turn.put([], lambda code, _: done(code))
+            return
+        _refusing(lambda: refuse_unreadable(self._escrow, decision))
+        mark_deciding(self._escrow, decision)
+        writers = self._escrow.writers
+        portions = pieces(self._escrow, decision, now_ms=now_ms)
+        unfinished = _Unfinished(decision, portions, done, writers.find(decision.writer))
+        # At once: whoever decides the same batch in this turn hears of this decision.
+        writers.note(decision, self._store.end)
+        self._put_piece(unfinished, [decision_record(decision, now_ms=now_ms)], now_ms)
+
+    def tick(self, now_ms: int) -> None:
+        """The next piece of whatever is under way."""
+        for _ in range(len(self._unfinished)):
+            self._put_piece(self._unfinished.popleft(), [], now_ms)
+
+    def _put_piece(self, unfinished: _Unfinished, before: list[NewRecord], now_ms: int) -> None:
+        piece = unfinished.next_piece()
+        records = list(before)
+        for change in piece:
+            records += self._transactions.rerouted(change, now_ms)
+        following = unfinished.peek()
+        if following is not None:
+            self._hold(unfinished, piece)
+
+        def stored(places: Sequence[Placed]) -> None:
+            self._settle(piece, places[len(before) :])
+            if before:
+                self._escrow.writers.note(unfinished.decision, places[0].log_offset)
+            if following is not None:
+                self._unfinished.append(unfinished)
+            else:
+                self._show(unfinished)
+
+        def answered(code: int, places: Sequence[Placed]) -> None:
+            if places:
+                if following is None:
+                    unfinished.done(code)
+            elif before:  # it was never decided
+                unmark_deciding(self._escrow, unfinished.decision)
+                self._escrow.writers.take_back(unfinished.decision, unfinished.writer_before)
+                unfinished.done(code)
+            else:  # decided, and the rest could not be stored now: it will be
+                unfinished.give_back(piece)
+                self._unfinished.append(unfinished)
+
+        self._turn.put(records, answered, stored=stored)
+
+    def _settle(self, piece: list[Change], places: Sequence[Placed]) -> None:
+        at = 0
+        for change in piece:
+            at += len(change.records)
+            self._escrow.settled_as(change, places[at - 1].queue_offset)
+
+    def _hold(self, unfinished: _Unfinished, piece: list[Change]) -> None:
+        for change in piece:
+            if change.state is State.COMMITTED:
+                place = change.half.topic, change.half.queue_id
+                if place not in unfinished.held:
+                    unfinished.held.add(place)
+                    self._store.hold(*place)
+
+    def _show(self, unfinished: _Unfinished) -> None:
+        for topic, queue_id in unfinished.held:
+            self._store.show(topic, queue_id)
+        if unfinished.held:
+            self._arrived([NewRecord(topic, queue_id, b"") for topic, queue_id in unfinished.held])
+
+
+class _Unfinished:
+    """A decision, and the pieces that are left of it."""
+
+    def __init__(
+        self,
+        decision: Decision,
+        portions: Iterator[list[Change]],
+        done: Done,
+        writer_before: Writer | None,
+    ) -> None:
+        self.decision = decision
+        self.done = done
+        self.writer_before = writer_before
+        self.held: set[tuple[str, int]] = set()
+        self._portions = portions
+        self._ahead: list[Change] | None = next(portions, None)
+
+    def peek(self) -> list[Change] | None:
+        return self._ahead
+
+    def next_piece(self) -> list[Change]:
+        piece, self._ahead = self._ahead or [], None
+        if piece:
+            self._ahead = next(self._portions, None)
+        return piece
+
+    def give_back(self, piece: list[Change]) -> None:
+        later = self._portions
+        ahead = [self._ahead] if self._ahead is not None else []
+
+        def again() -> Iterator[list[Change]]:
+            yield from ahead
+            yield from later
+
+        self._portions, self._ahead = again(), piece
+
+
+def _refusing(step: Callable[[], Any]) -> Any:
+    try:
+        return step()
+    except NoSuchTransaction as error:
+        raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+    except TransactionContradicted as error:
+        raise RequestRefused(ResponseCode.TRANSACTION_CONTRADICTED, str(error)) from error
+    except WriterFenced as error:
+        raise RequestRefused(ResponseCode.TRANSACTION_FENCED, str(error)) from error
+
+
+def _refuse_bad_name(name: str) -> str:
+    if not 1 <= len(name) <= 255 or not name.isprintable():
+        raise RequestRefused(
+            ResponseCode.INVALID_PARAMETER, "a writer's name has 1 to 255 printable characters"
+        )
+    return name
+
+
+def _answer(request: Request[Any], code: int, fields: EndTransactionsAnswer) -> bytes:
+    if code != ResponseCode.SUCCESS:
+        return answer(request, code=code, remark="the decision was not stored")
+    return answer(request, fields)

@@ -1,0 +1,144 @@
+"""The escrow's memory on disk: filled from the log at the start, noted down now and then.
+
+Nothing is noted before it is durable in the log: a note that is ahead of the log would take a
+transaction for settled whose settlement a power cut has undone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from escrowmq.consume.offsets import ConsumerOffsets
+from escrowmq.escrow.escrow import Change, Escrow, EscrowRules
+from escrowmq.escrow.groups import pieces
+from escrowmq.escrow.recover import recover_escrow
+from escrowmq.escrow.shapes import CURSOR_GROUP
+from escrowmq.escrow.snapshot import Snapshot, load_snapshot, save_snapshot
+from escrowmq.escrow.verdict import State
+from escrowmq.escrow.writers import Decision
+from escrowmq.message import names
+from escrowmq.message.record import NewRecord
+from escrowmq.store.disk import Disk
+from escrowmq.store.store import MessageStore
+
+log = logging.getLogger(__name__)
+
+NOTED_AFTER_BYTES: Final = 64 << 20  # of log since the last note; a start reads no more than that
+
+
+Reroute = Callable[[NewRecord, int], NewRecord]
+
+
+def rerouted(change: Change, reroute: Reroute, now_ms: int) -> list[NewRecord]:
+    """A delay counts from the commit: the final waits where delayed messages wait."""
+    records = change.records
+    properties = records[0].properties
+    if change.state is State.COMMITTED and (b"DELAY\x01" in properties or b"TIMER_D" in properties):
+        return [reroute(records[0], now_ms), *records[1:]]
+    return records
+
+
+class EscrowMemory:
+    def __init__(
+        self,
+        store: MessageStore,
+        disk: Disk,
+        offsets: ConsumerOffsets,
+        rules: EscrowRules,
+        reroute: Reroute,
+    ) -> None:
+        self._store = store
+        self._reroute = reroute
+        self._disk = disk
+        self._offsets = offsets
+        self.escrow = Escrow(store, rules)
+        self._cursors: tuple[int, int, int] | None = None  # half, op, and the log they need
+        self._snapshot: Snapshot | None = None
+        self._saved_end = -1
+        self._recover()
+
+    def _recover(self) -> None:
+        store = self._store
+        snapshot = load_snapshot(self._disk, store.begin, store.end)
+        cursor = self._offsets.query(names.HALF_TOPIC, CURSOR_GROUP, 0)
+        now_ms = store.last_stored_ms
+        found = recover_escrow(self.escrow, store, snapshot, cursor, now_ms=now_ms)
+        if found.records:
+            placed = store.append(found.records, now_ms=now_ms)
+            for place, record in zip(placed, found.records, strict=True):
+                self.escrow.cursors.op_written(place.queue_offset, int(record.body))
+            store.flush()
+        for decision in found.decisions:
+            self._carry_out(decision, now_ms)
+        if found.halves or found.ops:
+            log.info(
+                "escrow open=%d halves_read=%d ops_read=%d completed=%d",
+                found.open,
+                found.halves,
+                found.ops,
+                len(found.records),
+            )
+
+    def _carry_out(self, decision: Decision, now_ms: int) -> None:
+        """It was decided, and a crash came before everything that follows was stored."""
+        for piece in pieces(self.escrow, decision, now_ms=now_ms):
+            records = [
+                record for change in piece for record in rerouted(change, self._reroute, now_ms)
+            ]
+            placed = self._store.append(records, now_ms=now_ms)
+            at = 0
+            for change in piece:
+                at += len(change.records)
+                self.escrow.settled_as(change, placed[at - 1].queue_offset)
+            self._store.flush()
+
+    # --- RocketMQ's cursors ----------------------------------------------------------------------
+
+    def note_cursors(self) -> None:
+        """Into the offsets that RocketMQ would read, once the log they speak of is durable."""
+        if self._cursors is not None and self._store.flushed >= self._cursors[2]:
+            half, op, _ = self._cursors
+            self._cursors = None
+            self._offsets.commit(names.HALF_TOPIC, CURSOR_GROUP, 0, half)
+            self._offsets.commit(names.OP_TOPIC, CURSOR_GROUP, 0, op)
+        if self._cursors is None:
+            self.escrow.advance_cursors()
+            cursors = self.escrow.cursors
+            self._cursors = cursors.half, cursors.op, self._store.end
+
+    # --- our own note ----------------------------------------------------------------------------
+
+    def save(self, *, at_once: bool = False) -> None:
+        if self._snapshot is not None and self._store.flushed >= self._snapshot.log_offset:
+            save_snapshot(self._disk, self._snapshot)
+            self._saved_end = self._snapshot.log_offset
+            self._snapshot = None
+        grown = self._store.end - max(self._saved_end, 0)
+        if self._snapshot is None and (grown >= NOTED_AFTER_BYTES or (at_once and grown)):
+            self.escrow.forget_below(self._store.min_offset(names.HALF_TOPIC, 0))
+            self._snapshot = self._note()
+            if self._store.flushed >= self._snapshot.log_offset:
+                self.save()
+
+    def _note(self) -> Snapshot:
+        escrow, store = self.escrow, self._store
+        escrow.advance_cursors()
+        return Snapshot(
+            log_offset=store.end,
+            halves_read=escrow.settled.next,
+            steps_read=store.max_offset(names.JOURNAL_TOPIC, 0),
+            decisions_read=store.max_offset(names.DECISION_TOPIC, 0),
+            base=escrow.settled.base,
+            bits=escrow.settled.dump(),
+            half_cursor=escrow.cursors.half,
+            op_cursor=escrow.cursors.op,
+            checks={
+                half.queue_offset: (half.checks, half.due_ms - escrow.interval_ms(half))
+                for half in escrow.open
+                if half.checks
+            },
+            aliases=dict(escrow.aliases),
+            writers=escrow.writers.dump(),
+        )

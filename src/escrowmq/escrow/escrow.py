@@ -1,0 +1,395 @@
+"""The protocol: park a half, decide it once, ask when nobody decides.
+
+              park                end: commit, rollback
+      (send) ------> OPEN -------------------------------> COMMITTED, ROLLED_BACK
+                      |  ^                                    ^
+     asked too often, |  | resume                             | end, by a producer after all
+     or too old       v  |                                    | or by an operator
+                     STRANDED --------------------------------+
+
+Whatever changes is first a record in the log. `end`, `strand` and `resume` say which records;
+once they are stored the caller comes back with `settled`, or with `reopen` if they were not.
+The first decision wins: until it is settled a half that is being decided takes no other, and
+afterwards a repeat gets the recorded outcome and a contradiction a refusal.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from escrowmq.errors import (
+    CorruptRecord,
+    EscrowFull,
+    NoSuchRecord,
+    NoSuchTransaction,
+    TransactionContradicted,
+)
+from escrowmq.escrow.cursors import Cursors
+from escrowmq.escrow.due import DueTimes
+from escrowmq.escrow.halves import Half, OpenHalves
+from escrowmq.escrow.settled import SettledHalves
+from escrowmq.escrow.shapes import HalfFacts, copy_of, final_of, op_of, stranded_of
+from escrowmq.escrow.verdict import STATE_OF, State, Verdict
+from escrowmq.escrow.writers import Writers
+from escrowmq.message import names
+from escrowmq.message.offsets import LogOffset
+from escrowmq.message.record import NewRecord, StoredRecord
+
+log = logging.getLogger(__name__)
+
+REMEMBERED_MAX: Final = 65_536  # keys of settled halves, for a send that is repeated late
+
+
+class HalfLog(Protocol):
+    """What the escrow reads: the store, or whatever holds the records."""
+
+    def record_at(self, log_offset: int) -> StoredRecord: ...
+    def entry_at(self, topic: str, queue_id: int, queue_offset: int) -> LogOffset | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EscrowRules:
+    immunity_ms: int = 6_000
+    interval_ms: int = 30_000
+    checks_max: int = 15
+    age_max_ms: int = 72 * 3_600_000
+    backoff: float = 1.0  # each wait is so many times the one before
+    backoff_max_ms: int = 3_600_000
+    open_max: int = 2_000_000
+    open_bytes_max: int = 64 << 30
+    group_open_max: int = 1_000_000
+    group_open_bytes_max: int = 32 << 30
+    intervals_ms: dict[str, int] = field(default_factory=dict)  # by topic or group
+    immunities_ms: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Counts:
+    """Since the start; shown as metrics."""
+
+    parked: int = 0
+    committed: int = 0
+    rolled_back: int = 0
+    stranded: int = 0
+    repeats: int = 0
+    contradictions: int = 0
+    duplicate_sends: int = 0
+    unreadable: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Records to append, and what will be so once they are stored."""
+
+    half: Half
+    state: State
+    records: list[NewRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """It has been decided before; the same again does nothing."""
+
+    queue_offset: int
+    log_offset: int
+    state: State
+
+
+class Escrow:
+    def __init__(self, halves: HalfLog, rules: EscrowRules) -> None:
+        self.rules = rules
+        self.open = OpenHalves()
+        self.settled = SettledHalves()
+        self.cursors = Cursors()
+        self.due = DueTimes()
+        self.counts = Counts()
+        self.writers = Writers()
+        self.aliases: dict[int, int] = {}  # places of halves that were appended again
+        self._log = halves
+        self._remembered: OrderedDict[bytes, tuple[str, int, int]] = OrderedDict()
+
+    # --- park ------------------------------------------------------------------------------------
+
+    def refuse_if_full(self, group: str, size: int) -> None:
+        rules, total, load = self.rules, self.open.total, self.open.load_of(group)
+        for what, used, limit in (
+            ("open transactions", total.count + 1, rules.open_max),
+            ("bytes of open transactions", total.size + size, rules.open_bytes_max),
+            (f"open transactions of group {group}", load.count + 1, rules.group_open_max),
+            (f"bytes of group {group}", load.size + size, rules.group_open_bytes_max),
+        ):
+            if used > limit:
+                raise EscrowFull(f"{limit} {what} are the limit: decide some first")
+
+    def find_sent(self, group: str, key: bytes) -> tuple[int, int] | None:
+        """Where a half with this key was parked: the send is a repeated one. Queue, log offset."""
+        half = self.open.find_by_key(key)
+        if half is not None and half.group == group:
+            return half.queue_offset, half.log_offset
+        remembered = self._remembered.get(key)
+        if remembered is not None and remembered[0] == group:
+            return remembered[1:]
+        return None
+
+    def parked(
+        self,
+        facts: HalfFacts,
+        *,
+        queue_offset: int,
+        log_offset: int,
+        size: int,
+        parked_ms: int,
+        sender: Hashable | None = None,
+    ) -> Half:
+        """The half is in the log."""
+        name = self.open.name
+        half = Half(
+            queue_offset,
+            log_offset,
+            size,
+            name(facts.topic),
+            facts.queue_id,
+            name(facts.group),
+            facts.key,
+            parked_ms,
+            parked_ms + self._immunity_ms(facts),
+            sender,
+        )
+        self.settled.park(queue_offset)
+        self.open.add(half)
+        self.due.add(queue_offset, half.due_ms)
+        if facts.attempt is not None:
+            writer, batch, attempt, _ = half.attempt = facts.attempt
+            self.writers.attempts.add(writer, batch, attempt, queue_offset)
+        return half
+
+    # --- end -------------------------------------------------------------------------------------
+
+    def end(
+        self,
+        queue_offset: int,
+        log_offset: int,
+        group: str | None,
+        verdict: Verdict,
+        *,
+        by: str,
+        reason: str = "",
+        now_ms: int,
+    ) -> Change | Recorded:
+        """Decide a half, for the first time or again. `group` None: an operator's word.
+
+        Raises NoSuchTransaction, TransactionContradicted; CorruptRecord if it cannot be read.
+        """
+        wanted = STATE_OF[verdict]
+        half = self.find(queue_offset, log_offset)
+        if half is None:
+            return self.recorded(queue_offset, log_offset, wanted)
+        if group is not None and half.group != group:
+            raise NoSuchTransaction(
+                f"the half at {queue_offset} is of producer group {half.group}, not {group}"
+            )
+        return self.change(half, wanted, by=by, reason=reason, now_ms=now_ms)
+
+    def change(self, half: Half, state: State, *, by: str, reason: str = "", now_ms: int) -> Change:
+        """The records that settle it: final and op side by side, in this order."""
+        records = [op_of(half.queue_offset, state, by, reason, also=half.older, now_ms=now_ms)]
+        if state is State.COMMITTED:
+            record = self._log.record_at(half.log_offset)
+            records.insert(0, final_of(record, half.topic, half.queue_id))
+        half.is_deciding = True
+        return Change(half, state, records)
+
+    def find(self, queue_offset: int, log_offset: int) -> Half | None:
+        """The living half that these two numbers name; None if it is settled."""
+        half = self.open.find(self.aliases.get(queue_offset, queue_offset))
+        if half is None:
+            return None
+        if half.queue_offset == queue_offset:
+            own_offset: int | None = half.log_offset
+        else:
+            own_offset = self._log.entry_at(names.HALF_TOPIC, 0, queue_offset)
+        if own_offset is not None and own_offset != log_offset:
+            raise NoSuchTransaction(
+                f"the half at {queue_offset} has the log offset {own_offset}, not {log_offset}"
+            )
+        return half
+
+    def recorded(self, queue_offset: int, log_offset: int, wanted: State) -> Recorded:
+        """How a half ended that is not open any more, if that is how it was wanted."""
+        state = self.settled.state(queue_offset)
+        own_offset = self._log.entry_at(names.HALF_TOPIC, 0, queue_offset)
+        if state is None or own_offset is None:
+            raise NoSuchTransaction(f"no half was parked at {queue_offset}, or it is forgotten")
+        if own_offset != log_offset:
+            raise NoSuchTransaction(
+                f"the half at {queue_offset} has the log offset {own_offset}, not {log_offset}"
+            )
+        if state is not wanted:
+            self.counts.contradictions += 1
+            raise TransactionContradicted(
+                f"the transaction at {queue_offset} is {state.text}: it cannot be {wanted.text}",
+                state.text,
+            )
+        self.counts.repeats += 1
+        return Recorded(queue_offset, own_offset, state)
+
+    def settled_as(self, change: Change, op_offset: int) -> None:
+        """The records of a change are in the log, its op at this place of the op queue."""
+        half, state = change.half, change.state
+        half.is_deciding = False
+        self.settled.put(half.queue_offset, state)
+        self.cursors.op_written(op_offset, half.queue_offset)
+        if state is State.STRANDED:
+            half.is_stranded = True
+            self.counts.stranded += 1
+        else:
+            self._close(half, state)
+            if state is State.COMMITTED:
+                self.counts.committed += 1
+            else:
+                self.counts.rolled_back += 1
+
+    def reopen(self, change: Change) -> None:
+        """They are not: the half is as it was."""
+        change.half.is_deciding = False
+
+    def _close(self, half: Half, state: State) -> None:
+        self.open.remove(half)
+        for old in half.older:
+            self.settled.put(old, state)
+            self.aliases.pop(old, None)
+        self._leave_attempt(half)
+        if half.key:
+            self._remembered[half.key] = half.group, half.queue_offset, half.log_offset
+            if len(self._remembered) > REMEMBERED_MAX:
+                self._remembered.popitem(last=False)
+
+    def _leave_attempt(self, half: Half) -> None:
+        if half.attempt is not None:
+            writer, batch, attempt, _ = half.attempt
+            self.writers.attempts.remove(writer, batch, attempt, half.queue_offset)
+
+    # --- check -----------------------------------------------------------------------------------
+
+    def take_due(self, now_ms: int, count_max: int) -> list[Half]:
+        """The halves to ask about now. Each comes up again only when it is told when."""
+        found = []
+        for queue_offset in self.due.take(now_ms, count_max):
+            half = self.open.find(queue_offset)
+            if half is None or half.is_stranded or half.why:
+                continue
+            if half.due_ms > now_ms:
+                continue  # it was put off since; its new time is noted
+            if half.is_deciding:
+                self.put_off(half, now_ms + 1000)
+                continue
+            found.append(half)
+        return found
+
+    def is_spent(self, half: Half, now_ms: int) -> str:
+        """Why it is not to be asked about any more; "" if it is."""
+        if half.checks >= self.rules.checks_max:
+            return f"asked {half.checks} times without an answer"
+        if now_ms - half.parked_ms > self.rules.age_max_ms:
+            return f"open for more than {self.rules.age_max_ms // 3_600_000} hours"
+        return ""
+
+    def read(self, half: Half) -> StoredRecord | None:
+        """The message; None, and reported, if the log cannot give it: nobody waits behind it."""
+        try:
+            return self._log.record_at(half.log_offset)
+        except (CorruptRecord, NoSuchRecord) as error:
+            half.why = f"unreadable: {error}"
+            self.counts.unreadable += 1
+            log.error("half unreadable queue_offset=%d: %s", half.queue_offset, error)
+            return None
+
+    def asked(self, half: Half, now_ms: int) -> None:
+        """A question about it is on its way: only such count."""
+        half.checks += 1
+        self.put_off(half, now_ms + self.interval_ms(half))
+
+    def put_off(self, half: Half, due_ms: int) -> None:
+        half.due_ms = due_ms
+        self.due.add(half.queue_offset, due_ms)
+
+    def strand(self, half: Half, why: str, record: StoredRecord, *, now_ms: int) -> Change:
+        half.is_deciding = True
+        half.why = why
+        records = [
+            stranded_of(record, why),
+            op_of(half.queue_offset, State.STRANDED, "broker", why, now_ms=now_ms),
+        ]
+        return Change(half, State.STRANDED, records)
+
+    # --- appended again --------------------------------------------------------------------------
+
+    def renew(self, half: Half, record: StoredRecord, *, now_ms: int) -> list[NewRecord]:
+        """The half once more, and that its old place is done with: because its log file is to go,
+        or because an operator wants a stranded one asked about again."""
+        half.is_deciding = True
+        moved = op_of(half.queue_offset, State.OPEN, "broker", "appended again", now_ms=now_ms)
+        return [copy_of(record, half.queue_offset), moved]
+
+    def renewed(
+        self, half: Half, queue_offset: int, log_offset: int, op_offset: int, *, now_ms: int
+    ) -> None:
+        """It lives at the new place; the old one still leads to it."""
+        old = half.queue_offset
+        self.open.remove(half)
+        self._leave_attempt(half)
+        half.older += (old,)
+        for place in half.older:
+            self.aliases[place] = queue_offset
+        self.settled.park(queue_offset)
+        self.settled.put(old, State.STRANDED)  # not open, and not decided: its copy is
+        self.cursors.op_written(op_offset, old)
+        half.queue_offset, half.log_offset = queue_offset, log_offset
+        half.is_deciding = False
+        if half.is_stranded:
+            half.is_stranded, half.why, half.checks = False, "", 0
+            half.parked_ms = half.due_ms = now_ms
+        self.open.add(half)
+        self.due.add(queue_offset, half.due_ms)
+        if half.attempt is not None:
+            writer, batch, attempt, _ = half.attempt
+            self.writers.attempts.add(writer, batch, attempt, queue_offset)
+
+    def needed_below(self, log_offset: int) -> list[Half]:
+        """Halves that would go with the log below this place."""
+        return [half for half in self.open if half.log_offset < log_offset]
+
+    def forget_below(self, min_queue_offset: int) -> None:
+        """The half queue begins here now."""
+        self.settled.forget_below(min_queue_offset)
+
+    def advance_cursors(self) -> None:
+        self.cursors.advance(self.settled.first_open(self.cursors.half))
+
+    # --- by configuration ------------------------------------------------------------------------
+
+    def _immunity_ms(self, facts: HalfFacts) -> int:
+        if facts.immunity_ms is not None:
+            return facts.immunity_ms
+        return self._override(self.rules.immunities_ms, facts.topic, facts.group) or (
+            self.rules.immunity_ms
+        )
+
+    def interval_ms(self, half: Half) -> int:
+        rules = self.rules
+        interval = self._override(rules.intervals_ms, half.topic, half.group) or rules.interval_ms
+        if rules.backoff > 1 and half.checks > 1:
+            grown = interval * rules.backoff ** min(half.checks - 1, 64)
+            interval = max(interval, int(min(grown, rules.backoff_max_ms)))
+        return interval
+
+    @staticmethod
+    def _override(table: dict[str, int], *keys: str) -> int | None:
+        for key in keys:
+            if key in table:
+                return table[key]
+        return None

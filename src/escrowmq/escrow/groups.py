@@ -1,0 +1,107 @@
+"""One decision over many halves: all of them, or none.
+
+The decision is a record of its own and goes to the log first; finals and ops follow, in the same
+append, or in several if they are many. Once the decision is there everything else follows from it:
+a start after a crash appends whatever is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from escrowmq.errors import CorruptRecord, NoSuchRecord, NoSuchTransaction, TransactionContradicted
+from escrowmq.escrow.escrow import Change, Escrow
+from escrowmq.escrow.halves import Half
+from escrowmq.escrow.verdict import STATE_OF, State, Verdict
+from escrowmq.escrow.writers import Decision
+
+PIECE_BYTES: Final = 4 << 20
+HALVES_MAX: Final = 1_000_000
+
+
+def decide_many(
+    escrow: Escrow,
+    places: Sequence[tuple[int, int]],
+    group: str,
+    verdict: Verdict,
+    *,
+    by: str,
+) -> Decision | None:
+    """The decision over these halves, by queue offset and log offset; None if all are decided so.
+
+    Raises NoSuchTransaction or TransactionContradicted, and then nothing has changed.
+    """
+    wanted = STATE_OF[verdict]
+    open_halves: list[int] = []
+    for queue_offset, log_offset in dict.fromkeys(places):
+        half = escrow.find(queue_offset, log_offset)
+        if half is None:
+            escrow.recorded(queue_offset, log_offset, wanted)
+        elif half.group != group:
+            raise NoSuchTransaction(
+                f"the half at {queue_offset} is of producer group {half.group}, not {group}"
+            )
+        elif half.is_deciding:
+            raise TransactionContradicted(
+                f"the half at {queue_offset} is being decided by somebody else", State.OPEN.text
+            )
+        else:
+            open_halves.append(half.queue_offset)
+    if not open_halves:
+        return None
+    if wanted is State.COMMITTED:
+        return Decision(commits=open_halves, by=by)
+    return Decision(rolls_back=open_halves, by=by)
+
+
+def mark_deciding(escrow: Escrow, decision: Decision) -> None:
+    for half in _halves(escrow, decision):
+        half.is_deciding = True
+
+
+def unmark_deciding(escrow: Escrow, decision: Decision) -> None:
+    for half in _halves(escrow, decision):
+        half.is_deciding = False
+
+
+def refuse_unreadable(escrow: Escrow, decision: Decision) -> None:
+    """All or nothing: one that cannot be delivered refuses the rest too, before it is too late."""
+    for queue_offset in decision.commits:
+        half = escrow.open.find(queue_offset)
+        if half is not None and escrow.read(half) is None:
+            raise NoSuchTransaction(f"the half at {queue_offset} cannot be read: {half.why}")
+
+
+def pieces(
+    escrow: Escrow, decision: Decision, *, now_ms: int, piece_bytes: int = PIECE_BYTES
+) -> Iterator[list[Change]]:
+    """What follows from a decision and is not done yet, in portions of bounded size."""
+    piece: list[Change] = []
+    size = 0
+    for state, offsets in (
+        (State.COMMITTED, decision.commits),
+        (State.ROLLED_BACK, decision.rolls_back),
+    ):
+        for queue_offset in offsets:
+            half = escrow.open.find(escrow.aliases.get(queue_offset, queue_offset))
+            if half is None:
+                continue
+            try:
+                piece.append(escrow.change(half, state, by=decision.by, now_ms=now_ms))
+            except (CorruptRecord, NoSuchRecord):
+                escrow.read(half)  # reported; the others are delivered
+                continue
+            size += half.size
+            if size >= piece_bytes:
+                yield piece
+                piece, size = [], 0
+    if piece:
+        yield piece
+
+
+def _halves(escrow: Escrow, decision: Decision) -> Iterator[Half]:
+    for queue_offset in (*decision.commits, *decision.rolls_back):
+        half = escrow.open.find(queue_offset)
+        if half is not None:
+            yield half

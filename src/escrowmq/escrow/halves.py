@@ -1,0 +1,109 @@
+"""The open halves: what is needed to decide, to ask and to list each, and no more.
+
+There may be a million of them, so an entry is small: the message itself stays in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+
+class Attempt(NamedTuple):
+    """Whose batch a half belongs to: his decision settles it, and nobody is asked."""
+
+    writer: str
+    batch: int
+    name: str
+    fence: int
+
+
+class Half(msgspec.Struct, gc=False):
+    """One that is not settled: open, or stranded."""
+
+    queue_offset: int
+    log_offset: int
+    size: int
+    topic: str
+    queue_id: int
+    group: str
+    key: bytes
+    parked_ms: int
+    due_ms: int
+    sender: Hashable | None = None  # the line that it came by
+    checks: int = 0  # that were handed to a socket
+    is_stranded: bool = False
+    is_deciding: bool = False  # its records are in this turn's batch
+    why: str = ""  # why it is stranded, or cannot be asked about
+    older: tuple[int, ...] = ()  # places it had before it was appended again
+    attempt: Attempt | None = None
+
+
+@dataclass(slots=True)
+class Load:
+    count: int = 0
+    size: int = 0
+
+
+class OpenHalves:
+    """By place, by unique key, and how many each group has."""
+
+    def __init__(self) -> None:
+        self._by_offset: dict[int, Half] = {}
+        self._by_key: dict[bytes, int] = {}
+        self._names: dict[str, str] = {}  # topics and groups, once each
+        self._loads: dict[str, Load] = {}
+        self.total = Load()
+
+    def __len__(self) -> int:
+        return len(self._by_offset)
+
+    def __iter__(self) -> Iterator[Half]:
+        return iter(self._by_offset.values())
+
+    def name(self, text: str) -> str:
+        """The one object for this name: a million halves share it."""
+        return self._names.setdefault(text, text)
+
+    def add(self, half: Half) -> None:
+        self._by_offset[half.queue_offset] = half
+        self.add_key(half)
+        self._account(half, 1)
+
+    def add_key(self, half: Half) -> None:
+        """It is the one that its key leads to."""
+        if half.key:
+            self._by_key[half.key] = half.queue_offset
+
+    def remove(self, half: Half) -> None:
+        del self._by_offset[half.queue_offset]
+        if self._by_key.get(half.key) == half.queue_offset:
+            del self._by_key[half.key]
+        self._account(half, -1)
+
+    def find(self, queue_offset: int) -> Half | None:
+        return self._by_offset.get(queue_offset)
+
+    def find_by_key(self, key: bytes) -> Half | None:
+        offset = self._by_key.get(key)
+        return None if offset is None else self._by_offset.get(offset)
+
+    def first(self) -> Half | None:
+        """The one that has been in the log for longest."""
+        return next(iter(self._by_offset.values()), None)
+
+    def load_of(self, group: str) -> Load:
+        return self._loads.get(group) or Load()
+
+    def _account(self, half: Half, sign: int) -> None:
+        load = self._loads.get(half.group)
+        if load is None:
+            load = self._loads[self.name(half.group)] = Load()
+        for one in (load, self.total):
+            one.count += sign
+            one.size += sign * half.size
+        if not load.count:
+            del self._loads[half.group]

@@ -1,0 +1,325 @@
+"""The escrow again, from the log: after a stop, after a crash, after RocketMQ had the directory.
+
+    halves   all of them are open
+    ops      those are not; ours say how they ended
+    finals   one whose op a crash cut off lies at the very end of the log: its half is committed
+    steps    how often each was asked about
+
+Where RocketMQ was before us an op may be missing for other reasons, and a half may have older
+copies; a half is then looked for among the delivered messages before anybody is asked about it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from escrowmq.errors import CorruptRecord, NoSuchRecord
+from escrowmq.escrow.escrow import Escrow, HalfLog
+from escrowmq.escrow.halves import Half
+from escrowmq.escrow.settled import SettledHalves
+from escrowmq.escrow.shapes import (
+    HalfFacts,
+    decode_op,
+    decode_step,
+    facts_of,
+    op_of,
+)
+from escrowmq.escrow.snapshot import Snapshot
+from escrowmq.escrow.verdict import State
+from escrowmq.escrow.writers import Decision, Writers, decode_decision
+from escrowmq.message import names
+from escrowmq.message.record import NewRecord, StoredRecord
+from escrowmq.message.sysflag import TRANSACTION_COMMIT, transaction_type
+
+log = logging.getLogger(__name__)
+
+
+class RecoveredLog(HalfLog, Protocol):
+    def min_offset(self, topic: str, queue_id: int) -> int: ...
+    def max_offset(self, topic: str, queue_id: int) -> int: ...
+    def find_by_key(self, topic: str, key: str, *, count_max: int = 32) -> list[StoredRecord]: ...
+
+    @property
+    def last_record(self) -> int: ...
+
+
+@dataclass(slots=True)
+class Recovered:
+    halves: int = 0
+    ops: int = 0
+    open: int = 0
+    records: list[NewRecord] = field(default_factory=list)  # what the crash cut off
+    decisions: list[Decision] = field(default_factory=list)  # that may not be carried out yet
+
+
+def recover_escrow(
+    escrow: Escrow,
+    store: RecoveredLog,
+    snapshot: Snapshot | None,
+    cursor: int | None,
+    *,
+    now_ms: int,
+) -> Recovered:
+    """Fill an empty escrow. The records it returns are to be appended before anybody is served.
+
+    `cursor`: the first half that RocketMQ would look at, if it has been here; it never stands
+    behind a half that is open.
+    """
+    found = Recovered()
+    first = store.min_offset(names.HALF_TOPIC, 0)
+    ops_from, steps_from = (
+        store.min_offset(names.OP_TOPIC, 0),
+        store.min_offset(names.JOURNAL_TOPIC, 0),
+    )
+    asked: dict[int, tuple[int, int]] = {}
+    if snapshot is None:
+        escrow.settled = SettledHalves(first, first)
+    else:
+        escrow.settled = SettledHalves(snapshot.base, snapshot.halves_read, snapshot.bits)
+        escrow.settled.forget_below(first)
+        escrow.aliases = dict(snapshot.aliases)
+        escrow.writers = Writers.load(snapshot.writers)
+        ops_from = max(ops_from, snapshot.op_cursor)  # those it has read already, for the cursor
+        steps_from = max(steps_from, snapshot.steps_read)
+        asked = dict(snapshot.checks)
+    escrow.settled.park(store.max_offset(names.HALF_TOPIC, 0) - 1)
+    escrow.cursors.half = max(first, snapshot.half_cursor if snapshot else 0)
+    _read_ops(escrow, store, ops_from, found)
+    asked |= _steps(store, steps_from)
+    passed = _pass_over(escrow, first, cursor)
+    _read_open_halves(escrow, store, first, asked, found, now_ms)
+    _lead_to_living(escrow, store, passed)
+    _complete_last_final(escrow, store, found, now_ms)
+    if snapshot is None:
+        _complete_delivered(escrow, store, found, now_ms)
+    _read_decisions(escrow, store, 0 if snapshot is None else snapshot.decisions_read, found)
+    escrow.advance_cursors()
+    found.open = len(escrow.open)
+    return found
+
+
+def _read_decisions(escrow: Escrow, store: RecoveredLog, begin: int, found: Recovered) -> None:
+    first = max(begin, store.min_offset(names.DECISION_TOPIC, 0))
+    for _, record in _records(store, names.DECISION_TOPIC, first):
+        try:
+            decision = decode_decision(record)
+        except CorruptRecord as error:
+            log.error("decision unreadable: %s", error)
+            continue
+        escrow.writers.note(decision, record.log_offset)
+        halves = (*decision.commits, *decision.rolls_back)
+        if any(escrow.open.find(escrow.aliases.get(half, half)) for half in halves):
+            found.decisions.append(decision)
+
+
+def _pass_over(escrow: Escrow, first: int, cursor: int | None) -> list[int]:
+    """What RocketMQ has passed is over, though nothing says how: it kept no memory of that."""
+    passed = []
+    for queue_offset in range(first, min(cursor or 0, escrow.settled.next)):
+        if escrow.settled.state(queue_offset) is State.OPEN:
+            escrow.settled.put(queue_offset, State.ROLLED_BACK)
+            passed.append(queue_offset)
+    return passed
+
+
+def _lead_to_living(escrow: Escrow, store: RecoveredLog, passed: list[int]) -> None:
+    """It appends a half anew for every check: a late end may name any of the older copies."""
+    for queue_offset in passed:
+        log_offset = store.entry_at(names.HALF_TOPIC, 0, queue_offset)
+        if log_offset is None:
+            continue
+        try:
+            facts = facts_of(store.record_at(log_offset))
+        except (NoSuchRecord, CorruptRecord):
+            continue
+        living = escrow.open.find_by_key(facts.key) if facts is not None else None
+        if living is not None:
+            escrow.settled.put(queue_offset, State.STRANDED)
+            escrow.aliases[queue_offset] = living.queue_offset
+            living.older += (queue_offset,)
+
+
+def _records(store: RecoveredLog, topic: str, begin: int) -> Iterator[tuple[int, StoredRecord]]:
+    for queue_offset in range(begin, store.max_offset(topic, 0)):
+        log_offset = store.entry_at(topic, 0, queue_offset)
+        if log_offset is None:
+            continue
+        try:
+            yield queue_offset, store.record_at(log_offset)
+        except (NoSuchRecord, CorruptRecord) as error:
+            log.error("unreadable topic=%s queue_offset=%d: %s", topic, queue_offset, error)
+
+
+def _read_ops(escrow: Escrow, store: RecoveredLog, begin: int, found: Recovered) -> None:
+    escrow.cursors.op = begin
+    for queue_offset, record in _records(store, names.OP_TOPIC, begin):
+        op = decode_op(record)
+        found.ops += 1
+        if op is None:
+            escrow.cursors.op_written(queue_offset, -1)
+            continue
+        escrow.cursors.op_written(queue_offset, max(op.halves))
+        for half in op.halves:
+            known = escrow.settled.state(half)
+            if known is None or known.is_settled:
+                continue  # below the log; or RocketMQ wrote it twice: the first decision stands
+            state = _outcome(store, half) if op.state is None else op.state
+            # Moved: not open and not decided here; its copy says more.
+            escrow.settled.put(half, State.STRANDED if state is State.OPEN else state)
+            for old in op.also:
+                escrow.settled.put(old, state)
+
+
+def _outcome(store: RecoveredLog, queue_offset: int) -> State:
+    """How a half ended of which RocketMQ only says that it did: was it delivered?"""
+    log_offset = store.entry_at(names.HALF_TOPIC, 0, queue_offset)
+    if log_offset is None:
+        return State.ROLLED_BACK
+    try:
+        facts = facts_of(store.record_at(log_offset))
+    except (NoSuchRecord, CorruptRecord):
+        return State.ROLLED_BACK
+    is_there = facts is not None and _final(store, facts.topic, facts.key, log_offset) is not None
+    return State.COMMITTED if is_there else State.ROLLED_BACK
+
+
+def _final(store: RecoveredLog, topic: str, key: bytes, half_log_offset: int) -> object | None:
+    for record in store.find_by_key(topic, key.decode("utf-8", "replace")) if key else ():
+        if record.prepared_offset == half_log_offset:
+            return record
+    return None
+
+
+def _steps(store: RecoveredLog, begin: int) -> dict[int, tuple[int, int]]:
+    """By half: how often it was asked about, and when last."""
+    found: dict[int, tuple[int, int]] = {}
+    for _, record in _records(store, names.JOURNAL_TOPIC, begin):
+        try:
+            step = decode_step(record)
+        except CorruptRecord:
+            continue
+        if step.what == "asked":
+            found[step.half] = step.number, step.at_ms
+    return found
+
+
+def _read_open_halves(
+    escrow: Escrow,
+    store: RecoveredLog,
+    first: int,
+    asked: dict[int, tuple[int, int]],
+    found: Recovered,
+    now_ms: int,
+) -> None:
+    for queue_offset in range(first, escrow.settled.next):
+        state = escrow.settled.state(queue_offset)
+        if state is not State.OPEN and state is not State.STRANDED:
+            continue
+        log_offset = store.entry_at(names.HALF_TOPIC, 0, queue_offset)
+        if log_offset is None:
+            continue
+        found.halves += 1
+        try:
+            record = store.record_at(log_offset)
+        except (NoSuchRecord, CorruptRecord) as error:
+            log.error("half unreadable queue_offset=%d: %s", queue_offset, error)
+            escrow.counts.unreadable += 1
+            continue
+        facts = facts_of(record)
+        if facts is None:
+            continue
+        older: tuple[int, ...] = ()
+        before = escrow.open.find_by_key(facts.key)
+        if before is not None and before.group == facts.group:
+            # Appended again, by us or by RocketMQ: the newest is the one that lives.
+            if escrow.settled.state(before.queue_offset) is State.OPEN:
+                moved = op_of(before.queue_offset, State.OPEN, "broker", now_ms=now_ms)
+                found.records.append(moved)
+            older = _replace(escrow, before, queue_offset)
+        half = _enter(escrow, record, facts, state, asked.get(queue_offset))
+        half.older = older
+
+
+def _enter(
+    escrow: Escrow,
+    record: StoredRecord,
+    facts: HalfFacts,
+    state: State,
+    asked: tuple[int, int] | None,
+) -> Half:
+    half = escrow.parked(
+        facts,
+        queue_offset=record.queue_offset,
+        log_offset=record.log_offset,
+        size=record.size,
+        parked_ms=record.stored_ms,
+    )
+    if state is State.STRANDED:
+        half.is_stranded, half.why = True, "stranded before this start"
+    elif asked is not None:
+        half.checks = asked[0] - 1
+        escrow.asked(half, asked[1])
+    return half
+
+
+def _replace(escrow: Escrow, before: Half, new: int) -> tuple[int, ...]:
+    escrow.open.remove(before)
+    escrow.settled.put(before.queue_offset, State.STRANDED)
+    older = (*before.older, before.queue_offset)
+    for place in older:
+        escrow.aliases[place] = new
+    return older
+
+
+def _complete_last_final(
+    escrow: Escrow, store: RecoveredLog, found: Recovered, now_ms: int
+) -> None:
+    """Final and op are one append, in this order: only the last record of all can lack its op."""
+    if store.last_record < 0:
+        return
+    try:
+        last = store.record_at(store.last_record)
+    except (NoSuchRecord, CorruptRecord):
+        return
+    if transaction_type(last.sys_flag) == TRANSACTION_COMMIT:
+        _complete(escrow, store, last.prepared_offset, found, now_ms)
+    elif last.topic == names.STRANDED_TOPIC:
+        _complete_stranded(escrow, last, found, now_ms)
+
+
+def _complete(
+    escrow: Escrow, store: RecoveredLog, half_log_offset: int, found: Recovered, now_ms: int
+) -> None:
+    try:
+        record = store.record_at(half_log_offset)
+    except (NoSuchRecord, CorruptRecord):
+        return
+    half = escrow.open.find(record.queue_offset) if record.topic == names.HALF_TOPIC else None
+    if half is None or half.log_offset != half_log_offset:
+        return
+    found.records.append(
+        op_of(half.queue_offset, State.COMMITTED, "broker", "its final was there", now_ms=now_ms)
+    )
+    escrow.settled.put(half.queue_offset, State.COMMITTED)
+    escrow.open.remove(half)
+
+
+def _complete_stranded(escrow: Escrow, last: StoredRecord, found: Recovered, now_ms: int) -> None:
+    facts = facts_of(last)
+    half = escrow.open.find_by_key(facts.key) if facts is not None else None
+    if half is not None and not half.is_stranded:
+        half.is_stranded, half.why = True, "stranded before this start"
+        escrow.settled.put(half.queue_offset, State.STRANDED)
+        found.records.append(
+            op_of(half.queue_offset, State.STRANDED, "broker", half.why, now_ms=now_ms)
+        )
+
+
+def _complete_delivered(escrow: Escrow, store: RecoveredLog, found: Recovered, now_ms: int) -> None:
+    """Without our memory: what was delivered is not asked about, whoever forgot the op."""
+    for half in list(escrow.open):
+        if _final(store, half.topic, half.key, half.log_offset) is not None:
+            _complete(escrow, store, half.log_offset, found, now_ms)

@@ -1,0 +1,293 @@
+"""The records of a transaction, as RocketMQ lays them out, and what we add to them.
+
+    half      half topic, queue 0    the message; REAL_TOPIC and REAL_QID say where it wants to go
+    final     its own topic, queue   the message again, marked committed; names its half
+    op        op topic, queue 0      body: the half's queue offset; ours also says how it ended
+    stranded  stranded topic         the message again, for whoever looks there
+    journal   a topic of ours        one step of a check: to whom, which one it was
+
+A half's properties end with those that its final does not have, so that most of the time the final
+is the half with its tail cut off.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from escrowmq.errors import CorruptRecord
+from escrowmq.escrow.halves import Attempt
+from escrowmq.escrow.verdict import State
+from escrowmq.escrow.writers import ATTEMPT, BATCH, FENCE, WRITER
+from escrowmq.message import names
+from escrowmq.message.properties import change_properties, decode_properties, find_property
+from escrowmq.message.record import NewRecord, StoredRecord, encode_record
+from escrowmq.message.sysflag import (
+    TRANSACTION_COMMIT,
+    TRANSACTION_NONE,
+    with_transaction_type,
+)
+
+TRANSACTION_ID: Final = "__transactionId__"
+IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
+PREPARED_QUEUE_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
+COPY_OF: Final = "ESCROW_COPY_OF"  # a half that was appended again: where it was before
+OUTCOME: Final = "ESCROW_OUTCOME"
+DECIDED_BY: Final = "ESCROW_BY"
+REASON: Final = "ESCROW_REASON"
+ALSO: Final = "ESCROW_ALSO"
+
+CURSOR_GROUP: Final = "CID_RMQ_SYS_TRANS"
+
+# Of a half, not of its final. Delays stay: they count from the commit.
+_HALF_ONLY: Final = (
+    names.TRANSACTIONAL,
+    names.REAL_TOPIC,
+    names.REAL_QUEUE_ID,
+    CHECK_TIMES,
+    PREPARED_QUEUE_OFFSET,
+    COPY_OF,
+    WRITER,
+    BATCH,
+    ATTEMPT,
+    FENCE,
+)
+_NOT_FROM_OUTSIDE: Final = _HALF_ONLY[:-4]
+_TAIL: Final = b"TRAN_MSG\x01true\x02REAL_TOPIC\x01"
+_OUTCOMES: Final = {
+    State.COMMITTED: "c",
+    State.ROLLED_BACK: "r",
+    State.STRANDED: "s",
+    State.OPEN: "m",  # moved: a copy of it has taken its place
+}
+_STATES_OF: Final = {letter: state for state, letter in _OUTCOMES.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HalfFacts:
+    """What a parked half says of itself."""
+
+    topic: str
+    queue_id: int
+    group: str
+    key: bytes
+    immunity_ms: int | None = None
+    attempt: Attempt | None = None
+
+
+def half_of(record: NewRecord) -> NewRecord:
+    """The message as it is parked. What it said of other places than its own is forgotten."""
+    before, _, after = (b"\x02" + record.properties).partition(b"\x02TRAN_MSG\x01true\x02")
+    kept = before[1:] + b"\x02" + after if before else after
+    if b"TRAN_MSG\x01" in kept or b"REAL_" in kept or b"ESCROW_COPY" in kept:
+        kept = change_properties(record.properties, drop=_NOT_FROM_OUTSIDE)
+    key = find_property(kept, b"UNIQ_KEY") or b""
+    if b"__transactionId__\x01" not in kept:
+        kept += b"__transactionId__\x01%b\x02" % key
+    tail = b"%b%b\x02REAL_QID\x01%d\x02" % (_TAIL, record.topic.encode(), record.queue_id)
+    return NewRecord(
+        names.HALF_TOPIC,
+        0,
+        record.body,
+        kept + tail,
+        record.flag,
+        with_transaction_type(record.sys_flag, TRANSACTION_NONE),
+        record.born_ms,
+        record.born_host,
+        record.reconsume_times,
+    )
+
+
+def final_of(half: StoredRecord, topic: str, queue_id: int) -> NewRecord:
+    """The message as its consumers will see it; it names the half that it came from."""
+    kept, found, tail = half.properties.rpartition(_TAIL)
+    if not found or tail.count(b"\x02") != 2 or b"ESCROW_" in kept:
+        # Written by somebody else, appended again, or part of a batch.
+        kept = change_properties(half.properties, drop=_HALF_ONLY)
+    return NewRecord(
+        topic,
+        queue_id,
+        half.body,  # type: ignore[arg-type]  # a view: it is appended before this turn ends
+        kept,
+        half.flag,
+        with_transaction_type(half.sys_flag, TRANSACTION_COMMIT),
+        half.born_ms,
+        half.born_host,
+        half.reconsume_times,
+        half.log_offset,
+    )
+
+
+def copy_of(half: StoredRecord, queue_offset: int) -> NewRecord:
+    """The half once more, for another place in the log."""
+    properties = change_properties(
+        half.properties,
+        drop=(CHECK_TIMES, PREPARED_QUEUE_OFFSET),
+        put={COPY_OF: str(queue_offset)},
+    )
+    return _again(half, names.HALF_TOPIC, properties)
+
+
+def stranded_of(half: StoredRecord, why: str) -> NewRecord:
+    return _again(half, names.STRANDED_TOPIC, change_properties(half.properties, put={REASON: why}))
+
+
+def _again(half: StoredRecord, topic: str, properties: bytes) -> NewRecord:
+    return NewRecord(
+        topic,
+        0,
+        half.body,  # type: ignore[arg-type]  # a view: it is appended before this turn ends
+        properties,
+        half.flag,
+        half.sys_flag,
+        half.born_ms,
+        half.born_host,
+        half.reconsume_times,
+    )
+
+
+def facts_of(half: StoredRecord) -> HalfFacts | None:
+    """None: it is no half that could be delivered."""
+    properties = decode_properties(half.properties)
+    topic, queue_id = properties.get(names.REAL_TOPIC), properties.get(names.REAL_QUEUE_ID, "0")
+    if not topic or not queue_id.isdecimal():
+        return None
+    return HalfFacts(
+        topic=topic,
+        queue_id=int(queue_id),
+        group=properties.get(names.PRODUCER_GROUP, ""),
+        key=properties.get(names.UNIQUE_KEY, "").encode(),
+        immunity_ms=immunity_ms(properties.get(IMMUNITY)),
+        attempt=attempt_of(properties),
+    )
+
+
+def attempt_of(properties: Mapping[str, str]) -> Attempt | None:
+    writer, batch = properties.get(WRITER), properties.get(BATCH, "")
+    if not writer or not batch.isdecimal():
+        return None
+    fence = properties.get(FENCE, "")
+    number = int(fence) if fence.isdecimal() else 0
+    return Attempt(writer, int(batch), properties.get(ATTEMPT, ""), number)
+
+
+def immunity_ms(text: str | None) -> int | None:
+    """As text, and as odd as it may come; None leaves it to the broker's own time."""
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        return None
+    return int(seconds * 1000) if 0 < seconds < 10**9 else None
+
+
+# --- ops -----------------------------------------------------------------------------------------
+
+
+def op_of(
+    queue_offset: int,
+    state: State,
+    by: str,
+    reason: str = "",
+    *,
+    also: Sequence[int] = (),
+    now_ms: int,
+) -> NewRecord:
+    """That a half is settled, and older copies of it. RocketMQ reads tag and body; the rest is our
+    memory of it."""
+    text = f"TAGS\x01d\x02{OUTCOME}\x01{_OUTCOMES[state]}\x02{DECIDED_BY}\x01{by}\x02"
+    if state is not State.COMMITTED:  # a final is found by its own key, and its op lies behind it
+        text += f"KEYS\x01{queue_offset}\x02"
+    if also:
+        text += f"{ALSO}\x01{','.join(map(str, also))}\x02"
+    if reason:
+        text += f"{REASON}\x01{_printable(reason)}\x02"
+    return NewRecord(names.OP_TOPIC, 0, b"%d" % queue_offset, text.encode(), born_ms=now_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    halves: list[int]
+    also: list[int]  # older copies of the same half
+    state: State | None  # None: RocketMQ's, which does not say
+    by: str
+    reason: str
+
+
+def decode_op(record: StoredRecord) -> Op | None:
+    """One number, or several with commas as RocketMQ 5 writes them; None if it is neither."""
+    properties = decode_properties(record.properties)
+    parts = bytes(record.body).split(b",")
+    if properties.get(names.TAGS) != "d" or not any(parts):
+        return None
+    if not all(part.isdigit() and len(part) < 19 for part in parts if part):
+        return None
+    return Op(
+        [int(part) for part in parts if part],
+        [int(part) for part in properties.get(ALSO, "").split(",") if part.isdecimal()],
+        _STATES_OF.get(properties.get(OUTCOME, "")),
+        properties.get(DECIDED_BY, ""),
+        properties.get(REASON, ""),
+    )
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)[:500]
+
+
+# --- checks --------------------------------------------------------------------------------------
+
+
+def check_body(half: StoredRecord, topic: str, queue_id: int, checks: int) -> bytes:
+    """The message as its producer is asked about it: where it wants to go, and not where it is."""
+    properties = half.properties + f"{CHECK_TIMES}\x01{checks}\x02".encode()
+    record = NewRecord(
+        topic,
+        queue_id,
+        half.body,  # type: ignore[arg-type]
+        properties,
+        half.flag,
+        half.sys_flag,
+        half.born_ms,
+        half.born_host,
+        half.reconsume_times,
+    )
+    return encode_record(
+        record, half.queue_offset, half.log_offset, half.stored_ms, half.store_host
+    )
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One line of the journal."""
+
+    half: int
+    what: str  # asked, unknown
+    number: int  # of the check
+    peer: str
+    at_ms: int = 0
+
+
+_JOURNAL = struct.Struct(">qBH")
+_STEPS: Final = ("asked", "unknown")
+
+
+def journal_of(step: Step, *, now_ms: int) -> NewRecord:
+    body = _JOURNAL.pack(step.half, _STEPS.index(step.what), step.number) + step.peer.encode()
+    return NewRecord(
+        names.JOURNAL_TOPIC, 0, body, f"KEYS\x01{step.half}\x02".encode(), born_ms=now_ms
+    )
+
+
+def decode_step(record: StoredRecord) -> Step:
+    try:
+        half, what, number = _JOURNAL.unpack_from(record.body)
+        peer = bytes(record.body[_JOURNAL.size :]).decode()
+        return Step(half, _STEPS[what], number, peer, record.stored_ms)
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
+        raise CorruptRecord(record.log_offset, f"no line of a journal: {error}") from error

@@ -1,0 +1,197 @@
+"""Writers: each decides its batches one after the other, every batch once.
+
+A writer sends the halves of a batch in attempts, of which several may be under way (a task that is
+repeated, a driver that was thought dead). The decision on a batch names the attempts that won; all
+others of it are rolled back. The first decision on a batch stands, and is told to whoever asks
+again. Registering raises the writer's fence: whoever registered before can decide nothing any more.
+
+Only the last decision of a writer is kept: a batch that is past can be neither decided nor asked
+for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from escrowmq.errors import CorruptRecord, TransactionContradicted, WriterFenced
+from escrowmq.message import names
+from escrowmq.message.record import NewRecord, StoredRecord
+
+WRITER: Final = "ESCROW_WRITER"
+BATCH: Final = "ESCROW_BATCH"
+ATTEMPT: Final = "ESCROW_ATTEMPT"
+FENCE: Final = "ESCROW_FENCE"
+
+
+class Winner(msgspec.Struct, frozen=True):
+    attempt: str
+    count: int  # of its halves
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a group of halves; with a writer, of a batch of his. Alone in the log, it decides."""
+
+    commits: list[int] = []
+    rolls_back: list[int] = []
+    by: str = ""
+    writer: str = ""
+    fence: int = 0
+    batch: int = -1
+    winners: list[Winner] = []
+    fingerprint: str = ""
+
+
+class Writer(msgspec.Struct):
+    name: str
+    fence: int = 0
+    batch: int = -1
+    winners: list[Winner] = []
+    fingerprint: str = ""
+    log_offset: int = 0  # of the record that says so
+
+
+def decision_record(decision: Decision, *, now_ms: int) -> NewRecord:
+    return NewRecord(
+        names.DECISION_TOPIC, 0, msgspec.msgpack.encode(decision), b"TAGS\x01d\x02", born_ms=now_ms
+    )
+
+
+def decode_decision(record: StoredRecord) -> Decision:
+    try:
+        return msgspec.msgpack.decode(bytes(record.body), type=Decision)
+    except msgspec.MsgspecError as error:
+        raise CorruptRecord(record.log_offset, f"no decision: {error}") from error
+
+
+class Attempts:
+    """Which open halves belong to which attempt."""
+
+    def __init__(self) -> None:
+        self._halves: dict[tuple[str, int], dict[str, set[int]]] = {}
+
+    def add(self, writer: str, batch: int, attempt: str, queue_offset: int) -> None:
+        batches = self._halves.setdefault((writer, batch), {})
+        batches.setdefault(attempt, set()).add(queue_offset)
+
+    def remove(self, writer: str, batch: int, attempt: str, queue_offset: int) -> None:
+        attempts = self._halves.get((writer, batch), {})
+        halves = attempts.get(attempt, set())
+        halves.discard(queue_offset)
+        if not halves:
+            attempts.pop(attempt, None)
+        if not attempts:
+            self._halves.pop((writer, batch), None)
+
+    def of(self, writer: str, batch: int, attempt: str) -> set[int]:
+        return self._halves.get((writer, batch), {}).get(attempt, set())
+
+    def up_to(self, writer: str, batch: int) -> Iterator[tuple[str, set[int]]]:
+        """Every attempt at this batch or an earlier one."""
+        for (name, number), attempts in self._halves.items():
+            if name == writer and number <= batch:
+                yield from attempts.items()
+
+
+class Writers:
+    def __init__(self, writers: Iterable[Writer] = ()) -> None:
+        self._writers = {writer.name: writer for writer in writers}
+        self.attempts = Attempts()
+
+    def __iter__(self) -> Iterator[Writer]:
+        return iter(self._writers.values())
+
+    def find(self, name: str) -> Writer | None:
+        return self._writers.get(name)
+
+    def registration(self, name: str) -> Decision:
+        """The next fence, and the last decision as it is."""
+        writer = self._writers.get(name) or Writer(name)
+        return Decision(
+            writer=name,
+            fence=writer.fence + 1,
+            batch=writer.batch,
+            winners=writer.winners,
+            fingerprint=writer.fingerprint,
+        )
+
+    def remembrance(self, writer: Writer) -> Decision:
+        """The same again, for another place in the log."""
+        return Decision(
+            writer=writer.name,
+            fence=writer.fence,
+            batch=writer.batch,
+            winners=writer.winners,
+            fingerprint=writer.fingerprint,
+        )
+
+    def decide(
+        self, name: str, batch: int, fence: int, winners: list[Winner], fingerprint: str, by: str
+    ) -> Decision | None:
+        """The decision to be stored; None if this batch is decided already.
+
+        Raises WriterFenced, or TransactionContradicted if a winner is not all there.
+        """
+        writer = self._writers.get(name) or Writer(name)
+        if fence != writer.fence:
+            raise WriterFenced(
+                f"writer {name} has registered again: fence {writer.fence}, and this is {fence}"
+            )
+        if batch == writer.batch:
+            return None
+        if batch < writer.batch:
+            raise WriterFenced(f"batch {batch} of {name} is past: {writer.batch} is decided")
+        commits: list[int] = []
+        for winner in winners:
+            halves = self.attempts.of(name, batch, winner.attempt)
+            if len(halves) != winner.count:
+                raise TransactionContradicted(
+                    f"attempt {winner.attempt} has {len(halves)} open halves, not {winner.count}",
+                    "rolled_back",
+                )
+            commits += sorted(halves)
+        won = set(commits)
+        lost = [at for _, halves in self.attempts.up_to(name, batch) for at in halves - won]
+        return Decision(
+            commits=commits,
+            rolls_back=sorted(lost),
+            by=by,
+            writer=name,
+            fence=fence,
+            batch=batch,
+            winners=winners,
+            fingerprint=fingerprint,
+        )
+
+    def note(self, decision: Decision, log_offset: int) -> None:
+        """It is in the log."""
+        if decision.writer:
+            self._writers[decision.writer] = Writer(
+                decision.writer,
+                decision.fence,
+                decision.batch,
+                decision.winners,
+                decision.fingerprint,
+                log_offset,
+            )
+
+    def take_back(self, decision: Decision, before: Writer | None) -> None:
+        """It did not reach the log."""
+        if decision.writer:
+            self._writers.pop(decision.writer, None)
+            if before is not None:
+                self._writers[decision.writer] = before
+
+    def verdict_is_rollback(self, name: str, batch: int, fence: int) -> bool:
+        """Whether an open half of an attempt can never win any more."""
+        writer = self._writers.get(name)
+        return writer is not None and (batch <= writer.batch or fence < writer.fence)
+
+    def dump(self) -> bytes:
+        return msgspec.msgpack.encode(list(self._writers.values()))
+
+    @classmethod
+    def load(cls, data: bytes) -> Writers:
+        return cls(msgspec.msgpack.decode(data, type=list[Writer]) if data else ())

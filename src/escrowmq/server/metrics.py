@@ -1,0 +1,122 @@
+"""What can be asked of the parts around the broker: lines, flushes, the disk, the process."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from escrowmq.broker.broker import Broker
+from escrowmq.broker.metrics import STORAGE, BrokerMetrics, response_name
+from escrowmq.clock import Clock
+from escrowmq.config import Config
+from escrowmq.metrics import Collector, Counter, Family, Gauge, Histogram, Labels, Registry
+from escrowmq.server.groupcommit import GroupCommit
+from escrowmq.server.tcp import Port
+from escrowmq.server.upkeep import Upkeep
+from escrowmq.store.disk import Disk
+
+_STATM: Final = Path("/proc/self/statm")
+
+
+def registry_of(config: Config, role: str) -> Registry:
+    """With what a process of any role can say, and RocketMQ's labels for it."""
+    registry = Registry(
+        {
+            "cluster": config.broker.cluster_name,
+            "node_type": "nameserver" if role == "namesrv" else "broker",
+            "node_id": config.broker.broker_name,
+        }
+    )
+    registry.add(process_metrics)
+    return registry
+
+
+def add_broker_metrics(
+    registry: Registry, config: Config, clock: Clock, broker: Broker, port: Port
+) -> None:
+    permission = config.broker.broker_permission
+    registry.add(BrokerMetrics(broker, clock.now_ms, permission=permission).collect)
+    registry.add(port_metrics(port, "broker"))
+
+
+def port_metrics(port: Port, name: str) -> Collector:
+    """Of one listening port; `name` tells it from the others of this process."""
+    labels: Labels = {"port": name}
+
+    def collect() -> Iterator[Family]:
+        yield Gauge("escrowmq_connections", "Lines that are open.", [(labels, len(port.lines))])
+        yield Counter(
+            "escrowmq_refused_connections_total",
+            "Lines that were closed at once: there were too many.",
+            [(labels, port.refused_lines)],
+        )
+        yield Gauge(
+            "escrowmq_unsent_bytes",
+            "Answers that their peers have not read yet.",
+            [(labels, port.unsent_bytes())],
+        )
+        yield Counter(
+            "escrowmq_unreadable_requests_total",
+            "Requests that were refused because they could not be read, or are not known.",
+            [
+                ({**labels, "response_code": response_name(code)}, count)
+                for code, count in sorted(port.refused_requests.items())
+            ],
+        )
+        yield Histogram(
+            "escrowmq_turn_seconds",
+            "One turn: from the first bytes that came to the last answer that left.",
+            [(labels, port.turn_seconds)],
+        )
+
+    return collect
+
+
+def store_metrics(disk: Disk, group: GroupCommit, upkeep: Upkeep) -> Collector:
+    """Of what makes messages durable."""
+
+    def collect() -> Iterator[Family]:
+        usage = disk.usage()
+        used = usage.total_bytes - usage.free_bytes
+        yield Gauge(
+            "rocketmq_storage_size", "Bytes used on the disk of the store.", [(STORAGE, used)]
+        )
+        yield Gauge("escrowmq_disk_free_bytes", "Bytes free on it.", [(STORAGE, usage.free_bytes)])
+        yield Gauge(
+            "escrowmq_flush_waiting",
+            "Turns whose sends wait for a flush.",
+            [({}, group.waiting)],
+        )
+        yield Histogram(
+            "escrowmq_flush_seconds",
+            "One flush of the log: because somebody waits for it, or because it is time.",
+            [({"why": "waited"}, group.flush_seconds), ({"why": "time"}, upkeep.flush_seconds)],
+        )
+        yield Histogram(
+            "escrowmq_checkpoint_seconds",
+            "One checkpoint, beside which messages come and go.",
+            [({}, upkeep.checkpoint_seconds)],
+        )
+
+    return collect
+
+
+def process_metrics() -> Iterator[Family]:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    yield Counter(
+        "process_cpu_seconds_total",
+        "Processor time of this process.",
+        [({}, round(used.ru_utime + used.ru_stime, 6))],
+    )
+    try:
+        pages = int(_STATM.read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return  # not every system tells
+    yield Gauge(
+        "process_resident_memory_bytes",
+        "Memory of this process, mapped pages of the log included.",
+        [({}, pages * os.sysconf("SC_PAGE_SIZE"))],
+    )

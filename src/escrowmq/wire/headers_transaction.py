@@ -1,0 +1,61 @@
+"""Headers of requests that only our broker knows: many halves at once, writers, operators.
+
+A RocketMQ broker answers them with REQUEST_CODE_NOT_SUPPORTED; a client that gets that falls back
+to one END_TRANSACTION per half. Bodies are JSON, described in `bodies_transaction.py`.
+"""
+
+from __future__ import annotations
+
+from escrowmq.wire.command import Int32, Int64
+from escrowmq.wire.headers import Header
+
+
+class EndTransactions(Header, frozen=True, kw_only=True):
+    """The body names the halves."""
+
+    producer_group: str
+    commit_or_rollback: Int32  # 8 commit, 12 rollback
+
+
+class EndTransactionsAnswer(Header, frozen=True, kw_only=True):
+    state: str  # committed, rolled_back
+    count: Int32  # of halves that were still open
+
+
+class WriterName(Header, frozen=True, kw_only=True):
+    writer: str
+
+
+class DecideBatch(Header, frozen=True, kw_only=True):
+    """The body names the attempts that won."""
+
+    writer: str
+    batch: Int64
+    fence: Int64
+
+
+class ListTransactions(Header, frozen=True, kw_only=True):
+    state: str | None = None  # open, stranded; both without
+    topic: str | None = None
+    group: str | None = None
+    older_than_ms: Int64 | None = None
+    checks_min: Int32 | None = None
+    after: Int64 = -1  # go on behind this queue offset
+    count_max: Int32 = 1_000
+
+
+class TransactionName(Header, frozen=True, kw_only=True):
+    transaction_id: str
+
+
+class SettleTransaction(Header, frozen=True, kw_only=True):
+    transaction_id: str
+    commit_or_rollback: Int32
+    reason: str
+    operator: str = ""
+
+
+class ResumeTransaction(Header, frozen=True, kw_only=True):
+    transaction_id: str
+    reason: str = ""
+    operator: str = ""

@@ -1,0 +1,252 @@
+"""What a broker counts, and what it says of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from escrowmq.broker.broker import Broker, BrokerRules
+from escrowmq.broker.counts import Counts
+from escrowmq.broker.metrics import BrokerMetrics
+from escrowmq.broker.sends import SendRules
+from escrowmq.clock import ManualClock
+from escrowmq.message.batch import BatchItem, encode_batch
+from escrowmq.message.ids import UniqueKeys
+from escrowmq.message.properties import encode_properties
+from escrowmq.metrics import Registry
+from escrowmq.store.status import PutStatus
+from escrowmq.testing.disks import MemoryDisk
+from escrowmq.wire.codes import RequestCode
+from escrowmq.wire.headers import NoFields
+from escrowmq.wire.headers_admin import DeleteTopicInBroker
+from escrowmq.wire.headers_send import ConsumerSendMessageBack
+from tests.scraping import Page, parse
+from tests.stores import HOST, NOW_MS, open_store
+from tests.unit.broker.asking import RULES, FakeLine, a_pull, a_send, ask
+
+UNIQUE = "UNIQ_KEY\x01AC\x02"  # without it a send takes the long way
+
+
+class Bench:
+    def __init__(self, *, sync: bool = False) -> None:
+        disk = MemoryDisk()
+        self.clock = ManualClock(NOW_MS)
+        self.store = open_store(disk)
+        self.waiting: list[Any] = []
+        self.broker = Broker(
+            disk,
+            self.store,
+            BrokerRules(topics=RULES, sends=SendRules(cluster="C1", store_host=HOST)),
+            UniqueKeys(address="127.0.0.1", process_id=1, salt=2),
+            when_flushed=(lambda _, tell: self.waiting.append(tell)) if sync else None,
+            counts=Counts(self.clock.elapsed_s),
+        )
+        self.line = FakeLine()
+        self._registry = Registry()
+        self._registry.add(BrokerMetrics(self.broker, self.clock.now_ms).collect)
+
+    def turn(self, *requests: Any) -> None:
+        for request in requests:
+            self.broker.handle(self.line, request, self.clock.now_ms())
+        self.broker.end_turn(self.clock.now_ms())
+
+    def page(self) -> Page:
+        return parse("".join(self._registry.lines()))
+
+
+def plain(topic: str, body: bytes = b"body", **changes: Any) -> Any:
+    return a_send(topic, body, properties=UNIQUE, **changes)
+
+
+def test_messages_are_counted_for_the_topic_they_were_sent_to() -> None:
+    bench = Bench()
+    bench.turn(plain("T"), a_send("T"), plain("U"))
+    bench.turn(plain("T", queue_id=1))
+    page = bench.page()
+    came = "rocketmq_messages_in_total"
+    assert page.value(came, topic="T", message_type="normal", is_system="false") == 3
+    assert page.value(came, topic="U") == 1
+    sizes = [record.size for record in bench.store.records() if record.topic == "T"]
+    assert page.value("rocketmq_throughput_in_total", topic="T") == sum(sizes)
+    assert page.value("rocketmq_message_size_count", topic="T") == 3
+    assert page.value("rocketmq_message_size_sum", topic="T") == sum(sizes)
+    assert page.value("rocketmq_message_size_bucket", topic="T", le="1024") == 3
+    assert page.value("escrowmq_append_records_count") == 2
+    assert page.value("escrowmq_append_records_sum") == 4
+
+
+def test_long_messages_are_in_another_bucket() -> None:
+    bench = Bench()
+    bench.turn(plain("T", b"x" * 2000), plain("T", b"x" * 2000), plain("T"))
+    name = "rocketmq_message_size_bucket"
+    assert bench.page().value(name, le="1024") == 1
+    assert bench.page().value(name, le="4096") == 3
+
+
+def test_each_message_of_a_batch_counts() -> None:
+    bench = Bench()
+    items = [BatchItem(flag=0, body=b"%d" % number, properties=b"") for number in range(5)]
+    bench.turn(plain("T"), a_send("T", encode_batch(items), batch=True))
+    assert bench.page().value("rocketmq_messages_in_total", topic="T") == 6
+
+
+def test_a_delayed_message_counts_once_and_for_its_own_topic() -> None:
+    bench = Bench()
+    later = encode_properties({"UNIQ_KEY": "A", "DELAY": "1"}).decode()
+    bench.turn(plain("T"), a_send("T", properties=later))
+    bench.clock.advance(ms=60_000)
+    bench.broker.tick(bench.clock.now_ms())
+    bench.broker.end_turn(bench.clock.now_ms())
+    assert bench.store.max_offset("T", 0) == 2
+    page = bench.page()
+    came = "rocketmq_messages_in_total"
+    assert page.value(came, topic="T", message_type="delay") == 1
+    assert page.value(came, topic="T", message_type="normal") == 1
+    assert len(page.labels(came)) == 2
+
+
+def test_what_is_pulled_counts_for_its_topic_and_group() -> None:
+    bench = Bench()
+    bench.turn(plain("T"), plain("T"), plain("T"))
+    bench.turn(a_pull("T", consumer_group="g"), a_pull("T", 2, consumer_group="h"))
+    page = bench.page()
+    went, size = "rocketmq_messages_out_total", "rocketmq_throughput_out_total"
+    assert page.value(went, topic="T", consumer_group="g", is_retry="false") == 3
+    assert page.value(went, topic="T", consumer_group="h") == 1
+    assert page.value(size, consumer_group="g") == 3 * page.value(size, consumer_group="h") > 0
+
+
+def test_a_pull_that_waits_counts_when_it_is_answered() -> None:
+    bench = Bench()
+    bench.turn(plain("T"))
+    bench.turn(a_pull("T", 1))
+    assert bench.page().value("escrowmq_waiting_pulls") == 1
+    assert bench.page().labels("rocketmq_messages_out_total") == []
+    bench.turn(plain("T"))
+    page = bench.page()
+    assert page.value("escrowmq_waiting_pulls") == 0
+    assert page.value("rocketmq_messages_out_total", consumer_group="g") == 1
+
+
+def test_the_lag_of_a_group_goes_up_and_down_and_ages() -> None:
+    bench = Bench()
+    lag, age = "rocketmq_consumer_lag_messages", "rocketmq_consumer_lag_latency"
+    bench.turn(*(plain("T") for _ in range(3)))
+    bench.turn(a_pull("T"))
+    bench.broker.offsets.commit("T", "g", 0, 1)
+    bench.clock.advance(ms=700)
+    page = bench.page()
+    assert page.value(lag, topic="T", consumer_group="g", is_retry="false") == 2
+    assert page.value(age, topic="T", consumer_group="g") == 700
+    bench.turn(plain("T"))
+    assert bench.page().value(lag) == 3
+    bench.broker.offsets.commit("T", "g", 0, 3)
+    assert (bench.page().value(lag), bench.page().value(age)) == (1, 0)
+    bench.broker.offsets.commit("T", "g", 0, 4)
+    bench.clock.advance(ms=700)
+    assert (bench.page().value(lag), bench.page().value(age)) == (0, 0)
+    bench.broker.offsets.commit("T", "g", 0, 100)  # a client may say anything
+    assert bench.page().value(lag) == 0
+
+
+def test_nothing_is_said_of_a_topic_that_is_gone() -> None:
+    bench = Bench()
+    bench.turn(plain("T"), plain("U"))
+    bench.turn(a_pull("T"), a_pull("U"))
+    bench.broker.offsets.commit("T", "g", 0, 0)
+    bench.turn(ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicInBroker(topic="T")))
+    page = bench.page()
+    topics = {labels["topic"] for _, labels, _ in page.samples if "topic" in labels}
+    assert topics == {"U"}
+    assert set(bench.broker.counts.messages_in) == {("U", "normal")}
+
+
+def test_without_anybody_who_asks_what_is_gone_is_forgotten_too() -> None:
+    bench = Bench()
+    bench.turn(plain("T"))
+    bench.turn(a_pull("T"))
+    bench.turn(ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicInBroker(topic="T")))
+    bench.clock.advance(ms=60_000)
+    bench.broker.tick(bench.clock.now_ms())
+    assert not bench.broker.counts.messages_in
+    assert not bench.broker.counts.messages_out
+
+
+def test_requests_and_refusals_are_counted_by_their_codes() -> None:
+    bench = Bench()
+    bench.turn(plain("T"), a_send("T", queue_id=99), a_send("T", queue_id=99), a_pull("none"))
+    page = bench.page()
+    requests, refusals = "escrowmq_requests_total", "escrowmq_refusals_total"
+    assert page.value(requests, request_code="send_message") == 3
+    assert page.value(requests, request_code="pull_message") == 1
+    wrong = {"request_code": "send_message", "response_code": "invalid_parameter"}
+    assert page.value(refusals, **wrong) == 2
+    assert page.value(refusals, request_code="pull_message", response_code="topic_not_exist") == 1
+    assert page.value("rocketmq_messages_in_total") == 1
+
+
+def test_a_send_takes_from_the_begin_of_its_turn_to_its_answer() -> None:
+    bench = Bench(sync=True)
+    began_s = bench.clock.elapsed_s()
+    bench.broker.counts.turn_began_s = lambda: began_s
+    bench.turn(plain("T"), plain("T"))
+    assert bench.page().value("escrowmq_send_seconds_count") == 0
+    bench.clock.advance(ms=30)
+    bench.waiting.pop()(PutStatus.PUT_OK)
+    page = bench.page()
+    assert page.value("escrowmq_send_seconds_count") == 2
+    assert page.value("escrowmq_send_seconds_bucket", le="0.025") == 0
+    assert page.value("escrowmq_send_seconds_bucket", le="0.05") == 2
+
+
+def test_a_send_that_was_not_flushed_in_time_is_a_refusal() -> None:
+    bench = Bench(sync=True)
+    bench.turn(plain("T"))
+    bench.waiting.pop()(PutStatus.FLUSH_DISK_TIMEOUT)
+    refusals = bench.page().value("escrowmq_refusals_total", response_code="flush_disk_timeout")
+    assert refusals == 1
+
+
+def test_who_is_connected_is_told_by_group() -> None:
+    bench = Bench()
+    beat = {
+        "clientID": "c",
+        "producerDataSet": [{"groupName": "p"}],
+        "consumerDataSet": [{"groupName": "g", "consumeType": "CONSUME_PASSIVELY"}],
+    }
+    bench.turn(ask(RequestCode.HEART_BEAT, NoFields(), json.dumps(beat).encode()))
+    page = bench.page()
+    assert page.value("rocketmq_producer_connections") == 1
+    connected = "rocketmq_consumer_connections"
+    assert page.value(connected, consumer_group="g", consume_mode="push") == 1
+    bench.broker.line_closed(bench.line)
+    assert bench.page().value("rocketmq_producer_connections") == 0
+    assert bench.page().labels(connected) == []
+
+
+def test_dead_letters_are_counted_for_their_group() -> None:
+    bench = Bench()
+    bench.turn(plain("T"))
+    bench.turn(a_pull("T"))
+    fields = ConsumerSendMessageBack(offset=0, group="g", delay_level=-1, origin_topic="T")
+    bench.turn(ask(RequestCode.CONSUMER_SEND_MSG_BACK, fields))
+    dead = "rocketmq_send_to_dlq_messages_total"
+    assert bench.page().value(dead, consumer_group="g") == 1
+
+
+def test_where_the_log_is_and_how_much_of_it_is_durable() -> None:
+    bench = Bench()
+    bench.turn(plain("T"))
+    page = bench.page()
+    end = page.value("escrowmq_log_end_bytes")
+    assert end == bench.store.end > 0
+    assert page.value("rocketmq_storage_flush_behind_bytes", storage_type="local") == end
+    bench.clock.advance(ms=1234)
+    bench.store.flush()
+    page = bench.page()
+    assert page.value("rocketmq_storage_flush_behind_bytes") == 0
+    assert page.value("escrowmq_log_flushed_bytes") == end
+    assert page.value("rocketmq_storage_message_reserve_time") == 1234
+    assert page.value("escrowmq_store_writable") == 1
+    bench.store.accepts_writes = False
+    assert bench.page().value("escrowmq_store_writable") == 0
