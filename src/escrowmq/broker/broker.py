@@ -7,7 +7,7 @@ the loop (one append for all sends of it), `tick` and `save` are called now and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -31,6 +31,7 @@ from escrowmq.consume.locks import QueueLocks
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import RequestRefused, StoreError
 from escrowmq.message.ids import UniqueKeys
+from escrowmq.message.record import NewRecord
 from escrowmq.store.configfiles import delays_file, groups_file, offsets_file, topics_file
 from escrowmq.store.disk import Disk
 from escrowmq.store.store import MessageStore
@@ -101,7 +102,7 @@ class Broker:
             store,
             rules.sends.answers(),
             when_flushed=when_flushed,
-            arrived=lambda records: self.pulls.arrived(records, self._now_ms),
+            arrived=self._arrived,
             counts=self.counts,
         )
         self.transactions = Transactions(
@@ -114,12 +115,7 @@ class Broker:
             rules.transactions,
             reroute=self.delays.reroute,
         )
-        self.decisions = Decisions(
-            store,
-            self.turn,
-            self.transactions,
-            arrived=lambda records: self.pulls.arrived(records, self._now_ms),
-        )
+        self.decisions = Decisions(store, self.turn, self.transactions, self._arrived)
         self.retries = Retries(
             store, self.topics, self.groups, self._locks, self.delays.reroute, self.turn
         )
@@ -128,7 +124,8 @@ class Broker:
             self.topics,
             rules.sends,
             keys,
-            park=self.transactions.park,
+            park=self.transactions.parking.park,
+            park_plain=self.transactions.parking.park_plain,
             reroute=self.delays.reroute,
             retried=self.retries.retried,
         )
@@ -178,6 +175,9 @@ class Broker:
             code.DELETE_TOPIC_IN_BROKER: admin.delete_topic,
             code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: admin.create_group,
         }
+
+    def _arrived(self, records: Sequence[NewRecord]) -> None:
+        self.pulls.arrived(records, self._now_ms)
 
     def handle(self, line: Line, request: Request[Any], now_ms: int) -> None:
         self._now_ms = now_ms

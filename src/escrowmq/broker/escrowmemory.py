@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Final
 
 from escrowmq.consume.offsets import ConsumerOffsets
-from escrowmq.escrow.escrow import Change, Escrow, EscrowRules
+from escrowmq.escrow.escrow import Change, Escrow
 from escrowmq.escrow.groups import pieces
 from escrowmq.escrow.recover import recover_escrow
+from escrowmq.escrow.rules import EscrowRules
 from escrowmq.escrow.shapes import CURSOR_GROUP
 from escrowmq.escrow.snapshot import Snapshot, load_snapshot, save_snapshot
 from escrowmq.escrow.verdict import State

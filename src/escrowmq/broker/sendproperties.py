@@ -27,6 +27,27 @@ def is_plain(properties: str) -> bool:
     )
 
 
+def is_plain_half(properties: str) -> bool:
+    """Whether they make a half of the message and ask for nothing else."""
+    return (
+        ("\x02TRAN_MSG\x01true\x02" in properties or properties[:14] == "TRAN_MSG\x01true\x02")
+        and ("\x02UNIQ_KEY\x01" in properties or properties[:9] == "UNIQ_KEY\x01")
+        and properties.count("TRAN_MSG\x01") == 1
+        and "\0" not in properties
+        and "DELAY\x01" not in properties
+        and "TIMER_D" not in properties
+        and "WAIT\x01false" not in properties
+        and "MSG_REGION\x01" not in properties
+        and "POP_CK\x01" not in properties
+        and "UNIQ_KEY\x01\x02" not in properties
+        and "REAL_" not in properties
+        and "ESCROW_" not in properties
+        and "CHECK_IMMUNITY" not in properties
+        and "__transactionId__" not in properties
+        and properties[-1] != "\x01"
+    )
+
+
 def has_unique_key(properties: str) -> bool:
     return find_property(properties.encode(), b"UNIQ_KEY") is not None
 

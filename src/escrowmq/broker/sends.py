@@ -11,7 +11,13 @@ from random import Random
 from typing import Final
 
 from escrowmq.broker.line import Line
-from escrowmq.broker.sendproperties import has_unique_key, is_hasty, is_plain, is_special
+from escrowmq.broker.sendproperties import (
+    has_unique_key,
+    is_hasty,
+    is_plain,
+    is_plain_half,
+    is_special,
+)
 from escrowmq.broker.topics import (
     CLOSED_TO_SENDERS,
     RETRY_PREFIX,
@@ -54,6 +60,7 @@ class SendRules:
 # Looks at a record with special properties: the one to append, or a refusal.
 Reroute = Callable[[NewRecord, int], NewRecord]
 Park = Callable[[Line, Request[SendMessage], NewRecord, int, bool], None]
+ParkPlain = Callable[[Line, Request[SendMessage], int, bytes, int], None]
 
 
 class Sends:
@@ -65,6 +72,7 @@ class Sends:
         keys: UniqueKeys,
         *,
         park: Park,
+        park_plain: ParkPlain,
         reroute: Reroute = lambda record, now_ms: record,
         retried: Callable[[NewRecord, SendMessage, int, int], NewRecord] = lambda record, *_: (
             record
@@ -76,6 +84,7 @@ class Sends:
         self._rules = rules
         self._keys = keys
         self._park = park
+        self._park_plain = park_plain
         self._reroute = reroute
         self._retried = retried
         self._random = Random(seed)
@@ -97,10 +106,12 @@ class Sends:
             and not fields.batch
             and len(body) <= self._rules.message_bytes_max
             and len(text) <= _SHORT_TEXT
-            and is_plain(text)
         )
-        if not is_straight:
-            self._accept_with_care(line, request, now_ms)
+        if not is_straight or not is_plain(text):
+            if is_straight and is_plain_half(text):
+                self._park_plain(line, request, queue_id, self._added, now_ms)
+            else:
+                self._accept_with_care(line, request, now_ms)
             return
         added = self._added if text[-1] == "\x02" else self._added_behind
         record = NewRecord(

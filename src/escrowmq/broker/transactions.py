@@ -8,36 +8,36 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from escrowmq.broker.checks import Checks
 from escrowmq.broker.escrowmemory import EscrowMemory, Reroute, rerouted
 from escrowmq.broker.line import Line
-from escrowmq.broker.turn import Turn
+from escrowmq.broker.parking import Parking
+from escrowmq.broker.turn import Done, Turn
 from escrowmq.consume.groups import ProducerGroups
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import (
     CorruptRecord,
-    EscrowFull,
     NoSuchRecord,
     NoSuchTransaction,
     RequestRefused,
     TransactionContradicted,
 )
-from escrowmq.escrow.escrow import Change, EscrowRules, Recorded
-from escrowmq.escrow.halves import Attempt, Half
-from escrowmq.escrow.shapes import HalfFacts, attempt_of, half_of, immunity_ms
-from escrowmq.escrow.verdict import State, Verdict
+from escrowmq.escrow.escrow import Change, Escrow, Recorded
+from escrowmq.escrow.halves import Half
+from escrowmq.escrow.rules import EscrowRules
+from escrowmq.escrow.verdict import STATE_OF, State, Verdict
 from escrowmq.message.ids import encode_offset_id
 from escrowmq.message.offsets import LogOffset
-from escrowmq.message.properties import decode_properties, find_property
 from escrowmq.message.record import NewRecord
 from escrowmq.store.disk import Disk
 from escrowmq.store.store import MessageStore, Placed
 from escrowmq.wire.answers import SendAnswers, answer
-from escrowmq.wire.codes import ResponseCode
+from escrowmq.wire.codes import FLAG_ONEWAY, ResponseCode
 from escrowmq.wire.fastpath import Request
-from escrowmq.wire.headers_send import EndTransaction, EndTransactionAnswer, SendMessage
+from escrowmq.wire.headers_send import EndTransaction, EndTransactionAnswer
 
 log = logging.getLogger(__name__)
 
@@ -66,102 +66,41 @@ class Transactions:
     ) -> None:
         self._store = store
         self._turn = turn
-        self._answers = answers
+        self.answers = answers
         self._reroute = reroute
-        self._rejects = rules.rejects
         self.memory = EscrowMemory(store, disk, offsets, rules.escrow, reroute)
         escrow = self.memory.escrow
-        self._parking: set[bytes] = set()  # keys of halves in this turn's batch
         self.escrow = escrow
+        self.parking = Parking(turn, escrow, answers, rejects=rules.rejects)
         self.checks = Checks(escrow, turn, producers, self.append, store_host=answers.store_host)
-
-    # --- parking ---------------------------------------------------------------------------------
-
-    def park(
-        self, line: Line, request: Request[SendMessage], record: NewRecord, now_ms: int, waits: bool
-    ) -> None:
-        """A send with TRAN_MSG: stored where no consumer looks, answered like any send."""
-        if self._rejects:
-            raise RequestRefused(
-                ResponseCode.NO_PERMISSION, "this broker does not take transactional messages"
-            )
-        half = half_of(record)
-        immunity = find_property(half.properties, b"CHECK_IMMUNITY_TIME_IN_SECONDS")
-        facts = HalfFacts(
-            topic=record.topic,
-            queue_id=record.queue_id,
-            group=_text(find_property(half.properties, b"PGROUP")),
-            key=find_property(half.properties, b"UNIQ_KEY") or b"",
-            immunity_ms=immunity_ms(None if immunity is None else _text(immunity)),
-            attempt=_attempt(half),
-        )
-        key = _text(facts.key)
-        if self.escrow.find_sent(facts.group, facts.key) is not None or facts.key in self._parking:
-            self.escrow.counts.duplicate_sends += 1
-            self._turn.put(
-                [], lambda code, _: self._answer_again(line, request, facts, code), waits=waits
-            )
-            return
-        try:
-            self.escrow.refuse_if_full(facts.group, len(record.body) + len(record.properties))
-        except EscrowFull as error:
-            raise RequestRefused(ResponseCode.SYSTEM_BUSY, str(error)) from error
-        self._parking.add(facts.key)
-
-        def stored(places: Sequence[Placed]) -> None:
-            self._parking.discard(facts.key)
-            [place] = places
-            self.escrow.counts.parked += 1
-            self.escrow.parked(
-                facts,
-                queue_offset=place.queue_offset,
-                log_offset=place.log_offset,
-                size=place.size,
-                parked_ms=now_ms,
-                sender=line,
-            )
-
-        def done(code: int, places: Sequence[Placed]) -> None:
-            self._parking.discard(facts.key)
-            self._answer_parked(line, request, record.queue_id, key, code, places)
-
-        self._turn.put([half], done, stored=stored, waits=waits)
-
-    def _answer_parked(
-        self,
-        line: Line,
-        request: Request[SendMessage],
-        queue_id: int,
-        key: str,
-        code: int,
-        places: Sequence[Placed],
-    ) -> None:
-        if not places:
-            line.write(answer(request, code=code, remark="the half was not stored"))
-            return
-        place = places[0]
-        line.write(
-            self._answers.sent(request, place.log_offset, queue_id, place.queue_offset, code, key)
-        )
-
-    def _answer_again(
-        self, line: Line, request: Request[SendMessage], facts: HalfFacts, code: int
-    ) -> None:
-        """It was sent before, and this is the answer that got lost."""
-        found = self.escrow.find_sent(facts.group, facts.key)
-        if found is None or code != ResponseCode.SUCCESS:
-            code = code or ResponseCode.SYSTEM_ERROR
-            line.write(answer(request, code=code, remark="the half was not stored"))
-            return
-        queue_offset, log_offset = found
-        key = _text(facts.key)
-        line.write(self._answers.sent(request, log_offset, facts.queue_id, queue_offset, code, key))
 
     # --- ending ----------------------------------------------------------------------------------
 
     def end(self, line: Line, request: Request[EndTransaction], now_ms: int) -> None:
         fields = request.head.fields
         verdict = _VERDICTS.get(fields.commit_or_rollback)
+        half = self.escrow.open.find(fields.tran_state_table_offset)
+        if (
+            half is None
+            or half.log_offset != fields.commit_log_offset
+            or half.group != fields.producer_group
+            or half.is_deciding
+            or fields.from_transaction_check
+            or not verdict
+        ):
+            self._end_with_care(line, request, verdict, now_ms)
+            return
+        self._settle(line, request, half, verdict, now_ms)
+
+    def _end_with_care(
+        self,
+        line: Line,
+        request: Request[EndTransaction],
+        verdict: Verdict | None,
+        now_ms: int,
+    ) -> None:
+        """Anything may be wrong with it, or it is not the first."""
+        fields = request.head.fields
         if verdict is None:
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,
@@ -169,16 +108,23 @@ class Transactions:
             )
         try:
             half = self.escrow.find(fields.tran_state_table_offset, fields.commit_log_offset)
+            if half is not None and half.group != fields.producer_group:
+                raise NoSuchTransaction(
+                    f"the half at {fields.tran_state_table_offset} is of producer group "
+                    f"{half.group}, not {fields.producer_group}"
+                )
             if half is not None and fields.from_transaction_check:
                 unknown = verdict is Verdict.UNKNOWN
                 self.checks.answered(half, line, unknown=unknown, now_ms=now_ms)
             if verdict is Verdict.UNKNOWN:
                 self._answer_state(line, request, half)
-            elif half is not None and half.is_deciding:
+            elif half is None:
+                self._repeat(line, request, verdict)
+            elif half.is_deciding:
                 # Somebody is faster by less than a turn: what he decided is the answer.
                 self._turn.put([], lambda code, _: self._end_after(line, request, now_ms))
             else:
-                self._decide(line, request, verdict, now_ms)
+                self._settle(line, request, half, verdict, now_ms)
         except NoSuchTransaction as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
 
@@ -188,53 +134,48 @@ class Transactions:
         except RequestRefused as error:
             line.write(answer(request, code=error.code, remark=error.remark))
 
-    def _decide(
-        self, line: Line, request: Request[EndTransaction], verdict: Verdict, now_ms: int
-    ) -> None:
+    def _repeat(self, line: Line, request: Request[EndTransaction], verdict: Verdict) -> None:
+        """It is not open: the recorded outcome again, or a refusal."""
         fields = request.head.fields
+        queue_offset, log_offset = fields.tran_state_table_offset, fields.commit_log_offset
         try:
-            change = self.escrow.end(
-                fields.tran_state_table_offset,
-                fields.commit_log_offset,
-                fields.producer_group,
-                verdict,
-                by=f"{'check' if fields.from_transaction_check else 'producer'} {line.peer}",
-                now_ms=now_ms,
-            )
+            recorded = self.escrow.recorded(queue_offset, log_offset, STATE_OF[verdict])
         except TransactionContradicted as error:
             log.warning("contradiction peer=%s: %s", line.peer, error)
             raise RequestRefused(ResponseCode.TRANSACTION_CONTRADICTED, str(error)) from error
+        self._turn.put([], lambda code, _: self._answer_recorded(line, request, recorded, code))
+
+    def _settle(
+        self,
+        line: Line,
+        request: Request[EndTransaction],
+        half: Half,
+        verdict: Verdict,
+        now_ms: int,
+    ) -> None:
+        by = "check" if request.head.fields.from_transaction_check else "producer"
+        try:
+            change = self.escrow.change(
+                half, STATE_OF[verdict], by=f"{by} {line.peer}", now_ms=now_ms
+            )
         except (CorruptRecord, NoSuchRecord) as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        if isinstance(change, Recorded):
-            self._turn.put([], lambda code, _: self._answer_recorded(line, request, change, code))
-            return
-        self.append(
-            change,
-            lambda code, places: self._answer_decided(line, request, change, code, places),
-            now_ms=now_ms,
-        )
+        done = None
+        if not request.head.flag & FLAG_ONEWAY:
+            done = partial(self._answer_decided, line, request, change)
+        self.append(change, done, now_ms=now_ms)
 
     def append(
         self,
         change: Change,
-        done: Callable[[int, Sequence[Placed]], None] | None = None,
+        done: Done | None = None,
         *,
         now_ms: int = 0,
     ) -> None:
         """The records of a change go with this turn; then it is so, or it is as it was."""
-        records = self.rerouted(change, now_ms)
-
-        def stored(places: Sequence[Placed]) -> None:
-            self.escrow.settled_as(change, places[-1].queue_offset)
-
-        def answered(code: int, places: Sequence[Placed]) -> None:
-            if not places:
-                self.escrow.reopen(change)
-            if done is not None:
-                done(code, places)
-
-        self._turn.put(records, answered, stored=stored)
+        settling = _Settling(self.escrow, change, done)
+        records = rerouted(change, self._reroute, now_ms)
+        self._turn.put(records, settling.done, stored=settling.stored)
 
     def rerouted(self, change: Change, now_ms: int) -> list[NewRecord]:
         return rerouted(change, self._reroute, now_ms)
@@ -274,7 +215,7 @@ class Transactions:
         line.write(answer(request, EndTransactionAnswer(state=text)))
 
     def _fields(self, half: Half, state: State, final: Placed | None) -> EndTransactionAnswer:
-        host = self._answers.store_host
+        host = self.answers.store_host
         return EndTransactionAnswer(
             state=state.text,
             transaction_id=_text(half.key),
@@ -328,11 +269,25 @@ class Transactions:
         self.checks.line_closed(line)
 
 
+class _Settling:
+    """A change on its way into the log: afterwards it is so, or it is as it was."""
+
+    __slots__ = ("_change", "_done", "_escrow")
+
+    def __init__(self, escrow: Escrow, change: Change, done: Done | None) -> None:
+        self._escrow = escrow
+        self._change = change
+        self._done = done
+
+    def stored(self, places: Sequence[Placed]) -> None:
+        self._escrow.settled_as(self._change, places[-1].queue_offset)
+
+    def done(self, code: int, places: Sequence[Placed]) -> None:
+        if not places:
+            self._escrow.reopen(self._change)
+        if self._done is not None:
+            self._done(code, places)
+
+
 def _text(value: bytes | None) -> str:
     return "" if value is None else value.decode("utf-8", "replace")
-
-
-def _attempt(half: NewRecord) -> Attempt | None:
-    if b"ESCROW_WRITER\x01" not in half.properties:
-        return None
-    return attempt_of(decode_properties(half.properties))

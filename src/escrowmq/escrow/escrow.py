@@ -18,8 +18,10 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Protocol
+
+import msgspec
 
 from escrowmq.errors import (
     CorruptRecord,
@@ -31,6 +33,7 @@ from escrowmq.errors import (
 from escrowmq.escrow.cursors import Cursors
 from escrowmq.escrow.due import DueTimes
 from escrowmq.escrow.halves import Half, OpenHalves
+from escrowmq.escrow.rules import Counts, EscrowRules
 from escrowmq.escrow.settled import SettledHalves
 from escrowmq.escrow.shapes import HalfFacts, copy_of, final_of, op_of, stranded_of
 from escrowmq.escrow.verdict import STATE_OF, State, Verdict
@@ -51,38 +54,7 @@ class HalfLog(Protocol):
     def entry_at(self, topic: str, queue_id: int, queue_offset: int) -> LogOffset | None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EscrowRules:
-    immunity_ms: int = 6_000
-    interval_ms: int = 30_000
-    checks_max: int = 15
-    age_max_ms: int = 72 * 3_600_000
-    backoff: float = 1.0  # each wait is so many times the one before
-    backoff_max_ms: int = 3_600_000
-    open_max: int = 2_000_000
-    open_bytes_max: int = 64 << 30
-    group_open_max: int = 1_000_000
-    group_open_bytes_max: int = 32 << 30
-    intervals_ms: dict[str, int] = field(default_factory=dict)  # by topic or group
-    immunities_ms: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Counts:
-    """Since the start; shown as metrics."""
-
-    parked: int = 0
-    committed: int = 0
-    rolled_back: int = 0
-    stranded: int = 0
-    repeats: int = 0
-    contradictions: int = 0
-    duplicate_sends: int = 0
-    unreadable: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """Records to append, and what will be so once they are stored."""
 
     half: Half
@@ -116,6 +88,13 @@ class Escrow:
 
     def refuse_if_full(self, group: str, size: int) -> None:
         rules, total, load = self.rules, self.open.total, self.open.load_of(group)
+        if (
+            total.count < rules.open_max
+            and load.count < rules.group_open_max
+            and total.size + size <= rules.open_bytes_max
+            and load.size + size <= rules.group_open_bytes_max
+        ):
+            return
         for what, used, limit in (
             ("open transactions", total.count + 1, rules.open_max),
             ("bytes of open transactions", total.size + size, rules.open_bytes_max),

@@ -48,6 +48,9 @@ class Load:
     size: int = 0
 
 
+_NO_LOAD = Load()
+
+
 class OpenHalves:
     """By place, by unique key, and how many each group has."""
 
@@ -96,14 +99,16 @@ class OpenHalves:
         return next(iter(self._by_offset.values()), None)
 
     def load_of(self, group: str) -> Load:
-        return self._loads.get(group) or Load()
+        return self._loads.get(group) or _NO_LOAD
 
     def _account(self, half: Half, sign: int) -> None:
         load = self._loads.get(half.group)
         if load is None:
             load = self._loads[self.name(half.group)] = Load()
-        for one in (load, self.total):
-            one.count += sign
-            one.size += sign * half.size
+        size, total = sign * half.size, self.total
+        load.count += sign
+        load.size += size
+        total.count += sign
+        total.size += size
         if not load.count:
             del self._loads[half.group]

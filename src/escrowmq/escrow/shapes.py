@@ -68,8 +68,7 @@ _OUTCOMES: Final = {
 _STATES_OF: Final = {letter: state for state, letter in _OUTCOMES.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HalfFacts:
+class HalfFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a parked half says of itself."""
 
     topic: str
@@ -101,6 +100,25 @@ def half_of(record: NewRecord) -> NewRecord:
         record.born_host,
         record.reconsume_times,
     )
+
+
+def plain_half(text: str, added: str, topic: str, queue_id: int) -> tuple[bytes, str, str]:
+    """The same for properties that hold nothing out of the ordinary: those of the half, and its
+    group and unique key. Every transactional send comes by here."""
+    before, _, after = text.partition("TRAN_MSG\x01true\x02")
+    kept = before + after
+    if kept[-1] != "\x02":
+        kept += "\x02"
+    items = "\x02" + kept
+    group = items.rpartition("\x02PGROUP\x01")[2].partition("\x02")[0]
+    key = items.rpartition("\x02UNIQ_KEY\x01")[2].partition("\x02")[0]
+    if "\x02PGROUP\x01" not in items:
+        group = ""
+    properties = (
+        f"{kept}{added}__transactionId__\x01{key}\x02TRAN_MSG\x01true\x02"
+        f"REAL_TOPIC\x01{topic}\x02REAL_QID\x01{queue_id}\x02"
+    )
+    return properties.encode(), group, key
 
 
 def final_of(half: StoredRecord, topic: str, queue_id: int) -> NewRecord:

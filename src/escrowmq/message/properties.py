@@ -41,17 +41,15 @@ def decode_properties(encoded: bytes | memoryview) -> dict[str, str]:
 
 def find_property(encoded: bytes, name: bytes) -> bytes | None:
     """One property's value, without decoding the others. Said twice, the last one counts."""
+    before = b"\x02" + encoded
     sought = b"\x02" + name + b"\x01"
-    end = len(encoded)
-    while end > 0:
-        at = (b"\x02" + encoded[:end]).rfind(sought)
-        if at < 0:
+    while True:
+        before, found, rest = before.rpartition(sought)
+        if not found:
             return None
-        value = encoded[at + len(sought) - 1 :].partition(b"\x02")[0]
+        value = rest.partition(b"\x02")[0]
         if value:
-            return value
-        end = at  # an empty one is as good as none
-    return None
+            return value  # an empty one is as good as none
 
 
 def change_properties(

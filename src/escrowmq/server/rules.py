@@ -11,7 +11,7 @@ from escrowmq.broker.sends import SendRules
 from escrowmq.broker.topics import WRITE, TopicRules
 from escrowmq.broker.transactions import TransactionRules
 from escrowmq.config import Config
-from escrowmq.escrow.escrow import EscrowRules
+from escrowmq.escrow.rules import EscrowRules
 from escrowmq.server.tcp import PortLimits
 from escrowmq.server.upkeep import UpkeepSettings
 from escrowmq.store.settings import StoreSettings

@@ -34,7 +34,7 @@ class WriterState(JsonBody, frozen=True, kw_only=True):
     fingerprint: str = ""
 
 
-class TransactionEntry(JsonBody, frozen=True, kw_only=True):
+class TransactionEntry(JsonBody, frozen=True, kw_only=True, omit_defaults=True):
     """One transaction, as a list shows it. Times are milliseconds since 1970."""
 
     transaction_id: str
@@ -54,12 +54,14 @@ class TransactionEntry(JsonBody, frozen=True, kw_only=True):
 class TransactionList(JsonBody, frozen=True, kw_only=True):
     transactions: list[TransactionEntry] = msgspec.field(default_factory=list)
     more: bool = False
+    next_after: Int64 = -1  # if there is more: where to go on
 
 
 class TransactionStep(JsonBody, frozen=True, kw_only=True):
-    at: Int64
-    what: str  # parked, asked, unknown, committed, rolled_back, stranded, appended_again
+    at: Int64  # 0: nobody noted when
+    what: str  # parked, asked, unknown, stranded, resumed, appended_again, committed, rolled_back
     who: str = ""
+    reason: str = ""  # of whoever decided
     detail: str = ""
 
 

@@ -35,12 +35,14 @@ class DecideBatch(Header, frozen=True, kw_only=True):
 
 
 class ListTransactions(Header, frozen=True, kw_only=True):
-    state: str | None = None  # open, stranded; both without
+    """Those that are not settled in the order they were parked, those that are the newest first."""
+
+    state: str | None = None  # open, stranded; both without; or committed, or rolled_back
     topic: str | None = None
     group: str | None = None
     older_than_ms: Int64 | None = None
     checks_min: Int32 | None = None
-    after: Int64 = -1  # go on behind this queue offset
+    after: Int64 = -1  # go on where the list before ended: its `next_after`
     count_max: Int32 = 1_000
 
 
@@ -53,6 +55,12 @@ class SettleTransaction(Header, frozen=True, kw_only=True):
     commit_or_rollback: Int32
     reason: str
     operator: str = ""
+
+
+class SettleTransactionAnswer(Header, frozen=True, kw_only=True):
+    transaction_id: str
+    state: str  # committed, rolled_back
+    already: bool = False  # it was so before
 
 
 class ResumeTransaction(Header, frozen=True, kw_only=True):

@@ -42,7 +42,9 @@ REQUESTS: dict[int, RequestKind] = {
     RequestCode.QUERY_WRITER: RequestKind(transaction.WriterName),
     RequestCode.LIST_TRANSACTIONS: RequestKind(transaction.ListTransactions),
     RequestCode.SHOW_TRANSACTION: RequestKind(transaction.TransactionName),
-    RequestCode.SETTLE_TRANSACTION: RequestKind(transaction.SettleTransaction),
+    RequestCode.SETTLE_TRANSACTION: RequestKind(
+        transaction.SettleTransaction, transaction.SettleTransactionAnswer
+    ),
     RequestCode.RESUME_TRANSACTION: RequestKind(transaction.ResumeTransaction),
     RequestCode.HEART_BEAT: RequestKind(NoFields, consume.HeartbeatAnswer),
     RequestCode.UNREGISTER_CLIENT: RequestKind(consume.UnregisterClient),

@@ -1,0 +1,35 @@
+"""What an escrow may hold and how long it waits, and what it has seen so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EscrowRules:
+    immunity_ms: int = 6_000
+    interval_ms: int = 30_000
+    checks_max: int = 15
+    age_max_ms: int = 72 * 3_600_000
+    backoff: float = 1.0  # each wait is so many times the one before
+    backoff_max_ms: int = 3_600_000
+    open_max: int = 2_000_000
+    open_bytes_max: int = 64 << 30
+    group_open_max: int = 1_000_000
+    group_open_bytes_max: int = 32 << 30
+    intervals_ms: dict[str, int] = field(default_factory=dict)  # by topic or group
+    immunities_ms: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Counts:
+    """Since the start; shown as metrics."""
+
+    parked: int = 0
+    committed: int = 0
+    rolled_back: int = 0
+    stranded: int = 0
+    repeats: int = 0
+    contradictions: int = 0
+    duplicate_sends: int = 0
+    unreadable: int = 0

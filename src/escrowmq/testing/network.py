@@ -1,0 +1,141 @@
+"""A network between simulated peers: seeded, on a clock that is handed in, as bad as it is told.
+
+A line has two ends, and each is a `wire.connection.Connection`: what goes over it are bytes, and
+the real wire code runs on both sides. Every frame has a fate of its own: it is late, lost, comes
+twice, overtakes another. TCP does none of this to a line that lives; lines that break, clients
+that try again and proxies in between do, and to whoever is asked it looks the same.
+
+    connect()   a line: the end of whoever asks, and that of whoever serves
+    deliver()   everything that is due by now, to the peer at its end
+    cut()       a line is gone: both peers are told, and what was under way is lost
+
+An End is what a broker takes for a Line. What is written to it leaves with `flush`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from escrowmq.clock import Clock
+from escrowmq.message.ids import encode_host
+from escrowmq.wire.connection import Connection, Event
+from escrowmq.wire.fastpath import Body
+from escrowmq.wire.headers import Header
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weather:
+    """What can happen to a frame, as probabilities."""
+
+    loss: float = 0.0
+    duplication: float = 0.0
+    lateness: float = 0.0  # that it takes long: others overtake it
+    delay_ms: tuple[int, int] = (1, 4)
+    late_ms: tuple[int, int] = (20, 400)
+
+
+CALM = Weather()
+
+
+class Peer(Protocol):
+    """Whoever sits at an end."""
+
+    def received(self, end: End, data: bytes) -> None: ...
+    def closed(self, end: End) -> None: ...
+
+
+class End:
+    """One end of a line. Compares and hashes as itself."""
+
+    def __init__(self, network: Network, owner: Peer, peer: str) -> None:
+        address, _, port = peer.rpartition(":")
+        self.peer = peer
+        self.peer_host = encode_host(address, int(port))
+        self.owner = owner
+        self.connection = Connection()
+        self.is_open = True
+        self.posted: Callable[[int, Header], None] = lambda code, fields: None  # to look on
+        self._network = network
+        self._out = bytearray()
+        self._other: End | None = None
+
+    def events(self, data: bytes) -> Iterator[Event]:
+        self.connection.receive(data)
+        return self.connection.events()
+
+    def write(self, data: bytes) -> None:
+        if self.is_open:
+            self._out += data
+
+    def write_pieces(self, pieces: Sequence[Body]) -> None:
+        for piece in pieces:
+            self.write(bytes(piece))
+
+    def post(self, code: int, fields: Header, body: Body = b"") -> bool:
+        if self.is_open:
+            self.write(self.connection.post(code, fields, body))
+            self.posted(code, fields)
+        return self.is_open
+
+    def flush(self) -> None:
+        """What was written leaves, a frame at a time."""
+        out, self._out = bytes(self._out), bytearray()
+        at = 0
+        while self._other is not None and at < len(out):
+            size = 4 + int.from_bytes(out[at : at + 4], "big")
+            self._network.carry(self._other, out[at : at + size])
+            at += size
+
+
+class Network:
+    def __init__(self, rng: Random, clock: Clock, weather: Weather = CALM) -> None:
+        self.weather = weather  # may change at any time
+        self._rng = rng
+        self._clock = clock
+        self._numbers = itertools.count(1)
+        self._under_way: list[tuple[float, int, End, bytes]] = []
+
+    def connect(self, client: Peer, server: Peer) -> tuple[End, End]:
+        """The client's end and the server's; whoever is at one sees the address of the other."""
+        port = 40_000 + next(self._numbers) % 20_000
+        near, far = End(self, client, "10.0.0.1:10911"), End(self, server, f"10.0.0.2:{port}")
+        near._other, far._other = far, near
+        return near, far
+
+    def carry(self, end: End, frame: bytes) -> None:
+        """Towards this end, if the weather lets it."""
+        weather, rng = self.weather, self._rng
+        copies = 1 + (rng.random() < weather.duplication)
+        for _ in range(copies):
+            if rng.random() < weather.loss:
+                continue
+            is_late = rng.random() < weather.lateness
+            delay_ms = rng.randint(*(weather.late_ms if is_late else weather.delay_ms))
+            due_s = self._clock.elapsed_s() + delay_ms / 1000
+            heapq.heappush(self._under_way, (due_s, next(self._numbers), end, frame))
+
+    def deliver(self) -> int:
+        """How many frames came to an end that is still there."""
+        now_s, count = self._clock.elapsed_s(), 0
+        while self._under_way and self._under_way[0][0] <= now_s:
+            _, _, end, frame = heapq.heappop(self._under_way)
+            if end.is_open:
+                count += 1
+                end.owner.received(end, frame)
+        return count
+
+    @property
+    def under_way(self) -> int:
+        return sum(end.is_open for _, _, end, _ in self._under_way)
+
+    def cut(self, end: End) -> None:
+        ends = [one for one in (end, end._other) if one is not None and one.is_open]
+        for one in ends:
+            one.is_open = False
+        for one in ends:
+            one.owner.closed(one)
