@@ -18,6 +18,7 @@ from escrowmq.broker.decisions import Decisions
 from escrowmq.broker.delays import DelayRules, Delays
 from escrowmq.broker.groups import Groups
 from escrowmq.broker.line import Line
+from escrowmq.broker.operators import Operators
 from escrowmq.broker.pulls import PullRules, Pulls
 from escrowmq.broker.queries import Queries, unsupported
 from escrowmq.broker.replies import Replies
@@ -113,6 +114,7 @@ class Broker:
             self.producers,
             rules.sends.answers(),
             rules.transactions,
+            self.counts,
             reroute=self.delays.reroute,
         )
         self.decisions = Decisions(store, self.turn, self.transactions, self._arrived)
@@ -143,6 +145,7 @@ class Broker:
         queries = Queries(self.store, self.topics, self.groups, self.offsets)
         replies = Replies(self.sends, self.producers, stores=self._stores_replies)
         admin = Admin(self.topics, self.groups, self.offsets)
+        operators = Operators(self.store, self.turn, self.transactions, self.producers)
         return {
             code.SEND_MESSAGE_V2: self.sends.accept,
             code.SEND_MESSAGE: self.sends.accept,
@@ -157,6 +160,11 @@ class Broker:
             code.REGISTER_WRITER: self.decisions.register,
             code.DECIDE_BATCH: self.decisions.decide_batch,
             code.QUERY_WRITER: self.decisions.query,
+            code.LIST_TRANSACTIONS: operators.list,
+            code.SHOW_TRANSACTION: operators.show,
+            code.SETTLE_TRANSACTION: operators.settle,
+            code.RESUME_TRANSACTION: operators.resume,
+            code.RESUME_CHECK_HALF_MESSAGE: operators.resume_check,
             code.HEART_BEAT: self.clients.heartbeat,
             code.UNREGISTER_CLIENT: self.clients.unregister,
             code.CHECK_CLIENT_CONFIG: self.clients.check_config,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 from escrowmq.broker.line import Line
 from escrowmq.broker.turn import Turn
@@ -18,6 +18,7 @@ from escrowmq.escrow.verdict import State
 from escrowmq.message import names
 from escrowmq.message.ids import encode_offset_id
 from escrowmq.message.record import StoredRecord
+from escrowmq.metrics import SECONDS, Distribution
 from escrowmq.wire.codes import RequestCode
 from escrowmq.wire.headers_send import CheckTransactionState
 
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 
 LOOKED_AT_MAX: Final = 20_000  # halves that one tick takes up, so that it is over soon
 ASKED_MAX: Final = 1_000  # questions of one tick
+LATER_MS: Final = 1_000  # until something that did not work is tried again
 
 
 @dataclass(slots=True)
@@ -33,8 +35,11 @@ class CheckCounts:
     unsent: int = 0  # due, and nobody there to ask
     answered: int = 0
     unknown: int = 0
-    late_ms_total: int = 0
-    late_ms_max: int = 0
+    late_seconds: Distribution = field(default_factory=lambda: Distribution(SECONDS))
+
+
+class Settle(Protocol):
+    def __call__(self, change: Change, *, now_ms: int) -> None: ...
 
 
 class Checks:
@@ -43,7 +48,7 @@ class Checks:
         escrow: Escrow,
         turn: Turn,
         producers: ProducerGroups,
-        settle: Callable[[Change], None],
+        settle: Settle,
         *,
         store_host: bytes,
         asking: Asking | None = None,
@@ -58,6 +63,8 @@ class Checks:
 
     def tick(self, now_ms: int) -> None:
         for half in self._escrow.take_due(now_ms, LOOKED_AT_MAX):
+            if half.is_deciding:
+                continue  # it was due twice
             why = self._escrow.is_spent(half, now_ms)
             if why:
                 self._strand(half, why, now_ms)
@@ -77,7 +84,11 @@ class Checks:
         asked = 0
         for queue_offset in self._asking.take(group):
             half = self._escrow.open.find(queue_offset)
-            if half is None or half.is_stranded or half.is_deciding or half.due_ms > now_ms:
+            if half is None or half.is_stranded:
+                continue
+            if half.is_deciding or half.due_ms > now_ms:
+                # Being decided, which may fail; or put off, or the clock went back: later.
+                self._escrow.put_off(half, max(half.due_ms, now_ms + LATER_MS))
                 continue
             line = self._line_for(half, now_ms) if asked < count_max else None
             if line is None:
@@ -114,12 +125,10 @@ class Checks:
         if not line.post(RequestCode.CHECK_TRANSACTION_STATE, fields, body):
             # Not counted: it never left. Somebody else, or the same one, a little later.
             half.sender = None if half.sender is line else half.sender
-            self._escrow.put_off(half, now_ms + 1_000)
+            self._escrow.put_off(half, now_ms + LATER_MS)
             return False
-        late_ms = now_ms - half.due_ms
         self.counts.sent += 1
-        self.counts.late_ms_total += late_ms
-        self.counts.late_ms_max = max(self.counts.late_ms_max, late_ms)
+        self.counts.late_seconds.observe((now_ms - half.due_ms) / 1000)
         self._asking.asked(line, half, now_ms)
         self._escrow.asked(half, now_ms)
         self._note(half, "asked", line, now_ms)
@@ -130,10 +139,11 @@ class Checks:
         assert half.attempt is not None
         writer, batch, _, fence = half.attempt
         if self._escrow.writers.verdict_is_rollback(writer, batch, fence):
+            self._escrow.put_off(half, now_ms + LATER_MS)  # if there is no room for it now
             change = self._escrow.change(
                 half, State.ROLLED_BACK, by=f"writer {writer}", now_ms=now_ms
             )
-            self._settle(change)
+            self._settle(change, now_ms=now_ms)
         else:
             self._escrow.put_off(half, now_ms + self._escrow.interval_ms(half))
 
@@ -142,7 +152,9 @@ class Checks:
         if record is None:
             return
         log.warning("transaction stranded id=%s: %s", half.key.decode("utf-8", "replace"), why)
-        self._settle(self._escrow.strand(half, why, record, now_ms=now_ms))
+        self._escrow.put_off(half, now_ms + LATER_MS)  # if there is no room for it now
+        change = self._escrow.strand(half, why, record, now_ms=now_ms)
+        self._settle(change, now_ms=now_ms)
 
     def answered(self, half: Half, line: Line, *, unknown: bool, now_ms: int) -> None:
         self._asking.answered(half.queue_offset)

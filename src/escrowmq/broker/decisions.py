@@ -26,6 +26,7 @@ from escrowmq.escrow.escrow import Change
 from escrowmq.escrow.groups import (
     HALVES_MAX,
     decide_many,
+    is_under_way,
     mark_deciding,
     pieces,
     refuse_unreadable,
@@ -35,7 +36,7 @@ from escrowmq.escrow.verdict import State, Verdict
 from escrowmq.escrow.writers import Decision, Winner, Writer, decision_record
 from escrowmq.message.record import NewRecord
 from escrowmq.store.store import MessageStore, Placed
-from escrowmq.wire.answers import answer
+from escrowmq.wire.answers import answer, refuse
 from escrowmq.wire.bodies import encode_body
 from escrowmq.wire.bodies_transaction import BatchWinners, HalfPlaces, WinningAttempt, WriterState
 from escrowmq.wire.codes import ResponseCode
@@ -84,6 +85,8 @@ class Decisions:
                 self._escrow, places, fields.producer_group, verdict, by=f"group {line.peer}"
             )
         )
+        if self._waits(decision, self.end_many, line, request, now_ms):
+            return
         state = State.COMMITTED if verdict is Verdict.COMMIT else State.ROLLED_BACK
         count = 0 if decision is None else len(decision.commits) + len(decision.rolls_back)
         fields_back = EndTransactionsAnswer(state=state.text, count=count)
@@ -93,41 +96,61 @@ class Decisions:
         """A new fence for a writer: whoever had the one before decides nothing any more."""
         name = _refuse_bad_name(request.head.fields.writer)
         decision = self._escrow.writers.registration(name)
-        self._decide(decision, lambda code: self._answer_writer(line, request, name, code), now_ms)
+        # His own fence, not the one of whoever registers before this is durable.
+        told = _told(name, decision)
+        self._decide(decision, lambda code: line.write(_tell(request, code, told)), now_ms)
 
     def decide_batch(self, line: Line, request: Request[DecideBatch], now_ms: int) -> None:
         fields, body = request.head.fields, body_of(BatchWinners, request)
         name = _refuse_bad_name(fields.writer)
+        if fields.batch < 0:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, "batches are numbered from 0 on")
         winners = [Winner(winner.attempt, winner.count) for winner in body.winners]
         decision = _refusing(
             lambda: self._escrow.writers.decide(
                 name, fields.batch, fields.fence, winners, body.fingerprint, f"writer {name}"
             )
         )
-        self._decide(decision, lambda code: self._answer_writer(line, request, name, code), now_ms)
+        if self._waits(decision, self.decide_batch, line, request, now_ms):
+            return
+        told = _told(name, decision or self._escrow.writers.find(name))
+        self._decide(decision, lambda code: line.write(_tell(request, code, told)), now_ms)
 
     def query(self, line: Line, request: Request[WriterName], now_ms: int) -> None:
         name = request.head.fields.writer
-        # What it says must be durable: a decision that is read is acted on.
-        self._turn.put([], lambda code, _: self._answer_writer(line, request, name, code))
+        told = WriterState(writer=name)
 
-    def _answer_writer(self, line: Line, request: Request[Any], name: str, code: int) -> None:
-        if code != ResponseCode.SUCCESS:
-            line.write(answer(request, code=code, remark="the decision was not stored"))
-            return
-        writer = self._escrow.writers.find(name)
-        state = WriterState(writer=name)
-        if writer is not None:
-            state = WriterState(
-                writer=name,
-                fence=writer.fence,
-                batch=writer.batch,
-                winners=[WinningAttempt(attempt=w.attempt, count=w.count) for w in writer.winners],
-                fingerprint=writer.fingerprint,
-            )
-        line.write(answer(request, body=encode_body(state)))
+        # What it says must be durable, a decision that is read is acted on: so it says what is in
+        # the log when this turn ends, and not what has come to it when that is flushed.
+        def stored(_: Sequence[Placed]) -> None:
+            nonlocal told
+            told = _told(name, self._escrow.writers.find(name))
+
+        self._turn.put([], lambda code, _: line.write(_tell(request, code, told)), stored=stored)
 
     # --- what follows ----------------------------------------------------------------------------
+
+    def _waits(
+        self,
+        decision: Decision | None,
+        handler: Callable[[Line, Request[Any], int], None],
+        line: Line,
+        request: Request[Any],
+        now_ms: int,
+    ) -> bool:
+        """Whether somebody is faster, by less than a turn, with one of its halves: then it is
+        looked at again once he is done."""
+        if decision is None or not is_under_way(self._escrow, decision):
+            return False
+
+        def once_more(code: int, _: Sequence[Placed]) -> None:
+            try:
+                handler(line, request, now_ms)
+            except RequestRefused as error:
+                line.write(refuse(request, error))
+
+        self._turn.put([], once_more)
+        return True
 
     def _decide(self, decision: Decision | None, done: Done, now_ms: int) -> None:
         if decision is None:  # it is decided; told again, once that is durable
@@ -135,11 +158,8 @@ class Decisions:
             return
         _refusing(lambda: refuse_unreadable(self._escrow, decision))
         mark_deciding(self._escrow, decision)
-        writers = self._escrow.writers
-        portions = pieces(self._escrow, decision, now_ms=now_ms)
-        unfinished = _Unfinished(decision, portions, done, writers.find(decision.writer))
-        # At once: whoever decides the same batch in this turn hears of this decision.
-        writers.note(decision, self._store.end)
+        unfinished = _Unfinished(decision, pieces(self._escrow, decision, now_ms=now_ms), done)
+        self._escrow.writers.expect(decision)
         self._put_piece(unfinished, [decision_record(decision, now_ms=now_ms)], now_ms)
 
     def tick(self, now_ms: int) -> None:
@@ -157,12 +177,15 @@ class Decisions:
             self._hold(unfinished, piece)
 
         def stored(places: Sequence[Placed]) -> None:
-            self._settle(piece, places[len(before) :])
+            self._settle(piece, places[len(before) :], now_ms)
             if before:
                 self._escrow.writers.note(unfinished.decision, places[0].log_offset)
+                unfinished.place = places[0].queue_offset
             if following is not None:
+                self._escrow.unfinished.add(unfinished.place)
                 self._unfinished.append(unfinished)
             else:
+                self._escrow.unfinished.discard(unfinished.place)
                 self._show(unfinished)
 
         def answered(code: int, places: Sequence[Placed]) -> None:
@@ -171,7 +194,8 @@ class Decisions:
                     unfinished.done(code)
             elif before:  # it was never decided
                 unmark_deciding(self._escrow, unfinished.decision)
-                self._escrow.writers.take_back(unfinished.decision, unfinished.writer_before)
+                self._escrow.writers.take_back(unfinished.decision)
+                self._show(unfinished)
                 unfinished.done(code)
             else:  # decided, and the rest could not be stored now: it will be
                 unfinished.give_back(piece)
@@ -179,11 +203,11 @@ class Decisions:
 
         self._turn.put(records, answered, stored=stored)
 
-    def _settle(self, piece: list[Change], places: Sequence[Placed]) -> None:
+    def _settle(self, piece: list[Change], places: Sequence[Placed], now_ms: int) -> None:
         at = 0
         for change in piece:
             at += len(change.records)
-            self._escrow.settled_as(change, places[at - 1].queue_offset)
+            self._escrow.settled_as(change, places[at - 1].queue_offset, now_ms=now_ms)
 
     def _hold(self, unfinished: _Unfinished, piece: list[Change]) -> None:
         for change in piece:
@@ -208,11 +232,10 @@ class _Unfinished:
         decision: Decision,
         portions: Iterator[list[Change]],
         done: Done,
-        writer_before: Writer | None,
     ) -> None:
         self.decision = decision
         self.done = done
-        self.writer_before = writer_before
+        self.place = -1  # of the decision, in its queue
         self.held: set[tuple[str, int]] = set()
         self._portions = portions
         self._ahead: list[Change] | None = next(portions, None)
@@ -254,6 +277,24 @@ def _refuse_bad_name(name: str) -> str:
             ResponseCode.INVALID_PARAMETER, "a writer's name has 1 to 255 printable characters"
         )
     return name
+
+
+def _told(name: str, writer: Writer | Decision | None) -> WriterState:
+    if writer is None:
+        return WriterState(writer=name)
+    return WriterState(
+        writer=name,
+        fence=writer.fence,
+        batch=writer.batch,
+        winners=[WinningAttempt(attempt=w.attempt, count=w.count) for w in writer.winners],
+        fingerprint=writer.fingerprint,
+    )
+
+
+def _tell(request: Request[Any], code: int, state: WriterState) -> bytes:
+    if code != ResponseCode.SUCCESS:
+        return answer(request, code=code, remark="the decision was not stored")
+    return answer(request, body=encode_body(state))
 
 
 def _answer(request: Request[Any], code: int, fields: EndTransactionsAnswer) -> bytes:

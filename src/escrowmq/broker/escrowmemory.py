@@ -92,7 +92,7 @@ class EscrowMemory:
             at = 0
             for change in piece:
                 at += len(change.records)
-                self.escrow.settled_as(change, placed[at - 1].queue_offset)
+                self.escrow.settled_as(change, placed[at - 1].queue_offset, now_ms=now_ms)
             self._store.flush()
 
     # --- RocketMQ's cursors ----------------------------------------------------------------------
@@ -130,7 +130,9 @@ class EscrowMemory:
             log_offset=store.end,
             halves_read=escrow.settled.next,
             steps_read=store.max_offset(names.JOURNAL_TOPIC, 0),
-            decisions_read=store.max_offset(names.DECISION_TOPIC, 0),
+            decisions_read=min(
+                escrow.unfinished, default=int(store.max_offset(names.DECISION_TOPIC, 0))
+            ),
             base=escrow.settled.base,
             bits=escrow.settled.dump(),
             half_cursor=escrow.cursors.half,

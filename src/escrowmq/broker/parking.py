@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from escrowmq.broker.counts import TRANSACTION, Counts
 from escrowmq.broker.line import Line
 from escrowmq.broker.turn import Turn
 from escrowmq.errors import EscrowFull, RequestRefused
@@ -26,8 +27,15 @@ _REJECTED: Final = "this broker does not take transactional messages"
 
 class Parking:
     def __init__(
-        self, turn: Turn, escrow: Escrow, answers: SendAnswers, *, rejects: bool = False
+        self,
+        turn: Turn,
+        escrow: Escrow,
+        answers: SendAnswers,
+        counts: Counts,
+        *,
+        rejects: bool = False,
     ) -> None:
+        self.counts = counts
         self._turn = turn
         self._rejects = rejects
         self.escrow = escrow
@@ -112,6 +120,7 @@ class _Parking:
         place, owner = places[0], self._owner
         owner.under_way.discard(self.facts.key)
         owner.escrow.counts.parked += 1
+        owner.counts.came(self.facts.topic, TRANSACTION, place.size)
         owner.escrow.parked(
             self.facts,
             queue_offset=place.queue_offset,
@@ -143,6 +152,7 @@ class _Parking:
         self._line.write(sent(self._request, log_offset, facts.queue_id, queue_offset, code, key))
 
     def _fail(self, code: int) -> None:
+        self._owner.counts.refused[self._request.head.code, code] += 1
         self._line.write(answer(self._request, code=code, remark="the half was not stored"))
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final
 
 from escrowmq.broker.checks import Checks
+from escrowmq.broker.counts import Counts
 from escrowmq.broker.escrowmemory import EscrowMemory, Reroute, rerouted
 from escrowmq.broker.line import Line
 from escrowmq.broker.parking import Parking
@@ -29,6 +30,7 @@ from escrowmq.escrow.escrow import Change, Escrow, Recorded
 from escrowmq.escrow.halves import Half
 from escrowmq.escrow.rules import EscrowRules
 from escrowmq.escrow.verdict import STATE_OF, State, Verdict
+from escrowmq.escrow.writers import Writer, decision_record
 from escrowmq.message.ids import encode_offset_id
 from escrowmq.message.offsets import LogOffset
 from escrowmq.message.record import NewRecord
@@ -61,6 +63,7 @@ class Transactions:
         producers: ProducerGroups,
         answers: SendAnswers,
         rules: TransactionRules,
+        counts: Counts,
         *,
         reroute: Reroute = lambda record, now_ms: record,
     ) -> None:
@@ -71,7 +74,7 @@ class Transactions:
         self.memory = EscrowMemory(store, disk, offsets, rules.escrow, reroute)
         escrow = self.memory.escrow
         self.escrow = escrow
-        self.parking = Parking(turn, escrow, answers, rejects=rules.rejects)
+        self.parking = Parking(turn, escrow, answers, counts, rejects=rules.rejects)
         self.checks = Checks(escrow, turn, producers, self.append, store_host=answers.store_host)
 
     # --- ending ----------------------------------------------------------------------------------
@@ -170,11 +173,15 @@ class Transactions:
         change: Change,
         done: Done | None = None,
         *,
-        now_ms: int = 0,
+        now_ms: int,
     ) -> None:
         """The records of a change go with this turn; then it is so, or it is as it was."""
-        settling = _Settling(self.escrow, change, done)
-        records = rerouted(change, self._reroute, now_ms)
+        settling = _Settling(self.escrow, change, done, now_ms)
+        try:
+            records = rerouted(change, self._reroute, now_ms)
+        except RequestRefused:  # a delay that is not served here
+            self.escrow.reopen(change)
+            raise
         self._turn.put(records, settling.done, stored=settling.stored)
 
     def rerouted(self, change: Change, now_ms: int) -> list[NewRecord]:
@@ -207,12 +214,14 @@ class Transactions:
     def _answer_state(
         self, line: Line, request: Request[EndTransaction], half: Half | None
     ) -> None:
-        fields = request.head.fields
-        state = self.escrow.settled.state(fields.tran_state_table_offset)
-        if half is None and state is None:
-            raise NoSuchTransaction(f"no half was parked at {fields.tran_state_table_offset}")
-        text = State.OPEN.text if state is None else state.text
-        line.write(answer(request, EndTransactionAnswer(state=text)))
+        queue_offset = request.head.fields.tran_state_table_offset
+        state = self.escrow.settled.state(queue_offset)
+        if half is not None:
+            state = State.STRANDED if half.is_stranded else State.OPEN
+        if state is None:
+            raise NoSuchTransaction(f"no half was parked at {queue_offset}")
+        recorded = Recorded(queue_offset, request.head.fields.commit_log_offset, state)
+        self._turn.put([], lambda code, _: self._answer_recorded(line, request, recorded, code))
 
     def _fields(self, half: Half, state: State, final: Placed | None) -> EndTransactionAnswer:
         host = self.answers.store_host
@@ -235,15 +244,30 @@ class Transactions:
         self.memory.save(at_once=at_once)
 
     def keep_from(self) -> LogOffset | None:
-        """Halves that are open are in the log from here on."""
+        """Halves that are open, and the last word of each writer, are in the log from here on."""
+        needed = [writer.log_offset for writer in self.escrow.writers]
         half = self.escrow.open.first()
-        return None if half is None else LogOffset(half.log_offset)
+        if half is not None:
+            needed.append(half.log_offset)
+        return LogOffset(min(needed)) if needed else None
 
     def make_way(self, log_offset: int, now_ms: int) -> None:
         """The log below has to go: what is open there is appended again, a slice at a time."""
         for half in self.escrow.needed_below(log_offset)[:RENEWED_MAX]:
             if not half.is_deciding and not half.why.startswith("unreadable"):
                 self.renew(half, now_ms)
+        for writer in self.escrow.writers:
+            if writer.log_offset < log_offset:
+                self._remember(writer, now_ms)
+
+    def _remember(self, writer: Writer, now_ms: int) -> None:
+        writers = self.escrow.writers
+        decision = writers.remembrance(writer)
+        if decision is not None:
+            self._turn.put(
+                [decision_record(decision, now_ms=now_ms)],
+                stored=lambda places: writers.note(decision, places[0].log_offset),
+            )
 
     def renew(self, half: Half, now_ms: int, done: Callable[[int], None] | None = None) -> None:
         record = self.escrow.read(half)
@@ -272,15 +296,16 @@ class Transactions:
 class _Settling:
     """A change on its way into the log: afterwards it is so, or it is as it was."""
 
-    __slots__ = ("_change", "_done", "_escrow")
+    __slots__ = ("_change", "_done", "_escrow", "_now_ms")
 
-    def __init__(self, escrow: Escrow, change: Change, done: Done | None) -> None:
+    def __init__(self, escrow: Escrow, change: Change, done: Done | None, now_ms: int) -> None:
+        self._now_ms = now_ms
         self._escrow = escrow
         self._change = change
         self._done = done
 
     def stored(self, places: Sequence[Placed]) -> None:
-        self._escrow.settled_as(self._change, places[-1].queue_offset)
+        self._escrow.settled_as(self._change, places[-1].queue_offset, now_ms=self._now_ms)
 
     def done(self, code: int, places: Sequence[Placed]) -> None:
         if not places:

@@ -14,6 +14,7 @@ import click
 from escrowmq.cli.config import config
 from escrowmq.cli.serve import serve
 from escrowmq.cli.store import store
+from escrowmq.cli.transaction import transaction
 from escrowmq.errors import EscrowError
 
 
@@ -26,6 +27,7 @@ def cli() -> None:
 cli.add_command(config)
 cli.add_command(serve)
 cli.add_command(store)
+cli.add_command(transaction)
 
 
 def main() -> None:

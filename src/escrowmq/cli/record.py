@@ -34,9 +34,9 @@ def as_text(record: StoredRecord, *, with_body: bool) -> str:
     words = [
         f"{record.log_offset:>12}",
         utc(record.stored_ms),
-        f"{_printable(record.topic)}/{record.queue_id} #{record.queue_offset}",
+        f"{printable(record.topic)}/{record.queue_id} #{record.queue_offset}",
         *(
-            f"{label}={_printable(properties[name])}"
+            f"{label}={printable(properties[name])}"
             for label, name in (("tags", TAGS), ("keys", KEYS), ("unique", UNIQUE_KEY))
             if name in properties
         ),
@@ -92,7 +92,7 @@ def _body_line(record: StoredRecord) -> str:
     text = body_text(record)
     if text is None:
         text = "hex " + bytes(_body(record)[:BODY_WIDTH]).hex()
-    shown = _printable(text[: BODY_WIDTH + 1])
+    shown = printable(text[: BODY_WIDTH + 1])
     return shown if len(shown) <= BODY_WIDTH else shown[:BODY_WIDTH] + "…"
 
 
@@ -123,7 +123,7 @@ def _host(host: bytes) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """On one line: no message may move an operator's cursor."""
     if text.isprintable():
         return text

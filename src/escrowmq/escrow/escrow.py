@@ -81,7 +81,9 @@ class Escrow:
         self.counts = Counts()
         self.writers = Writers()
         self.aliases: dict[int, int] = {}  # places of halves that were appended again
+        self.unfinished: set[int] = set()  # places of decisions that are not carried out yet
         self._log = halves
+        self._last_due_ms = 0
         self._remembered: OrderedDict[bytes, tuple[str, int, int]] = OrderedDict()
 
     # --- park ------------------------------------------------------------------------------------
@@ -135,7 +137,7 @@ class Escrow:
             name(facts.group),
             facts.key,
             parked_ms,
-            parked_ms + self._immunity_ms(facts),
+            self._due_ms(parked_ms + self._immunity_ms(facts)),
             sender,
         )
         self.settled.park(queue_offset)
@@ -207,6 +209,8 @@ class Escrow:
             raise NoSuchTransaction(
                 f"the half at {queue_offset} has the log offset {own_offset}, not {log_offset}"
             )
+        if not state.is_settled:
+            raise NoSuchTransaction(f"the half at {queue_offset} cannot be read")
         if state is not wanted:
             self.counts.contradictions += 1
             raise TransactionContradicted(
@@ -216,25 +220,28 @@ class Escrow:
         self.counts.repeats += 1
         return Recorded(queue_offset, own_offset, state)
 
-    def settled_as(self, change: Change, op_offset: int) -> None:
+    def settled_as(self, change: Change, op_offset: int, *, now_ms: int) -> None:
         """The records of a change are in the log, its op at this place of the op queue."""
         half, state = change.half, change.state
         half.is_deciding = False
         self.settled.put(half.queue_offset, state)
         self.cursors.op_written(op_offset, half.queue_offset)
         if state is State.STRANDED:
-            half.is_stranded = True
+            self.open.strand(half)
             self.counts.stranded += 1
         else:
             self._close(half, state)
-            if state is State.COMMITTED:
-                self.counts.committed += 1
-            else:
-                self.counts.rolled_back += 1
+            self.counts.finish_seconds.observe(max(0, now_ms - half.parked_ms) / 1000)
+            by_topic = self.counts.committed
+            if state is State.ROLLED_BACK:
+                by_topic = self.counts.rolled_back
+            by_topic[half.topic] = by_topic.get(half.topic, 0) + 1
 
     def reopen(self, change: Change) -> None:
         """They are not: the half is as it was."""
         change.half.is_deciding = False
+        if change.state is State.STRANDED:
+            change.half.why = ""
 
     def _close(self, half: Half, state: State) -> None:
         self.open.remove(half)
@@ -330,7 +337,8 @@ class Escrow:
         half.queue_offset, half.log_offset = queue_offset, log_offset
         half.is_deciding = False
         if half.is_stranded:
-            half.is_stranded, half.why, half.checks = False, "", 0
+            self.open.unstrand(half)
+            half.why, half.checks = "", 0
             half.parked_ms = half.due_ms = now_ms
         self.open.add(half)
         self.due.add(queue_offset, half.due_ms)
@@ -348,6 +356,12 @@ class Escrow:
 
     def advance_cursors(self) -> None:
         self.cursors.advance(self.settled.first_open(self.cursors.half))
+
+    def _due_ms(self, due_ms: int) -> int:
+        """The same number as the same object: halves parked together share it."""
+        if due_ms != self._last_due_ms:
+            self._last_due_ms = due_ms
+        return self._last_due_ms
 
     # --- by configuration ------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from escrowmq.errors import CorruptRecord, NoSuchRecord, NoSuchTransaction, TransactionContradicted
+from escrowmq.errors import CorruptRecord, NoSuchRecord, NoSuchTransaction
 from escrowmq.escrow.escrow import Change, Escrow
 from escrowmq.escrow.halves import Half
 from escrowmq.escrow.verdict import STATE_OF, State, Verdict
@@ -33,7 +33,7 @@ def decide_many(
     Raises NoSuchTransaction or TransactionContradicted, and then nothing has changed.
     """
     wanted = STATE_OF[verdict]
-    open_halves: list[int] = []
+    open_halves: dict[int, None] = {}  # each once, by whatever places it was named
     for queue_offset, log_offset in dict.fromkeys(places):
         half = escrow.find(queue_offset, log_offset)
         if half is None:
@@ -42,17 +42,18 @@ def decide_many(
             raise NoSuchTransaction(
                 f"the half at {queue_offset} is of producer group {half.group}, not {group}"
             )
-        elif half.is_deciding:
-            raise TransactionContradicted(
-                f"the half at {queue_offset} is being decided by somebody else", State.OPEN.text
-            )
         else:
-            open_halves.append(half.queue_offset)
+            open_halves[half.queue_offset] = None
     if not open_halves:
         return None
     if wanted is State.COMMITTED:
-        return Decision(commits=open_halves, by=by)
-    return Decision(rolls_back=open_halves, by=by)
+        return Decision(commits=list(open_halves), by=by)
+    return Decision(rolls_back=list(open_halves), by=by)
+
+
+def is_under_way(escrow: Escrow, decision: Decision) -> bool:
+    """Whether somebody else is deciding one of these halves just now."""
+    return any(half.is_deciding for half in _halves(escrow, decision))
 
 
 def mark_deciding(escrow: Escrow, decision: Decision) -> None:

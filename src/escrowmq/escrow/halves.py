@@ -59,7 +59,9 @@ class OpenHalves:
         self._by_key: dict[bytes, int] = {}
         self._names: dict[str, str] = {}  # topics and groups, once each
         self._loads: dict[str, Load] = {}
+        self.by_topic: dict[str, int] = {}
         self.total = Load()
+        self.stranded = 0  # of them
 
     def __len__(self) -> int:
         return len(self._by_offset)
@@ -74,6 +76,7 @@ class OpenHalves:
     def add(self, half: Half) -> None:
         self._by_offset[half.queue_offset] = half
         self.add_key(half)
+        self.stranded += half.is_stranded
         self._account(half, 1)
 
     def add_key(self, half: Half) -> None:
@@ -83,9 +86,18 @@ class OpenHalves:
 
     def remove(self, half: Half) -> None:
         del self._by_offset[half.queue_offset]
+        self.stranded -= half.is_stranded
         if self._by_key.get(half.key) == half.queue_offset:
             del self._by_key[half.key]
         self._account(half, -1)
+
+    def strand(self, half: Half) -> None:
+        half.is_stranded = True
+        self.stranded += 1
+
+    def unstrand(self, half: Half) -> None:
+        half.is_stranded = False
+        self.stranded -= 1
 
     def find(self, queue_offset: int) -> Half | None:
         return self._by_offset.get(queue_offset)
@@ -112,3 +124,7 @@ class OpenHalves:
         total.size += size
         if not load.count:
             del self._loads[half.group]
+        topic = half.topic
+        self.by_topic[topic] = self.by_topic.get(topic, 0) + sign
+        if not self.by_topic[topic]:
+            del self.by_topic[topic]

@@ -37,10 +37,27 @@ from escrowmq.message.sysflag import TRANSACTION_COMMIT, transaction_type
 log = logging.getLogger(__name__)
 
 
+class Glance(Protocol):
+    """A record's place and properties, without its body."""
+
+    @property
+    def queue_offset(self) -> int: ...
+    @property
+    def log_offset(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def stored_ms(self) -> int: ...
+    @property
+    def properties(self) -> bytes: ...
+
+
 class RecoveredLog(HalfLog, Protocol):
     def min_offset(self, topic: str, queue_id: int) -> int: ...
     def max_offset(self, topic: str, queue_id: int) -> int: ...
     def find_by_key(self, topic: str, key: str, *, count_max: int = 32) -> list[StoredRecord]: ...
+
+    def glances(self, topic: str, queue_id: int, begin: int, end: int) -> Iterator[Glance]: ...
 
     @property
     def last_record(self) -> int: ...
@@ -188,7 +205,8 @@ def _outcome(store: RecoveredLog, queue_offset: int) -> State:
 
 def _final(store: RecoveredLog, topic: str, key: bytes, half_log_offset: int) -> object | None:
     for record in store.find_by_key(topic, key.decode("utf-8", "replace")) if key else ():
-        if record.prepared_offset == half_log_offset:
+        is_final = transaction_type(record.sys_flag) == TRANSACTION_COMMIT
+        if is_final and record.prepared_offset == half_log_offset:
             return record
     return None
 
@@ -214,22 +232,12 @@ def _read_open_halves(
     found: Recovered,
     now_ms: int,
 ) -> None:
-    for queue_offset in range(first, escrow.settled.next):
+    for glance in _unsettled(escrow, store, first):
+        queue_offset = glance.queue_offset
         state = escrow.settled.state(queue_offset)
-        if state is not State.OPEN and state is not State.STRANDED:
-            continue
-        log_offset = store.entry_at(names.HALF_TOPIC, 0, queue_offset)
-        if log_offset is None:
-            continue
         found.halves += 1
-        try:
-            record = store.record_at(log_offset)
-        except (NoSuchRecord, CorruptRecord) as error:
-            log.error("half unreadable queue_offset=%d: %s", queue_offset, error)
-            escrow.counts.unreadable += 1
-            continue
-        facts = facts_of(record)
-        if facts is None:
+        facts = facts_of(glance)
+        if state is None or facts is None:
             continue
         older: tuple[int, ...] = ()
         before = escrow.open.find_by_key(facts.key)
@@ -239,26 +247,38 @@ def _read_open_halves(
                 moved = op_of(before.queue_offset, State.OPEN, "broker", now_ms=now_ms)
                 found.records.append(moved)
             older = _replace(escrow, before, queue_offset)
-        half = _enter(escrow, record, facts, state, asked.get(queue_offset))
+        half = _enter(escrow, glance, facts, state, asked.get(queue_offset))
         half.older = older
+
+
+def _unsettled(escrow: Escrow, store: RecoveredLog, first: int) -> Iterator[Glance]:
+    """Run by run: most of a long queue may be settled, and then nothing of it is read."""
+    at = first
+    while (at := escrow.settled.first_unsettled(at)) < escrow.settled.next:
+        end = escrow.settled.first_settled(at)
+        for glance in store.glances(names.HALF_TOPIC, 0, at, end):
+            at = glance.queue_offset + 1
+            yield glance
+        at = end
 
 
 def _enter(
     escrow: Escrow,
-    record: StoredRecord,
+    glance: Glance,
     facts: HalfFacts,
     state: State,
     asked: tuple[int, int] | None,
 ) -> Half:
     half = escrow.parked(
         facts,
-        queue_offset=record.queue_offset,
-        log_offset=record.log_offset,
-        size=record.size,
-        parked_ms=record.stored_ms,
+        queue_offset=glance.queue_offset,
+        log_offset=glance.log_offset,
+        size=glance.size,
+        parked_ms=glance.stored_ms,
     )
     if state is State.STRANDED:
         half.is_stranded, half.why = True, "stranded before this start"
+        half.checks = 0 if asked is None else asked[0]
     elif asked is not None:
         half.checks = asked[0] - 1
         escrow.asked(half, asked[1])
@@ -311,7 +331,8 @@ def _complete_stranded(escrow: Escrow, last: StoredRecord, found: Recovered, now
     facts = facts_of(last)
     half = escrow.open.find_by_key(facts.key) if facts is not None else None
     if half is not None and not half.is_stranded:
-        half.is_stranded, half.why = True, "stranded before this start"
+        escrow.open.strand(half)
+        half.why = "stranded before this start"
         escrow.settled.put(half.queue_offset, State.STRANDED)
         found.records.append(
             op_of(half.queue_offset, State.STRANDED, "broker", half.why, now_ms=now_ms)

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
+
+from escrowmq.metrics import Distribution
+
+# RocketMQ's bounds for the time from half to decision, and the times in which most of ours end.
+FINISH_SECONDS: Final = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 5, 15, 60, 300, 1800, 7200, 86400)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +32,10 @@ class Counts:
     """Since the start; shown as metrics."""
 
     parked: int = 0
-    committed: int = 0
-    rolled_back: int = 0
+    committed: dict[str, int] = field(default_factory=dict)  # by topic
+    rolled_back: dict[str, int] = field(default_factory=dict)
     stranded: int = 0
+    finish_seconds: Distribution = field(default_factory=lambda: Distribution(FINISH_SECONDS))
     repeats: int = 0
     contradictions: int = 0
     duplicate_sends: int = 0

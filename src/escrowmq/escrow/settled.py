@@ -6,9 +6,29 @@ long as the log keeps the half, and no object is kept for what is over.
 
 from __future__ import annotations
 
+import re
+
 from escrowmq.escrow.verdict import State
 
 _PER_BYTE = 4
+
+
+class _Wanted:
+    """Halves in any of these states, and a search for bytes that hold one."""
+
+    def __init__(self, *states: State) -> None:
+        self.states = frozenset(states)
+        having = [
+            byte
+            for byte in range(256)
+            if any(byte >> shift & 3 in self.states for shift in (0, 2, 4, 6))
+        ]
+        self.in_bytes = re.compile(b"[%b]" % re.escape(bytes(having))).search
+
+
+_OPEN = _Wanted(State.OPEN)
+_UNSETTLED = _Wanted(State.OPEN, State.STRANDED)
+_SETTLED = _Wanted(State.COMMITTED, State.ROLLED_BACK)
 _STATES = tuple(State)
 
 
@@ -51,24 +71,31 @@ class SettledHalves:
 
     def first_open(self, begin: int) -> int:
         """The first half from `begin` on that is open; `next` if none is."""
+        return self._first(begin, _OPEN)
+
+    def first_unsettled(self, begin: int) -> int:
+        """The first that is open or stranded."""
+        return self._first(begin, _UNSETTLED)
+
+    def first_settled(self, begin: int) -> int:
+        """The first that is neither."""
+        return self._first(begin, _SETTLED)
+
+    def _first(self, begin: int, wanted: _Wanted) -> int:
         at = max(begin, self.base)
         while at < self.next:
-            if (at - self.base) % _PER_BYTE == 0:
-                at = self._skip_bytes(at)
-                if at >= self.next:
+            place, rest = divmod(at - self.base, _PER_BYTE)
+            if not rest:  # past whole bytes without any: there may be millions
+                found = wanted.in_bytes(self._bits, place)
+                if found is None:
                     break
-            if self.state(at) is State.OPEN:
+                if found.start() > place:
+                    at = self.base + found.start() * _PER_BYTE
+                    continue
+            if _STATES[self._bits[place] >> 2 * rest & 3] in wanted.states:
                 return at
             at += 1
         return self.next
-
-    def _skip_bytes(self, at: int) -> int:
-        """Past whole bytes in which nothing is open."""
-        place = (at - self.base) // _PER_BYTE
-        last = (self.next - self.base) // _PER_BYTE
-        while place < last and _HAS_NO_OPEN[self._bits[place]]:
-            place += 1
-        return self.base + place * _PER_BYTE
 
     def dump(self) -> bytes:
         return bytes(self._bits)
@@ -77,6 +104,3 @@ class SettledHalves:
         missing = (self.next - self.base + _PER_BYTE - 1) // _PER_BYTE - len(self._bits)
         if missing > 0:
             self._bits += bytes(missing)
-
-
-_HAS_NO_OPEN = tuple(all(byte >> shift & 3 for shift in (0, 2, 4, 6)) for byte in range(256))

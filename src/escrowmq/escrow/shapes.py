@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -169,19 +169,31 @@ def _again(half: StoredRecord, topic: str, properties: bytes) -> NewRecord:
     )
 
 
-def facts_of(half: StoredRecord) -> HalfFacts | None:
+class HasProperties(Protocol):
+    @property
+    def properties(self) -> bytes: ...
+
+
+def facts_of(half: HasProperties) -> HalfFacts | None:
     """None: it is no half that could be delivered."""
-    properties = decode_properties(half.properties)
-    topic, queue_id = properties.get(names.REAL_TOPIC), properties.get(names.REAL_QUEUE_ID, "0")
-    if not topic or not queue_id.isdecimal():
+    properties = half.properties
+    topic = find_property(properties, b"REAL_TOPIC")
+    queue_id = find_property(properties, b"REAL_QID") or b"0"
+    if not topic or not queue_id.isdigit():
         return None
+    immunity: bytes | None = None
+    if b"CHECK_IMMUNITY" in properties:
+        immunity = find_property(properties, IMMUNITY.encode())
+    attempt = None
+    if b"ESCROW_WRITER" in properties:
+        attempt = attempt_of(decode_properties(properties))
     return HalfFacts(
-        topic=topic,
+        topic=topic.decode("utf-8", "replace"),
         queue_id=int(queue_id),
-        group=properties.get(names.PRODUCER_GROUP, ""),
-        key=properties.get(names.UNIQUE_KEY, "").encode(),
-        immunity_ms=immunity_ms(properties.get(IMMUNITY)),
-        attempt=attempt_of(properties),
+        group=(find_property(properties, b"PGROUP") or b"").decode("utf-8", "replace"),
+        key=find_property(properties, b"UNIQ_KEY") or b"",
+        immunity_ms=None if immunity is None else immunity_ms(immunity.decode("utf-8", "replace")),
+        attempt=attempt,
     )
 
 
@@ -285,14 +297,14 @@ class Step(msgspec.Struct, frozen=True):
     """One line of the journal."""
 
     half: int
-    what: str  # asked, unknown
+    what: str  # asked, unknown, resumed
     number: int  # of the check
     peer: str
     at_ms: int = 0
 
 
 _JOURNAL = struct.Struct(">qBH")
-_STEPS: Final = ("asked", "unknown")
+_STEPS: Final = ("asked", "unknown", "resumed")
 
 
 def journal_of(step: Step, *, now_ms: int) -> NewRecord:

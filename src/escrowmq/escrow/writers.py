@@ -97,11 +97,13 @@ class Attempts:
 
 class Writers:
     def __init__(self, writers: Iterable[Writer] = ()) -> None:
-        self._writers = {writer.name: writer for writer in writers}
+        self._stored = {writer.name: writer for writer in writers}
+        self._writers = dict(self._stored)  # as they will be once this turn's decisions are stored
         self.attempts = Attempts()
 
     def __iter__(self) -> Iterator[Writer]:
-        return iter(self._writers.values())
+        """As the log has them."""
+        return iter(self._stored.values())
 
     def find(self, name: str) -> Writer | None:
         return self._writers.get(name)
@@ -117,8 +119,10 @@ class Writers:
             fingerprint=writer.fingerprint,
         )
 
-    def remembrance(self, writer: Writer) -> Decision:
-        """The same again, for another place in the log."""
+    def remembrance(self, writer: Writer) -> Decision | None:
+        """The same again, for another place in the log; None while he decides something new."""
+        if self._writers.get(writer.name) is not writer:
+            return None
         return Decision(
             writer=writer.name,
             fence=writer.fence,
@@ -152,6 +156,7 @@ class Writers:
                     "rolled_back",
                 )
             commits += sorted(halves)
+        commits = list(dict.fromkeys(commits))
         won = set(commits)
         lost = [at for _, halves in self.attempts.up_to(name, batch) for at in halves - won]
         return Decision(
@@ -165,24 +170,23 @@ class Writers:
             fingerprint=fingerprint,
         )
 
+    def expect(self, decision: Decision) -> None:
+        """It goes to the log with this turn: whoever comes after it hears of it."""
+        if decision.writer:
+            self._writers[decision.writer] = _writer_of(decision, -1)
+
     def note(self, decision: Decision, log_offset: int) -> None:
         """It is in the log."""
         if decision.writer:
-            self._writers[decision.writer] = Writer(
-                decision.writer,
-                decision.fence,
-                decision.batch,
-                decision.winners,
-                decision.fingerprint,
-                log_offset,
-            )
+            writer = _writer_of(decision, log_offset)
+            self._stored[decision.writer] = self._writers[decision.writer] = writer
 
-    def take_back(self, decision: Decision, before: Writer | None) -> None:
-        """It did not reach the log."""
+    def take_back(self, decision: Decision) -> None:
+        """It did not reach the log: what is there counts."""
         if decision.writer:
             self._writers.pop(decision.writer, None)
-            if before is not None:
-                self._writers[decision.writer] = before
+            if decision.writer in self._stored:
+                self._writers[decision.writer] = self._stored[decision.writer]
 
     def verdict_is_rollback(self, name: str, batch: int, fence: int) -> bool:
         """Whether an open half of an attempt can never win any more."""
@@ -190,8 +194,19 @@ class Writers:
         return writer is not None and (batch <= writer.batch or fence < writer.fence)
 
     def dump(self) -> bytes:
-        return msgspec.msgpack.encode(list(self._writers.values()))
+        return msgspec.msgpack.encode(list(self._stored.values()))
 
     @classmethod
     def load(cls, data: bytes) -> Writers:
         return cls(msgspec.msgpack.decode(data, type=list[Writer]) if data else ())
+
+
+def _writer_of(decision: Decision, log_offset: int) -> Writer:
+    return Writer(
+        decision.writer,
+        decision.fence,
+        decision.batch,
+        decision.winners,
+        decision.fingerprint,
+        log_offset,
+    )

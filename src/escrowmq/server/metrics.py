@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from escrowmq.broker.broker import Broker
+from escrowmq.broker.escrowmetrics import EscrowMetrics
 from escrowmq.broker.metrics import STORAGE, BrokerMetrics, response_name
 from escrowmq.clock import Clock
 from escrowmq.config import Config
@@ -39,6 +40,9 @@ def add_broker_metrics(
 ) -> None:
     permission = config.broker.broker_permission
     registry.add(BrokerMetrics(broker, clock.now_ms, permission=permission).collect)
+    transactions = broker.transactions
+    escrow_metrics = EscrowMetrics(transactions.escrow, transactions.checks, clock.now_ms)
+    registry.add(escrow_metrics.collect)
     registry.add(port_metrics(port, "broker"))
 
 

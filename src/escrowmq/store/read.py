@@ -8,14 +8,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
+from escrowmq.errors import NoSuchRecord
 from escrowmq.message.offsets import QueueOffset
-from escrowmq.message.sysflag import BORN_HOST_IPV6
+from escrowmq.message.record import MAGIC_V1, MAGIC_V2
+from escrowmq.message.sysflag import BORN_HOST_IPV6, STORE_HOST_IPV6
 from escrowmq.store.commitlog import CommitLog
 from escrowmq.store.consumequeue import BLANK_SIZE, ENTRY, ConsumeQueue
 from escrowmq.store.settings import QUEUE_ENTRY_BYTES
 
 SCANNED_MAX: Final = 800  # entries that one read may look at while a filter refuses them
 _STORED_MS = struct.Struct(">q")
+_SIZE_MAGIC = struct.Struct(">iI")
+_INT = struct.Struct(">i")
 
 
 class ReadStatus(enum.Enum):
@@ -141,6 +147,34 @@ class _Picker:
 
     def finish(self) -> None:
         self._found.slices = self._log.slices(self._runs)
+
+
+class Glance(msgspec.Struct, frozen=True, gc=False):
+    """A record, as far as its queue and its edges tell."""
+
+    queue_offset: int
+    log_offset: int
+    size: int
+    stored_ms: int
+    properties: bytes
+
+
+def glance_at(log: CommitLog, queue_offset: int, log_offset: int, size: int) -> Glance | None:
+    try:
+        view = log.view(log_offset, log_offset + size)
+        own_size, magic = _SIZE_MAGIC.unpack_from(view)
+        host_bits = view[39]
+        at = 56 if not host_bits & BORN_HOST_IPV6 else 68
+        stored_ms = _STORED_MS.unpack_from(view, at)[0]
+        at += 28 if not host_bits & STORE_HOST_IPV6 else 40
+        at += 4 + _INT.unpack_from(view, at)[0]  # the body
+        at += 1 + view[at] if magic == MAGIC_V1 else 2 + view[at] * 256 + view[at + 1]  # the topic
+        length = view[at] * 256 + view[at + 1]
+    except (NoSuchRecord, struct.error, IndexError):
+        return None
+    if own_size != size or magic not in (MAGIC_V1, MAGIC_V2) or at + 2 + length != size:
+        return None
+    return Glance(queue_offset, log_offset, size, stored_ms, bytes(view[at + 2 :]))
 
 
 def stored_ms_at(log: CommitLog, log_offset: int, size: int) -> int:

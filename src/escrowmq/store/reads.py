@@ -11,10 +11,17 @@ from escrowmq.message.ids import decode_offset_id
 from escrowmq.message.offsets import LogOffset, QueueOffset
 from escrowmq.message.record import StoredRecord
 from escrowmq.store.commitlog import CommitLog
-from escrowmq.store.consumequeue import BLANK_SIZE
+from escrowmq.store.consumequeue import BLANK_SIZE, ENTRY
 from escrowmq.store.keyindex import FOUND_MAX, KeyIndex
 from escrowmq.store.queuetable import QueueTable
-from escrowmq.store.read import QueueRead, first_stored_ms, offset_by_time, read_queue
+from escrowmq.store.read import (
+    Glance,
+    QueueRead,
+    first_stored_ms,
+    glance_at,
+    offset_by_time,
+    read_queue,
+)
 
 _EVER_MS: Final = 1 << 62
 
@@ -99,6 +106,19 @@ class StoreReads:
             return None
         log_offset, size, _ = queue.entry(queue_offset)
         return None if size == BLANK_SIZE else LogOffset(log_offset)
+
+    def glances(self, topic: str, queue_id: int, begin: int, end: int) -> Iterator[Glance]:
+        """What lies at each place of a queue, without a look at the bodies. One that does not look
+        like a record at all is left out; whether it is whole, `record_at` finds out."""
+        queue = self._queues.find(topic, queue_id)
+        at = begin if queue is None else max(begin, queue.first)
+        while queue is not None and at < min(end, queue.next):
+            entries = queue.entries(at, min(end, queue.next) - at)
+            for log_offset, size, _ in ENTRY.iter_unpack(bytes(entries)):
+                found = None if size == BLANK_SIZE else glance_at(self._log, at, log_offset, size)
+                if found is not None:
+                    yield found
+                at += 1
 
     def min_offset(self, topic: str, queue_id: int) -> QueueOffset:
         queue = self._queues.find(topic, queue_id)

@@ -1,0 +1,179 @@
+"""Ask name servers and brokers, and wait: what commands need of the network, and no more."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Final, NamedTuple
+
+from escrowmq.clock import Clock, SystemClock
+from escrowmq.errors import (
+    BrokenBody,
+    EscrowError,
+    NotSent,
+    OutcomeUnknown,
+    RemoteProtocolError,
+    RequestRefused,
+    TransportError,
+    UnknownRequest,
+)
+from escrowmq.wire.bodies import ClusterInfo, decode_body
+from escrowmq.wire.codes import RequestCode, ResponseCode, request_name
+from escrowmq.wire.command import Command
+from escrowmq.wire.connection import Answer, Call, Connection
+from escrowmq.wire.headers import Header
+
+TIMEOUT_S: Final = 10.0
+WINDOW: Final = 64  # calls on their way at once, so that one flush answers many
+_CHUNK: Final = 256 << 10
+MASTER: Final = 0
+
+
+class Reply(NamedTuple):
+    ext_fields: dict[str, str]
+    body: bytes
+
+
+class BrokerPlace(NamedTuple):
+    name: str
+    address: str
+
+
+class Caller:
+    """One connection. Errors are ours, and say who could not be asked."""
+
+    def __init__(
+        self, address: str, *, timeout_s: float = TIMEOUT_S, clock: Clock | None = None
+    ) -> None:
+        self.address = address
+        self._timeout_s = timeout_s
+        self._clock = clock or SystemClock()
+        self._connection = Connection()
+        self._ended: dict[int, tuple[Command, bytes]] = {}
+        try:
+            self._socket = socket.create_connection(_host_and_port(address), timeout=timeout_s)
+        except OSError as error:
+            raise NotSent(f"{address} cannot be reached: {_why(error)}") from error
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def __enter__(self) -> Caller:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._connection.close()
+        self._socket.close()
+
+    def call(self, code: int, fields: Header | None = None) -> Reply:
+        """Raises RequestRefused if the answer is no, TransportError if there is none."""
+        return self._wait(self._send(code, fields))
+
+    def call_many(self, code: int, requests: Iterable[Header]) -> Iterator[Reply | RequestRefused]:
+        """The answers in the order of the requests, several of which are on their way at once."""
+        calls: deque[Call] = deque()
+        for fields in requests:
+            calls.append(self._send(code, fields))
+            if len(calls) >= WINDOW:
+                yield self._wait_or_refusal(calls.popleft())
+        while calls:
+            yield self._wait_or_refusal(calls.popleft())
+
+    def _wait_or_refusal(self, call: Call) -> Reply | RequestRefused:
+        try:
+            return self._wait(call)
+        except RequestRefused as error:
+            return error
+
+    def _send(self, code: int, fields: Header | None) -> Call:
+        deadline_s = self._clock.elapsed_s() + self._timeout_s
+        call, data = self._connection.call(code, fields, deadline_s=deadline_s)
+        try:
+            self._socket.settimeout(self._timeout_s)
+            self._socket.sendall(data)
+        except OSError as error:
+            raise OutcomeUnknown(f"{self.address}: {_why(error)}") from error
+        return call
+
+    def _wait(self, call: Call) -> Reply:
+        while call.opaque not in self._ended:
+            self._receive(call)
+        command, body = self._ended.pop(call.opaque)
+        if command.code == ResponseCode.SUCCESS:
+            return Reply(command.ext_fields, body)
+        if command.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise UnknownRequest(
+                command.code,
+                f"{self.address} does not know {request_name(call.code)}: it is no EscrowMQ "
+                "broker, or an older one; Apache RocketMQ has nothing like it",
+            )
+        raise RequestRefused(command.code, command.remark or f"code {command.code}")
+
+    def _receive(self, call: Call) -> None:
+        left_s = call.deadline_s - self._clock.elapsed_s()
+        if left_s <= 0:
+            raise OutcomeUnknown(
+                f"{self.address} has not answered {request_name(call.code)} in {self._timeout_s} s"
+            )
+        try:
+            self._socket.settimeout(left_s)
+            data = self._socket.recv(_CHUNK)
+        except TimeoutError:
+            return
+        except OSError as error:
+            raise OutcomeUnknown(f"{self.address}: {_why(error)}") from error
+        if not data:
+            raise OutcomeUnknown(f"{self.address} closed the connection before it answered")
+        try:
+            self._connection.receive(data)
+            for event in self._connection.events():
+                if isinstance(event, Answer):
+                    self._ended[event.call.opaque] = event.command, bytes(event.body)
+        except RemoteProtocolError as error:
+            raise OutcomeUnknown(
+                f"{self.address} does not speak the remoting protocol: {error}"
+            ) from error
+
+
+def find_brokers(namesrv: str) -> list[BrokerPlace]:
+    """The masters that a name server knows. `namesrv`: one address, or several with semicolons."""
+    failed: list[str] = []
+    for address in filter(None, (part.strip() for part in namesrv.split(";"))):
+        try:
+            with Caller(address) as caller:
+                body = caller.call(RequestCode.GET_BROKER_CLUSTER_INFO).body
+            known = decode_body(ClusterInfo, body)
+        except (TransportError, RequestRefused, BrokenBody) as error:
+            failed.append(reason_of(error))
+            continue
+        found = [
+            BrokerPlace(name, route.broker_addrs[MASTER])
+            for name, route in sorted(known.broker_addr_table.items())
+            if MASTER in route.broker_addrs
+        ]
+        if found:
+            return found
+        failed.append(f"{address} knows no broker")
+    why = "; ".join(failed) or f"{namesrv!r} is no address"
+    raise NotSent(f"{why} (name server: -n HOST:PORT, or one broker: --broker HOST:PORT)")
+
+
+def reason_of(error: EscrowError) -> str:
+    """In one line, for people."""
+    return error.remark if isinstance(error, RequestRefused) else str(error)
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise NotSent(f"{address!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)

@@ -1,0 +1,389 @@
+"""`escrowmq transaction …`: what is pending and why, and decisions by hand."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial, reduce
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+import click
+
+from escrowmq.cli.cluster import Cluster, Listed, Outcome, Told
+from escrowmq.cli.output import reader_may_leave
+from escrowmq.cli.pending import entry_json, field_lines, story_json, story_lines, table_lines
+from escrowmq.cli.record import printable
+from escrowmq.clock import SystemClock
+from escrowmq.errors import NoSuchTransaction, OutcomeUnknown
+from escrowmq.wire.codes import RequestCode
+from escrowmq.wire.headers import Header
+from escrowmq.wire.headers_transaction import (
+    ListTransactions,
+    ResumeTransaction,
+    SettleTransaction,
+)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_SHOWN_MAX: Final = 20  # of those that a confirmation asks about
+_SETTLED_MAX: Final = 1_000  # listed, if nobody says how many: the log may hold millions
+_STATES: Final = ("open", "stranded", "committed", "rolled_back")
+_COMMIT, _ROLLBACK = 8, 12
+_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+class _Duration(click.ParamType):
+    name = "duration"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        found = re.fullmatch(r"(\d{1,9})\s*(ms|s|m|h|d)?", str(value).strip())
+        if found is None:
+            self.fail(f"{value!r} is no duration: 90s, 10m, 2h, 3d", param, ctx)
+        return int(found[1]) * _UNITS_MS[found[2] or "s"]
+
+
+def _together(*options: Callable[[F], F]) -> Callable[[F], F]:
+    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
+
+
+_where = _together(
+    click.option(
+        *("-n", "--namesrv"),
+        default="127.0.0.1:9876",
+        envvar="NAMESRV_ADDR",
+        show_default=True,
+        metavar="ADDR",
+        help="The name server; its brokers are asked.",
+    ),
+    click.option("--broker", metavar="ADDR", help="Ask this broker alone, and no name server."),
+    click.option("--json", "in_json", is_flag=True, help="JSON instead of text."),
+)
+_filters = _together(
+    click.option("--older-than", type=_Duration(), help="Parked so long ago: 90s, 10m, 2h."),
+    click.option("--topic", help="Only for this topic."),
+    click.option("--group", help="Only of this producer group."),
+    click.option("--checks", type=click.IntRange(min=0), help="Asked about so often, or more."),
+    click.option(
+        "--state",
+        "states",
+        type=click.Choice(_STATES),
+        multiple=True,
+        help="Only these; may be given again.  [open and stranded]",
+    ),
+)
+_targets = _together(
+    click.argument("ids", nargs=-1, metavar="[ID]..."),
+    click.option("--all", "take_all", is_flag=True, help="All that the filters find."),
+    _filters,
+    click.option("--yes", is_flag=True, help="Do not ask."),
+    click.option("--as", "operator", metavar="NAME", help="Who decides.  [the login name]"),
+    _where,
+)
+_why = click.option("--reason", required=True, metavar="TEXT", help="Why; it is kept for good.")
+
+
+@click.group()
+def transaction() -> None:
+    """Which transactions are pending, why, and what is to become of them."""
+
+
+# --- looking -------------------------------------------------------------------------------------
+
+
+@transaction.command("list")
+@_filters
+@click.option("--limit", type=click.IntRange(min=1), help="So many, and no more.")
+@_where
+@click.pass_context
+def list_(
+    context: click.Context,
+    limit: int | None,
+    namesrv: str,
+    broker: str | None,
+    in_json: bool,
+    **filters: Any,
+) -> None:
+    """List the transactions that are not settled, the oldest first.
+
+    Settled ones are listed with --state committed or --state rolled_back, the newest first.
+    """
+    cluster = Cluster(namesrv, broker)
+    wanted = _wanted(**filters)
+    if limit is None and any(one.state in ("committed", "rolled_back") for one in wanted):
+        limit = _SETTLED_MAX
+    rows = cluster.entries(wanted)
+    with reader_may_leave():
+        shown = islice(rows, limit)
+        if in_json:
+            _echo_array(map(entry_json, shown))
+        else:
+            _echo_table(shown)
+    if limit is not None and next(rows, None) is not None:
+        click.echo(f"escrowmq: there are more than {limit}: --limit shows them", err=True)
+    _end(context, cluster)
+
+
+@transaction.command()
+@click.argument("name", metavar="ID")
+@_where
+@click.pass_context
+def show(
+    context: click.Context, name: str, namesrv: str, broker: str | None, in_json: bool
+) -> None:
+    """Print the fields of one transaction, settled or not."""
+    _print_one(context, Cluster(namesrv, broker), name, in_json, field_lines)
+
+
+@transaction.command()
+@click.argument("name", metavar="ID")
+@_where
+@click.pass_context
+def explain(
+    context: click.Context, name: str, namesrv: str, broker: str | None, in_json: bool
+) -> None:
+    """Tell the story of one transaction: every check, who decided, and what happens next."""
+    _print_one(context, Cluster(namesrv, broker), name, in_json, story_lines)
+
+
+def _print_one(
+    context: click.Context,
+    cluster: Cluster,
+    name: str,
+    in_json: bool,
+    lines: Callable[[Told], Iterator[str]],
+) -> None:
+    stories = _stories(cluster, name)
+    with reader_may_leave():
+        for told in stories:
+            if in_json:
+                click.echo(json.dumps(story_json(told)))
+            else:
+                for line in lines(told):
+                    click.echo(line)
+    _end(context, cluster)
+
+
+# --- deciding ------------------------------------------------------------------------------------
+
+
+@transaction.command()
+@_targets
+@_why
+@click.pass_context
+def commit(context: click.Context, reason: str, **rest: Any) -> None:
+    """Deliver the messages of transactions, by hand and for good."""
+    request = partial(_settling, _COMMIT, reason)
+    _change(context, "commit", RequestCode.SETTLE_TRANSACTION, "committed", request, **rest)
+
+
+@transaction.command()
+@_targets
+@_why
+@click.pass_context
+def rollback(context: click.Context, reason: str, **rest: Any) -> None:
+    """Drop the messages of transactions, by hand and for good."""
+    request = partial(_settling, _ROLLBACK, reason)
+    _change(context, "roll back", RequestCode.SETTLE_TRANSACTION, "rolled_back", request, **rest)
+
+
+@transaction.command()
+@_targets
+@click.option("--reason", default="", metavar="TEXT", help="Why; it is kept.")
+@click.pass_context
+def resume(context: click.Context, reason: str, **rest: Any) -> None:
+    """Let the producers of stranded transactions be asked again, from the first check on."""
+    request = partial(_resuming, reason)
+    rest["states"] = rest["states"] or ("stranded",)
+    _change(context, "resume", RequestCode.RESUME_TRANSACTION, "open", request, **rest)
+
+
+def _settling(verdict: int, reason: str, name: str, operator: str) -> Header:
+    return SettleTransaction(
+        transaction_id=name, commit_or_rollback=verdict, reason=reason, operator=operator
+    )
+
+
+def _resuming(reason: str, name: str, operator: str) -> Header:
+    return ResumeTransaction(transaction_id=name, reason=reason, operator=operator)
+
+
+def _change(
+    context: click.Context,
+    verb: str,
+    code: int,
+    state: str,
+    request: Callable[[str, str], Header],
+    *,
+    ids: tuple[str, ...],
+    take_all: bool,
+    yes: bool,
+    operator: str | None,
+    namesrv: str,
+    broker: str | None,
+    in_json: bool,
+    **filters: Any,
+) -> None:
+    if bool(ids) == take_all:
+        raise click.UsageError("name transactions by ID, or take --all that the filters find")
+    if ids and any(
+        value for name, value in filters.items() if (name, verb) != ("states", "resume")
+    ):
+        raise click.UsageError("filters go with --all, not with an ID")
+    if not yes and not sys.stdin.isatty():
+        raise click.UsageError(f"nobody is there to confirm: --yes to {verb} without asking")
+    cluster = Cluster(namesrv, broker)
+    targets = _find(cluster, ids) if ids else _find_all(cluster, filters)
+    if cluster.failed and take_all:
+        _end(context, cluster)  # not a part of what was meant
+    if targets and not yes:
+        _confirm(verb, targets)
+    name = _operator() if operator is None else operator
+    requests = [(target, request(target.entry.transaction_id, name)) for target in targets]
+    outcomes = cluster.change(code, state, requests)
+    _report(context, cluster, outcomes, in_json)
+
+
+def _find(cluster: Cluster, ids: Sequence[str]) -> list[Listed]:
+    targets = []
+    for name in dict.fromkeys(ids):
+        stories = _stories(cluster, name)
+        if len(stories) > 1:
+            places = ", ".join(told.broker.address for told in stories)
+            raise NoSuchTransaction(f"{name} is on several brokers ({places}): choose by --broker")
+        targets.append(Listed(stories[0].broker, stories[0].story.transaction))
+    return targets
+
+
+def _find_all(cluster: Cluster, filters: dict[str, Any]) -> list[Listed]:
+    if not {"committed", "rolled_back"}.isdisjoint(filters["states"]):
+        raise click.UsageError("what is settled stays as it is: --state open or --state stranded")
+    return list(cluster.entries(_wanted(**filters)))
+
+
+def _stories(cluster: Cluster, name: str) -> list[Told]:
+    stories = cluster.stories(name)
+    if stories:
+        return stories
+    if cluster.failed:
+        raise OutcomeUnknown("; ".join(cluster.failed))
+    asked = ", ".join(broker.address for broker in cluster.brokers)
+    raise NoSuchTransaction(
+        f"no transaction {printable(name)} on {asked}: it never was there, or the log has lost it"
+    )
+
+
+def _confirm(verb: str, targets: Sequence[Listed]) -> None:
+    for line in table_lines(targets[:_SHOWN_MAX], SystemClock().now_ms(), _width(sys.stderr)):
+        click.echo(line, err=True)
+    if len(targets) > _SHOWN_MAX:
+        click.echo(f"… and {len(targets) - _SHOWN_MAX} more", err=True)
+    count = "this transaction" if len(targets) == 1 else f"these {len(targets)} transactions"
+    if not click.confirm(f"{verb.capitalize()} {count}?", err=True):
+        click.echo("Nothing was changed.", err=True)
+        raise click.Abort
+
+
+def _report(
+    context: click.Context, cluster: Cluster, outcomes: Iterable[Outcome], in_json: bool
+) -> None:
+    done = failed = 0
+    with reader_may_leave():
+        kept = []
+        for outcome in outcomes:
+            done, failed = done + (not outcome.error), failed + bool(outcome.error)
+            if in_json:
+                kept.append(_outcome_json(outcome))
+            else:
+                _echo_outcome(outcome)
+        if in_json:
+            _echo_array(kept)
+        elif done + failed != 1:
+            click.echo(f"{done} done, {failed} refused")
+    _end(context, cluster, 2 if failed else 0)
+
+
+def _echo_outcome(outcome: Outcome) -> None:
+    name = printable(outcome.target.entry.transaction_id)
+    if outcome.error:
+        click.echo(f"escrowmq: {name}: {printable(outcome.error)}", err=True)
+    else:
+        click.echo(f"{name}  {'already ' if outcome.already else ''}{outcome.state}")
+
+
+def _outcome_json(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "transaction_id": outcome.target.entry.transaction_id,
+        "broker": outcome.target.broker.name,
+        "state": outcome.state or None,
+        "already": outcome.already,
+        "error": outcome.error or None,
+    }
+
+
+# --- small things --------------------------------------------------------------------------------
+
+
+def _wanted(
+    *,
+    older_than: int | None,
+    topic: str | None,
+    group: str | None,
+    checks: int | None,
+    states: Sequence[str],
+) -> list[ListTransactions]:
+    """One question per state; those that are not settled can be asked for together."""
+    asked: list[str | None] = list(dict.fromkeys(states))
+    if {"open", "stranded"} <= set(asked) or not asked:
+        asked = [None, *(state for state in asked if state not in ("open", "stranded"))]
+    return [
+        ListTransactions(
+            state=state,
+            topic=topic,
+            group=group,
+            older_than_ms=older_than,
+            checks_min=checks,
+            count_max=1_000,
+        )
+        for state in asked
+    ]
+
+
+def _echo_array(items: Iterable[dict[str, Any]]) -> None:
+    """As they come: there may be a million."""
+    before = "["
+    for item in items:
+        click.echo(f"{before}{json.dumps(item)}", nl=False)
+        before = ",\n "
+    click.echo("[]" if before == "[" else "]")
+
+
+def _echo_table(rows: Iterable[Listed]) -> None:
+    is_empty = True
+    for line in table_lines(rows, SystemClock().now_ms(), _width(sys.stdout)):
+        click.echo(line)
+        is_empty = False
+    if is_empty:
+        click.echo("no transactions")
+
+
+def _width(stream: Any) -> int | None:
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def _operator() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return ""  # the broker notes the address instead
+
+
+def _end(context: click.Context, cluster: Cluster, code: int = 0) -> None:
+    """A broker that could not say is an error, whatever the others said."""
+    for text in cluster.failed:
+        click.echo(f"escrowmq: {text}", err=True)
+    context.exit(2 if cluster.failed else code)
