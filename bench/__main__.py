@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 
-from bench import broker, broker_growth, broker_tx, store_open, store_read, store_write
+from bench import broker, broker_growth, broker_tx, escrow, store_open, store_read, store_write
 from bench.broker import Told
 from bench.generator import NoCompiler, built
 from bench.measure import QUICK, Plan, keep, keep_table, machine
@@ -23,6 +23,7 @@ BROKER: dict[str, tuple[str, Callable[[Plan], Told]]] = {
     "broker-sync": ("The broker: answered when flushed", broker.sync_rows),
     "broker-growth": ("The broker: many topics, a long log", broker_growth.rows),
     "broker-tx": ("The broker: transactions", broker_tx.rows),
+    "escrow": ("The escrow: very many open transactions", escrow.rows),
 }
 GIB_A_SECOND = 2.0  # of a round: what three brokers write in one second each of all the loads
 QUICK_NOTE = "One short round, a JVM that is not warm: these figures show that it runs, no more."
@@ -99,13 +100,14 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, help=f"of each measurement [{Plan.seconds:g}]")
     parser.add_argument("--topics", type=int, help=f"broker-growth: how many [{Plan.topics}]")
     parser.add_argument("--log-gib", type=float, help=f"broker-growth: the log [{Plan.log_gib:g}]")
+    parser.add_argument("--halves", type=int, help=f"escrow: how many [{Plan.halves}]")
     return parser
 
 
 def plan_from(given: argparse.Namespace) -> Plan:
     wished = {
         name: getattr(given, name)
-        for name in ("rounds", "seconds", "topics", "log_gib")
+        for name in ("rounds", "seconds", "topics", "log_gib", "halves")
         if getattr(given, name) is not None
     }
     return replace(QUICK if given.quick else Plan(), alone=given.alone, **wished)

@@ -33,12 +33,20 @@ class Plan:
     java_warm_up_s: float = 20.0  # of load before the first measurement of a JVM
     topics: int = 10_000
     log_gib: float = 20.0
+    halves: int = 1_000_000
     alone: bool = False  # without Apache RocketMQ beside it
     quick: bool = False
 
 
 QUICK = Plan(
-    rounds=1, seconds=1, warm_up_s=0.3, java_warm_up_s=2, topics=1_000, log_gib=0.5, quick=True
+    rounds=1,
+    seconds=1,
+    warm_up_s=0.3,
+    java_warm_up_s=2,
+    topics=1_000,
+    log_gib=0.5,
+    halves=20_000,
+    quick=True,
 )
 
 

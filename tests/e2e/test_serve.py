@@ -363,3 +363,11 @@ def test_a_setting_of_the_file_has_its_effect(tmp_path: Path) -> None:
         if client.request(310, {**fields, "i": delayed}, b"x").code == 0:
             wrong.append("timerWheelEnable")
     assert wrong == []
+
+
+def test_a_stop_that_comes_while_it_registers_is_a_stop(tmp_path: Path) -> None:
+    with Served(tmp_path / "all") as names:
+        conf = {"namesrvAddr": names.namesrv_address, "brokerName": "broker-b"}
+        for number in range(3):
+            with Served(tmp_path / str(number), role="broker", conf=conf):
+                pass  # ready, and not registered yet

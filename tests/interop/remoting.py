@@ -138,6 +138,10 @@ class Client:
         self._socket.sendall(self.sent_frame)
         return self._opaque
 
+    def next_frame(self) -> tuple[dict[str, Any], bytes]:
+        """Whatever comes next, asked for or not."""
+        return self.unasked.pop(0) if self.unasked else self._receive()
+
     def _receive(self) -> tuple[dict[str, Any], bytes]:
         length_field = self._read(4)
         rest = self._read(int.from_bytes(length_field, "big"))
@@ -201,6 +205,7 @@ class Client:
         sys_flag: int = 0,
         flag: int = 0,
         reconsume_times: int = 0,
+        born_ms: int | None = None,
     ) -> Sent:
         answer = self.expect(
             310,
@@ -211,7 +216,7 @@ class Client:
                 "d": 4,
                 "e": queue_id,
                 "f": sys_flag,
-                "g": time.time_ns() // 1_000_000,
+                "g": time.time_ns() // 1_000_000 if born_ms is None else born_ms,
                 "h": flag,
                 "i": encode_properties(properties or {}),
                 "j": reconsume_times,
@@ -237,10 +242,17 @@ class Client:
         *,
         queue_id: int = 0,
         group: str = "interop-producers",
+        born_ms: int | None = None,
     ) -> Sent:
         """`properties` must hold UNIQ_KEY, as every client's do."""
         marked = {**properties, "TRAN_MSG": "true", "PGROUP": group}
-        return self.send(topic, body, marked, queue_id=queue_id, group=group, sys_flag=PREPARED)
+        return self.send(
+            *(topic, body, marked),
+            queue_id=queue_id,
+            group=group,
+            sys_flag=PREPARED,
+            born_ms=born_ms,
+        )
 
     def end_transaction(
         self, half: Sent, verdict: int, *, topic: str, group: str = "interop-producers"

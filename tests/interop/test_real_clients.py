@@ -23,7 +23,11 @@ QUEUES = 4
 MESSAGES = 8
 GROUP = "readers"
 # A client that cannot say how long to wait until the next attempt takes levels 3, 4, 5.
-SETTINGS = {"messageDelayLevel": "1s 1s 1s 1s 1s 2s"}
+SETTINGS = {
+    "messageDelayLevel": "1s 1s 1s 1s 1s 2s",
+    "transactionTimeOut": 2_000,
+    "transactionCheckInterval": 1_000,
+}
 
 Check = Callable[[Told], None]
 
@@ -178,6 +182,55 @@ def answered(told: Told) -> None:
     assert [line["status"] for line in told.all("replied")] == ["ok"] * 3
 
 
+# --- transactions --------------------------------------------------------------------------------
+# A body begins with a plan: what the local transaction says, then the answers to the checks.
+
+
+def exactly_the_committed(told: Told) -> None:
+    """Every committed message once, no other; nobody is asked more often than he leaves open."""
+    assert all(line["status"] == "ok" for line in told.sent)
+    plans = {line["body"]: line["body"].partition("/")[0].split(",") for line in told.sent}
+    assert len(plans) == len(told.sent) > 0
+    assert Counter(line["body"] for line in told.all("local")) == Counter(list(plans))
+    committed = [body for body, plan in plans.items() if plan[-1] == "commit"]
+    assert bodies(told.got) == Counter(committed)
+    for line in told.got:
+        assert (line["times"], line["tag"], line["colour"]) == (0, "tag", "größer")
+    for body, plan in plans.items():
+        asked = [line for line in told.all("asked") if line["body"] == body]
+        assert [line["times"] for line in asked] == [str(n) for n in range(1, len(plan))], body
+        for line in asked:
+            assert (line["topic"], line["tag"], line["colour"]) == ("orders", "tag", "größer")
+            assert line["key"] == f"key-{len(body)}"
+
+
+def slow_but_once(told: Told) -> None:
+    """Commit by the check, then by the transaction itself, or only by that; or neither of them."""
+    assert bodies(told.got) == Counter(["unknown/slow", "commit/slow"])
+    assert bodies(told.all("asked")) == Counter(
+        f"{p}/slow" for p in ("unknown", "commit", "rollback")
+    )
+
+
+def whoever_sent_is_asked(told: Told) -> None:
+    """Or somebody else of the group, if that one has left."""
+    exactly_the_committed(told)
+    assert len(told.all("asked")) == 3 * MESSAGES
+    for line in told.all("asked"):
+        sender = line["body"].split("/")[1]
+        assert line["by"] in ({"1", "2"} if sender == "heirs" else {sender})
+
+
+def not_before_its_time(told: Told) -> None:
+    exactly_the_committed(told)
+    waited = {line["body"].split("/")[1]: line["waited_ms"] for line in told.all("asked")}
+    usual = SETTINGS["transactionTimeOut"]
+    for seconds, least_ms in (("5", 5_000), ("1", 1_000), ("-1", usual), ("soon", usual)):
+        assert waited[seconds] >= least_ms
+    assert waited["1"] < waited["-1"]  # shorter than usual is honoured too
+    assert "within" not in waited
+
+
 # --- the table -----------------------------------------------------------------------------------
 
 ORDINARY: dict[str, Check] = {
@@ -208,6 +261,14 @@ JAVA: dict[str, Check] = {
     "liteassign": last_three,
     "query": found,
     "reply": answered,
+    "transaction": exactly_the_committed,
+    "transaction-check": exactly_the_committed,
+    "transaction-slow": slow_but_once,
+    "transaction-group": whoever_sent_is_asked,
+    "transaction-immunity": not_before_its_time,
+}
+TRANSACTIONS_OF_A = {
+    name: JAVA[name] for name in ("transaction", "transaction-check", "transaction-slow")
 }
 
 
@@ -220,12 +281,19 @@ TABLE: dict[str, dict[str, Check]] = {
     "java-4.9.7": JAVA,
     "A": some(
         "sync", "autocreate", "oneway", "big", "delay", "tags", "orderly", "broadcast", "retry"
-    ),
+    )
+    | TRANSACTIONS_OF_A,
     "B": ORDINARY,
     "C": some("sync", "autocreate", "big", "tags", "retry"),
     "D": {**some("sync", "big", "delay", "tags", "broadcast", "retry"), "sharded": in_order},
 }
-QUICK = {("java-5.5.0", "sync"), ("B", "sync"), ("B", "batch")}  # the rest is for `make interop`
+QUICK = {  # the rest is for `make interop`
+    ("java-5.5.0", "sync"),
+    ("java-5.5.0", "transaction-check"),
+    ("A", "transaction"),
+    ("B", "sync"),
+    ("B", "batch"),
+}
 
 
 def cells() -> Iterator[Any]:

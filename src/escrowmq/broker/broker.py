@@ -85,6 +85,14 @@ class Broker:
         self._now_ms = 0
         self._expired_ms = 0
         self._make_parts(disk, rules, keys, when_flushed)
+        self.clients = Clients(
+            self.topics,
+            self.groups,
+            self.consumers,
+            self.producers,
+            self._locks,
+            producer_joined=self.transactions.checks.producer_joined,
+        )
         self._stores_replies = rules.stores_replies
         self._handlers = self._table()
 
@@ -130,14 +138,6 @@ class Broker:
             park_plain=self.transactions.parking.park_plain,
             reroute=self.delays.reroute,
             retried=self.retries.retried,
-        )
-        self.clients = Clients(
-            self.topics,
-            self.groups,
-            self.consumers,
-            self.producers,
-            self._locks,
-            producer_joined=self.transactions.checks.producer_joined,
         )
 
     def _table(self) -> dict[int, Handler]:
@@ -210,6 +210,7 @@ class Broker:
         if self.topics.dirty or self.groups.dirty:
             # Before anybody is told: a message whose topic a crash forgets cannot be read.
             self._save_tables()
+        self.transactions.checks.end_turn(now_ms)
         self.turn.settle(now_ms)
 
     def _save_tables(self) -> None:

@@ -24,8 +24,10 @@ from escrowmq.wire.headers_send import CheckTransactionState
 
 log = logging.getLogger(__name__)
 
-LOOKED_AT_MAX: Final = 20_000  # halves that one tick takes up, so that it is over soon
-ASKED_MAX: Final = 1_000  # questions of one tick
+LOOKED_AT_MAX: Final = 2_000  # halves that one tick takes up, so that it is over soon
+ASKED_MAX: Final = 500  # questions to one group in a tick; every answer makes room for the next
+ASKED_IN_TICK_MAX: Final = 2_000
+ASKED_IN_TURN_MAX: Final = 64  # after answers, in one turn: others wait for it to end
 LATER_MS: Final = 1_000  # until something that did not work is tried again
 
 
@@ -60,6 +62,7 @@ class Checks:
         self._store_host = store_host
         self._asking = asking or Asking()
         self.counts = CheckCounts()
+        self._have_room: set[str] = set()  # groups that have answered since they were asked
 
     def tick(self, now_ms: int) -> None:
         for half in self._escrow.take_due(now_ms, LOOKED_AT_MAX):
@@ -75,9 +78,9 @@ class Checks:
             self._asking.add(half)
             if not _is_open(half.sender) and not self._producers.members(half.group):
                 self.counts.unsent += 1
-        left = ASKED_MAX
-        for group in self._asking.groups():
-            left -= self._ask_group(group, left, now_ms)
+        left = ASKED_IN_TICK_MAX
+        for group in self._asking.groups():  # each its share: one with many is not all there is
+            left -= self._ask_group(group, min(left, ASKED_MAX), now_ms)
 
     def _ask_group(self, group: str, count_max: int, now_ms: int) -> int:
         """How many questions left."""
@@ -162,7 +165,17 @@ class Checks:
         if unknown:
             self.counts.unknown += 1
             self._note(half, "unknown", line, now_ms)
-        self._ask_group(half.group, ASKED_MAX, now_ms)
+        self._have_room.add(half.group)
+
+    def end_turn(self, now_ms: int) -> None:
+        """Answers have made room: go on asking, but not for long."""
+        left = ASKED_IN_TURN_MAX
+        while self._have_room and left > 0:
+            group = self._have_room.pop()
+            asked = self._ask_group(group, left, now_ms)
+            left -= asked
+            if left <= 0 and self._asking.waiting(group):
+                self._have_room.add(group)
 
     def producer_joined(self, group: str, now_ms: int) -> None:
         """Whoever comes is asked at once for what is overdue."""

@@ -29,11 +29,13 @@ from escrowmq.escrow.groups import (
     is_under_way,
     mark_deciding,
     pieces,
+    queues_of,
     refuse_unreadable,
     unmark_deciding,
 )
 from escrowmq.escrow.verdict import State, Verdict
 from escrowmq.escrow.writers import Decision, Winner, Writer, decision_record
+from escrowmq.message import names
 from escrowmq.message.record import NewRecord
 from escrowmq.store.store import MessageStore, Placed
 from escrowmq.wire.answers import answer, refuse
@@ -68,6 +70,9 @@ class Decisions:
         self._escrow = transactions.escrow
         self._arrived = arrived
         self._unfinished: deque[_Unfinished] = deque()
+        # Where something is out of sight, or will be. Whoever else decides over several halves and
+        # has one there waits: it would be seen in part, or keep another's part back.
+        self._held: set[tuple[str, int]] = set()
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -138,9 +143,12 @@ class Decisions:
         request: Request[Any],
         now_ms: int,
     ) -> bool:
-        """Whether somebody is faster, by less than a turn, with one of its halves: then it is
+        """Whether somebody is faster with one of its halves, or one of its queues: then it is
         looked at again once he is done."""
-        if decision is None or not is_under_way(self._escrow, decision):
+        if decision is None:
+            return False
+        is_behind = self._held and not self._held.isdisjoint(queues_of(self._escrow, decision))
+        if not is_behind and not is_under_way(self._escrow, decision):
             return False
 
         def once_more(code: int, _: Sequence[Placed]) -> None:
@@ -173,10 +181,13 @@ class Decisions:
         for change in piece:
             records += self._transactions.rerouted(change, now_ms)
         following = unfinished.peek()
-        if following is not None:
-            self._hold(unfinished, piece)
+        if following is not None and before:
+            unfinished.queues = set(queues_of(self._escrow, unfinished.decision))
+            self._held |= unfinished.queues
 
         def stored(places: Sequence[Placed]) -> None:
+            if following is not None:
+                self._hold(unfinished, records[len(before) :], places[len(before) :])
             self._settle(piece, places[len(before) :], now_ms)
             if before:
                 self._escrow.writers.note(unfinished.decision, places[0].log_offset)
@@ -209,15 +220,18 @@ class Decisions:
             at += len(change.records)
             self._escrow.settled_as(change, places[at - 1].queue_offset, now_ms=now_ms)
 
-    def _hold(self, unfinished: _Unfinished, piece: list[Change]) -> None:
-        for change in piece:
-            if change.state is State.COMMITTED:
-                place = change.half.topic, change.half.queue_id
-                if place not in unfinished.held:
-                    unfinished.held.add(place)
-                    self._store.hold(*place)
+    def _hold(
+        self, unfinished: _Unfinished, records: list[NewRecord], places: Sequence[Placed]
+    ) -> None:
+        """Nobody has seen them yet: they were appended in this very turn."""
+        for record, place in zip(records, places, strict=True):
+            queue = record.topic, record.queue_id
+            if record.topic != names.OP_TOPIC and queue not in unfinished.held:
+                unfinished.held.add(queue)
+                self._store.hold(*queue, place.queue_offset)
 
     def _show(self, unfinished: _Unfinished) -> None:
+        self._held -= unfinished.queues
         for topic, queue_id in unfinished.held:
             self._store.show(topic, queue_id)
         if unfinished.held:
@@ -236,6 +250,7 @@ class _Unfinished:
         self.decision = decision
         self.done = done
         self.place = -1  # of the decision, in its queue
+        self.queues: set[tuple[str, int]] = set()  # all that it will be seen in
         self.held: set[tuple[str, int]] = set()
         self._portions = portions
         self._ahead: list[Change] | None = next(portions, None)

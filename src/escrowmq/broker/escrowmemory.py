@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from escrowmq.consume.offsets import ConsumerOffsets
+from escrowmq.errors import RequestRefused
 from escrowmq.escrow.escrow import Change, Escrow
 from escrowmq.escrow.groups import pieces
 from escrowmq.escrow.recover import recover_escrow
@@ -37,7 +38,11 @@ def rerouted(change: Change, reroute: Reroute, now_ms: int) -> list[NewRecord]:
     records = change.records
     properties = records[0].properties
     if change.state is State.COMMITTED and (b"DELAY\x01" in properties or b"TIMER_D" in properties):
-        return [reroute(records[0], now_ms), *records[1:]]
+        try:
+            return [reroute(records[0], now_ms), *records[1:]]
+        except RequestRefused as error:
+            # Parked under other settings, or by RocketMQ: better early than never.
+            log.warning("delivered without its delay key=%s: %s", change.half.key, error)
     return records
 
 

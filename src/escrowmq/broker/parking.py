@@ -40,7 +40,7 @@ class Parking:
         self._rejects = rejects
         self.escrow = escrow
         self.answers = answers
-        self.under_way: set[bytes] = set()  # keys of halves in this turn's batch
+        self.under_way: set[tuple[str, bytes]] = set()  # groups and keys of this turn's halves
 
     def park(
         self, line: Line, request: Request[SendMessage], record: NewRecord, now_ms: int, waits: bool
@@ -85,7 +85,8 @@ class Parking:
 
     def _park(self, parking: _Parking, half: NewRecord, waits: bool) -> None:
         facts, escrow = parking.facts, self.escrow
-        if facts.key in self.under_way or escrow.find_sent(facts.group, facts.key) is not None:
+        sent = facts.group, facts.key
+        if sent in self.under_way or escrow.find_sent(*sent) is not None:
             escrow.counts.duplicate_sends += 1
             self._turn.put([], parking.done_again, waits=waits)
             return
@@ -93,7 +94,7 @@ class Parking:
             escrow.refuse_if_full(facts.group, len(half.body) + len(half.properties))
         except EscrowFull as error:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, str(error)) from error
-        self.under_way.add(facts.key)
+        self.under_way.add(sent)
         self._turn.put((half,), parking.done, stored=parking.stored, waits=waits)
 
 
@@ -118,7 +119,7 @@ class _Parking:
 
     def stored(self, places: Sequence[Placed]) -> None:
         place, owner = places[0], self._owner
-        owner.under_way.discard(self.facts.key)
+        owner.under_way.discard((self.facts.group, self.facts.key))
         owner.escrow.counts.parked += 1
         owner.counts.came(self.facts.topic, TRANSACTION, place.size)
         owner.escrow.parked(
@@ -134,7 +135,7 @@ class _Parking:
         if places:
             self._answer(places[0].queue_offset, places[0].log_offset, code)
         else:
-            self._owner.under_way.discard(self.facts.key)
+            self._owner.under_way.discard((self.facts.group, self.facts.key))
             self._fail(code)
 
     def done_again(self, code: int, places: Sequence[Placed]) -> None:

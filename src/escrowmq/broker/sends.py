@@ -138,6 +138,7 @@ class Sends:
             record = self._record(line, request, queue_id, now_ms)
             if is_special(fields.properties):
                 if _is_half(record):
+                    self._reroute(record, now_ms)  # a delay that is not served is refused now
                     self._park(line, request, record, now_ms, waits)
                     return
                 record = self._reroute(record, now_ms)

@@ -29,6 +29,7 @@ from escrowmq.errors import (
 from escrowmq.escrow.escrow import Change, Escrow, Recorded
 from escrowmq.escrow.halves import Half
 from escrowmq.escrow.rules import EscrowRules
+from escrowmq.escrow.shapes import PRODUCER
 from escrowmq.escrow.verdict import STATE_OF, State, Verdict
 from escrowmq.escrow.writers import Writer, decision_record
 from escrowmq.message.ids import encode_offset_id
@@ -156,10 +157,10 @@ class Transactions:
         verdict: Verdict,
         now_ms: int,
     ) -> None:
-        by = "check" if request.head.fields.from_transaction_check else "producer"
+        by = "check" if request.head.fields.from_transaction_check else PRODUCER
         try:
             change = self.escrow.change(
-                half, STATE_OF[verdict], by=f"{by} {line.peer}", now_ms=now_ms
+                half, STATE_OF[verdict], by=by, host=line.peer_host, now_ms=now_ms
             )
         except (CorruptRecord, NoSuchRecord) as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
@@ -177,11 +178,7 @@ class Transactions:
     ) -> None:
         """The records of a change go with this turn; then it is so, or it is as it was."""
         settling = _Settling(self.escrow, change, done, now_ms)
-        try:
-            records = rerouted(change, self._reroute, now_ms)
-        except RequestRefused:  # a delay that is not served here
-            self.escrow.reopen(change)
-            raise
+        records = rerouted(change, self._reroute, now_ms)
         self._turn.put(records, settling.done, stored=settling.stored)
 
     def rerouted(self, change: Change, now_ms: int) -> list[NewRecord]:
@@ -245,6 +242,8 @@ class Transactions:
 
     def keep_from(self) -> LogOffset | None:
         """Halves that are open, and the last word of each writer, are in the log from here on."""
+        if self.escrow.unfinished:  # something is out of sight: it must not go before it is seen
+            return self._store.begin
         needed = [writer.log_offset for writer in self.escrow.writers]
         half = self.escrow.open.first()
         if half is not None:
@@ -255,7 +254,7 @@ class Transactions:
         """The log below has to go: what is open there is appended again, a slice at a time."""
         for half in self.escrow.needed_below(log_offset)[:RENEWED_MAX]:
             if not half.is_deciding and not half.why.startswith("unreadable"):
-                self.renew(half, now_ms)
+                self.renew(half, now_ms, resumes=False)
         for writer in self.escrow.writers:
             if writer.log_offset < log_offset:
                 self._remember(writer, now_ms)
@@ -269,17 +268,22 @@ class Transactions:
                 stored=lambda places: writers.note(decision, places[0].log_offset),
             )
 
-    def renew(self, half: Half, now_ms: int, done: Callable[[int], None] | None = None) -> None:
+    def renew(
+        self,
+        half: Half,
+        now_ms: int,
+        done: Callable[[int], None] | None = None,
+        *,
+        resumes: bool = True,
+    ) -> None:
         record = self.escrow.read(half)
         if record is None:
             return
-        records = self.escrow.renew(half, record, now_ms=now_ms)
+        past, records = self.escrow.renew(half, record, resumes=resumes, now_ms=now_ms)
 
         def stored(places: Sequence[Placed]) -> None:
             copy, op = places
-            self.escrow.renewed(
-                half, copy.queue_offset, copy.log_offset, op.queue_offset, now_ms=now_ms
-            )
+            self.escrow.renewed(half, past, copy.queue_offset, copy.log_offset, op.queue_offset)
 
         def answered(code: int, places: Sequence[Placed]) -> None:
             if not places:

@@ -1,4 +1,4 @@
-"""Transactions of all brokers of a cluster, as one; a broker that fails does not hide the others."""
+"""Transactions of all brokers of a cluster; one that fails does not hide those of the others."""
 
 from __future__ import annotations
 

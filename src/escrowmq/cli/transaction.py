@@ -37,14 +37,11 @@ _COMMIT, _ROLLBACK = 8, 12
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-class _Duration(click.ParamType):
-    name = "duration"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        found = re.fullmatch(r"(\d{1,9})\s*(ms|s|m|h|d)?", str(value).strip())
-        if found is None:
-            self.fail(f"{value!r} is no duration: 90s, 10m, 2h, 3d", param, ctx)
-        return int(found[1]) * _UNITS_MS[found[2] or "s"]
+def _duration_ms(context: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    found = re.fullmatch(r"(\d{1,9}) ?(ms|s|m|h|d)?", (value or "").strip())
+    if value is None or found is not None:
+        return None if found is None else int(found[1]) * _UNITS_MS[found[2] or "s"]
+    raise click.BadParameter(f"{value!r} is no duration: 90s, 10m, 2h, 3d")
 
 
 def _together(*options: Callable[[F], F]) -> Callable[[F], F]:
@@ -64,7 +61,12 @@ _where = _together(
     click.option("--json", "in_json", is_flag=True, help="JSON instead of text."),
 )
 _filters = _together(
-    click.option("--older-than", type=_Duration(), help="Parked so long ago: 90s, 10m, 2h."),
+    click.option(
+        "--older-than",
+        callback=_duration_ms,
+        metavar="TIME",
+        help="Parked so long ago: 90s, 10m, 2h.",
+    ),
     click.option("--topic", help="Only for this topic."),
     click.option("--group", help="Only of this producer group."),
     click.option("--checks", type=click.IntRange(min=0), help="Asked about so often, or more."),
@@ -102,6 +104,7 @@ def transaction() -> None:
 @click.pass_context
 def list_(
     context: click.Context,
+    /,
     limit: int | None,
     namesrv: str,
     broker: str | None,
@@ -175,7 +178,7 @@ def _print_one(
 @_targets
 @_why
 @click.pass_context
-def commit(context: click.Context, reason: str, **rest: Any) -> None:
+def commit(context: click.Context, /, reason: str, **rest: Any) -> None:
     """Deliver the messages of transactions, by hand and for good."""
     request = partial(_settling, _COMMIT, reason)
     _change(context, "commit", RequestCode.SETTLE_TRANSACTION, "committed", request, **rest)
@@ -185,7 +188,7 @@ def commit(context: click.Context, reason: str, **rest: Any) -> None:
 @_targets
 @_why
 @click.pass_context
-def rollback(context: click.Context, reason: str, **rest: Any) -> None:
+def rollback(context: click.Context, /, reason: str, **rest: Any) -> None:
     """Drop the messages of transactions, by hand and for good."""
     request = partial(_settling, _ROLLBACK, reason)
     _change(context, "roll back", RequestCode.SETTLE_TRANSACTION, "rolled_back", request, **rest)
@@ -195,7 +198,7 @@ def rollback(context: click.Context, reason: str, **rest: Any) -> None:
 @_targets
 @click.option("--reason", default="", metavar="TEXT", help="Why; it is kept.")
 @click.pass_context
-def resume(context: click.Context, reason: str, **rest: Any) -> None:
+def resume(context: click.Context, /, reason: str, **rest: Any) -> None:
     """Let the producers of stranded transactions be asked again, from the first check on."""
     request = partial(_resuming, reason)
     rest["states"] = rest["states"] or ("stranded",)

@@ -18,10 +18,12 @@ class Cursors:
 
     def op_written(self, op_offset: int, half_offset: int) -> None:
         """In the order of the op queue. An op over several halves counts with the last of them."""
-        known = self.op + len(self._halves_of_ops) - self._passed
-        if op_offset > known:  # ops that nobody saw: nothing before this one matters
-            self._halves_of_ops = array("q")
-            self._passed, self.op = 0, op_offset
+        waiting = len(self._halves_of_ops) - self._passed
+        unseen = op_offset - self.op - waiting  # ops that nobody could read: they settle nothing
+        if not waiting:
+            self.op += unseen
+        elif unseen:
+            self._halves_of_ops.extend([-1] * unseen)
         self._halves_of_ops.append(half_offset)
 
     def advance(self, first_open: int) -> None:

@@ -35,7 +35,7 @@ from escrowmq.escrow.due import DueTimes
 from escrowmq.escrow.halves import Half, OpenHalves
 from escrowmq.escrow.rules import Counts, EscrowRules
 from escrowmq.escrow.settled import SettledHalves
-from escrowmq.escrow.shapes import HalfFacts, copy_of, final_of, op_of, stranded_of
+from escrowmq.escrow.shapes import NOWHERE, HalfFacts, Past, copy_of, final_of, op_of, stranded_of
 from escrowmq.escrow.verdict import STATE_OF, State, Verdict
 from escrowmq.escrow.writers import Writers
 from escrowmq.message import names
@@ -108,8 +108,8 @@ class Escrow:
 
     def find_sent(self, group: str, key: bytes) -> tuple[int, int] | None:
         """Where a half with this key was parked: the send is a repeated one. Queue, log offset."""
-        half = self.open.find_by_key(key)
-        if half is not None and half.group == group:
+        half = self.open.find_by_key(key, group)
+        if half is not None:
             return half.queue_offset, half.log_offset
         remembered = self._remembered.get(key)
         if remembered is not None and remembered[0] == group:
@@ -175,9 +175,20 @@ class Escrow:
             )
         return self.change(half, wanted, by=by, reason=reason, now_ms=now_ms)
 
-    def change(self, half: Half, state: State, *, by: str, reason: str = "", now_ms: int) -> Change:
+    def change(
+        self,
+        half: Half,
+        state: State,
+        *,
+        by: str,
+        reason: str = "",
+        host: bytes = NOWHERE,
+        now_ms: int,
+    ) -> Change:
         """The records that settle it: final and op side by side, in this order."""
-        records = [op_of(half.queue_offset, state, by, reason, also=half.older, now_ms=now_ms)]
+        records = [
+            op_of(half.queue_offset, state, by, reason, also=half.older, host=host, now_ms=now_ms)
+        ]
         if state is State.COMMITTED:
             record = self._log.record_at(half.log_offset)
             records.insert(0, final_of(record, half.topic, half.queue_id))
@@ -230,7 +241,7 @@ class Escrow:
             self.open.strand(half)
             self.counts.stranded += 1
         else:
-            self._close(half, state)
+            self.close(half, state)
             self.counts.finish_seconds.observe(max(0, now_ms - half.parked_ms) / 1000)
             by_topic = self.counts.committed
             if state is State.ROLLED_BACK:
@@ -243,18 +254,19 @@ class Escrow:
         if change.state is State.STRANDED:
             change.half.why = ""
 
-    def _close(self, half: Half, state: State) -> None:
+    def close(self, half: Half, state: State) -> None:
+        """It is settled, in all the places that it had."""
         self.open.remove(half)
         for old in half.older:
             self.settled.put(old, state)
             self.aliases.pop(old, None)
-        self._leave_attempt(half)
+        self.leave_attempt(half)
         if half.key:
             self._remembered[half.key] = half.group, half.queue_offset, half.log_offset
             if len(self._remembered) > REMEMBERED_MAX:
                 self._remembered.popitem(last=False)
 
-    def _leave_attempt(self, half: Half) -> None:
+    def leave_attempt(self, half: Half) -> None:
         if half.attempt is not None:
             writer, batch, attempt, _ = half.attempt
             self.writers.attempts.remove(writer, batch, attempt, half.queue_offset)
@@ -314,20 +326,26 @@ class Escrow:
 
     # --- appended again --------------------------------------------------------------------------
 
-    def renew(self, half: Half, record: StoredRecord, *, now_ms: int) -> list[NewRecord]:
+    def renew(
+        self, half: Half, record: StoredRecord, *, resumes: bool, now_ms: int
+    ) -> tuple[Past, list[NewRecord]]:
         """The half once more, and that its old place is done with: because its log file is to go,
         or because an operator wants a stranded one asked about again."""
         half.is_deciding = True
+        past = Past(half.parked_ms, half.due_ms, half.checks, half.is_stranded)
+        if resumes and half.is_stranded:
+            past = Past(now_ms, now_ms, 0, False)
         moved = op_of(half.queue_offset, State.OPEN, "broker", "appended again", now_ms=now_ms)
-        return [copy_of(record, half.queue_offset), moved]
+        places = *half.older, half.queue_offset
+        return past, [copy_of(record, *places, past=past), moved]
 
     def renewed(
-        self, half: Half, queue_offset: int, log_offset: int, op_offset: int, *, now_ms: int
+        self, half: Half, past: Past, queue_offset: int, log_offset: int, op_offset: int
     ) -> None:
         """It lives at the new place; the old one still leads to it."""
         old = half.queue_offset
         self.open.remove(half)
-        self._leave_attempt(half)
+        self.leave_attempt(half)
         half.older += (old,)
         for place in half.older:
             self.aliases[place] = queue_offset
@@ -336,10 +354,11 @@ class Escrow:
         self.cursors.op_written(op_offset, old)
         half.queue_offset, half.log_offset = queue_offset, log_offset
         half.is_deciding = False
+        half.parked_ms, half.due_ms, half.checks, half.is_stranded = past
         if half.is_stranded:
-            self.open.unstrand(half)
-            half.why, half.checks = "", 0
-            half.parked_ms = half.due_ms = now_ms
+            self.settled.put(queue_offset, State.STRANDED)
+        else:
+            half.why = ""
         self.open.add(half)
         self.due.add(queue_offset, half.due_ms)
         if half.attempt is not None:

@@ -16,7 +16,6 @@ from escrowmq.escrow.halves import Half
 from escrowmq.escrow.verdict import STATE_OF, State, Verdict
 from escrowmq.escrow.writers import Decision
 
-PIECE_BYTES: Final = 4 << 20
 HALVES_MAX: Final = 1_000_000
 
 
@@ -56,6 +55,14 @@ def is_under_way(escrow: Escrow, decision: Decision) -> bool:
     return any(half.is_deciding for half in _halves(escrow, decision))
 
 
+def queues_of(escrow: Escrow, decision: Decision) -> Iterator[tuple[str, int]]:
+    """Where its messages will be seen."""
+    for queue_offset in decision.commits:
+        half = escrow.open.find(queue_offset)
+        if half is not None:
+            yield half.topic, half.queue_id
+
+
 def mark_deciding(escrow: Escrow, decision: Decision) -> None:
     for half in _halves(escrow, decision):
         half.is_deciding = True
@@ -74,9 +81,7 @@ def refuse_unreadable(escrow: Escrow, decision: Decision) -> None:
             raise NoSuchTransaction(f"the half at {queue_offset} cannot be read: {half.why}")
 
 
-def pieces(
-    escrow: Escrow, decision: Decision, *, now_ms: int, piece_bytes: int = PIECE_BYTES
-) -> Iterator[list[Change]]:
+def pieces(escrow: Escrow, decision: Decision, *, now_ms: int) -> Iterator[list[Change]]:
     """What follows from a decision and is not done yet, in portions of bounded size."""
     piece: list[Change] = []
     size = 0
@@ -94,7 +99,7 @@ def pieces(
                 escrow.read(half)  # reported; the others are delivered
                 continue
             size += half.size
-            if size >= piece_bytes:
+            if size >= escrow.rules.piece_bytes:
                 yield piece
                 piece, size = [], 0
     if piece:

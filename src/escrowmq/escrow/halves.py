@@ -56,7 +56,8 @@ class OpenHalves:
 
     def __init__(self) -> None:
         self._by_offset: dict[int, Half] = {}
-        self._by_key: dict[bytes, int] = {}
+        # By key alone, as keys are unique; of several groups with one key, the others by both.
+        self._by_key: dict[bytes | tuple[str, bytes], int] = {}
         self._names: dict[str, str] = {}  # topics and groups, once each
         self._loads: dict[str, Load] = {}
         self.by_topic: dict[str, int] = {}
@@ -82,13 +83,16 @@ class OpenHalves:
     def add_key(self, half: Half) -> None:
         """It is the one that its key leads to."""
         if half.key:
-            self._by_key[half.key] = half.queue_offset
+            first = self._by_offset.get(self._by_key.get(half.key, -1))
+            is_taken = first is not None and first.group != half.group
+            self._by_key[(half.group, half.key) if is_taken else half.key] = half.queue_offset
 
     def remove(self, half: Half) -> None:
         del self._by_offset[half.queue_offset]
         self.stranded -= half.is_stranded
-        if self._by_key.get(half.key) == half.queue_offset:
-            del self._by_key[half.key]
+        for key in (half.key, (half.group, half.key)):
+            if self._by_key.get(key) == half.queue_offset:
+                del self._by_key[key]
         self._account(half, -1)
 
     def strand(self, half: Half) -> None:
@@ -102,9 +106,12 @@ class OpenHalves:
     def find(self, queue_offset: int) -> Half | None:
         return self._by_offset.get(queue_offset)
 
-    def find_by_key(self, key: bytes) -> Half | None:
-        offset = self._by_key.get(key)
-        return None if offset is None else self._by_offset.get(offset)
+    def find_by_key(self, key: bytes, group: str | None = None) -> Half | None:
+        """Of this group, or of any."""
+        half = self._by_offset.get(self._by_key.get(key, -1))
+        if group is None or (half is not None and half.group == group):
+            return half
+        return self._by_offset.get(self._by_key.get((group, key), -1))
 
     def first(self) -> Half | None:
         """The one that has been in the log for longest."""

@@ -28,9 +28,11 @@ from escrowmq.escrow.shapes import (
     op_of,
 )
 from escrowmq.escrow.snapshot import Snapshot
+from escrowmq.escrow.takeover import Takeover
 from escrowmq.escrow.verdict import State
 from escrowmq.escrow.writers import Decision, Writers, decode_decision
 from escrowmq.message import names
+from escrowmq.message.properties import find_property
 from escrowmq.message.record import NewRecord, StoredRecord
 from escrowmq.message.sysflag import TRANSACTION_COMMIT, transaction_type
 
@@ -70,6 +72,7 @@ class Recovered:
     open: int = 0
     records: list[NewRecord] = field(default_factory=list)  # what the crash cut off
     decisions: list[Decision] = field(default_factory=list)  # that may not be carried out yet
+    takeover: Takeover = field(default_factory=Takeover)
 
 
 def recover_escrow(
@@ -110,8 +113,8 @@ def recover_escrow(
     _read_open_halves(escrow, store, first, asked, found, now_ms)
     _lead_to_living(escrow, store, passed)
     _complete_last_final(escrow, store, found, now_ms)
-    if snapshot is None:
-        _complete_delivered(escrow, store, found, now_ms)
+    if snapshot is None or found.takeover.was_here:
+        _complete_taken_over(escrow, store, found, now_ms)
     _read_decisions(escrow, store, 0 if snapshot is None else snapshot.decisions_read, found)
     escrow.advance_cursors()
     found.open = len(escrow.open)
@@ -152,7 +155,7 @@ def _lead_to_living(escrow: Escrow, store: RecoveredLog, passed: list[int]) -> N
             facts = facts_of(store.record_at(log_offset))
         except (NoSuchRecord, CorruptRecord):
             continue
-        living = escrow.open.find_by_key(facts.key) if facts is not None else None
+        living = escrow.open.find_by_key(facts.key, facts.group) if facts is not None else None
         if living is not None:
             escrow.settled.put(queue_offset, State.STRANDED)
             escrow.aliases[queue_offset] = living.queue_offset
@@ -183,24 +186,27 @@ def _read_ops(escrow: Escrow, store: RecoveredLog, begin: int, found: Recovered)
             known = escrow.settled.state(half)
             if known is None or known.is_settled:
                 continue  # below the log; or RocketMQ wrote it twice: the first decision stands
-            state = _outcome(store, half) if op.state is None else op.state
+            state = op.state
+            if state is None:
+                facts, state = _outcome(store, half)
+                found.takeover.settled(facts, state)
             # Moved: not open and not decided here; its copy says more.
             escrow.settled.put(half, State.STRANDED if state is State.OPEN else state)
             for old in op.also:
                 escrow.settled.put(old, state)
 
 
-def _outcome(store: RecoveredLog, queue_offset: int) -> State:
+def _outcome(store: RecoveredLog, queue_offset: int) -> tuple[HalfFacts | None, State]:
     """How a half ended of which RocketMQ only says that it did: was it delivered?"""
     log_offset = store.entry_at(names.HALF_TOPIC, 0, queue_offset)
     if log_offset is None:
-        return State.ROLLED_BACK
+        return None, State.ROLLED_BACK
     try:
         facts = facts_of(store.record_at(log_offset))
     except (NoSuchRecord, CorruptRecord):
-        return State.ROLLED_BACK
+        return None, State.ROLLED_BACK
     is_there = facts is not None and _final(store, facts.topic, facts.key, log_offset) is not None
-    return State.COMMITTED if is_there else State.ROLLED_BACK
+    return facts, State.COMMITTED if is_there else State.ROLLED_BACK
 
 
 def _final(store: RecoveredLog, topic: str, key: bytes, half_log_offset: int) -> object | None:
@@ -237,18 +243,21 @@ def _read_open_halves(
         state = escrow.settled.state(queue_offset)
         found.halves += 1
         facts = facts_of(glance)
+        found.takeover.saw(glance.properties)
         if state is None or facts is None:
             continue
         older: tuple[int, ...] = ()
-        before = escrow.open.find_by_key(facts.key)
-        if before is not None and before.group == facts.group:
+        before = escrow.open.find_by_key(facts.key, facts.group)
+        if before is not None:
             # Appended again, by us or by RocketMQ: the newest is the one that lives.
             if escrow.settled.state(before.queue_offset) is State.OPEN:
                 moved = op_of(before.queue_offset, State.OPEN, "broker", now_ms=now_ms)
                 found.records.append(moved)
             older = _replace(escrow, before, queue_offset)
         half = _enter(escrow, glance, facts, state, asked.get(queue_offset))
-        half.older = older
+        # A place that the log has lost still leads to it: whoever parked it may know no other.
+        half.older = tuple(dict.fromkeys((*facts.older, *older)))
+        escrow.aliases.update(dict.fromkeys(facts.older, queue_offset))
 
 
 def _unsettled(escrow: Escrow, store: RecoveredLog, first: int) -> Iterator[Glance]:
@@ -276,9 +285,16 @@ def _enter(
         size=glance.size,
         parked_ms=glance.stored_ms,
     )
+    if facts.past is not None:
+        half.parked_ms, half.due_ms, half.checks, is_stranded = facts.past
+        escrow.due.add(half.queue_offset, half.due_ms)
+        if is_stranded and state is State.OPEN:
+            state = State.STRANDED
+            escrow.settled.put(half.queue_offset, state)
     if state is State.STRANDED:
-        half.is_stranded, half.why = True, "stranded before this start"
-        half.checks = 0 if asked is None else asked[0]
+        escrow.open.strand(half)
+        half.why = "stranded before this start"
+        half.checks = half.checks if asked is None else asked[0]
     elif asked is not None:
         half.checks = asked[0] - 1
         escrow.asked(half, asked[1])
@@ -287,6 +303,7 @@ def _enter(
 
 def _replace(escrow: Escrow, before: Half, new: int) -> tuple[int, ...]:
     escrow.open.remove(before)
+    escrow.leave_attempt(before)
     escrow.settled.put(before.queue_offset, State.STRANDED)
     older = (*before.older, before.queue_offset)
     for place in older:
@@ -305,31 +322,34 @@ def _complete_last_final(
     except (NoSuchRecord, CorruptRecord):
         return
     if transaction_type(last.sys_flag) == TRANSACTION_COMMIT:
-        _complete(escrow, store, last.prepared_offset, found, now_ms)
+        _complete(escrow, store, last, found, now_ms)
     elif last.topic == names.STRANDED_TOPIC:
         _complete_stranded(escrow, last, found, now_ms)
 
 
 def _complete(
-    escrow: Escrow, store: RecoveredLog, half_log_offset: int, found: Recovered, now_ms: int
+    escrow: Escrow, store: RecoveredLog, last: StoredRecord, found: Recovered, now_ms: int
 ) -> None:
     try:
-        record = store.record_at(half_log_offset)
+        record = store.record_at(last.prepared_offset)
     except (NoSuchRecord, CorruptRecord):
         return
     half = escrow.open.find(record.queue_offset) if record.topic == names.HALF_TOPIC else None
-    if half is None or half.log_offset != half_log_offset:
+    if half is None or half.log_offset != last.prepared_offset:
         return
+    if (find_property(last.properties, b"UNIQ_KEY") or b"") != half.key:
+        return  # a message that only says that it was committed; the first half of all lies at 0
+    why, older = "its final was there", half.older
     found.records.append(
-        op_of(half.queue_offset, State.COMMITTED, "broker", "its final was there", now_ms=now_ms)
+        op_of(half.queue_offset, State.COMMITTED, "broker", why, also=older, now_ms=now_ms)
     )
     escrow.settled.put(half.queue_offset, State.COMMITTED)
-    escrow.open.remove(half)
+    escrow.close(half, State.COMMITTED)
 
 
 def _complete_stranded(escrow: Escrow, last: StoredRecord, found: Recovered, now_ms: int) -> None:
     facts = facts_of(last)
-    half = escrow.open.find_by_key(facts.key) if facts is not None else None
+    half = escrow.open.find_by_key(facts.key, facts.group) if facts is not None else None
     if half is not None and not half.is_stranded:
         escrow.open.strand(half)
         half.why = "stranded before this start"
@@ -339,8 +359,22 @@ def _complete_stranded(escrow: Escrow, last: StoredRecord, found: Recovered, now
         )
 
 
-def _complete_delivered(escrow: Escrow, store: RecoveredLog, found: Recovered, now_ms: int) -> None:
-    """Without our memory: what was delivered is not asked about, whoever forgot the op."""
+def _complete_taken_over(
+    escrow: Escrow, store: RecoveredLog, found: Recovered, now_ms: int
+) -> None:
+    """Without our memory, or where RocketMQ was: what is over is not asked about."""
     for half in list(escrow.open):
-        if _final(store, half.topic, half.key, half.log_offset) is not None:
-            _complete(escrow, store, half.log_offset, found, now_ms)
+        state = found.takeover.outcome(half, store)
+        if state is None or half.is_stranded:
+            continue
+        why = "so RocketMQ left it"
+        older = half.older if state.is_settled else ()
+        found.records.append(
+            op_of(half.queue_offset, state, "broker", why, also=older, now_ms=now_ms)
+        )
+        escrow.settled.put(half.queue_offset, state)
+        if state is State.STRANDED:
+            escrow.open.strand(half)
+            half.why = why
+            continue
+        escrow.close(half, state)

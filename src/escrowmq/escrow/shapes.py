@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -24,6 +24,7 @@ from escrowmq.escrow.halves import Attempt
 from escrowmq.escrow.verdict import State
 from escrowmq.escrow.writers import ATTEMPT, BATCH, FENCE, WRITER
 from escrowmq.message import names
+from escrowmq.message.ids import decode_host
 from escrowmq.message.properties import change_properties, decode_properties, find_property
 from escrowmq.message.record import NewRecord, StoredRecord, encode_record
 from escrowmq.message.sysflag import (
@@ -36,8 +37,9 @@ TRANSACTION_ID: Final = "__transactionId__"
 IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 PREPARED_QUEUE_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
-COPY_OF: Final = "ESCROW_COPY_OF"  # a half that was appended again: where it was before
-OUTCOME: Final = "ESCROW_OUTCOME"
+COPY_OF: Final = "ESCROW_COPY_OF"  # a half that was appended again: every place it had before
+PAST: Final = "ESCROW_COPY_PAST"  # and what had become of it there
+OUTCOME: Final = "ENDED"  # short: every transaction has one
 DECIDED_BY: Final = "ESCROW_BY"
 REASON: Final = "ESCROW_REASON"
 ALSO: Final = "ESCROW_ALSO"
@@ -52,12 +54,14 @@ _HALF_ONLY: Final = (
     CHECK_TIMES,
     PREPARED_QUEUE_OFFSET,
     COPY_OF,
+    PAST,
+    TRANSACTION_ID,
     WRITER,
     BATCH,
     ATTEMPT,
     FENCE,
 )
-_NOT_FROM_OUTSIDE: Final = _HALF_ONLY[:-4]
+_NOT_FROM_OUTSIDE: Final = _HALF_ONLY[:-5]
 _TAIL: Final = b"TRAN_MSG\x01true\x02REAL_TOPIC\x01"
 _OUTCOMES: Final = {
     State.COMMITTED: "c",
@@ -65,7 +69,18 @@ _OUTCOMES: Final = {
     State.STRANDED: "s",
     State.OPEN: "m",  # moved: a copy of it has taken its place
 }
+PRODUCER: Final = "producer"  # decides most of them, and is not named
+NOWHERE: Final = b"\0" * 8
 _STATES_OF: Final = {letter: state for state, letter in _OUTCOMES.items()}
+
+
+class Past(NamedTuple):
+    """What a half that was appended again had behind it: its new place changes none of it."""
+
+    parked_ms: int
+    due_ms: int
+    checks: int
+    is_stranded: bool
 
 
 class HalfFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -77,6 +92,8 @@ class HalfFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     key: bytes
     immunity_ms: int | None = None
     attempt: Attempt | None = None
+    past: Past | None = None
+    older: tuple[int, ...] = ()  # places it had before, also those that the log has lost
 
 
 def half_of(record: NewRecord) -> NewRecord:
@@ -121,10 +138,20 @@ def plain_half(text: str, added: str, topic: str, queue_id: int) -> tuple[bytes,
     return properties.encode(), group, key
 
 
+def is_laid_by_us(properties: bytes) -> bool:
+    """Of a half: RocketMQ writes the same properties in another order."""
+    return _TAIL in properties or f"{COPY_OF}\x01".encode() in properties
+
+
 def final_of(half: StoredRecord, topic: str, queue_id: int) -> NewRecord:
     """The message as its consumers will see it; it names the half that it came from."""
     kept, found, tail = half.properties.rpartition(_TAIL)
-    if not found or tail.count(b"\x02") != 2 or b"ESCROW_" in kept:
+    kept, id_found, last = kept.rpartition(b"__transactionId__\x01")
+    if (
+        not (found and id_found)
+        or tail.count(b"\x02") + last.count(b"\x02") != 3
+        or (b"ESCROW_" in kept)
+    ):
         # Written by somebody else, appended again, or part of a batch.
         kept = change_properties(half.properties, drop=_HALF_ONLY)
     return NewRecord(
@@ -141,12 +168,13 @@ def final_of(half: StoredRecord, topic: str, queue_id: int) -> NewRecord:
     )
 
 
-def copy_of(half: StoredRecord, queue_offset: int) -> NewRecord:
-    """The half once more, for another place in the log."""
+def copy_of(half: StoredRecord, *places: int, past: Past | None = None) -> NewRecord:
+    """The half once more, for another place in the log than those it had."""
+    put = {COPY_OF: ",".join(map(str, places))}
+    if past is not None:
+        put[PAST] = ",".join(str(int(part)) for part in past)
     properties = change_properties(
-        half.properties,
-        drop=(CHECK_TIMES, PREPARED_QUEUE_OFFSET),
-        put={COPY_OF: str(queue_offset)},
+        half.properties, drop=(CHECK_TIMES, PREPARED_QUEUE_OFFSET, PAST), put=put
     )
     return _again(half, names.HALF_TOPIC, properties)
 
@@ -187,6 +215,9 @@ def facts_of(half: HasProperties) -> HalfFacts | None:
     attempt = None
     if b"ESCROW_WRITER" in properties:
         attempt = attempt_of(decode_properties(properties))
+    past, older = None, b""
+    if b"ESCROW_COPY" in properties:
+        past, older = _past(properties), find_property(properties, COPY_OF.encode()) or b""
     return HalfFacts(
         topic=topic.decode("utf-8", "replace"),
         queue_id=int(queue_id),
@@ -194,7 +225,17 @@ def facts_of(half: HasProperties) -> HalfFacts | None:
         key=find_property(properties, b"UNIQ_KEY") or b"",
         immunity_ms=None if immunity is None else immunity_ms(immunity.decode("utf-8", "replace")),
         attempt=attempt,
+        past=past,
+        older=tuple(int(place) for place in older.split(b",") if place.isdigit()),
     )
+
+
+def _past(properties: bytes) -> Past | None:
+    parts = (find_property(properties, PAST.encode()) or b"").split(b",")
+    if len(parts) != 4 or not all(part.isdigit() for part in parts):
+        return None
+    parked_ms, due_ms, checks, is_stranded = map(int, parts)
+    return Past(parked_ms, due_ms, checks, bool(is_stranded))
 
 
 def attempt_of(properties: Mapping[str, str]) -> Attempt | None:
@@ -227,18 +268,22 @@ def op_of(
     reason: str = "",
     *,
     also: Sequence[int] = (),
+    host: bytes = NOWHERE,
     now_ms: int,
 ) -> NewRecord:
     """That a half is settled, and older copies of it. RocketMQ reads tag and body; the rest is our
-    memory of it."""
-    text = f"TAGS\x01d\x02{OUTCOME}\x01{_OUTCOMES[state]}\x02{DECIDED_BY}\x01{by}\x02"
+    memory of it: how it ended, by whose word, and where he was (the record's born host)."""
+    text = f"TAGS\x01d\x02{OUTCOME}\x01{_OUTCOMES[state]}\x02"
+    if by != PRODUCER:
+        text += f"{DECIDED_BY}\x01{by}\x02"
     if state is not State.COMMITTED:  # a final is found by its own key, and its op lies behind it
         text += f"KEYS\x01{queue_offset}\x02"
     if also:
         text += f"{ALSO}\x01{','.join(map(str, also))}\x02"
     if reason:
         text += f"{REASON}\x01{_printable(reason)}\x02"
-    return NewRecord(names.OP_TOPIC, 0, b"%d" % queue_offset, text.encode(), born_ms=now_ms)
+    body = b"%d" % queue_offset
+    return NewRecord(names.OP_TOPIC, 0, body, text.encode(), born_ms=now_ms, born_host=host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,9 +307,17 @@ def decode_op(record: StoredRecord) -> Op | None:
         [int(part) for part in parts if part],
         [int(part) for part in properties.get(ALSO, "").split(",") if part.isdecimal()],
         _STATES_OF.get(properties.get(OUTCOME, "")),
-        properties.get(DECIDED_BY, ""),
+        _whose(properties, record),
         properties.get(REASON, ""),
     )
+
+
+def _whose(properties: Mapping[str, str], record: StoredRecord) -> str:
+    by = properties.get(DECIDED_BY, PRODUCER if OUTCOME in properties else "")
+    if record.born_host == NOWHERE or OUTCOME not in properties:
+        return by
+    address, port = decode_host(record.born_host)
+    return f"{by} [{address}]:{port}" if ":" in address else f"{by} {address}:{port}"
 
 
 def _printable(text: str) -> str:

@@ -65,8 +65,10 @@ class Registrar:
                 if not self.registered.is_set():
                     log.info("registered name_server=%s:%d", self._host, self._port)
                     self.registered.set()
+                # Not wait_for: in Python 3.11 it loses a cancellation that comes with the result.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), self._interval_s)
+                    async with asyncio.timeout(self._interval_s):
+                        await self._changed.wait()
         except asyncio.CancelledError:
             with contextlib.suppress(OSError, EscrowError, TimeoutError):
                 await call.ask(unregister(self._card))
@@ -82,9 +84,8 @@ class _Call:
         self._connection = Connection()
 
     async def __aenter__(self) -> _Call:
-        self._reader, self._writer = await asyncio.wait_for(
-            asyncio.open_connection(self._host, self._port), ANSWER_WAIT_S
-        )
+        async with asyncio.timeout(ANSWER_WAIT_S):
+            self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -107,7 +107,7 @@ class CheckpointJob:
     def run(self) -> None:
         # In this order: a queue entry that is durable never points at a record that is not.
         self.flush.run()
-        for queue in self.queues:
+        for queue in sorted(self.queues, key=QueueFlush.place):  # a crash can be played again
             queue.run()
         self.index.run()
         expired = expired_files(self.index.files, self.log_begin)

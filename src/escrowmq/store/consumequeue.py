@@ -38,6 +38,9 @@ class QueueFlush:
     first: QueueOffset
     entries: bytes
 
+    def place(self) -> tuple[str, int]:
+        return self.queue.topic, self.queue.queue_id
+
     def run(self) -> None:
         self.queue.write_entries(self.first, self.entries)
 
@@ -120,9 +123,9 @@ class ConsumeQueue:
         """Up to where it may be read."""
         return self._held_from if self._holds else self.next
 
-    def hold(self) -> None:
+    def hold(self, queue_offset: int) -> None:
         if not self._holds:
-            self._held_from = self.next
+            self._held_from = QueueOffset(queue_offset)
         self._holds += 1
 
     def show(self) -> None:

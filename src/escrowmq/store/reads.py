@@ -129,9 +129,9 @@ class StoreReads:
         queue = self._queues.find(topic, queue_id)
         return QueueOffset(0) if queue is None else queue.end
 
-    def hold(self, topic: str, queue_id: int) -> None:
-        """What is appended to this queue from now on is seen by nobody until `show`."""
-        self._queues.find_or_make(topic, queue_id).hold()
+    def hold(self, topic: str, queue_id: int, queue_offset: int) -> None:
+        """What lies from there on in this queue is seen by nobody until `show`."""
+        self._queues.find_or_make(topic, queue_id).hold(queue_offset)
 
     def show(self, topic: str, queue_id: int) -> None:
         """As often as it was held."""

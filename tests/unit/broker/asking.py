@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from escrowmq.broker.topics import TopicRules
+from escrowmq.message.ids import encode_host
 from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import StoredRecord
 from escrowmq.store.store import MessageStore
@@ -30,7 +31,8 @@ class FakeLine:
 
     def __init__(self, name: str = "127.0.0.1:40000") -> None:
         self.peer = name
-        self.peer_host = HOST
+        address, _, port = name.rpartition(":")
+        self.peer_host = encode_host(address, int(port)) if address else HOST
         self.is_open = True
         self.posted: list[tuple[int, Header, bytes]] = []
         self._written = b""

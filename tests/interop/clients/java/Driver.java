@@ -5,6 +5,7 @@ import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
@@ -20,9 +21,12 @@ import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.SendStatus;
+import org.apache.rocketmq.client.producer.TransactionListener;
+import org.apache.rocketmq.client.producer.TransactionMQProducer;
 import org.apache.rocketmq.client.utils.MessageUtil;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
@@ -40,6 +44,7 @@ import org.apache.rocketmq.common.message.MessageQueue;
 public final class Driver {
     private static final long PATIENCE_MS = 30_000;
     private static final long LINGER_MS = 700; // for what should not come at all
+    private static final long NOT_ASKED_MS = 4_000; // longer than any half is left alone
     private static final int MESSAGES = 8;
 
     private interface Scenario {
@@ -84,6 +89,11 @@ public final class Driver {
         scenarios.put("liteassign", this::liteAssign);
         scenarios.put("query", this::query);
         scenarios.put("reply", this::reply);
+        scenarios.put("transaction", this::transaction);
+        scenarios.put("transaction-check", this::transactionCheck);
+        scenarios.put("transaction-slow", this::transactionSlow);
+        scenarios.put("transaction-group", this::transactionGroup);
+        scenarios.put("transaction-immunity", this::transactionImmunity);
     }
 
     public static void main(String[] args) {
@@ -428,6 +438,186 @@ public final class Driver {
             Message answer = asker.request(message("question-" + i), 10_000);
             say("answered", "body", body(answer));
         }
+    }
+
+    // Transactions. What a message says first, its local transaction says; what follows are the
+    // answers to the checks, the last of them for good: "unknown,unknown,commit/2".
+
+    private void transaction() throws Exception {
+        take(pusher("1", "*"), message -> true);
+        TransactionMQProducer producer = transactor("1", Driver::planned);
+        for (int i = 0; i < MESSAGES; i++) {
+            for (String plan : new String[] {"commit", "rollback"}) {
+                park(producer, message(plan + "/" + i));
+            }
+        }
+        producer.setCompressMsgBodyOverHowmuch(4096);
+        park(producer, message("commit/" + text(20_000)));
+        await(MESSAGES + 1);
+        nap(NOT_ASKED_MS);
+    }
+
+    private void transactionCheck() throws Exception {
+        take(pusher("1", "*"), message -> true);
+        TransactionMQProducer producer = transactor("1", Driver::planned);
+        String[] plans = {
+            "unknown,commit", "unknown,rollback", "throw,commit", "throw,rollback", "null,commit",
+            "unknown,unknown,commit", "unknown,throw,rollback", "commit", "rollback",
+        };
+        for (int i = 0; i < 3; i++) {
+            for (String plan : plans) {
+                park(producer, message(plan + "/" + i));
+            }
+        }
+        await(3 * 5);
+        nap(NOT_ASKED_MS);
+    }
+
+    /** The local transaction outlasts the first check, whatever that is told. */
+    private void transactionSlow() throws Exception {
+        take(pusher("1", "*"), message -> true);
+        Map<String, CountDownLatch> asked = new ConcurrentHashMap<>();
+        String[] plans = {"unknown", "commit", "rollback"}; // the checks' answers
+        for (String plan : plans) {
+            asked.put(plan + "/slow", new CountDownLatch(1));
+        }
+        TransactionMQProducer producer = transactor("1", (message, check) -> {
+            String body = body(message);
+            if (check > 0) {
+                asked.get(body).countDown();
+                return state(body.split("/")[0]);
+            }
+            try {
+                if (!asked.get(body).await(PATIENCE_MS, TimeUnit.MILLISECONDS)) {
+                    say("failed", "why", "nobody asked about " + body);
+                }
+            } catch (InterruptedException error) {
+                throw new IllegalStateException(error);
+            }
+            nap(300); // by then the check has its answer
+            return LocalTransactionState.COMMIT_MESSAGE;
+        });
+        for (String plan : plans) {
+            park(producer, message(plan + "/slow"));
+        }
+        await(2);
+        nap(NOT_ASKED_MS);
+    }
+
+    /** Of three in one group one leaves: the others are asked what it left. */
+    private void transactionGroup() throws Exception {
+        take(pusher("1", "*"), message -> true);
+        List<TransactionMQProducer> both = new ArrayList<>();
+        for (String by : new String[] {"1", "2"}) {
+            both.add(transactor(by, Driver::planned));
+        }
+        for (int i = 0; i < MESSAGES; i++) {
+            for (int by = 1; by <= 2; by++) {
+                park(both.get(by - 1), message("unknown,commit/" + by + "/" + i));
+            }
+        }
+        TransactionMQProducer gone = transactor("gone", Driver::planned);
+        for (int i = 0; i < MESSAGES; i++) {
+            park(gone, message("unknown,commit/heirs/" + i));
+        }
+        gone.shutdown();
+        await(3 * MESSAGES);
+        nap(NOT_ASKED_MS);
+    }
+
+    /** As text, as users write it: the property has no type. */
+    private void transactionImmunity() throws Exception {
+        take(pusher("1", "*"), message -> true);
+        CountDownLatch late = new CountDownLatch(1);
+        TransactionMQProducer producer = transactor("1", (message, check) -> {
+            if (check == 0 && body(message).startsWith("commit")) {
+                late.countDown();
+                nap(3_500); // past transactionTimeOut, inside its own time
+            }
+            return planned(message, check);
+        });
+        Thread within = new Thread(() -> {
+            try {
+                park(producer, immune("commit/within", "6"));
+            } catch (Exception error) {
+                say("failed", "why", error.toString());
+            }
+        });
+        within.start();
+        late.await(PATIENCE_MS, TimeUnit.MILLISECONDS);
+        for (String seconds : new String[] {"5", "1", "-1", "soon"}) {
+            park(producer, immune("unknown,commit/" + seconds, seconds));
+        }
+        within.join(PATIENCE_MS);
+        await(5);
+        nap(NOT_ASKED_MS);
+    }
+
+    private Message immune(String body, String seconds) {
+        Message message = message(body);
+        message.putUserProperty("CHECK_IMMUNITY_TIME_IN_SECONDS", seconds);
+        return message;
+    }
+
+    /** What is to become of a message: at first (0), and at its first, second, ... check. */
+    private interface Plan {
+        LocalTransactionState state(Message message, int check);
+    }
+
+    private static LocalTransactionState planned(Message message, int check) {
+        String[] plan = body(message).split("/")[0].split(",");
+        return state(plan[Math.min(check, plan.length - 1)]);
+    }
+
+    private static LocalTransactionState state(String name) {
+        switch (name) {
+            case "commit":
+                return LocalTransactionState.COMMIT_MESSAGE;
+            case "rollback":
+                return LocalTransactionState.ROLLBACK_MESSAGE;
+            case "throw":
+                throw new IllegalStateException("as planned");
+            case "null":
+                return null;
+            default:
+                return LocalTransactionState.UNKNOW;
+        }
+    }
+
+    private void park(TransactionMQProducer producer, Message message) throws Exception {
+        told(body(message), producer.sendMessageInTransaction(message, null));
+    }
+
+    private TransactionMQProducer transactor(String name, Plan plan) throws Exception {
+        TransactionMQProducer producer = new TransactionMQProducer(group + "-transactors");
+        producer.setNamesrvAddr(namesrv);
+        producer.setInstanceName("transactor-" + name);
+        producer.setSendMsgTimeout(5_000);
+        Map<String, AtomicInteger> checks = new ConcurrentHashMap<>();
+        producer.setTransactionListener(new TransactionListener() {
+            @Override
+            public LocalTransactionState executeLocalTransaction(Message message, Object none) {
+                say("local", "by", name, "body", body(message),
+                    "id", message.getTransactionId());
+                return plan.state(message, 0);
+            }
+
+            @Override
+            public LocalTransactionState checkLocalTransaction(MessageExt message) {
+                int check = checks.computeIfAbsent(body(message), none -> new AtomicInteger())
+                    .incrementAndGet();
+                say("asked", "by", name, "body", body(message), "topic", message.getTopic(),
+                    "id", message.getTransactionId(), "check", check,
+                    "times", message.getUserProperty("TRANSACTION_CHECK_TIMES"),
+                    "tag", message.getTags(), "key", message.getKeys(),
+                    "colour", message.getUserProperty("colour"),
+                    "waited_ms", System.currentTimeMillis() - message.getBornTimestamp());
+                return plan.state(message, check);
+            }
+        });
+        producer.start();
+        endings.add(producer::shutdown);
+        return producer;
     }
 
     // Clients.

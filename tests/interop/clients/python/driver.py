@@ -24,9 +24,11 @@ from rocketmq import client, ffi  # type: ignore[import-not-found]
 PATIENCE_S = 30
 LINGER_S = 0.7
 SETTLE_S = 3  # a broadcast consumer begins at the end: it must be there first
+NOT_ASKED_S = 4  # longer than any half is left alone
 MESSAGES = 8
 
 Fine = Callable[[Any], bool]
+Plan = Callable[[str, int], str]  # of a body, and which check it is: what to say
 _telling = threading.Lock()  # messages arrive on threads of the library
 
 
@@ -145,6 +147,40 @@ class A(Wrapper):
     def send_in_order(self, producer: Any, body: str, order: int) -> Any:
         return producer.send_orderly_with_sharding_key(self.message(body), f"order {order}")
 
+    def transactor(self, plan: Plan) -> Callable[[str], None]:
+        """What parks a body, and lets `plan` decide: in its local transaction and when asked."""
+        checks: dict[str, int] = {}
+
+        def check(message: Any) -> Any:
+            body = text(message.body)
+            checks[body] = checks.get(body, 0) + 1
+            say(
+                "asked",
+                by="1",
+                body=body,
+                topic=message.topic,
+                check=checks[body],
+                times=text(message.get_property("TRANSACTION_CHECK_TIMES")),
+                tag=text(message.tags),
+                key=text(message.keys),
+                colour=text(message.get_property("colour")),
+                waited_ms=time.time_ns() // 1_000_000 - message.born_timestamp,
+            )
+            return verdict(plan(body, checks[body]))
+
+        producer = self.started(
+            client.TransactionMQProducer(f"{self.group}-transactors", check, timeout=5_000)
+        )
+
+        def park(body: str) -> None:
+            def execute(message: Any, _: Any) -> Any:
+                say("local", by="1", body=body)
+                return verdict(plan(body, 0))
+
+            self.sent(body, producer.send_message_in_transaction(self.message(body), execute))
+
+        return park
+
 
 class B(Wrapper):
     """rocketmq 0.4.4."""
@@ -255,11 +291,70 @@ def pull(my: Wrapper) -> None:
         my.got(message)
 
 
+# What a body says first its local transaction says; then come the answers to the checks.
+
+
+def transaction(my: A) -> None:
+    my.consume(lambda message: True)
+    park = my.transactor(planned)
+    for number in range(MESSAGES):
+        for plan in ("commit", "rollback"):
+            park(f"{plan}/{number}")
+    park("commit/" + "".join(f"{number} " for number in range(20_000))[:20_000])
+    my.wait(MESSAGES + 1)
+    time.sleep(NOT_ASKED_S)
+
+
+def transaction_check(my: A) -> None:
+    my.consume(lambda message: True)
+    park = my.transactor(planned)
+    for number in range(3):
+        for plan in (
+            *("unknown,commit", "unknown,rollback", "throw,commit", "throw,rollback"),
+            *("unknown,unknown,commit", "unknown,throw,rollback", "commit", "rollback"),
+        ):
+            park(f"{plan}/{number}")
+    my.wait(3 * 4)
+    time.sleep(NOT_ASKED_S)
+
+
+def transaction_slow(my: A) -> None:
+    """The local transaction outlasts the first check, whatever that is told."""
+    my.consume(lambda message: True)
+    asked = {f"{plan}/slow": threading.Event() for plan in ("unknown", "commit", "rollback")}
+
+    def plan(body: str, check: int) -> str:
+        if check:
+            asked[body].set()
+            return body.partition("/")[0]
+        if not asked[body].wait(PATIENCE_S):
+            say("failed", why=f"nobody asked about {body}")
+        time.sleep(0.3)  # by then the check has its answer
+        return "commit"
+
+    park = my.transactor(plan)
+    for body in asked:
+        park(body)
+    my.wait(2)
+    time.sleep(NOT_ASKED_S)
+
+
+def planned(body: str, check: int) -> str:
+    plan = body.partition("/")[0].split(",")
+    return plan[min(check, len(plan) - 1)]
+
+
+def verdict(name: str) -> Any:
+    if name == "throw":
+        raise RuntimeError("as planned")
+    return getattr(client.TransactionStatus, name.upper())
+
+
 def bodies(kind: str) -> list[str]:
     return [f"{kind}-{number}" for number in range(MESSAGES)]
 
 
-SCENARIOS: dict[str, Callable[[Wrapper], None]] = {
+SCENARIOS: dict[str, Callable[[Any], None]] = {
     "sync": sync,
     "autocreate": sync,  # its topic is one that nobody created
     "async": asynchronous,
@@ -272,6 +367,9 @@ SCENARIOS: dict[str, Callable[[Wrapper], None]] = {
     "broadcast": broadcast,
     "retry": retry,
     "pull": pull,
+    "transaction": transaction,
+    "transaction-check": transaction_check,
+    "transaction-slow": transaction_slow,
 }
 
 

@@ -1,0 +1,579 @@
+"""The escrow against a small model: any order of sends, ends, questions, decisions and crashes.
+
+The model knows what it was told. Whatever was answered holds for ever; of what was not answered
+yet, a power cut leaves the first few steps, and the model looks how many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from escrowmq.message import names
+from escrowmq.message.properties import find_property
+from escrowmq.store.settings import StoreSettings
+from tests.escrows import (
+    COMMIT,
+    ESCROW,
+    ROLLBACK,
+    UNKNOWN,
+    EscrowBench,
+    Place,
+    a_batch_decision,
+    a_half,
+    a_heartbeat,
+    a_registration,
+    an_end,
+    an_end_of_many,
+    place_of,
+    questions,
+    writer_of,
+)
+from tests.interop.remoting import Answer
+from tests.stores import assert_clean
+from tests.unit.broker.asking import FakeLine, stored
+
+SMALL = StoreSettings(
+    segment_bytes=4096,
+    queue_file_bytes=200,
+    index_slots=5,
+    index_entries=40,
+    message_bytes_max=2048,
+)
+RULES = replace(ESCROW, checks_max=2, age_max_ms=10**12)
+GROUPS = ("p", "q")
+OPEN, STRANDED, COMMITTED, ROLLED_BACK = "open", "stranded", "committed", "rolled_back"
+STATE_OF = {COMMIT: COMMITTED, ROLLBACK: ROLLED_BACK}
+NO_SUCH, CONTRADICTED, FENCED = 1, 3701, 3702
+
+picks = st.integers(0, 10**6)
+verdicts = st.sampled_from([COMMIT, COMMIT, ROLLBACK])
+queue_ids = st.integers(0, 1)
+
+
+@dataclass
+class Transaction:
+    key: str
+    group: str
+    queue_id: int
+    not_before_ms: int  # it may not be asked about
+    state: str = OPEN
+    places: list[Place] = field(default_factory=list)  # that somebody was told
+    batch: int | None = None  # of the writer's, then its attempt
+    attempt: str = ""
+    checks: int = 0
+    may_also_be: set[str] = field(default_factory=set)  # if the power goes: a tick has changed it
+    is_remembered: bool = True  # since the last start, so that a repeated send is recognised
+
+    @property
+    def is_settled(self) -> bool:
+        return self.state in (COMMITTED, ROLLED_BACK)
+
+
+@dataclass
+class Step:
+    """What one append will have changed, if it survives."""
+
+    states: dict[str, str] = field(default_factory=dict)
+    delivered: list[tuple[int, str]] = field(default_factory=list)
+    writer: tuple[int, int] | None = None
+
+
+class EscrowMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bench = EscrowBench(settings=SMALL, rules=RULES, sync=True)
+        self.all: dict[str, Transaction] = {}
+        self.delivered: dict[int, list[str]] = {0: [], 1: []}
+        self.writer = (0, -1)  # fence, last batch
+        self.steps: list[Step] = []  # that are not durable yet
+        self.before: tuple[dict[str, str], dict[int, list[str]], tuple[int, int]]
+        self.expected: list[tuple[FakeLine, int, Any]] = []  # answers that come with the flush
+        self.parked: list[tuple[FakeLine, str]] = []  # likewise
+        self.lines: list[FakeLine] = []
+        self.latest_ms = self.bench.now_ms
+        self.count = 0
+        self.now_durable()
+
+    # --- the model -------------------------------------------------------------------------------
+
+    def now_durable(self) -> None:
+        states = {key: one.state for key, one in self.all.items()}
+        self.before = states, {at: list(keys) for at, keys in self.delivered.items()}, self.writer
+        self.steps = []
+        for one in self.all.values():
+            one.may_also_be.clear()
+
+    def settle(self, step: Step, one: Transaction, state: str) -> None:
+        one.state = step.states[one.key] = state
+        if state == COMMITTED:
+            self.delivered[one.queue_id].append(one.key)
+            step.delivered.append((one.queue_id, one.key))
+
+    def pick(self, number: int, *states: str) -> Transaction | None:
+        some = [one for one in self.all.values() if not states or one.state in states]
+        return some[number % len(some)] if some else None
+
+    def living(self, one: Transaction) -> Place | None:
+        half = self.bench.escrow.open.find_by_key(one.key.encode(), one.group)
+        return None if half is None else Place(half.queue_offset, half.log_offset)
+
+    def is_in_log(self, one: Transaction, place: Place) -> bool:
+        at = self.bench.store.entry_at(names.HALF_TOPIC, 0, place.queue_offset)
+        if at is None or at != place.log_offset or at < self.bench.store.begin:
+            return False
+        record = self.bench.store.record_at(at)
+        return find_property(record.properties, b"UNIQ_KEY") == one.key.encode()
+
+    def code_of_end(self, one: Transaction, place: Place, verdict: int) -> int:
+        """What an end has to be answered with, as things are."""
+        if not one.is_settled:
+            leads = place == self.living(one) or place.queue_offset in self.bench.escrow.aliases
+            return 0 if leads else NO_SUCH  # the log, and all memory of this place, may be gone
+        if not self.is_in_log(one, place) and self.bench.state_in_memory(place) != one.state:
+            return NO_SUCH  # the half is gone; how it ended is known for a while yet, or not
+        return 0 if STATE_OF[verdict] == one.state else CONTRADICTED
+
+    # --- asking the broker -----------------------------------------------------------------------
+
+    def asks(self, request: Any, code: int, check: Any = None) -> None:
+        """A request on a line of its own. Good news comes with the flush, and not before."""
+        line = FakeLine(f"asker {len(self.expected)}")
+        self.bench.turn(request, line=line)
+        answers = line.answers()
+        if code == 0:
+            if answers:
+                assert self.bench.store.flushed == self.bench.store.end, "not durable, and told"
+                assert [answer.code for answer in answers] == [code]
+            self.expected += [] if answers else [(line, code, check)]
+        else:
+            self.bench.turn()
+            answers += line.answers()
+            assert [answer.code for answer in answers] in ([code], []), answers
+            if not answers:
+                self.expected.append((line, code, check))
+
+    @rule()
+    def flush(self) -> None:
+        for _ in range(3):  # what had to wait for somebody else's turn is answered by the next
+            self.bench.flush()
+        for line, code, check in self.expected:
+            [answer] = line.answers()
+            assert answer.code == code, answer.remark
+            if check is not None:
+                check(answer)
+        for line in {line for line, _ in self.parked}:
+            places = [self.all[key].places[0] for sender, key in self.parked if sender is line]
+            assert [place_of(answer) for answer in line.answers()] == places
+        self.expected, self.parked = [], []
+        self.now_durable()
+
+    # --- producers -------------------------------------------------------------------------------
+
+    @rule(
+        queue_id=queue_ids,
+        group=st.sampled_from(GROUPS),
+        line=picks,
+        size=st.sampled_from([1, 300]),
+    )
+    def park(self, queue_id: int, group: str, line: int, size: int) -> None:
+        self.send(queue_id, group, line, {"body": b"x" * size})
+
+    @rule(queue_id=queue_ids, batch=st.integers(0, 3), attempt=st.sampled_from("ab"))
+    def park_for_a_writer(self, queue_id: int, batch: int, attempt: str) -> None:
+        properties = {"ESCROW_WRITER": "w", "ESCROW_BATCH": str(batch), "ESCROW_ATTEMPT": attempt}
+        one = self.send(queue_id, "p", 0, properties | {"ESCROW_FENCE": str(self.writer[0])})
+        one.batch, one.attempt = batch, attempt
+
+    def send(self, queue_id: int, group: str, line: int, more: dict[str, Any]) -> Transaction:
+        self.count += 1
+        due_ms = self.bench.now_ms + RULES.immunity_ms
+        one = Transaction(f"k{self.count}", group, queue_id, due_ms)
+        passing = FakeLine("sends and goes")
+        sender = self.lines[line % len(self.lines)] if self.lines else passing
+        body = one.key.encode() + b":" + more.pop("body", b"")
+        self.bench.turn(
+            a_half(one.key, group=group, queue_id=queue_id, body=body, **more), line=sender
+        )
+        assert sender.answers() == [], "told before it is durable"
+        self.parked.append((sender, one.key))
+        if sender is passing:
+            self.bench.leave(sender)
+        place = self.living(one)
+        assert place is not None
+        one.places.append(place)
+        self.all[one.key] = one
+        self.steps.append(Step({one.key: OPEN}))
+        return one
+
+    @rule(number=picks)
+    def repeat_a_send(self, number: int) -> None:
+        one = self.pick(number)
+        if one is None or not one.is_remembered:
+            return
+        halves = self.bench.store.max_offset(names.HALF_TOPIC, 0)
+        living, known = self.living(one), list(one.places)
+
+        def check(answer: Answer) -> None:
+            assert place_of(answer) in (living, self.living(one), *known)
+
+        request = a_half(one.key, group=one.group, queue_id=one.queue_id, body=b"again")
+        self.asks(request, 0, check)
+        assert self.bench.store.max_offset(names.HALF_TOPIC, 0) == halves
+
+    @rule(number=picks, verdict=verdicts, place=picks, one_way=st.booleans(), check=st.booleans())
+    def end(self, number: int, verdict: int, place: int, one_way: bool, check: bool) -> None:
+        one = self.pick(number)
+        if one is None:
+            return
+        at = one.places[place % len(one.places)]
+        code = self.code_of_end(one, at, verdict)
+        if code == 0 and not one.is_settled:
+            step = Step()
+            self.settle(step, one, STATE_OF[verdict])
+            self.steps.append(step)
+        request = an_end(at, verdict, group=one.group, one_way=one_way, check=check)
+        if one_way:
+            line = FakeLine("one way")
+            self.bench.turn(request, line=line)
+            self.bench.turn()
+            assert line.answers() == []
+        else:
+            self.asks(request, code)
+
+    @rule(number=picks, tried=st.lists(verdicts, min_size=2, max_size=4))
+    def race(self, number: int, tried: list[int]) -> None:
+        """Several ends in one turn: the first counts, for the others too."""
+        one = self.pick(number, OPEN, STRANDED)
+        at = None if one is None else self.living(one)
+        if one is None or at is None:
+            return
+        lines = [FakeLine(f"racer {verdict}") for verdict in tried]
+        for line, verdict in zip(lines, tried, strict=True):
+            request = an_end(at, verdict, group=one.group)
+            self.bench.broker.handle(line, request, self.bench.now_ms)
+        self.bench.turn()
+        step = Step()
+        self.settle(step, one, STATE_OF[tried[0]])
+        self.steps.append(step)
+        for line, verdict in zip(lines, tried, strict=True):
+            self.expected.append((line, 0 if verdict == tried[0] else CONTRADICTED, None))
+
+    @rule(number=picks, verdict=verdicts, wrong=st.sampled_from(["group", "log offset", "place"]))
+    def end_wrongly(self, number: int, verdict: int, wrong: str) -> None:
+        one = self.pick(number, OPEN, STRANDED)
+        at = None if one is None else self.living(one)
+        if one is None or at is None:
+            return
+        group = one.group
+        if wrong == "group":
+            group = "somebody else"
+        elif wrong == "log offset":
+            at = at._replace(log_offset=at.log_offset + 1)
+        else:
+            at = at._replace(queue_offset=self.bench.store.max_offset(names.HALF_TOPIC, 0))
+        self.asks(an_end(at, verdict, group=group), NO_SUCH)
+
+    @rule(number=picks)
+    def ask_for_the_state(self, number: int) -> None:
+        one = self.pick(number)
+        if one is None:
+            return
+        at, state = self.living(one), one.state
+        if at is None:
+            kept = [place for place in one.places if self.is_in_log(one, place)]
+            if not kept:
+                return
+            at = kept[-1]
+
+        def check(answer: Answer) -> None:
+            assert answer.ext_fields["state"] == state
+
+        self.asks(an_end(at, UNKNOWN, group=one.group), 0, check)
+
+    @rule(chosen=st.lists(picks, min_size=1, max_size=4), verdict=verdicts)
+    def end_many(self, chosen: list[int], verdict: int) -> None:
+        some = [self.pick(number) for number in chosen]
+        group = list(dict.fromkeys(one.key for one in some if one is not None))
+        if not group:
+            return
+        members = [self.all[key] for key in group]
+        places = [self.living(one) or one.places[-1] for one in members]
+        codes = {
+            self.code_of_end(one, at, verdict) for one, at in zip(members, places, strict=True)
+        }
+        strangers = [one for one in members if one.group != members[0].group and not one.is_settled]
+        if strangers:
+            codes.add(NO_SUCH)
+        codes.discard(0)
+        request = an_end_of_many([*places], verdict, group=members[0].group)
+        if codes:
+            line = FakeLine("group")
+            self.bench.turn(request, line=line)
+            assert line.answer().code in codes
+            return
+        step = Step()
+        for one in members:
+            if not one.is_settled:
+                self.settle(step, one, STATE_OF[verdict])
+        self.asks(request, 0)
+        self.steps.append(step)
+
+    # --- a writer --------------------------------------------------------------------------------
+
+    @rule()
+    def register(self) -> None:
+        fence, batch = self.writer[0] + 1, self.writer[1]
+
+        def check(answer: Answer) -> None:
+            assert (writer_of(answer).fence, writer_of(answer).batch) == (fence, batch)
+
+        self.asks(a_registration(), 0, check)
+        self.writer = fence, batch
+        self.steps.append(Step(writer=self.writer))
+
+    @rule(
+        batch=st.integers(0, 3),
+        behind=st.sampled_from([0, 0, 0, 1]),
+        winners=st.lists(st.sampled_from("ab"), max_size=2, unique=True),
+        missing=st.sampled_from([0, 0, 0, 1]),
+    )
+    def decide(self, batch: int, behind: int, winners: list[str], missing: int) -> None:
+        fence, decided = self.writer
+        of_writer = [
+            one for one in self.all.values() if one.batch is not None and not one.is_settled
+        ]
+        won = {
+            name: [one for one in of_writer if (one.batch, one.attempt) == (batch, name)]
+            for name in winners
+        }
+        named = [(name, len(halves) + missing) for name, halves in won.items()]
+        request = a_batch_decision(batch, fence - behind, named)
+        if behind or batch < decided:
+            self.asks(request, FENCED)
+        elif batch == decided:
+            self.asks(request, 0)
+        elif missing and winners:
+            self.asks(request, CONTRADICTED)
+        else:
+            step = Step()
+            commits = [one for name in winners for one in self.in_order(won[name])]
+            for one in of_writer:
+                if one.batch is not None and one.batch <= batch and one not in commits:
+                    self.settle(step, one, ROLLED_BACK)
+            for one in commits:
+                self.settle(step, one, COMMITTED)
+            self.asks(request, 0)
+            step.writer = self.writer = fence, batch
+            self.steps.append(step)
+
+    def in_order(self, some: list[Transaction]) -> list[Transaction]:
+        return sorted(some, key=lambda one: self.living(one) or (0, 0))
+
+    # --- lines, time and questions ---------------------------------------------------------------
+
+    @rule(groups=st.lists(st.sampled_from(GROUPS), unique=True))
+    def connect(self, groups: list[str]) -> None:
+        line = FakeLine(f"line {self.count}")
+        self.count += 1
+        self.lines.append(line)
+        self.bench.turn(a_heartbeat(line, *groups), line=line)
+        assert [answer.code for answer in line.answers()] == [0]
+        self.see_questions()
+
+    @precondition(lambda self: self.lines)
+    @rule(number=picks)
+    def disconnect(self, number: int) -> None:
+        self.bench.leave(self.lines.pop(number % len(self.lines)))
+
+    @rule(by_ms=st.sampled_from([0, 100, 1_000, 6_000, 30_000, 3_600_000, -3_600_000]))
+    def tick(self, by_ms: int) -> None:
+        self.bench.tick(by_ms)
+        self.latest_ms = max(self.latest_ms, self.bench.now_ms)
+        self.see_questions()
+        self.see_what_a_tick_decides()
+
+    def see_questions(self) -> list[str]:
+        found = []
+        for line in self.lines:
+            for key, place in questions(line):
+                one = self.all[key]
+                assert one.state == OPEN, "asked about what is decided"
+                assert one.batch is None, "asked about what its writer decides"
+                assert place == self.living(one)
+                assert self.bench.now_ms >= one.not_before_ms, "asked before it is due"
+                one.not_before_ms = self.bench.now_ms + RULES.interval_ms
+                one.checks += 1
+                assert one.checks <= RULES.checks_max
+                one.places.append(place)
+                found.append(key)
+        return found
+
+    def see_what_a_tick_decides(self) -> None:
+        for one in self.all.values():
+            if one.state == OPEN:
+                half = self.bench.escrow.open.find_by_key(one.key.encode(), one.group)
+                if half is None:
+                    assert one.batch is not None, "decided by nobody"
+                    fence, batch = self.writer
+                    assert one.batch <= batch or fence > 0
+                    one.may_also_be.add(one.state)
+                    one.state = ROLLED_BACK
+                elif half.is_stranded:
+                    assert one.checks >= RULES.checks_max, "given up too early"
+                    one.may_also_be.add(one.state)
+                    one.state = STRANDED
+
+    @rule()
+    def everybody_is_asked_in_the_end(self) -> None:
+        """Whatever happened before: with somebody there, and after a while."""
+        self.connect(list(GROUPS))
+        self.bench.now_ms = self.latest_ms + RULES.interval_ms + 2_000
+        open_ones = [one for one in self.all.values() if one.state == OPEN and one.batch is None]
+        asked: set[str] = set()
+        for _ in range(3):
+            self.bench.tick(1_000)
+            asked.update(self.see_questions())
+        self.latest_ms = self.bench.now_ms
+        self.see_what_a_tick_decides()
+        for one in open_ones:
+            assert one.key in asked or one.state == STRANDED, "forgotten"
+
+    # --- starts ----------------------------------------------------------------------------------
+
+    @rule(with_note=st.booleans())
+    def kill(self, with_note: bool) -> None:
+        self.bench = self.bench.killed(with_note=with_note)
+        self.started()
+
+    @rule()
+    def stop(self) -> None:
+        self.flush()
+        self.bench = self.bench.stopped()
+        self.started()
+
+    @rule()
+    def save(self) -> None:
+        self.bench.broker.save()
+        self.bench.broker.transactions.save(at_once=True)
+
+    @rule(seed=picks, survival=st.sampled_from(["none", "mixed", "mixed", "all"]))
+    def cut_the_power(self, seed: int, survival: Any) -> None:
+        self.bench = self.bench.power_cut(survival, seed)
+        states, delivered, writer = self.before
+        candidates = [(dict(states), {at: list(k) for at, k in delivered.items()}, writer)]
+        for step in self.steps:
+            states = {**states, **step.states}
+            delivered = {at: list(keys) for at, keys in delivered.items()}
+            for queue_id, key in step.delivered:
+                delivered[queue_id].append(key)
+            writer = step.writer or writer
+            candidates.append((states, delivered, writer))
+        left = [candidate for candidate in candidates if self.is_so(*candidate)]
+        assert left, "what was answered is gone, or a part of a step is left"
+        states, self.delivered, self.writer = left[-1]
+        self.all = {key: one for key, one in self.all.items() if key in states}
+        for key, one in self.all.items():
+            one.state = self.seen(one) or states[key]
+        self.started()
+
+    def is_so(
+        self, states: dict[str, str], delivered: dict[int, list[str]], writer: tuple[int, int]
+    ) -> bool:
+        found = self.bench.escrow.writers.find("w")
+        if ((0, -1) if found is None else (found.fence, found.batch)) != writer:
+            return False
+        for key, one in self.all.items():
+            seen = self.seen(one)
+            allowed = {states.get(key)} | one.may_also_be
+            if one.state == STRANDED and states.get(key) == OPEN:
+                allowed |= {STRANDED}
+            if one.batch is not None and one.may_also_be and one.state == ROLLED_BACK:
+                allowed |= {ROLLED_BACK}
+            is_forgotten = seen is None and states.get(key) in (COMMITTED, ROLLED_BACK)
+            if seen not in allowed and not is_forgotten:
+                return False
+        return all(self.bodies(at) == self.bodies_wanted(at, delivered[at]) for at in delivered)
+
+    def seen(self, one: Transaction) -> str | None:
+        """None: it was never parked, or the log has forgotten it."""
+        place = self.living(one)
+        if place is None:
+            kept = [place for place in one.places if self.is_in_log(one, place)]
+            place = kept[-1] if kept else None
+        return None if place is None else self.bench.state_in_memory(place)
+
+    def started(self) -> None:
+        self.lines, self.expected, self.parked = [], [], []
+        for one in self.all.values():
+            one.is_remembered = not one.is_settled
+            # The last questions may be forgotten: it may be asked again, and once more often.
+            one.not_before_ms = 0
+            half = self.bench.escrow.open.find_by_key(one.key.encode(), one.group)
+            if half is not None:
+                one.checks = min(one.checks, half.checks)
+                one.places.append(Place(half.queue_offset, half.log_offset))
+        self.now_durable()
+
+    @rule()
+    def expire(self) -> None:
+        self.flush()
+        self.bench.remove_log_file()
+        self.now_durable()
+
+    # --- what always holds -----------------------------------------------------------------------
+
+    def bodies(self, queue_id: int) -> list[str]:
+        return [body.partition(b":")[0].decode() for body in self.bench.bodies("T", queue_id)]
+
+    def bodies_wanted(self, queue_id: int, keys: list[str]) -> list[str]:
+        return keys[self.bench.store.min_offset("T", queue_id) :]
+
+    @invariant()
+    def what_is_committed_is_there_once_and_nothing_else(self) -> None:
+        for queue_id, keys in self.delivered.items():
+            assert self.bodies(queue_id) == self.bodies_wanted(queue_id, keys)
+            assert len(set(keys)) == len(keys)
+
+    @invariant()
+    def every_transaction_is_as_it_should_be(self) -> None:
+        for one in self.all.values():
+            seen = self.seen(one)
+            assert seen == one.state or (seen is None and one.is_settled)
+        open_halves = sorted(half.key.decode() for half in self.bench.escrow.open)
+        assert open_halves == sorted(key for key, one in self.all.items() if not one.is_settled)
+        total = self.bench.escrow.open.total
+        assert total.count == len(open_halves)
+        assert total.size == sum(half.size for half in self.bench.escrow.open)
+
+    @invariant()
+    def rocketmq_would_find_the_open_ones(self) -> None:
+        half_cursor, op_cursor = self.bench.cursors()
+        open_places = {half.queue_offset for half in self.bench.escrow.open if not half.is_stranded}
+        assert half_cursor <= min(open_places, default=half_cursor)
+        store, done = self.bench.store, set()
+        for record in stored(store, names.OP_TOPIC):
+            if record.queue_offset >= op_cursor:
+                done.add(int(bytes(record.body)))
+        halves = {record.queue_offset for record in stored(store, names.HALF_TOPIC)}
+        left = {at for at in halves if at >= half_cursor} - done
+        stranded = {half.queue_offset for half in self.bench.escrow.open if half.is_stranded}
+        assert left - stranded == open_places
+
+    @invariant()
+    def the_log_is_kept_for_what_is_open(self) -> None:
+        for half in self.bench.escrow.open:
+            assert half.log_offset >= self.bench.store.begin
+
+    def teardown(self) -> None:
+        self.bench.store.close()
+        assert_clean(self.bench.disk, SMALL)
+
+
+EscrowMachine.TestCase.settings = settings(stateful_step_count=40)
+TestEscrow = pytest.mark.slow(EscrowMachine.TestCase)

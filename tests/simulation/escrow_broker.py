@@ -1,0 +1,214 @@
+"""A broker's process on the simulated network: what `server/` does around a Broker, step by step.
+
+Turns, ticks, group commit, checkpoints, notes of the escrow, expiry. Whatever the server gives to a
+thread has a beginning and an end here, and other steps may come between the two.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from escrowmq.broker.broker import Broker, BrokerRules
+from escrowmq.broker.sends import SendRules
+from escrowmq.broker.topics import TopicRules
+from escrowmq.broker.transactions import TransactionRules
+from escrowmq.clock import ManualClock
+from escrowmq.errors import StoreError
+from escrowmq.escrow.rules import EscrowRules
+from escrowmq.message.ids import UniqueKeys, encode_host
+from escrowmq.message.offsets import LogOffset
+from escrowmq.store.checkpoint import CheckpointJob
+from escrowmq.store.commitlog import Flush
+from escrowmq.store.disk import Usage
+from escrowmq.store.expire import has_to_go
+from escrowmq.store.settings import StoreSettings
+from escrowmq.store.status import PutStatus
+from escrowmq.store.store import MessageStore
+from escrowmq.testing.disks import FaultyDisk
+from escrowmq.testing.network import End
+from escrowmq.wire.answers import refuse
+from escrowmq.wire.connection import Refused
+from escrowmq.wire.fastpath import Request
+
+HOST = encode_host("10.0.0.1", 10911)
+ROOMY = Usage(total_bytes=100, free_bytes=50)
+FULL = Usage(total_bytes=100, free_bytes=13)  # past force_expire_ratio: the oldest must go
+TICK_MS = 100
+
+STORE = StoreSettings(
+    segment_bytes=8192,
+    queue_file_bytes=400,
+    index_slots=31,
+    index_entries=200,
+    message_bytes_max=2048,
+)
+ESCROW = EscrowRules(
+    immunity_ms=400, interval_ms=300, checks_max=4, age_max_ms=60_000, piece_bytes=700
+)
+
+
+class Complaints(logging.Handler):
+    """What the broker logs with a traceback: a bug that it survived is still one."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            self.found.append(logging.Formatter().format(record))
+
+
+class BrokerProcess:
+    """One life of a broker, from its start to its end."""
+
+    def __init__(
+        self,
+        disk: FaultyDisk,
+        clock: ManualClock,
+        *,
+        settings: StoreSettings = STORE,
+        rules: EscrowRules = ESCROW,
+    ) -> None:
+        self.disk = disk
+        self.clock = clock
+        self.settings = settings
+        self.lines: dict[End, None] = {}
+        self._waiting: deque[tuple[int, Callable[[PutStatus], None]]] = deque()
+        self._flush: Flush | None = None
+        self._job: CheckpointJob | None = None
+        self._tick_s = 0.0
+        self.store = MessageStore.open(disk, settings, store_host=HOST)
+        self.broker = Broker(
+            disk,
+            self.store,
+            BrokerRules(
+                topics=TopicRules(cluster="C", broker_name="broker-a"),
+                sends=SendRules(cluster="C", store_host=HOST),
+                transactions=TransactionRules(escrow=rules),
+            ),
+            UniqueKeys(address="10.0.0.1", process_id=1, salt=1),
+            when_flushed=self._when_flushed,
+        )
+
+    # --- its lines -------------------------------------------------------------------------------
+
+    def received(self, end: End, data: bytes) -> None:
+        self.lines[end] = None
+        for event in end.events(data):
+            if isinstance(event, Request):
+                self.broker.handle(end, event, self.clock.now_ms())
+            elif isinstance(event, Refused):
+                end.write(refuse(event.request, event.error))
+
+    def closed(self, end: End) -> None:
+        self.lines.pop(end, None)
+        self.broker.line_closed(end)
+
+    def end_turn(self) -> None:
+        self.broker.end_turn(self.clock.now_ms())
+        self._write()
+
+    def tick(self) -> None:
+        """Some ten times a second, by a clock that does not jump."""
+        if self.clock.elapsed_s() - self._tick_s >= TICK_MS / 1000:
+            self._tick_s = self.clock.elapsed_s()
+            self.broker.tick(self.clock.now_ms())
+            self.end_turn()
+
+    def _write(self) -> None:
+        for end in list(self.lines):
+            end.flush()
+
+    # --- group commit ----------------------------------------------------------------------------
+
+    def _when_flushed(self, log_offset: int, answer: Callable[[PutStatus], None]) -> None:
+        if log_offset <= self.store.flushed:
+            answer(PutStatus.PUT_OK)
+        else:
+            self._waiting.append((log_offset, answer))
+
+    def begin_flush(self) -> None:
+        if self._flush is None and self.store.flushed < self.store.end:
+            self._flush = self.store.begin_flush()
+
+    def finish_flush(self) -> None:
+        flush, self._flush = self._flush, None
+        if flush is None:
+            return
+        try:
+            flush.run()
+        except StoreError as error:
+            self.store.fail(error)
+            while self._waiting:
+                self._waiting.popleft()[1](PutStatus.UNKNOWN_ERROR)
+        else:
+            self.store.finish_flush(flush)
+            self._answer_flushed()
+        self._write()
+
+    def flush(self) -> None:
+        self.finish_flush()
+        self.begin_flush()
+        self.finish_flush()
+
+    def lose_patience(self) -> None:
+        """syncFlushTimeout: whoever waits is told so; what he waits for may well be stored."""
+        while self._waiting:
+            self._waiting.popleft()[1](PutStatus.FLUSH_DISK_TIMEOUT)
+        self._write()
+
+    def _answer_flushed(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self.store.flushed:
+            self._waiting.popleft()[1](PutStatus.PUT_OK)
+
+    # --- upkeep ----------------------------------------------------------------------------------
+
+    def begin_checkpoint(self) -> None:
+        if self._job is None and self.store.checkpointed < self.store.end:
+            self._job = self.store.begin_checkpoint()
+
+    def finish_checkpoint(self) -> None:
+        job, self._job = self._job, None
+        if job is not None:
+            job.run()
+            self.store.finish_checkpoint(job)
+
+    def note(self) -> None:
+        """The escrow's own note. The server writes one per 64 MB of log, we after less."""
+        self.broker.transactions.save(at_once=True)
+
+    def save(self) -> None:
+        self.broker.save()
+
+    def expire(self) -> None:
+        """As Upkeep does it, the disk being full; no checkpoint runs meanwhile."""
+        self.finish_checkpoint()
+        transactions, store = self.broker.transactions, self.store
+        if not has_to_go(store, now_ms=self.clock.now_ms(), hour=12, usage=FULL):
+            return
+        end, keep_from = store.begin + self.settings.segment_bytes, transactions.keep_from()
+        if keep_from is not None and keep_from < end:
+            transactions.make_way(LogOffset(end), self.clock.now_ms())
+            self.end_turn()
+            return
+        store.remove_oldest_file()
+
+    # --- its end ---------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """As `serve` stops: answer what is under way, then make everything durable."""
+        self.finish_checkpoint()
+        self.broker.pulls.release_all(self.clock.now_ms())
+        self.end_turn()
+        self.flush()
+        self.end_turn()
+        self.store.flush()
+        self.broker.save()
+        self.broker.transactions.save(at_once=True)
+        self.store.close()
+
+    def kill(self) -> None:
+        self.store.abandon()

@@ -1,0 +1,131 @@
+"""Writers: fences, batches in order, attempts that win or lose."""
+
+from __future__ import annotations
+
+import pytest
+
+from escrowmq.errors import CorruptRecord, TransactionContradicted, WriterFenced
+from escrowmq.escrow.writers import (
+    Attempts,
+    Decision,
+    Winner,
+    Writers,
+    decision_record,
+    decode_decision,
+)
+from tests.escrows import EscrowBench
+from tests.stores import sample
+from tests.unit.broker.asking import stored
+
+
+def decide(writers: Writers, batch: int, *winners: Winner, fence: int = 0) -> Decision | None:
+    return writers.decide("w", batch, fence, list(winners), "print", "writer w")
+
+
+def test_a_registration_raises_the_fence_and_keeps_the_last_decision() -> None:
+    writers = Writers()
+    writers.note(Decision(writer="w", fence=3, batch=8, fingerprint="f"), 100)
+    again = writers.registration("w")
+    assert (again.fence, again.batch, again.fingerprint) == (4, 8, "f")
+    assert writers.registration("new").fence == 1
+
+
+@pytest.mark.parametrize(("batch", "fence"), [(9, 2), (9, 4), (7, 3)])
+def test_a_wrong_fence_or_a_batch_that_is_past_is_refused(batch: int, fence: int) -> None:
+    writers = Writers()
+    writers.note(Decision(writer="w", fence=3, batch=8), 0)
+    with pytest.raises(WriterFenced):
+        decide(writers, batch, fence=fence)
+
+
+def test_a_batch_that_is_decided_needs_no_decision() -> None:
+    writers = Writers()
+    writers.note(Decision(writer="w", fence=3, batch=8), 0)
+    assert decide(writers, 8, Winner("whoever", 7), fence=3) is None
+
+
+def test_the_winners_are_committed_and_everything_else_up_to_this_batch_is_not() -> None:
+    writers = Writers()
+    for offset, (batch, attempt) in enumerate(
+        [(1, "a"), (1, "b"), (1, "a"), (0, "a"), (2, "a"), (1, "c")]
+    ):
+        writers.attempts.add("w", batch, attempt, offset)
+    writers.attempts.add("other", 1, "a", 99)
+    decision = decide(writers, 1, Winner("a", 2), Winner("c", 1))
+    assert decision is not None
+    assert (decision.commits, decision.rolls_back) == ([0, 2, 5], [1, 3])
+
+
+def test_a_winner_counts_once_however_often_it_is_named() -> None:
+    writers = Writers()
+    writers.attempts.add("w", 0, "a", 7)
+    decision = decide(writers, 0, Winner("a", 1), Winner("a", 1))
+    assert decision is not None
+    assert decision.commits == [7]
+
+
+def test_a_winner_that_is_not_all_there_is_a_contradiction() -> None:
+    writers = Writers()
+    writers.attempts.add("w", 0, "a", 7)
+    with pytest.raises(TransactionContradicted):
+        decide(writers, 0, Winner("a", 2))
+
+
+def test_what_is_expected_is_not_written_down_until_it_is_in_the_log() -> None:
+    writers = Writers()
+    writers.note(Decision(writer="w", batch=1), 10)
+    writers.expect(Decision(writer="w", batch=2))
+    writers.expect(Decision(writer="w", batch=3))
+    assert [writer.batch for writer in Writers.load(writers.dump())] == [1]
+    [kept] = writers
+    assert writers.remembrance(kept) is None  # it would undo what is under way
+    writers.take_back(Decision(writer="w", batch=2))
+    writers.take_back(Decision(writer="w", batch=3))
+    found = writers.find("w")
+    assert found is not None
+    assert (found.batch, found.log_offset) == (1, 10)
+    assert writers.remembrance(kept) == Decision(writer="w", batch=1)
+
+
+def test_a_first_decision_that_is_taken_back_leaves_no_writer() -> None:
+    writers = Writers()
+    writers.expect(Decision(writer="w", batch=2))
+    writers.take_back(Decision(writer="w", batch=2))
+    assert writers.find("w") is None
+    assert Writers.load(b"").find("w") is None
+
+
+@pytest.mark.parametrize(
+    ("batch", "fence", "lost"), [(8, 3, True), (9, 3, False), (9, 2, True), (7, 9, True)]
+)
+def test_a_half_has_lost_when_its_batch_is_past_or_its_writer_replaced(
+    batch: int, fence: int, lost: bool
+) -> None:
+    writers = Writers()
+    writers.note(Decision(writer="w", fence=3, batch=8), 0)
+    assert writers.verdict_is_rollback("w", batch, fence) is lost
+    assert not writers.verdict_is_rollback("unknown", batch, fence)
+
+
+def test_an_attempt_is_gone_with_its_last_half() -> None:
+    attempts = Attempts()
+    attempts.add("w", 0, "a", 1)
+    attempts.add("w", 0, "a", 2)
+    attempts.remove("w", 0, "a", 1)
+    assert attempts.of("w", 0, "a") == {2}
+    attempts.remove("w", 0, "a", 2)
+    attempts.remove("w", 0, "a", 2)
+    assert list(attempts.up_to("w", 9)) == []
+
+
+def test_a_decision_is_read_as_it_was_written() -> None:
+    bench = EscrowBench()
+    decision = Decision(
+        commits=[1, 2], rolls_back=[3], by="x", writer="w", batch=4, winners=[Winner("a", 2)]
+    )
+    bench.store.append([decision_record(decision, now_ms=0), sample(0)], now_ms=0)
+    [record] = stored(bench.store, "ESCROW_DECISION")
+    assert decode_decision(record) == decision
+    [other] = stored(bench.store, "T0")
+    with pytest.raises(CorruptRecord):
+        decode_decision(other)
