@@ -177,12 +177,13 @@ class World:
             self.process.kill()
             self._gone()
 
-    def power_cut(self, survival: Survival | None = None) -> None:
+    def power_cut(self) -> None:
         self.cuts += 1
         if self.process is not None:
             self.truth.was_flushed(self.process)
-        left: Survival = survival or self.rng.choice(self.survivals)
-        self.disk = self.disk.power_cut(self.rng, left)
+        self.disk = self.disk.power_cut(self.rng, self.rng.choice(self.survivals))
+        if self.is_wild and self.rng.random() < 0.2:
+            self.disk.cut_at = self.rng.randint(1, 40)  # and once more, while it starts
         self._gone()
 
     def _gone(self) -> None:

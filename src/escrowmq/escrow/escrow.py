@@ -137,7 +137,9 @@ class Escrow:
             name(facts.group),
             facts.key,
             parked_ms,
-            self._due_ms(parked_ms + self._immunity_ms(facts)),
+            self._due_ms(
+                parked_ms + self.rules.immunity_of(facts.topic, facts.group, facts.immunity_ms)
+            ),
             sender,
         )
         self.settled.park(queue_offset)
@@ -382,26 +384,5 @@ class Escrow:
             self._last_due_ms = due_ms
         return self._last_due_ms
 
-    # --- by configuration ------------------------------------------------------------------------
-
-    def _immunity_ms(self, facts: HalfFacts) -> int:
-        if facts.immunity_ms is not None:
-            return facts.immunity_ms
-        return self._override(self.rules.immunities_ms, facts.topic, facts.group) or (
-            self.rules.immunity_ms
-        )
-
     def interval_ms(self, half: Half) -> int:
-        rules = self.rules
-        interval = self._override(rules.intervals_ms, half.topic, half.group) or rules.interval_ms
-        if rules.backoff > 1 and half.checks > 1:
-            grown = interval * rules.backoff ** min(half.checks - 1, 64)
-            interval = max(interval, int(min(grown, rules.backoff_max_ms)))
-        return interval
-
-    @staticmethod
-    def _override(table: dict[str, int], *keys: str) -> int | None:
-        for key in keys:
-            if key in table:
-                return table[key]
-        return None
+        return self.rules.interval_of(half.topic, half.group, half.checks)

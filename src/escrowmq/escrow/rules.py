@@ -27,6 +27,22 @@ class EscrowRules:
     intervals_ms: dict[str, int] = field(default_factory=dict)  # by topic or group
     immunities_ms: dict[str, int] = field(default_factory=dict)
 
+    def immunity_of(self, topic: str, group: str, wished_ms: int | None) -> int:
+        """How long a half is left alone: as it wishes itself, or its topic, or its group."""
+        if wished_ms is not None:
+            return wished_ms
+        by_topic, by_group = self.immunities_ms.get(topic), self.immunities_ms.get(group)
+        return by_topic or by_group or self.immunity_ms
+
+    def interval_of(self, topic: str, group: str, checks: int) -> int:
+        """How long to wait after so many checks."""
+        by_topic, by_group = self.intervals_ms.get(topic), self.intervals_ms.get(group)
+        interval = by_topic or by_group or self.interval_ms
+        if self.backoff > 1 and checks > 1:
+            grown = interval * self.backoff ** min(checks - 1, 64)
+            interval = max(interval, int(min(grown, self.backoff_max_ms)))
+        return interval
+
 
 @dataclass(slots=True)
 class Counts:

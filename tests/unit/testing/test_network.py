@@ -1,4 +1,4 @@
-"""The simulated network: what it does to frames is what it was told to do, and the seed's choice."""
+"""The simulated network: it does to frames what it was told to, and the seed chooses to which."""
 
 from __future__ import annotations
 
