@@ -15,6 +15,8 @@ EscrowError
   TransportError         the network failed
     NotSent                nothing left this machine
     OutcomeUnknown         it was sent, no answer came
+    NoRoute                no broker has this topic
+    HalfNotSafe            a half was stored less safely than it should be, and is rolled back
   StoreError             the disk, or what is on it
     StoreFull              no room; nothing was stored
     StoreFailed            a write or flush failed; restart, so that recovery finds what is true
@@ -30,6 +32,7 @@ EscrowError
   NoSuchTransaction      no half is where it was looked for, or it is somebody else's
   TransactionContradicted  it was decided before, and otherwise
   WriterFenced           a newer writer has taken over, or the batch is past
+  Rollback               raised by users: roll this transaction back
 
 Callers ask an error two things, both class attributes: may I retry, and may it have taken
 effect?
@@ -104,6 +107,14 @@ class OutcomeUnknown(TransportError):
     maybe_applied = True
 
 
+class NoRoute(TransportError):
+    pass
+
+
+class HalfNotSafe(TransportError):
+    pass
+
+
 class StoreError(EscrowError):
     pass
 
@@ -169,3 +180,7 @@ class TransactionContradicted(EscrowError):
 
 class WriterFenced(EscrowError):
     """A newer writer has taken over, or the batch is past."""
+
+
+class Rollback(EscrowError):
+    """Raise it inside a transaction's block to roll it back; it ends there."""

@@ -1,0 +1,147 @@
+"""One connection to a name server or a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, cast
+
+from escrowmq.clock import Clock
+from escrowmq.errors import NotSent, OutcomeUnknown, RemoteProtocolError, RequestRefused
+from escrowmq.wire.answers import refuse
+from escrowmq.wire.codes import request_name
+from escrowmq.wire.command import Command
+from escrowmq.wire.connection import Answer, Connection, Refused
+from escrowmq.wire.fastpath import Body, Request
+from escrowmq.wire.headers import Header
+
+log = logging.getLogger(__name__)
+
+CONNECT_S: Final = 3.0
+
+
+class Reply(NamedTuple):
+    code: int
+    remark: str
+    ext_fields: dict[str, str]
+    body: Body
+
+
+# What the other side asks of us: a check, a change of members. The line it came by is told along.
+Asked = Callable[["Line", Request[Any]], None]
+
+
+class Line(asyncio.Protocol):
+    """Calls and their answers; a call ends with an answer, or with an error that says which."""
+
+    def __init__(self, address: str, asked: Asked, clock: Clock) -> None:
+        self.address = address
+        self._asked = asked
+        self._clock = clock
+        self._connection = Connection()
+        self._transport: asyncio.Transport | None = None
+        self._waiting: dict[int, asyncio.Future[tuple[Command, Body]]] = {}
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self.is_open = True
+
+    @classmethod
+    async def connect(cls, address: str, asked: Asked, clock: Clock) -> Line:
+        host, _, port = address.rpartition(":")
+        line = cls(address, asked, clock)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await loop.create_connection(lambda: line, host.strip("[]"), int(port))
+        except (OSError, ValueError, TimeoutError) as error:
+            raise NotSent(f"{address} cannot be reached: {error or 'no answer'}") from error
+        return line
+
+    # --- asking ----------------------------------------------------------------------------------
+
+    async def call(
+        self, code: int, fields: Header | None = None, body: Body = b"", *, timeout_s: float
+    ) -> Reply:
+        """The answer, whatever it says. Raises NotSent or OutcomeUnknown if there is none."""
+        await self._may_write.wait()
+        if self._transport is None:
+            raise NotSent(f"{self.address}: the connection is closed")
+        deadline_s = self._clock.elapsed_s() + timeout_s
+        call, data = self._connection.call(code, fields, body, deadline_s=deadline_s)
+        answered = asyncio.get_running_loop().create_future()
+        self._waiting[call.opaque] = answered
+        self._transport.write(data)
+        try:
+            async with asyncio.timeout(timeout_s):
+                command, answer_body = await answered
+        except TimeoutError:
+            raise OutcomeUnknown(
+                f"{self.address}: no answer to {request_name(code)} in {timeout_s:g} s"
+            ) from None
+        finally:
+            self._waiting.pop(call.opaque, None)
+            self._connection.forget(call)
+        return Reply(command.code, command.remark, command.ext_fields, answer_body)
+
+    async def ask(
+        self, code: int, fields: Header | None = None, body: Body = b"", *, timeout_s: float
+    ) -> Reply:
+        """The same; any code but success is raised as RequestRefused."""
+        reply = await self.call(code, fields, body, timeout_s=timeout_s)
+        if reply.code:
+            raise RequestRefused(reply.code, reply.remark or f"{self.address}: code {reply.code}")
+        return reply
+
+    def post(self, code: int, fields: Header | None = None, body: Body = b"") -> None:
+        """One way. Raises NotSent."""
+        if self._transport is None:
+            raise NotSent(f"{self.address}: the connection is closed")
+        self._transport.write(self._connection.post(code, fields, body))
+
+    def write(self, data: bytes) -> None:
+        """An answer to what was asked."""
+        if self._transport is not None and data:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    # --- asyncio ---------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._connection.receive(data)
+            for event in self._connection.events():
+                if isinstance(event, Answer):
+                    answered = self._waiting.get(event.call.opaque)
+                    if answered is not None and not answered.done():
+                        answered.set_result((event.command, event.body))
+                elif isinstance(event, Request):
+                    self._asked(self, event)
+                elif isinstance(event, Refused):
+                    self.write(refuse(event.request, event.error))
+        except RemoteProtocolError as error:
+            log.warning("line closed address=%s: %s", self.address, error)
+            self.close()
+
+    def pause_writing(self) -> None:
+        self._may_write.clear()
+
+    def resume_writing(self) -> None:
+        self._may_write.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_open = False
+        self._transport = None
+        self._may_write.set()
+        self._connection.close()
+        for answered in self._waiting.values():
+            if not answered.done():
+                answered.set_exception(
+                    OutcomeUnknown(f"{self.address}: the connection closed before the answer")
+                )

@@ -1,0 +1,137 @@
+"""What is sent, what is received, and how a send ended."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import NamedTuple
+
+from escrowmq.errors import LocalProtocolError
+from escrowmq.message import names
+from escrowmq.message.compression import decompress_body
+from escrowmq.message.ids import encode_offset_id
+from escrowmq.message.properties import decode_properties
+from escrowmq.message.record import StoredRecord
+
+SHARDING_KEY = "__SHARDINGKEY"
+DELAY_MS = "TIMER_DELAY_MS"
+DELIVER_MS = "TIMER_DELIVER_MS"
+BODY_BYTES_MAX = 64 << 20  # of a compressed body, once it is not
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One to be sent. `keys` is text with blanks between several, or the keys themselves."""
+
+    topic: str
+    body: bytes
+    _: KW_ONLY
+    keys: str | Iterable[str] = ""
+    tags: str = ""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    sharding_key: str = ""  # messages with the same one go to the same queue, in order
+    delay_level: int = 0
+    delay_ms: int = 0
+    deliver_at_ms: int = 0  # since 1970
+    flag: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.body, bytes):
+            raise TypeError(f"a message's body is bytes, not {type(self.body).__name__}")
+        if sum(map(bool, (self.delay_level, self.delay_ms, self.deliver_at_ms))) > 1:
+            raise LocalProtocolError("a message has one delay: a level, a span or a time")
+
+    def all_properties(self, unique_key: str) -> dict[str, str]:
+        """Its own, and those that say what the others of its fields say."""
+        found = dict(self.properties)
+        keys = self.keys if isinstance(self.keys, str) else " ".join(self.keys)
+        for name, value in (
+            (names.KEYS, keys),
+            (names.TAGS, self.tags),
+            (SHARDING_KEY, self.sharding_key),
+            (names.DELAY_LEVEL, str(self.delay_level or "")),
+            (DELAY_MS, str(self.delay_ms or "")),
+            (DELIVER_MS, str(self.deliver_at_ms or "")),
+        ):
+            if value:
+                found[name] = value
+        found.setdefault(names.UNIQUE_KEY, unique_key)
+        found.setdefault(names.WAIT_STORED, "true")
+        return found
+
+
+class Queue(NamedTuple):
+    """One queue of a topic, and where its broker is."""
+
+    topic: str
+    broker: str
+    queue_id: int
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedMessage:
+    topic: str
+    body: bytes
+    keys: str
+    tags: str
+    properties: Mapping[str, str]
+    message_id: str  # what its sender calls it
+    offset_id: str  # where it lies
+    queue_id: int
+    queue_offset: int
+    born_ms: int
+    stored_ms: int
+    reconsume_times: int
+    flag: int
+    log_offset: int
+    prepared_offset: int = 0
+    broker: str = ""
+
+    @property
+    def transaction_id(self) -> str:
+        return self.properties.get("__transactionId__") or self.message_id
+
+
+def received(record: StoredRecord, broker: str = "") -> ReceivedMessage:
+    """Raises BrokenBody if its body cannot be decompressed."""
+    properties = decode_properties(record.properties)
+    offset_id = encode_offset_id(record.store_host, record.log_offset)
+    return ReceivedMessage(
+        topic=record.topic,
+        body=decompress_body(record.body, record.sys_flag, body_bytes_max=BODY_BYTES_MAX),
+        keys=properties.get(names.KEYS, ""),
+        tags=properties.get(names.TAGS, ""),
+        properties=properties,
+        message_id=properties.get(names.UNIQUE_KEY) or offset_id,
+        offset_id=offset_id,
+        queue_id=record.queue_id,
+        queue_offset=record.queue_offset,
+        born_ms=record.born_ms,
+        stored_ms=record.stored_ms,
+        reconsume_times=record.reconsume_times,
+        flag=record.flag,
+        log_offset=record.log_offset,
+        prepared_offset=record.prepared_offset,
+        broker=broker,
+    )
+
+
+class SendStatus(enum.Enum):
+    """Stored in all four; in the last three not as safely as the broker is set up to."""
+
+    SEND_OK = 0
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
+
+
+@dataclass(frozen=True, slots=True)
+class SendResult:
+    status: SendStatus
+    message_id: str
+    offset_id: str
+    queue: Queue
+    queue_offset: int
+    transaction_id: str = ""

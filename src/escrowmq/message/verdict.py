@@ -1,0 +1,33 @@
+"""What can be said of a transaction, and what can have become of it."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Verdict(enum.IntEnum):
+    """By RocketMQ's numbers, which are those of the sysFlag."""
+
+    UNKNOWN = 0
+    COMMIT = 8
+    ROLLBACK = 12
+
+
+class State(enum.IntEnum):
+    """Two bits. A half is in one of these, and leaves OPEN and STRANDED only for good."""
+
+    OPEN = 0
+    COMMITTED = 1
+    ROLLED_BACK = 2
+    STRANDED = 3  # asked about as often as allowed, or too old: it waits for an operator
+
+    @property
+    def text(self) -> str:
+        return self.name.lower()
+
+    @property
+    def is_settled(self) -> bool:
+        return self in (State.COMMITTED, State.ROLLED_BACK)
+
+
+STATE_OF = {Verdict.COMMIT: State.COMMITTED, Verdict.ROLLBACK: State.ROLLED_BACK}
