@@ -17,12 +17,12 @@ from escrowmq.escrow.groups import pieces
 from escrowmq.escrow.recover import recover_escrow
 from escrowmq.escrow.rules import EscrowRules
 from escrowmq.escrow.shapes import CURSOR_GROUP
-from escrowmq.escrow.snapshot import Snapshot, load_snapshot, save_snapshot
+from escrowmq.escrow.snapshot import PATH, Snapshot, decode_snapshot, encode_snapshot
 from escrowmq.escrow.verdict import State
 from escrowmq.escrow.writers import Decision
 from escrowmq.message import names
 from escrowmq.message.record import NewRecord
-from escrowmq.store.disk import Disk
+from escrowmq.store.disk import Disk, read_file, replace_file
 from escrowmq.store.store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class EscrowMemory:
 
     def _recover(self) -> None:
         store = self._store
-        snapshot = load_snapshot(self._disk, store.begin, store.end)
+        snapshot = decode_snapshot(read_file(self._disk, PATH) or b"", store.begin, store.end)
         cursor = self._offsets.query(names.HALF_TOPIC, CURSOR_GROUP, 0)
         now_ms = store.last_stored_ms
         found = recover_escrow(self.escrow, store, snapshot, cursor, now_ms=now_ms)
@@ -118,7 +118,7 @@ class EscrowMemory:
 
     def save(self, *, at_once: bool = False) -> None:
         if self._snapshot is not None and self._store.flushed >= self._snapshot.log_offset:
-            save_snapshot(self._disk, self._snapshot)
+            replace_file(self._disk, PATH, encode_snapshot(self._snapshot))
             self._saved_end = self._snapshot.log_offset
             self._snapshot = None
         grown = self._store.end - max(self._saved_end, 0)

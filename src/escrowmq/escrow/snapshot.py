@@ -12,8 +12,6 @@ from zlib import crc32
 
 import msgspec
 
-from escrowmq.store.disk import Disk, read_file, replace_file
-
 PATH: Final = "escrowmq.escrow"
 
 
@@ -31,14 +29,13 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     writers: bytes = b""
 
 
-def save_snapshot(disk: Disk, snapshot: Snapshot) -> None:
+def encode_snapshot(snapshot: Snapshot) -> bytes:
     data = msgspec.msgpack.encode(snapshot)
-    replace_file(disk, PATH, crc32(data).to_bytes(4, "big") + data)
+    return crc32(data).to_bytes(4, "big") + data
 
 
-def load_snapshot(disk: Disk, log_begin: int, log_end: int) -> Snapshot | None:
+def decode_snapshot(content: bytes, log_begin: int, log_end: int) -> Snapshot | None:
     """None if there is none that fits this log: it can be done without."""
-    content = read_file(disk, PATH) or b""
     data = content[4:]
     if len(content) <= 4 or crc32(data) != int.from_bytes(content[:4], "big"):
         return None
