@@ -1,11 +1,26 @@
-"""Hypothesis profiles: "ci" by default, "long" for a night of fuzzing (HYPOTHESIS_PROFILE=long)."""
+"""Hypothesis profiles: "ci" by default, "long" for a night of fuzzing (HYPOTHESIS_PROFILE=long).
+
+A test that is a coroutine runs in a loop of its own.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("ci", deadline=None, max_examples=60, print_blob=True)
 settings.register_profile("long", deadline=None, max_examples=1_000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = pyfuncitem._fixtureinfo.argnames
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
+    return True

@@ -11,7 +11,7 @@ from typing import Final
 from escrowmq.client.lines import Lines
 from escrowmq.client.messages import Queue
 from escrowmq.clock import Clock
-from escrowmq.errors import BrokenBody, NoRoute, RequestRefused, TransportError
+from escrowmq.errors import BrokenBody, NoRoute, NotSent, RequestRefused, TransportError
 from escrowmq.wire.bodies import TopicRoute, decode_body
 from escrowmq.wire.codes import RequestCode, ResponseCode
 from escrowmq.wire.headers_namesrv import GetRoute
@@ -86,7 +86,7 @@ class Routes:
 
     async def _ask(self, topic: str) -> Route:
         first = next(self._next)
-        failure: TransportError | None = None
+        failure: NotSent | None = None
         for number in range(len(self._servers)):
             address = self._servers[(first + number) % len(self._servers)]
             try:
@@ -98,9 +98,9 @@ class Routes:
             except RequestRefused as error:
                 if error.code == ResponseCode.TOPIC_NOT_EXIST:
                     raise NoRoute(f"no broker has a topic {topic}") from error
-                failure = TransportError(f"{address}: {error}")
+                failure = NotSent(f"{address}: {error}")
             except (TransportError, BrokenBody) as error:
-                failure = TransportError(str(error))
+                failure = NotSent(str(error))
         assert failure is not None
         raise failure
 
