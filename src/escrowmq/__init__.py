@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from escrowmq.client.consumer import Consumer
     from escrowmq.client.messages import Message, ReceivedMessage, SendResult, SendStatus
     from escrowmq.client.producer import Producer
     from escrowmq.client.transaction import Outcome, Transaction
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 # Where each name lives. Loaded when it is first wanted: a broker does not need the client.
 _HOMES = {
+    "Consumer": "escrowmq.client.consumer",
     "Message": "escrowmq.client.messages",
     "Outcome": "escrowmq.client.transaction",
     "Producer": "escrowmq.client.producer",
@@ -26,6 +28,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Consumer",
     "Message",
     "Outcome",
     "Producer",

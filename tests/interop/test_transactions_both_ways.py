@@ -161,6 +161,7 @@ def test_we_ask_about_what_apache_left_open_and_only_that(
 ) -> None:
     settings = {
         **HASTY,
+        "transactionCheckMax": 1_000,  # it goes on checking while it stops, for many seconds
         "transactionOpBatchInterval": 100,
         "flushConsumerOffsetInterval": 500,
     }
@@ -210,15 +211,22 @@ def test_we_know_what_apache_delivered_though_its_ops_were_lost(
     ending: str, version: str, tmp_path: Path
 ) -> None:
     # 5.x gathers ops in memory; nothing but the delivered message says that it is over.
+    with EscrowMQ(tmp_path, QUIET) as ours:
+        ours.create_topic(TOPIC, queues=QUEUES)
+        with Producer(ours.address) as producer:
+            parked_here = [producer.park(name) for name in several("parked-here", 5)]
+            producer.park("open-here")
     settings = {**QUIET, "transactionOpBatchInterval": HOUR_MS}
     with ApacheRocketMQ(version, tmp_path, settings) as rocketmq:
         with Producer(rocketmq.address) as producer:
-            producer.client.create_topic(TOPIC, queues=QUEUES)
             producer.park("open-0")
+            for half in parked_here:
+                producer.end(half, COMMIT)
             producer.settle(several("committed", 50), COMMIT)
             producer.park("open-1")
         rocketmq.kill()
-    plan = {"open-0": COMMIT, "open-1": ROLLBACK}
+    plan = {"open-here": COMMIT, "open-0": COMMIT, "open-1": ROLLBACK}
     with EscrowMQ(tmp_path, HASTY) as ours:
-        after = Counter([*several("committed", 50), "open-0"])
+        settled = [*several("committed", 50), *several("parked-here", 5)]
+        after = Counter([*settled, "open-here", "open-0"])
         assert take_over(ours.address, plan, after) == Counter(plan.keys())

@@ -56,7 +56,7 @@ class Producer:
         self._lines = Lines(self._asked, self._clock)
         self._routes = Routes(servers, self._lines, self._clock)
         self._checkers = Checkers(group)
-        address = _own_address()
+        address = own_address()
         self._client_id = f"{address}@{os.getpid()}#{secrets.token_hex(4)}"
         self._keys = UniqueKeys(address=address, process_id=os.getpid(), salt=secrets.randbits(32))
         self._turn = itertools.count(secrets.randbelow(1 << 16))
@@ -223,7 +223,7 @@ def _may_retry(error: EscrowError) -> bool:
     return error.retriable
 
 
-def _own_address() -> str:
+def own_address() -> str:
     """The address that this machine has for others; nothing is sent to find out."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # an address for documentation

@@ -7,6 +7,7 @@ import pytest
 from escrowmq.message import names
 from escrowmq.message.record import StoredRecord, moved
 from tests.escrows import COMMIT, ESCROW, ROLLBACK, EscrowBench, questions
+from tests.stores import sample
 from tests.unit.escrow.test_recover import Theirs, noted, place
 
 
@@ -55,6 +56,18 @@ def test_an_end_that_named_an_older_copy_settles_the_newest(verdict: int) -> Non
     assert asked(bench) == []
     assert bench.end(place(third), verdict).code == 0
     assert bench.bodies() == ([b"k"] if verdict == COMMIT else [])
+
+
+@pytest.mark.parametrize("is_noted", [False, True], ids=["without a note", "noted"])
+def test_it_delivered_what_we_had_parked_and_lost_the_op(is_noted: bool) -> None:
+    theirs = Theirs()
+    half = ours_first(theirs, "k") if is_noted else theirs.half("k")
+    theirs.deliver(half)
+    theirs._append(sample(topic="T", queue_id=1))
+    bench = theirs.opened()
+    assert asked(bench) == []
+    assert bench.end(place(half), COMMIT).code == 0
+    assert bench.bodies() == [b"k"]
 
 
 def test_what_it_discarded_waits_for_an_operator() -> None:
