@@ -71,6 +71,7 @@ class World:
         self.operator = Operator(self, "o")
         self.complaints = Complaints()
         self.survivals: tuple[Survival, ...] = ("none", "all", "mixed", "mixed")
+        self._write_fails = False
         self.starts = 0
         self.cuts = 0
         self.judges_disk = True  # at every start; it is most of what a start costs
@@ -140,8 +141,11 @@ class World:
             if self.clock.elapsed_s() >= self._starts_s:
                 self.start()
             return
+        self.truth.just_asked.clear()
         self.network.deliver()
         process = self.process
+        if self._write_fails:
+            self._fail_write(process)
         process.end_turn()
         process.tick()
         if not self.is_wild or self.rng.random() < 0.7:
@@ -161,7 +165,7 @@ class World:
         cut_at, self.disk.cut_at = self.disk.cut_at, None
         self.truth.judge_start(process)
         if self.judges_disk or self.cuts:
-            judge_disk(process)
+            judge_disk(process, self.truth.unnoted)
         self.disk.cut_at = cut_at
         self.consumer.rewind()
 
@@ -264,7 +268,7 @@ class World:
             )()
 
     def _fault(self) -> None:
-        """The next write of the log fails, or its next flush.
+        """The next write of the log fails, or its flush.
 
         After a flush that failed the kernel may take for clean what it never wrote. A process that
         starts anew on the same machine cannot know that; so here the machine goes down as well.
@@ -272,21 +276,34 @@ class World:
         process, disk = self.process, self.disk
         if process is None:
             return
-        disk.error = self.rng.choice((StoreFull, StoreFailed))
+        disk.error = self.rng.choice((StoreFull, StoreFull, StoreFailed))
+        if self.rng.random() < 0.8:
+            self._write_fails = True
+            return
+        process.end_turn()
+        disk.fail_at = disk.calls + 1
         try:
-            if self.rng.random() < 0.7:
-                self.network.deliver()
-                disk.fail_at = disk.calls + 1
-                process.end_turn()
-            else:
-                process.end_turn()
-                disk.fail_at = disk.calls + 1
-                process.begin_flush()
-                process.finish_flush()
-                if process.store.has_failed:
-                    raise PowerCut
+            process.begin_flush()
+            process.finish_flush()
+            if process.store.has_failed:
+                raise PowerCut
         finally:
             disk.fail_at = None
+
+    def _fail_write(self, process: BrokerProcess) -> None:
+        """In this turn, if it writes to the log and to nothing else."""
+        disk, broker = self.disk, process.broker
+        if broker.topics.dirty or broker.groups.dirty:
+            return
+        calls = disk.calls
+        disk.fail_at = calls + 1
+        try:
+            process.end_turn()
+        finally:
+            disk.fail_at = None
+            self._write_fails = disk.calls == calls
+            if not self._write_fails:
+                self.truth.unnoted |= self.truth.just_asked
 
     def _crash(self) -> None:
         match self.rng.choice(("kill", "stop", "cut", "cut", "cut")):
@@ -302,7 +319,7 @@ class World:
     def rest(self) -> None:
         """Fair weather, everybody there, nothing new: all that is open comes to its end."""
         self.network.weather = CALM
-        self.is_wild = self.is_silent = False
+        self.is_wild = self.is_silent = self._write_fails = False
         self.disk.cut_at = None
         for producer in self.producers:
             producer.is_alive = True
@@ -371,7 +388,7 @@ def live(seed: int) -> World:
     odds = Odds(
         crash=rng.choice((0.0, 0.02, 0.05)),
         death=rng.choice((0.0, 0.02)),
-        disk_fault=rng.choice((0.0, 0.03)),
+        disk_fault=rng.choice((0.0, 0.06)),
         clock_jump=rng.choice((0.0, 0.0, 0.02)),
         upkeep=rng.choice((0.05, 0.3)),
     )

@@ -100,8 +100,8 @@ def test_groups_that_are_stored_in_pieces_do_not_keep_parts_of_each_other_back(s
     with World(seed, producers=2) as world:
         world.run(2)
         for producer in world.producers:
-            for size in (300, 20, 300):
-                producer.begin(4, size=size)
+            for count in (9, 4, 2):
+                producer.begin(count, size=300)
         world.run(40)  # the truth looks at every step
         world.rest()
 

@@ -1,0 +1,184 @@
+"""The client for threads and frameworks: the same names, the same arguments, without `await`.
+
+    from escrowmq.blocking import Producer
+
+    with Producer("127.0.0.1:9876", group="orders") as producer:
+        with producer.transaction(Message("orders", b"o-1")) as tx:
+            ...
+
+One thread of this process runs an event loop for all of them; any number of threads may use one
+client. After a fork the child has no such thread: a client made in the parent says so, and a new
+one works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from escrowmq.client import consumer as consumers
+from escrowmq.client import producer as producers
+from escrowmq.client import transaction as transactions
+from escrowmq.client.checkers import Checker
+from escrowmq.client.messages import Message, Queue, ReceivedMessage, SendResult
+from escrowmq.errors import NotSent
+from escrowmq.message.verdict import Verdict
+
+__all__ = ["Consumer", "Producer", "Transaction"]
+
+T = TypeVar("T")
+
+
+class _LoopThread:
+    """The loop and its thread, made when first wanted, and once more in a child."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._process_id = 0
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None or self._process_id != os.getpid():
+                loop = self._loop = asyncio.new_event_loop()
+                self._process_id = os.getpid()
+                name = "escrowmq-client"
+                threading.Thread(target=loop.run_forever, name=name, daemon=True).start()
+            return self._loop
+
+
+_thread = _LoopThread()
+
+
+class _Blocking:
+    def __init__(self) -> None:
+        self._loop = _thread.loop()
+        self._process_id = os.getpid()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if os.getpid() != self._process_id:
+            work.close()
+            raise NotSent("this client was made in another process (fork); make one in each child")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+class Producer(_Blocking):
+    """See `escrowmq.Producer`."""
+
+    def __init__(self, servers: str | Sequence[str], *, group: str, **more: Any) -> None:
+        super().__init__()
+        self._inner = self._run(_made(lambda: producers.Producer(servers, group=group, **more)))
+
+    def __enter__(self) -> Producer:
+        self._run(self._inner.__aenter__())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._run(self._inner.close())
+
+    def send(self, message: Message, *, queue: Queue | None = None) -> SendResult:
+        return self._run(self._inner.send(message, queue=queue))
+
+    def send_one_way(self, message: Message) -> None:
+        self._run(self._inner.send_one_way(message))
+
+    def transaction(self, message: Message, *, on_error: Verdict = Verdict.UNKNOWN) -> Transaction:
+        return Transaction(self, self._inner.transaction(message, on_error=on_error))
+
+    def checker(self, topic: str, *, tag: str = "") -> Callable[[Checker], Checker]:
+        """The function runs in a thread."""
+        return self._inner.checker(topic, tag=tag)
+
+
+class Transaction:
+    """See `escrowmq.Transaction`."""
+
+    def __init__(self, producer: Producer, inner: transactions.Transaction) -> None:
+        self._producer = producer
+        self._inner = inner
+
+    def __enter__(self) -> Transaction:
+        self._producer._run(self._inner.__aenter__())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        return self._producer._run(self._inner.__aexit__(kind, error, trace))
+
+    def send(self, message: Message) -> SendResult:
+        return self._producer._run(self._inner.send(message))
+
+    def end(self, verdict: Verdict) -> transactions.Outcome:
+        return self._producer._run(self._inner.end(verdict))
+
+    @property
+    def id(self) -> str:
+        return self._inner.id
+
+    @property
+    def halves(self) -> list[SendResult]:
+        return self._inner.halves
+
+    @property
+    def outcome(self) -> transactions.Outcome | None:
+        return self._inner.outcome
+
+
+class Consumer(_Blocking):
+    """See `escrowmq.Consumer`."""
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        group: str,
+        subscribe: Mapping[str, str],
+        **more: Any,
+    ) -> None:
+        super().__init__()
+        self._inner = self._run(
+            _made(lambda: consumers.Consumer(servers, group=group, subscribe=subscribe, **more))
+        )
+
+    def __enter__(self) -> Consumer:
+        self._run(self._inner.__aenter__())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._run(self._inner.__aexit__(kind, error, trace))
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        while True:
+            yield self.receive()
+
+    def receive(self) -> ReceivedMessage:
+        return self._run(self._inner.receive())
+
+    def later(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
+        self._run(self._inner.later(message, delay_level=delay_level))
+
+
+async def _made(make: Callable[[], T]) -> T:
+    """On the loop's thread: what it makes belongs to the loop."""
+    return make()

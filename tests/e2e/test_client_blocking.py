@@ -1,0 +1,73 @@
+"""The blocking face of the client, used by several threads, and in a forked child."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from escrowmq import Message, ReceivedMessage, Rollback, Verdict
+from escrowmq.blocking import Consumer, Producer
+from escrowmq.errors import NotSent
+from tests.brokers import Served
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    conf = {"transactionTimeOut": 500, "transactionCheckInterval": 500}
+    with Served(tmp_path_factory.mktemp("blocking"), conf=conf) as served:
+        yield served
+
+
+def receive(served: Served, topic: str, count: int) -> list[bytes]:
+    with Consumer(served.namesrv_address, group=f"g-{topic}", subscribe={topic: "*"}) as consumer:
+        return [message.body for _, message in zip(range(count), consumer, strict=False)]
+
+
+def test_many_threads_send_through_one_producer(served: Served) -> None:
+    bodies = [b"%d" % number for number in range(40)]
+    with Producer(served.namesrv_address, group="p") as producer, ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda body: producer.send(Message("threads", body)), bodies))
+    assert sorted(receive(served, "threads", 40)) == sorted(bodies)
+
+
+def test_a_block_commits_rolls_back_or_is_asked_about(served: Served) -> None:
+    with Producer(served.namesrv_address, group="p") as producer:
+
+        @producer.checker("paid")
+        def was_it_saved(message: ReceivedMessage) -> Verdict:
+            return Verdict.COMMIT if message.body == b"crashed" else Verdict.ROLLBACK
+
+        with producer.transaction(Message("paid", b"first")) as tx:
+            tx.send(Message("paid", b"second"))
+        assert tx.outcome is not None
+        assert (tx.outcome.state, tx.outcome.acknowledged) == ("committed", True)
+        with producer.transaction(Message("paid", b"no")) as tx:
+            raise Rollback
+        with pytest.raises(ZeroDivisionError), producer.transaction(Message("paid", b"crashed")):
+            raise ZeroDivisionError
+        assert sorted(receive(served, "paid", 3)) == [b"crashed", b"first", b"second"]
+
+
+def test_a_forked_child_makes_its_own(served: Served) -> None:
+    with Producer(served.namesrv_address, group="p") as producer:
+        producer.send(Message("forked", b"parent"))
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                try:
+                    producer.send(Message("forked", b"through the parent's"))
+                except NotSent:
+                    with Producer(served.namesrv_address, group="p") as own:
+                        own.send(Message("forked", b"child"))
+                    code = 0
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+    assert sorted(receive(served, "forked", 2)) == [b"child", b"parent"]
