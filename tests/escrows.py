@@ -159,6 +159,18 @@ class EscrowBench:
         self.store.abandon()
         return self.again(disk)
 
+    def cut_off(self, log_offset: int) -> EscrowBench:
+        """The machine went off while it wrote: of the log there is what lies below."""
+        disk, end = self.disk.power_cut(Random(0), "all"), self.store.end
+        for base, _ in self.store.log_files():
+            begin = max(base, log_offset)
+            if begin < min(end, base + self.settings.segment_bytes):
+                file = disk.open(f"commitlog/{base:020d}")
+                size = min(end - begin, base + self.settings.segment_bytes - begin)
+                file.write_at(begin - base, bytes(size))
+                file.close()
+        return self.again(disk)
+
     def remove_log_file(self) -> bool:
         """The oldest, as upkeep does it. False if it is still needed, or the only one."""
         end = self.store.begin + self.settings.segment_bytes
