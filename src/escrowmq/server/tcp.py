@@ -30,7 +30,7 @@ from escrowmq.wire.headers import Header
 
 log = logging.getLogger(__name__)
 
-JOINED_BYTES_MAX = 64 * 1024  # below it, one joined write is cheaper than many pieces
+JOINED_BYTES_MAX = 8 * 1024  # below it, one joined write is cheaper than many pieces
 
 
 def bind(host: str, port: int) -> socket.socket:
