@@ -40,8 +40,8 @@ sim: $(READY)  ## long: every fault position, many seeds, fuzzing, 10,000 topics
 interop: $(READY)  ## both directions against Apache RocketMQ 4.9.7 and 5.5.0 (needs Java and Maven)
 	$(BIN)/pytest -v --timeout 900 tests/interop
 
-bench: $(READY)  ## the store's figures, as ratios in one run, kept in bench/results/
-	$(BIN)/python -m bench
+bench: $(READY)  ## figures as ratios in one run, kept in bench/results/; PARTS="broker broker-tx escrow ..."
+	$(BIN)/python -m bench $(PARTS)
 
 lock:  ## resolve the development dependencies again
 	$(PYTHON) -m venv $(VENV)

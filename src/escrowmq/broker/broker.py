@@ -209,18 +209,20 @@ class Broker:
         self._now_ms = now_ms
         if self.topics.dirty or self.groups.dirty:
             # Before anybody is told: a message whose topic a crash forgets cannot be read.
-            self._save_tables()
+            try:
+                self._save_tables()
+            except StoreError as error:
+                log.warning("topics or groups not saved: %s", error)
+                self.turn.refuse(error)
+                return
         self.transactions.checks.end_turn(now_ms)
         self.turn.settle(now_ms)
 
     def _save_tables(self) -> None:
-        try:
-            if self.topics.dirty:
-                self.topics.save()
-            if self.groups.dirty:
-                self.groups.save()
-        except StoreError as error:
-            log.warning("topics or groups not saved: %s", error)
+        if self.topics.dirty:
+            self.topics.save()
+        if self.groups.dirty:
+            self.groups.save()
 
     def line_closed(self, line: Line) -> None:
         self.pulls.line_closed(line)

@@ -72,6 +72,7 @@ class Transactions:
         self._turn = turn
         self.answers = answers
         self._reroute = reroute
+        self._moved_end = LogOffset(0)  # of the log, when a half was last appended again
         self.memory = EscrowMemory(store, disk, offsets, rules.escrow, reroute)
         escrow = self.memory.escrow
         self.escrow = escrow
@@ -244,6 +245,8 @@ class Transactions:
         """Halves that are open, and the last word of each writer, are in the log from here on."""
         if self.escrow.unfinished:  # something is out of sight: it must not go before it is seen
             return self._store.begin
+        if self._store.flushed < self._moved_end:  # what was moved is not safe where it is now
+            return self._store.begin
         needed = [writer.log_offset for writer in self.escrow.writers]
         half = self.escrow.open.first()
         if half is not None:
@@ -263,10 +266,12 @@ class Transactions:
         writers = self.escrow.writers
         decision = writers.remembrance(writer)
         if decision is not None:
-            self._turn.put(
-                [decision_record(decision, now_ms=now_ms)],
-                stored=lambda places: writers.note(decision, places[0].log_offset),
-            )
+
+            def stored(places: Sequence[Placed]) -> None:
+                writers.note(decision, places[0].log_offset)
+                self._moved_end = self._store.end
+
+            self._turn.put([decision_record(decision, now_ms=now_ms)], stored=stored)
 
     def renew(
         self,
@@ -284,6 +289,7 @@ class Transactions:
         def stored(places: Sequence[Placed]) -> None:
             copy, op = places
             self.escrow.renewed(half, past, copy.queue_offset, copy.log_offset, op.queue_offset)
+            self._moved_end = self._store.end
 
         def answered(code: int, places: Sequence[Placed]) -> None:
             if not places:

@@ -146,6 +146,13 @@ class Turn:
         self._arrived(records)
         self._answer_when_due(sends, puts, placed)
 
+    def refuse(self, error: StoreError) -> None:
+        """Everything that was handed over: what it needs could not be stored."""
+        sends, self._sends = self._sends, []
+        puts, self._puts = self._puts, []
+        self._records = []
+        self._refuse_all(sends, puts, error)
+
     def _answer_when_due(self, sends: list[_Send], puts: list[_Put], placed: list[Placed]) -> None:
         answered = self._counts.answered
         began_s = self._counts.turn_began_s()

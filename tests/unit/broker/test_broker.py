@@ -230,3 +230,18 @@ def test_a_question_about_a_queue_that_is_none_makes_none(code: int, queue_id: i
     [answer] = bench.turn(ask(code, QueueOf(topic="../x", queue_id=queue_id)))
     assert answer.ext_fields.get("offset", "0") == "0"
     assert not bench.disk.exists("consumequeue")
+
+
+def test_who_sends_to_a_topic_that_could_not_be_saved_is_refused() -> None:
+    bench = Bench()
+    bench.turn(a_send("known"))  # the broker's own topics are saved with it
+    assert isinstance(bench.disk, FaultyDisk)
+    bench.disk.fail_from = bench.disk.calls + 1
+    [refused] = bench.turn(a_send("new"))
+    assert refused.code != 0
+    assert bench.store.max_offset("new", 0) == 0
+    bench.disk.fail_from = None
+    [taken] = bench.turn(a_send("new", body=b"again"))
+    assert taken.code == 0
+    again = bench.after_power_cut()
+    assert again.broker.topics.find("new") is not None
