@@ -94,8 +94,14 @@ class Producer(_Blocking):
     def send_one_way(self, message: Message) -> None:
         self._run(self._inner.send_one_way(message))
 
-    def transaction(self, message: Message, *, on_error: Verdict = Verdict.UNKNOWN) -> Transaction:
-        return Transaction(self, self._inner.transaction(message, on_error=on_error))
+    def transaction(
+        self,
+        message: Message | None = None,
+        *,
+        id: str = "",
+        on_error: Verdict = Verdict.UNKNOWN,
+    ) -> Transaction:
+        return Transaction(self, self._inner.transaction(message, id=id, on_error=on_error))
 
     def checker(self, topic: str, *, tag: str = "") -> Callable[[Checker], Checker]:
         """The function runs in a thread."""

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 LOOKED_AT_MAX: Final = 2_000  # halves that one tick takes up, so that it is over soon
 ASKED_MAX: Final = 500  # questions to one group in a tick; every answer makes room for the next
 ASKED_IN_TICK_MAX: Final = 2_000
-ASKED_IN_TURN_MAX: Final = 64  # after answers, in one turn: others wait for it to end
+ASKED_IN_TURN_MAX: Final = 32  # after answers, in one turn: others wait for it to end
 LATER_MS: Final = 1_000  # until something that did not work is tried again
 
 

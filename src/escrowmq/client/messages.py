@@ -91,7 +91,8 @@ class ReceivedMessage:
 
     @property
     def transaction_id(self) -> str:
-        return self.properties.get("__transactionId__") or self.message_id
+        """Of the transaction that it was sent in; that of its first message, if there are more."""
+        return self.properties.get("TX_ID") or self.message_id
 
 
 def received(record: StoredRecord, broker: str = "") -> ReceivedMessage:

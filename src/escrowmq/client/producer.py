@@ -158,11 +158,19 @@ class Producer:
 
     # --- transactions ----------------------------------------------------------------------------
 
-    def transaction(self, message: Message, *, on_error: Verdict = Verdict.UNKNOWN) -> Transaction:
-        """`on_error`: the verdict if the block is left by an exception other than Rollback."""
+    def transaction(
+        self,
+        message: Message | None = None,
+        *,
+        id: str = "",
+        on_error: Verdict = Verdict.UNKNOWN,
+    ) -> Transaction:
+        """`on_error`: the verdict if the block is left by an exception other than Rollback.
+        `id`: what its messages carry as TX_ID, so that a checker knows what they belong to."""
         return Transaction(
             message,
             group=self.group,
+            id=id,
             park=self._park,
             line_to=self._line_to_broker,
             on_error=on_error,

@@ -68,9 +68,10 @@ class Transaction:
 
     def __init__(
         self,
-        message: Message,
+        message: Message | None,
         *,
         group: str,
+        id: str = "",
         park: Park,
         line_to: LineTo,
         on_error: Verdict = Verdict.UNKNOWN,
@@ -82,10 +83,11 @@ class Transaction:
         self._on_error = on_error
         self.halves: list[SendResult] = []
         self.outcome: Outcome | None = None
-        self.id = ""
+        self.id = id  # of its first message, if none was given
 
     async def __aenter__(self) -> Transaction:
-        await self.send(self._first)
+        if self._first is not None:
+            await self.send(self._first)
         return self
 
     async def __aexit__(

@@ -90,9 +90,10 @@ class OpenHalves:
     def remove(self, half: Half) -> None:
         del self._by_offset[half.queue_offset]
         self.stranded -= half.is_stranded
-        for key in (half.key, (half.group, half.key)):
-            if self._by_key.get(key) == half.queue_offset:
-                del self._by_key[key]
+        if self._by_key.get(half.key) == half.queue_offset:
+            del self._by_key[half.key]
+        elif self._by_key.get((half.group, half.key)) == half.queue_offset:
+            del self._by_key[half.group, half.key]
         self._account(half, -1)
 
     def strand(self, half: Half) -> None:

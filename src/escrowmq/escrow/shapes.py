@@ -71,6 +71,7 @@ _OUTCOMES: Final = {
 }
 PRODUCER: Final = "producer"  # decides most of them, and is not named
 NOWHERE: Final = b"\0" * 8
+_COMMITTED: Final = f"TAGS\x01d\x02{OUTCOME}\x01c\x02".encode()  # what most ops say
 _STATES_OF: Final = {letter: state for state, letter in _OUTCOMES.items()}
 
 
@@ -150,7 +151,7 @@ def final_of(half: StoredRecord, topic: str, queue_id: int) -> NewRecord:
     if (
         not (found and id_found)
         or tail.count(b"\x02") + last.count(b"\x02") != 3
-        or (b"ESCROW_" in kept)
+        or kept.find(b"ESCROW_") >= 0
     ):
         # Written by somebody else, appended again, or part of a batch.
         kept = change_properties(half.properties, drop=_HALF_ONLY)
@@ -273,6 +274,9 @@ def op_of(
 ) -> NewRecord:
     """That a half is settled, and older copies of it. RocketMQ reads tag and body; the rest is our
     memory of it: how it ended, by whose word, and where he was (the record's born host)."""
+    body = b"%d" % queue_offset
+    if state is State.COMMITTED and by == PRODUCER and not also and not reason:
+        return NewRecord(names.OP_TOPIC, 0, body, _COMMITTED, born_ms=now_ms, born_host=host)
     text = f"TAGS\x01d\x02{OUTCOME}\x01{_OUTCOMES[state]}\x02"
     if by != PRODUCER:
         text += f"{DECIDED_BY}\x01{by}\x02"
@@ -282,7 +286,6 @@ def op_of(
         text += f"{ALSO}\x01{','.join(map(str, also))}\x02"
     if reason:
         text += f"{REASON}\x01{_printable(reason)}\x02"
-    body = b"%d" % queue_offset
     return NewRecord(names.OP_TOPIC, 0, body, text.encode(), born_ms=now_ms, born_host=host)
 
 

@@ -25,6 +25,9 @@ DELAY_LEVELS_MS: Final[tuple[int, ...]] = (
 )
 
 
+_ALIKE_BYTES: Final = 24
+
+
 def has_queue_entry(sys_flag: int) -> bool:
     """RocketMQ's prepared and rolled-back records take no place in their queue."""
     return not sys_flag & TRANSACTION_PREPARED  # this bit is set in both
@@ -37,6 +40,19 @@ def has_keys(sys_flag: int) -> bool:
 
 def derive(topic: str, properties: bytes, stored_ms: int) -> tuple[int, list[bytes]]:
     """The tags code of a record's queue entry, and its keys: the unique one, then the user's."""
+    if len(properties) <= _ALIKE_BYTES and topic != names.SCHEDULE_TOPIC:
+        return _derive_alike(properties)
+    return _derive(topic, properties, stored_ms)
+
+
+@lru_cache(maxsize=256)
+def _derive_alike(properties: bytes) -> tuple[int, list[bytes]]:
+    """So short that many records have the very same: ops, and messages with a tag alone. Nobody
+    changes the list."""
+    return _derive("", properties, 0)
+
+
+def _derive(topic: str, properties: bytes, stored_ms: int) -> tuple[int, list[bytes]]:
     items = b"\x02" + properties
     code = 0
     keys: list[bytes] = []

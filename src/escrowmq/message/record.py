@@ -233,8 +233,9 @@ def decode_record(data: bytes | memoryview, at: int, log_offset: LogOffset) -> S
     head = _HEADS[host_bits]
     if len(data) - at < head.size:
         raise CorruptRecord(log_offset, "the log ends inside this record")
-    *fields, body_size = head.unpack_from(data, at)
-    size, magic, body_crc, own_offset = *fields[:3], fields[6]
+    fields = head.unpack_from(data, at)
+    size, magic, body_crc, _, _, _, own_offset = fields[:7]
+    body_size = fields[14]
     if magic != MAGIC_V1 and magic != MAGIC_V2:
         raise CorruptRecord(log_offset, f"magic {magic:#010x} is not a record's")
     if size < RECORD_BYTES_MIN or size > len(data) - at:
@@ -249,7 +250,7 @@ def decode_record(data: bytes | memoryview, at: int, log_offset: LogOffset) -> S
         raise CorruptRecord(log_offset, "the body's checksum is wrong")
     _check_properties(data[at : at + size], properties, log_offset)
     # mypy cannot count what was unpacked; the layout above can.
-    return StoredRecord(*fields, body, topic, properties)  # type: ignore[call-arg]
+    return StoredRecord(*fields[:14], body, topic, properties)  # type: ignore[call-arg]
 
 
 def _tail(
@@ -265,7 +266,10 @@ def _tail(
     if body_size < 0 or body_end + length_bytes > record_end:
         raise CorruptRecord(log_offset, f"a body of {body_size} bytes does not fit")
     topic_at = body_end + length_bytes
-    topic_end = topic_at + int.from_bytes(data[body_end:topic_at], "big", signed=True)
+    length = data[body_end]
+    if length_bytes == 2 or length > TOPIC_BYTES_MAX_V1:
+        length = int.from_bytes(data[body_end:topic_at], "big", signed=True)
+    topic_end = topic_at + length
     if not topic_at < topic_end <= record_end - 2:
         raise CorruptRecord(log_offset, "the topic does not fit")
     (properties_size,) = _PROPERTIES_LENGTH.unpack_from(data, topic_end)

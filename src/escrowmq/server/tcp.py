@@ -14,7 +14,7 @@ import asyncio
 import logging
 import socket
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -30,6 +30,7 @@ from escrowmq.wire.headers import Header
 
 log = logging.getLogger(__name__)
 
+EVENTS_IN_TURN_MAX = 64  # of one line
 JOINED_BYTES_MAX = 8 * 1024  # below it, one joined write is cheaper than many pieces
 
 
@@ -118,15 +119,23 @@ class Port:
         self._silence.watch(line)
         return True
 
-    def handle_all(self, line: TcpLine, events: Iterable[Event]) -> None:
-        """Everything of one chunk; answers leave at the end of the turn."""
-        handle, now_ms = self._service.handle, self.turn_ms
+    def handle_some(self, line: TcpLine, events: Iterator[Event]) -> bool:
+        """What came in one chunk; answers leave at the end of the turn. False: there is more of it
+        than one line may have of a turn."""
+        handle, now_ms, left = self._service.handle, self.turn_ms, EVENTS_IN_TURN_MAX
         for event in events:
             if type(event) is Request:
                 handle(line, event, now_ms)
             elif type(event) is Refused:
                 self.refused_requests[event.error.code] += 1
                 line.write(refuse(event.request, event.error))
+            left -= 1
+            if not left:
+                return False
+        return True
+
+    def call_soon(self, step: Callable[[], None]) -> None:
+        self._loop.call_soon(step)
 
     def gone(self, line: TcpLine) -> None:
         self._unsent.pop(line, None)
@@ -195,6 +204,7 @@ class TcpLine(asyncio.Protocol):
         self._out: list[Body] = []
         self._paused = False
         self._held = False
+        self._rest: Iterator[Event] | None = None  # of a chunk that was too much for one turn
         self.active_s = port.elapsed_s()
         self.peer = ""
         self.peer_host = b"\0" * 8
@@ -211,12 +221,31 @@ class TcpLine(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        port, connection = self._port, self._connection
-        port.turn_soon()
-        self.active_s = port.turn_s
+        connection = self._connection
         try:
             connection.receive(data)
-            port.handle_all(self, connection.events())
+            self._handle(connection.events())
+        except RemoteProtocolError as error:
+            log.info("line closed peer=%s: %s", self.peer, error)
+            self.close()
+
+    def _handle(self, events: Iterator[Event]) -> None:
+        port = self._port
+        port.turn_soon()
+        self.active_s = port.turn_s
+        if not port.handle_some(self, events):
+            # Others have their turn before this one goes on.
+            self._rest = events
+            self._read_or_not()
+            port.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        events, self._rest = self._rest, None
+        if self._transport is None or events is None:
+            return
+        try:
+            self._handle(events)
+            self._read_or_not()
         except RemoteProtocolError as error:
             log.info("line closed peer=%s: %s", self.peer, error)
             self.close()
@@ -240,7 +269,7 @@ class TcpLine(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        wanted = not (self._paused or self._held)
+        wanted = not (self._paused or self._held or self._rest is not None)
         if wanted and not transport.is_reading():
             transport.resume_reading()
         elif not wanted and transport.is_reading():

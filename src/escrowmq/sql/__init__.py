@@ -1,0 +1,18 @@
+"""The database binding: one call that commits the database and sends the messages, or does neither.
+
+escrow = Escrow(engine, "127.0.0.1:9876", group="bank")
+with escrow.transaction() as (session, tx):
+    session.execute(...)
+    tx.send(Message("transfers", payload))
+
+inbox = Inbox(engine, group="bank-b")
+
+@inbox.effect
+def credit(session, message): ...      # a message that comes again has no second effect
+"""
+
+from escrowmq.sql.escrow import Escrow
+from escrowmq.sql.inbox import Inbox
+from escrowmq.sql.tables import metadata
+
+__all__ = ["Escrow", "Inbox", "metadata"]
