@@ -76,6 +76,8 @@ def rows(plan: Plan) -> Told:
             prepare(arena, servers, plan)
             for connections, depth in PULL_SHAPES:
                 found.append(pull_row(arena, servers, plan, connections, depth))
+            for connections, depth in PULL_SHAPES:
+                found.append(pull_row(arena, servers, plan, connections, depth, queues=1))
             for connections, depth in SHAPES:
                 found.append(send_row(arena, servers, echo, plan, connections, depth))
             found.append(memory(arena, servers, "after this load"))
@@ -130,11 +132,20 @@ def send_row(
 
 
 def pull_row(
-    arena: Arena, servers: list[Server], plan: Plan, connections: int, depth: int
+    arena: Arena,
+    servers: list[Server],
+    plan: Plan,
+    connections: int,
+    depth: int,
+    *,
+    queues: int = QUEUES,
 ) -> Sequence[str]:
-    load = replace(shaped("pull", plan, connections, depth), topic="bench-pull")
+    """Of several queues, whose messages lie among each other's in the log, or of one."""
+    topic = "bench-pull" if queues == QUEUES else "bench-one"
+    load = replace(shaped("pull", plan, connections, depth), topic=topic, queues=queues)
     found = in_turns(arena, {server.name: (server, load) for server in servers}, plan.rounds)
-    return table_row(f"pull 32 messages, {connections} x {depth}", found, pulled)
+    what = "one queue" if queues == 1 else f"{queues} queues"
+    return table_row(f"pull 32 messages of {what}, {connections} x {depth}", found, pulled)
 
 
 def table_row(
@@ -199,8 +210,10 @@ def prepare(arena: Arena, servers: list[Server], plan: Plan) -> None:
         with arena.turn(server), client(server) as admin:
             for topic in ("bench", "bench-pull"):
                 admin.create_topic(topic, queues=QUEUES)
+            admin.create_topic("bench-one", queues=1)
         fill = replace(shaped("send", plan, 16, 32), topic="bench-pull", seconds=1)
         arena.put(fill, server)
+        arena.put(replace(fill, topic="bench-one", queues=1), server)
         if server.name != OURS:
             warm_java(arena, server, plan, "send")
             arena.put(replace(shaped("pull", plan, 16, 1), topic="bench-pull"), server)

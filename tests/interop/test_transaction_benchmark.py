@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.escrow.shapes import decode_step
+from escrowmq.escrow.journal import decode_step
 from escrowmq.message import names
 from escrowmq.message.properties import decode_properties
 from tests.interop import jars

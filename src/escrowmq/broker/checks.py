@@ -13,7 +13,7 @@ from escrowmq.consume.groups import ProducerGroups
 from escrowmq.escrow.asking import Asking
 from escrowmq.escrow.escrow import Change, Escrow
 from escrowmq.escrow.halves import Half
-from escrowmq.escrow.shapes import Step, check_body, journal_of
+from escrowmq.escrow.journal import Step, check_body, journal_of
 from escrowmq.escrow.verdict import State
 from escrowmq.message import names
 from escrowmq.message.ids import encode_offset_id
@@ -24,9 +24,9 @@ from escrowmq.wire.headers_send import CheckTransactionState
 
 log = logging.getLogger(__name__)
 
-LOOKED_AT_MAX: Final = 2_000  # halves that one tick takes up, so that it is over soon
-ASKED_MAX: Final = 500  # questions to one group in a tick; every answer makes room for the next
-ASKED_IN_TICK_MAX: Final = 2_000
+LOOKED_AT_MAX: Final = 1_000  # halves that one tick takes up, so that it is over soon
+ASKED_MAX: Final = 100  # questions to one group in a tick; every answer makes room for the next
+ASKED_IN_TICK_MAX: Final = 400
 ASKED_IN_TURN_MAX: Final = 32  # after answers, in one turn: others wait for it to end
 LATER_MS: Final = 1_000  # until something that did not work is tried again
 

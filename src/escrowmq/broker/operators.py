@@ -25,7 +25,8 @@ from escrowmq.errors import (
 )
 from escrowmq.escrow.escrow import Recorded
 from escrowmq.escrow.halves import Half
-from escrowmq.escrow.shapes import Step, facts_of, journal_of
+from escrowmq.escrow.journal import Step, journal_of
+from escrowmq.escrow.shapes import facts_of
 from escrowmq.escrow.verdict import State, Verdict
 from escrowmq.message import names
 from escrowmq.message.record import StoredRecord

@@ -20,7 +20,8 @@ from escrowmq.consume.groups import ProducerGroups
 from escrowmq.errors import CorruptRecord, NoSuchRecord, RemoteProtocolError
 from escrowmq.escrow.escrow import Escrow
 from escrowmq.escrow.halves import Half
-from escrowmq.escrow.shapes import HalfFacts, Op, decode_op, decode_step, facts_of
+from escrowmq.escrow.journal import decode_step
+from escrowmq.escrow.shapes import HalfFacts, Op, decode_op, facts_of
 from escrowmq.escrow.verdict import State
 from escrowmq.message import names
 from escrowmq.message.ids import decode_host, decode_offset_id, encode_offset_id

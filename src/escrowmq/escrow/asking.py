@@ -14,7 +14,7 @@ from typing import Final
 
 from escrowmq.escrow.halves import Half
 
-UNANSWERED_MAX: Final = 500
+UNANSWERED_MAX: Final = 100
 PATIENCE_MS: Final = 1_000
 
 # Other lines of a group, the next one each time; None if there is none.

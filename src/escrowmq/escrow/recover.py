@@ -19,14 +19,9 @@ from typing import Final, Protocol
 from escrowmq.errors import CorruptRecord, NoSuchRecord
 from escrowmq.escrow.escrow import Escrow, HalfLog
 from escrowmq.escrow.halves import Half
+from escrowmq.escrow.journal import decode_step
 from escrowmq.escrow.settled import SettledHalves
-from escrowmq.escrow.shapes import (
-    HalfFacts,
-    decode_op,
-    decode_step,
-    facts_of,
-    op_of,
-)
+from escrowmq.escrow.shapes import HalfFacts, decode_op, facts_of, op_of
 from escrowmq.escrow.snapshot import Snapshot
 from escrowmq.escrow.takeover import Takeover
 from escrowmq.escrow.verdict import State

@@ -12,21 +12,19 @@ is the half with its tail cut off.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from escrowmq.errors import CorruptRecord
 from escrowmq.escrow.halves import Attempt
 from escrowmq.escrow.verdict import State
 from escrowmq.escrow.writers import ATTEMPT, BATCH, FENCE, WRITER
 from escrowmq.message import names
 from escrowmq.message.ids import decode_host
 from escrowmq.message.properties import change_properties, decode_properties, find_property
-from escrowmq.message.record import NewRecord, StoredRecord, encode_record
+from escrowmq.message.record import NewRecord, StoredRecord
 from escrowmq.message.sysflag import (
     TRANSACTION_COMMIT,
     TRANSACTION_NONE,
@@ -206,6 +204,33 @@ class HasProperties(Protocol):
 def facts_of(half: HasProperties) -> HalfFacts | None:
     """None: it is no half that could be delivered."""
     properties = half.properties
+    return _plain_facts(properties) or _any_facts(properties)
+
+
+def _plain_facts(properties: bytes) -> HalfFacts | None:
+    """Of a half as we lay it, with nothing special: a start reads every open one."""
+    kept, found, tail = properties.rpartition(_TAIL)
+    topic, _, rest = tail.partition(b"\x02")
+    queue_id = rest[9:-1]
+    is_ours = found and topic and queue_id.isdigit() and rest == b"REAL_QID\x01%b\x02" % queue_id
+    if not is_ours or kept.find(b"ESCROW_") >= 0 or kept.find(b"CHECK_IMMUNITY") >= 0:
+        return None
+    items = b"\x02" + kept
+    _, has_group, after = items.rpartition(b"\x02PGROUP\x01")
+    group = after.partition(b"\x02")[0]
+    _, has_key, after = items.rpartition(b"\x02UNIQ_KEY\x01")
+    key = after.partition(b"\x02")[0]
+    if not (has_group and group and has_key and key):
+        return None
+    return HalfFacts(
+        topic=topic.decode("utf-8", "replace"),
+        queue_id=int(queue_id),
+        group=group.decode("utf-8", "replace"),
+        key=key,
+    )
+
+
+def _any_facts(properties: bytes) -> HalfFacts | None:
     topic = find_property(properties, b"REAL_TOPIC")
     queue_id = find_property(properties, b"REAL_QID") or b"0"
     if not topic or not queue_id.isdigit():
@@ -325,55 +350,3 @@ def _whose(properties: Mapping[str, str], record: StoredRecord) -> str:
 
 def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)[:500]
-
-
-# --- checks --------------------------------------------------------------------------------------
-
-
-def check_body(half: StoredRecord, topic: str, queue_id: int, checks: int) -> bytes:
-    """The message as its producer is asked about it: where it wants to go, and not where it is."""
-    properties = half.properties + f"{CHECK_TIMES}\x01{checks}\x02".encode()
-    record = NewRecord(
-        topic,
-        queue_id,
-        half.body,  # type: ignore[arg-type]
-        properties,
-        half.flag,
-        half.sys_flag,
-        half.born_ms,
-        half.born_host,
-        half.reconsume_times,
-    )
-    return encode_record(
-        record, half.queue_offset, half.log_offset, half.stored_ms, half.store_host
-    )
-
-
-class Step(msgspec.Struct, frozen=True):
-    """One line of the journal."""
-
-    half: int
-    what: str  # asked, unknown, resumed
-    number: int  # of the check
-    peer: str
-    at_ms: int = 0
-
-
-_JOURNAL = struct.Struct(">qBH")
-_STEPS: Final = ("asked", "unknown", "resumed")
-
-
-def journal_of(step: Step, *, now_ms: int) -> NewRecord:
-    body = _JOURNAL.pack(step.half, _STEPS.index(step.what), step.number) + step.peer.encode()
-    return NewRecord(
-        names.JOURNAL_TOPIC, 0, body, f"KEYS\x01{step.half}\x02".encode(), born_ms=now_ms
-    )
-
-
-def decode_step(record: StoredRecord) -> Step:
-    try:
-        half, what, number = _JOURNAL.unpack_from(record.body)
-        peer = bytes(record.body[_JOURNAL.size :]).decode()
-        return Step(half, _STEPS[what], number, peer, record.stored_ms)
-    except (struct.error, IndexError, UnicodeDecodeError) as error:
-        raise CorruptRecord(record.log_offset, f"no line of a journal: {error}") from error

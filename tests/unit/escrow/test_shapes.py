@@ -12,17 +12,15 @@ from hypothesis import strategies as st
 
 from escrowmq.errors import CorruptRecord
 from escrowmq.escrow.halves import Attempt
+from escrowmq.escrow.journal import Step, decode_step, journal_of
 from escrowmq.escrow.shapes import (
-    Step,
     attempt_of,
     copy_of,
     decode_op,
-    decode_step,
     facts_of,
     final_of,
     half_of,
     immunity_ms,
-    journal_of,
     op_of,
     plain_half,
     stranded_of,
