@@ -72,7 +72,7 @@ class EndTransaction(Header, frozen=True, kw_only=True):
 class EndTransactionAnswer(Header, frozen=True, kw_only=True):
     """Ours; RocketMQ answers with a code alone. A committed message's place is in it."""
 
-    state: str  # open, committed, rolled_back, stranded
+    state: str | None = None  # open, committed, rolled_back, stranded; not from RocketMQ
     transaction_id: str | None = None
     topic: str | None = None
     queue_id: Int32 | None = None
