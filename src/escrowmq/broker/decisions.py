@@ -31,6 +31,7 @@ from escrowmq.escrow.groups import (
     pieces,
     queues_of,
     refuse_unreadable,
+    settle_all,
     unmark_deciding,
 )
 from escrowmq.escrow.verdict import State, Verdict
@@ -188,7 +189,8 @@ class Decisions:
         def stored(places: Sequence[Placed]) -> None:
             if following is not None:
                 self._hold(unfinished, records[len(before) :], places[len(before) :])
-            self._settle(piece, places[len(before) :], now_ms)
+            offsets = [place.queue_offset for place in places[len(before) :]]
+            settle_all(self._escrow, piece, offsets, now_ms=now_ms)
             if before:
                 self._escrow.writers.note(unfinished.decision, places[0].log_offset)
                 unfinished.place = places[0].queue_offset
@@ -213,12 +215,6 @@ class Decisions:
                 self._unfinished.append(unfinished)
 
         self._turn.put(records, answered, stored=stored)
-
-    def _settle(self, piece: list[Change], places: Sequence[Placed], now_ms: int) -> None:
-        at = 0
-        for change in piece:
-            at += len(change.records)
-            self._escrow.settled_as(change, places[at - 1].queue_offset, now_ms=now_ms)
 
     def _hold(
         self, unfinished: _Unfinished, records: list[NewRecord], places: Sequence[Placed]

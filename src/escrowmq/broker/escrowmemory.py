@@ -13,7 +13,7 @@ from typing import Final
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import RequestRefused
 from escrowmq.escrow.escrow import Change, Escrow
-from escrowmq.escrow.groups import pieces
+from escrowmq.escrow.groups import pieces, settle_all
 from escrowmq.escrow.recover import recover_escrow
 from escrowmq.escrow.rules import EscrowRules
 from escrowmq.escrow.shapes import CURSOR_GROUP
@@ -98,10 +98,8 @@ class EscrowMemory:
                 record for change in piece for record in rerouted(change, self._reroute, now_ms)
             ]
             placed = self._store.append(records, now_ms=now_ms)
-            at = 0
-            for change in piece:
-                at += len(change.records)
-                self.escrow.settled_as(change, placed[at - 1].queue_offset, now_ms=now_ms)
+            offsets = [place.queue_offset for place in placed]
+            settle_all(self.escrow, piece, offsets, now_ms=now_ms)
             self._store.flush()
 
     # --- RocketMQ's cursors ----------------------------------------------------------------------

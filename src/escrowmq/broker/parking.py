@@ -10,10 +10,8 @@ from escrowmq.broker.line import Line
 from escrowmq.broker.turn import Turn
 from escrowmq.errors import EscrowFull, RequestRefused
 from escrowmq.escrow.escrow import Escrow
-from escrowmq.escrow.halves import Attempt
-from escrowmq.escrow.shapes import HalfFacts, attempt_of, half_of, immunity_ms, plain_half
+from escrowmq.escrow.shapes import HalfFacts, facts_of, half_of, plain_half
 from escrowmq.message import names
-from escrowmq.message.properties import decode_properties, find_property
 from escrowmq.message.record import NewRecord
 from escrowmq.message.sysflag import TRANSACTION_MASK
 from escrowmq.store.store import Placed
@@ -49,15 +47,8 @@ class Parking:
         if self._rejects:
             raise RequestRefused(ResponseCode.NO_PERMISSION, _REJECTED)
         half = half_of(record)
-        immunity = find_property(half.properties, b"CHECK_IMMUNITY_TIME_IN_SECONDS")
-        facts = HalfFacts(
-            topic=record.topic,
-            queue_id=record.queue_id,
-            group=_text(find_property(half.properties, b"PGROUP")),
-            key=find_property(half.properties, b"UNIQ_KEY") or b"",
-            immunity_ms=immunity_ms(None if immunity is None else _text(immunity)),
-            attempt=_attempt(half),
-        )
+        facts = facts_of(half)
+        assert facts is not None, "half_of says where it wants to go"
         self._park(_Parking(self, line, request, facts, now_ms), half, waits)
 
     def park_plain(
@@ -155,13 +146,3 @@ class _Parking:
     def _fail(self, code: int) -> None:
         self._owner.counts.refused[self._request.head.code, code] += 1
         self._line.write(answer(self._request, code=code, remark="the half was not stored"))
-
-
-def _text(value: bytes | None) -> str:
-    return "" if value is None else value.decode("utf-8", "replace")
-
-
-def _attempt(half: NewRecord) -> Attempt | None:
-    if b"ESCROW_WRITER\x01" not in half.properties:
-        return None
-    return attempt_of(decode_properties(half.properties))

@@ -225,7 +225,7 @@ class Transactions:
         host = self.answers.store_host
         return EndTransactionAnswer(
             state=state.text,
-            transaction_id=_text(half.key),
+            transaction_id=half.key.decode("utf-8", "replace"),
             topic=half.topic,
             queue_id=half.queue_id,
             queue_offset=None if final is None else final.queue_offset,
@@ -322,7 +322,3 @@ class _Settling:
             self._escrow.reopen(self._change)
         if self._done is not None:
             self._done(code, places)
-
-
-def _text(value: bytes | None) -> str:
-    return "" if value is None else value.decode("utf-8", "replace")

@@ -9,16 +9,13 @@ A backlog of which nobody is there waits for whoever comes first, and nothing of
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from typing import Final
 
 from escrowmq.escrow.halves import Half
 
 UNANSWERED_MAX: Final = 100
 PATIENCE_MS: Final = 1_000
-
-# Other lines of a group, the next one each time; None if there is none.
-NextLine = Callable[[str], Hashable | None]
 
 
 class Asking:

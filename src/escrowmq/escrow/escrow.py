@@ -7,8 +7,8 @@
      or too old       v  |                                    | or by an operator
                      STRANDED --------------------------------+
 
-Whatever changes is first a record in the log. `end`, `strand` and `resume` say which records;
-once they are stored the caller comes back with `settled`, or with `reopen` if they were not.
+Whatever changes is first a record in the log. `end`, `strand` and `renew` say which records; once
+they are stored the caller comes back with `settled_as` or `renewed`, or with `reopen` if not.
 The first decision wins: until it is settled a half that is being decided takes no other, and
 afterwards a repeat gets the recorded outcome and a contradiction a refusal.
 """
@@ -145,9 +145,8 @@ class Escrow:
         self.settled.park(queue_offset)
         self.open.add(half)
         self.due.add(queue_offset, half.due_ms)
-        if facts.attempt is not None:
-            writer, batch, attempt, _ = half.attempt = facts.attempt
-            self.writers.attempts.add(writer, batch, attempt, queue_offset)
+        half.attempt = facts.attempt
+        self._join_attempt(half)
         return half
 
     # --- end -------------------------------------------------------------------------------------
@@ -268,6 +267,11 @@ class Escrow:
             if len(self._remembered) > REMEMBERED_MAX:
                 self._remembered.popitem(last=False)
 
+    def _join_attempt(self, half: Half) -> None:
+        if half.attempt is not None:
+            writer, batch, attempt, _ = half.attempt
+            self.writers.attempts.add(writer, batch, attempt, half.queue_offset)
+
     def leave_attempt(self, half: Half) -> None:
         if half.attempt is not None:
             writer, batch, attempt, _ = half.attempt
@@ -363,9 +367,7 @@ class Escrow:
             half.why = ""
         self.open.add(half)
         self.due.add(queue_offset, half.due_ms)
-        if half.attempt is not None:
-            writer, batch, attempt, _ = half.attempt
-            self.writers.attempts.add(writer, batch, attempt, queue_offset)
+        self._join_attempt(half)
 
     def needed_below(self, log_offset: int) -> list[Half]:
         """Halves that would go with the log below this place."""

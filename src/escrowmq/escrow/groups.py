@@ -106,6 +106,16 @@ def pieces(escrow: Escrow, decision: Decision, *, now_ms: int) -> Iterator[list[
         yield piece
 
 
+def settle_all(
+    escrow: Escrow, piece: Sequence[Change], queue_offsets: Sequence[int], *, now_ms: int
+) -> None:
+    """A piece is in the log; these are the places of its records in their queues."""
+    at = 0
+    for change in piece:
+        at += len(change.records)
+        escrow.settled_as(change, queue_offsets[at - 1], now_ms=now_ms)
+
+
 def _halves(escrow: Escrow, decision: Decision) -> Iterator[Half]:
     for queue_offset in (*decision.commits, *decision.rolls_back):
         half = escrow.open.find(queue_offset)
