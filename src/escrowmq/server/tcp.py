@@ -241,7 +241,7 @@ class TcpLine(asyncio.Protocol):
 
     def _go_on(self) -> None:
         events, self._rest = self._rest, None
-        if self._transport is None or events is None:
+        if events is None or not self.is_open:
             return
         try:
             self._handle(events)
