@@ -31,8 +31,8 @@ check: $(READY)  ## style, types, import contracts, changelog against version
 test: $(READY)  ## every test that CI runs
 	$(BIN)/pytest -n auto -m "not nightly"
 
-demo: $(READY)  ## write a log, crash it, recover it, look at it
-	$(BIN)/python -m escrowmq.cli.demo
+demo: $(READY)  ## Bob pays Smith while processes are killed: both banks agree in the end
+	$(BIN)/python -m escrowmq.demo
 
 sim: $(READY)  ## long: every fault position, many seeds, fuzzing, 10,000 topics (SEEDS=… makes it longer)
 	ESCROWMQ_SEEDS=$(or $(SEEDS),2000) HYPOTHESIS_PROFILE=long $(BIN)/pytest -n auto --timeout 0 tests/property tests/simulation tests/e2e/test_broker_crowds.py

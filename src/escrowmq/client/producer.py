@@ -34,6 +34,7 @@ from escrowmq.wire.fastpath import Request
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S: Final = 30.0
+LOOK_S: Final = 1.0  # so often: is a connection lost?
 AVOIDED_S: Final = 5.0  # a broker that failed is passed over for so long, if there is another
 
 
@@ -213,12 +214,20 @@ class Producer:
         self._introduced.add(line)
 
     async def _keep_known(self) -> None:
+        """Known to every broker there is, not only to those that were sent to: an earlier process
+        of this group may have left a transaction open at any of them."""
         while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            self._introduced = {line for line in self._introduced if line.is_open}
-            for line in list(self._introduced):
+            addresses = {line.address for line in self._introduced if line.is_open}
+            with contextlib.suppress(EscrowError):
+                addresses |= await self._routes.all_masters()
+            for address in addresses:
                 with contextlib.suppress(EscrowError):
-                    await self._introduce(line)
+                    await self._introduce(await self._lines.to(address))
+            self._introduced = {line for line in self._introduced if line.is_open}
+            for _ in range(round(HEARTBEAT_S / LOOK_S)):
+                await asyncio.sleep(LOOK_S)
+                if not all(line.is_open for line in self._introduced):
+                    break  # a broker that comes back has questions
 
     def _asked(self, line: Line, request: Request[Any]) -> None:
         if request.head.code == RequestCode.CHECK_TRANSACTION_STATE:

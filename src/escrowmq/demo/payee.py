@@ -1,0 +1,32 @@
+"""Smith's side, a process of its own: credit what comes. A message that comes again is seen."""
+
+from __future__ import annotations
+
+import click
+from sqlalchemy.orm import Session
+
+from escrowmq.blocking import Consumer
+from escrowmq.client.messages import ReceivedMessage
+from escrowmq.clock import SystemClock
+from escrowmq.demo.banks import SMITH, TOPIC, move, open_bank
+from escrowmq.sql import Inbox
+
+
+@click.command()
+@click.argument("database")
+@click.argument("servers")
+def main(database: str, servers: str) -> None:
+    inbox = Inbox(open_bank(database), group="smith-bank", make_tables=False)
+
+    @inbox.effect
+    def credit(session: Session, message: ReceivedMessage) -> None:
+        number, cents = map(int, message.body.split())
+        move(session.connection(), SMITH, number, cents, at_ms=SystemClock().now_ms())
+
+    with Consumer(servers, group="smith-bank", subscribe={TOPIC: "*"}) as consumer:
+        for message in consumer:
+            credit(message)
+
+
+if __name__ == "__main__":
+    main()

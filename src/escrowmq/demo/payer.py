@@ -1,0 +1,88 @@
+"""Bob's side, a process of its own: debit the account and tell Smith's bank, in one call.
+
+It says the number of each transfer before it begins it, so that whoever kills it knows where the
+next one has to go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+import sys
+import time
+from contextlib import suppress
+
+import click
+from sqlalchemy.exc import OperationalError
+
+from escrowmq import Message, Outcome, Verdict
+from escrowmq.clock import SystemClock
+from escrowmq.demo.banks import BOB, TOPIC, move, open_bank
+from escrowmq.errors import EscrowError
+from escrowmq.sql import Escrow
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 0.2
+FAILS = 0.05  # of the local transactions
+LOST = 0.03  # of the decisions, on their way to the broker
+RECEIPTS = 0.02  # of the transfers come with a receipt for the archive: two messages, one decision
+
+
+class Refused(Exception):
+    """The bank does not want this transfer after all."""
+
+
+def pay(escrow: Escrow, number: int, choose: random.Random) -> None:
+    cents = choose.randrange(1, 100_00)
+    fails, is_lost = choose.random() < FAILS, choose.random() < LOST
+    with escrow.transaction() as (session, tx):
+        move(session.connection(), BOB, number, -cents, at_ms=SystemClock().now_ms())
+        tx.send(Message(TOPIC, b"%d %d" % (number, cents), keys=f"transfer-{number}"))
+        if choose.random() < RECEIPTS:
+            tx.send(Message("receipts", b"%d" % number, keys=f"transfer-{number}"))
+        if fails:
+            raise Refused(f"transfer {number} is over the limit of the day")
+        if is_lost:
+            tx.end = _lost  # type: ignore[method-assign]
+
+
+def _lost(verdict: Verdict) -> Outcome:
+    """The decision never reaches the broker."""
+    return Outcome(Verdict.UNKNOWN, acknowledged=False, detail="lost on its way")
+
+
+def pay_at_last(escrow: Escrow, number: int, seed: int) -> None:
+    """A broker that is away for a moment is no reason not to pay. What failed has not happened, on
+    neither side, so it can simply be done again."""
+    while True:
+        try:
+            pay(escrow, number, random.Random(seed * 1_000_003 + number))
+            return
+        except (EscrowError, OperationalError) as error:
+            log.info("transfer %d is tried again: %s", number, error)
+            time.sleep(AGAIN_S)
+
+
+@click.command()
+@click.argument("database")
+@click.argument("servers")
+@click.argument("first", type=int)
+@click.argument("last", type=int)
+@click.argument("seed", type=int)
+@click.option("--wait", is_flag=True, help="Then stay, to be asked about what others left open.")
+def main(database: str, servers: str, first: int, last: int, seed: int, wait: bool) -> None:
+    logging.basicConfig(level=logging.INFO)
+    with Escrow(open_bank(database), servers, group="bob-bank", make_tables=False) as escrow:
+        for number in range(first, last):
+            sys.stdout.write(f"{number}\n")
+            sys.stdout.flush()
+            with suppress(Refused):
+                pay_at_last(escrow, number, seed)
+        if wait:
+            signal.pause()
+
+
+if __name__ == "__main__":
+    main()

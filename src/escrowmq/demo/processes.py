@@ -1,0 +1,109 @@
+"""The processes of the story: each can be killed with -9 and started again where it stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from escrowmq.errors import EscrowError
+
+READY_S: Final = 30.0
+STOP_S: Final = 20.0
+
+
+class DemoFailed(EscrowError):
+    """Something of the demo's own did not come up; its log says why."""
+
+
+class Process:
+    """One command, its output in files; `name` is what people read."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.name = name
+        self.said = directory / f"{name}.out"
+        self.log = directory / f"{name}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, module: str, *arguments: object) -> None:
+        command = [sys.executable, "-m", module, *map(str, arguments)]
+        with self.said.open("wb") as out, self.log.open("ab") as errors:
+            self._process = subprocess.Popen(command, stdout=out, stderr=errors)
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        assert self._process is not None, "it was never started"
+        return self._process.poll()
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def _end(self, how: signal.Signals) -> None:
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(how)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class BrokerProcess:
+    def __init__(self, directory: Path, settings: dict[str, object]) -> None:
+        self._directory = directory
+        self.port, self.namesrv_port, self.metrics_port = free_ports(3)
+        self.servers = f"127.0.0.1:{self.namesrv_port}"
+        self.process = Process("broker", directory)
+        self._settings = directory / "broker.conf"
+        self._settings.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+
+    def start(self) -> None:
+        self.process.start(
+            "escrowmq.cli.main",
+            *("serve", "-c", self._settings, "--data", self._directory / "data"),
+            *("--port", self.port, "--namesrv-port", self.namesrv_port),
+            *("--metrics-port", self.metrics_port),
+        )
+        deadline_s = time.monotonic() + READY_S
+        while not (answers(self.port) and answers(self.namesrv_port)):
+            if self.process.exit_code is not None or time.monotonic() > deadline_s:
+                raise DemoFailed(f"the broker did not start: see {self.process.log}")
+            time.sleep(0.05)
+
+
+def free_ports(count: int) -> Sequence[int]:
+    """That nobody listens on now. All are held until all are found, so that they differ."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(one.getsockname()[1]) for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+def answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def last_line(path: Path) -> str:
+    """Of a file that somebody is writing; "" if there is none yet."""
+    with path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 64))
+        lines = file.read().decode().split("\n")
+    return lines[-2] if len(lines) > 1 else ""
