@@ -124,7 +124,7 @@ class DatabaseServer:
 
     def _end(self) -> None:
         if self._process is not None:
-            self._process.send_signal(signal.SIGINT if self.user == "postgres" else signal.SIGTERM)
+            self._process.send_signal(signal.SIGQUIT if self.user == "postgres" else signal.SIGKILL)
             try:
                 self._process.wait(STOP_S)
             except subprocess.TimeoutExpired:

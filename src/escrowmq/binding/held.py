@@ -10,7 +10,7 @@ from escrowmq import blocking
 from escrowmq.client import transaction as client
 from escrowmq.client.messages import Message, SendResult
 from escrowmq.client.transaction import Outcome
-from escrowmq.errors import EscrowError, NotHeld, TransactionContradicted
+from escrowmq.errors import NotHeld, TransactionContradicted
 from escrowmq.message.verdict import Verdict
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class HeldMessages(_Held):
             return
         try:
             self._ended(verdict, self._inner.end(verdict))
-        except EscrowError as error:
+        except Exception as error:
             self._not_ended(verdict, error)
 
 
@@ -108,5 +108,5 @@ class AsyncHeldMessages(_Held):
             return
         try:
             self._ended(verdict, await self._inner.end(verdict))
-        except EscrowError as error:
+        except Exception as error:
             self._not_ended(verdict, error)

@@ -143,7 +143,7 @@ def test_old_rows_go_many_at_a_time(marked: Engine) -> None:
 
 @pytest.mark.parametrize("level", ["READ UNCOMMITTED", "AUTOCOMMIT"])
 def test_a_checker_that_would_believe_too_much_is_refused(marked: Engine, level: str) -> None:
-    unsafe = create_engine(marked.url, isolation_level=level)  # type: ignore[arg-type]
+    unsafe = create_engine(marked.url, isolation_level=level)
     with unsafe.connect() as connection, pytest.raises(ConfigError):
         refuse_unsafe(connection)
     unsafe.dispose()
