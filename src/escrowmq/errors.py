@@ -31,6 +31,9 @@ EscrowError
   EscrowFull             as many transactions are open as may be
   NoSuchTransaction      no half is where it was looked for, or it is somebody else's
   TransactionContradicted  it was decided before, and otherwise
+  NotHeld                a message could not be sent, so its database transaction is rolled back
+  EndedInside            a database transaction was ended inside the block that it belongs to
+  CommitUnknown          the database did not say whether it has committed; check-back finds out
   WriterFenced           a newer writer has taken over, or the batch is past
   Rollback               raised by users: roll this transaction back
 
@@ -176,6 +179,26 @@ class TransactionContradicted(EscrowError):
     def __init__(self, message: str, state: str) -> None:
         super().__init__(message)
         self.state = state
+
+
+class NotHeld(EscrowError):
+    """A send failed and the block went on. Database and messages are rolled back."""
+
+    retriable = True
+
+
+class EndedInside(EscrowError):
+    """The block committed or rolled back its own database transaction. Let it end by being left:
+    whatever that did, the marker knows, and the messages follow it by check-back."""
+
+    maybe_applied = True
+
+
+class CommitUnknown(EscrowError):
+    """The database did not say whether it has committed. Database and messages will agree, by
+    check-back; look at the database before doing the work again."""
+
+    maybe_applied = True
 
 
 class WriterFenced(EscrowError):

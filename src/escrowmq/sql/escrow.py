@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 from sqlalchemy import Engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, SessionTransaction
 
-from escrowmq.blocking import Producer, Transaction
+from escrowmq.binding.caretaker import Caretaker, Chores, become_known_blocking
+from escrowmq.binding.held import HeldMessages
+from escrowmq.binding.marker import MARKERS_KEPT_MS, checked_kept_ms, id_of, new_id
+from escrowmq.blocking import Producer
 from escrowmq.client.messages import ReceivedMessage
-from escrowmq.client.transaction import TX_ID
 from escrowmq.clock import Clock, SystemClock
+from escrowmq.errors import CommitUnknown, ConfigError, EndedInside, Rollback
 from escrowmq.message.verdict import Verdict
-from escrowmq.sql.marker import ask, claim
-from escrowmq.sql.tables import markers, metadata
+from escrowmq.sql import marker
+from escrowmq.sql.tables import make_tables as make_missing_tables
+from escrowmq.sql.tables import markers
 
 log = logging.getLogger(__name__)
+
+ENDED_INSIDE = "the block committed or rolled back its session; leave that to the block's end"
+NO_ANSWER = "the database did not say whether transaction {} has committed; check-back finds out"
 
 
 class Escrow:
     """Answers the broker's questions from the database, in this and any other process of its group.
 
-    The two tables are made if they are not there; `make_tables=False` leaves that to migrations.
+    `sessions`: a sessionmaker, if not plain sessions are wanted. `make_tables=False` leaves the two
+    tables to migrations. `kept_ms`: markers are removed when they are older; longer than the
+    broker's `fileReservedTime`. `forget_acknowledged`: remove a marker as soon as the broker has
+    acknowledged its end; only with brokers that flush before they answer.
     """
 
     def __init__(
@@ -35,17 +45,30 @@ class Escrow:
         servers: str,
         *,
         group: str,
+        sessions: Callable[..., Session] = Session,
         make_tables: bool = True,
+        kept_ms: int = MARKERS_KEPT_MS,
+        forget_acknowledged: bool = False,
         clock: Clock | None = None,
         **more: Any,
     ) -> None:
         self._engine = engine
+        self._group = group
+        self._sessions = sessions
+        self._kept_ms = checked_kept_ms(kept_ms)
+        self._forget_acknowledged = forget_acknowledged
         self._clock = clock or SystemClock()
-        if make_tables:
-            metadata.create_all(engine)
+        self._chores = Chores(self._clock)
+        marker.refuse_memory(engine)
+        with engine.connect() as connection:
+            if make_tables:
+                make_missing_tables(connection)
+            marker.refuse_unsafe(connection)
         self._producer = Producer(servers, group=group, **more)
         self._producer.checker("*")(self._check)
         self._producer.__enter__()
+        become_known_blocking(self._producer)
+        self._caretaker = Caretaker(self.tidy, name=f"escrowmq-{group}")
 
     def __enter__(self) -> Escrow:
         return self
@@ -59,41 +82,121 @@ class Escrow:
         self.close()
 
     def close(self) -> None:
+        self._caretaker.stop()
+        self._remove_acknowledged()
         self._producer.close()
 
+    # --- the owner -------------------------------------------------------------------------------
+
     @contextmanager
-    def transaction(self) -> Iterator[tuple[Session, Transaction]]:
+    def transaction(self) -> Iterator[tuple[Session, HeldMessages]]:
         """A session in a transaction of its own, and where to send the messages that go with it.
 
-        Leaving commits the database, then the messages. An exception rolls both back. If the
-        database does not say whether it has committed, the marker does, when the broker asks.
+        Leaving commits the database, then the messages. An exception rolls both back; Rollback
+        ends here. Raises CommitUnknown if the database does not say whether it has committed.
         """
-        transaction_id = secrets.token_hex(16)
-        tx = self._producer.transaction(id=transaction_id)
-        with Session(self._engine) as session:
-            session.begin()
+        tx = HeldMessages(self._producer.transaction(id=new_id()))
+        with self._sessions(bind=self._engine) as session:
+            own = session.begin()
             try:
-                claim(session.connection(), transaction_id, now_ms=self._clock.now_ms())
+                now_ms = self._clock.now_ms()
+                marker.claim(session.connection(), tx.id, group=self._group, now_ms=now_ms)
                 yield session, tx
-            except BaseException:
-                session.rollback()
-                if tx.halves:
-                    tx.end(Verdict.ROLLBACK)
+                self._finish(session, own, tx)
+            except BaseException as error:
+                self._roll_back(session, own, tx)
+                if isinstance(error, Rollback):
+                    return
                 raise
-            session.commit()  # what it raises leaves the halves open: the marker knows
-        if tx.halves:
-            tx.end(Verdict.COMMIT)
+            self._commit(session, tx)
+        tx.end(Verdict.COMMIT)  # the connection is back in its pool by now
+        if self._forget_acknowledged and tx.outcome is not None and tx.outcome.acknowledged:
+            self._chores.acknowledged(tx.id)
 
-    def forget(self, *, older_than_ms: int) -> int:
-        """Remove markers that nobody can ask about any more: how many. Older than the broker keeps
-        an open transaction, and than any transaction of the application takes."""
-        before = self._clock.now_ms() - older_than_ms
-        with self._engine.begin() as connection:
-            return connection.execute(markers.delete().where(markers.c.at_ms < before)).rowcount
+    def _finish(self, session: Session, own: SessionTransaction, tx: HeldMessages) -> None:
+        """Everything that can still fail and be rolled back."""
+        if session.get_transaction() is not own:
+            raise EndedInside(ENDED_INSIDE)
+        tx.must_be_whole()
+        session.flush()
+        marker.count(session.connection(), tx.id, len(tx.halves))
+
+    def _roll_back(self, session: Session, own: SessionTransaction, tx: HeldMessages) -> None:
+        """The broker is told only if it is sure that the marker is not there and never will be."""
+        if session.get_transaction() is not own:
+            tx.leave("its session was ended inside the block")
+            return
+        try:
+            session.rollback()
+        except Exception as error:
+            log.warning("rollback failed transaction=%s: %s", tx.id, error)
+            tx.leave(f"the database did not answer its rollback: {error}")
+            return
+        tx.end(Verdict.ROLLBACK)
+
+    def _commit(self, session: Session, tx: HeldMessages) -> None:
+        """If the database does not answer, or refuses, the marker knows what it did."""
+        try:
+            session.commit()
+        except Exception as error:
+            with contextlib.suppress(Exception):
+                session.rollback()
+            match self._ask_now(tx.id):
+                case Verdict.COMMIT:
+                    log.warning("commit failed, and it is committed transaction=%s", tx.id)
+                case Verdict.ROLLBACK:
+                    tx.end(Verdict.ROLLBACK)
+                    raise
+                case Verdict.UNKNOWN:
+                    tx.leave(str(error))
+                    raise CommitUnknown(NO_ANSWER.format(tx.id)) from error
+
+    # --- the checker -----------------------------------------------------------------------------
+
+    def _ask_now(self, transaction_id: str) -> Verdict:
+        try:
+            return self._ask(transaction_id, may_be_forgotten=False)
+        except Exception as error:
+            log.warning("the database does not answer transaction=%s: %s", transaction_id, error)
+            return Verdict.UNKNOWN
 
     def _check(self, message: ReceivedMessage) -> Verdict:
-        transaction_id = message.properties.get(TX_ID)
+        """What it raises is logged by the client, and the broker asks again."""
+        transaction_id = id_of(message)
         if transaction_id is None:
-            log.error("a half of this group without a marker id=%s", message.message_id)
             return Verdict.UNKNOWN
-        return ask(self._engine, transaction_id, now_ms=self._clock.now_ms())
+        age_ms = self._clock.now_ms() - message.born_ms
+        return self._ask(transaction_id, may_be_forgotten=age_ms >= self._kept_ms)
+
+    def _ask(self, transaction_id: str, *, may_be_forgotten: bool) -> Verdict:
+        with self._engine.connect() as connection:
+            return marker.ask(
+                connection,
+                transaction_id,
+                group=self._group,
+                now_ms=self._clock.now_ms(),
+                may_be_forgotten=may_be_forgotten,
+            )
+
+    # --- clean-up --------------------------------------------------------------------------------
+
+    def forget(self, *, older_than_ms: int | None = None) -> int:
+        """Remove markers that nobody can ask about any more: how many. Raises ConfigError for an
+        age below `kept_ms`: a checker takes it that younger ones are there."""
+        age_ms = self._kept_ms if older_than_ms is None else older_than_ms
+        if age_ms < self._kept_ms:
+            raise ConfigError(f"markers are kept for {self._kept_ms} ms; kept_ms=… changes that")
+        with self._engine.connect() as connection:
+            return marker.forget_before(connection, markers, self._clock.now_ms() - age_ms)
+
+    def tidy(self) -> None:
+        """What the caretaker does now and then."""
+        become_known_blocking(self._producer)
+        self._remove_acknowledged()
+        if self._chores.is_time():
+            self.forget()
+
+    def _remove_acknowledged(self) -> None:
+        while ids := self._chores.some_acknowledged():
+            with self._engine.connect() as connection:
+                marker.forget_ids(connection, ids)

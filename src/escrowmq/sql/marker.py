@@ -1,71 +1,154 @@
-"""The marker: did this local transaction commit? Asked so that the answer can never change.
-
-The owner inserts its id first: the row becomes visible with its work or not at all. A checker
-tries to insert a tombstone under the same id:
-
-    it waits in vain        the owner is still at work                      UNKNOWN
-    the row is the owner's  it has committed                                COMMIT
-    the row is a tombstone  somebody has answered before                    ROLLBACK
-    it succeeds             rolled back, died, or never began               ROLLBACK for ever:
-                            an owner that wakes up late fails on its own insert
-"""
+"""The marker protocol and its clean-up, on a SQLAlchemy connection that is in no transaction
+(the owner's are in one). Async engines run these through `run_sync`."""
 
 from __future__ import annotations
 
-from typing import Final
+import secrets
+from collections.abc import Sequence
 
-from sqlalchemy import Connection, Engine, insert, select, text
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy import Connection, Engine, Table, bindparam, delete, insert, select, update
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
+from escrowmq.binding.marker import (
+    COMMITTED,
+    ROWS_AT_ONCE,
+    TOMBSTONE,
+    Burial,
+    decide,
+    is_lock,
+    short_lock_wait,
+)
+from escrowmq.errors import ConfigError
 from escrowmq.message.verdict import Verdict
 from escrowmq.sql.tables import markers
 
-COMMITTED: Final = "committed"
-TOMBSTONE: Final = "tombstone"
-_VERDICTS: Final = {COMMITTED: Verdict.COMMIT, TOMBSTONE: Verdict.ROLLBACK}
-LOCK_WAIT_MS: Final = 300
+# --- the owner, inside its transaction -----------------------------------------------------------
 
 
-def claim(connection: Connection, transaction_id: str, *, now_ms: int) -> None:
-    """The owner's first statement. Raises IntegrityError if a checker was faster."""
-    connection.execute(insert(markers).values(id=transaction_id, outcome=COMMITTED, at_ms=now_ms))
+def claim(connection: Connection, transaction_id: str, *, group: str, now_ms: int) -> None:
+    """The first statement. Raises IntegrityError if a checker was faster."""
+    row = _row(transaction_id, COMMITTED, group, now_ms)
+    connection.execute(insert(markers).values(**row))
 
 
-def ask(engine: Engine, transaction_id: str, *, now_ms: int) -> Verdict:
-    """A checker's question, in a short transaction of its own."""
-    known = _read(engine, transaction_id)
-    if known is not None:
-        return known
-    try:
-        with engine.begin() as connection:
-            _wait_briefly(connection)
-            connection.execute(
-                insert(markers).values(id=transaction_id, outcome=TOMBSTONE, at_ms=now_ms)
-            )
-    except IntegrityError:
-        # Whoever had the key has committed it while we waited.
-        return _read(engine, transaction_id) or Verdict.UNKNOWN
-    except OperationalError:
-        return Verdict.UNKNOWN  # still locked: the owner is at work
-    return Verdict.ROLLBACK
+def count(connection: Connection, transaction_id: str, messages: int) -> None:
+    """The last statement: how many messages went with it. Nobody asks about none."""
+    mine = markers.c.id == transaction_id
+    if messages == 0:
+        connection.execute(delete(markers).where(mine))
+    elif messages != 1:
+        connection.execute(update(markers).where(mine).values(messages=messages))
 
 
-def _read(engine: Engine, transaction_id: str) -> Verdict | None:
+# --- a checker, in short transactions of its own -------------------------------------------------
+
+
+def ask(
+    connection: Connection,
+    transaction_id: str,
+    *,
+    group: str,
+    now_ms: int,
+    may_be_forgotten: bool = False,
+) -> Verdict:
+    """Raises what the database raises, unless it only says that the row is locked."""
     query = select(markers.c.outcome).where(markers.c.id == transaction_id)
-    with engine.connect() as connection:
-        outcome = connection.execute(query).scalar_one_or_none()
-    return None if outcome is None else _VERDICTS[outcome]
+    tombstone = insert(markers).values(**_row(transaction_id, TOMBSTONE, group, now_ms, messages=0))
+
+    def read() -> str | None:
+        with connection.begin():
+            return connection.execute(query).scalar_one_or_none()
+
+    def bury() -> Burial:
+        try:
+            with (
+                connection.begin(),
+                short_lock_wait(connection.dialect.name, lambda sql: _scalar(connection, sql)),
+            ):
+                connection.execute(tombstone)
+        except IntegrityError:
+            return Burial.TAKEN
+        except DBAPIError as error:
+            if is_lock(error.orig):
+                return Burial.LOCKED
+            raise
+        return Burial.DONE
+
+    return decide(transaction_id, read=read, bury=bury, may_be_forgotten=may_be_forgotten)
 
 
-def _wait_briefly(connection: Connection) -> None:
-    """For the owner's lock; what is set here ends with this transaction or this statement."""
-    match connection.dialect.name:
-        case "postgresql":
-            connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_WAIT_MS}ms'"))
-        case "mysql" | "mariadb":
-            # Whole seconds, and of the session: every checker sets it, nobody else uses it.
-            connection.execute(text("SET SESSION innodb_lock_wait_timeout = 1"))
-        case "sqlite":
-            connection.execute(text(f"PRAGMA busy_timeout = {LOCK_WAIT_MS}"))
-        case _:
-            pass
+def _row(
+    transaction_id: str, outcome: str, group: str, now_ms: int, *, messages: int = 1
+) -> dict[str, object]:
+    return {
+        "id": transaction_id,
+        "outcome": outcome,
+        "at_ms": now_ms,
+        "producer_group": group,
+        "messages": messages,
+    }
+
+
+def _scalar(connection: Connection, sql: str) -> object:
+    result = connection.exec_driver_sql(sql)
+    return result.scalar() if result.returns_rows else None
+
+
+# --- clean-up ------------------------------------------------------------------------------------
+
+
+def forget_ids(connection: Connection, ids: Sequence[str]) -> None:
+    """Rows of the owner's own whose end was acknowledged."""
+    with connection.begin():
+        connection.execute(delete(markers).where(markers.c.id.in_(ids)))
+
+
+def forget_before(connection: Connection, table: Table, before_ms: int) -> int:
+    """How many rows are gone. A few at a time, found first and removed by their keys: nobody waits
+    long, and no range of the table is locked."""
+    keys = list(table.primary_key.columns)
+    old = select(*keys).where(table.c.at_ms < before_ms).limit(ROWS_AT_ONCE)
+    one = delete(table).where(*(key == bindparam(f"the_{key.name}") for key in keys))
+    gone = 0
+    while True:
+        with connection.begin():
+            found = connection.execute(old).mappings().all()
+        if found:
+            rows = [{f"the_{name}": value for name, value in row.items()} for row in found]
+            with connection.begin():
+                connection.execute(one, rows)
+        gone += len(found)
+        if len(found) < ROWS_AT_ONCE:
+            return gone
+
+
+# --- what cannot work ----------------------------------------------------------------------------
+
+
+def refuse_memory(engine: Engine) -> None:
+    """Raises ConfigError if a checker could not have a connection of its own."""
+    if engine.dialect.name == "sqlite" and isinstance(
+        engine.pool, StaticPool | SingletonThreadPool
+    ):
+        raise ConfigError("a checker needs a connection of its own: use a SQLite file, not memory")
+
+
+def refuse_unsafe(connection: Connection) -> None:
+    """Raises ConfigError if what is rolled back stays, or is seen before."""
+    if str(connection.get_isolation_level()).upper() == "READ UNCOMMITTED":
+        raise ConfigError(
+            "isolation level READ UNCOMMITTED: a checker would believe what is not committed; "
+            'give engine.execution_options(isolation_level="READ COMMITTED"), or a higher one'
+        )
+    probe = f"probe-{secrets.token_hex(16)}"
+    with connection.begin() as transaction:
+        claim(connection, probe, group="", now_ms=0)
+        transaction.rollback()
+    with connection.begin():
+        stayed = connection.execute(delete(markers).where(markers.c.id == probe)).rowcount
+    if stayed:
+        raise ConfigError(
+            f"{connection.dialect.name}: what is rolled back stays; use an engine without "
+            "AUTOCOMMIT, and tables that know transactions"
+        )

@@ -1,0 +1,50 @@
+"""The two tables of the binding; the same as those of `escrowmq.sql`, column for column."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.db import models
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from escrowmq.binding.marker import ID_CHARS_MAX, INBOX, MARKERS
+
+if TYPE_CHECKING:
+    _Text = models.CharField[str, str]
+else:
+    _Text = models.CharField
+
+
+class ExactField(_Text):
+    """Text that is compared as it is: MariaDB would take "Bank" and "bank" for the same."""
+
+    def db_parameters(self, connection: BaseDatabaseWrapper) -> Any:
+        found: Any = super().db_parameters(connection)
+        if connection.vendor == "mysql":
+            found = {**found, "collation": "utf8mb4_bin"}
+        return found
+
+
+class Marker(models.Model):
+    """There if and only if its transaction committed, or a checker has ruled that it never will."""
+
+    id = ExactField(max_length=ID_CHARS_MAX, primary_key=True)
+    outcome: Any = models.CharField(max_length=16)
+    at_ms: Any = models.BigIntegerField(db_index=True)
+    producer_group = ExactField(max_length=255)
+    messages: Any = models.IntegerField()
+
+    class Meta:
+        db_table = MARKERS
+
+
+class Received(models.Model):
+    """A message that had its effect."""
+
+    pk = models.CompositePrimaryKey("consumer_group", "message_id")
+    consumer_group = ExactField(max_length=255)
+    message_id = ExactField(max_length=128)
+    at_ms: Any = models.BigIntegerField(db_index=True)
+
+    class Meta:
+        db_table = INBOX

@@ -1,0 +1,1 @@
+"""The database bindings on real databases, with a real broker."""

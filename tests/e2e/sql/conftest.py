@@ -1,0 +1,70 @@
+"""One server of each kind for a whole run; a database of its own for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, create_engine
+
+from tests.brokers import Served
+from tests.databases import DatabaseServer, Maria, Postgres
+from tests.e2e.sql.bank import tables
+
+SERVERS: dict[str, type[DatabaseServer]] = {"postgresql": Postgres, "mariadb": Maria}
+KINDS = ("sqlite", *SERVERS)
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A broker that asks soon."""
+    conf = {
+        "transactionTimeOut": 500,
+        "transactionCheckInterval": 500,
+        "transactionCheckMax": 1000,
+    }
+    with Served(tmp_path_factory.mktemp("sql"), conf=conf) as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[dict[str, DatabaseServer]]:
+    """Those that were wanted so far."""
+    running: dict[str, DatabaseServer] = {}
+    yield running
+    for server in running.values():
+        server.__exit__(None, None, None)
+
+
+def url_of(kind: str, servers: dict[str, DatabaseServer], directory: Path) -> str:
+    """Of a new database; skips, by name, if its server cannot be started here."""
+    if kind == "sqlite":
+        return f"sqlite:///{directory / 'bank.db'}"
+    if kind not in servers:
+        if why := SERVERS[kind].lack():
+            pytest.skip(f"{kind}: {why}")
+        servers[kind] = SERVERS[kind]().__enter__()
+    return servers[kind].new_database()
+
+
+@pytest.fixture(params=KINDS)
+def url(request: pytest.FixtureRequest, servers: dict[str, DatabaseServer], tmp_path: Path) -> str:
+    return url_of(request.param, servers, tmp_path)
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[Engine]:
+    """With the bank's tables, on each kind of database."""
+    engine = create_engine(url)
+    tables.create_all(engine)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Iterator[Engine]:
+    engine = create_engine(f"sqlite:///{tmp_path / 'bank.db'}")
+    tables.create_all(engine)
+    yield engine
+    engine.dispose()

@@ -1,0 +1,283 @@
+"""Django's atomic blocks with messages: on SQLite (`default`) and on PostgreSQL (`second`)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import django
+import pytest
+from django.conf import settings
+from django.core.management import call_command
+from django.db import DatabaseError, IntegrityError, connections, transaction
+from sqlalchemy import create_engine, inspect, make_url
+
+from escrowmq import Message, ReceivedMessage, Rollback, Verdict
+from escrowmq.binding.held import HeldMessages
+from escrowmq.binding.marker import HOUR_MS
+from escrowmq.clock import ManualClock
+from escrowmq.django import Escrow, Inbox
+from escrowmq.django import escrow as shared
+from escrowmq.errors import ConfigError
+from escrowmq.sql import metadata
+from tests.brokers import Served
+from tests.databases import DatabaseServer, Postgres
+from tests.e2e.sql.bank import delivered, message_called, new_topic, open_halves, settled
+from tests.e2e.sql.conftest import url_of
+
+pytestmark = pytest.mark.slow
+
+ALIASES = ("default", "second")
+
+
+@pytest.fixture(scope="module")
+def databases(
+    tmp_path_factory: pytest.TempPathFactory,
+    servers: dict[str, DatabaseServer],
+    served: Served,
+) -> Iterator[None]:
+    """Settings are a process's own, and set once."""
+    directory = tmp_path_factory.mktemp("django")
+    found: dict[str, dict[str, object]] = {
+        "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": str(directory / "bank.db")}
+    }
+    if not Postgres.lack():
+        url = make_url(url_of("postgresql", servers, directory))
+        found["second"] = {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": url.database,
+            "HOST": url.host,
+            "PORT": url.port,
+            "USER": url.username,
+        }
+    settings.configure(
+        INSTALLED_APPS=["escrowmq.django"],
+        DATABASES=found,
+        USE_TZ=True,
+        ESCROWMQ={
+            "servers": served.namesrv_address,
+            "group": "django",
+            "databases": list(found),
+        },
+    )
+    django.setup()
+    for alias in found:
+        call_command("migrate", database=alias, verbosity=0)
+        with connections[alias].cursor() as cursor:
+            cursor.execute("CREATE TABLE transfer (id varchar(64) PRIMARY KEY)")
+    yield
+    shared.close()
+    connections.close_all()
+
+
+@pytest.fixture(params=ALIASES)
+def alias(request: pytest.FixtureRequest, databases: None) -> str:
+    name = str(request.param)
+    if name not in settings.DATABASES:
+        pytest.skip(f"postgresql: {Postgres.lack()}")
+    with connections[name].cursor() as cursor:
+        for table in ("transfer", "escrowmq_marker", "escrowmq_inbox"):
+            cursor.execute(f"DELETE FROM {table}")
+    return name
+
+
+def save(alias: str, name: str) -> None:
+    with connections[alias].cursor() as cursor:
+        cursor.execute("INSERT INTO transfer (id) VALUES (%s)", [name])
+
+
+def rows(alias: str, query: str = "SELECT id FROM transfer ORDER BY id") -> list[object]:
+    with connections[alias].cursor() as cursor:
+        cursor.execute(query)
+        return [row[0] for row in cursor.fetchall()]
+
+
+def pay(alias: str, topic: str, name: str, *, fails: Exception | None = None) -> HeldMessages:
+    with shared.atomic(using=alias) as tx:
+        save(alias, name)
+        tx.send(Message(topic, name.encode()))
+        if fails is not None:
+            raise fails
+    return tx
+
+
+def test_both_or_neither(served: Served, alias: str) -> None:
+    topic = new_topic("django")
+    tx = pay(alias, topic, "a")
+    assert tx.outcome is not None
+    assert tx.outcome.acknowledged
+    with pytest.raises(ZeroDivisionError):
+        pay(alias, topic, "b", fails=ZeroDivisionError())
+    pay(alias, topic, "c", fails=Rollback())
+    with pytest.raises(IntegrityError):
+        pay(alias, topic, "a")
+    assert rows(alias) == ["a"]
+    assert delivered(served, topic) == [b"a"]
+    assert open_halves(served) == 0
+    assert rows(alias, "SELECT outcome FROM escrowmq_marker") == ["committed"]
+
+
+def test_a_block_inside_a_block_waits_for_the_outermost(served: Served, alias: str) -> None:
+    topic = new_topic("nested")
+    with transaction.atomic(using=alias):
+        tx = pay(alias, topic, "a")
+        with pytest.raises(ZeroDivisionError):
+            pay(alias, topic, "b", fails=ZeroDivisionError())  # its savepoint, and its messages
+        with shared.atomic(using=alias) as outer:
+            pay(alias, topic, "c")
+            outer.send(Message(topic, b"outer"))
+        assert tx.outcome is None
+        assert delivered(served, topic) == []
+    assert tx.outcome is not None
+    assert rows(alias) == ["a", "c"]
+    assert delivered(served, topic) == [b"a", b"c", b"outer"]
+    assert open_halves(served) == 0
+
+
+def test_a_block_around_it_that_fails_is_found_out(served: Served, alias: str) -> None:
+    topic = new_topic("around")
+    with pytest.raises(ZeroDivisionError):
+        _pay_and_fail_around(alias, topic)
+    settled(served)
+    assert rows(alias) == []
+    assert delivered(served, topic) == []
+    assert rows(alias, "SELECT outcome FROM escrowmq_marker") == ["tombstone"]
+
+
+def _pay_and_fail_around(alias: str, topic: str) -> None:
+    with transaction.atomic(using=alias):
+        pay(alias, topic, "a")
+        raise ZeroDivisionError
+
+
+def test_a_rollback_without_an_error_rolls_the_messages_back(served: Served, alias: str) -> None:
+    topic = new_topic("quiet")
+    with shared.atomic(using=alias) as tx:
+        save(alias, "a")
+        tx.send(Message(topic, b"a"))
+        transaction.set_rollback(True, using=alias)
+    assert tx.outcome is not None
+    assert (tx.outcome.verdict, tx.outcome.acknowledged) == (Verdict.ROLLBACK, True)
+    assert rows(alias) == []
+    assert delivered(served, topic) == []
+
+
+def test_hooks_run_when_the_messages_are_on_their_way(served: Served, alias: str) -> None:
+    topic = new_topic("hooks")
+    seen: list[list[bytes]] = []
+    with shared.atomic(using=alias) as tx:
+        transaction.on_commit(lambda: seen.append(delivered(served, topic)), using=alias)
+        tx.send(Message(topic, b"a"))
+    assert seen == [[b"a"]]
+
+
+def test_a_transaction_by_hand_ends_by_hand(served: Served, alias: str) -> None:
+    topic = new_topic("hand")
+    transaction.set_autocommit(False, using=alias)
+    try:
+        pay(alias, topic, "a")
+        assert delivered(served, topic) == []
+        transaction.commit(using=alias)
+    finally:
+        transaction.set_autocommit(True, using=alias)
+    assert delivered(served, topic) == [b"a"]
+
+
+def test_a_commit_that_fails_is_found_out(served: Served, alias: str) -> None:
+    """PostgreSQL looks at a deferred constraint only then; SQLite at its foreign keys."""
+    topic = new_topic("deferred")
+    with connections[alias].cursor() as cursor:
+        cursor.execute("DROP TABLE IF EXISTS child")
+        cursor.execute(
+            "CREATE TABLE child (id varchar(64) REFERENCES transfer (id) "
+            "DEFERRABLE INITIALLY DEFERRED)"
+        )
+    with pytest.raises(IntegrityError):
+        _send_an_orphan(alias, topic)
+    assert open_halves(served) == 0
+    assert delivered(served, topic) == []
+    with connections[alias].cursor() as cursor:
+        cursor.execute("DROP TABLE child")
+
+
+def _send_an_orphan(alias: str, topic: str) -> None:
+    with shared.atomic(using=alias) as tx:
+        with connections[alias].cursor() as cursor:
+            cursor.execute("INSERT INTO child (id) VALUES ('nobody')")
+        tx.send(Message(topic, b"a"))
+
+
+def test_an_unknown_database_is_named(databases: None) -> None:
+    with pytest.raises(ConfigError, match="elsewhere"), shared.atomic(using="elsewhere"):
+        pass
+
+
+def test_settings_that_are_wrong_are_named(databases: None) -> None:
+    before = settings.ESCROWMQ
+    try:
+        settings.ESCROWMQ = {"servers": "127.0.0.1:9876", "gruop": "x"}
+        with pytest.raises(ConfigError, match="gruop"):
+            Escrow().start()
+    finally:
+        settings.ESCROWMQ = before
+
+
+def test_old_markers_go(served: Served, alias: str) -> None:
+    pay(alias, new_topic("old"), "a")
+    clock = ManualClock()
+    assert Escrow(clock).forget() == 0
+    clock.advance(ms=200_000 * HOUR_MS)
+    assert Escrow(clock).forget() >= 1
+    assert rows(alias, "SELECT id FROM escrowmq_marker") == []
+
+
+def test_a_message_that_comes_again_has_no_second_effect(alias: str) -> None:
+    inbox = Inbox(group="g", using=alias)
+
+    @inbox.effect
+    def credit(message: ReceivedMessage) -> None:
+        save(alias, message.body.decode())
+
+    assert credit(message_called("m1", b"a")) is True
+    assert credit(message_called("m1", b"a")) is False
+    with pytest.raises(DatabaseError):
+        credit(message_called("m2", b"a"))  # its own conflict
+    assert credit(message_called("m2", b"b")) is True
+    with transaction.atomic(using=alias):
+        assert credit(message_called("m2", b"b")) is False
+        save(alias, "c")  # the block around it is unharmed
+    assert rows(alias) == ["a", "b", "c"]
+    assert inbox.forget(older_than_ms=-1000) == 2
+
+
+def test_both_bindings_have_the_same_tables(databases: None, tmp_path: Path) -> None:
+    ours = create_engine(f"sqlite:///{tmp_path / 'x.db'}")
+    metadata.create_all(ours)
+    theirs = create_engine(f"sqlite:///{settings.DATABASES['default']['NAME']}")
+    for table in metadata.tables:
+        columns = [
+            [(c["name"], str(c["type"]), c["nullable"]) for c in inspect(e).get_columns(table)]
+            for e in (ours, theirs)
+        ]
+        assert columns[0] == columns[1]
+        keys = [inspect(e).get_pk_constraint(table)["constrained_columns"] for e in (ours, theirs)]
+        assert keys[0] == keys[1]
+    ours.dispose()
+    theirs.dispose()
+
+
+def test_no_migration_is_missing(databases: None) -> None:
+    call_command("makemigrations", "escrowmq", check=True, dry_run=True, stdout=StringIO())
+
+
+def test_django_needs_no_sqlalchemy(databases: None) -> None:
+
+    script = (
+        "import sys; sys.modules['sqlalchemy'] = None\n"
+        "import escrowmq.django\n"
+        "assert 'escrowmq.sql' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

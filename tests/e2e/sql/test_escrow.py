@@ -1,0 +1,293 @@
+"""A database and a broker, both real: whatever happens in between, they agree in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, create_engine, event, insert, make_url, select, text
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.orm import Session, sessionmaker
+
+from escrowmq import Message, Rollback, Verdict
+from escrowmq.blocking import Producer
+from escrowmq.clock import ManualClock
+from escrowmq.errors import CommitUnknown, ConfigError, EndedInside, NotHeld, TransportError
+from escrowmq.sql import Escrow
+from escrowmq.sql.tables import markers
+from tests.brokers import Served
+from tests.databases import DatabaseServer
+from tests.e2e.sql.bank import (
+    delivered,
+    new_topic,
+    open_halves,
+    pay,
+    saved,
+    settled,
+    tables,
+    transfers,
+    wait_until,
+)
+from tests.e2e.sql.conftest import url_of
+from tests.e2e.sql.proxy import CuttingProxy
+
+pytestmark = pytest.mark.slow
+
+NOBODY = "127.0.0.1:1"
+HOUR_MS = 3_600_000
+
+
+def marked(engine: Engine) -> list[tuple[str, int]]:
+    with engine.connect() as connection:
+        query = select(markers.c.outcome, markers.c.messages).order_by(markers.c.messages)
+        return [(outcome, count) for outcome, count in connection.execute(query)]
+
+
+def test_both_or_neither(served: Served, engine: Engine) -> None:
+    topic = new_topic("both")
+    with Escrow(engine, served.namesrv_address, group="g-both") as escrow:
+        pay(escrow, topic, "a")
+        with pytest.raises(ZeroDivisionError):
+            pay(escrow, topic, "b", fails=ZeroDivisionError())
+        pay(escrow, topic, "c", fails=Rollback())
+    assert saved(engine) == ["a"]
+    assert delivered(served, topic) == [b"a", b"a again"]
+    assert marked(engine) == [("committed", 2)]
+    assert open_halves(served) == 0
+
+
+def test_a_transaction_without_messages_leaves_no_marker(served: Served, sqlite: Engine) -> None:
+    with Escrow(sqlite, served.namesrv_address, group="g-none") as escrow:
+        with escrow.transaction() as (session, tx):
+            session.execute(insert(transfers).values(id="a", amount=1))
+        assert tx.outcome is not None
+        assert tx.outcome.verdict is Verdict.COMMIT
+    assert saved(sqlite) == ["a"]
+    assert marked(sqlite) == []
+
+
+def test_what_the_database_refuses_at_the_end_is_rolled_back(
+    served: Served, engine: Engine
+) -> None:
+    topic = new_topic("twice")
+    with Escrow(engine, served.namesrv_address, group="g-twice") as escrow:
+        pay(escrow, topic, "a")
+        with pytest.raises(IntegrityError):
+            pay(escrow, topic, "a")
+    assert delivered(served, topic) == [b"a", b"a again"]
+    assert open_halves(served) == 0
+
+
+def test_a_half_that_cannot_be_sent_rolls_the_database_back(sqlite: Engine) -> None:
+    with Escrow(sqlite, NOBODY, group="g-nobody", retries=0) as escrow:
+        with pytest.raises(TransportError):
+            pay(escrow, "t", "a")
+        with pytest.raises(NotHeld):
+            _pay_and_go_on(escrow, "b")
+    assert saved(sqlite) == []
+
+
+def _pay_and_go_on(escrow: Escrow, name: str) -> None:
+    with escrow.transaction() as (session, tx):
+        session.execute(insert(transfers).values(id=name, amount=1))
+        with contextlib.suppress(TransportError):
+            tx.send(Message("t", name.encode()))
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_session_that_is_ended_inside_is_left_to_check_back(
+    served: Served, sqlite: Engine, end: str
+) -> None:
+    topic = new_topic("inside")
+    with Escrow(sqlite, served.namesrv_address, group=topic) as escrow:
+        with pytest.raises(EndedInside):
+            _pay_and_end(escrow, topic, end)
+        settled(served)
+    assert saved(sqlite) == (["a"] if end == "commit" else [])
+    assert delivered(served, topic) == ([b"a"] if end == "commit" else [])
+
+
+def _pay_and_end(escrow: Escrow, topic: str, end: str) -> None:
+    with escrow.transaction() as (session, tx):
+        session.execute(insert(transfers).values(id="a", amount=1))
+        tx.send(Message(topic, b"a"))
+        session.commit() if end == "commit" else session.rollback()
+
+
+def test_sessions_may_be_the_applications_own(served: Served, sqlite: Engine) -> None:
+    class BankSession(Session):
+        pass
+
+    sessions = sessionmaker(class_=BankSession, expire_on_commit=False)
+    with (
+        Escrow(sqlite, served.namesrv_address, group="g-own", sessions=sessions) as escrow,
+        escrow.transaction() as (session, _),
+    ):
+        assert isinstance(session, BankSession)
+
+
+def test_an_end_that_fails_is_no_error(tmp_path: Path, sqlite: Engine) -> None:
+    conf = {"transactionTimeOut": 500, "transactionCheckInterval": 500}
+    with Served(tmp_path, conf=conf) as served:
+        with Escrow(sqlite, served.namesrv_address, group="g-end") as escrow:
+            event.listen(sqlite, "commit", lambda _: served.kill(), once=True)
+            with escrow.transaction() as (session, tx):
+                session.execute(insert(transfers).values(id="a", amount=1))
+                tx.send(Message("t", b"a"))
+            assert tx.outcome is not None
+            assert tx.outcome.verdict is Verdict.COMMIT
+            assert not tx.outcome.acknowledged
+            assert "left to check-back" in tx.outcome.detail
+            served.start()
+            escrow.tidy()  # it makes itself known to the new process
+            settled(served)
+        assert delivered(served, "t") == [b"a"]
+
+
+# --- the answer to COMMIT ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def postgres(servers: dict[str, DatabaseServer], tmp_path: Path) -> str:
+    return url_of("postgresql", servers, tmp_path)
+
+
+def through(proxy: CuttingProxy, url: str) -> Engine:
+    engine = create_engine(make_url(url).set(port=proxy.port))
+    tables.create_all(engine)
+    return engine
+
+
+def test_a_lost_answer_to_commit_is_found_out(served: Served, postgres: str) -> None:
+    topic = new_topic("lost")
+    with CuttingProxy(make_url(postgres).port or 0) as proxy:
+        engine = through(proxy, postgres)
+        with Escrow(engine, served.namesrv_address, group=topic) as escrow:
+            event.listen(
+                engine, "commit", lambda _: setattr(proxy, "cut_next_answer", True), once=True
+            )
+            pay(escrow, topic, "a")
+        assert saved(engine) == ["a"]
+        engine.dispose()
+    assert delivered(served, topic) == [b"a", b"a again"]
+
+
+def test_a_commit_that_nobody_can_ask_about_is_settled_later(served: Served, postgres: str) -> None:
+    topic = new_topic("nobody")
+    with CuttingProxy(make_url(postgres).port or 0) as proxy:
+        engine = through(proxy, postgres)
+
+        def lose(_: object) -> None:
+            proxy.cut_next_answer = proxy.refuses = True
+
+        with Escrow(engine, served.namesrv_address, group=topic) as escrow:
+            event.listen(engine, "commit", lose, once=True)
+            with pytest.raises(CommitUnknown, match="check-back") as raised:
+                pay(escrow, topic, "a")
+            assert raised.value.maybe_applied
+            assert isinstance(raised.value.__cause__, DBAPIError)
+            proxy.refuses = False
+            settled(served)
+        assert saved(engine) == ["a"]
+        engine.dispose()
+    assert delivered(served, topic) == [b"a", b"a again"]
+
+
+def test_a_database_that_goes_before_the_commit_has_rolled_back(
+    served: Served, postgres: str
+) -> None:
+    topic = new_topic("gone")
+    engine = create_engine(postgres)
+    tables.create_all(engine)
+    with Escrow(engine, served.namesrv_address, group=topic) as escrow:
+        with pytest.raises(DBAPIError):
+            _pay_and_lose(escrow, engine, topic)
+        assert open_halves(served) == 0  # it was told, not asked
+    assert saved(engine) == []
+    assert delivered(served, topic) == []
+    engine.dispose()
+
+
+def _pay_and_lose(escrow: Escrow, engine: Engine, topic: str) -> None:
+    """After the last statement the database ends this session."""
+    with escrow.transaction() as (session, tx):
+        session.execute(insert(transfers).values(id="a", amount=1))
+        tx.send(Message(topic, b"a"))
+        pid = session.scalar(text("SELECT pg_backend_pid()"))
+
+        def end(_: object) -> None:
+            aside = create_engine(engine.url)
+            with aside.connect() as connection:
+                connection.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
+            aside.dispose()
+
+        event.listen(engine, "commit", end, once=True)
+
+
+# --- check-back ----------------------------------------------------------------------------------
+
+
+def test_another_process_of_the_group_answers_before_it_sends(
+    served: Served, sqlite: Engine
+) -> None:
+    topic = new_topic("other")
+    with Producer(served.namesrv_address, group=topic) as producer:
+        tx = producer.transaction(id="escrow-never-claimed")
+        tx.send(Message(topic, b"a"))
+    assert open_halves(served) == 1
+    with Escrow(sqlite, served.namesrv_address, group=topic):
+        settled(served)
+    assert marked(sqlite) == [("tombstone", 0)]
+    assert delivered(served, topic) == []
+
+
+def test_of_a_half_of_somebody_else_nothing_is_said(
+    served: Served, sqlite: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = new_topic("strange")
+    with Producer(served.namesrv_address, group=topic) as producer:
+        lost = producer.transaction()
+        lost.send(Message(topic, b"a"))
+    with caplog.at_level(logging.ERROR), Escrow(sqlite, served.namesrv_address, group=topic):
+        wait_until(lambda: "a group of its own" in caplog.text, "it is asked about")
+    assert marked(sqlite) == []
+    with Producer(served.namesrv_address, group=topic) as producer:
+        producer.send(Message(topic, b"b"))
+        again = producer.transaction()
+        again.halves.extend(lost.halves)
+        again.end(Verdict.COMMIT)
+    assert delivered(served, topic) == [b"a", b"b"]
+
+
+# --- clean-up ------------------------------------------------------------------------------------
+
+
+def test_markers_go_when_nobody_can_ask_any_more(served: Served, sqlite: Engine) -> None:
+    clock = ManualClock()
+    topic = new_topic("old")
+    with Escrow(
+        sqlite, served.namesrv_address, group="g-old", kept_ms=80 * HOUR_MS, clock=clock
+    ) as escrow:
+        pay(escrow, topic, "a")
+        with pytest.raises(ConfigError, match="288000000"):
+            escrow.forget(older_than_ms=1)
+        clock.advance(ms=80 * HOUR_MS)
+        assert escrow.forget() == 0
+        clock.advance(ms=1)
+        pay(escrow, topic, "b")
+        escrow.tidy()  # once an hour
+        assert len(marked(sqlite)) == 1
+
+
+def test_markers_may_go_with_the_acknowledgement(served: Served, sqlite: Engine) -> None:
+    topic = new_topic("at-once")
+    with Escrow(sqlite, served.namesrv_address, group="g-once", forget_acknowledged=True) as escrow:
+        pay(escrow, topic, "a")
+        assert len(marked(sqlite)) == 1
+        escrow.tidy()
+        assert marked(sqlite) == []
+        pay(escrow, topic, "b")
+    assert marked(sqlite) == []
+    assert len(delivered(served, topic)) == 4
