@@ -28,7 +28,7 @@ import pymysql
 
 from tests.brokers import free_ports
 
-START_S = 60.0
+START_S = 180.0
 STOP_S = 30.0
 LOOK_S = 0.05  # between two looks
 
@@ -140,9 +140,15 @@ class DatabaseServer:
 
 
 class Postgres(DatabaseServer):
+    """`durable`: commits reach the disk, as a figure needs it; a test does not."""
+
     user = "postgres"
     programs = ("initdb", "postgres")
     folders = ("usr/lib/postgresql/*/bin",)
+
+    def __init__(self, *, durable: bool = False) -> None:
+        super().__init__()
+        self._durable = durable
 
     def _make(self) -> None:
         options = ["--auth=trust", "--username=escrow", "--no-sync", "--encoding=UTF8"]
@@ -155,6 +161,7 @@ class Postgres(DatabaseServer):
             "unix_socket_directories": "",
             "max_connections": 100,
             "shared_buffers": "32MB",
+            "fsync": "on" if self._durable else "off",
         }
         given = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         return ["postgres", "-D", str(self.directory / "data"), *given]
