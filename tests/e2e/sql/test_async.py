@@ -7,14 +7,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 from sqlalchemy import event, insert, make_url, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
-from escrowmq import Consumer, Message, ReceivedMessage, Rollback
+from escrowmq import Consumer, Message, ReceivedMessage, Rollback, Verdict
 from escrowmq.clock import ManualClock
 from escrowmq.errors import CommitUnknown, ConfigError, EndedInside, NotHeld, TransportError
 from escrowmq.sql import AsyncEscrow, AsyncInbox
-from escrowmq.sql.tables import markers
+from escrowmq.sql.marker import ask, claim
+from escrowmq.sql.tables import make_tables, markers
 from tests.brokers import Served
 from tests.databases import DatabaseServer
 from tests.e2e.sql.bank import (
@@ -143,6 +144,17 @@ async def test_a_lost_answer_to_commit_is_found_out_with_await(
                 bodies = sorted([(await consumer.receive()).body for _ in range(2)])
             assert bodies == [b"a", b"a again"]
             assert await saved(engine) == ["a"]
+
+
+async def test_a_lock_is_told_from_other_errors_with_await(async_url: str) -> None:
+    async with opened(async_url) as engine, engine.connect() as owner, engine.connect() as other:
+        with pytest.raises(DBAPIError):
+            await other.run_sync(ask, "t", group="g", now_ms=1)
+        await owner.run_sync(make_tables)
+        async with owner.begin():
+            await owner.run_sync(claim, "t", group="g", now_ms=1)
+            assert await other.run_sync(ask, "t", group="g", now_ms=1) is Verdict.UNKNOWN
+        assert await other.run_sync(ask, "t", group="g", now_ms=1) is Verdict.COMMIT
 
 
 async def test_markers_go_with_await(served: Served, async_url: str) -> None:
