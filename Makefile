@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup check test demo sim interop bench lock clean
+.PHONY: help setup check databases test demo sim interop bench lock clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,14 +28,17 @@ check: $(READY)  ## style, types, import contracts, changelog against version
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: $(READY)  ## every test that CI runs
+databases:  ## PostgreSQL from Debian's package, for tests; with mariadb-server: DATABASES="postgresql mariadb-server"
+	@.ci/databases $(DATABASES)
+
+test: $(READY) databases  ## every test that CI runs
 	$(BIN)/pytest -n auto -m "not nightly"
 
 demo: $(READY)  ## Bob pays Smith while processes are killed: both banks agree in the end
 	$(BIN)/python -m escrowmq.demo
 
 sim: $(READY)  ## long: every fault position, many seeds, fuzzing, 10,000 topics (SEEDS=… makes it longer)
-	ESCROWMQ_SEEDS=$(or $(SEEDS),2000) HYPOTHESIS_PROFILE=long $(BIN)/pytest -n auto --timeout 0 tests/property tests/simulation tests/e2e/test_broker_crowds.py
+	ESCROWMQ_SEEDS=$(or $(SEEDS),2000) HYPOTHESIS_PROFILE=long $(BIN)/pytest -n auto --timeout 0 tests/property tests/simulation tests/e2e/test_broker_crowds.py tests/e2e/sql/test_crashes.py
 
 interop: $(READY)  ## both directions against Apache RocketMQ 4.9.7 and 5.5.0 (needs Java and Maven)
 	$(BIN)/pytest -v --timeout 900 tests/interop

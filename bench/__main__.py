@@ -10,7 +10,16 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 
-from bench import broker, broker_growth, broker_tx, escrow, store_open, store_read, store_write
+from bench import (
+    broker,
+    broker_growth,
+    broker_tx,
+    escrow,
+    outbox,
+    store_open,
+    store_read,
+    store_write,
+)
 from bench.broker import Told
 from bench.generator import NoCompiler, built
 from bench.measure import QUICK, Plan, keep, keep_table, machine
@@ -24,6 +33,9 @@ BROKER: dict[str, tuple[str, Callable[[Plan], Told]]] = {
     "broker-growth": ("The broker: many topics, a long log", broker_growth.rows),
     "broker-tx": ("The broker: transactions", broker_tx.rows),
     "escrow": ("The escrow: very many open transactions", escrow.rows),
+}
+BINDING: dict[str, tuple[str, Callable[[Plan], Told]]] = {
+    "outbox": ("The database binding beside an outbox table", outbox.rows),
 }
 GIB_A_SECOND = 2.0  # of a round: what three brokers write in one second each of all the loads
 QUICK_NOTE = "One short round, a JVM that is not warm: these figures show that it runs, no more."
@@ -47,8 +59,12 @@ def main() -> int:
         if why := lack_of_space(plan):
             print(why, file=sys.stderr)
             return 2
+    if any(part in BINDING for part in wanted) and (why := outbox.lack()):
+        print(why, file=sys.stderr)
+        return 2
     for part in wanted:
-        run_store(part, plan) if part in STORE else run_broker(part, plan)
+        run = run_store if part in STORE else run_broker if part in BROKER else run_binding
+        run(part, plan)
     return 0
 
 
@@ -62,6 +78,15 @@ def run_broker(part: str, plan: Plan) -> None:
     title, measure = BROKER[part]
     rounds = "1 round" if plan.rounds == 1 else f"{plan.rounds} rounds"
     conditions = f"{machine()}, {beside(plan)}, {rounds} of {plan.seconds:g} s"
+    told = measure(plan)
+    notes = [*([QUICK_NOTE] if plan.quick else []), *told.notes]
+    keep_table(kept_as(part, plan), title, told.columns, told.rows, notes, conditions)
+
+
+def run_binding(part: str, plan: Plan) -> None:
+    title, measure = BINDING[part]
+    rounds = "1 round" if plan.rounds == 1 else f"{plan.rounds} rounds"
+    conditions = f"{machine()}, {rounds} of {plan.seconds:g} s"
     told = measure(plan)
     notes = [*([QUICK_NOTE] if plan.quick else []), *told.notes]
     keep_table(kept_as(part, plan), title, told.columns, told.rows, notes, conditions)
@@ -90,7 +115,7 @@ def beside(plan: Plan) -> str:
 
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Take the figures.")
-    parts = [*STORE, *BROKER]
+    parts = [*STORE, *BROKER, *BINDING]
     parser.add_argument(
         "parts", nargs="*", metavar="part", type=_one_of(parts), help=", ".join(parts)
     )

@@ -70,8 +70,9 @@ class Chores:
 class Caretaker:
     """A thread that does one round of work now and then, until it is stopped."""
 
-    def __init__(self, work: Callable[[], None], *, name: str) -> None:
+    def __init__(self, work: Callable[[], None], *, name: str, every_s: float = ROUND_S) -> None:
         self._work = work
+        self._every_s = every_s
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -81,7 +82,7 @@ class Caretaker:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopped.wait(ROUND_S):
+        while not self._stopped.wait(self._every_s):
             try:
                 self._work()
             except Exception:

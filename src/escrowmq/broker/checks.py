@@ -102,7 +102,7 @@ class Checks:
         return asked
 
     def _line_for(self, half: Half, now_ms: int) -> Line | None:
-        """The one that it came by, else another of the group that has room."""
+        """The one that it came by, or that answered last; else another one that has room."""
         if _is_open(half.sender) and self._asking.has_room(half.sender, now_ms):
             return half.sender  # type: ignore[return-value]  # the escrow does not know lines
         for _ in range(len(self._producers.members(half.group))):
@@ -130,6 +130,8 @@ class Checks:
             half.sender = None if half.sender is line else half.sender
             self._escrow.put_off(half, now_ms + LATER_MS)
             return False
+        if half.sender is line and len(self._producers.members(half.group)) > 1:
+            half.sender = None  # until it answers: a process that hangs must not be all there is
         self.counts.sent += 1
         self.counts.late_seconds.observe((now_ms - half.due_ms) / 1000)
         self._asking.asked(line, half, now_ms)
@@ -161,6 +163,7 @@ class Checks:
 
     def answered(self, half: Half, line: Line, *, unknown: bool, now_ms: int) -> None:
         self._asking.answered(half.queue_offset)
+        half.sender = line
         self.counts.answered += 1
         if unknown:
             self.counts.unknown += 1

@@ -1,8 +1,9 @@
 """Who is asked about a half that nobody decided, and how many at once.
 
 What is due waits in the backlog of its group until somebody of the group has room: the line that it
-came by if it lives, else the others in turn. A line has room for so many unanswered questions a
-second; one that never answers is not asked faster than that, and does not hold the others up.
+came by if it lives and answers, else the others in turn. A line has room for so many unanswered
+questions a second; one that never answers is not asked faster than that, and does not hold the
+others up.
 A backlog of which nobody is there waits for whoever comes first, and nothing of it counts as asked.
 """
 

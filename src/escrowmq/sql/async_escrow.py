@@ -79,8 +79,10 @@ class AsyncEscrow:
         if self._caretaker is not None:
             self._caretaker.cancel()
             await asyncio.gather(self._caretaker, return_exceptions=True)
+        try:
             await self._remove_acknowledged()
-        await self._producer.close()
+        finally:
+            await self._producer.close()
 
     # --- the owner -------------------------------------------------------------------------------
 
@@ -117,8 +119,9 @@ class AsyncEscrow:
             raise EndedInside(ENDED_INSIDE)
         tx.must_be_whole()
         await session.flush()
-        connection = await session.connection()
-        await connection.run_sync(marker.count, tx.id, len(tx.halves))
+        if len(tx.halves) != 1:
+            connection = await session.connection()
+            await connection.run_sync(marker.count, tx.id, len(tx.halves))
 
     async def _roll_back(
         self, session: AsyncSession, own: AsyncSessionTransaction, tx: AsyncHeldMessages

@@ -83,8 +83,10 @@ class Escrow:
 
     def close(self) -> None:
         self._caretaker.stop()
-        self._remove_acknowledged()
-        self._producer.close()
+        try:
+            self._remove_acknowledged()
+        finally:
+            self._producer.close()
 
     # --- the owner -------------------------------------------------------------------------------
 
@@ -119,7 +121,8 @@ class Escrow:
             raise EndedInside(ENDED_INSIDE)
         tx.must_be_whole()
         session.flush()
-        marker.count(session.connection(), tx.id, len(tx.halves))
+        if len(tx.halves) != 1:
+            marker.count(session.connection(), tx.id, len(tx.halves))
 
     def _roll_back(self, session: Session, own: SessionTransaction, tx: HeldMessages) -> None:
         """The broker is told only if it is sure that the marker is not there and never will be."""

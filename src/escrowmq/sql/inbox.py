@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from functools import wraps
 from itertools import islice
+from typing import Final
 
 from sqlalchemy import Connection, Engine, insert
 from sqlalchemy.exc import IntegrityError
@@ -26,6 +27,7 @@ from escrowmq.sql.tables import make_tables as make_missing_tables
 
 log = logging.getLogger(__name__)
 
+_INSERT: Final = insert(inbox)
 Effect = Callable[[Session, ReceivedMessage], None]
 Once = Callable[[ReceivedMessage], bool]
 
@@ -34,7 +36,7 @@ def is_first(connection: Connection, message: ReceivedMessage, *, group: str, no
     """The first statement of a transaction; if it is false, the transaction can only be ended."""
     row = {"consumer_group": group, "message_id": message.message_id, "at_ms": now_ms}
     try:
-        connection.execute(insert(inbox).values(row))
+        connection.execute(_INSERT, row)
     except IntegrityError:
         return False
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from typing import Final
 
 from sqlalchemy import Connection, Engine, Table, bindparam, delete, insert, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
@@ -23,21 +24,23 @@ from escrowmq.errors import ConfigError
 from escrowmq.message.verdict import Verdict
 from escrowmq.sql.tables import markers
 
+_INSERT: Final = insert(markers)  # made once: it is in every transaction
+
 # --- the owner, inside its transaction -----------------------------------------------------------
 
 
 def claim(connection: Connection, transaction_id: str, *, group: str, now_ms: int) -> None:
     """The first statement. Raises IntegrityError if a checker was faster."""
-    row = _row(transaction_id, COMMITTED, group, now_ms)
-    connection.execute(insert(markers).values(**row))
+    connection.execute(_INSERT, _row(transaction_id, COMMITTED, group, now_ms))
 
 
 def count(connection: Connection, transaction_id: str, messages: int) -> None:
-    """The last statement: how many messages went with it. Nobody asks about none."""
+    """The last statement: how many messages went with it, if it is not one. Nobody asks about
+    none."""
     mine = markers.c.id == transaction_id
     if messages == 0:
         connection.execute(delete(markers).where(mine))
-    elif messages != 1:
+    else:
         connection.execute(update(markers).where(mine).values(messages=messages))
 
 
@@ -54,7 +57,7 @@ def ask(
 ) -> Verdict:
     """Raises what the database raises, unless it only says that the row is locked."""
     query = select(markers.c.outcome).where(markers.c.id == transaction_id)
-    tombstone = insert(markers).values(**_row(transaction_id, TOMBSTONE, group, now_ms, messages=0))
+    tombstone = _row(transaction_id, TOMBSTONE, group, now_ms, messages=0)
 
     def read() -> str | None:
         with connection.begin():
@@ -66,7 +69,7 @@ def ask(
                 connection.begin(),
                 short_lock_wait(connection.dialect.name, lambda sql: _scalar(connection, sql)),
             ):
-                connection.execute(tombstone)
+                connection.execute(_INSERT, tombstone)
         except IntegrityError:
             return Burial.TAKEN
         except DBAPIError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from itertools import count
@@ -12,7 +13,8 @@ from escrowmq import Message, ReceivedMessage
 from escrowmq.sql import Escrow
 from tests.brokers import Served
 
-WAIT_S = 40.0
+WAIT_S = 60.0
+LOOK_S = 0.05  # between two looks
 tables = MetaData()
 transfers = Table(
     "transfer", tables, Column("id", String(64), primary_key=True), Column("amount", Integer)
@@ -43,8 +45,9 @@ def open_halves(served: Served) -> int:
 
 def wait_until(what: Callable[[], bool], why: str) -> None:
     deadline_s = time.monotonic() + WAIT_S
-    while not what():  # each look is a request or a query
+    while not what():
         assert time.monotonic() < deadline_s, f"in vain: {why}"
+        threading.Event().wait(LOOK_S)
 
 
 def settled(served: Served) -> None:

@@ -167,6 +167,29 @@ def test_a_question_that_did_not_leave_does_not_count() -> None:
     assert "k" in [key for key, _ in questions(bench.line)]
 
 
+def test_a_sender_that_hangs_is_not_the_only_one_who_is_asked() -> None:
+    bench, hanging, other = EscrowBench(), FakeLine("hanging"), FakeLine("other")
+    bench.heartbeat(hanging, "p")
+    bench.heartbeat(other, "p")
+    bench.park("k", line=hanging)
+    bench.tick(IMMUNITY_MS)
+    assert [key for key, _ in questions(hanging)] == ["k"]
+    for _ in range(2):
+        bench.tick(INTERVAL_MS)
+    assert [key for key, _ in questions(other)] == ["k"]
+
+
+def test_whoever_answered_last_is_asked_first() -> None:
+    bench, hanging, other = EscrowBench(), FakeLine("hanging"), FakeLine("other")
+    bench.heartbeat(hanging, "p")
+    bench.heartbeat(other, "p")
+    place = bench.park("k", line=hanging)
+    bench.tick(IMMUNITY_MS)
+    bench.broker.handle(other, an_end(place, 0, check=True), bench.now_ms)
+    bench.tick(INTERVAL_MS)
+    assert [key for key, _ in questions(other)] == ["k"]
+
+
 def test_it_is_stranded_once_though_it_was_due_twice() -> None:
     bench = EscrowBench()
     bench.park("k")

@@ -1,0 +1,305 @@
+"""Transfers with a message each: through `Escrow`, and through an outbox table with a poller.
+
+Both run in this process, on one PostgreSQL that makes its commits durable and one broker. An outbox
+is what people write by hand: the message is a row of the same transaction; a poller looks every
+100 ms, sends what it finds and removes it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Engine,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Update,
+    create_engine,
+    delete,
+    event,
+    insert,
+    select,
+    update,
+)
+
+from bench.broker import Told
+from bench.figures import latency, ratio
+from bench.measure import Plan
+from escrowmq import Message
+from escrowmq.blocking import Consumer, Producer
+from escrowmq.sql import Escrow
+from tests.brokers import Served
+from tests.databases import Postgres
+
+THREADS = 8
+ACCOUNTS = 1_000
+POLL_S = 0.1
+POLLED_MAX = 500
+PACED_S = 0.04  # between two transfers whose latency counts; not a multiple of the poller's pause
+IDLE_S = 5.0
+DRAIN_S = 60.0
+COLUMNS = ("what", "Escrow", "outbox, 100 ms poller", "Escrow / outbox", "goal")
+
+tables = MetaData()
+accounts = Table(
+    "account",
+    tables,
+    Column("id", Integer, primary_key=True),
+    Column("balance", BigInteger, nullable=False),
+)
+outbox = Table(
+    "outbox",
+    tables,
+    Column("id", BigInteger, primary_key=True, autoincrement=True),
+    Column("name", String(64), nullable=False),
+)
+
+
+def lack() -> str:
+    return Postgres.lack()
+
+
+# --- the two ways --------------------------------------------------------------------------------
+
+
+class Way(ABC):
+    topic: str
+
+    @abstractmethod
+    def pay(self, account: int, name: str) -> None: ...
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+def debit(account: int) -> Update:
+    return update(accounts).where(accounts.c.id == account).values(balance=accounts.c.balance - 1)
+
+
+class ByEscrow(Way):
+    topic = "by-escrow"
+
+    def __init__(self, engine: Engine, namesrv: str) -> None:
+        self._escrow = Escrow(engine, namesrv, group="bench-escrow")
+
+    def pay(self, account: int, name: str) -> None:
+        with self._escrow.transaction() as (session, tx):
+            session.execute(debit(account))
+            tx.send(Message(self.topic, name.encode()))
+
+    def close(self) -> None:
+        self._escrow.close()
+
+
+class ByOutbox(Way):
+    topic = "by-outbox"
+
+    def __init__(self, engine: Engine, namesrv: str) -> None:
+        self._engine = engine
+        self._producer = Producer(namesrv, group="bench-outbox").__enter__()
+        self._stopped = threading.Event()
+        self._poller = threading.Thread(target=self._poll)
+        self._poller.start()
+
+    def pay(self, account: int, name: str) -> None:
+        with self._engine.begin() as connection:
+            connection.execute(debit(account))
+            connection.execute(insert(outbox).values(name=name))
+
+    def _poll(self) -> None:
+        while not self._stopped.wait(POLL_S):
+            while self._send_some() == POLLED_MAX:
+                pass
+
+    def _send_some(self) -> int:
+        first = select(outbox).order_by(outbox.c.id).limit(POLLED_MAX)
+        with self._engine.begin() as connection:
+            found = connection.execute(first.with_for_update(skip_locked=True)).all()
+            for row in found:
+                self._producer.send(Message(self.topic, row.name.encode()))
+            if found:
+                ids = [row.id for row in found]
+                connection.execute(delete(outbox).where(outbox.c.id.in_(ids)))
+        return len(found)
+
+    def close(self) -> None:
+        self._stopped.set()
+        self._poller.join()
+        self._producer.close()
+
+
+# --- what is measured ----------------------------------------------------------------------------
+
+
+@dataclass
+class Arrivals:
+    """When each message came, by its body."""
+
+    at_s: dict[str, float] = field(default_factory=dict)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def take(self, consumer: Consumer, stop: str) -> None:
+        for message in consumer:
+            name = message.body.decode()
+            with self.changed:
+                self.at_s[name] = time.monotonic()
+                self.changed.notify_all()
+            if name == stop:
+                return
+
+
+@dataclass
+class Found:
+    rate: float
+    p50_us: float
+    p99_us: float
+    idle: float  # statements a second
+
+
+def measure(way: Way, engine: Engine, namesrv: str, plan: Plan, number: int) -> Found:
+    arrivals, stop = Arrivals(), f"stop-{number}"
+    group = f"{way.topic}-{number}"
+    with Consumer(
+        namesrv, group=group, subscribe={way.topic: "*"}, from_first=number == 0
+    ) as consumer:
+        taker = threading.Thread(target=arrivals.take, args=(consumer, stop))
+        taker.start()
+        pace(way, f"warm-{number}", plan.warm_up_s)
+        began_s = time.monotonic()
+        paid = crowd(way, f"many-{number}", plan.seconds)
+        wait_until_there(arrivals, paid)
+        rate = len(paid) / (time.monotonic() - began_s)
+        committed_s = pace(way, f"one-{number}", plan.seconds)
+        wait_until_there(arrivals, list(committed_s))
+        took_us = sorted((arrivals.at_s[name] - at) * 1e6 for name, at in committed_s.items())
+        idle = idle_rate(engine)
+        way.pay(0, stop)
+        taker.join(DRAIN_S)
+    return Found(rate, statistics.median(took_us), took_us[int(len(took_us) * 0.99)], idle)
+
+
+def wait_until_there(arrivals: Arrivals, names: list[str]) -> None:
+    with arrivals.changed:
+        if not arrivals.changed.wait_for(lambda: arrivals.at_s.keys() >= set(names), DRAIN_S):
+            missing = len(set(names) - arrivals.at_s.keys())
+            raise TimeoutError(f"{missing} of {len(names)} messages missing after {DRAIN_S} s")
+
+
+def crowd(way: Way, word: str, seconds: float) -> list[str]:
+    """So many threads pay as fast as they can."""
+    until_s = time.monotonic() + seconds
+
+    def pay(thread: int) -> list[str]:
+        names: list[str] = []
+        while time.monotonic() < until_s:
+            name = f"{word}-{thread}-{len(names)}"
+            way.pay((thread * 101 + len(names)) % ACCOUNTS, name)
+            names.append(name)
+        return names
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return [name for names in pool.map(pay, range(THREADS)) for name in names]
+
+
+def pace(way: Way, word: str, seconds: float) -> dict[str, float]:
+    """One after the other with a pause: when each began to commit."""
+    begun_s: dict[str, float] = {}
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        name = f"{word}-{len(begun_s)}"
+        with noting() as commits:
+            way.pay(0, name)
+        begun_s[name] = commits()
+        time.sleep(PACED_S)
+    return begun_s
+
+
+_committing = threading.local()
+
+
+@contextmanager
+def noting() -> Iterator[Callable[[], float]]:
+    _committing.at_s = 0.0
+    yield lambda: float(_committing.at_s)
+
+
+def note_commit(_: object) -> None:
+    _committing.at_s = time.monotonic()
+
+
+def idle_rate(engine: Engine) -> float:
+    """Statements a second while nobody pays."""
+    statements: list[object] = []
+
+    def count(*given: object) -> None:
+        statements.append(given[2])
+
+    event.listen(engine, "before_cursor_execute", count)
+    time.sleep(IDLE_S)
+    event.remove(engine, "before_cursor_execute", count)
+    return len(statements) / IDLE_S
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+
+def rows(plan: Plan) -> Told:
+    found: dict[type[Way], list[Found]] = {ByEscrow: [], ByOutbox: []}
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        served = stack.enter_context(Served(directory))
+        server = stack.enter_context(Postgres(durable=True))
+        engine = create_engine(server.new_database(), pool_size=2 * THREADS)
+        stack.callback(engine.dispose)
+        event.listen(engine, "commit", note_commit)
+        tables.create_all(engine)
+        with engine.begin() as connection:
+            connection.execute(
+                insert(accounts), [{"id": at, "balance": 0} for at in range(ACCOUNTS)]
+            )
+        with Producer(served.namesrv_address, group="bench-topics") as producer:
+            for kind in found:
+                producer.send(Message(kind.topic, b"makes the topic"))
+        for number in range(plan.rounds):
+            for kind in (ByEscrow, ByOutbox):
+                way = kind(engine, served.namesrv_address)
+                try:
+                    found[kind].append(measure(way, engine, served.namesrv_address, plan, number))
+                finally:
+                    way.close()
+    return table(found[ByEscrow], found[ByOutbox])
+
+
+def table(ours: list[Found], theirs: list[Found]) -> Told:
+    def both(figure: Callable[[Found], float]) -> tuple[float, float]:
+        return statistics.median(map(figure, ours)), statistics.median(map(figure, theirs))
+
+    rate, p50, p99 = both(lambda f: f.rate), both(lambda f: f.p50_us), both(lambda f: f.p99_us)
+    idle = both(lambda f: f.idle)
+    cells = [
+        ("transfers, delivered", *(f"{x:,.0f}/s" for x in rate), ratio(*rate), ">= 1"),
+        ("commit to delivery, median", *map(latency, p50), ratio(*p50), "<= 0.1"),
+        ("commit to delivery, p99", *map(latency, p99), ratio(*p99), ""),
+        ("statements while idle", *(f"{x:.1f}/s" for x in idle), "", "0"),
+    ]
+    notes = [
+        f"A transfer is one UPDATE and one message. Rate: {THREADS} threads pay as fast as they "
+        "can; the clock stops when the last message is delivered.",
+        "Latency: one transfer at a time with a pause between them, from the beginning of COMMIT "
+        "until a consumer has the message.",
+        "Producers, poller and consumer are threads of one Python process; PostgreSQL syncs every "
+        "commit, the broker is at its defaults.",
+    ]
+    return Told([list(row) for row in cells], notes, COLUMNS)

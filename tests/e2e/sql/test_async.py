@@ -1,0 +1,230 @@
+"""The same promises with `await`: SQLite through aiosqlite, PostgreSQL through psycopg."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from sqlalchemy import event, insert, make_url, select
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+
+from escrowmq import Consumer, Message, ReceivedMessage, Rollback, Verdict
+from escrowmq.clock import ManualClock
+from escrowmq.errors import CommitUnknown, ConfigError, EndedInside, NotHeld, TransportError
+from escrowmq.sql import AsyncEscrow, AsyncInbox
+from escrowmq.sql.marker import ask, claim
+from escrowmq.sql.tables import make_tables, markers
+from tests.brokers import Served
+from tests.databases import DatabaseServer
+from tests.e2e.sql.bank import (
+    delivered,
+    message_called,
+    new_topic,
+    open_halves,
+    settled,
+    tables,
+    transfers,
+)
+from tests.e2e.sql.conftest import url_of
+from tests.e2e.sql.proxy import CuttingProxy
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def async_url(
+    request: pytest.FixtureRequest, servers: dict[str, DatabaseServer], tmp_path: object
+) -> str:
+    url = url_of(request.param, servers, tmp_path)  # type: ignore[arg-type]
+    return url.replace("sqlite:", "sqlite+aiosqlite:")
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[AsyncEngine]:
+    engine = create_async_engine(url)
+    async with engine.begin() as connection:
+        await connection.run_sync(tables.create_all)
+    try:
+        yield engine
+    finally:
+        await engine.dispose()
+
+
+async def saved(engine: AsyncEngine) -> list[str]:
+    async with engine.connect() as connection:
+        query = select(transfers.c.id).order_by(transfers.c.id)
+        return list((await connection.execute(query)).scalars())
+
+
+async def pay(
+    escrow: AsyncEscrow, topic: str, name: str, *, fails: Exception | None = None, end: bool = False
+) -> None:
+    async with escrow.transaction() as (session, tx):
+        await session.execute(insert(transfers).values(id=name, amount=1))
+        await tx.send(Message(topic, name.encode()))
+        await tx.send(Message(topic, name.encode() + b" again"))
+        if fails is not None:
+            raise fails
+        if end:
+            await session.commit()
+
+
+async def test_both_or_neither_with_await(served: Served, async_url: str) -> None:
+    topic = new_topic("async")
+    async with (
+        opened(async_url) as engine,
+        AsyncEscrow(engine, served.namesrv_address, group=topic) as escrow,
+    ):
+        await pay(escrow, topic, "a")
+        with pytest.raises(ZeroDivisionError):
+            await pay(escrow, topic, "b", fails=ZeroDivisionError())
+        await pay(escrow, topic, "c", fails=Rollback())
+        with pytest.raises(IntegrityError):
+            await pay(escrow, topic, "a")
+        assert open_halves(served) == 0
+        with pytest.raises(EndedInside):
+            await pay(escrow, topic, "d", end=True)
+        assert await saved(engine) == ["a", "d"]
+        async with Consumer(
+            served.namesrv_address, group=f"{topic}-c", subscribe={topic: "*"}
+        ) as consumer:
+            # The loop goes on meanwhile: it answers what the broker asks.
+            bodies = sorted([(await consumer.receive()).body for _ in range(4)])
+        assert bodies == [b"a", b"a again", b"d", b"d again"]
+
+
+async def test_a_half_that_cannot_be_sent_rolls_back_with_await(async_url: str) -> None:
+    async with (
+        opened(async_url) as engine,
+        AsyncEscrow(engine, "127.0.0.1:1", group="nobody", retries=0) as escrow,
+    ):
+        with pytest.raises(TransportError):
+            await pay(escrow, "t", "a")
+        with pytest.raises(NotHeld):
+            await _pay_and_go_on(escrow)
+        assert await saved(engine) == []
+
+
+async def _pay_and_go_on(escrow: AsyncEscrow) -> None:
+    async with escrow.transaction() as (session, tx):
+        await session.execute(insert(transfers).values(id="b", amount=1))
+        with pytest.raises(TransportError):
+            await tx.send(Message("t", b"b"))
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_lost_answer_to_commit_is_found_out_with_await(
+    served: Served, servers: dict[str, DatabaseServer], tmp_path: object, answers: bool
+) -> None:
+    topic = new_topic("async-lost")
+    url = make_url(url_of("postgresql", servers, tmp_path))  # type: ignore[arg-type]
+    with CuttingProxy(url.port or 0) as proxy:
+        through = url.set(port=proxy.port).render_as_string(hide_password=False)
+
+        def lose(_: object) -> None:
+            proxy.cut_next_answer = True
+            proxy.refuses = not answers
+
+        async with (
+            opened(through) as engine,
+            AsyncEscrow(engine, served.namesrv_address, group=topic) as escrow,
+        ):
+            event.listen(engine.sync_engine, "commit", lose, once=True)
+            if answers:
+                await pay(escrow, topic, "a")
+            else:
+                with pytest.raises(CommitUnknown):
+                    await pay(escrow, topic, "a")
+            proxy.refuses = False
+            async with Consumer(
+                served.namesrv_address, group=f"{topic}-c", subscribe={topic: "*"}
+            ) as consumer:
+                bodies = sorted([(await consumer.receive()).body for _ in range(2)])
+            assert bodies == [b"a", b"a again"]
+            assert await saved(engine) == ["a"]
+
+
+async def test_a_lock_is_told_from_other_errors_with_await(async_url: str) -> None:
+    async with opened(async_url) as engine, engine.connect() as owner, engine.connect() as other:
+        with pytest.raises(DBAPIError):
+            await other.run_sync(ask, "t", group="g", now_ms=1)
+        await owner.run_sync(make_tables)
+        async with owner.begin():
+            await owner.run_sync(claim, "t", group="g", now_ms=1)
+            assert await other.run_sync(ask, "t", group="g", now_ms=1) is Verdict.UNKNOWN
+        assert await other.run_sync(ask, "t", group="g", now_ms=1) is Verdict.COMMIT
+
+
+async def test_markers_go_with_await(served: Served, async_url: str) -> None:
+    topic = new_topic("async-old")
+    clock = ManualClock()
+    async with opened(async_url) as engine:
+        for at_once in (True, False):
+            async with AsyncEscrow(
+                engine,
+                served.namesrv_address,
+                group=topic,
+                clock=clock,
+                forget_acknowledged=at_once,
+            ) as escrow:
+                await pay(escrow, topic, f"a{at_once}")
+                with pytest.raises(ConfigError):
+                    await escrow.forget(older_than_ms=1)
+                if not at_once:
+                    clock.advance(ms=97 * 3_600_000)
+                await escrow.tidy()
+                async with engine.connect() as connection:
+                    assert (await connection.execute(select(markers.c.id))).all() == []
+    settled(served)
+    assert len(delivered(served, topic)) == 4
+
+
+async def test_a_message_that_comes_again_has_no_second_effect_with_await(async_url: str) -> None:
+    async with opened(async_url) as engine:
+        inbox = AsyncInbox(engine, group="g")
+        await inbox.make_tables()
+
+        @inbox.effect
+        async def credit(session: AsyncSession, message: ReceivedMessage) -> None:
+            await session.execute(insert(transfers).values(id=message.body.decode(), amount=1))
+            if message.body == b"bad":
+                raise ZeroDivisionError
+
+        assert await credit(message_called("m1", b"a")) is True
+        assert await credit(message_called("m1", b"a")) is False
+        with pytest.raises(ZeroDivisionError):
+            await credit(message_called("m2", b"bad"))
+        with pytest.raises(IntegrityError):
+            await credit(message_called("m2", b"a"))
+        assert await credit(message_called("m2", b"b")) is True
+        assert await saved(engine) == ["a", "b"]
+        assert await inbox.forget(older_than_ms=-1000) == 2
+
+
+async def test_a_consumer_is_run_through_it_with_await(served: Served, async_url: str) -> None:
+    topic = new_topic("async-credits")
+    async with opened(async_url) as engine:
+        inbox = AsyncInbox(engine, group=topic)
+
+        @inbox.effect
+        async def credit(session: AsyncSession, message: ReceivedMessage) -> None:
+            await session.execute(insert(transfers).values(id=message.body.decode(), amount=1))
+
+        async with AsyncEscrow(engine, served.namesrv_address, group=f"{topic}-p") as escrow:
+            await pay(escrow, topic, "a", fails=None)
+        async with engine.begin() as connection:
+            await connection.execute(transfers.delete())
+        async with Consumer(
+            served.namesrv_address, group=topic, subscribe={topic: "*"}
+        ) as consumer:
+            await inbox.run(consumer, credit, limit=2)
+        assert await saved(engine) == ["a", "a again"]
+
+
+async def test_a_database_in_memory_is_refused_with_await() -> None:
+    engine = create_async_engine("sqlite+aiosqlite://")
+    with pytest.raises(ConfigError, match="file"):
+        AsyncEscrow(engine, "127.0.0.1:1", group="g")
+    await engine.dispose()
