@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from escrowmq import Consumer, Message, PullConsumer, ReceivedMessage, blocking
+from escrowmq.client import consumer as consumer_module
 from escrowmq.client.backwards import send_back
 from escrowmq.errors import BadSubscription, LocalProtocolError
 from tests.brokers import Served
@@ -205,6 +206,34 @@ async def test_what_its_broker_has_lost_is_sent_again_from_the_copy(served: Brok
         )
         again = await one.receive()
         assert (again.topic, again.body, again.reconsume_times) == ("kept", b"x", 1)
+
+
+async def test_a_message_survives_a_broker_that_is_down_when_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot be given back: it comes again here. And what comes after the restart, comes."""
+    monkeypatch.setattr(consumer_module, "AGAIN_S", 0.1)
+    with Served(tmp_path, conf=CONF) as served:
+        await send(served, "outlived", b"x")
+        consumer = Consumer(served.namesrv_address, group="g-outlived")
+        seen: list[tuple[bytes, int]] = []
+
+        @consumer.on("outlived")
+        async def handle(message: ReceivedMessage) -> None:
+            seen.append((message.body, message.reconsume_times))
+            if len(seen) == 1:
+                await asyncio.to_thread(served.kill)
+                raise OSError
+
+        running = asyncio.create_task(consumer.run())
+        await until(lambda: len(seen) == 2)
+        await asyncio.to_thread(served.start)
+        await send(served, "outlived", b"y")
+        await until(lambda: len(seen) == 3)
+        await consumer.close()
+        await running
+        assert seen == [(b"x", 0), (b"x", 1), (b"y", 0)]
+        assert await open_offsets(served, "g-outlived", "outlived") == 0
 
 
 async def test_handlers_that_cannot_be_told_apart_are_refused(served: Broker) -> None:

@@ -26,4 +26,4 @@ async def test_the_client_gets_on_with_apache_rocketmq(tmp_path: Path) -> None:
     with start("5.5.0", tmp_path / "broker") as apache:
         for scenario in (shares, retries, keeps_order, broadcasts, pulls, filters):
             wants_directory = "tmp_path" in inspect.signature(scenario).parameters
-            await scenario(apache, *([tmp_path] if wants_directory else []))  # type: ignore[operator]
+            await scenario(apache, *([tmp_path] if wants_directory else []))

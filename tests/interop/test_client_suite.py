@@ -58,7 +58,8 @@ def start(version: str, directory: Path) -> Apache:
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Apache]:
-    with start(request.param, tmp_path_factory.mktemp("apache")) as apache:
+    apache = start(request.param, tmp_path_factory.mktemp("apache"))
+    with apache:
         yield apache
 
 

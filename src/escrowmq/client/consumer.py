@@ -38,7 +38,7 @@ from escrowmq.client.messages import Queue, ReceivedMessage
 from escrowmq.client.places import Start
 from escrowmq.client.pulling import Delivery, QueuePull
 from escrowmq.clock import Clock
-from escrowmq.errors import EscrowError, LocalProtocolError, NotSent
+from escrowmq.errors import LocalProtocolError, NotSent
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +185,9 @@ class Consumer:
             message = self._hand_out(*got)
             try:
                 await self._handlers.call(message)
-            except Exception:
+            except (Exception, asyncio.CancelledError):
+                if (task := asyncio.current_task()) is not None and task.cancelling():
+                    raise  # it is we who are to end; else something that the handler awaited
                 log.exception("handler failed topic=%s id=%s", message.topic, message.message_id)
                 await self._failed(message)
             else:
@@ -203,7 +205,7 @@ class Consumer:
             return
         try:
             await self.later(message)
-        except EscrowError as error:
+        except Exception as error:
             log.warning("not given back, it comes again here id=%s: %s", message.message_id, error)
             self._put_again(pull, delivery, AGAIN_S)
 

@@ -46,6 +46,7 @@ from escrowmq.wire.bodies import ConsumerEntry
 log = logging.getLogger(__name__)
 
 REBALANCE_S: Final = 20.0
+GAP_S: Final = 0.5  # between two times, however much news there is
 SOON_S: Final = 1.0  # something is missing: a topic, a lock, an answer
 COMMIT_S: Final = 5.0
 LOCK_S: Final = 20.0  # a lock is asked for again
@@ -161,6 +162,8 @@ class Member:
     async def commit(self) -> None:
         for pull in list(self.pulls.values()):
             await _note(pull)
+        if self._places is not None:
+            await self._places.flush()
 
     # --- what is wanted --------------------------------------------------------------------------
 
@@ -237,12 +240,12 @@ class Member:
         addresses = list(route.addresses.values())
         if not addresses:
             raise NoRoute(f"no broker of {topic} is there")
+        address = await self.membership.introduce(addresses)
         if self._is_first:
-            await self.membership.check_filters(addresses[0])
-        await self.membership.introduce(addresses)
+            await self.membership.check_filters(address)
         if self.habits.broadcast:
             return set(route.readable), 0.0
-        members = await self.membership.members(addresses[0])
+        members = await self.membership.members(address)
         before, now = self._known_members.get(topic, set()), set(members)
         self._known_members[topic] = now
         # From one that is gone nothing more can come.
@@ -308,6 +311,8 @@ class Member:
                 log.exception("queues not shared out group=%s", self.group)
                 is_soon = True
             wait_s = SOON_S if is_soon else REBALANCE_S
+            # Members that want different things make a broker report a change at each heartbeat.
+            await asyncio.sleep(GAP_S)
 
     async def _keep_committed(self) -> None:
         while True:

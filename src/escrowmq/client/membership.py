@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from escrowmq.client.calls import ANSWER_S
@@ -67,10 +67,20 @@ class Membership:
         """The same, for who reads and is no member."""
         return await self._lines.to(address)
 
-    async def introduce(self, addresses: Iterable[str]) -> None:
-        """Tell them what we want now."""
+    async def introduce(self, addresses: Sequence[str]) -> str:
+        """Tell them what we want now. The address of one that answered; raises TransportError or
+        RequestRefused if none did: a broker that is down is not to hold up the others."""
+        answered, failure = "", EscrowError("no broker to be known to")
         for address in addresses:
-            await self._introduce(await self._lines.to(address))
+            try:
+                await self._introduce(await self._lines.to(address))
+                answered = answered or address
+            except EscrowError as error:
+                log.warning("not known to broker=%s: %s", address, error)
+                failure = error
+        if not answered:
+            raise failure
+        return answered
 
     async def keep_known(self) -> None:
         while True:

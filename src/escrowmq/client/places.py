@@ -5,6 +5,7 @@ A group notes it at the broker of the queue. Who broadcasts has a file of its ow
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import json
@@ -43,6 +44,9 @@ class Places(Protocol):
 
     async def write(self, queue: Queue, offset: int) -> None: ...
 
+    async def flush(self) -> None:
+        """What was written is safe."""
+
     def close(self) -> None: ...
 
 
@@ -55,6 +59,9 @@ class BrokerPlaces:
 
     async def write(self, queue: Queue, offset: int) -> None:
         await self._calls.commit(queue, offset)
+
+    async def flush(self) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -69,6 +76,7 @@ class FilePlaces:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offsets: dict[tuple[str, str, int], int] = {}
+        self._is_changed = False
         self._lock = _locked(path)
         with contextlib.suppress(FileNotFoundError):
             self._load()
@@ -78,10 +86,18 @@ class FilePlaces:
 
     async def write(self, queue: Queue, offset: int) -> None:
         self._offsets[queue[:3]] = offset
-        rows = [
-            {"topic": topic, "broker": broker, "queue_id": queue_id, "offset": offset}
-            for (topic, broker, queue_id), offset in sorted(self._offsets.items())
-        ]
+        self._is_changed = True
+
+    async def flush(self) -> None:
+        if self._is_changed:
+            self._is_changed = False
+            rows = [
+                {"topic": topic, "broker": broker, "queue_id": queue_id, "offset": offset}
+                for (topic, broker, queue_id), offset in sorted(self._offsets.items())
+            ]
+            await asyncio.to_thread(self._save, rows)
+
+    def _save(self, rows: list[dict[str, object]]) -> None:
         # Whole or not at all, whenever the machine stops.
         fresh = self._path.with_name(self._path.name + ".new")
         with fresh.open("w") as file:

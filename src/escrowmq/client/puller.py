@@ -90,8 +90,8 @@ class PullConsumer:
             self._heartbeat = asyncio.create_task(self._membership.keep_known())
         self._topics.add(wrap(self._namespace, topic))
         addresses = sorted({queue.address for queue in queues})
-        await self._membership.introduce(addresses)
-        members = await self._membership.members(addresses[0]) if addresses else []
+        address = await self._membership.introduce(addresses)
+        members = await self._membership.members(address)
         return self._share(queues, members, self._membership.client_id)
 
     # --- messages --------------------------------------------------------------------------------
