@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from escrowmq import Consumer, Message, Producer
+from escrowmq import Consumer, Message, Producer, PullConsumer
 from escrowmq.client.messages import Queue
 
 WAIT_S = 60.0
@@ -48,6 +48,16 @@ async def send_to(broker: Broker, topic: str, queue_id: int, *bodies: bytes) -> 
 async def receive(consumer: Consumer, count: int) -> list[bytes]:
     async with asyncio.timeout(WAIT_S):
         return [(await consumer.receive()).body for _ in range(count)]
+
+
+async def caught_up(broker: Broker, consumer: Consumer, topic: str) -> None:
+    """Until it is done with everything that is in the topic now."""
+    async with PullConsumer(broker.namesrv_address, group="looks-on") as puller:
+        ends = {queue: await puller.latest(queue) for queue in await puller.queues(topic)}
+    pulls = consumer._member.pulls
+    await until(
+        lambda: all(queue in pulls and pulls[queue].position == end for queue, end in ends.items())
+    )
 
 
 def numbered(count: int, prefix: str = "") -> list[bytes]:

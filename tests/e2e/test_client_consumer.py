@@ -11,12 +11,14 @@ import pytest
 from escrowmq import Consumer, Limits, PullConsumer, ReceivedMessage
 from escrowmq.client.assignment import circle
 from escrowmq.client.filters import Wanted
+from escrowmq.client.places import Start
 from escrowmq.errors import BadSubscription, LocalProtocolError
 from tests.brokers import Served
 from tests.clients import (
     CONF,
     WAIT_S,
     Broker,
+    caught_up,
     numbered,
     of_topic,
     receive,
@@ -40,15 +42,15 @@ def consumer(served: Broker, group: str, **subscribe: Wanted) -> Consumer:
 
 async def test_a_group_gets_every_message_once(served: Broker) -> None:
     bodies = numbered(20)
-    await send(served, "orders", *bodies)
-    async with consumer(served, "billing", orders="*") as first:
+    await send(served, "bills", *bodies)
+    async with consumer(served, "billing", bills="*") as first:
         found = []
         async with asyncio.timeout(WAIT_S):
             async for message in first:
                 found.append(message.body)
                 if len(found) == 12:
                     break
-    async with consumer(served, "billing", orders="*") as second:
+    async with consumer(served, "billing", bills="*") as second:
         found += await receive(second, 8)
     assert sorted(found) == bodies
 
@@ -69,11 +71,18 @@ async def test_only_the_tags_that_are_wanted(served: Broker) -> None:
     await send(served, "tagged", b"alike", tags="BB")
     await send(served, "tagged", b"yes", tags="b")
     await send(served, "tagged", b"too", tags="Aa")
-    async with consumer(served, "g-tags", tagged="Aa || b") as one:
-        assert sorted(await receive(one, 2)) == [b"too", b"yes"]
-    async with PullConsumer(served.namesrv_address, group="g-tags") as puller:
-        for queue in await puller.queues("tagged"):  # what was not wanted is passed all the same
-            assert await puller.committed(queue) == await puller.latest(queue)
+    one = Consumer(served.namesrv_address, group="g-tags")
+    seen: list[bytes] = []
+
+    @one.on("tagged", "Aa || b")
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append(message.body)
+
+    running = asyncio.create_task(one.run())
+    await caught_up(served, one, "tagged")  # what is not wanted is passed all the same
+    await one.close()
+    await running
+    assert sorted(seen) == [b"too", b"yes"]
 
 
 async def test_what_is_given_back_comes_later_under_its_own_topic(served: Broker) -> None:
@@ -155,35 +164,33 @@ async def test_a_consumer_that_was_there_first_finds_a_new_topic(served: Broker)
 
 
 async def test_where_a_new_group_begins(served: Broker) -> None:
+    if getattr(served, "version", "") == "4.9.7":
+        pytest.skip("4.x begins a young queue at 0, whatever is asked: docs/compatibility.md")
     await send(served, "since", *numbered(4, "old"))
-    await asyncio.sleep(1.1)  # stored times are compared in milliseconds, some tools in seconds
+    await asyncio.sleep(0.1)  # stored times are compared in milliseconds
     moment = datetime.now(tz=UTC)
     await send(served, "since", b"new")
 
-    async def first_of(start: str | datetime) -> set[bytes]:
-        group = f"g-since-{'time' if isinstance(start, datetime) else start}"
-        one = Consumer(
-            served.namesrv_address,
-            group=group,
-            subscribe={"since": "*"},
-            start=start,  # type: ignore[arg-type]
-        )
-        async with one:
-            async with PullConsumer(served.namesrv_address, group=group) as puller:
-                queues = await puller.queues("since")
-                while None in [await puller.committed(queue) for queue in queues]:  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
-            await send(served, "since", b"newest")
-            found: set[bytes] = set()
-            async with asyncio.timeout(WAIT_S):
-                while b"newest" not in found:
-                    found.add((await one.receive()).body)
-            return found
+    async def found(group: str, start: Start, newest: bytes) -> list[bytes]:
+        one = Consumer(served.namesrv_address, group=group, start=start)
+        seen: list[bytes] = []
 
-    assert await first_of("latest") == {b"newest"}
-    found = await first_of(moment)
-    assert b"new" in found
-    assert not any(body.startswith(b"old") for body in found)
+        @one.on("since")
+        async def handle(message: ReceivedMessage) -> None:
+            seen.append(message.body)
+
+        running = asyncio.create_task(one.run())
+        await until(lambda: one._member.pulls)
+        await until(lambda: all(pull.position is not None for pull in one._member.pulls.values()))
+        await send(served, "since", newest)
+        await caught_up(served, one, "since")
+        await one.close()
+        await running
+        return sorted(seen)
+
+    assert await found("g-since-latest", "latest", b"x") == [b"x"]
+    assert await found("g-since-time", moment, b"y") == [b"new", b"x", b"y"]
+    assert len(await found("g-since-all", "earliest", b"z")) == 8
 
 
 async def test_one_that_is_never_done_with_holds_up_no_other_queue(served: Broker) -> None:

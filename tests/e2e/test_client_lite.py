@@ -117,7 +117,7 @@ async def test_queues_are_pulled_by_hand(served: Broker) -> None:
     await send_to(served, "dug", 2, *numbered(40))
     async with PullConsumer(served.namesrv_address, group="g-d") as puller:
         queue = (await puller.queues("dug"))[2]
-        assert await puller.committed(queue) is None
+        assert not await puller.committed(queue)
         begin = await puller.latest(queue) - 40
         pulled = await puller.pull(queue, begin, most=5)
         assert [message.body for message in pulled.messages] == numbered(5)

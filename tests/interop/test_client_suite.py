@@ -85,7 +85,6 @@ take_over(
     test_client_producer,
     {
         "test_a_message_arrives_as_it_was_sent",
-        "test_leaving_the_block_commits_all_of_it",
         "test_one_sharding_key_is_one_queue",
         "test_rollback_ends_at_the_block",
     },
