@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from escrowmq import Consumer, Limits, PullConsumer, ReceivedMessage
+from escrowmq.client import member as member_module
 from escrowmq.client.assignment import circle
 from escrowmq.client.filters import Wanted
 from escrowmq.client.places import Start
@@ -116,7 +117,11 @@ async def test_what_fails_too_often_is_among_the_dead_letters(served: Broker) ->
         assert [message.body for message in pulled.messages] == [b"x"]
 
 
-async def test_two_members_share_the_queues_and_the_last_one_has_them_all(served: Broker) -> None:
+async def test_two_members_share_the_queues_and_the_last_one_has_them_all(
+    served: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As soon as the broker says that somebody came or went."""
+    monkeypatch.setattr(member_module, "REBALANCE_S", 10 * WAIT_S)
     await send(served, "shared", b"made")
     async with consumer(served, "g-shared", shared="*") as first:
         assert await receive(first, 1) == [b"made"]
@@ -127,6 +132,31 @@ async def test_two_members_share_the_queues_and_the_last_one_has_them_all(served
             assert {*first.queues, *second.queues} == everything
             assert len(of_topic(second.queues, "shared")) == 2
         await until(lambda: set(first.queues) == everything)
+
+
+async def test_three_members_get_each_message_once(served: Broker) -> None:
+    await send(served, "trio", b"make")
+    seen: list[bytes] = []
+    trio = [Consumer(served.namesrv_address, group="g-trio", at_once=3) for _ in range(3)]
+
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append(message.body)
+
+    running = []
+    for one in trio:
+        one.on("trio")(handle)
+        running.append(asyncio.create_task(one.run()))
+
+    def shares() -> list[int]:
+        return sorted(len(of_topic(one.queues, "trio")) for one in trio)
+
+    await until(lambda: shares() == [1, 1, 2] and seen == [b"make"])
+    await send(served, "trio", *numbered(200))
+    await until(lambda: len(seen) >= 201)
+    for one in trio:  # one after the other: who stays takes over, and nothing comes again
+        await one.close()
+    await asyncio.gather(*running)
+    assert sorted(seen) == [*numbered(200), b"make"]
 
 
 async def test_after_a_rebalance_only_what_was_not_acknowledged_comes_again(served: Broker) -> None:

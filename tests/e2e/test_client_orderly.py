@@ -8,6 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from escrowmq import Consumer, PullConsumer, ReceivedMessage
+from escrowmq.client import member as member_module
+from escrowmq.client.membership import Membership
+from escrowmq.clock import SystemClock
 from tests.brokers import Served
 from tests.clients import CONF, WAIT_S, Broker, numbered, of_topic, send, until
 
@@ -103,6 +106,35 @@ async def test_a_second_one_takes_over_where_the_first_one_stopped(served: Broke
             await asyncio.gather(receiving, rest, return_exceptions=True)
         await until(lambda: len(of_topic(first.queues, "handed")) == 4)
     assert seen == numbered(6)
+
+
+async def test_a_queue_whose_lock_another_has_is_let_go(
+    served: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a long stop of the process, when its locks have run out."""
+    monkeypatch.setattr(member_module, "LOCK_S", 0.2)
+    await send(served, "stolen", b"x")
+    async with orderly(served, "g-stolen", subscribe={"stolen": "*"}) as one:
+        await until(lambda: len(of_topic(one.queues, "stolen")) == 4)
+        queue = next(queue for queue in one.queues if queue.topic == "stolen")
+        membership = one._member.membership
+        thief = Membership(
+            served.namesrv_address,
+            lambda line, request: None,
+            group="g-stolen",
+            client_id="thief",
+            entry=one._member.entry,
+            clock=SystemClock(),
+        )
+        async with asyncio.timeout(WAIT_S):
+            await membership.unlock([queue])
+            while not (await thief.lock([queue]))[queue]:  # it was renewed in between
+                await membership.unlock([queue])
+        await until(lambda: queue not in one.queues)
+        assert (await membership.lock([queue])) == {queue: False}
+        await thief.unlock([queue])
+        await thief.leave()
+        await until(lambda: queue in one.queues)
 
 
 async def test_a_failure_while_leaving_is_the_next_owner_s(served: Broker) -> None:
