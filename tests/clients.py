@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from escrowmq import Consumer, Message, Producer, PullConsumer
 from escrowmq.client.messages import Queue
+from escrowmq.errors import NoRoute
 
 WAIT_S = 60.0
 # A message that is given back comes again after a second, whichever time it is.
@@ -34,6 +36,12 @@ async def send(
     async with Producer(broker.namesrv_address, group="p") as producer:
         for body in bodies:
             await producer.send(Message(topic, body, tags=tags, sharding_key=sharding_key))
+        async with asyncio.timeout(WAIT_S):
+            while True:  # RocketMQ makes a topic known a moment after its first message
+                with contextlib.suppress(NoRoute):
+                    await producer._routes.of(topic, fresh=True)
+                    break
+                await asyncio.sleep(0.05)
 
 
 async def send_to(broker: Broker, topic: str, queue_id: int, *bodies: bytes) -> None:

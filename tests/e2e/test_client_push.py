@@ -69,6 +69,27 @@ async def test_functions_and_coroutines_each_get_what_they_registered_for(served
     assert await open_offsets(served, "g-pushed", "pushed") == 0
 
 
+async def test_a_function_may_come_later_and_widen_what_is_wanted(served: Broker) -> None:
+    await send(served, "grown", b"first", tags="a")
+    consumer = Consumer(served.namesrv_address, group="g-grown")
+    seen: list[bytes] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append(message.body)
+
+    consumer.on("grown", "a")(handle)
+    running = asyncio.create_task(consumer.run())
+    await until(lambda: seen == [b"first"])
+    await until(lambda: len(consumer.queues) == 5)  # that of retries too
+    consumer.on("grown", "b")(handle)
+    consumer.on("sprung")(handle)
+    await send(served, "grown", b"second", tags="b")
+    await send(served, "sprung", b"third")
+    await until(lambda: sorted(seen) == [b"first", b"second", b"third"])
+    consumer.stop()
+    await running
+
+
 async def test_so_many_run_at_once_and_no_more(served: Broker) -> None:
     await send(served, "wide", *numbered(20))
     consumer = Consumer(served.namesrv_address, group="g-wide", at_once=4)

@@ -174,7 +174,8 @@ class Member:
         self.filters[wrap(self.habits.namespace, topic)] = wanted
         self._version = max(self._version + 1, self._clock.now_ms())
         for queue, pull in self.pulls.items():
-            pull.wanted, pull.version = self.filters[queue.topic], self._version
+            if queue.topic == wrap(self.habits.namespace, topic):
+                pull.want(wanted, self._version)
         self.changed.set()
 
     def wanted(self, topic: str) -> Filter | None:

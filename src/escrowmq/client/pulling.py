@@ -45,8 +45,8 @@ class QueuePull:
         waiting: Waiting[QueuePull, Delivery],
     ) -> None:
         self.queue = queue
-        self.wanted = wanted
-        self.version = version
+        self._wanted = wanted
+        self._version = version
         self._start = start
         self._is_late = is_late
         self._calls = calls
@@ -54,6 +54,7 @@ class QueuePull:
         self._room = room
         self._waiting = waiting
         self._hand: Hand | None = None
+        self._offset: int | None = None  # that of the next pull
         self._noted = -1
         self._may_pull = asyncio.Event()
         self._may_pull.set()
@@ -66,7 +67,8 @@ class QueuePull:
     def begin(self, *, grace_s: float = 0.0, at: int | None = None) -> None:
         """`at`: from this offset on, whatever was noted."""
         self._is_halted = False
-        self._task = asyncio.create_task(self._run(grace_s, at))
+        self._offset = at
+        self._task = asyncio.create_task(self._run(grace_s))
 
     async def halt(self) -> None:
         """Pull nothing more and hand out nothing more. What is out can still be done with."""
@@ -93,6 +95,13 @@ class QueuePull:
         self._hand = Hand(offset)
         self._waiting.release(self)
         self.begin(at=offset)
+
+    def want(self, wanted: Filter, version: int) -> None:
+        """From the next message on. A pull that waits would pass by what is wanted only now."""
+        self._wanted, self._version = wanted, version
+        if self._task is not None and self._offset is not None and not self._is_halted:
+            self._task.cancel()
+            self.begin(at=self._offset)
 
     def pause(self) -> None:
         self._may_pull.clear()
@@ -126,24 +135,23 @@ class QueuePull:
     async def commit(self) -> None:
         """Note how far it is. Raises TransportError or RequestRefused."""
         wanted = self.position
-        if wanted is not None and wanted != self._noted:
+        if wanted is not None and wanted != self._noted and not self.is_given_up:
             await self._places.write(self.queue, wanted)
             self._noted = wanted
 
     # --- pulling ---------------------------------------------------------------------------------
 
-    async def _run(self, grace_s: float, at: int | None) -> None:
+    async def _run(self, grace_s: float) -> None:
         await asyncio.sleep(grace_s)
-        offset = at
         while True:
             try:
-                if offset is None:
-                    offset = await self._first()
+                if self._offset is None:
+                    self._offset = await self._first()
                 if self._hand is None:
-                    self._hand = Hand(offset)
+                    self._hand = Hand(self._offset)
                 await self._may_pull.wait()
                 await self._room.wait(self._hand)
-                offset = await self._pull(offset, self._hand)
+                self._offset = await self._pull(self._offset, self._hand)
             except EscrowError as error:
                 log.warning("pull failed queue=%s: %s", self.queue, error)
                 await asyncio.sleep(PAUSE_S)
@@ -166,7 +174,7 @@ class QueuePull:
     async def _pull(self, offset: int, hand: Hand) -> int:
         """Where to go on."""
         pulled = await self._calls.pull(
-            self.queue, offset, self.wanted, version=self.version, most=PULLED, hold_s=HOLD_S
+            self.queue, offset, self._wanted, version=self._version, most=PULLED, hold_s=HOLD_S
         )
         fresh = [message for message in pulled.messages if message.queue_offset >= offset]
         for message in fresh:
