@@ -80,7 +80,7 @@ class Consumer(Blocking):
 
     @property
     def queues(self) -> list[Queue]:
-        return self._inner.queues
+        return self._run(made(lambda: self._inner.queues))
 
 
 class LiteConsumer(Blocking):
@@ -122,7 +122,7 @@ class LiteConsumer(Blocking):
 
     @property
     def assigned(self) -> list[Queue]:
-        return self._inner.assigned
+        return self._run(made(lambda: self._inner.assigned))
 
     def poll(self, timeout_s: float = 5.0, *, most: int = lite.POLLED) -> list[ReceivedMessage]:
         return self._run(self._inner.poll(timeout_s, most=most))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 import threading
@@ -192,18 +191,20 @@ print("left", flush=True)
 """
 
 
+async def started(script: str, served: Broker, directory: Path) -> asyncio.subprocess.Process:
+    path = directory / "script.py"
+    path.write_text(script)
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, str(path), served.namesrv_address), stdout=asyncio.subprocess.PIPE
+    )
+
+
 @pytest.mark.parametrize("script", [SCRIPT, BLOCKING], ids=["asyncio", "blocking"])
 async def test_a_signal_ends_the_process_after_the_message_in_hand(
     served: Broker, script: str, tmp_path: Path
 ) -> None:
     await send(served, "signalled", b"x")
-    path = tmp_path / "script.py"
-    path.write_text(script)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(path), served.namesrv_address),
-        stdout=asyncio.subprocess.PIPE,
-        env=dict(os.environ),
-    )
+    process = await started(script, served, tmp_path)
     assert process.stdout is not None
     async with asyncio.timeout(WAIT_S):
         assert await process.stdout.readline() == b"began\n"
@@ -211,6 +212,22 @@ async def test_a_signal_ends_the_process_after_the_message_in_hand(
         assert await process.stdout.read() == b"ended\nleft\n"
         assert await process.wait() == 0
     assert await open_offsets(served, "g-signal", "signalled") == 0
+
+
+async def test_a_member_that_is_killed_leaves_its_messages_to_the_others(
+    served: Broker, tmp_path: Path
+) -> None:
+    await send(served, "orphaned", b"x")
+    script = SCRIPT.replace("signalled", "orphaned").replace("g-signal", "g-orphaned")
+    process = await started(script.replace("sleep(1)", "sleep(1000)"), served, tmp_path)
+    assert process.stdout is not None
+    async with asyncio.timeout(WAIT_S):
+        assert await process.stdout.readline() == b"began\n"
+        one = Consumer(served.namesrv_address, group="g-orphaned", subscribe={"orphaned": "*"})
+        async with one:
+            process.kill()
+            await process.wait()
+            assert (await one.receive()).body == b"x"
 
 
 async def test_what_its_broker_has_lost_is_sent_again_from_the_copy(served: Broker) -> None:
