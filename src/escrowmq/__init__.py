@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from escrowmq.client.consumer import Consumer
+    from escrowmq.client.filters import Sql
+    from escrowmq.client.limits import Limits
+    from escrowmq.client.lite import LiteConsumer
     from escrowmq.client.messages import Message, ReceivedMessage, SendResult, SendStatus
     from escrowmq.client.producer import Producer
+    from escrowmq.client.puller import PullConsumer
     from escrowmq.client.transaction import Outcome, Transaction
     from escrowmq.errors import Rollback
     from escrowmq.message.verdict import Verdict
@@ -16,26 +20,34 @@ if TYPE_CHECKING:
 # Where each name lives. Loaded when it is first wanted: a broker does not need the client.
 _HOMES = {
     "Consumer": "escrowmq.client.consumer",
+    "Limits": "escrowmq.client.limits",
+    "LiteConsumer": "escrowmq.client.lite",
     "Message": "escrowmq.client.messages",
     "Outcome": "escrowmq.client.transaction",
     "Producer": "escrowmq.client.producer",
+    "PullConsumer": "escrowmq.client.puller",
     "ReceivedMessage": "escrowmq.client.messages",
     "Rollback": "escrowmq.errors",
     "SendResult": "escrowmq.client.messages",
     "SendStatus": "escrowmq.client.messages",
+    "Sql": "escrowmq.client.filters",
     "Transaction": "escrowmq.client.transaction",
     "Verdict": "escrowmq.message.verdict",
 }
 
 __all__ = [
     "Consumer",
+    "Limits",
+    "LiteConsumer",
     "Message",
     "Outcome",
     "Producer",
+    "PullConsumer",
     "ReceivedMessage",
     "Rollback",
     "SendResult",
     "SendStatus",
+    "Sql",
     "Transaction",
     "Verdict",
 ]

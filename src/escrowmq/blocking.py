@@ -13,65 +13,27 @@ one works.
 
 from __future__ import annotations
 
-import asyncio
-import os
-import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
-from escrowmq.client import consumer as consumers
+from escrowmq.blocking_consumers import Consumer, LiteConsumer, PullConsumer
 from escrowmq.client import producer as producers
 from escrowmq.client import transaction as transactions
 from escrowmq.client.checkers import Checker
-from escrowmq.client.messages import Message, Queue, ReceivedMessage, SendResult
-from escrowmq.errors import NotSent
+from escrowmq.client.messages import Message, Queue, SendResult
+from escrowmq.loopthread import Blocking, made
 from escrowmq.message.verdict import Verdict
 
-__all__ = ["Consumer", "Producer", "Transaction"]
-
-T = TypeVar("T")
+__all__ = ["Consumer", "LiteConsumer", "Producer", "PullConsumer", "Transaction"]
 
 
-class _LoopThread:
-    """The loop and its thread, made when first wanted, and once more in a child."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._process_id = 0
-
-    def loop(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None or self._process_id != os.getpid():
-                loop = self._loop = asyncio.new_event_loop()
-                self._process_id = os.getpid()
-                name = "escrowmq-client"
-                threading.Thread(target=loop.run_forever, name=name, daemon=True).start()
-            return self._loop
-
-
-_thread = _LoopThread()
-
-
-class _Blocking:
-    def __init__(self) -> None:
-        self._loop = _thread.loop()
-        self._process_id = os.getpid()
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        if os.getpid() != self._process_id:
-            work.close()
-            raise NotSent("this client was made in another process (fork); make one in each child")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-
-class Producer(_Blocking):
+class Producer(Blocking):
     """See `escrowmq.Producer`."""
 
     def __init__(self, servers: str | Sequence[str], *, group: str, **more: Any) -> None:
         super().__init__()
-        self._inner = self._run(_made(lambda: producers.Producer(servers, group=group, **more)))
+        self._inner = self._run(made(lambda: producers.Producer(servers, group=group, **more)))
 
     def __enter__(self) -> Producer:
         self._run(self._inner.__aenter__())
@@ -144,47 +106,3 @@ class Transaction:
     @property
     def outcome(self) -> transactions.Outcome | None:
         return self._inner.outcome
-
-
-class Consumer(_Blocking):
-    """See `escrowmq.Consumer`."""
-
-    def __init__(
-        self,
-        servers: str | Sequence[str],
-        *,
-        group: str,
-        subscribe: Mapping[str, str],
-        **more: Any,
-    ) -> None:
-        super().__init__()
-        self._inner = self._run(
-            _made(lambda: consumers.Consumer(servers, group=group, subscribe=subscribe, **more))
-        )
-
-    def __enter__(self) -> Consumer:
-        self._run(self._inner.__aenter__())
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._run(self._inner.__aexit__(kind, error, trace))
-
-    def __iter__(self) -> Iterator[ReceivedMessage]:
-        while True:
-            yield self.receive()
-
-    def receive(self) -> ReceivedMessage:
-        return self._run(self._inner.receive())
-
-    def later(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
-        self._run(self._inner.later(message, delay_level=delay_level))
-
-
-async def _made(make: Callable[[], T]) -> T:
-    """On the loop's thread: what it makes belongs to the loop."""
-    return make()

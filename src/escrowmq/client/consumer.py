@@ -4,6 +4,13 @@
         async for message in consumer:     # asking for the next acknowledges this one
             ...
 
+    consumer = Consumer("127.0.0.1:9876", group="billing")
+
+    @consumer.on("orders", "created || paid")
+    async def handle(message): ...         # what it raises means: later
+
+    await consumer.run()                   # until SIGTERM, SIGINT or close()
+
 Leaving the loop by an exception does not acknowledge the message in hand: it comes again. So does
 whatever was delivered and not acknowledged when a process dies: at least once, never less.
 """
@@ -13,48 +20,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from escrowmq.client.assignment import share_evenly
-from escrowmq.client.line import Line
-from escrowmq.client.lines import Lines
+from escrowmq.client.answering import Answering
+from escrowmq.client.assignment import Strategy, average
+from escrowmq.client.backwards import DEAD, TIMES_MAX, send_back
+from escrowmq.client.filters import Subscribed, Wanted, parse_filter
+from escrowmq.client.handlers import Handler, Handlers
+from escrowmq.client.limits import Limits
+from escrowmq.client.member import Habits, Member
 from escrowmq.client.messages import Queue, ReceivedMessage
-from escrowmq.client.producer import own_address
-from escrowmq.client.pulling import ANSWER_S, QueuePull
-from escrowmq.client.routes import Routes
-from escrowmq.clock import Clock, SystemClock
-from escrowmq.errors import EscrowError, NoRoute
-from escrowmq.message.javahash import java_hash
-from escrowmq.wire.bodies import (
-    ConsumerEntry,
-    ConsumerList,
-    Heartbeat,
-    SubscriptionEntry,
-    decode_body,
-    encode_body,
-)
-from escrowmq.wire.codes import RequestCode
-from escrowmq.wire.fastpath import Request
-from escrowmq.wire.headers_consume import ConsumerGroup, UnregisterClient
-from escrowmq.wire.headers_send import ConsumerSendMessageBack
+from escrowmq.client.places import Start
+from escrowmq.client.pulling import Delivery, QueuePull
+from escrowmq.clock import Clock
+from escrowmq.errors import LocalProtocolError, NotSent
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S: Final = 30.0
-REBALANCE_S: Final = 20.0
-COMMIT_S: Final = 5.0
-WAITING_MAX: Final = 256  # messages that are pulled and not asked for yet
-FIRST, LAST = "CONSUME_FROM_FIRST_OFFSET", "CONSUME_FROM_LAST_OFFSET"
+AGAIN_S: Final = 5.0  # a message that could not be given back is handed out here once more
 
 
 class Consumer:
-    """`subscribe`: topics, each with the tags that are wanted: "*", or "a || b".
-
-    `from_first`: where a group that has never been here begins.
+    """`subscribe`: topics, each with what is wanted of it: "*", "a || b", or an Sql(…).
+    `start`: where a group that has never been here begins: "earliest", "latest" or a datetime.
+    `share`: how queues are shared out, see `escrowmq.client.assignment`.
+    `orderly`: one message of a queue at a time; one that fails holds up its queue.
+    `broadcast`: every member gets everything, and notes in the file `offsets` how far it is.
+    `at_once`: how many handlers run at the same time. `stop_s`: how long `close` waits for them.
+    `times_max`: so often a message comes again before it goes to the dead letters (16; orderly:
+    for ever). `suspend_s`: orderly, the pause before it comes again.
     """
 
     def __init__(
@@ -62,35 +61,56 @@ class Consumer:
         servers: str | Sequence[str],
         *,
         group: str,
-        subscribe: Mapping[str, str],
-        from_first: bool = True,
+        subscribe: Subscribed | None = None,
+        start: Start = "earliest",
+        share: Strategy = average,
+        orderly: bool = False,
+        broadcast: bool = False,
+        offsets: str | Path | None = None,
+        at_once: int = 20,
+        stop_s: float = 30.0,
+        times_max: int | None = None,
+        suspend_s: float = 1.0,
+        limits: Limits | None = None,
+        namespace: str = "",
         clock: Clock | None = None,
     ) -> None:
-        if not subscribe:
-            raise ValueError("a consumer subscribes to a topic at least")
+        if at_once < 1:
+            raise ValueError("at_once is at least 1")
         self.group = group
-        self._from_first = from_first
-        self._clock = clock or SystemClock()
-        self._subscribed = {**subscribe, f"%RETRY%{group}": "*"}
-        self._version = self._clock.now_ms()
-        self._lines = Lines(self._asked, self._clock)
-        self._routes = Routes(servers, self._lines, self._clock)
-        self._client_id = f"{own_address()}@{os.getpid()}#{secrets.token_hex(4)}"
-        self._pulls: dict[Queue, tuple[QueuePull, asyncio.Task[None]]] = {}
-        self._waiting: asyncio.Queue[tuple[QueuePull, ReceivedMessage]] = asyncio.Queue(WAITING_MAX)
-        self._in_hand: tuple[QueuePull, ReceivedMessage] | None = None
-        self._changed = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        habits = Habits(
+            start=start,
+            share=share,
+            orderly=orderly,
+            broadcast=broadcast,
+            offsets=None if offsets is None else Path(offsets),
+            limits=limits or Limits(),
+            namespace=namespace,
+        )
+        self._orderly, self._broadcast = orderly, broadcast
+        self._at_once, self._stop_s = at_once, stop_s
+        self._times_max = times_max
+        self._suspend_s = suspend_s
+        self._handlers = Handlers(at_once)
+        self._answering = Answering(self._handlers)
+        self._member = Member(servers, group, habits, self._answering.asked, clock)
+        self._answering.member = self._member
+        for topic, wanted in (subscribe or {}).items():
+            self._member.subscribe(topic, parse_filter(wanted))
+        self._out: dict[int, tuple[QueuePull, Delivery]] = {}  # by the message's id()
+        self._in_hand: ReceivedMessage | None = None  # of who iterates
+        self._workers: list[asyncio.Task[None]] = []
+        self._later: set[asyncio.TimerHandle] = set()
+        self._is_begun = False
+        self._stopped = asyncio.Event()
+        self._closing: asyncio.Task[None] | None = None
 
     # --- life ------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Consumer:
-        await self._rebalance()
-        self._tasks = [
-            asyncio.create_task(self._keep_balanced()),
-            asyncio.create_task(self._keep_known()),
-            asyncio.create_task(self._keep_committed()),
-        ]
+        if not self._is_begun:
+            self._is_begun = True
+            await self._member.begin()
         return self
 
     async def __aexit__(
@@ -103,157 +123,194 @@ class Consumer:
             self._acknowledge()
         await self.close()
 
-    async def close(self) -> None:
-        """What was acknowledged is noted; the group is told to share out anew."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for queue in list(self._pulls):
-            await self._stop(queue)
-        fields = UnregisterClient(client_id=self._client_id, consumer_group=self.group)
-        for line in self._lines.open_ones():
-            with contextlib.suppress(EscrowError):
-                await line.ask(RequestCode.UNREGISTER_CLIENT, fields, timeout_s=ANSWER_S)
-        await self._lines.close()
+    async def run(self) -> None:
+        """Hand messages to the functions that `on` registered until the process is told to stop
+        (SIGTERM, SIGINT), or `stop` or `close` is called. What is in hand then is finished."""
+        if not self._handlers.topics:
+            raise LocalProtocolError("nothing to run: register a function with on() first")
+        await self.__aenter__()
+        try:
+            with _on_signals(self.stop):
+                self._workers = [asyncio.create_task(self._work()) for _ in range(self._at_once)]
+                await self._stopped.wait()
+                await self.close()
+        finally:
+            await self.close()
 
-    # --- messages --------------------------------------------------------------------------------
+    def stop(self) -> None:
+        """From anywhere on the loop, a handler too: `run` ends when what is in hand is done."""
+        self._stopped.set()
+
+    async def close(self) -> None:
+        """Finish what handlers have in hand, note what is done with, leave the group."""
+        self.stop()
+        if asyncio.current_task() in self._workers:
+            return  # a handler: `run` goes on with it, once the handler has returned
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        await self._member.halt()
+        for timer in self._later:
+            timer.cancel()
+        if self._workers:
+            _, late = await asyncio.wait(self._workers, timeout=self._stop_s)
+            if late:
+                log.warning("%d handlers did not end in %g s", len(late), self._stop_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*self._workers, return_exceptions=True)
+        await self._answering.close()
+        self._handlers.close()
+        await self._member.end()
+
+    # --- messages, pushed ------------------------------------------------------------------------
+
+    def on(self, topic: str, wanted: Wanted = "*") -> Callable[[Handler], Handler]:
+        """Register a function for a topic, or for some tags of it. It is a coroutine, or runs in
+        a thread. An exception means that the message comes again, later each time."""
+        found = parse_filter(wanted)
+
+        def register(handler: Handler) -> Handler:
+            before = self._member.wanted(topic)
+            self._member.subscribe(topic, found if before is None else before | found)
+            self._handlers.register(topic, found, handler)
+            return handler
+
+        return register
+
+    async def _work(self) -> None:
+        while (got := await self._member.waiting.get()) is not None:
+            message = self._hand_out(*got)
+            try:
+                await self._handlers.call(message)
+            except (Exception, asyncio.CancelledError):
+                if (task := asyncio.current_task()) is not None and task.cancelling():
+                    raise  # it is we who are to end; else something that the handler awaited
+                log.exception("handler failed topic=%s id=%s", message.topic, message.message_id)
+                await self._failed(message)
+            else:
+                self._done(message)
+
+    async def _failed(self, message: ReceivedMessage) -> None:
+        pull, delivery = self._out.get(id(message), (None, None))
+        if pull is None or delivery is None:
+            return  # the handler gave it back itself, and failed then
+        if pull.is_given_up:
+            self._done(message)  # somebody else has it by now
+            return
+        if self._broadcast:
+            self._done(message)  # it has nowhere to go back to
+            return
+        try:
+            await self.later(message)
+        except Exception as error:
+            log.warning("not given back, it comes again here id=%s: %s", message.message_id, error)
+            self._put_again(pull, delivery, AGAIN_S)
+
+    # --- messages, one by one --------------------------------------------------------------------
 
     def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         return self._messages()
 
     async def _messages(self) -> AsyncIterator[ReceivedMessage]:
-        while True:
-            yield await self.receive()
+        while (message := await self.next_message()) is not None:
+            yield message
             self._acknowledge()
 
     async def receive(self) -> ReceivedMessage:
         """The next message. Asking for it acknowledges the one before."""
-        self._acknowledge()
-        while True:
-            pull, message = await self._waiting.get()
-            if pull.queue in self._pulls:  # else the queue is somebody else's by now
-                self._in_hand = pull, message
-                return message
+        message = await self.next_message()
+        if message is None:
+            raise NotSent("the consumer is closed")
+        return message
 
-    async def later(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
-        """Give it back: it comes again after a while, longer each time, and in the end it goes to
-        the dead letters of the group."""
-        address = next(q.address for q in self._pulls if q.broker == message.broker)
-        fields = ConsumerSendMessageBack(
-            offset=message.log_offset,
-            group=self.group,
-            delay_level=delay_level,
-            origin_msg_id=message.message_id,
-            origin_topic=message.topic,
-            max_reconsume_times=16,
-        )
-        line = await self._lines.to(address)
-        await line.ask(RequestCode.CONSUMER_SEND_MSG_BACK, fields, timeout_s=ANSWER_S)
+    async def next_message(self) -> ReceivedMessage | None:
+        """As `receive`, but None once it is closed."""
         self._acknowledge()
+        got = await self._member.waiting.get()
+        self._in_hand = None if got is None else self._hand_out(*got)
+        return self._in_hand
 
     def _acknowledge(self) -> None:
         if self._in_hand is not None:
-            pull, message = self._in_hand
-            self._in_hand = None
-            pull.done(message)
+            message, self._in_hand = self._in_hand, None
+            self._done(message)
 
-    async def _deliver(self, pull: QueuePull, message: ReceivedMessage) -> None:
-        await self._waiting.put((pull, message))
+    # --- back ------------------------------------------------------------------------------------
 
-    # --- sharing out -----------------------------------------------------------------------------
-
-    async def _rebalance(self) -> None:
-        mine: set[Queue] = set()
-        for topic in self._subscribed:
-            try:
-                route = await self._routes.of(topic, fresh=True)
-            except NoRoute:
-                continue  # nobody has sent to it yet
-            for address in route.addresses.values():
-                await self._introduce(await self._lines.to(address))
-            members = await self._members(list(route.addresses.values()))
-            mine.update(share_evenly(route.readable, members, self._client_id))
-        for queue in [queue for queue in self._pulls if queue not in mine]:
-            await self._stop(queue)
-        for queue in mine - set(self._pulls):
-            self._start(queue)
-
-    async def _members(self, addresses: Sequence[str]) -> list[str]:
-        fields = ConsumerGroup(consumer_group=self.group)
-        code = RequestCode.GET_CONSUMER_LIST_BY_GROUP
-        line = await self._lines.to(addresses[0])
-        reply = await line.ask(code, fields, timeout_s=ANSWER_S)
-        return decode_body(ConsumerList, reply.body).consumer_id_list
-
-    def _start(self, queue: Queue) -> None:
-        pull = QueuePull(
-            queue,
-            group=self.group,
-            expression=self._subscribed[queue.topic],
-            version=self._version,
-            from_first=self._from_first,
-            line_to=self._lines.to,
-            deliver=self._deliver,
+    async def later(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
+        """Give it back: it comes again after a while, longer each time, and in the end it goes to
+        the dead letters of the group. `delay_level`: after so long; -1: to the dead letters now.
+        An orderly consumer's comes again as the next of its queue, after `suspend_s`."""
+        if id(message) not in self._out:
+            raise LocalProtocolError("only a message that is in hand can be given back")
+        if self._broadcast:
+            raise LocalProtocolError("who broadcasts has no group that a message could go back to")
+        pull, delivery = self._out[id(message)]
+        limit = TIMES_MAX if self._times_max is None else self._times_max
+        if self._orderly and delay_level != DEAD:
+            if self._times_max is None or message.reconsume_times < limit:
+                self._put_again(pull, delivery, self._suspend_s)
+                return
+            delay_level = DEAD
+        await send_back(
+            message,
+            pull.queue,
+            line_to=self._member.membership.line_to,
+            group=self._member.group,
+            namespace=self._member.habits.namespace,
+            delay_level=delay_level,
+            times_max=limit,
         )
-        self._pulls[queue] = pull, asyncio.create_task(pull.run())
+        self._done(message)
 
-    async def _stop(self, queue: Queue) -> None:
-        pull, task = self._pulls.pop(queue)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        with contextlib.suppress(EscrowError):
-            await pull.commit()
+    def _put_again(self, pull: QueuePull, delivery: Delivery, after_s: float) -> None:
+        """Hand it out here once more, in front of what waits of its queue."""
+        message = delivery.message
+        self._out.pop(id(message), None)
+        once_more = replace(message, reconsume_times=message.reconsume_times + 1)
 
-    def _asked(self, line: Line, request: Request[Any]) -> None:
-        if request.head.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
-            self._changed.set()
+        def put() -> None:
+            self._later.discard(timer)
+            waiting = self._member.waiting
+            if pull.is_mine(delivery):
+                waiting.put_first(pull, delivery._replace(message=once_more))
+            waiting.release(pull)
 
-    # --- now and then ----------------------------------------------------------------------------
+        timer = asyncio.get_running_loop().call_later(after_s, put)
+        self._later.add(timer)
 
-    async def _keep_balanced(self) -> None:
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REBALANCE_S):
-                    await self._changed.wait()
-            self._changed.clear()
-            try:
-                await self._rebalance()
-            except EscrowError as error:
-                log.warning("queues not shared out anew group=%s: %s", self.group, error)
-                await asyncio.sleep(1)
-                self._changed.set()
+    def _hand_out(self, pull: QueuePull, delivery: Delivery) -> ReceivedMessage:
+        self._out[id(delivery.message)] = pull, delivery
+        return delivery.message
 
-    async def _keep_known(self) -> None:
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            for address in set(self._routes.brokers().values()):
-                with contextlib.suppress(EscrowError):
-                    await self._introduce(await self._lines.to(address))
+    def _done(self, message: ReceivedMessage) -> None:
+        pull, delivery = self._out.pop(id(message), (None, None))
+        if pull is not None and delivery is not None:
+            pull.done(delivery)
+            self._member.waiting.release(pull)
 
-    async def _keep_committed(self) -> None:
-        while True:
-            await asyncio.sleep(COMMIT_S)
-            for pull, _ in list(self._pulls.values()):
-                with contextlib.suppress(EscrowError):
-                    await pull.commit()
+    # --- what it has -----------------------------------------------------------------------------
 
-    async def _introduce(self, line: Line) -> None:
-        entries = [self._subscription(topic, tags) for topic, tags in self._subscribed.items()]
-        entry = ConsumerEntry(
-            group_name=self.group,
-            consume_from_where=FIRST if self._from_first else LAST,
-            subscription_data_set=entries,
-        )
-        body = encode_body(Heartbeat(client_id=self._client_id, consumer_data_set=[entry]))
-        await line.ask(RequestCode.HEART_BEAT, body=body, timeout_s=ANSWER_S)
+    @property
+    def queues(self) -> list[Queue]:
+        """Those that are this member's now."""
+        return sorted(self._member.pulls)
 
-    def _subscription(self, topic: str, expression: str) -> SubscriptionEntry:
-        tags = [tag.strip() for tag in expression.split("||")]
-        named = [] if tags == ["*"] else tags
-        return SubscriptionEntry(
-            topic=topic,
-            sub_string=expression,
-            tags_set=named,
-            code_set=[java_hash(tag) for tag in named],
-            sub_version=self._version,
-        )
+
+@contextlib.contextmanager
+def _on_signals(stop: Callable[[], Any]) -> Iterator[None]:
+    """SIGTERM and SIGINT stop it, if this loop may have signals: in the main thread alone."""
+    loop = asyncio.get_running_loop()
+    taken = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
+            loop.add_signal_handler(number, stop)
+            taken.append(number)
+    try:
+        yield
+    finally:
+        for number in taken:
+            loop.remove_signal_handler(number)

@@ -1,174 +1,191 @@
-"""One queue of one consumer: pull, hand on, commit."""
+"""One queue of one consumer: pull while there is room, line up what came, note how far it is."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, NamedTuple
 
+from escrowmq.client.calls import QueueCalls
+from escrowmq.client.filters import Filter
 from escrowmq.client.hand import Hand
-from escrowmq.client.line import Line, Reply
-from escrowmq.client.messages import Queue, ReceivedMessage, received
-from escrowmq.errors import BrokenBody, CorruptRecord, EscrowError, RequestRefused
-from escrowmq.message.offsets import LogOffset
-from escrowmq.message.record import decode_record
-from escrowmq.wire.codes import RequestCode, ResponseCode
-from escrowmq.wire.fastpath import Body
-from escrowmq.wire.headers_consume import (
-    PullMessage,
-    QueryConsumerOffset,
-    QueueOf,
-    UpdateConsumerOffset,
-)
+from escrowmq.client.limits import Room
+from escrowmq.client.messages import Queue, ReceivedMessage
+from escrowmq.client.places import Places, Start
+from escrowmq.client.waiting import Waiting
+from escrowmq.errors import EscrowError
 
 log = logging.getLogger(__name__)
 
 PULLED: Final = 32
 HOLD_S: Final = 15.0
-ANSWER_S: Final = 3.0
 PAUSE_S: Final = 1.0  # after something went wrong
-IN_HAND_MAX: Final = 1_000
-MAY_SUSPEND, HAS_SUBSCRIPTION = 2, 4
-_LOG_OFFSET_AT: Final = 28
 
-LineTo = Callable[[str], Awaitable[Line]]
-Deliver = Callable[["QueuePull", ReceivedMessage], Awaitable[None]]
+
+class Delivery(NamedTuple):
+    """A message, and the hand that it was taken into: a queue that is read from another place
+    has a new one, and what was out before no longer counts."""
+
+    message: ReceivedMessage
+    hand: Hand
 
 
 class QueuePull:
-    """Runs until it is cancelled. `deliver` may wait: then nothing more is pulled."""
-
     def __init__(
         self,
         queue: Queue,
+        wanted: Filter,
         *,
-        group: str,
-        expression: str,
         version: int,
-        from_first: bool,
-        line_to: LineTo,
-        deliver: Deliver,
+        start: Start,
+        is_late: bool,
+        calls: QueueCalls,
+        places: Places,
+        room: Room,
+        waiting: Waiting[QueuePull, Delivery],
     ) -> None:
         self.queue = queue
-        self._group = group
-        self._expression = expression
-        self._tags = frozenset(tag.strip() for tag in expression.split("||"))
+        self._wanted = wanted
         self._version = version
-        self._from_first = from_first
-        self._line_to = line_to
-        self._deliver = deliver
+        self._start = start
+        self._is_late = is_late
+        self._calls = calls
+        self._places = places
+        self._room = room
+        self._waiting = waiting
         self._hand: Hand | None = None
-        self._committed = -1
-        self._room = asyncio.Event()
-        self._room.set()
+        self._offset: int | None = None  # that of the next pull
+        self._noted = -1
+        self._may_pull = asyncio.Event()
+        self._may_pull.set()
+        self._task: asyncio.Task[None] | None = None
+        self.is_given_up = False
+        self._is_halted = False
 
-    async def run(self) -> None:
-        offset = -1
+    # --- life ------------------------------------------------------------------------------------
+
+    def begin(self, *, grace_s: float = 0.0, at: int | None = None) -> None:
+        """`at`: from this offset on, whatever was noted."""
+        self._is_halted = False
+        self._offset = at
+        self._task = asyncio.create_task(self._run(grace_s))
+
+    async def halt(self) -> None:
+        """Pull nothing more and hand out nothing more. What is out can still be done with."""
+        self._is_halted = True
+        self._waiting.drop(self)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        self._waiting.drop(self)
+
+    def give_up(self) -> None:
+        """It is somebody else's now: what was out comes again there."""
+        self.is_given_up = True
+        self._waiting.forget(self)
+        if self._hand is not None:
+            self._room.give_up(self._hand)
+
+    async def seek(self, offset: int) -> None:
+        """Go on from there. What was out before no longer counts."""
+        await self.halt()
+        if self._hand is not None:
+            self._room.give_up(self._hand)
+        self._hand = Hand(offset)
+        self._waiting.release(self)
+        self.begin(at=offset)
+
+    def want(self, wanted: Filter, version: int) -> None:
+        """From the next message on. A pull that waits would pass by what is wanted only now."""
+        self._wanted, self._version = wanted, version
+        if self._task is not None and self._offset is not None and not self._is_halted:
+            self._task.cancel()
+            self.begin(at=self._offset)
+
+    def pause(self) -> None:
+        self._may_pull.clear()
+        self._waiting.pause(self)
+
+    def resume(self) -> None:
+        self._may_pull.set()
+        self._waiting.resume(self)
+
+    # --- messages --------------------------------------------------------------------------------
+
+    def done(self, delivery: Delivery) -> None:
+        """It is processed, or somebody else's business now."""
+        if delivery.hand is self._hand and not self.is_given_up:
+            self._room.done(delivery.hand, delivery.message.queue_offset)
+
+    def is_mine(self, delivery: Delivery) -> bool:
+        """Whether it may be handed out here once more."""
+        return delivery.hand is self._hand and not self._is_halted
+
+    @property
+    def position(self) -> int | None:
+        """The first that is not done with; None before the first answer."""
+        return None if self._hand is None else self._hand.committable
+
+    @property
+    def in_hand(self) -> tuple[int, int]:
+        """Messages and bytes."""
+        return (0, 0) if self._hand is None else (len(self._hand), self._hand.bytes)
+
+    async def commit(self) -> None:
+        """Note how far it is. Raises TransportError or RequestRefused."""
+        wanted = self.position
+        if wanted is not None and wanted != self._noted and not self.is_given_up:
+            await self._places.write(self.queue, wanted)
+            self._noted = wanted
+
+    # --- pulling ---------------------------------------------------------------------------------
+
+    async def _run(self, grace_s: float) -> None:
+        await asyncio.sleep(grace_s)
         while True:
             try:
-                line = await self._line_to(self.queue.address)
-                if offset < 0:
-                    offset = await self._begin(line)
-                    self._hand = Hand(offset)
-                await self._room.wait()
-                offset = await self._pull(line, offset)
+                if self._offset is None:
+                    self._offset = await self._first()
+                if self._hand is None:
+                    self._hand = Hand(self._offset)
+                await self._may_pull.wait()
+                await self._room.wait(self._hand)
+                self._offset = await self._pull(self._offset, self._hand)
             except EscrowError as error:
                 log.warning("pull failed queue=%s: %s", self.queue, error)
                 await asyncio.sleep(PAUSE_S)
 
-    def done(self, message: ReceivedMessage) -> None:
-        """It is processed, or somebody else's business now."""
-        if self._hand is not None:
-            self._hand.done(message.queue_offset)
-            if len(self._hand) < IN_HAND_MAX:
-                self._room.set()
+    async def _first(self) -> int:
+        noted = await self._places.read(self.queue, is_late=self._is_late)
+        if noted is not None:
+            return noted
+        if self._start == "earliest" or self.queue.topic.startswith("%RETRY%"):
+            offset = await self._calls.earliest(self.queue)
+        elif self._start == "latest":
+            offset = await self._calls.latest(self.queue)
+        else:
+            assert not isinstance(self._start, str)
+            offset = await self._calls.at(self.queue, int(self._start.timestamp() * 1000))
+        # At once: whoever takes over before the first message must not skip what came since.
+        await self._places.write(self.queue, offset)
+        return offset
 
-    async def commit(self) -> None:
-        """Tell the broker how far the group is here."""
-        if self._hand is None or self._hand.committable == self._committed:
-            return
-        wanted = self._hand.committable
-        fields = UpdateConsumerOffset(
-            consumer_group=self._group,
-            topic=self.queue.topic,
-            queue_id=self.queue.queue_id,
-            commit_offset=wanted,
-        )
-        line = await self._line_to(self.queue.address)
-        await line.ask(RequestCode.UPDATE_CONSUMER_OFFSET, fields, timeout_s=ANSWER_S)
-        self._committed = wanted
-
-    async def _begin(self, line: Line) -> int:
-        fields = QueryConsumerOffset(
-            consumer_group=self._group, topic=self.queue.topic, queue_id=self.queue.queue_id
-        )
-        code = RequestCode.QUERY_CONSUMER_OFFSET
-        reply = await line.call(code, fields, timeout_s=ANSWER_S)
-        if reply.code == ResponseCode.SUCCESS:
-            return int(reply.ext_fields["offset"])
-        if reply.code != ResponseCode.QUERY_NOT_FOUND:
-            raise RequestRefused(reply.code, reply.remark)
-        code = RequestCode.GET_MIN_OFFSET if self._from_first else RequestCode.GET_MAX_OFFSET
-        place = QueueOf(topic=self.queue.topic, queue_id=self.queue.queue_id)
-        return int((await line.ask(code, place, timeout_s=ANSWER_S)).ext_fields["offset"])
-
-    async def _pull(self, line: Line, offset: int) -> int:
+    async def _pull(self, offset: int, hand: Hand) -> int:
         """Where to go on."""
-        fields = PullMessage(
-            consumer_group=self._group,
-            topic=self.queue.topic,
-            queue_id=self.queue.queue_id,
-            queue_offset=offset,
-            max_msg_nums=PULLED,
-            sys_flag=MAY_SUSPEND | HAS_SUBSCRIPTION,
-            suspend_timeout_millis=int(HOLD_S * 1000),
-            subscription=self._expression,
-            sub_version=self._version,
-            expression_type="TAG",
+        pulled = await self._calls.pull(
+            self.queue, offset, self._wanted, version=self._version, most=PULLED, hold_s=HOLD_S
         )
-        code = RequestCode.PULL_MESSAGE
-        reply = await line.call(code, fields, timeout_s=HOLD_S + ANSWER_S)
-        following = int(reply.ext_fields.get("nextBeginOffset", offset))
-        if reply.code == ResponseCode.SUCCESS:
-            await self._hand_on(reply)
-        elif reply.code not in (
-            ResponseCode.PULL_NOT_FOUND,
-            ResponseCode.PULL_RETRY_IMMEDIATELY,
-            ResponseCode.PULL_OFFSET_MOVED,
-        ):
-            raise RequestRefused(reply.code, reply.remark)
-        assert self._hand is not None
-        self._hand.passed(following)
-        return following
-
-    async def _hand_on(self, reply: Reply) -> None:
-        assert self._hand is not None
-        wanted = []
-        for message in _messages(reply.body, self.queue.broker):
-            # Brokers compare hashes of tags; two tags may share one.
-            if "*" in self._tags or message.tags in self._tags:
-                self._hand.take(message.queue_offset)
-                wanted.append(message)
-        if len(self._hand) >= IN_HAND_MAX:
-            self._room.clear()
-        for message in wanted:
-            await self._deliver(self, message)
-
-
-def _messages(body: Body, broker: str) -> list[ReceivedMessage]:
-    """One that cannot be read is reported and passed over: the others are not to wait for it."""
-    found = []
-    view, at = memoryview(body), 0
-    while at < len(view):
-        size = int.from_bytes(view[at : at + 4], "big")
-        place = at + _LOG_OFFSET_AT
-        log_offset = LogOffset(int.from_bytes(view[place : place + 8], "big"))
-        try:
-            found.append(received(decode_record(view, at, log_offset), broker))
-        except (CorruptRecord, BrokenBody) as error:
-            log.error("a message that cannot be read broker=%s: %s", broker, error)
-            if size <= 0:
-                break
-        at += size
-    return found
+        fresh = [message for message in pulled.messages if message.queue_offset >= offset]
+        for message in fresh:
+            self._room.take(hand, message.queue_offset, len(message.body))
+        if pulled.next_offset < offset:
+            # The queue ends before what we know of it: its broker has lost its end.
+            log.warning("queue=%s goes back from %d to %s", self.queue, offset, pulled.next_offset)
+            self._waiting.drop(self)
+            self._room.give_up(hand)
+            self._hand = None
+            return pulled.next_offset
+        hand.passed(pulled.next_offset)
+        self._waiting.put(self, [Delivery(message, hand) for message in fresh])
+        return pulled.next_offset

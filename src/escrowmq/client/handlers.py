@@ -1,0 +1,58 @@
+"""Functions that messages are handed to: coroutines on the loop, plain functions in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from escrowmq.client.filters import Filter
+from escrowmq.client.messages import ReceivedMessage
+from escrowmq.errors import LocalProtocolError
+
+# What it returns has no meaning; what it raises means: later.
+Handler = Callable[[ReceivedMessage], Awaitable[Any] | Any]
+
+
+class Handlers:
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._of_topic: dict[str, list[tuple[Filter, Handler]]] = {}
+        self._threads: ThreadPoolExecutor | None = None
+
+    def register(self, topic: str, wanted: Filter, handler: Handler) -> None:
+        if not callable(handler):
+            raise TypeError(f"a handler is a function that takes a message, not {handler!r}")
+        self._of_topic.setdefault(topic, []).append((wanted, handler))
+
+    @property
+    def topics(self) -> set[str]:
+        return set(self._of_topic)
+
+    async def call(self, message: ReceivedMessage) -> None:
+        handler = self._find(message)
+        if inspect.iscoroutinefunction(handler):
+            await handler(message)
+            return
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._at_once, thread_name_prefix="escrowmq-handler")
+        loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+        found = await loop.run_in_executor(self._threads, context.run, handler, message)
+        if inspect.isawaitable(found):  # a callable object, or a partial of a coroutine
+            await found
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+
+    def _find(self, message: ReceivedMessage) -> Handler:
+        for wanted, handler in self._of_topic.get(message.topic, ()):
+            if wanted.accepts(message.tags):
+                return handler
+        raise LocalProtocolError(
+            f"no handler for topic {message.topic!r} and tag {message.tags!r}: "
+            "register one with on(), or do not subscribe to it"
+        )

@@ -1,0 +1,171 @@
+"""Ask for messages in batches, and say where to read: a consumer between push and pull.
+
+async with LiteConsumer("127.0.0.1:9876", group="report", subscribe={"orders": "*"}) as lite:
+    while messages := await lite.poll(timeout_s=5):
+        ...                            # asking for the next acknowledges these
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+
+from escrowmq.client.answering import Answering
+from escrowmq.client.assignment import Strategy, average
+from escrowmq.client.filters import Subscribed, Wanted, parse_filter
+from escrowmq.client.limits import Limits
+from escrowmq.client.member import Habits, Member
+from escrowmq.client.messages import Queue, ReceivedMessage
+from escrowmq.client.namespace import wrap
+from escrowmq.client.places import Moment, Start
+from escrowmq.client.pulling import Delivery, QueuePull
+from escrowmq.clock import Clock
+from escrowmq.errors import LocalProtocolError
+
+POLLED = 32
+
+
+class LiteConsumer:
+    """Queues are shared out among the group (`subscribe`), or taken by hand (`assign`).
+
+    `auto_commit`: what was polled before is noted every five seconds and at the end. Without it,
+    nothing is noted until `commit` is called.
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        group: str,
+        subscribe: Subscribed | None = None,
+        start: Start = "earliest",
+        share: Strategy = average,
+        auto_commit: bool = True,
+        limits: Limits | None = None,
+        namespace: str = "",
+        clock: Clock | None = None,
+    ) -> None:
+        self.group = group
+        self._namespace = namespace
+        habits = Habits(
+            start=start,
+            share=share,
+            limits=limits or Limits(),
+            namespace=namespace,
+            is_active=True,
+            commits=auto_commit,
+        )
+        answering = self._answering = Answering()
+        self._member = answering.member = Member(servers, group, habits, answering.asked, clock)
+        self._is_shared = bool(subscribe)
+        for topic, wanted in (subscribe or {}).items():
+            self._member.subscribe(topic, parse_filter(wanted))
+        self._polled: list[tuple[QueuePull, Delivery]] = []
+
+    # --- life ------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> LiteConsumer:
+        await self._member.begin()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self._acknowledge()
+        await self.close()
+
+    async def close(self) -> None:
+        await self._answering.close()
+        await self._member.end()
+
+    # --- which queues ----------------------------------------------------------------------------
+
+    async def queues(self, topic: str) -> list[Queue]:
+        """All of them, whoever has them now. Raises NoRoute."""
+        route = await self._member.membership.routes.of(wrap(self._namespace, topic), fresh=True)
+        return sorted(route.readable)
+
+    async def assign(self, queues: Sequence[Queue], wanted: Wanted = "*") -> None:
+        """These and no others; the other members are not asked."""
+        if self._is_shared:
+            raise LocalProtocolError("a consumer that subscribes has its queues shared out")
+        found = parse_filter(wanted)
+        for queue in queues:
+            self._member.subscribe(queue.topic, found)
+        await self._member.assign(queues)
+
+    @property
+    def assigned(self) -> list[Queue]:
+        return sorted(self._member.pulls)
+
+    # --- messages --------------------------------------------------------------------------------
+
+    async def poll(self, timeout_s: float = 5.0, *, most: int = POLLED) -> list[ReceivedMessage]:
+        """What is there, at most so many; none after so long. Acknowledges those before."""
+        self._acknowledge()
+        waiting = self._member.waiting
+        try:
+            async with asyncio.timeout(timeout_s):
+                got = await waiting.get()
+        except TimeoutError:
+            return []
+        while got is not None:
+            self._polled.append(got)
+            got = waiting.get_nowait() if len(self._polled) < most else None
+        return [delivery.message for _, delivery in self._polled]
+
+    def _acknowledge(self) -> None:
+        for pull, delivery in self._polled:
+            pull.done(delivery)
+        self._polled = []
+
+    async def commit(self) -> None:
+        """Note everything that was polled. Raises TransportError or RequestRefused."""
+        self._acknowledge()
+        for pull in list(self._member.pulls.values()):
+            await pull.commit()
+
+    async def committed(self, queue: Queue) -> int | None:
+        """What the group has noted there."""
+        return await self._member.calls.committed(queue)
+
+    # --- where to read ---------------------------------------------------------------------------
+
+    async def seek(self, queue: Queue, offset: int) -> None:
+        """Go on from there."""
+        if offset < 0:
+            raise ValueError("an offset is not negative")
+        pull = self._pull(queue)
+        self._polled = [each for each in self._polled if each[0] is not pull]
+        await pull.seek(offset)
+
+    async def seek_to_begin(self, queue: Queue) -> None:
+        await self.seek(queue, await self._member.calls.earliest(queue))
+
+    async def seek_to_end(self, queue: Queue) -> None:
+        await self.seek(queue, await self._member.calls.latest(queue))
+
+    async def seek_to_time(self, queue: Queue, moment: Moment) -> None:
+        """The first that was stored then or later."""
+        found = await self._member.calls.at(queue, int(moment.timestamp() * 1000))
+        await self.seek(queue, found)
+
+    def pause(self, *queues: Queue) -> None:
+        """`poll` brings nothing of these until they are resumed."""
+        for queue in queues:
+            self._pull(queue).pause()
+
+    def resume(self, *queues: Queue) -> None:
+        for queue in queues:
+            self._pull(queue).resume()
+
+    def _pull(self, queue: Queue) -> QueuePull:
+        pull = self._member.pulls.get(queue)
+        if pull is None:
+            raise LocalProtocolError(f"{queue} is not this consumer's: see `assigned`")
+        return pull

@@ -1,0 +1,29 @@
+"""A few of the client's tests against Apache RocketMQ, one after the other on one broker."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_client_broadcast import (
+    test_everybody_gets_everything_and_goes_on_from_its_file as broadcasts,
+)
+from tests.e2e.test_client_consumer import test_a_group_gets_every_message_once as shares
+from tests.e2e.test_client_lite import test_queues_are_pulled_by_hand as pulls
+from tests.e2e.test_client_orderly import (
+    test_a_queue_is_in_order_though_one_fails_in_between as keeps_order,
+)
+from tests.e2e.test_client_push import test_an_exception_means_later as retries
+from tests.interop.test_client_suite import start
+from tests.interop.test_client_suite import test_an_sql_filter_is_the_broker_s as filters
+
+pytestmark = [pytest.mark.apache, pytest.mark.slow]
+
+
+async def test_the_client_gets_on_with_apache_rocketmq(tmp_path: Path) -> None:
+    with start("5.5.0", tmp_path / "broker") as apache:
+        for scenario in (shares, retries, keeps_order, broadcasts, pulls, filters):
+            wants_directory = "tmp_path" in inspect.signature(scenario).parameters
+            await scenario(apache, *([tmp_path] if wants_directory else []))
