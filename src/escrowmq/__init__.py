@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from escrowmq.client.consumer import Consumer
-    from escrowmq.client.messages import Message, ReceivedMessage, SendResult, SendStatus
+    from escrowmq.client.ending import Outcome
+    from escrowmq.client.listener import (
+        TransactionListener,
+        TransactionProducer,
+        TransactionSendResult,
+    )
+    from escrowmq.client.messages import Message, Queue, ReceivedMessage, SendResult, SendStatus
     from escrowmq.client.producer import Producer
-    from escrowmq.client.transaction import Outcome, Transaction
+    from escrowmq.client.transaction import Transaction
     from escrowmq.errors import Rollback
     from escrowmq.message.verdict import Verdict
 
@@ -17,13 +23,17 @@ if TYPE_CHECKING:
 _HOMES = {
     "Consumer": "escrowmq.client.consumer",
     "Message": "escrowmq.client.messages",
-    "Outcome": "escrowmq.client.transaction",
+    "Outcome": "escrowmq.client.ending",
     "Producer": "escrowmq.client.producer",
+    "Queue": "escrowmq.client.messages",
     "ReceivedMessage": "escrowmq.client.messages",
     "Rollback": "escrowmq.errors",
     "SendResult": "escrowmq.client.messages",
     "SendStatus": "escrowmq.client.messages",
     "Transaction": "escrowmq.client.transaction",
+    "TransactionListener": "escrowmq.client.listener",
+    "TransactionProducer": "escrowmq.client.listener",
+    "TransactionSendResult": "escrowmq.client.listener",
     "Verdict": "escrowmq.message.verdict",
 }
 
@@ -32,11 +42,15 @@ __all__ = [
     "Message",
     "Outcome",
     "Producer",
+    "Queue",
     "ReceivedMessage",
     "Rollback",
     "SendResult",
     "SendStatus",
     "Transaction",
+    "TransactionListener",
+    "TransactionProducer",
+    "TransactionSendResult",
     "Verdict",
 ]
 
