@@ -1,4 +1,4 @@
-"""A client in a child of fork: the blocking producer goes on there, an asyncio one says it cannot."""
+"""A client in a child of fork: a blocking producer goes on there, an asyncio one says no."""
 
 from __future__ import annotations
 

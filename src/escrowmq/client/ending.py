@@ -36,7 +36,6 @@ from escrowmq.wire.headers_transaction import EndTransactions
 
 log = logging.getLogger(__name__)
 
-END_S: Final = 3.0  # for one attempt
 ATTEMPTS: Final = 4
 PAUSE_S: Final = 0.2  # after the first; doubled each time
 _AGAIN: Final = (
@@ -82,11 +81,13 @@ class Ends:
         *,
         line_to: LineTo,
         is_ours: Callable[[Line], Awaitable[bool]],
+        timeout_s: float,
     ) -> None:
         self._group = group
         self._namespace = namespace
         self._line_to = line_to
         self._is_ours = is_ours
+        self._timeout_s = timeout_s  # for one attempt
 
     async def end(
         self, halves: Sequence[SendResult], verdict: Verdict, *, remark: str = ""
@@ -159,7 +160,7 @@ class Ends:
                 return
         while left:
             fields = self.fields_of(left[0], verdict)
-            _refuse(await line.call(RequestCode.END_TRANSACTION, fields, timeout_s=END_S))
+            _refuse(await line.call(RequestCode.END_TRANSACTION, fields, timeout_s=self._timeout_s))
             del left[0]  # never told twice
 
     async def _tell_together(
@@ -168,7 +169,9 @@ class Ends:
         fields = EndTransactions(producer_group=self._group, commit_or_rollback=int(verdict))
         places = [(half.queue_offset, decode_offset_id(half.offset_id)[1]) for half in halves]
         body = encode_body(HalfPlaces(halves=places))
-        return await line.call(RequestCode.END_TRANSACTIONS, fields, body, timeout_s=END_S)
+        return await line.call(
+            RequestCode.END_TRANSACTIONS, fields, body, timeout_s=self._timeout_s
+        )
 
     def fields_of(self, half: SendResult, verdict: Verdict) -> EndTransaction:
         return EndTransaction(

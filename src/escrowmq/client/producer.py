@@ -105,7 +105,11 @@ class Producer:
             first_turn=secrets.randbelow(1 << 16),
         )
         self._ends = Ends(
-            wrapped, self.namespace, line_to=self._line_to, is_ours=self._presence.is_ours
+            wrapped,
+            self.namespace,
+            line_to=self._line_to,
+            is_ours=self._presence.is_ours,
+            timeout_s=timeout_s,
         )
 
     async def __aenter__(self: P) -> P:
