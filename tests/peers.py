@@ -18,7 +18,7 @@ from typing import Any
 
 from escrowmq.message.ids import encode_host
 from escrowmq.wire.answers import SendAnswers, answer, succeed
-from escrowmq.wire.bodies import BrokerRoute, QueueRoute, TopicRoute, encode_body
+from escrowmq.wire.bodies import BrokerRoute, ClusterInfo, QueueRoute, TopicRoute, encode_body
 from escrowmq.wire.codes import RequestCode, ResponseCode
 from escrowmq.wire.connection import Connection
 from escrowmq.wire.fastpath import Request
@@ -120,9 +120,11 @@ class Peers:
         return f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
     def _route(self, request: Request[Any]) -> bytes | None:
-        self.asked_for_routes += 1
         if self.is_silent:
             return None
+        if request.head.code == RequestCode.GET_BROKER_CLUSTER_INFO:
+            return answer(request, body=encode_body(ClusterInfo(broker_addr_table=self._brokers())))
+        self.asked_for_routes += 1
         listed = [peer for peer in self._peers.values() if peer.is_listed]
         queues = [
             QueueRoute(
@@ -133,13 +135,17 @@ class Peers:
             )
             for peer in listed
         ]
-        brokers = [
-            BrokerRoute(cluster="c", broker_name=peer.name, broker_addrs={0: peer.address})
-            for peer in listed
-        ]
+        brokers = list(self._brokers().values())
         return answer(
             request, body=encode_body(TopicRoute(queue_datas=queues, broker_datas=brokers))
         )
+
+    def _brokers(self) -> dict[str, BrokerRoute]:
+        return {
+            name: BrokerRoute(cluster="c", broker_name=name, broker_addrs={0: peer.address})
+            for name, peer in self._peers.items()
+            if peer.is_listed
+        }
 
 
 def refusing(code: int, remark: str = "no") -> Answering:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -89,9 +89,8 @@ class Checkers:
         else:
             self._by_place[topic, tag] = checker
 
-    def topics(self) -> Iterable[str]:
-        """What may be asked about; "*": anything."""
-        return {topic for topic, _ in self._by_place} | ({ALL} if self._by_name else set())
+    def are_there(self) -> bool:
+        return bool(self._by_place or self._by_name)
 
     def asked(self, line: Line, request: Request[CheckTransactionState]) -> None:
         """A question came. It is answered by and by."""

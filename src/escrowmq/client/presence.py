@@ -1,8 +1,8 @@
 """Be known to the brokers: a broker can ask only those producers that it knows.
 
 A line is introduced before anything is sent by it, and again every half minute. Whoever has
-checkers is introduced to all brokers of their topics, although it has nothing to send: what a
-process before it left open is asked of it.
+checkers is introduced to every broker there is, although it has nothing to send, and to one that
+comes back at once: an earlier process of its group may have left a transaction open there.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 from weakref import WeakKeyDictionary
 
 from escrowmq.client.line import Line
 from escrowmq.client.lines import Lines
-from escrowmq.client.routes import TEMPLATE, Routes
+from escrowmq.client.routes import Routes
 from escrowmq.errors import EscrowError
 from escrowmq.wire.bodies import Heartbeat, ProducerEntry, encode_body
 from escrowmq.wire.codes import RequestCode, ResponseCode
@@ -25,12 +25,12 @@ from escrowmq.wire.headers_transaction import WriterName
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S: Final = 30.0
-FAILED_S: Final = 1.0  # after something went wrong it is tried again so soon
+LOOK_S: Final = (
+    1.0  # so often: is a connection lost? And so soon after a failure, it is tried again
+)
 
 
 class Presence:
-    """`asked_about`: the topics that checkers answer for; "*" is all of them."""
-
     def __init__(
         self,
         group: str,
@@ -39,14 +39,14 @@ class Presence:
         routes: Routes,
         *,
         timeout_s: float,
-        asked_about: Callable[[], Iterable[str]],
+        has_checkers: Callable[[], bool],
     ) -> None:
         beat = Heartbeat(client_id=client_id, producer_data_set=[ProducerEntry(group_name=group)])
         self._beat = encode_body(beat)
         self._lines = lines
         self._routes = routes
         self._timeout_s = timeout_s
-        self._asked_about = asked_about
+        self._has_checkers = has_checkers
         self._introduced: dict[str, Line] = {}  # by address
         self._introducing: dict[Line, asyncio.Task[None]] = {}
         self._is_ours: WeakKeyDictionary[Line, bool] = WeakKeyDictionary()
@@ -101,7 +101,7 @@ class Presence:
             self._keeping = asyncio.ensure_future(self._keep())
 
     def want(self) -> None:
-        """There is a new checker: whom it answers to should hear of it."""
+        """There is a new checker: all brokers should know of it now."""
         self._wanted.set()
 
     async def close(self) -> None:
@@ -110,36 +110,48 @@ class Presence:
             await asyncio.gather(self._keeping, return_exceptions=True)
 
     async def _keep(self) -> None:
-        pause_s = FAILED_S
+        pause_s = LOOK_S
         while True:
             is_well = await self._announce()
             pause_s = HEARTBEAT_S if is_well else min(2 * pause_s, HEARTBEAT_S)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._wanted.wait()
-            if self._wanted.is_set():
-                self._wanted.clear()
-            elif is_well:
+            if await self._is_idle(pause_s) and is_well:
                 await self._routes.refresh()
                 await self._beat_all()
 
+    async def _is_idle(self, seconds: float) -> bool:
+        """Wait so long; less, and False, if there is a reason to look around at once."""
+        for _ in range(round(seconds / LOOK_S)):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._wanted.wait()
+            if self._wanted.is_set():
+                self._wanted.clear()
+                return False
+            if self._has_checkers() and not all(one.is_open for one in self._introduced.values()):
+                return False  # a broker that comes back has questions
+        return True
+
     async def _announce(self) -> bool:
-        """To the brokers of all topics that checkers answer for. False: somebody was not there."""
+        """To all brokers, if they may ask us. False: somebody was not there."""
+        self._introduced = {at: line for at, line in self._introduced.items() if line.is_open}
+        if not self._has_checkers():
+            return True
         is_well = True
-        for topic in {TEMPLATE if topic == "*" else topic for topic in self._asked_about()}:
+        try:
+            addresses = await self._routes.all_masters()
+        except EscrowError as error:
+            log.warning("no name server says which brokers there are: %s", error)
+            return False
+        for address in addresses:
             try:
-                route = await self._routes.to_write(topic)
-                for address in set(route.addresses.values()):
-                    await self.line(address)
+                await self.line(address)
             except EscrowError as error:
                 is_well = False
-                log.warning("not known to all brokers yet topic=%s: %s", topic, error)
+                log.warning("not known to a broker yet: %s", error)
         return is_well
 
     async def _beat_all(self) -> None:
-        lines = [line for line in self._introduced.values() if line.is_open]
-        self._introduced = {line.address: line for line in lines}
-        for line in lines:
+        for line in list(self._introduced.values()):
             try:
                 await self._introduce(line)
             except EscrowError as error:

@@ -20,7 +20,7 @@ from escrowmq.client.batches import (
     refuse_mixed,
     results_of,
 )
-from escrowmq.client.checkers import ALL, AT_ONCE, CheckCounts, Checker, Checkers
+from escrowmq.client.checkers import AT_ONCE, CheckCounts, Checker, Checkers
 from escrowmq.client.ending import Ends
 from escrowmq.client.line import Line
 from escrowmq.client.lines import Lines
@@ -93,7 +93,7 @@ class Producer:
             self._lines,
             self._routes,
             timeout_s=timeout_s,
-            asked_about=self._topics_checked,
+            has_checkers=self._checkers.are_there,
         )
         self._sender = Sender(
             wrapped,
@@ -339,12 +339,6 @@ class Producer:
                 await self._routes.of(self.namespace.wrap(queue.topic), fresh=True)
         address = self._routes.brokers().get(queue.broker) or queue.address
         return self._presence.ready(address) or await self._presence.line(address)
-
-    def _topics_checked(self) -> set[str]:
-        return {
-            topic if topic == ALL else self.namespace.wrap(topic)
-            for topic in self._checkers.topics()
-        }
 
     def _asked(self, line: Line, request: Request[Any]) -> None:
         if request.head.code == RequestCode.CHECK_TRANSACTION_STATE:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from escrowmq.client.line import Reply
 from escrowmq.client.lines import Lines
 from escrowmq.client.messages import Queue
 from escrowmq.clock import Clock
@@ -21,8 +22,9 @@ from escrowmq.errors import (
     TransportError,
     WrongProcess,
 )
-from escrowmq.wire.bodies import TopicRoute, decode_body
+from escrowmq.wire.bodies import ClusterInfo, TopicRoute, decode_body
 from escrowmq.wire.codes import RequestCode, ResponseCode
+from escrowmq.wire.headers import Header
 from escrowmq.wire.headers_namesrv import GetRoute
 
 log = logging.getLogger(__name__)
@@ -126,20 +128,32 @@ class Routes:
         if not asking.cancelled():
             asking.exception()  # those who waited have it; if all of them left, nobody has to
 
+    async def all_masters(self) -> set[str]:
+        """The addresses of all brokers that the name servers know."""
+        reply = await self._ask_any(RequestCode.GET_BROKER_CLUSTER_INFO, None)
+        brokers = decode_body(ClusterInfo, reply.body).broker_addr_table.values()
+        return {b.broker_addrs[MASTER] for b in brokers if MASTER in b.broker_addrs}
+
     async def _ask(self, topic: str) -> Route:
+        fields = GetRoute(topic=topic, accept_standard_json_only=True)
+        try:
+            reply = await self._ask_any(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields)
+        except RequestRefused as error:
+            raise NoRoute(f"no broker has a topic {topic}") from error
+        return _route(topic, decode_body(TopicRoute, reply.body))
+
+    async def _ask_any(self, code: int, fields: Header | None) -> Reply:
+        """One name server after the other, until one answers."""
         first = next(self._next)
         failure: NotSent | None = None
         for number in range(len(self._servers)):
             address = self._servers[(first + number) % len(self._servers)]
             try:
                 line = await self._lines.to(address)
-                fields = GetRoute(topic=topic, accept_standard_json_only=True)
-                code = RequestCode.GET_ROUTEINFO_BY_TOPIC
-                reply = await line.ask(code, fields, timeout_s=ASK_S)
-                return _route(topic, decode_body(TopicRoute, reply.body))
+                return await line.ask(code, fields, timeout_s=ASK_S)
             except RequestRefused as error:
                 if error.code == ResponseCode.TOPIC_NOT_EXIST:
-                    raise NoRoute(f"no broker has a topic {topic}") from error
+                    raise
                 failure = NotSent(f"{address}: {error}")
             except (ClientClosed, WrongProcess):
                 raise

@@ -91,7 +91,7 @@ async def test_no_answer_is_an_unknown_outcome_also_if_a_later_attempt_is_refuse
 async def test_a_line_that_breaks_is_an_unknown_outcome_and_is_made_again() -> None:
     async with Peers("a") as peers, Producer(peers.address, group="g", retries=0) as producer:
         await producer.send(Message("t", b"x"))
-        peers["a"].answers[SEND] = lambda request: peers["a"].lines[-1].abort()  # type: ignore[func-returns-value]
+        peers["a"].answers[SEND] = lambda request: peers["a"].lines[-1].abort()
         with pytest.raises(OutcomeUnknown):
             await producer.send(Message("t", b"x"))
         del peers["a"].answers[SEND]
@@ -200,6 +200,14 @@ async def test_a_batch_that_breaks_says_what_is_stored() -> None:
                 await producer.send_batch([Message("t", b"x" * 100) for _ in range(3)])
         assert len(partly.value.results) == 1
         assert isinstance(partly.value.cause, RequestRefused)
+
+
+async def test_who_has_a_checker_is_known_to_all_brokers_and_again_when_one_comes_back() -> None:
+    async with Peers("a", "b") as peers, Producer(peers.address, group="g") as producer:
+        producer.checker(name="n")(lambda message: None)
+        await until(lambda: all(peers[name].asked(RequestCode.HEART_BEAT) for name in "ab"))
+        peers["b"].lines[0].abort()
+        await until(lambda: len(peers["b"].asked(RequestCode.HEART_BEAT)) == 2)
 
 
 async def test_a_closed_client_says_so() -> None:
