@@ -44,7 +44,8 @@ class Line(asyncio.Protocol):
         self._waiting: dict[int, asyncio.Future[tuple[Command, Body]]] = {}
         self._may_write = asyncio.Event()
         self._may_write.set()
-        self._outgoing: list[bytes] = []  # of this turn of the loop: one write for all of it
+        self._outgoing: list[bytes] = []  # of this turn of the loop
+        self._has_written = False  # in this turn
         self._sweeping = False
         self.is_open = True
 
@@ -116,11 +117,16 @@ class Line(asyncio.Protocol):
             self._transport.close()
 
     def _write(self, data: bytes) -> None:
-        if not self._outgoing:
+        """The first of a turn goes at once, for who has only one; the others go together."""
+        if self._has_written:
+            self._outgoing.append(data)
+        elif self._transport is not None:
+            self._has_written = True
             asyncio.get_running_loop().call_soon(self._flush)
-        self._outgoing.append(data)
+            self._transport.write(data)
 
     def _flush(self) -> None:
+        self._has_written = False
         outgoing, self._outgoing = self._outgoing, []
         if outgoing and self._transport is not None:
             self._transport.write(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))

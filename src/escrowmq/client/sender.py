@@ -57,7 +57,9 @@ class Sender:
         for attempt in itertools.count():
             queue: Queue | None = None
             try:
-                queue = await self._choose(packed, pick, tried)
+                queue = self._choose_now(packed, pick, tried) or await self._choose(
+                    packed, pick, tried
+                )
                 return await self._send_to(queue, packed)
             except (TransportError, RequestRefused) as error:
                 if error.may_have_happened:
@@ -107,10 +109,17 @@ class Sender:
         self.faults.answered(queue.broker, now_s - began_s, now_s)
         return result
 
+    def _choose_now(self, packed: Packed, pick: Pick | None, tried: set[str]) -> Queue | None:
+        """Without asking anybody, if the route is known and nothing has failed yet."""
+        if tried or (route := self._routes.known(packed.topic)) is None:
+            return None
+        return self._choose_of(route, packed, pick, tried)
+
     async def _choose(self, packed: Packed, pick: Pick | None, tried: set[str]) -> Queue:
-        route = None if tried else self._routes.known(packed.topic)
-        if route is None:
-            route = await self._route(packed.topic, is_again=bool(tried))
+        route = await self._route(packed.topic, is_again=bool(tried))
+        return self._choose_of(route, packed, pick, tried)
+
+    def _choose_of(self, route: Route, packed: Packed, pick: Pick | None, tried: set[str]) -> Queue:
         queues: Sequence[Queue] = route.writable
         if not queues:
             raise NoRoute(f"no queue of {packed.topic} can be written to")

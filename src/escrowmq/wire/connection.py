@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from escrowmq.errors import NotSent, OutcomeUnknown, RemoteProtocolError, RequestRefused
 from escrowmq.wire.codes import FLAG_ONEWAY, JSON, request_name
 from escrowmq.wire.command import INT32_MAX, Command, decode_command, encode_command
@@ -38,15 +40,13 @@ class Refused:
     error: RequestRefused
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, gc=False):
     opaque: int
     code: int
     deadline_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, gc=False):
     call: Call
     command: Command
     body: Body
@@ -95,7 +95,8 @@ class Connection:
         return self._reader.frames()
 
     def _event(self, serializer: int, header: bytes, body: Body) -> Event:
-        if serializer == JSON:
+        # A code of one digit is an answer's: a client need not look among the requests for it.
+        if serializer == JSON and header[9:10] != b",":
             head = decode_head(header)
             if head is not None:
                 return Request(head, body, JSON)
