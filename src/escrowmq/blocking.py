@@ -33,7 +33,7 @@ from escrowmq.client.listener import (
 from escrowmq.client.loopthread import PerProcess, client_loop, run_on
 from escrowmq.client.messages import Message, Queue, ReceivedMessage, SendResult, SendStatus
 from escrowmq.client.producer import Selector
-from escrowmq.errors import WrongProcess
+from escrowmq.errors import Rollback, WrongProcess
 from escrowmq.message.verdict import Verdict
 
 __all__ = ["Consumer", "Producer", "Transaction", "TransactionProducer"]
@@ -171,15 +171,18 @@ class TransactionProducer(_Producer[listeners.TransactionProducer]):
         execute = self.listener.execute_local_transaction
         if inspect.iscoroutinefunction(execute):
             return self._run(inner.send_in_transaction(message, arg))
-        half = self._run(inner.park(message))
-        if half.status is not SendStatus.SEND_OK:
-            return self._run(inner.finish(half, Verdict.ROLLBACK))
-        verdict, error = Verdict.UNKNOWN, None
+        parked = self._run(inner.park(message))
+        if parked.half.status is not SendStatus.SEND_OK:
+            return self._run(inner.finish(parked, Verdict.ROLLBACK))
+        verdict: Verdict = Verdict.UNKNOWN
+        error: Exception | None = None
         try:
-            verdict = verdict_of(execute(local_message(message, half), arg))
+            verdict = verdict_of(execute(local_message(message, parked.half), arg))
+        except Rollback:
+            verdict = Verdict.ROLLBACK
         except Exception as failure:
             error = failure
-        return self._run(inner.finish(half, verdict, error))
+        return self._run(inner.finish(parked, verdict, error))
 
 
 class Transaction:

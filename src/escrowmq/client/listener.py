@@ -1,19 +1,12 @@
 """Transactions as RocketMQ's own clients write them: a listener that does the local work.
 
-class Orders(TransactionListener):
-    def execute_local_transaction(self, message, arg):   # the half is parked: do the work
-        return Verdict.COMMIT
-    def check_local_transaction(self, message):          # the broker asks what became of it
-        return Verdict.COMMIT
+`send_in_transaction` parks a half, has the listener do the local work, and tells the broker:
 
-async with TransactionProducer("127.0.0.1:9876", group="orders", listener=Orders()) as producer:
-    result = await producer.send_in_transaction(Message("orders", b"o-1"), arg=order)
-
-the half was answered with      the local work      the transaction
-SEND_OK                         is done             ends as it says
-  and None comes back, an exception, or no verdict  stays open; the exception is the remark
-another status                  is not done         is rolled back
-an error                        is not done         the error is raised
+    the half was answered with      the local work      the transaction
+    SEND_OK                         is done             ends as it says; Rollback rolls back
+      and None comes back, an exception, or no verdict  stays open; the exception is the remark
+    another status                  is not done         is rolled back
+    an error                        is not done         the error is raised
 """
 
 from __future__ import annotations
@@ -24,12 +17,14 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from escrowmq.client.checkers import ALL
 from escrowmq.client.ending import Outcome
 from escrowmq.client.messages import Message, Queue, ReceivedMessage, SendResult, SendStatus
 from escrowmq.client.producer import Producer
+from escrowmq.client.telemetry import Span
+from escrowmq.errors import Rollback
 from escrowmq.message import names
 from escrowmq.message.verdict import Verdict
 
@@ -64,6 +59,13 @@ class TransactionSendResult:
     error: Exception | None = None  # what the local transaction raised
 
 
+class Parked(NamedTuple):
+    """Between the half and the end."""
+
+    half: SendResult
+    span: Span | None = None
+
+
 class TransactionProducer(Producer):
     """A Producer with a listener, which also answers for every transaction of the group that has
     no checker of its own. Options are those of Producer."""
@@ -86,11 +88,14 @@ class TransactionProducer(Producer):
         self.checker(ALL)(listener.check_local_transaction)
 
     async def send_in_transaction(self, message: Message, arg: Any = None) -> TransactionSendResult:
-        half = await self.park(message)
-        if half.status is not SendStatus.SEND_OK:
-            return await self.finish(half, Verdict.ROLLBACK)
-        local = local_message(message, half)
-        verdict, error = Verdict.UNKNOWN, None
+        """Park, do the local work, tell the broker. Raises what `send` raises, and
+        TransactionContradicted if it was decided otherwise meanwhile."""
+        parked = await self.park(message)
+        if parked.half.status is not SendStatus.SEND_OK:
+            return await self.finish(parked, Verdict.ROLLBACK)
+        local = local_message(message, parked.half)
+        verdict: Verdict = Verdict.UNKNOWN
+        error: Exception | None = None
         try:
             execute = self.listener.execute_local_transaction
             if inspect.iscoroutinefunction(execute):
@@ -99,23 +104,33 @@ class TransactionProducer(Producer):
                 said = await asyncio.to_thread(execute, local, arg)
                 said = await said if inspect.isawaitable(said) else said
             verdict = verdict_of(said)
+        except Rollback:
+            verdict = Verdict.ROLLBACK
         except Exception as failure:
             error = failure
-        return await self.finish(half, verdict, error)
+        return await self.finish(parked, verdict, error)
 
-    async def park(self, message: Message) -> SendResult:
+    async def park(self, message: Message) -> Parked:
         """The first step: the half is stored, where no consumer looks."""
-        return await self._park(message, {})
+        span = self._telemetry.transaction() if self._telemetry is not None else None
+        try:
+            return Parked(await self._park(message, {}, span), span)
+        except BaseException as error:
+            if span is not None:
+                span.end({}, error)
+            raise
 
     async def finish(
-        self, half: SendResult, verdict: Verdict, error: Exception | None = None
+        self, parked: Parked, verdict: Verdict, error: Exception | None = None
     ) -> TransactionSendResult:
-        """The last step. Raises TransactionContradicted if it was decided otherwise meanwhile."""
-        remark = ""
+        """The last step: what became of it."""
+        half, remark = parked.half, ""
         if error is not None:
             log.error("local transaction failed id=%s", half.message_id, exc_info=error)
             remark = f"local transaction failed: {error!r}"
         outcome, refusal = await self._ends.end([half], verdict, remark=remark)
+        if parked.span is not None:
+            parked.span.end({"escrowmq.transaction.state": outcome.state}, refusal or error)
         if refusal is not None:
             raise refusal
         return TransactionSendResult(

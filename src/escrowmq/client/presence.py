@@ -39,6 +39,7 @@ class Presence:
         routes: Routes,
         *,
         timeout_s: float,
+        heartbeat_s: float,
         has_checkers: Callable[[], bool],
     ) -> None:
         beat = Heartbeat(client_id=client_id, producer_data_set=[ProducerEntry(group_name=group)])
@@ -46,6 +47,7 @@ class Presence:
         self._lines = lines
         self._routes = routes
         self._timeout_s = timeout_s
+        self._heartbeat_s = heartbeat_s
         self._has_checkers = has_checkers
         self._introduced: dict[str, Line] = {}  # by address
         self._introducing: dict[Line, asyncio.Task[None]] = {}
@@ -110,19 +112,19 @@ class Presence:
             await asyncio.gather(self._keeping, return_exceptions=True)
 
     async def _keep(self) -> None:
-        pause_s = LOOK_S
+        pause_s = look_s = min(LOOK_S, self._heartbeat_s)
         while True:
             is_well = await self._announce()
-            pause_s = HEARTBEAT_S if is_well else min(2 * pause_s, HEARTBEAT_S)
-            if await self._is_idle(pause_s) and is_well:
+            pause_s = self._heartbeat_s if is_well else min(2 * pause_s, self._heartbeat_s)
+            if await self._is_idle(pause_s, look_s) and is_well:
                 await self._routes.refresh()
                 await self._beat_all()
 
-    async def _is_idle(self, seconds: float) -> bool:
+    async def _is_idle(self, seconds: float, look_s: float) -> bool:
         """Wait so long; less, and False, if there is a reason to look around at once."""
-        for _ in range(round(seconds / LOOK_S)):
+        for _ in range(round(seconds / look_s)):
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout(look_s):
                     await self._wanted.wait()
             if self._wanted.is_set():
                 self._wanted.clear()

@@ -27,7 +27,7 @@ from escrowmq.client.lines import Lines
 from escrowmq.client.messages import Message, Queue, SendResult
 from escrowmq.client.namespace import INSTANCE_ID, Namespace
 from escrowmq.client.packing import COMPRESS_OVER, Packed, Packer
-from escrowmq.client.presence import Presence
+from escrowmq.client.presence import HEARTBEAT_S, Presence
 from escrowmq.client.routes import Routes
 from escrowmq.client.sender import Pick, Sender
 from escrowmq.client.telemetry import Span, Telemetry
@@ -51,7 +51,8 @@ class Producer:
     """`servers`: name servers, "127.0.0.1:9876" or several with semicolons between them.
 
     `timeout_s` is for one attempt, `retries` how many follow a first one that failed. Bodies over
-    `compress_over` bytes (None: none) go out compressed by `compression`: zlib, lz4 or zstd.
+    `compress_over` bytes (None: none) go out compressed by `compression`: zlib, lz4 or zstd. Every
+    `heartbeat_s` the brokers hear from it, and routes are asked for anew.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Producer:
         compression: str = "zlib",
         batch_bytes_max: int = BATCH_BYTES_MAX,
         checkers_at_once: int = AT_ONCE,
+        heartbeat_s: float = HEARTBEAT_S,
         telemetry: Any = None,
         clock: Clock | None = None,
     ) -> None:
@@ -85,14 +87,18 @@ class Producer:
             telemetry=self._telemetry,
             at_once=checkers_at_once,
         )
-        address = own_address()
-        self._keys = UniqueKeys(address=address, process_id=os.getpid(), salt=secrets.randbits(32))
+        self._open(timeout_s=timeout_s, retries=retries, heartbeat_s=heartbeat_s)
+
+    def _open(self, *, timeout_s: float, retries: int, heartbeat_s: float) -> None:
+        wrapped, address, process_id = self._wrapped_group, own_address(), os.getpid()
+        self._keys = UniqueKeys(address=address, process_id=process_id, salt=secrets.randbits(32))
         self._presence = Presence(
             wrapped,
-            f"{address}@{os.getpid()}#{secrets.token_hex(4)}",
+            f"{address}@{process_id}#{secrets.token_hex(4)}",
             self._lines,
             self._routes,
             timeout_s=timeout_s,
+            heartbeat_s=heartbeat_s,
             has_checkers=self._checkers.are_there,
         )
         self._sender = Sender(
@@ -136,19 +142,14 @@ class Producer:
         which say whether it may be tried again, and whether it may have happened.
 
         `queue`: this one, or a function that chooses from the topic's queues."""
-        if self._telemetry is not None:
-            return await self._send_traced(message, queue, self._telemetry)
-        topic = self.namespace.wrap(message.topic)
-        packed = self._packer.pack(message, topic, self._unique_key(), more=self._marks)
         pick = None if queue is None else self._pick(queue, message)
-        return self._seen(await self._sender.send(packed, pick))
+        return await self._send(message, self._marks, pick=pick)
 
     async def send_one_way(
         self, message: Message, *, queue: Queue | Selector | None = None
     ) -> None:
         """Nobody knows whether it arrived."""
-        topic = self.namespace.wrap(message.topic)
-        packed = self._packer.pack(message, topic, self._unique_key(), more=self._marks)
+        packed = self._packed(message, self._marks)
         await self._sender.post(packed, None if queue is None else self._pick(queue, message))
 
     async def send_batch(
@@ -190,39 +191,32 @@ class Producer:
         queues = await self._sender.queues(self.namespace.wrap(topic))
         return [queue._replace(topic=topic) for queue in queues]
 
-    async def _send_traced(
-        self,
-        message: Message,
-        queue: Queue | Selector | None,
-        telemetry: Telemetry,
-    ) -> SendResult:
-        pick = None if queue is None else self._pick(queue, message)
-        return await self._send_spanned(message, self._marks, telemetry, None, pick=pick)
-
-    async def _send_spanned(
+    async def _send(
         self,
         message: Message,
         more: dict[str, str],
-        telemetry: Telemetry,
-        parent: Span | None,
         *,
         pick: Pick | None = None,
         sys_flag: int = 0,
         delays: bool = True,
+        parent: Span | None = None,
     ) -> SendResult:
-        span, carried = telemetry.sending(message.topic, parent=parent)
+        if self._telemetry is None:
+            packed = self._packed(message, more, sys_flag, delays)
+            return self._seen(await self._sender.send(packed, pick))
+        span, carried = self._telemetry.sending(message.topic, parent=parent)
         failure: BaseException | None = None
-        packed = self._packed(message, {**more, **carried}, sys_flag, delays)
         try:
+            packed = self._packed(message, {**more, **carried}, sys_flag, delays)
             return self._seen(await self._sender.send(packed, pick))
         except BaseException as error:
             failure = error
             raise
         finally:
-            span.end({"messaging.message.id": packed.message_id}, failure)
+            span.end({}, failure)
 
     def _packed(
-        self, message: Message, more: dict[str, str], sys_flag: int, delays: bool
+        self, message: Message, more: dict[str, str], sys_flag: int = 0, delays: bool = True
     ) -> Packed:
         return self._packer.pack(
             message,
@@ -311,17 +305,9 @@ class Producer:
         marks = {names.TRANSACTIONAL: "true", names.PRODUCER_GROUP: self._wrapped_group}
         more = {**self._marks, **marks, **more}
         delays = not message.is_delayed or await self._may_delay_halves(message.topic)
-        if self._telemetry is not None:
-            return await self._send_spanned(
-                message,
-                more,
-                self._telemetry,
-                parent,
-                sys_flag=TRANSACTION_PREPARED,
-                delays=delays,
-            )
-        packed = self._packed(message, more, TRANSACTION_PREPARED, delays)
-        return self._seen(await self._sender.send(packed))
+        return await self._send(
+            message, more, sys_flag=TRANSACTION_PREPARED, delays=delays, parent=parent
+        )
 
     async def _may_delay_halves(self, topic: str) -> bool:
         """RocketMQ loses a half that has a delay, so it goes there without; ours counts it from

@@ -84,7 +84,7 @@ class Telemetry:
         self._api.propagator.inject(carrier, context=span.context)
         return span, {name: value for name, value in carrier.items() if value}
 
-    def transaction(self, name: str) -> Span:
+    def transaction(self, name: str = "") -> Span:
         return self._begin(f"transaction {name}".rstrip(), self._kinds.INTERNAL, None, {})
 
     @contextmanager

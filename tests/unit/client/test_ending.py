@@ -198,6 +198,7 @@ class SaysLater(Says):
         (Verdict.UNKNOWN, Verdict.UNKNOWN, 0),
         (None, Verdict.UNKNOWN, 0),
         (OSError("disk on fire"), Verdict.UNKNOWN, 0),
+        (Rollback(), Verdict.ROLLBACK, 12),
         ("COMMIT", Verdict.UNKNOWN, 0),
     ],
     ids=str,
@@ -224,7 +225,7 @@ async def test_what_the_listener_says_is_told(
     assert end.head.fields.commit_or_rollback == told
     assert end.head.is_oneway == (told == 0) == result.outcome.one_way
     assert result.outcome.acknowledged == (told != 0)
-    if isinstance(said, Exception):
+    if isinstance(said, OSError):
         assert "disk on fire" in end.head.remark
         assert result.error is said
     elif said == "COMMIT":

@@ -128,13 +128,17 @@ async def test_many_first_sends_ask_and_introduce_themselves_once() -> None:
         assert len(peers["a"].asked(RequestCode.HEART_BEAT)) == 1
 
 
-async def test_routes_are_refreshed() -> None:
-    async with Peers("a", "b") as peers, Producer(peers.address, group="g") as producer:
+async def test_routes_are_refreshed_and_brokers_hear_from_us_in_the_background() -> None:
+    async with Peers("a", "b") as peers:
         peers["b"].is_listed = False
-        assert {queue.broker for queue in await producer.queues("t")} == {"a"}
-        peers["b"].is_listed = True
-        await producer._routes.refresh()
-        assert {queue.broker for queue in await producer.queues("t")} == {"a", "b"}
+        async with Producer(peers.address, group="g", heartbeat_s=0.05) as producer:
+            await producer.send(Message("t", b"x"))
+            peers["b"].is_listed = True
+            beats = len(peers["a"].asked(RequestCode.HEART_BEAT))
+            await until(lambda: len(peers["a"].asked(RequestCode.HEART_BEAT)) > beats + 1)
+            assert {queue.broker for queue in await producer.queues("t")} == {"a", "b"}
+            peers.is_silent = True  # the old route serves on
+            await producer.send(Message("t", b"x"))
 
 
 async def test_a_sharding_key_keeps_its_queue_while_the_route_stays() -> None:
