@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from escrowmq.client.consumer import Consumer
+    from escrowmq.client.ending import Outcome
     from escrowmq.client.filters import Sql
     from escrowmq.client.limits import Limits
+    from escrowmq.client.listener import (
+        TransactionListener,
+        TransactionProducer,
+        TransactionSendResult,
+    )
     from escrowmq.client.lite import LiteConsumer
-    from escrowmq.client.messages import Message, ReceivedMessage, SendResult, SendStatus
+    from escrowmq.client.messages import Message, Queue, ReceivedMessage, SendResult, SendStatus
     from escrowmq.client.producer import Producer
     from escrowmq.client.puller import PullConsumer
-    from escrowmq.client.transaction import Outcome, Transaction
+    from escrowmq.client.transaction import Transaction
     from escrowmq.errors import Rollback
     from escrowmq.message.verdict import Verdict
 
@@ -23,15 +29,19 @@ _HOMES = {
     "Limits": "escrowmq.client.limits",
     "LiteConsumer": "escrowmq.client.lite",
     "Message": "escrowmq.client.messages",
-    "Outcome": "escrowmq.client.transaction",
+    "Outcome": "escrowmq.client.ending",
     "Producer": "escrowmq.client.producer",
     "PullConsumer": "escrowmq.client.puller",
+    "Queue": "escrowmq.client.messages",
     "ReceivedMessage": "escrowmq.client.messages",
     "Rollback": "escrowmq.errors",
     "SendResult": "escrowmq.client.messages",
     "SendStatus": "escrowmq.client.messages",
     "Sql": "escrowmq.client.filters",
     "Transaction": "escrowmq.client.transaction",
+    "TransactionListener": "escrowmq.client.listener",
+    "TransactionProducer": "escrowmq.client.listener",
+    "TransactionSendResult": "escrowmq.client.listener",
     "Verdict": "escrowmq.message.verdict",
 }
 
@@ -43,12 +53,16 @@ __all__ = [
     "Outcome",
     "Producer",
     "PullConsumer",
+    "Queue",
     "ReceivedMessage",
     "Rollback",
     "SendResult",
     "SendStatus",
     "Sql",
     "Transaction",
+    "TransactionListener",
+    "TransactionProducer",
+    "TransactionSendResult",
     "Verdict",
 ]
 

@@ -14,9 +14,9 @@ from escrowmq.client import lite, puller
 from escrowmq.client.calls import Pulled
 from escrowmq.client.filters import Subscribed, Wanted
 from escrowmq.client.handlers import Handler
+from escrowmq.client.loopthread import Blocking, made
 from escrowmq.client.messages import Queue, ReceivedMessage
 from escrowmq.client.places import Moment
-from escrowmq.loopthread import Blocking, made
 
 
 class Consumer(Blocking):

@@ -11,6 +11,8 @@ import time
 from datetime import UTC, datetime
 from typing import Protocol
 
+Moment = datetime  # with a time zone; for those who may not read the clock
+
 
 class Clock(Protocol):
     def now_ms(self) -> int: ...
@@ -45,6 +47,10 @@ class ManualClock:
     def step_wall(self, *, ms: int) -> None:
         """Jump wall time alone, as an operator's `date` or NTP would."""
         self._now_ms += ms
+
+
+def since_1970_ms(moment: Moment) -> int:
+    return round(moment.timestamp() * 1000)
 
 
 def file_stamp(now_ms: int) -> str:

@@ -14,9 +14,12 @@ EscrowError
     UnknownRequest         nobody handles this request code
   TransportError         the network failed
     NotSent                nothing left this machine
+      ClientClosed           its client is closed, or was never opened
+      WrongProcess           its client was made before a fork; make one in this process
     OutcomeUnknown         it was sent, no answer came
     NoRoute                no broker has this topic
     HalfNotSafe            a half was stored less safely than it should be, and is rolled back
+    PartlySent             of a batch that took several requests, only the first ones are stored
   StoreError             the disk, or what is on it
     StoreFull              no room; nothing was stored
     StoreFailed            a write or flush failed; restart, so that recovery finds what is true
@@ -37,18 +40,25 @@ EscrowError
   WriterFenced           a newer writer has taken over, or the batch is past
   Rollback               raised by users: roll this transaction back
 
-Callers ask an error two things, both class attributes: may I retry, and may it have taken
-effect?
+Callers ask an error two things: may I retry (`retriable`), and may it have taken effect
+(`may_have_happened`)?
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, Final
+
+_SYSTEM_ERROR: Final = 1
+
+# Answers after which another broker, or the same one a little later, may do it: an error inside
+# the broker, busy, not available, not allowed here, no such topic here, wrong unit, going away.
+_RETRIABLE_CODES: Final = frozenset((_SYSTEM_ERROR, 2, 14, 16, 17, 204, 205, 1500))
 
 
 class EscrowError(Exception):
-    retriable: ClassVar[bool] = False
-    maybe_applied: ClassVar[bool] = False
+    retriable: bool = False
+    may_have_happened: bool = False
 
 
 class ProtocolError(EscrowError):
@@ -88,6 +98,9 @@ class RequestRefused(EscrowError):
         super().__init__(f"code={code} remark={remark!r}")
         self.code = code
         self.remark = remark
+        self.retriable = code in _RETRIABLE_CODES
+        # Whatever broke inside the broker may have broken after the work was done.
+        self.may_have_happened = code == _SYSTEM_ERROR
 
 
 class BadField(RequestRefused):
@@ -106,8 +119,16 @@ class NotSent(TransportError):
     pass
 
 
+class ClientClosed(NotSent):
+    retriable = False
+
+
+class WrongProcess(NotSent):
+    retriable = False
+
+
 class OutcomeUnknown(TransportError):
-    maybe_applied = True
+    may_have_happened = True
 
 
 class NoRoute(TransportError):
@@ -116,6 +137,21 @@ class NoRoute(TransportError):
 
 class HalfNotSafe(TransportError):
     pass
+
+
+class PartlySent(TransportError):
+    """`results` are of the messages that are stored, from the first on; `cause` is what stopped the
+    others. Send those that are left, not all of them."""
+
+    may_have_happened = True
+
+    def __init__(self, results: Sequence[Any], count: int, cause: EscrowError) -> None:
+        super().__init__(
+            f"{len(results)} of {count} messages are stored; send the others again: {cause}"
+        )
+        self.results = results
+        self.cause = cause
+        self.retriable = cause.retriable
 
 
 class StoreError(EscrowError):
@@ -127,7 +163,7 @@ class StoreFull(StoreError):
 
 
 class StoreFailed(StoreError):
-    maybe_applied = True
+    may_have_happened = True
 
 
 class StoreLocked(StoreError):

@@ -1,8 +1,7 @@
-"""The blocking face of the client, used by several threads, and in a forked child."""
+"""The blocking face of the client, used by several threads."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +9,6 @@ import pytest
 
 from escrowmq import Message, ReceivedMessage, Rollback, Verdict
 from escrowmq.blocking import Consumer, Producer
-from escrowmq.errors import NotSent
 from tests.brokers import Served
 
 pytestmark = pytest.mark.slow
@@ -51,23 +49,3 @@ def test_a_block_commits_rolls_back_or_is_asked_about(served: Served) -> None:
         with pytest.raises(ZeroDivisionError), producer.transaction(Message("paid", b"crashed")):
             raise ZeroDivisionError
         assert sorted(receive(served, "paid", 3)) == [b"crashed", b"first", b"second"]
-
-
-def test_a_forked_child_makes_its_own(served: Served) -> None:
-    with Producer(served.namesrv_address, group="p") as producer:
-        producer.send(Message("forked", b"parent"))
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                try:
-                    producer.send(Message("forked", b"through the parent's"))
-                except NotSent:
-                    with Producer(served.namesrv_address, group="p") as own:
-                        own.send(Message("forked", b"child"))
-                    code = 0
-            finally:
-                os._exit(code)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 0
-    assert sorted(receive(served, "forked", 2)) == [b"child", b"parent"]

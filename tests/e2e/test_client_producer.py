@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from escrowmq import Message, Producer, ReceivedMessage, Rollback, SendStatus, V
 from escrowmq.errors import (
     EscrowError,
     NoRoute,
-    NotSent,
     RequestRefused,
     TransactionContradicted,
     TransportError,
@@ -133,8 +131,8 @@ async def test_who_was_decided_on_otherwise_hears_of_it(served: Served) -> None:
         with pytest.raises(TransactionContradicted):  # noqa: PT012
             async with producer.transaction(Message("contradicted", b"x")) as tx:
                 [half] = tx.halves
-                fields = tx._end_of(half, Verdict.ROLLBACK)
-                line = await producer._line_to_broker(half.queue.broker)
+                fields = producer._ends.fields_of(half, Verdict.ROLLBACK)
+                line = await producer._line_to(half.queue, False)
                 await line.ask(37, fields, timeout_s=3)
     assert bodies(served, "contradicted") == []
 
@@ -143,20 +141,12 @@ async def test_errors_say_whether_to_try_again(served: Served) -> None:
     async with Producer(served.namesrv_address, group="p", retries=0) as producer:
         with pytest.raises(RequestRefused) as refused:
             await producer.send(Message("RMQ_SYS_TRANS_HALF_TOPIC", b"x"))
-        assert not refused.value.maybe_applied
+        assert not refused.value.may_have_happened
     async with Producer("127.0.0.1:1", group="p") as producer:
         with pytest.raises(TransportError) as failed:
             await producer.send(Message("audit", b"x"))
         assert failed.value.retriable
         assert not isinstance(failed.value, NoRoute)
-
-
-async def test_in_a_child_process_it_says_so(served: Served) -> None:
-    async with Producer(served.namesrv_address, group="p") as producer:
-        await producer.send(Message("forked", b"parent"))
-        producer._lines._process_id = os.getpid() - 1  # as a child would find it
-        with pytest.raises(NotSent, match="fork"):
-            await producer.send(Message("forked", b"child"))
 
 
 async def test_a_broker_that_comes_back_is_used_again(tmp_path: Path) -> None:

@@ -1,8 +1,4 @@
-"""The work that nobody waits for: being known to every broker, and removing rows that are done.
-
-A broker asks those that it knows. A process that has sent nothing yet makes itself known here, so
-that it can answer for one that died.
-"""
+"""The work that nobody waits for: removing rows that are done with."""
 
 from __future__ import annotations
 
@@ -12,35 +8,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from escrowmq import blocking
 from escrowmq.binding.marker import HOUR_MS, ROWS_AT_ONCE
-from escrowmq.client import producer as client
 from escrowmq.clock import Clock
-from escrowmq.errors import EscrowError
 
 log = logging.getLogger(__name__)
 
 ROUND_S: Final = 10.0
-EVERY_BROKER_HAS: Final = "SELF_TEST_TOPIC"
 ACKNOWLEDGED_MAX: Final = 100_000  # ids that wait for their removal; age removes what is beyond
-
-
-async def become_known(producer: client.Producer) -> None:
-    """To every broker of the cluster that it does not have a line to."""
-    try:
-        route = await producer._routes.of(EVERY_BROKER_HAS)
-    except EscrowError as error:
-        log.warning("no broker can ask us yet group=%s: %s", producer.group, error)
-        return
-    for address in route.addresses.values():
-        try:
-            await producer._line(address)
-        except EscrowError as error:
-            log.warning("a broker cannot ask us yet group=%s: %s", producer.group, error)
-
-
-def become_known_blocking(producer: blocking.Producer) -> None:
-    producer._run(become_known(producer._inner))
 
 
 class Chores:

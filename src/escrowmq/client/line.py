@@ -12,13 +12,13 @@ from escrowmq.errors import NotSent, OutcomeUnknown, RemoteProtocolError, Reques
 from escrowmq.wire.answers import refuse
 from escrowmq.wire.codes import request_name
 from escrowmq.wire.command import Command
-from escrowmq.wire.connection import Answer, Connection, Refused
+from escrowmq.wire.connection import Answer, Connection, Fields, Refused
 from escrowmq.wire.fastpath import Body, Request
-from escrowmq.wire.headers import Header
 
 log = logging.getLogger(__name__)
 
 CONNECT_S: Final = 3.0
+SWEEP_S: Final = 0.1  # how often calls are looked for whose time is over
 
 
 class Reply(NamedTuple):
@@ -44,6 +44,9 @@ class Line(asyncio.Protocol):
         self._waiting: dict[int, asyncio.Future[tuple[Command, Body]]] = {}
         self._may_write = asyncio.Event()
         self._may_write.set()
+        self._outgoing: list[bytes] = []  # of this turn of the loop
+        self._has_written = False  # in this turn
+        self._sweeping = False
         self.is_open = True
 
     @classmethod
@@ -61,31 +64,31 @@ class Line(asyncio.Protocol):
     # --- asking ----------------------------------------------------------------------------------
 
     async def call(
-        self, code: int, fields: Header | None = None, body: Body = b"", *, timeout_s: float
+        self, code: int, fields: Fields = None, body: Body = b"", *, timeout_s: float
     ) -> Reply:
         """The answer, whatever it says. Raises NotSent or OutcomeUnknown if there is none."""
-        await self._may_write.wait()
+        if not self._may_write.is_set():
+            await self._may_write.wait()
         if self._transport is None:
             raise NotSent(f"{self.address}: the connection is closed")
-        deadline_s = self._clock.elapsed_s() + timeout_s
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
         call, data = self._connection.call(code, fields, body, deadline_s=deadline_s)
-        answered = asyncio.get_running_loop().create_future()
+        answered = loop.create_future()
         self._waiting[call.opaque] = answered
-        self._transport.write(data)
+        self._write(data)
+        if not self._sweeping:
+            self._sweeping = True
+            loop.call_later(SWEEP_S, self._sweep, loop)
         try:
-            async with asyncio.timeout(timeout_s):
-                command, answer_body = await answered
-        except TimeoutError:
-            raise OutcomeUnknown(
-                f"{self.address}: no answer to {request_name(code)} in {timeout_s:g} s"
-            ) from None
+            command, answer_body = await answered
         finally:
-            self._waiting.pop(call.opaque, None)
+            del self._waiting[call.opaque]
             self._connection.forget(call)
         return Reply(command.code, command.remark, command.ext_fields, answer_body)
 
     async def ask(
-        self, code: int, fields: Header | None = None, body: Body = b"", *, timeout_s: float
+        self, code: int, fields: Fields = None, body: Body = b"", *, timeout_s: float
     ) -> Reply:
         """The same; any code but success is raised as RequestRefused."""
         reply = await self.call(code, fields, body, timeout_s=timeout_s)
@@ -93,20 +96,53 @@ class Line(asyncio.Protocol):
             raise RequestRefused(reply.code, reply.remark or f"{self.address}: code {reply.code}")
         return reply
 
-    def post(self, code: int, fields: Header | None = None, body: Body = b"") -> None:
+    def post(self, code: int, fields: Fields = None, body: Body = b"", *, remark: str = "") -> None:
         """One way. Raises NotSent."""
         if self._transport is None:
             raise NotSent(f"{self.address}: the connection is closed")
-        self._transport.write(self._connection.post(code, fields, body))
+        self._write(self._connection.post(code, fields, body, remark=remark))
+
+    async def room(self) -> None:
+        """For whoever posts much: wait until the other side has read some of it."""
+        await self._may_write.wait()
 
     def write(self, data: bytes) -> None:
         """An answer to what was asked."""
         if self._transport is not None and data:
-            self._transport.write(data)
+            self._write(data)
 
     def close(self) -> None:
+        self._flush()
         if self._transport is not None:
             self._transport.close()
+
+    def _write(self, data: bytes) -> None:
+        """The first of a turn goes at once, for who has only one; the others go together."""
+        if self._has_written:
+            self._outgoing.append(data)
+        elif self._transport is not None:
+            self._has_written = True
+            asyncio.get_running_loop().call_soon(self._flush)
+            self._transport.write(data)
+
+    def _flush(self) -> None:
+        self._has_written = False
+        outgoing, self._outgoing = self._outgoing, []
+        if outgoing and self._transport is not None:
+            self._transport.write(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """One timer for all calls of the line: there may be thousands, and few are ever late."""
+        for failed in self._connection.expire(now_s=loop.time()):
+            answered = self._waiting.get(failed.call.opaque)
+            if answered is not None and not answered.done():
+                name = request_name(failed.call.code)
+                answered.set_exception(
+                    OutcomeUnknown(f"{self.address}: no answer to {name} in time")
+                )
+        self._sweeping = bool(self._waiting)
+        if self._sweeping:
+            loop.call_later(SWEEP_S, self._sweep, loop)
 
     # --- asyncio ---------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import os
 
 from escrowmq.client.line import Asked, Line
 from escrowmq.clock import Clock
-from escrowmq.errors import NotSent
+from escrowmq.errors import ClientClosed, WrongProcess
 
 
 class Lines:
@@ -44,13 +44,18 @@ class Lines:
                 task.cancel()
         await asyncio.sleep(0)  # what was written leaves
 
+    @property
+    def is_usable(self) -> bool:
+        """Not closed, and not in a child of the process that made it."""
+        return not self._is_closed and os.getpid() == self._process_id
+
     def _refuse_if_forked(self) -> None:
         if self._is_closed:
-            raise NotSent("the client is closed")
+            raise ClientClosed("this client is closed: make another one")
         if os.getpid() != self._process_id:
-            raise NotSent(
+            raise WrongProcess(
                 "this client was made in another process (fork): its connections are the parent's; "
-                "make a client of its own in each child"
+                "make a client in each child; those of escrowmq.blocking do it by themselves"
             )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple
 
+from escrowmq.clock import Moment
 from escrowmq.errors import LocalProtocolError
 from escrowmq.message import names
 from escrowmq.message.compression import decompress_body
@@ -14,9 +15,9 @@ from escrowmq.message.ids import encode_offset_id
 from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import StoredRecord
 
-SHARDING_KEY = "__SHARDINGKEY"
-DELAY_MS = "TIMER_DELAY_MS"
-DELIVER_MS = "TIMER_DELIVER_MS"
+TX_ID = "TX_ID"  # on every message of a transaction: the id of its first
+TX_NAME = "TX_NAME"  # what kind of transaction it is, for the checkers
+DELAY_S_MAX = 100 * 365 * 86_400
 BODY_BYTES_MAX = 64 << 20  # of a compressed body, once it is not
 
 
@@ -31,34 +32,37 @@ class Message:
     tags: str = ""
     properties: Mapping[str, str] = field(default_factory=dict)
     sharding_key: str = ""  # messages with the same one go to the same queue, in order
-    delay_level: int = 0
-    delay_ms: int = 0
-    deliver_at_ms: int = 0  # since 1970
+    delay_level: int = 0  # RocketMQ's: 1 is a second, 18 two hours
+    delay_s: float = 0  # from when the broker has it; in a transaction, from the commit
+    deliver_at: Moment | None = None  # with a time zone
     flag: int = 0
 
     def __post_init__(self) -> None:
+        if not self.topic:
+            raise LocalProtocolError("a message has a topic")
         if not isinstance(self.body, bytes):
             raise TypeError(f"a message's body is bytes, not {type(self.body).__name__}")
-        if sum(map(bool, (self.delay_level, self.delay_ms, self.deliver_at_ms))) > 1:
-            raise LocalProtocolError("a message has one delay: a level, a span or a time")
+        if self.delay_level or self.delay_s or self.deliver_at is not None:
+            self._refuse_bad_delay()
 
-    def all_properties(self, unique_key: str) -> dict[str, str]:
-        """Its own, and those that say what the others of its fields say."""
-        found = dict(self.properties)
-        keys = self.keys if isinstance(self.keys, str) else " ".join(self.keys)
-        for name, value in (
-            (names.KEYS, keys),
-            (names.TAGS, self.tags),
-            (SHARDING_KEY, self.sharding_key),
-            (names.DELAY_LEVEL, str(self.delay_level or "")),
-            (DELAY_MS, str(self.delay_ms or "")),
-            (DELIVER_MS, str(self.deliver_at_ms or "")),
-        ):
-            if value:
-                found[name] = value
-        found.setdefault(names.UNIQUE_KEY, unique_key)
-        found.setdefault(names.WAIT_STORED, "true")
-        return found
+    def _refuse_bad_delay(self) -> None:
+        if sum((bool(self.delay_level), bool(self.delay_s), self.deliver_at is not None)) > 1:
+            raise LocalProtocolError("a message has one delay: a level, a span or a time")
+        if not isinstance(self.delay_level, int) or self.delay_level < 0:
+            raise LocalProtocolError(f"a delay level is 1 or more, not {self.delay_level!r}")
+        if not 0 <= self.delay_s < DELAY_S_MAX:
+            raise LocalProtocolError(f"delay_s is a span from now on, not {self.delay_s!r}")
+        if self.deliver_at is not None and self.deliver_at.tzinfo is None:
+            raise LocalProtocolError("deliver_at needs a time zone, like datetime.now(UTC) has one")
+
+    @property
+    def is_delayed(self) -> bool:
+        return bool(self.delay_level or self.delay_s or self.deliver_at is not None)
+
+    @property
+    def transaction_id(self) -> str:
+        """Known to the local transaction of a listener; empty before the message is parked."""
+        return self.properties.get(TX_ID) or self.properties.get(names.UNIQUE_KEY, "")
 
 
 class Queue(NamedTuple):
@@ -92,7 +96,12 @@ class ReceivedMessage:
     @property
     def transaction_id(self) -> str:
         """Of the transaction that it was sent in; that of its first message, if there are more."""
-        return self.properties.get("TX_ID") or self.message_id
+        return self.properties.get(TX_ID) or self.message_id
+
+    @property
+    def transaction_name(self) -> str:
+        """What `producer.transaction(…, name=…)` called it."""
+        return self.properties.get(TX_NAME, "")
 
 
 def received(record: StoredRecord, broker: str = "") -> ReceivedMessage:

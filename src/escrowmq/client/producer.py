@@ -1,72 +1,125 @@
-"""Send messages: to a queue that works, again if it may help, and in a transaction."""
+"""Send messages: one, many, in order, later, and in a transaction."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, TypeVar
 
-from escrowmq.client.checkers import Checker, Checkers
+from escrowmq.client.batches import (
+    BATCH_BYTES_MAX,
+    cut,
+    items_of,
+    pack_batch,
+    refuse_mixed,
+    results_of,
+)
+from escrowmq.client.checkers import AT_ONCE, CheckCounts, Checker, Checkers
+from escrowmq.client.ending import Ends
 from escrowmq.client.line import Line
 from escrowmq.client.lines import Lines
 from escrowmq.client.messages import Message, Queue, SendResult
+from escrowmq.client.namespace import INSTANCE_ID, Namespace
+from escrowmq.client.packing import COMPRESS_OVER, Packed, Packer
+from escrowmq.client.presence import HEARTBEAT_S, Presence
 from escrowmq.client.routes import Routes
-from escrowmq.client.sending import RETRIED, result_of, send_header
+from escrowmq.client.sender import Pick, Sender
+from escrowmq.client.telemetry import Span, Telemetry
 from escrowmq.client.transaction import Transaction
 from escrowmq.clock import Clock, SystemClock
-from escrowmq.errors import EscrowError, NoRoute, NotSent, RequestRefused, TransportError
+from escrowmq.errors import EscrowError, LocalProtocolError, PartlySent
 from escrowmq.message import names
 from escrowmq.message.ids import UniqueKeys
-from escrowmq.message.javahash import java_hash
 from escrowmq.message.sysflag import TRANSACTION_PREPARED
 from escrowmq.message.verdict import Verdict
-from escrowmq.wire.bodies import Heartbeat, ProducerEntry, encode_body
 from escrowmq.wire.codes import RequestCode
 from escrowmq.wire.fastpath import Request
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S: Final = 30.0
-LOOK_S: Final = 1.0  # so often: is a connection lost?
-AVOIDED_S: Final = 5.0  # a broker that failed is passed over for so long, if there is another
+Selector = Callable[[Sequence[Queue], Message], Queue]
+P = TypeVar("P", bound="Producer")
 
 
 class Producer:
-    """`servers`: name servers, "127.0.0.1:9876" or several with semicolons between them."""
+    """`servers`: name servers, "127.0.0.1:9876" or several with semicolons between them.
+
+    `timeout_s` is for one attempt, `retries` how many follow a first one that failed. Bodies over
+    `compress_over` bytes (None: none) go out compressed by `compression`: zlib, lz4 or zstd. Every
+    `heartbeat_s` the brokers hear from it, and routes are asked for anew.
+    """
 
     def __init__(
         self,
         servers: str | Sequence[str],
         *,
         group: str,
+        namespace: str = "",
         timeout_s: float = 3.0,
         retries: int = 2,
+        compress_over: int | None = COMPRESS_OVER,
+        compression: str = "zlib",
+        batch_bytes_max: int = BATCH_BYTES_MAX,
+        checkers_at_once: int = AT_ONCE,
+        heartbeat_s: float = HEARTBEAT_S,
+        telemetry: Any = None,
         clock: Clock | None = None,
     ) -> None:
         self.group = group
-        self._timeout_s = timeout_s
-        self._retries = retries
+        self.namespace = Namespace(namespace)
         self._clock = clock or SystemClock()
+        self._packer = Packer(over=compress_over, kind=compression)
+        self._batch_bytes_max = batch_bytes_max
+        self._telemetry = Telemetry.of(telemetry)
+        self._wrapped_group = wrapped = self.namespace.wrap(group)
+        self._marks = {INSTANCE_ID: namespace} if namespace else {}
         self._lines = Lines(self._asked, self._clock)
         self._routes = Routes(servers, self._lines, self._clock)
-        self._checkers = Checkers(group)
-        address = own_address()
-        self._client_id = f"{address}@{os.getpid()}#{secrets.token_hex(4)}"
-        self._keys = UniqueKeys(address=address, process_id=os.getpid(), salt=secrets.randbits(32))
-        self._turn = itertools.count(secrets.randbelow(1 << 16))
-        self._avoided: dict[str, float] = {}  # broker: until when
-        self._introduced: set[Line] = set()
-        self._heartbeat: asyncio.Task[None] | None = None
+        self._checkers = Checkers(
+            wrapped,
+            namespace=self.namespace,
+            telemetry=self._telemetry,
+            at_once=checkers_at_once,
+        )
+        self._open(timeout_s=timeout_s, retries=retries, heartbeat_s=heartbeat_s)
 
-    async def __aenter__(self) -> Producer:
-        self._heartbeat = asyncio.create_task(self._keep_known())
+    def _open(self, *, timeout_s: float, retries: int, heartbeat_s: float) -> None:
+        wrapped, address, process_id = self._wrapped_group, own_address(), os.getpid()
+        self._keys = UniqueKeys(address=address, process_id=process_id, salt=secrets.randbits(32))
+        self._presence = Presence(
+            wrapped,
+            f"{address}@{process_id}#{secrets.token_hex(4)}",
+            self._lines,
+            self._routes,
+            timeout_s=timeout_s,
+            heartbeat_s=heartbeat_s,
+            has_checkers=self._checkers.are_there,
+        )
+        self._sender = Sender(
+            wrapped,
+            self._routes,
+            self._presence,
+            self._clock,
+            timeout_s=timeout_s,
+            retries=retries,
+            first_turn=secrets.randbelow(1 << 16),
+        )
+        self._ends = Ends(
+            wrapped,
+            self.namespace,
+            line_to=self._line_to,
+            is_ours=self._presence.is_ours,
+            timeout_s=timeout_s,
+        )
+
+    async def __aenter__(self: P) -> P:
+        self._presence.begin()
         return self
 
     async def __aexit__(
@@ -78,84 +131,131 @@ class Producer:
         await self.close()
 
     async def close(self) -> None:
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
-            await asyncio.gather(self._heartbeat, return_exceptions=True)
+        await self._presence.close()
         await self._checkers.close()
         await self._lines.close()
 
     # --- sending ---------------------------------------------------------------------------------
 
-    async def send(self, message: Message, *, queue: Queue | None = None) -> SendResult:
+    async def send(self, message: Message, *, queue: Queue | Selector | None = None) -> SendResult:
         """Stored, as safely as the result's status says. Raises RequestRefused or TransportError,
-        which say whether it may be tried again, and whether it may have happened."""
-        return await self._send(message, {}, queue=queue)
+        which say whether it may be tried again, and whether it may have happened.
 
-    async def send_one_way(self, message: Message) -> None:
+        `queue`: this one, or a function that chooses from the topic's queues."""
+        pick = None if queue is None else self._pick(queue, message)
+        return await self._send(message, self._marks, pick=pick)
+
+    async def send_one_way(
+        self, message: Message, *, queue: Queue | Selector | None = None
+    ) -> None:
         """Nobody knows whether it arrived."""
-        queue = await self._choose(message, set())
-        properties = message.all_properties(self._unique_key())
-        line = await self._line(queue.address)
-        fields = send_header(
-            message, queue, properties, group=self.group, now_ms=self._clock.now_ms()
-        )
-        line.post(RequestCode.SEND_MESSAGE_V2, fields, message.body)
+        packed = self._packed(message, self._marks)
+        await self._sender.post(packed, None if queue is None else self._pick(queue, message))
+
+    async def send_batch(
+        self, messages: Sequence[Message], *, queue: Queue | Selector | None = None
+    ) -> list[SendResult]:
+        """Messages of one topic in as few requests as the size allows; a result for each, in order.
+
+        Each request is stored as a whole or not at all. Raises what `send` raises if nothing is
+        stored, and PartlySent if only the first requests are."""
+        messages = list(messages)
+        refuse_mixed(messages)
+        first = messages[0]
+        span, carried = None, self._marks
+        if self._telemetry is not None:
+            span, carried = self._telemetry.sending(first.topic, count=len(messages))
+            carried = {**self._marks, **carried}
+        items = items_of(messages, self._unique_keys(), carried)
+        pick = None if queue is None else self._pick(queue, first)
+        topic = self.namespace.wrap(first.topic)
+        results: list[SendResult] = []
+        failure: EscrowError | None = None
+        try:
+            for chunk in cut(items, self._batch_bytes_max):
+                packed = pack_batch(topic, chunk, first.sharding_key)
+                stored = self._seen(await self._sender.send(packed, pick))
+                results += results_of(stored, [message_id for message_id, _ in chunk])
+        except EscrowError as error:
+            failure = error
+            if not results:
+                raise
+            raise PartlySent(results, len(messages), error) from error
+        finally:
+            if span is not None:
+                span.end({}, failure)
+        return results
+
+    async def queues(self, topic: str) -> list[Queue]:
+        """Those of a topic that can be written to. Raises NoRoute."""
+        queues = await self._sender.queues(self.namespace.wrap(topic))
+        return [queue._replace(topic=topic) for queue in queues]
 
     async def _send(
         self,
         message: Message,
         more: dict[str, str],
         *,
-        queue: Queue | None = None,
+        pick: Pick | None = None,
         sys_flag: int = 0,
+        delays: bool = True,
+        parent: Span | None = None,
     ) -> SendResult:
-        # The same key for every attempt: a broker that has it already says so.
-        properties = message.all_properties(self._unique_key()) | more
-        message_id = properties[names.UNIQUE_KEY]
-        tried: set[str] = set()
-        for attempt in itertools.count():
-            chosen = queue or await self._choose(message, tried)
-            try:
-                line = await self._line(chosen.address)
-                fields = send_header(
-                    message,
-                    chosen,
-                    properties,
-                    group=self.group,
-                    now_ms=self._clock.now_ms(),
-                    sys_flag=sys_flag,
-                )
-                code = RequestCode.SEND_MESSAGE_V2
-                reply = await line.call(code, fields, message.body, timeout_s=self._timeout_s)
-                return result_of(reply, chosen, message_id)
-            except (TransportError, RequestRefused) as error:
-                self._passed_over(chosen, error)
-                tried.add(chosen.broker)
-                if attempt >= self._retries or not _may_retry(error):
-                    raise
-                log.info("send tried again broker=%s: %s", chosen.broker, error)
-        raise AssertionError("the loop ends with a result or an error")
+        if self._telemetry is None:
+            packed = self._packed(message, more, sys_flag, delays)
+            return self._seen(await self._sender.send(packed, pick))
+        span, carried = self._telemetry.sending(message.topic, parent=parent)
+        failure: BaseException | None = None
+        try:
+            packed = self._packed(message, {**more, **carried}, sys_flag, delays)
+            return self._seen(await self._sender.send(packed, pick))
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            span.end({}, failure)
 
-    async def _choose(self, message: Message, tried: set[str]) -> Queue:
-        route = await self._routes.to_write(message.topic, fresh=bool(tried))
-        queues = route.writable
-        if not queues:
-            raise NoRoute(f"no queue of {message.topic} can be written to")
-        if message.sharding_key:
-            return queues[java_hash(message.sharding_key) % len(queues)]
-        now_s = self._clock.elapsed_s()
-        untried = [queue for queue in queues if queue.broker not in tried] or queues
-        well = [queue for queue in untried if self._avoided.get(queue.broker, 0) <= now_s]
-        fit = well or untried
-        return fit[next(self._turn) % len(fit)]
+    def _packed(
+        self, message: Message, more: dict[str, str], sys_flag: int = 0, delays: bool = True
+    ) -> Packed:
+        return self._packer.pack(
+            message,
+            self.namespace.wrap(message.topic),
+            self._unique_key(),
+            more=more,
+            sys_flag=sys_flag,
+            delays=delays,
+        )
 
-    def _passed_over(self, queue: Queue, error: EscrowError) -> None:
-        self._avoided[queue.broker] = self._clock.elapsed_s() + AVOIDED_S
-        if isinstance(error, RequestRefused):
-            self._routes.forget(queue.topic)
+    def _pick(self, wanted: Queue | Selector, message: Message) -> Pick:
+        def pick(queues: Sequence[Queue]) -> Queue:
+            if isinstance(wanted, Queue):
+                chosen = wanted
+            else:
+                chosen = wanted([queue._replace(topic=message.topic) for queue in queues], message)
+            place = chosen.broker, chosen.queue_id
+            for queue in queues:
+                if (queue.broker, queue.queue_id) == place:
+                    return queue
+            raise LocalProtocolError(
+                f"{message.topic} has no queue {place[1]} on {place[0]} that can be written to"
+            )
+
+        return pick
+
+    def _seen(self, result: SendResult) -> SendResult:
+        """As the user knows it: without the namespace."""
+        if not self.namespace.name:
+            return result
+        topic = self.namespace.unwrap(result.queue.topic)
+        return replace(result, queue=result.queue._replace(topic=topic))
 
     def _unique_key(self) -> str:
         return self._keys.next(now_ms=self._clock.now_ms(), month_began_ms=0)
+
+    def _unique_keys(self) -> Iterator[str]:
+        while True:
+            yield self._unique_key()
 
     # --- transactions ----------------------------------------------------------------------------
 
@@ -164,80 +264,71 @@ class Producer:
         message: Message | None = None,
         *,
         id: str = "",
+        name: str = "",
         on_error: Verdict = Verdict.UNKNOWN,
     ) -> Transaction:
         """`on_error`: the verdict if the block is left by an exception other than Rollback.
-        `id`: what its messages carry as TX_ID, so that a checker knows what they belong to."""
+        `id`: what its messages carry as TX_ID, so that a checker knows what they belong to.
+        `name`: what kind of transaction it is; `checker(name=…)` answers for it."""
+        span = self._telemetry.transaction(name) if self._telemetry is not None else None
         return Transaction(
             message,
-            group=self.group,
-            id=id,
             park=self._park,
-            line_to=self._line_to_broker,
+            ends=self._ends,
+            id=id,
+            name=name,
             on_error=on_error,
+            span=span,
         )
 
-    def checker(self, topic: str, *, tag: str = "") -> Callable[[Checker], Checker]:
-        """Register a function that says what became of a transaction; "*" for every topic."""
+    def checker(
+        self, topic: str = "", *, tag: str = "", name: str = ""
+    ) -> Callable[[Checker], Checker]:
+        """Register a function that says what became of a transaction: for a topic, "*" for all of
+        them, or for the transactions of a name."""
 
         def register(checker: Checker) -> Checker:
-            self._checkers.register(topic, tag, checker)
+            self._checkers.register(checker, topic=topic, tag=tag, name=name)
+            self._presence.want()
             return checker
 
         return register
 
-    async def _park(self, message: Message, more: dict[str, str]) -> SendResult:
-        marks = {names.TRANSACTIONAL: "true", names.PRODUCER_GROUP: self.group}
-        return await self._send(message, {**marks, **more}, sys_flag=TRANSACTION_PREPARED)
+    @property
+    def check_counts(self) -> CheckCounts:
+        """How many checks came, and how they were answered."""
+        return self._checkers.counts
 
-    async def _line_to_broker(self, broker: str) -> Line:
-        address = self._routes.brokers().get(broker)
-        if address is None:
-            raise NotSent(f"no name server knows a broker {broker}")
-        return await self._line(address)
-
-    # --- being known -----------------------------------------------------------------------------
-
-    async def _line(self, address: str) -> Line:
-        line = await self._lines.to(address)
-        if line not in self._introduced:
-            await self._introduce(line)
-        return line
-
-    async def _introduce(self, line: Line) -> None:
-        """Before the first send: a broker can ask only those that it knows."""
-        beat = Heartbeat(
-            client_id=self._client_id, producer_data_set=[ProducerEntry(group_name=self.group)]
+    async def _park(
+        self, message: Message, more: dict[str, str], parent: Span | None = None
+    ) -> SendResult:
+        marks = {names.TRANSACTIONAL: "true", names.PRODUCER_GROUP: self._wrapped_group}
+        more = {**self._marks, **marks, **more}
+        delays = not message.is_delayed or await self._may_delay_halves(message.topic)
+        return await self._send(
+            message, more, sys_flag=TRANSACTION_PREPARED, delays=delays, parent=parent
         )
-        body = encode_body(beat)
-        await line.ask(RequestCode.HEART_BEAT, body=body, timeout_s=self._timeout_s)
-        self._introduced.add(line)
 
-    async def _keep_known(self) -> None:
-        """Known to every broker there is, not only to those that were sent to: an earlier process
-        of this group may have left a transaction open at any of them."""
-        while True:
-            addresses = {line.address for line in self._introduced if line.is_open}
+    async def _may_delay_halves(self, topic: str) -> bool:
+        """RocketMQ loses a half that has a delay, so it goes there without; ours counts it from
+        the commit."""
+        queues = await self._sender.queues(self.namespace.wrap(topic))
+        for address in {queue.address for queue in queues}:
+            if not await self._presence.is_ours(await self._presence.line(address)):
+                log.warning("a delay is left out of a transaction topic=%s: RocketMQ's", topic)
+                return False
+        return True
+
+    async def _line_to(self, queue: Queue, anew: bool) -> Line:
+        if anew:
             with contextlib.suppress(EscrowError):
-                addresses |= await self._routes.all_masters()
-            for address in addresses:
-                with contextlib.suppress(EscrowError):
-                    await self._introduce(await self._lines.to(address))
-            self._introduced = {line for line in self._introduced if line.is_open}
-            for _ in range(round(HEARTBEAT_S / LOOK_S)):
-                await asyncio.sleep(LOOK_S)
-                if not all(line.is_open for line in self._introduced):
-                    break  # a broker that comes back has questions
+                await self._routes.of(self.namespace.wrap(queue.topic), fresh=True)
+        address = self._routes.brokers().get(queue.broker) or queue.address
+        return self._presence.ready(address) or await self._presence.line(address)
 
     def _asked(self, line: Line, request: Request[Any]) -> None:
         if request.head.code == RequestCode.CHECK_TRANSACTION_STATE:
             self._checkers.asked(line, request)
-
-
-def _may_retry(error: EscrowError) -> bool:
-    if isinstance(error, RequestRefused):
-        return error.code in RETRIED
-    return error.retriable
 
 
 def own_address() -> str:

@@ -1,7 +1,8 @@
-"""Which broker has which queue of a topic. Asked of the name servers, kept for half a minute."""
+"""Which broker has which queue of a topic. Asked of the name servers, kept for a minute at most."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 from collections.abc import Sequence
@@ -12,7 +13,15 @@ from escrowmq.client.line import Reply
 from escrowmq.client.lines import Lines
 from escrowmq.client.messages import Queue
 from escrowmq.clock import Clock
-from escrowmq.errors import BrokenBody, NoRoute, NotSent, RequestRefused, TransportError
+from escrowmq.errors import (
+    BrokenBody,
+    ClientClosed,
+    NoRoute,
+    NotSent,
+    RequestRefused,
+    TransportError,
+    WrongProcess,
+)
 from escrowmq.wire.bodies import ClusterInfo, TopicRoute, decode_body
 from escrowmq.wire.codes import RequestCode, ResponseCode
 from escrowmq.wire.headers import Header
@@ -20,7 +29,7 @@ from escrowmq.wire.headers_namesrv import GetRoute
 
 log = logging.getLogger(__name__)
 
-FRESH_S: Final = 30.0
+FRESH_S: Final = 60.0  # for a client that does not refresh them by itself, every half minute
 ASK_S: Final = 3.0
 TEMPLATE: Final = "TBW102"  # an unknown topic is made from it by the first send
 QUEUES_MADE: Final = 4
@@ -48,6 +57,7 @@ class Routes:
         self._clock = clock
         self._next = itertools.count()
         self._routes: dict[str, tuple[float, Route]] = {}
+        self._asking: dict[str, asyncio.Task[Route]] = {}
 
     async def of(self, topic: str, *, fresh: bool = False) -> Route:
         """Raises NoRoute, or TransportError if no name server answers."""
@@ -56,7 +66,9 @@ class Routes:
         if known is not None and not fresh and now_s - known[0] < FRESH_S:
             return known[1]
         try:
-            route = await self._ask(topic)
+            route = await self._ask_once(topic)
+        except NoRoute:
+            raise  # the topic is gone, or not there yet
         except TransportError:
             if known is None or fresh:
                 raise
@@ -75,6 +87,23 @@ class Routes:
             made = tuple(queue._replace(topic=topic) for queue in queues)
             return Route(topic, made, made, template.addresses, is_template=True)
 
+    def known(self, topic: str) -> Route | None:
+        """If it is fresh: the short way for those who send."""
+        found = self._routes.get(topic)
+        if found is None or self._clock.elapsed_s() - found[0] >= FRESH_S:
+            return None
+        return found[1]
+
+    async def refresh(self) -> None:
+        """Ask again for all that were asked for. What nobody answers for stays as it is."""
+        for topic in list(self._routes):
+            try:
+                await self.of(topic, fresh=True)
+            except NoRoute:
+                self.forget(topic)
+            except TransportError as error:
+                log.warning("route not refreshed topic=%s: %s", topic, error)
+
     def forget(self, topic: str) -> None:
         self._routes.pop(topic, None)
 
@@ -85,6 +114,19 @@ class Routes:
             for _, route in self._routes.values()
             for name, address in route.addresses.items()
         }
+
+    async def _ask_once(self, topic: str) -> Route:
+        """Whoever asks while somebody asks waits for the same answer."""
+        asking = self._asking.get(topic)
+        if asking is None:
+            asking = self._asking[topic] = asyncio.ensure_future(self._ask(topic))
+            asking.add_done_callback(lambda task: self._answered(topic, task))
+        return await asyncio.shield(asking)
+
+    def _answered(self, topic: str, asking: asyncio.Task[Route]) -> None:
+        del self._asking[topic]
+        if not asking.cancelled():
+            asking.exception()  # those who waited have it; if all of them left, nobody has to
 
     async def all_masters(self) -> set[str]:
         """The addresses of all brokers that the name servers know."""
@@ -113,6 +155,8 @@ class Routes:
                 if error.code == ResponseCode.TOPIC_NOT_EXIST:
                     raise
                 failure = NotSent(f"{address}: {error}")
+            except (ClientClosed, WrongProcess):
+                raise
             except (TransportError, BrokenBody) as error:
                 failure = NotSent(str(error))
         assert failure is not None

@@ -16,7 +16,7 @@ from contextlib import suppress
 import click
 from sqlalchemy.exc import OperationalError
 
-from escrowmq import Message, Outcome, Verdict
+from escrowmq import Message, Verdict
 from escrowmq.clock import SystemClock
 from escrowmq.demo.banks import BOB, TOPIC, move, open_bank
 from escrowmq.errors import EscrowError
@@ -48,9 +48,8 @@ def pay(escrow: Escrow, number: int, choose: random.Random) -> None:
             tx.end = _lost  # type: ignore[method-assign]
 
 
-def _lost(verdict: Verdict) -> Outcome:
+def _lost(verdict: Verdict) -> None:
     """The decision never reaches the broker."""
-    return Outcome(Verdict.UNKNOWN, acknowledged=False, detail="lost on its way")
 
 
 def pay_at_last(escrow: Escrow, number: int, seed: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
-from escrowmq.binding.caretaker import Caretaker, Chores, become_known_blocking
+from escrowmq.binding.caretaker import Caretaker, Chores
 from escrowmq.binding.held import HeldMessages
 from escrowmq.binding.marker import (
     MARKERS,
@@ -90,7 +90,6 @@ class Escrow:
                 producer = Producer(wanted.servers, group=wanted.group, **wanted.options)
                 producer.checker("*")(self._check)
                 producer.__enter__()
-                become_known_blocking(producer)
                 self._process_id = os.getpid()
                 self._producer = producer
                 self._caretaker = Caretaker(self.tidy, name=f"escrowmq-{wanted.group}")
@@ -195,7 +194,6 @@ class Escrow:
 
     def tidy(self) -> None:
         """What the caretaker does now and then, in a thread of its own."""
-        become_known_blocking(self._running())
         if self._chores.is_time():
             try:
                 self.forget()

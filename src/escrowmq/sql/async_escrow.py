@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, AsyncSessionTransaction
 
-from escrowmq.binding.caretaker import ROUND_S, Chores, become_known
+from escrowmq.binding.caretaker import ROUND_S, Chores
 from escrowmq.binding.held import AsyncHeldMessages
 from escrowmq.binding.marker import MARKERS_KEPT_MS, checked_kept_ms, id_of, new_id
 from escrowmq.client.messages import ReceivedMessage
@@ -63,7 +63,6 @@ class AsyncEscrow:
                 await connection.run_sync(make_missing_tables)
             await connection.run_sync(marker.refuse_unsafe)
         await self._producer.__aenter__()
-        await become_known(self._producer)
         self._caretaker = asyncio.create_task(self._take_care())
         return self
 
@@ -192,7 +191,6 @@ class AsyncEscrow:
 
     async def tidy(self) -> None:
         """What the caretaker does now and then."""
-        await become_known(self._producer)
         await self._remove_acknowledged()
         if self._chores.is_time():
             await self.forget()

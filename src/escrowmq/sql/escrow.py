@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, SessionTransaction
 
-from escrowmq.binding.caretaker import Caretaker, Chores, become_known_blocking
+from escrowmq.binding.caretaker import Caretaker, Chores
 from escrowmq.binding.held import HeldMessages
 from escrowmq.binding.marker import MARKERS_KEPT_MS, checked_kept_ms, id_of, new_id
 from escrowmq.blocking import Producer
@@ -67,7 +67,6 @@ class Escrow:
         self._producer = Producer(servers, group=group, **more)
         self._producer.checker("*")(self._check)
         self._producer.__enter__()
-        become_known_blocking(self._producer)
         self._caretaker = Caretaker(self.tidy, name=f"escrowmq-{group}")
 
     def __enter__(self) -> Escrow:
@@ -194,7 +193,6 @@ class Escrow:
 
     def tidy(self) -> None:
         """What the caretaker does now and then."""
-        become_known_blocking(self._producer)
         self._remove_acknowledged()
         if self._chores.is_time():
             self.forget()

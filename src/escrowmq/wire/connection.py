@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from escrowmq.errors import NotSent, OutcomeUnknown, RemoteProtocolError, RequestRefused
 from escrowmq.wire.codes import FLAG_ONEWAY, JSON, request_name
 from escrowmq.wire.command import INT32_MAX, Command, decode_command, encode_command
@@ -38,15 +40,13 @@ class Refused:
     error: RequestRefused
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, gc=False):
     opaque: int
     code: int
     deadline_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, gc=False):
     call: Call
     command: Command
     body: Body
@@ -65,6 +65,7 @@ class Failed:
 
 
 Event = Request[Any] | Refused | Answer | Stray
+Fields = Header | dict[str, str] | None  # what a request says: typed, or as the wire has it
 
 
 class Connection:
@@ -94,7 +95,8 @@ class Connection:
         return self._reader.frames()
 
     def _event(self, serializer: int, header: bytes, body: Body) -> Event:
-        if serializer == JSON:
+        # A code of one digit is an answer's: a client need not look among the requests for it.
+        if serializer == JSON and header[9:10] != b",":
             head = decode_head(header)
             if head is not None:
                 return Request(head, body, JSON)
@@ -126,7 +128,7 @@ class Connection:
     # What we ask.
 
     def call(
-        self, code: int, fields: Header | None = None, body: Body = b"", *, deadline_s: float
+        self, code: int, fields: Fields = None, body: Body = b"", *, deadline_s: float
     ) -> tuple[Call, bytes]:
         if len(self._calls) >= self._calls_max:
             raise NotSent(f"{self._calls_max} calls are waiting for their answers")
@@ -135,8 +137,10 @@ class Connection:
         call = self._calls[opaque] = Call(opaque, code, deadline_s)
         return call, data
 
-    def post(self, code: int, fields: Header | None = None, body: Body = b"") -> bytes:
-        return self._encode(code, self._take_opaque(), FLAG_ONEWAY, fields, body)
+    def post(
+        self, code: int, fields: Fields = None, body: Body = b"", *, remark: str = ""
+    ) -> bytes:
+        return self._encode(code, self._take_opaque(), FLAG_ONEWAY, fields, body, remark)
 
     def forget(self, call: Call) -> None:
         """Nobody waits for it any more. Its answer, if it comes, is a Stray."""
@@ -161,12 +165,12 @@ class Connection:
         return [Failed(call, OutcomeUnknown(f"{request_name(call.code)}: {why}")) for call in calls]
 
     def _encode(
-        self, code: int, opaque: int, flag: int, fields: Header | None, body: Body
+        self, code: int, opaque: int, flag: int, fields: Fields, body: Body, remark: str = ""
     ) -> bytes:
         if self._closed:
             raise NotSent("the connection is closed")
-        ext_fields = {} if fields is None else encode_header(fields)
-        command = Command(code=code, opaque=opaque, flag=flag, ext_fields=ext_fields)
+        ext_fields = encode_header(fields) if isinstance(fields, Header) else fields or {}
+        command = Command(code=code, opaque=opaque, flag=flag, remark=remark, ext_fields=ext_fields)
         return encode_frame(self._serializer, encode_command(command, self._serializer), body)
 
     def _take_opaque(self) -> int:

@@ -113,7 +113,7 @@ def test_calls_expire_at_their_deadline_and_not_before() -> None:
     assert client.expire(now_s=2.9) == []
     (failed,) = client.expire(now_s=3.0)
     assert failed.call is early
-    assert failed.error.maybe_applied
+    assert failed.error.may_have_happened
     assert "GET_MAX_OFFSET" in str(failed.error)
     assert [failed.call for failed in client.expire(now_s=9.0)] == [late]
     assert client.calls_waiting == 0
@@ -124,7 +124,7 @@ def test_closing_leaves_every_call_with_its_outcome_unknown() -> None:
     calls = [client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=3.0)[0] for _ in range(3)]
     failed = client.close()
     assert [one.call for one in failed] == calls
-    assert all(one.error.maybe_applied for one in failed)
+    assert all(one.error.may_have_happened for one in failed)
     assert client.close() == []
 
 

@@ -1,0 +1,71 @@
+"""Every error answers two questions: may I retry, and may it have happened?"""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from escrowmq import errors
+from escrowmq.errors import (
+    BadField,
+    BrokenBody,
+    ClientClosed,
+    EscrowError,
+    HalfNotSafe,
+    LocalProtocolError,
+    NoRoute,
+    NotSent,
+    OutcomeUnknown,
+    PartlySent,
+    RequestRefused,
+    TransactionContradicted,
+    WrongProcess,
+)
+
+ALL = [
+    kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, EscrowError)
+]
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+def test_every_error_has_both_answers(kind: type[EscrowError]) -> None:
+    assert isinstance(kind.retriable, bool)
+    assert isinstance(kind.may_have_happened, bool)
+
+
+@pytest.mark.parametrize(
+    ("error", "retriable", "may_have_happened"),
+    [
+        (NotSent("x"), True, False),
+        (NoRoute("x"), True, False),
+        (ClientClosed("x"), False, False),
+        (WrongProcess("x"), False, False),
+        (OutcomeUnknown("x"), True, True),
+        (HalfNotSafe("x"), True, False),
+        (PartlySent([1], 3, NotSent("x")), True, True),
+        (PartlySent([1], 3, RequestRefused(13, "x")), False, True),
+        (LocalProtocolError("x"), False, False),
+        (BrokenBody("x"), False, False),
+        (TransactionContradicted("x", ""), False, False),
+        (BadField(29, "x"), False, False),
+        (RequestRefused(1, "an error inside the broker"), True, True),
+        (RequestRefused(2, "busy"), True, False),
+        (RequestRefused(14, "not available"), True, False),
+        (RequestRefused(16, "no permission"), True, False),
+        (RequestRefused(17, "no such topic here"), True, False),
+        (RequestRefused(1500, "going away"), True, False),
+        (RequestRefused(13, "illegal"), False, False),
+        (RequestRefused(604, "too late"), False, False),
+    ],
+    ids=repr,
+)
+def test_the_answers_are_these(
+    error: EscrowError, retriable: bool, may_have_happened: bool
+) -> None:
+    assert (error.retriable, error.may_have_happened) == (retriable, may_have_happened)
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+def test_the_tree_in_the_docstring_names_it(kind: type[EscrowError]) -> None:
+    assert kind.__name__ in (errors.__doc__ or "")

@@ -1,0 +1,23 @@
+"""Telemetry is optional: without OpenTelemetry there is none, and who wants it is told how."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from escrowmq import Producer
+from escrowmq.client.telemetry import Telemetry
+
+
+async def test_without_the_package_it_is_said_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
+    with pytest.raises(ValueError, match=r"pip install 'escrowmq\[otel\]'"):
+        Producer("127.0.0.1:1", group="g", telemetry=True)
+
+
+def test_nobody_who_does_not_ask_for_it_has_it() -> None:
+    assert Telemetry.of(None) is None
+    assert Telemetry.of(False) is None
