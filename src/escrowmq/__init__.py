@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from escrowmq.client.access import Access
     from escrowmq.client.consumer import Consumer
     from escrowmq.client.messages import Message, ReceivedMessage, SendResult, SendStatus
     from escrowmq.client.producer import Producer
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 # Where each name lives. Loaded when it is first wanted: a broker does not need the client.
 _HOMES = {
+    "Access": "escrowmq.client.access",
     "Consumer": "escrowmq.client.consumer",
     "Message": "escrowmq.client.messages",
     "Outcome": "escrowmq.client.transaction",
@@ -28,6 +30,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Access",
     "Consumer",
     "Message",
     "Outcome",

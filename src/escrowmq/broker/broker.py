@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from escrowmq.access.guard import Guard
 from escrowmq.broker.admin import Admin
 from escrowmq.broker.clients import Clients
 from escrowmq.broker.counts import Counts
@@ -19,6 +20,7 @@ from escrowmq.broker.delays import DelayRules, Delays
 from escrowmq.broker.groups import Groups
 from escrowmq.broker.line import Line
 from escrowmq.broker.operators import Operators
+from escrowmq.broker.permissions import Permissions
 from escrowmq.broker.pulls import PullRules, Pulls
 from escrowmq.broker.queries import Queries, unsupported
 from escrowmq.broker.replies import Replies
@@ -70,7 +72,9 @@ class Broker:
         when_flushed: WhenFlushed | None = None,
         topics_changed: Callable[[], None] = lambda: None,
         counts: Counts | None = None,
+        guard: Guard | None = None,
     ) -> None:
+        """`guard`: every request is shown to it first; without one everybody may everything."""
         self.store = store
         self.counts = Counts() if counts is None else counts
         self.topics = Topics(topics_file(disk), rules.topics, topics_changed)
@@ -95,6 +99,9 @@ class Broker:
         )
         self._stores_replies = rules.stores_replies
         self._handlers = self._table()
+        self._guard = guard
+        cluster = rules.topics.cluster
+        self._permissions = Permissions(store, self.transactions.escrow, cluster=cluster)
 
     def _make_parts(
         self,
@@ -193,6 +200,8 @@ class Broker:
         handler = self._handlers.get(code, unsupported)
         self.counts.requests[code] += 1
         try:
+            if self._guard is not None:
+                self._guard.check(request, line.peer, self._permissions.of)
             handler(line, request, now_ms)
         except RequestRefused as error:
             self.counts.refused[code, error.code] += 1

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
 
+from escrowmq.client.access import Access
 from escrowmq.client.assignment import share_evenly
 from escrowmq.client.line import Line
 from escrowmq.client.lines import Lines
@@ -65,6 +66,7 @@ class Consumer:
         subscribe: Mapping[str, str],
         from_first: bool = True,
         clock: Clock | None = None,
+        access: Access | None = None,
     ) -> None:
         if not subscribe:
             raise ValueError("a consumer subscribes to a topic at least")
@@ -73,7 +75,7 @@ class Consumer:
         self._clock = clock or SystemClock()
         self._subscribed = {**subscribe, f"%RETRY%{group}": "*"}
         self._version = self._clock.now_ms()
-        self._lines = Lines(self._asked, self._clock)
+        self._lines = Lines(self._asked, self._clock, access)
         self._routes = Routes(servers, self._lines, self._clock)
         self._client_id = f"{own_address()}@{os.getpid()}#{secrets.token_hex(4)}"
         self._pulls: dict[Queue, tuple[QueuePull, asyncio.Task[None]]] = {}

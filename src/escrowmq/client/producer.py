@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final
 
+from escrowmq.client.access import Access
 from escrowmq.client.checkers import Checker, Checkers
 from escrowmq.client.line import Line
 from escrowmq.client.lines import Lines
@@ -48,12 +49,13 @@ class Producer:
         timeout_s: float = 3.0,
         retries: int = 2,
         clock: Clock | None = None,
+        access: Access | None = None,
     ) -> None:
         self.group = group
         self._timeout_s = timeout_s
         self._retries = retries
         self._clock = clock or SystemClock()
-        self._lines = Lines(self._asked, self._clock)
+        self._lines = Lines(self._asked, self._clock, access)
         self._routes = Routes(servers, self._lines, self._clock)
         self._checkers = Checkers(group)
         address = own_address()
