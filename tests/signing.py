@@ -43,6 +43,9 @@ class SignedClient(Client):
             host = address.rsplit(":", 1)[0]
             self._socket = tls.wrap_socket(self._socket, server_hostname=host)
 
+    def __enter__(self) -> SignedClient:
+        return self
+
     def signed(self, fields: Mapping[str, str], body: bytes) -> dict[str, str]:
         if not self.key:
             return dict(fields)

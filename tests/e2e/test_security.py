@@ -12,17 +12,18 @@ import os
 import socket
 import ssl
 import struct
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from escrowmq import Access, Consumer, Message, Producer
+from escrowmq.cli.main import cli
 from escrowmq.errors import EscrowError, NotSent, RequestRefused
-from tests.brokers import COMMAND, WAIT_S, NotStarted, Served, free_ports
+from tests.brokers import WAIT_S, NotStarted, Served, free_ports
 from tests.interop.remoting import Answer, Sent
 from tests.signing import Certificates, SignedClient, signature
 
@@ -414,19 +415,19 @@ def test_rules_are_read_again_and_broken_ones_are_not_used(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("conf", "named"),
+    ("role", "conf", "named"),
     [
-        ({"bindAddress": "0.0.0.0"}, "bindAddress=0.0.0.0"),
-        ({"brokerIP1": "10.1.2.3"}, "bindAddress=0.0.0.0"),
+        ("all", {"brokerIP1": "10.1.2.3"}, "bindAddress=0.0.0.0"),
+        ("namesrv", {"bindAddress": "0.0.0.0"}, "bindAddress=0.0.0.0"),
         (
+            "broker",
             {"metricsExporterType": "PROM", "metricsPromExporterHost": "0.0.0.0"},
             "metricsPromExporterHost",
         ),
     ],
 )
-@pytest.mark.parametrize("role", ["all", "namesrv"])
 def test_no_door_is_open_without_a_lock(
-    tmp_path: Path, conf: dict[str, object], named: str, role: str
+    tmp_path: Path, role: str, conf: dict[str, object], named: str
 ) -> None:
     server = Served(tmp_path, role=role, conf=conf)
     with pytest.raises(NotStarted) as caught:
@@ -642,18 +643,14 @@ def test_an_access_does_not_show_its_secrets() -> None:
 # --- our commands --------------------------------------------------------------------------------
 
 
-def escrowmq(
-    *arguments: str, environment: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    bare = {name: text for name, text in os.environ.items() if not name.startswith("ESCROWMQ_")}
-    return subprocess.run(
-        [COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**bare, **(environment or {})},
-    )
+def escrowmq(*arguments: str, environment: dict[str, str] | None = None) -> tuple[str, Exception]:
+    """What it printed, and the error it ended with, if it did."""
+    ended = CliRunner().invoke(cli, arguments, env={**BARE, **(environment or {})})
+    error = ended.exception
+    return ended.output, error if isinstance(error, Exception) else Exception("it ended well")
+
+
+BARE = dict.fromkeys(name for name in os.environ if name.startswith("ESCROWMQ_"))
 
 
 def test_a_command_shows_who_it_is(tmp_path: Path, certificates: Certificates) -> None:
@@ -661,20 +658,21 @@ def test_a_command_shows_who_it_is(tmp_path: Path, certificates: Certificates) -
         asked = ["transaction", "list", "-n", server.namesrv_address, "--tls-ca"]
         asked.append(str(certificates.ca))
         by_environment = {"ESCROWMQ_ACCESS_KEY": ADMIN[0], "ESCROWMQ_SECRET_KEY": ADMIN[1]}
-        assert escrowmq(*asked, environment=by_environment).returncode == 0
         file = tmp_path / "tools.yml"
         file.write_text(f"accessKey: {ADMIN[0]}\nsecretKey: {ADMIN[1]}\n")
-        assert escrowmq(*asked, "--credentials", str(file)).returncode == 0
-        without = escrowmq(*asked)
-        assert without.returncode == 2
-        assert "access key" in without.stderr
-        half_told = escrowmq(*asked, environment={"ESCROWMQ_SECRET_KEY": ADMIN[1]})
-        assert half_told.returncode == 2
-        wrong = escrowmq(*asked, "--access-key", ADMIN[0], "--secret-key", "wrong-wrong")
-        assert wrong.returncode == 2
+        for output, error in (
+            escrowmq(*asked, environment=by_environment),
+            escrowmq(*asked, "--credentials", str(file)),
+        ):
+            assert str(error) == "it ended well", output
         file.write_text(f"secretKey {ADMIN[1]}")
-        broken = escrowmq(*asked, "--credentials", str(file))
-        assert broken.returncode == 2
-        for ended in (without, half_told, wrong, broken):
-            assert ADMIN[1] not in ended.stdout + ended.stderr
-            assert "Traceback" not in ended.stderr
+        refusals = {
+            "wants requests with an access key": escrowmq(*asked),
+            "belong together": escrowmq(*asked, environment={"ESCROWMQ_SECRET_KEY": ADMIN[1]}),
+            "is wrong": escrowmq(*asked, "--access-key", ADMIN[0], "--secret-key", "wrong-wrong"),
+            "must have the lines": escrowmq(*asked, "--credentials", str(file)),
+        }
+        for why, (output, error) in refusals.items():
+            assert isinstance(error, EscrowError)
+            assert why in str(error)
+            assert ADMIN[1] not in f"{output}{error!r}"
