@@ -327,6 +327,24 @@ def test_only_who_may_write_the_topic_ends_a_transaction(
     assert admin.request(3713, settled).code == 0
 
 
+def test_only_who_may_write_the_topic_is_asked_about_its_messages(tmp_path: Path) -> None:
+    """Whoever names a producer group is a member of it; that alone shows him nothing."""
+    quick: dict[str, object] = {"transactionTimeOut": 100, "transactionCheckInterval": 100}
+    with guarded(tmp_path, quick) as server, SignedClient(server.address, *READER) as spy:
+        spy.heartbeat("spy", producer_groups=("banks",))
+        with SignedClient(server.address, *ADMIN) as sender:
+            sender.create_topic("orders", queues=1)
+            half(sender, "orders", "tx-3")
+        spy.heartbeat("spy", producer_groups=("banks",))
+        with SignedClient(server.address, *WRITER) as writer:
+            writer.heartbeat("writer", producer_groups=("banks",))
+            header, body = writer.next_frame()
+            assert header["code"] == 39
+            assert b"half" in body
+        spy.heartbeat("spy", producer_groups=("banks",))
+        assert spy.unasked == []
+
+
 # --- name server and metrics ---------------------------------------------------------------------
 
 

@@ -40,23 +40,35 @@ class Guard:
         """One that is in no file: the broker's, towards the name server of its own process."""
         self._own[account.access_key] = account
 
-    def check(self, request: Request[Any], peer: str, needs: Needs) -> None:
-        """Raises AccessRefused. `peer` is ip:port."""
+    def check(self, request: Request[Any], peer: str, needs: Needs) -> str:
+        """The access key, which a trusted address need not have. Raises AccessRefused. `peer` is
+        ip:port."""
         host = peer.rpartition(":")[0]
         if self._is_trusted(host):
-            return
+            return ""
         ext_fields = decode_command(request.serializer, request.header).ext_fields
         key = ext_fields.get(ACCESS_KEY, "")
         if not key:
             raise _refusal("this broker wants requests with an access key and a signature")
         account = self._own.get(key) or self._rules.accounts.get(key)
         if account is not None and account.is_enabled and host in account.trusted_addresses:
-            return
+            return key
         if account is None or not account.is_enabled or not _signed(ext_fields, request, account):
             # The same words for each: which keys there are is not for everybody.
             raise _refusal("the access key, or the signature made with its secret key, is wrong")
         for need in needs(request):
             self._require(account, need, host)
+        return key
+
+    def may(self, access_key: str, peer: str, need: Need) -> bool:
+        """Whether who showed this key from there has this permission, by the rules of now."""
+        host = peer.rpartition(":")[0]
+        if self._is_trusted(host):
+            return True
+        account = self._rules.accounts.get(access_key)
+        if account is None or not account.is_enabled:
+            return False
+        return host in account.trusted_addresses or account.allows(need, host)
 
     def allows(self, access_key: str, secret_key: str, need: Need, peer_host: str) -> bool:
         """For who shows his secret instead of a signature, as HTTP's Basic scheme does."""
