@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from escrowmq.client.access import Access
     from escrowmq.client.consumer import Consumer
     from escrowmq.client.ending import Outcome
     from escrowmq.client.filters import Sql
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 # Where each name lives. Loaded when it is first wanted: a broker does not need the client.
 _HOMES = {
+    "Access": "escrowmq.client.access",
     "Consumer": "escrowmq.client.consumer",
     "Limits": "escrowmq.client.limits",
     "LiteConsumer": "escrowmq.client.lite",
@@ -46,6 +48,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Access",
     "Consumer",
     "Limits",
     "LiteConsumer",

@@ -12,6 +12,7 @@ EscrowError
   RequestRefused         the answer is no; the connection is fine
     BadField               a field of the request is missing, or has the wrong type
     UnknownRequest         nobody handles this request code
+    AccessRefused          who asks is unknown, did not sign it right, or may not
   TransportError         the network failed
     NotSent                nothing left this machine
       ClientClosed           its client is closed, or was never opened
@@ -29,6 +30,7 @@ EscrowError
     RecordRefused          a message over the size limits, or a name no file can have; not stored
     NoSuchRecord           below the oldest, past the newest, or between two records
   ConfigError            a setting is missing, misspelt or out of range
+    AccessRulesBroken      a file of accounts or certificates cannot be read; the old rules stay
   BadSubscription        what a consumer wants of a topic cannot be read, or is not served here
   TableFull              a table with a bound has reached it; nothing was changed
   EscrowFull             as many transactions are open as may be
@@ -111,6 +113,10 @@ class UnknownRequest(RequestRefused):
     pass
 
 
+class AccessRefused(RequestRefused):
+    pass
+
+
 class TransportError(EscrowError):
     retriable = True
 
@@ -190,6 +196,10 @@ class NoSuchRecord(StoreError):
 
 
 class ConfigError(EscrowError):
+    pass
+
+
+class AccessRulesBroken(ConfigError):
     pass
 
 

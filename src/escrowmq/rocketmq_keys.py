@@ -195,7 +195,15 @@ _NAMES: Final = """
     writeBufferHighWaterMark writeBufferLowWaterMark writeWithoutMmap
 """
 
-ROCKETMQ_KEYS: Final = frozenset(_NAMES.split())
+# System properties of its Java processes, also read from tls.properties.
+_TLS_NAMES: Final = """
+    tls.client.authServer tls.client.certPath tls.client.keyPassword tls.client.keyPath
+    tls.client.trustCertPath tls.config.file tls.enable tls.server.authClient tls.server.certPath
+    tls.server.keyPassword tls.server.keyPath tls.server.mode tls.server.need.client.auth
+    tls.server.trustCertPath tls.test.mode.enable
+"""
+
+ROCKETMQ_KEYS: Final = frozenset((_NAMES + _TLS_NAMES).split())
 
 # Names in many a broker.conf that is handed around. Releases before 4.9 had some of them; the two
 # above skip them without a word.

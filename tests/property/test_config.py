@@ -13,6 +13,7 @@ from escrowmq.config import SETTINGS, Config, Setting
 from escrowmq.config.kinds import (
     Addresses,
     DelayLevels,
+    Hidden,
     Hours,
     Kind,
     OneOf,
@@ -22,6 +23,7 @@ from escrowmq.config.kinds import (
 )
 from escrowmq.config.properties import read_properties, write_property
 from escrowmq.errors import ConfigError
+from escrowmq.secret import Secret
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 WORDS = st.sampled_from(
@@ -80,6 +82,8 @@ def values_of(kind: Kind) -> st.SearchStrategy[object]:
         case DelayLevels():
             seconds = st.integers(0, 10**8).map(lambda n: n * 1_000)
             return st.lists(seconds, min_size=1, max_size=100).map(tuple)
+        case Hidden():
+            return st.just(Secret(""))  # any other is not shown
     return st.sampled_from(["a", "host.example", "10.0.0.1"]).map(kind.parse)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.cli.config import example_lines, markdown_lines
+from escrowmq.cli.config import as_json, example_lines, markdown_lines, text_lines
 from escrowmq.cli.serve import role_warnings
 from escrowmq.config import (
     SETTINGS,
@@ -105,9 +105,61 @@ def test_what_rocketmq_has_and_we_do_not_is_a_warning(conf: Path) -> None:
     )
 
 
-def test_access_control_that_is_not_there_is_said_aloud(tmp_path: Path) -> None:
-    (warning,) = Config.resolve(written(tmp_path, "aclEnable=true")).warnings
-    assert "no client is asked who it is" in warning
+@pytest.mark.parametrize("key", ["aclEnable", "authenticationEnabled", "authorizationEnabled"])
+def test_access_control_needs_its_accounts(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ConfigError, match="escrowAclFile must name"):
+        Config.resolve(written(tmp_path, f"{key}=true"))
+    config = Config.resolve(written(tmp_path, f"{key}=true\nescrowAclFile=acl.yml")).config
+    assert config.security.checks_access
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("tls.server.mode=enforcing", "certPath must name"),
+        ("tls.server.mode=strict", "must be DISABLED or PERMISSIVE or ENFORCING"),
+        ("tls.server.certPath=a.pem", "belong together"),
+        ("tls.server.need.client.auth=require", "trustCertPath must say"),
+    ],
+)
+def test_tls_that_cannot_work_is_refused(tmp_path: Path, text: str, wrong: str) -> None:
+    with pytest.raises(ConfigError, match=wrong):
+        Config.resolve(written(tmp_path, text))
+
+
+SECRET = "hush-hush-1234"
+
+
+def test_a_secret_is_read_and_never_shown(tmp_path: Path) -> None:
+    told = f'{{"accessKey":"broker-1","secretKey":"{SECRET}"}}'
+    file = written(
+        tmp_path,
+        f"tls.server.keyPassword={SECRET}\ninnerClientAuthenticationCredentials={told}",
+    )
+    resolved = Config.resolve(file)
+    assert resolved.config.security.tls_key_password.reveal() == SECRET
+    assert SECRET not in repr(resolved)
+    for entry in resolved.entries():
+        assert SECRET not in f"{as_json(entry)}{entry!r}{entry.text}"
+    assert SECRET not in "".join(text_lines(resolved.entries()))
+
+
+def test_a_wrong_secret_is_not_repeated(tmp_path: Path) -> None:
+    file = written(tmp_path, f"innerClientAuthenticationCredentials={SECRET}")
+    with pytest.raises(ConfigError) as caught:
+        Config.resolve(file)
+    assert SECRET not in f"{caught.value!r}{caught.value}"
+    environment = {
+        "ESCROWMQ_INNER_CLIENT_AUTHENTICATION_CREDENTIALS": f'{{"secretKey":"{SECRET}"}}'
+    }
+    with pytest.raises(ConfigError) as caught:
+        Config.resolve(None, environment)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_clients_variables_are_none_of_a_servers_business() -> None:
+    environment = {"ESCROWMQ_ACCESS_KEY": "billing", "ESCROWMQ_SECRET_KEY": SECRET}
+    assert Config.resolve(None, environment).warnings == ()
 
 
 def test_a_later_source_wins(conf: Path) -> None:

@@ -7,10 +7,12 @@ the loop (one append for all sends of it), `tick` and `save` are called now and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from escrowmq.access.guard import Guard
+from escrowmq.access.rules import Action, Kind, Need
 from escrowmq.broker.admin import Admin
 from escrowmq.broker.clients import Clients
 from escrowmq.broker.counts import Counts
@@ -19,6 +21,7 @@ from escrowmq.broker.delays import DelayRules, Delays
 from escrowmq.broker.groups import Groups
 from escrowmq.broker.line import Line
 from escrowmq.broker.operators import Operators
+from escrowmq.broker.permissions import Permissions
 from escrowmq.broker.pulls import PullRules, Pulls
 from escrowmq.broker.queries import Queries, unsupported
 from escrowmq.broker.replies import Replies
@@ -70,7 +73,9 @@ class Broker:
         when_flushed: WhenFlushed | None = None,
         topics_changed: Callable[[], None] = lambda: None,
         counts: Counts | None = None,
+        guard: Guard | None = None,
     ) -> None:
+        """`guard`: every request is shown to it first; without one everybody may everything."""
         self.store = store
         self.counts = Counts() if counts is None else counts
         self.topics = Topics(topics_file(disk), rules.topics, topics_changed)
@@ -95,6 +100,12 @@ class Broker:
         )
         self._stores_replies = rules.stores_replies
         self._handlers = self._table()
+        self._guard = guard
+        self._keys: dict[Line, str] = {}  # who is a member of groups, by access key
+        if guard is not None:
+            self.transactions.checks.may_see = self._may_see
+        cluster = rules.topics.cluster
+        self._permissions = Permissions(store, self.transactions.escrow, cluster=cluster)
 
     def _make_parts(
         self,
@@ -193,6 +204,10 @@ class Broker:
         handler = self._handlers.get(code, unsupported)
         self.counts.requests[code] += 1
         try:
+            if self._guard is not None:
+                key = self._guard.check(request, line.peer, self._permissions.of)
+                if code == RequestCode.HEART_BEAT:
+                    self._keys[line] = key
             handler(line, request, now_ms)
         except RequestRefused as error:
             self.counts.refused[code, error.code] += 1
@@ -204,6 +219,13 @@ class Broker:
             self.counts.refused[code, ResponseCode.SYSTEM_ERROR] += 1
             failed = RequestRefused(ResponseCode.SYSTEM_ERROR, "internal error, see the log")
             line.write(refuse(request, failed))
+
+    def _may_see(self, line: Hashable, topic: str) -> bool:
+        """Whether a member of a producer group may be asked about a half, and so see it."""
+        assert self._guard is not None
+        key = self._keys.get(line)  # type: ignore[call-overload]  # the escrow does not know lines
+        need = Need(Kind.TOPIC, topic, Action.PUB)
+        return key is not None and self._guard.may(key, line.peer, need)  # type: ignore[attr-defined]
 
     def end_turn(self, now_ms: int) -> None:
         self._now_ms = now_ms
@@ -225,6 +247,7 @@ class Broker:
             self.groups.save()
 
     def line_closed(self, line: Line) -> None:
+        self._keys.pop(line, None)
         self.pulls.line_closed(line)
         self.clients.line_closed(line)
         self.transactions.line_closed(line)

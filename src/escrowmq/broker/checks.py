@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -63,6 +63,8 @@ class Checks:
         self._asking = asking or Asking()
         self.counts = CheckCounts()
         self._have_room: set[str] = set()  # groups that have answered since they were asked
+        # Who names a group becomes a member of it: whether he may see its messages, is asked here.
+        self.may_see: Callable[[Hashable, str], bool] | None = None
 
     def tick(self, now_ms: int) -> None:
         for half in self._escrow.take_due(now_ms, LOOKED_AT_MAX):
@@ -94,6 +96,9 @@ class Checks:
                 self._escrow.put_off(half, max(half.due_ms, now_ms + LATER_MS))
                 continue
             line = self._line_for(half, now_ms) if asked < count_max else None
+            if line is None and asked < count_max and self._nobody_may_see(half):
+                self._escrow.put_off(half, now_ms + LATER_MS)
+                continue  # others of the group may be of topics that somebody may see
             if line is None:
                 self._asking.put_back(half)
                 break
@@ -107,9 +112,17 @@ class Checks:
             return half.sender  # type: ignore[return-value]  # the escrow does not know lines
         for _ in range(len(self._producers.members(half.group))):
             line = self._producers.pick_line(half.group)
-            if line is not None and self._asking.has_room(line, now_ms):
+            if line is None or not self._asking.has_room(line, now_ms):
+                continue
+            if self.may_see is None or self.may_see(line, half.topic):
                 return line  # type: ignore[return-value]
         return None
+
+    def _nobody_may_see(self, half: Half) -> bool:
+        members = self._producers.members(half.group)
+        if self.may_see is None or _is_open(half.sender) or not members:
+            return False
+        return not any(self.may_see(member.client.line, half.topic) for member in members)
 
     def _ask(self, half: Half, line: Line, now_ms: int) -> bool:
         record = self._escrow.read(half)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections import deque
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Final, NamedTuple
 
+from escrowmq.cli.access import current_access
+from escrowmq.client.access import Access
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import (
     BrokenBody,
@@ -45,18 +48,24 @@ class Caller:
     """One connection. Errors are ours, and say who could not be asked."""
 
     def __init__(
-        self, address: str, *, timeout_s: float = TIMEOUT_S, clock: Clock | None = None
+        self,
+        address: str,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        clock: Clock | None = None,
+        access: Access | None = None,
     ) -> None:
+        """`access`: that of the command that runs, if none is given."""
         self.address = address
         self._timeout_s = timeout_s
         self._clock = clock or SystemClock()
-        self._connection = Connection()
+        shown = access or current_access()
+        self._connection = Connection(sign=shown.signer())
         self._ended: dict[int, tuple[Command, bytes]] = {}
         try:
-            self._socket = socket.create_connection(_host_and_port(address), timeout=timeout_s)
+            self._socket = _connected(address, timeout_s, shown.context())
         except OSError as error:
             raise NotSent(f"{address} cannot be reached: {_why(error)}") from error
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def __enter__(self) -> Caller:
         return self
@@ -166,6 +175,19 @@ def find_brokers(namesrv: str) -> list[BrokerPlace]:
 def reason_of(error: EscrowError) -> str:
     """In one line, for people."""
     return error.remark if isinstance(error, RequestRefused) else str(error)
+
+
+def _connected(address: str, timeout_s: float, tls: ssl.SSLContext | None) -> socket.socket:
+    host, port = _host_and_port(address)
+    made = socket.create_connection((host, port), timeout=timeout_s)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if tls is None:
+        return made
+    try:
+        return tls.wrap_socket(made, server_hostname=host)
+    except OSError:
+        made.close()
+        raise
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

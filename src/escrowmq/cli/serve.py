@@ -23,6 +23,9 @@ from escrowmq.config import Config, Resolved, Source
     "--metrics-port", metavar="N", help="Serve /metrics and /health there.  [0, which is nowhere]"
 )
 @click.option(
+    "--insecure", is_flag=True, help="Serve others than this machine without asking who they are."
+)
+@click.option(
     "--role",
     type=click.Choice(["all", "broker", "namesrv"]),
     default="all",
@@ -38,6 +41,7 @@ def serve(
     port: str | None,
     namesrv_port: str | None,
     metrics_port: str | None,
+    insecure: bool,
     role: str,
 ) -> None:
     """Run a broker and a name server, or one of them.
@@ -51,6 +55,7 @@ def serve(
         "--port": port,
         "--namesrv-port": namesrv_port,
         "--metrics-port": metrics_port,
+        "--insecure": "true" if insecure else None,
     }
     given = {flag: text for flag, text in flags.items() if text is not None}
     resolved = Config.resolve(file, os.environ, given)

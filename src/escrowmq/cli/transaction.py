@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from escrowmq.cli.access import access_options
 from escrowmq.cli.cluster import Cluster, Listed, Outcome, Told
 from escrowmq.cli.output import reader_may_leave
 from escrowmq.cli.pending import entry_json, field_lines, story_json, story_lines, table_lines
@@ -59,6 +60,7 @@ _where = _together(
     ),
     click.option("--broker", metavar="ADDR", help="Ask this broker alone, and no name server."),
     click.option("--json", "in_json", is_flag=True, help="JSON instead of text."),
+    access_options,
 )
 _filters = _together(
     click.option(

@@ -1,5 +1,6 @@
 """The client: producers, transactions and consumers over asyncio. It knows the wire, no broker.
 
+access        who we are, and TLS
 line          one connection: calls, answers, and what the broker asks of us
 lines         the connections of a client, by address
 routes        which broker has which queue of a topic, from the name servers

@@ -27,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from escrowmq.client.access import Access
 from escrowmq.client.answering import Answering
 from escrowmq.client.assignment import Strategy, average
 from escrowmq.client.backwards import DEAD, TIMES_MAX, send_back
@@ -74,6 +75,7 @@ class Consumer:
         limits: Limits | None = None,
         namespace: str = "",
         clock: Clock | None = None,
+        access: Access | None = None,
     ) -> None:
         if at_once < 1:
             raise ValueError("at_once is at least 1")
@@ -93,7 +95,7 @@ class Consumer:
         self._suspend_s = suspend_s
         self._handlers = Handlers(at_once)
         self._answering = Answering(self._handlers)
-        self._member = Member(servers, group, habits, self._answering.asked, clock)
+        self._member = Member(servers, group, habits, self._answering.asked, clock, access)
         self._answering.member = self._member
         for topic, wanted in (subscribe or {}).items():
             self._member.subscribe(topic, parse_filter(wanted))

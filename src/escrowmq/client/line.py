@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, cast
 
@@ -12,7 +13,7 @@ from escrowmq.errors import NotSent, OutcomeUnknown, RemoteProtocolError, Reques
 from escrowmq.wire.answers import refuse
 from escrowmq.wire.codes import request_name
 from escrowmq.wire.command import Command
-from escrowmq.wire.connection import Answer, Connection, Fields, Refused
+from escrowmq.wire.connection import Answer, Connection, Fields, Refused, Sign
 from escrowmq.wire.fastpath import Body, Request
 
 log = logging.getLogger(__name__)
@@ -35,11 +36,11 @@ Asked = Callable[["Line", Request[Any]], None]
 class Line(asyncio.Protocol):
     """Calls and their answers; a call ends with an answer, or with an error that says which."""
 
-    def __init__(self, address: str, asked: Asked, clock: Clock) -> None:
+    def __init__(self, address: str, asked: Asked, clock: Clock, sign: Sign | None = None) -> None:
         self.address = address
         self._asked = asked
         self._clock = clock
-        self._connection = Connection()
+        self._connection = Connection(sign=sign)
         self._transport: asyncio.Transport | None = None
         self._waiting: dict[int, asyncio.Future[tuple[Command, Body]]] = {}
         self._may_write = asyncio.Event()
@@ -50,13 +51,21 @@ class Line(asyncio.Protocol):
         self.is_open = True
 
     @classmethod
-    async def connect(cls, address: str, asked: Asked, clock: Clock) -> Line:
+    async def connect(
+        cls,
+        address: str,
+        asked: Asked,
+        clock: Clock,
+        *,
+        sign: Sign | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> Line:
         host, _, port = address.rpartition(":")
-        line = cls(address, asked, clock)
+        line = cls(address, asked, clock, sign)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
-                await loop.create_connection(lambda: line, host.strip("[]"), int(port))
+                await loop.create_connection(lambda: line, host.strip("[]"), int(port), ssl=tls)
         except (OSError, ValueError, TimeoutError) as error:
             raise NotSent(f"{address} cannot be reached: {error or 'no answer'}") from error
         return line

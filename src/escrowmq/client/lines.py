@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 
+from escrowmq.client.access import NO_ACCESS, Access
 from escrowmq.client.line import Asked, Line
 from escrowmq.clock import Clock
 from escrowmq.errors import ClientClosed, WrongProcess
 
 
 class Lines:
-    def __init__(self, asked: Asked, clock: Clock) -> None:
+    def __init__(self, asked: Asked, clock: Clock, access: Access | None = None) -> None:
+        shown = access or NO_ACCESS
+        self._sign = shown.signer()
+        self._tls = shown.context()
         self._asked = asked
         self._clock = clock
         self._lines: dict[str, asyncio.Task[Line]] = {}
@@ -23,7 +27,9 @@ class Lines:
         self._refuse_if_forked()
         making = self._lines.get(address)
         if making is None or _is_over(making):
-            making = asyncio.ensure_future(Line.connect(address, self._asked, self._clock))
+            making = asyncio.ensure_future(
+                Line.connect(address, self._asked, self._clock, sign=self._sign, tls=self._tls)
+            )
             self._lines[address] = making
         # Not cancelled with one of those who wait for it.
         return await asyncio.shield(making)

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from types import TracebackType
 
+from escrowmq.client.access import Access
 from escrowmq.client.answering import Answering
 from escrowmq.client.assignment import Strategy, average
 from escrowmq.client.filters import Subscribed, Wanted, parse_filter
@@ -45,6 +46,7 @@ class LiteConsumer:
         limits: Limits | None = None,
         namespace: str = "",
         clock: Clock | None = None,
+        access: Access | None = None,
     ) -> None:
         self.group = group
         self._namespace = namespace
@@ -57,7 +59,9 @@ class LiteConsumer:
             commits=auto_commit,
         )
         answering = self._answering = Answering()
-        self._member = answering.member = Member(servers, group, habits, answering.asked, clock)
+        self._member = answering.member = Member(
+            servers, group, habits, answering.asked, clock, access
+        )
         self._is_shared = bool(subscribe)
         for topic, wanted in (subscribe or {}).items():
             self._member.subscribe(topic, parse_filter(wanted))

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from escrowmq.client.access import Access
 from escrowmq.client.assignment import Strategy, average
 from escrowmq.client.calls import QueueCalls
 from escrowmq.client.filters import Filter
@@ -85,6 +86,7 @@ class Member:
         habits: Habits,
         asked: Asked,
         clock: Clock | None = None,
+        access: Access | None = None,
     ) -> None:
         if not group:
             raise ValueError("a consumer has a group: say which with group=")
@@ -98,6 +100,7 @@ class Member:
             client_id=f"{own_address()}@{os.getpid()}#{secrets.token_hex(4)}",
             entry=self.entry,
             clock=self._clock,
+            access=access,
         )
         self.calls = QueueCalls(self.membership.line_to, self.group, namespace=habits.namespace)
         self.room = Room(habits.limits)

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from escrowmq.client.access import Access
 from escrowmq.client.calls import ANSWER_S
 from escrowmq.client.filters import SQL92
 from escrowmq.client.line import Asked, Line
@@ -47,11 +48,12 @@ class Membership:
         client_id: str,
         entry: Callable[[], ConsumerEntry],
         clock: Clock,
+        access: Access | None = None,
     ) -> None:
         self.group = group
         self.client_id = client_id
         self._entry = entry
-        self._lines = Lines(asked, clock)
+        self._lines = Lines(asked, clock, access)
         given = servers if isinstance(servers, str) else list(servers)
         self.routes = Routes(given, self._lines, clock)
         self._introduced: set[Line] = set()

@@ -12,6 +12,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
 
+from escrowmq.client.access import Access
 from escrowmq.client.batches import (
     BATCH_BYTES_MAX,
     cut,
@@ -70,6 +71,7 @@ class Producer:
         heartbeat_s: float = HEARTBEAT_S,
         telemetry: Any = None,
         clock: Clock | None = None,
+        access: Access | None = None,
     ) -> None:
         self.group = group
         self.namespace = Namespace(namespace)
@@ -79,7 +81,7 @@ class Producer:
         self._telemetry = Telemetry.of(telemetry)
         self._wrapped_group = wrapped = self.namespace.wrap(group)
         self._marks = {INSTANCE_ID: namespace} if namespace else {}
-        self._lines = Lines(self._asked, self._clock)
+        self._lines = Lines(self._asked, self._clock, access)
         self._routes = Routes(servers, self._lines, self._clock)
         self._checkers = Checkers(
             wrapped,

@@ -15,6 +15,7 @@ import secrets
 from collections.abc import Sequence
 from types import TracebackType
 
+from escrowmq.client.access import Access
 from escrowmq.client.answering import Answering
 from escrowmq.client.assignment import Strategy, average
 from escrowmq.client.calls import Pulled, QueueCalls
@@ -39,6 +40,7 @@ class PullConsumer:
         share: Strategy = average,
         namespace: str = "",
         clock: Clock | None = None,
+        access: Access | None = None,
     ) -> None:
         self.group = group
         self._namespace = namespace
@@ -53,6 +55,7 @@ class PullConsumer:
             client_id=f"{own_address()}@{os.getpid()}#{secrets.token_hex(4)}",
             entry=self._entry,
             clock=clock,
+            access=access,
         )
         line_to = self._membership.quiet_line_to
         self._calls = QueueCalls(line_to, self._membership.group, namespace=namespace)

@@ -30,6 +30,7 @@ from escrowmq.config.groups import (
     StoreConfig,
 )
 from escrowmq.config.resolve import Config, Entry, Resolved
+from escrowmq.config.security import ClientAuth, SecurityConfig, TlsMode
 from escrowmq.config.sources import Origin, Source
 from escrowmq.config.transactions import TransactionConfig
 
@@ -37,6 +38,7 @@ __all__ = [
     "SETTINGS",
     "BrokerConfig",
     "BrokerRole",
+    "ClientAuth",
     "Config",
     "ConsumeConfig",
     "DelayConfig",
@@ -48,8 +50,10 @@ __all__ = [
     "NetworkConfig",
     "Origin",
     "Resolved",
+    "SecurityConfig",
     "Setting",
     "Source",
     "StoreConfig",
+    "TlsMode",
     "TransactionConfig",
 ]

@@ -10,6 +10,7 @@ from typing import Final
 
 from escrowmq.config import groups
 from escrowmq.config.kinds import Kind
+from escrowmq.config.security import SecurityConfig
 from escrowmq.config.transactions import TransactionConfig
 from escrowmq.rocketmq_keys import FORMER_KEYS, ROCKETMQ_KEYS
 
@@ -31,7 +32,7 @@ class Setting:
     @property
     def environment(self) -> str:
         """`listenPort` is ESCROWMQ_LISTEN_PORT, `escrowNamesrvPort` ESCROWMQ_NAMESRV_PORT."""
-        words = _WORDS.sub("_", self.conf.removeprefix(_OURS))
+        words = _WORDS.sub("_", self.conf.removeprefix(_OURS)).replace(".", "_")
         return f"{ENVIRONMENT_PREFIX}{words.upper()}"
 
     @property
@@ -48,6 +49,7 @@ GROUPS: Final = {
     "transaction": TransactionConfig,
     "namesrv": groups.NamesrvConfig,
     "metrics": groups.MetricsConfig,
+    "security": SecurityConfig,
 }
 
 SETTINGS: Final = tuple(
@@ -61,10 +63,6 @@ BY_ENVIRONMENT: Final = {setting.environment: setting for setting in SETTINGS}
 
 # What a file asks for in vain with these is worth more words than "ignored".
 _IN_VAIN: Final = {
-    **dict.fromkeys(
-        ("aclEnable", "authenticationEnabled", "authorizationEnabled"),
-        "; no client is asked who it is or what it may do",
-    ),
     **dict.fromkeys(
         ("enableDLegerCommitLog", "enableControllerMode", "inSyncReplicas", "haListenPort"),
         "; nothing is replicated",

@@ -7,11 +7,14 @@ raise ValueError with the words that follow "listenPort='x': ".
 from __future__ import annotations
 
 import enum
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
+
+from escrowmq.secret import Secret
 
 INT_MAX: Final = (1 << 31) - 1  # RocketMQ keeps most of its settings in a Java int
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
@@ -292,6 +295,70 @@ class DelayLevels:
     def show(self, value: object) -> str:
         assert isinstance(value, tuple)
         return self.separator.join(map(_level_text, value))
+
+
+@dataclass(frozen=True, slots=True)
+class FileOrNone:
+    allowed: str = "a path, or empty"
+    separator: None = None
+
+    def parse(self, text: str) -> Path | None:
+        return Directory(allowed=self.allowed).parse(text) if text else None
+
+    def check(self, value: object) -> None:
+        if value is not None:
+            Directory(allowed=self.allowed).check(value)
+
+    def show(self, value: object) -> str:
+        return "" if value is None else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """A secret: it is read, and never shown again."""
+
+    allowed: str = "any text; it is not shown"
+    separator: None = None
+
+    def parse(self, text: str) -> Secret:
+        return Secret(text)
+
+    def check(self, value: object) -> None:
+        if not isinstance(value, Secret):
+            raise ValueError(f"must be {self.allowed}")
+
+    def show(self, value: object) -> str:
+        return "***" if value else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials(Hidden):
+    """`{"accessKey":"...","secretKey":"..."}`, as RocketMQ has it."""
+
+    allowed: str = '{"accessKey":"...","secretKey":"..."}, or empty; it is not shown'
+
+    def parse(self, text: str) -> Secret:
+        value = Secret(text)
+        self.check(value)
+        return value
+
+    def check(self, value: object) -> None:
+        Hidden.check(self, value)
+        assert isinstance(value, Secret)
+        if value:
+            read_credentials(value)
+
+
+def read_credentials(told: Secret) -> tuple[str, Secret]:
+    """Access key and secret key. ValueError does not repeat them."""
+    try:
+        content = json.loads(told.reveal())
+        key, secret = content["accessKey"], content["secretKey"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ValueError('must be {"accessKey":"...","secretKey":"..."}') from None
+    if not isinstance(key, str) or not isinstance(secret, str) or not key or not secret:
+        raise ValueError("must have a text for accessKey and for secretKey")
+    return key, Secret(secret)
 
 
 def _level_text(ms: int) -> str:

@@ -20,7 +20,8 @@ from escrowmq.config.groups import (
     NetworkConfig,
     StoreConfig,
 )
-from escrowmq.config.kinds import WILDCARDS
+from escrowmq.config.kinds import WILDCARDS, Hidden
+from escrowmq.config.security import SecurityConfig
 from escrowmq.config.sources import (
     Given,
     Origin,
@@ -48,6 +49,7 @@ class Config:
     transaction: TransactionConfig = field(default_factory=TransactionConfig)
     namesrv: NamesrvConfig = field(default_factory=NamesrvConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
 
     @classmethod
     def resolve(
@@ -116,7 +118,8 @@ class _Values:
         try:
             value = setting.kind.parse(text)
         except ValueError as error:
-            raise ConfigError(f"{given.origin}: {setting.conf}={text!r}: {error}") from None
+            told = "***" if isinstance(setting.kind, Hidden) else repr(text)
+            raise ConfigError(f"{given.origin}: {setting.conf}={told}: {error}") from None
         self._values[setting.conf] = value
         self.origins[setting.conf] = given.origin
 
@@ -129,7 +132,7 @@ class _Values:
         bind, told = self._values["bindAddress"], self._values["brokerIP1"]
         bind_open = self.origins["bindAddress"].source is Source.DEFAULT
         told_open = self.origins["brokerIP1"].source is Source.DEFAULT
-        if bind_open and not told_open and not _is_loopback(told):
+        if bind_open and not told_open and not is_loopback(told):
             self._follow("bindAddress", "::" if ":" in told else "0.0.0.0", "brokerIP1")
         elif told_open and not bind_open:
             self._follow("brokerIP1", "" if bind in WILDCARDS else bind, "bindAddress")
@@ -158,6 +161,7 @@ class _Values:
             transaction=TransactionConfig(**self._of("transaction")),
             namesrv=NamesrvConfig(**self._of("namesrv")),
             metrics=MetricsConfig(**self._of("metrics")),
+            security=SecurityConfig(**self._of("security")),
         )
 
     def _of(self, group: str) -> dict[str, Any]:
@@ -168,7 +172,7 @@ class _Values:
         }
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

@@ -32,7 +32,16 @@ FLAGS: Final = {
     "--port": ("listenPort",),
     "--namesrv-port": ("escrowNamesrvPort",),
     "--metrics-port": ("metricsPromExporterPort",),
+    "--insecure": ("escrowInsecure",),
 }
+# Of clients and commands: no settings of a server.
+CLIENT_VARIABLES: Final = frozenset(
+    f"{ENVIRONMENT_PREFIX}{name}"
+    for name in (
+        *("ACCESS_KEY", "SECRET_KEY", "SECURITY_TOKEN", "CREDENTIALS"),
+        *("TLS", "TLS_CA"),
+    )
+)
 _TOML_HEADER: Final = re.compile(r"\s*\[\s*([\w-]+)\s*\]")
 _TOML_KEY: Final = re.compile(r"""\s*["']?([\w-]+)["']?\s*=""")
 
@@ -184,7 +193,7 @@ def read_environment(environment: Mapping[str, str]) -> Reading:
     make such names by itself, as Kubernetes does for a service that is called escrowmq."""
     reading = Reading()
     for name, text in sorted(environment.items()):
-        if not name.startswith(ENVIRONMENT_PREFIX) or not text:
+        if not name.startswith(ENVIRONMENT_PREFIX) or not text or name in CLIENT_VARIABLES:
             continue
         if setting := BY_ENVIRONMENT.get(name):
             reading.add(setting, text, Origin(Source.ENVIRONMENT, name))

@@ -14,6 +14,7 @@ from escrowmq.broker.metrics import STORAGE, BrokerMetrics, response_name
 from escrowmq.clock import Clock
 from escrowmq.config import Config
 from escrowmq.metrics import Collector, Counter, Family, Gauge, Histogram, Labels, Registry
+from escrowmq.server.access import Access
 from escrowmq.server.groupcommit import GroupCommit
 from escrowmq.server.tcp import Port
 from escrowmq.server.upkeep import Upkeep
@@ -56,6 +57,11 @@ def port_metrics(port: Port, name: str) -> Collector:
             "escrowmq_refused_connections_total",
             "Lines that were closed at once: there were too many.",
             [(labels, port.refused_lines)],
+        )
+        yield Counter(
+            "escrowmq_refused_handshakes_total",
+            "Connections that were closed before they were lines: no TLS, or a bad one.",
+            [(labels, port.refused_at_door())],
         )
         yield Gauge(
             "escrowmq_unsent_bytes",
@@ -103,6 +109,19 @@ def store_metrics(disk: Disk, group: GroupCommit, upkeep: Upkeep) -> Collector:
             "escrowmq_checkpoint_seconds",
             "One checkpoint, beside which messages come and go.",
             [({}, upkeep.checkpoint_seconds)],
+        )
+
+    return collect
+
+
+def access_metrics(access: Access) -> Collector:
+    """Of the files that say who may come."""
+
+    def collect() -> Iterator[Family]:
+        yield Gauge(
+            "escrowmq_access_files_broken",
+            "Files of accounts or certificates that changed and cannot be read; the old hold.",
+            [({}, sum(watch.is_broken for watch in access.watches))],
         )
 
     return collect

@@ -9,17 +9,20 @@ waits for a scraper but its own connection.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import logging
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final
 
 from escrowmq.clock import Clock
-from escrowmq.config import Config
+from escrowmq.config import Config, TlsMode
 from escrowmq.errors import EscrowError
 from escrowmq.metrics import CONTENT_TYPE, Registry
+from escrowmq.server.access import Access
 from escrowmq.server.tcp import bind
 
 log = logging.getLogger(__name__)
@@ -28,6 +31,7 @@ _PLAIN: Final = "text/plain; charset=utf-8"
 _REASONS: Final = {
     200: "OK",
     400: "Bad Request",
+    401: "Unauthorized",
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
@@ -35,6 +39,12 @@ _REASONS: Final = {
     500: "Internal Server Error",
     503: "Service Unavailable",
 }
+
+_MORE: Final = {
+    401: 'WWW-Authenticate: Basic realm="escrowmq"\r\n',
+    405: "Allow: GET, HEAD\r\n",
+}
+MaySee = Callable[[str, str, str], bool]  # access key, secret key, address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +63,7 @@ class _Answer:
     kind: str = _PLAIN
 
     def encode(self, *, is_head: bool) -> bytes:
-        allow = "Allow: GET, HEAD\r\n" if self.status == 405 else ""
+        allow = _MORE.get(self.status, "")
         lead = (
             f"HTTP/1.1 {self.status} {_REASONS[self.status]}\r\n"
             f"Content-Type: {self.kind}\r\nContent-Length: {len(self.body)}\r\n"
@@ -79,7 +89,8 @@ class Health:
 
 
 class MetricsServer:
-    """`why_not_ready` says what is missing; None when nothing is."""
+    """`why_not_ready` says what is missing; None when nothing is. `may_see`: /metrics, that is;
+    whether the server lives and is ready everybody may know."""
 
     def __init__(
         self,
@@ -87,7 +98,9 @@ class MetricsServer:
         clock: Clock,
         why_not_ready: Callable[[], str | None],
         limits: HttpLimits = HttpLimits(),  # noqa: B008
+        may_see: MaySee = lambda key, secret, host: True,
     ) -> None:
+        self._may_see = may_see
         self._registry = registry
         self._clock = clock
         self._why_not_ready = why_not_ready
@@ -96,9 +109,9 @@ class MetricsServer:
         self._rendering = asyncio.Lock()  # one page at a time is work enough beside the broker
         self._server: asyncio.Server | None = None
 
-    async def listen(self, bound: socket.socket) -> None:
+    async def listen(self, bound: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         self._server = await asyncio.start_server(
-            self._begin, sock=bound, limit=self._limits.request_bytes_max
+            self._begin, sock=bound, limit=self._limits.request_bytes_max, ssl=tls
         )
 
     async def close(self) -> None:
@@ -120,7 +133,8 @@ class MetricsServer:
         transport = writer.transport
         transport.set_write_buffer_limits(high=0)  # so that drain waits for the last byte
         try:
-            answered = await self._answer_to(reader)
+            address = transport.get_extra_info("peername") or ("", 0)
+            answered = await self._answer_to(reader, address[0])
             if answered is not None:
                 writer.write(answered)
                 async with asyncio.timeout(self._limits.answer_s):
@@ -136,7 +150,7 @@ class MetricsServer:
             if not transport.is_closing():
                 transport.abort()
 
-    async def _answer_to(self, reader: asyncio.StreamReader) -> bytes | None:
+    async def _answer_to(self, reader: asyncio.StreamReader, host: str) -> bytes | None:
         try:
             async with asyncio.timeout(self._limits.request_s):
                 request = await reader.readuntil(b"\r\n\r\n")
@@ -147,7 +161,10 @@ class MetricsServer:
         except TimeoutError:
             return _Answer(408, b"too slow\n").encode(is_head=False)
         method, path = _parse(request)
-        answer = await self._answer(method, path)
+        if path == "/metrics" and not self._may_see(*_credentials(request), host):
+            answer = _Answer(401, b"an account that may see the cluster is wanted\n")
+        else:
+            answer = await self._answer(method, path)
         return answer.encode(is_head=method == "HEAD")
 
     async def _answer(self, method: str, path: str) -> _Answer:
@@ -182,12 +199,15 @@ class MetricsServer:
 
 @contextlib.asynccontextmanager
 async def serving(
-    config: Config, clock: Clock, registry: Registry, health: Health
+    config: Config, clock: Clock, registry: Registry, health: Health, access: Access
 ) -> AsyncIterator[None]:
     host = config.metrics.metrics_address or config.network.bind_address
-    server = MetricsServer(registry, clock, health.why_not_ready)
-    await server.listen(bind(host, config.metrics.metrics_port))
-    log.info("metrics at http://%s:%d/metrics", host, config.metrics.metrics_port)
+    server = MetricsServer(registry, clock, health.why_not_ready, may_see=access.may_see_metrics)
+    enforcing = config.security.tls_mode is TlsMode.ENFORCING
+    tls = access.tls.context if access.tls is not None and enforcing else None
+    await server.listen(bind(host, config.metrics.metrics_port), tls)
+    scheme = "http" if tls is None else "https"
+    log.info("metrics at %s://%s:%d/metrics", scheme, host, config.metrics.metrics_port)
     try:
         yield
     finally:
@@ -196,6 +216,22 @@ async def serving(
 
 def _not_ready(missing: str) -> _Answer:
     return _Answer(503, f"{missing}\n".encode())
+
+
+def _credentials(request: bytes) -> tuple[str, str]:
+    """Of HTTP's Basic scheme; empty ones if there are none."""
+    for line in request.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        scheme, _, told = value.strip().partition(b" ")
+        if name.strip().lower() == b"authorization" and scheme.lower() == b"basic":
+            try:
+                key, _, secret = (
+                    base64.b64decode(told.strip(), validate=True).decode().partition(":")
+                )
+            except ValueError:  # neither Base64 nor UTF-8
+                break
+            return key, secret
+    return "", ""
 
 
 def _parse(request: bytes) -> tuple[str, str]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import Callable
 
 from escrowmq.broker.broker import Broker
-from escrowmq.config import Config
+from escrowmq.config import Config, TlsMode
 from escrowmq.errors import EscrowError, OutcomeUnknown
 from escrowmq.namesrv.registration import Ask, BrokerCard, read_registered, register, unregister
+from escrowmq.server.access import outgoing_signer
+from escrowmq.server.tls import context_to_others, context_to_own
 from escrowmq.wire.bodies import DataVersion, TopicConfig
 from escrowmq.wire.command import Command
-from escrowmq.wire.connection import Answer, Connection
+from escrowmq.wire.connection import Answer, Connection, Sign
 from escrowmq.wire.fastpath import Body
 
 log = logging.getLogger(__name__)
@@ -32,7 +35,11 @@ class Registrar:
         topics: Callable[[], tuple[list[TopicConfig], DataVersion]],
         *,
         interval_s: float,
+        sign: Sign | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        self._sign = sign
+        self._tls = tls
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
         self._card = card
@@ -48,7 +55,7 @@ class Registrar:
     async def run(self) -> None:
         while True:
             try:
-                async with _Call(self._host, self._port) as call:
+                async with _Call(self._host, self._port, self._sign, self._tls) as call:
                     await self._keep_registered(call)
             except (OSError, EscrowError, TimeoutError) as error:
                 log.warning(
@@ -78,14 +85,17 @@ class Registrar:
 class _Call:
     """One line to a name server: ask, wait, read the answer."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, sign: Sign | None, tls: ssl.SSLContext | None) -> None:
         self._host = host
         self._port = port
-        self._connection = Connection()
+        self._tls = tls
+        self._connection = Connection(sign=sign)
 
     async def __aenter__(self) -> _Call:
         async with asyncio.timeout(ANSWER_WAIT_S):
-            self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
+            self._reader, self._writer = await asyncio.open_connection(
+                self._host.strip("[]"), self._port, ssl=self._tls
+            )
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -104,8 +114,13 @@ class _Call:
 
 
 def registrars_of(
-    config: Config, broker: Broker, address: str, namesrv_addresses: list[str]
+    config: Config,
+    broker: Broker,
+    address: str,
+    namesrv_addresses: list[str],
+    own_sign: Sign | None,
 ) -> list[Registrar]:
+    """`namesrv_addresses` are of this process, which has `own_sign` for them."""
     host, _, port = address.rpartition(":")
     card = BrokerCard(
         cluster=config.broker.cluster_name,
@@ -113,12 +128,20 @@ def registrars_of(
         address=address,
         ha_address=f"{host}:{int(port) + 1}",
     )
+    security = config.security
+    own_tls = other_tls = None
+    if security.tls_mode is TlsMode.ENFORCING:
+        own_tls = context_to_own(security)
+    if security.tls_outgoing:
+        other_tls = context_to_others(security)
     return [
         Registrar(
             where,
             card,
             lambda: _topics_of(broker),
             interval_s=config.broker.register_interval_ms / 1000,
+            sign=own_sign if where in namesrv_addresses else outgoing_signer(config),
+            tls=own_tls if where in namesrv_addresses else other_tls,
         )
         for where in dict.fromkeys([*namesrv_addresses, *config.broker.namesrv_addresses])
     ]

@@ -10,9 +10,10 @@ from escrowmq.broker.pulls import PullRules
 from escrowmq.broker.sends import SendRules
 from escrowmq.broker.topics import WRITE, TopicRules
 from escrowmq.broker.transactions import TransactionRules
-from escrowmq.config import Config
+from escrowmq.config import Config, TlsMode
 from escrowmq.escrow.rules import EscrowRules
-from escrowmq.server.tcp import PortLimits
+from escrowmq.server.access import Access
+from escrowmq.server.tcp import PortLimits, PortSecurity
 from escrowmq.server.upkeep import UpkeepSettings
 from escrowmq.store.settings import StoreSettings
 
@@ -25,6 +26,14 @@ def port_limits(config: Config) -> PortLimits:
         idle_max_s=config.network.idle_max_s,
         unsent_bytes_max=config.network.in_flight_bytes_max,
         line_unsent_bytes_max=min(1 << 20, config.network.connection_in_flight_bytes_max),
+    )
+
+
+def port_security(config: Config, access: Access) -> PortSecurity:
+    return PortSecurity(
+        tls=access.tls,
+        enforces_tls=config.security.tls_mode is TlsMode.ENFORCING,
+        keeps_headers=access.guard is not None,
     )
 
 

@@ -20,17 +20,25 @@ from escrowmq.broker.broker import Broker
 from escrowmq.broker.counts import Counts
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.config import Config, FlushMode
-from escrowmq.errors import EscrowError, StoreError
+from escrowmq.errors import EscrowError, RequestRefused, StoreError
 from escrowmq.message.ids import UniqueKeys, encode_host
 from escrowmq.metrics import Registry
 from escrowmq.namesrv.namesrv import NameServer
+from escrowmq.server.access import Access, refuse_open_doors
 from escrowmq.server.groupcommit import GroupCommit
-from escrowmq.server.metrics import add_broker_metrics, port_metrics, registry_of, store_metrics
+from escrowmq.server.metrics import (
+    access_metrics,
+    add_broker_metrics,
+    port_metrics,
+    registry_of,
+    store_metrics,
+)
 from escrowmq.server.metrics_http import Health, serving
 from escrowmq.server.registrar import Registrar, registrars_of
 from escrowmq.server.rules import (
     broker_rules,
     port_limits,
+    port_security,
     store_settings,
     tick_interval_s,
     upkeep_settings,
@@ -39,6 +47,7 @@ from escrowmq.server.tcp import Port, TcpLine, bind, port_of
 from escrowmq.server.upkeep import Upkeep
 from escrowmq.store.disk import Disk, RealDisk
 from escrowmq.store.store import MessageStore
+from escrowmq.wire.answers import refuse
 from escrowmq.wire.fastpath import Request
 
 log = logging.getLogger(__name__)
@@ -53,6 +62,7 @@ def run(config: Config, role: str) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     _allow_files(config.network.connections_max)
     try:
+        refuse_open_doors(config)
         return uvloop.run(_serve(config, role))
     except (EscrowError, OSError) as error:
         sys.stderr.write(f"escrowmq: {error}\n")
@@ -78,17 +88,22 @@ async def _serve(config: Config, role: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     clock = SystemClock()
+    access = Access(config)
     registry, health = registry_of(config, role), Health()
+    registry.add(access_metrics(access))
     async with contextlib.AsyncExitStack() as parts:
+        await parts.enter_async_context(_running(*(watch.run() for watch in access.watches)))
         if config.metrics.is_on:
-            await parts.enter_async_context(serving(config, clock, registry, health))
+            await parts.enter_async_context(serving(config, clock, registry, health, access))
         namesrv_address = None
         if role in ("all", "namesrv"):
-            namesrv_address = await parts.enter_async_context(_name_server(config, clock, registry))
+            namesrv_address = await parts.enter_async_context(
+                _name_server(config, clock, access, registry)
+            )
         failed = asyncio.Event()
         if role in ("all", "broker"):
             own = [namesrv_address] if namesrv_address is not None else []
-            broker = _broker(config, clock, own, failed, registry, health)
+            broker = _broker(config, clock, access, own, failed, registry, health)
             await parts.enter_async_context(broker)
         health.missing = None
         _say_ready(config, role, namesrv_address)
@@ -110,10 +125,18 @@ async def _serve(config: Config, role: str) -> int:
 class _NameServerPort:
     """The name server as a port sees it."""
 
-    def __init__(self, names: NameServer) -> None:
+    def __init__(self, names: NameServer, access: Access) -> None:
         self._names = names
+        self._access = access
 
     def handle(self, line: TcpLine, request: Request[Any], now_ms: int) -> None:
+        guard = self._access.guard
+        if guard is not None:
+            try:
+                guard.check(request, line.peer, self._access.needs_at_name_server)
+            except RequestRefused as error:
+                line.write(refuse(request, error))
+                return
         line.write(self._names.handle(request, line, now_ms=now_ms))
 
     def end_turn(self, now_ms: int) -> None:
@@ -124,9 +147,12 @@ class _NameServerPort:
 
 
 @contextlib.asynccontextmanager
-async def _name_server(config: Config, clock: Clock, registry: Registry) -> AsyncIterator[str]:
+async def _name_server(
+    config: Config, clock: Clock, access: Access, registry: Registry
+) -> AsyncIterator[str]:
     names = NameServer()
-    port = Port(_NameServerPort(names), clock, port_limits(config))
+    service = _NameServerPort(names, access)
+    port = Port(service, clock, port_limits(config), port_security(config, access))
     host = config.network.bind_address
     bound = bind(host, config.namesrv.namesrv_port)
     number = port_of(bound)
@@ -150,6 +176,7 @@ async def _name_server(config: Config, clock: Clock, registry: Registry) -> Asyn
 async def _broker(
     config: Config,
     clock: Clock,
+    access: Access,
     namesrv_addresses: list[str],
     failed: asyncio.Event,
     registry: Registry,
@@ -168,25 +195,24 @@ async def _broker(
         raise
     group = GroupCommit(store, wait_s=config.store.sync_flush_timeout_ms / 1000)
     registrars: list[Registrar] = []
-
-    def tell_name_servers() -> None:
-        for registrar in registrars:
-            registrar.changed()
-
+    keys = UniqueKeys(address=address, process_id=os.getpid(), salt=secrets.randbits(32))
     broker = Broker(
         disk,
         store,
         broker_rules(config, host),
-        UniqueKeys(address=address, process_id=os.getpid(), salt=secrets.randbits(32)),
+        keys,
         when_flushed=group.when_flushed if config.store.flush_mode is FlushMode.SYNC else None,
-        topics_changed=tell_name_servers,
+        topics_changed=lambda: _tell(registrars),
         counts=Counts(clock.elapsed_s),
+        guard=access.guard,
     )
-    port = Port(broker, clock, port_limits(config))
+    port = Port(broker, clock, port_limits(config), port_security(config, access))
     broker.counts.turn_began_s = lambda: port.turn_s
     await port.listen(bound)
     log.info("broker listens address=%s:%d", config.network.bind_address, number)
-    registrars += registrars_of(config, broker, f"{address}:{number}", namesrv_addresses)
+    registrars += registrars_of(
+        config, broker, f"{address}:{number}", namesrv_addresses, access.own_signer
+    )
     upkeep = _upkeep(config, clock, broker, disk)
     add_broker_metrics(registry, config, clock, broker, port)
     registry.add(store_metrics(disk, group, upkeep))
@@ -197,6 +223,11 @@ async def _broker(
             await registrar.registered.wait()
         yield
     await _stop(broker, port, group, clock)
+
+
+def _tell(registrars: list[Registrar]) -> None:
+    for registrar in registrars:
+        registrar.changed()
 
 
 def _open_store(config: Config, disk: Disk, host: bytes) -> MessageStore:

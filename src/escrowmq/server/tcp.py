@@ -22,7 +22,9 @@ from escrowmq.clock import Clock
 from escrowmq.errors import NotSent, RemoteProtocolError
 from escrowmq.message.ids import encode_host
 from escrowmq.metrics import SECONDS, Distribution
+from escrowmq.server.door import Door
 from escrowmq.server.silence import Silence
+from escrowmq.server.tls import Tls
 from escrowmq.wire.answers import refuse
 from escrowmq.wire.connection import Connection, Event, Refused
 from escrowmq.wire.fastpath import Body, Request
@@ -66,6 +68,15 @@ class PortLimits:
     line_unsent_bytes_max: int = 1 << 20  # above it a line is not read from until it reads
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortSecurity:
+    """`tls`: None where it is not served. `keeps_headers`: somebody checks signatures."""
+
+    tls: Tls | None = None
+    enforces_tls: bool = False
+    keeps_headers: bool = False
+
+
 class Port:
     """One listening port and the lines that came through it."""
 
@@ -74,7 +85,10 @@ class Port:
         service: Answering,
         clock: Clock,
         limits: PortLimits = PortLimits(),  # noqa: B008
+        security: PortSecurity = PortSecurity(),  # noqa: B008
     ) -> None:
+        self._security = security
+        self._door: Door | None = None
         self._service = service
         self._clock = clock
         self._limits = limits
@@ -92,6 +106,17 @@ class Port:
         self.turn_seconds = Distribution(SECONDS)
 
     async def listen(self, bound: socket.socket) -> None:
+        tls = self._security.tls
+        if tls is not None:
+            self._door = Door(
+                lambda: TcpLine(self),
+                lambda: tls.context,
+                enforcing=self._security.enforces_tls,
+                silent_max_s=self._limits.idle_max_s,
+                has_room=self._has_room,
+            )
+            self._door.open(bound)
+            return
         self._server = await self._loop.create_server(lambda: TcpLine(self), sock=bound)
 
     async def close(self) -> None:
@@ -106,8 +131,20 @@ class Port:
         """No new lines, and nothing more from those there are."""
         if self._server is not None:
             self._server.close()
+        if self._door is not None:
+            self._door.close()
         for line in self.lines:
             line.hold(True)
+
+    def refused_at_door(self) -> int:
+        """Connections that ended before they were lines: without TLS, or with a bad one."""
+        return 0 if self._door is None else self._door.refused
+
+    def _has_room(self, entering: int) -> bool:
+        if len(self.lines) + entering < self._limits.lines_max:
+            return True
+        self.refused_lines += 1
+        return False
 
     # --- for its lines ---------------------------------------------------------------------------
 
@@ -190,6 +227,9 @@ class Port:
     def elapsed_s(self) -> float:
         return self._clock.elapsed_s()
 
+    def new_connection(self) -> Connection:
+        return Connection(keeps_headers=self._security.keeps_headers)
+
     def line_unsent_bytes_max(self) -> int:
         return self._limits.line_unsent_bytes_max
 
@@ -199,7 +239,7 @@ class TcpLine(asyncio.Protocol):
 
     def __init__(self, port: Port) -> None:
         self._port = port
-        self._connection = Connection()
+        self._connection = port.new_connection()
         self._transport: asyncio.Transport | None = None
         self._out: list[Body] = []
         self._paused = False

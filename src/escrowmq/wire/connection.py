@@ -18,7 +18,7 @@ events() raise the same error again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -66,6 +66,7 @@ class Failed:
 
 Event = Request[Any] | Refused | Answer | Stray
 Fields = Header | dict[str, str] | None  # what a request says: typed, or as the wire has it
+Sign = Callable[[dict[str, str], Body], dict[str, str]]  # extFields and body; extFields, signed
 
 
 class Connection:
@@ -76,9 +77,14 @@ class Connection:
         calls_max: int = CALLS_MAX,
         serializer: int = JSON,
         opaque_max: int = INT32_MAX,
+        keeps_headers: bool = False,
+        sign: Sign | None = None,
     ) -> None:
+        """`keeps_headers`: requests carry theirs as it came. `sign`: what we ask is signed so."""
         assert calls_max <= opaque_max, "a free number must always be found"
-        self._reader = FrameCutter(self._event, frame_length_max=frame_length_max)
+        make = self._event_and_header if keeps_headers else self._event
+        self._reader = FrameCutter(make, frame_length_max=frame_length_max)
+        self._sign = sign
         self._calls_max = calls_max
         self._opaque_max = opaque_max
         self._serializer = serializer
@@ -101,6 +107,12 @@ class Connection:
             if head is not None:
                 return Request(head, body, JSON)
         return self._read_slowly(serializer, header, body)
+
+    def _event_and_header(self, serializer: int, header: bytes, body: Body) -> Event:
+        event = self._event(serializer, header, body)
+        if type(event) is Request:
+            return Request(event.head, event.body, event.serializer, header)
+        return event
 
     def _read_slowly(self, serializer: int, header: bytes, body: Body) -> Event:
         try:
@@ -170,6 +182,8 @@ class Connection:
         if self._closed:
             raise NotSent("the connection is closed")
         ext_fields = encode_header(fields) if isinstance(fields, Header) else fields or {}
+        if self._sign is not None:
+            ext_fields = self._sign(ext_fields, body)
         command = Command(code=code, opaque=opaque, flag=flag, remark=remark, ext_fields=ext_fields)
         return encode_frame(self._serializer, encode_command(command, self._serializer), body)
 

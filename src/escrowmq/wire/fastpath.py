@@ -43,6 +43,9 @@ class Request(msgspec.Struct, Generic[H], frozen=True, gc=False):
     head: Head[H]
     body: Body
     serializer: int  # the answer uses the same: C++ clients cannot read ROCKETMQ
+    header: bytes = (
+        b""  # as it came, if the connection keeps it: a signature is made over all of it
+    )
 
 
 class _CodeOnly(msgspec.Struct, gc=False):

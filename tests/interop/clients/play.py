@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,21 +93,32 @@ CLIENTS = {
 
 
 def play(
-    client: str, scenario: str, *, namesrv: str, topic: str, group: str, directory: Path
+    client: str,
+    scenario: str,
+    *,
+    namesrv: str,
+    topic: str,
+    group: str,
+    directory: Path,
+    java_options: Sequence[str] = (),
+    keys: tuple[str, str] | None = None,
 ) -> Told:
-    """Raises `environments.Unavailable` if the client cannot run here."""
+    """Raises `environments.Unavailable` if the client cannot run here. `keys`: its account."""
     command = CLIENTS[client].prepare()
     directory.mkdir(parents=True, exist_ok=True)
     arguments = [*command.arguments, namesrv, topic, group, scenario]
     if arguments[0] == "java":
-        arguments.insert(1, f"-Duser.home={directory}")
+        arguments[1:1] = [f"-Duser.home={directory}", *java_options]
+    account = {}
+    if keys is not None:
+        account = {"INTEROP_ACCESS_KEY": keys[0], "INTEROP_SECRET_KEY": keys[1]}
     process = subprocess.Popen(
         arguments,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=directory,
-        env={**os.environ, **command.variables, "HOME": str(directory)},
+        env={**os.environ, **command.variables, **account, "HOME": str(directory)},
         start_new_session=True,
     )
     try:

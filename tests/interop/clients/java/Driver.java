@@ -10,6 +10,8 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.BooleanSupplier;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
@@ -19,6 +21,7 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
@@ -32,6 +35,7 @@ import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.remoting.RPCHook;
 
 /**
  * Apache's Java client, put through one scenario; compiles against 4.9.7 and 5.5.0.
@@ -46,6 +50,11 @@ public final class Driver {
     private static final long LINGER_MS = 700; // for what should not come at all
     private static final long NOT_ASKED_MS = 4_000; // longer than any half is left alone
     private static final int MESSAGES = 8;
+    private static final int API_MS = 20_000; // a first TLS handshake takes Java seconds
+    // Signs every request, if the environment says for which account.
+    private static final RPCHook HOOK = System.getenv("INTEROP_ACCESS_KEY") == null ? null
+        : new AclClientRPCHook(new SessionCredentials(
+            System.getenv("INTEROP_ACCESS_KEY"), System.getenv("INTEROP_SECRET_KEY")));
 
     private interface Scenario {
         void run() throws Exception;
@@ -589,8 +598,9 @@ public final class Driver {
     }
 
     private TransactionMQProducer transactor(String name, Plan plan) throws Exception {
-        TransactionMQProducer producer = new TransactionMQProducer(group + "-transactors");
+        TransactionMQProducer producer = new TransactionMQProducer(group + "-transactors", HOOK);
         producer.setNamesrvAddr(namesrv);
+        producer.setMqClientApiTimeout(API_MS);
         producer.setInstanceName("transactor-" + name);
         producer.setSendMsgTimeout(5_000);
         Map<String, AtomicInteger> checks = new ConcurrentHashMap<>();
@@ -627,8 +637,9 @@ public final class Driver {
     }
 
     private DefaultMQProducer producer(String name) throws Exception {
-        DefaultMQProducer producer = new DefaultMQProducer(group + "-producers-" + name);
+        DefaultMQProducer producer = new DefaultMQProducer(group + "-producers-" + name, HOOK);
         producer.setNamesrvAddr(namesrv);
+        producer.setMqClientApiTimeout(API_MS);
         producer.setInstanceName("producer-" + name);
         producer.setSendMsgTimeout(5_000);
         producer.start();
@@ -637,8 +648,10 @@ public final class Driver {
     }
 
     private DefaultMQPushConsumer pusher(String name, String tags) throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group, HOOK,
+            new AllocateMessageQueueAveragely());
         consumer.setNamesrvAddr(namesrv);
+        consumer.setMqClientApiTimeout(API_MS);
         consumer.setInstanceName(name);
         // A new group asks for the route of its retry topic before its first heartbeat makes
         // that topic, and then not for 30 s. No broker can help it; asking more often does.
@@ -652,8 +665,9 @@ public final class Driver {
     }
 
     private DefaultMQPullConsumer puller(String name) throws Exception {
-        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(group + "-pullers");
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(group + "-pullers", HOOK);
         consumer.setNamesrvAddr(namesrv);
+        consumer.setMqClientApiTimeout(API_MS);
         consumer.setInstanceName("puller-" + name);
         consumer.start();
         endings.add(consumer::shutdown);
@@ -661,8 +675,9 @@ public final class Driver {
     }
 
     private DefaultLitePullConsumer litePuller(String name) {
-        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(group);
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(group, HOOK);
         consumer.setNamesrvAddr(namesrv);
+        consumer.setMqClientApiTimeout(API_MS);
         consumer.setInstanceName(name);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         return consumer;

@@ -75,6 +75,8 @@ class D {
       nameSrv: namesrv,
       httpclient: { request: async () => ({ status: 200, data: namesrv }) }, // asked for, not used
       logger: { debug: quiet, info: quiet, warn: quiet, error: quiet },
+      accessKeyId: process.env.INTEROP_ACCESS_KEY,
+      accessKeySecret: process.env.INTEROP_SECRET_KEY,
     };
     this.open = [];
   }

@@ -1,0 +1,139 @@
+"""Signatures and guard, for any request: what was signed passes, what was changed does not."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escrowmq.access.addresses import Addresses
+from escrowmq.access.files import read_rules
+from escrowmq.access.guard import Guard
+from escrowmq.access.rules import Action, Kind, Need
+from escrowmq.access.signature import Signer, content_of, fits, signature_of
+from escrowmq.errors import AccessRefused, AccessRulesBroken
+from escrowmq.secret import Secret
+from escrowmq.wire.codes import JSON, ROCKETMQ, RequestCode
+from escrowmq.wire.connection import Connection
+from escrowmq.wire.fastpath import Request
+from escrowmq.wire.headers_send import SendMessageV2
+from tests.signing import signature
+
+NAMES = st.text(min_size=1, max_size=10)
+FIELDS = st.dictionaries(NAMES, st.text(max_size=20), max_size=8)
+SECRETS = st.text(min_size=1, max_size=20)
+KEY, SECRET = "billing", "0123456789"
+RULES = read_rules(
+    f"accounts: [{{accessKey: {KEY}, secretKey: '{SECRET}', topicPerms: [orders=PUB]}}]"
+)
+WRITE = Need(Kind.TOPIC, "orders", Action.PUB)
+
+
+def test_it_is_rocketmqs_signature() -> None:
+    assert signature_of(b"RocketMQ", b"12345678") == "IUc8rrO/0gDch8CjObLQsW2rsiA="
+
+
+@given(FIELDS, st.binary(max_size=50), SECRETS)
+def test_what_is_signed_fits(fields: dict[str, str], body: bytes, secret: str) -> None:
+    signed = Signer("key", Secret(secret), Secret("token"))(fields, body)
+    assert fits(signed, body, secret.encode())
+    assert fits(signed, memoryview(body), secret.encode())
+    assert signed["Signature"] == signature(secret, signed, body)
+
+
+@given(FIELDS, st.binary(max_size=50), SECRETS, st.data())
+def test_what_was_changed_since_does_not(
+    fields: dict[str, str], body: bytes, secret: str, data: st.DataObject
+) -> None:
+    signed = Signer("key", Secret(secret), Secret(""))(fields, body)
+    changed = dict(signed)
+    name = data.draw(st.sampled_from(sorted(changed)))
+    changed[name] = data.draw(st.text(max_size=20))
+    other_body = data.draw(st.sampled_from([body, body + b"x", body[1:]]))
+    if content_of(changed, other_body) != content_of(signed, body):
+        assert not fits(changed, other_body, secret.encode())
+    elif name == "Signature":
+        assert fits(changed, other_body, secret.encode()) == (changed[name] == signed[name])
+
+
+def asked(serializer: int, *, secret: str = SECRET, key: str = KEY) -> Request[SendMessageV2]:
+    """A send, over the wire to where headers are kept."""
+    sign = Signer(key, Secret(secret), Secret(""))
+    fields = SendMessageV2(producer_group="g", topic="orders", queue_id=0, properties="größer\x01")
+    sender = Connection(serializer=serializer, sign=sign)
+    receiver = Connection(keeps_headers=True)
+    receiver.receive(sender.post(RequestCode.SEND_MESSAGE_V2, fields, b"body"))
+    [request] = receiver.events()
+    assert isinstance(request, Request)
+    return request
+
+
+@pytest.mark.parametrize("serializer", [JSON, ROCKETMQ])
+def test_the_guard_reads_both_headers(serializer: int) -> None:
+    Guard(RULES).check(asked(serializer), "10.0.0.1:1", lambda _: [WRITE])
+
+
+@pytest.mark.parametrize(
+    ("request_", "need"),
+    [
+        (asked(JSON, secret="another-one"), WRITE),
+        (asked(JSON, key="nobody"), WRITE),
+        (asked(JSON), WRITE._replace(name="others")),
+        (asked(JSON), WRITE._replace(actions=Action.SUB)),
+        (asked(JSON), Need(Kind.CLUSTER, "DefaultCluster", Action.UPDATE)),
+    ],
+)
+def test_the_guard_refuses(request_: Request[SendMessageV2], need: Need) -> None:
+    guard = Guard(RULES)
+    for _ in range(2):  # a refusal is not remembered as a permission
+        with pytest.raises(AccessRefused) as caught:
+            guard.check(request_, "10.0.0.1:1", lambda _: [need])
+        assert caught.value.code == 16
+        assert SECRET not in caught.value.remark
+
+
+def test_what_is_needed_is_not_looked_up_for_who_did_not_sign() -> None:
+    def needs(_: object) -> list[Need]:
+        raise AssertionError("the store was asked on behalf of a stranger")
+
+    with pytest.raises(AccessRefused):
+        Guard(RULES).check(asked(JSON, secret="another-one"), "10.0.0.1:1", needs)
+
+
+def test_new_rules_hold_from_the_next_request_on() -> None:
+    guard = Guard(RULES)
+    guard.check(asked(JSON), "10.0.0.1:1", lambda _: [WRITE])
+    guard.renew(read_rules(""))
+    with pytest.raises(AccessRefused):
+        guard.check(asked(JSON), "10.0.0.1:1", lambda _: [WRITE])
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_rules_or_an_error(text: str) -> None:
+    with contextlib.suppress(AccessRulesBroken):
+        assert read_rules(text).accounts is not None
+
+
+@given(st.text(alphabet="0123456789abcdef.:*-{},/", max_size=20), st.ip_addresses())
+def test_any_text_is_a_pattern_or_an_error(text: str, address: object) -> None:
+    with contextlib.suppress(ValueError):
+        assert isinstance(str(address) in Addresses([text]), bool)
+
+
+@given(st.ip_addresses(v=4))
+def test_an_address_fits_itself_and_its_net(address: object) -> None:
+    text = str(address)
+    head = text.rpartition(".")[0]
+    for pattern in (text, f"{head}.*", f"{text}/24", f"{head}.0-255", "*"):
+        assert text in Addresses([pattern])
+
+
+def test_base64_is_compared_as_text() -> None:
+    """Another spelling of the same bytes is another signature."""
+    signed = Signer(KEY, Secret(SECRET), Secret(""))({}, b"")
+    loose = {**signed, "Signature": signed["Signature"].rstrip("=") + "\n="}
+    assert base64.b64decode(signed["Signature"])
+    assert not fits(loose, b"", SECRET.encode())
