@@ -27,6 +27,8 @@ EscrowError
     NoSuchRecord           below the oldest, past the newest, or between two records
   ConfigError            a setting is missing, misspelt or out of range
   BadSubscription        what a consumer wants of a topic cannot be read, or is not served here
+    BadExpression          an SQL92 expression cannot be read; it says where
+  NotComparable          a message has no number where an SQL92 expression needs one: no match
   TableFull              a table with a bound has reached it; nothing was changed
   EscrowFull             as many transactions are open as may be
   NoSuchTransaction      no half is where it was looked for, or it is somebody else's
@@ -155,6 +157,17 @@ class ConfigError(EscrowError):
 
 
 class BadSubscription(EscrowError):
+    pass
+
+
+class BadExpression(BadSubscription):
+    def __init__(self, position: int, why: str) -> None:
+        super().__init__(f"SQL92, at character {position}: {why}")
+        self.position = position  # counted from 1
+        self.why = why
+
+
+class NotComparable(EscrowError):
     pass
 
 

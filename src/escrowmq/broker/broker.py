@@ -92,6 +92,7 @@ class Broker:
             self.producers,
             self._locks,
             producer_joined=self.transactions.checks.producer_joined,
+            allows_sql=rules.pulls.allows_sql,
         )
         self._stores_replies = rules.stores_replies
         self._handlers = self._table()

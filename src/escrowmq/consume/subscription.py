@@ -2,7 +2,7 @@
 
     *            everything; so is an empty expression
     a || b       messages with the tag a or b
-    a>1 AND …    SQL92: has its place here, but nobody evaluates it yet
+    a>1 AND …    SQL92: an expression over the message's properties (sql92/)
 
 A queue entry carries the hash of its message's tag, so the broker filters by hash and the client
 compares the text. What passes here by a collision is dropped there.
@@ -11,10 +11,11 @@ compares the text. What passes here by a collision is dropped there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, Literal
 
+from escrowmq.consume.sql92 import SqlFilter, sql_filter
 from escrowmq.errors import BadSubscription
 from escrowmq.message.javahash import java_hash
 
@@ -35,6 +36,8 @@ class Subscription:
     tags: tuple[str, ...] = ()  # none: everything, if the kind is TAG
     codes: frozenset[int] = frozenset()
     version: int = 0  # RocketMQ's subVersion: the client's clock when it subscribed
+    sql: SqlFilter | None = field(default=None, compare=False)  # if the kind is SQL92
+    flaw: str = ""  # why there is no filter, although the kind is SQL92
 
 
 def parse_subscription(
@@ -51,14 +54,29 @@ def parse_subscription(
 
 def tag_filter(subscription: Subscription) -> Callable[[int], bool] | None:
     """Asked with the tags code of a queue entry. None: everything is wanted."""
-    if subscription.kind != TAG:
-        raise BadSubscription(f"{subscription.kind} is not enabled")
     return subscription.codes.__contains__ if subscription.tags else None
+
+
+def heard_subscription(
+    topic: str, expression: str | None, *, kind: str | None, version: int
+) -> Subscription:
+    """Of a heartbeat, which has no way to refuse one: a flawed SQL92 expression is kept as such,
+    and a pull by it is told why. Raises BadSubscription for what is not even that."""
+    try:
+        return parse_subscription(topic, expression, kind=kind, version=version)
+    except BadSubscription as error:
+        if kind != SQL92:
+            raise
+        text = (expression or "")[:EXPRESSION_CHARS_MAX]
+        return Subscription(
+            topic=topic, expression=text, kind=SQL92, version=version, flaw=str(error)
+        )
 
 
 def _parsed(topic: str, text: str, kind: str | None, version: int) -> Subscription:
     if kind == SQL92:
-        return Subscription(topic=topic, expression=text, kind=SQL92, version=version)
+        made = sql_filter(text)
+        return Subscription(topic=topic, expression=text, kind=SQL92, version=version, sql=made)
     if kind and kind != TAG:
         raise BadSubscription(f"{kind!r} is neither TAG nor SQL92")
     if not text or text == EVERYTHING:
