@@ -119,7 +119,7 @@ def both_numbers(left: Any, right: Any) -> tuple[int | float, int | float]:
     return left, as_number(right, left) if isinstance(right, str) else right
 
 
-def equal(left: Any, right: Any) -> bool | None:
+def equal(left: Any, right: Any) -> Any:
     if left is None and right is None:
         return True
     if left is None:
@@ -138,11 +138,11 @@ def equal(left: Any, right: Any) -> bool | None:
     return bool(left == right)
 
 
-def inverted(value: bool | None) -> bool | None:
+def inverted(value: Any) -> Any:
     return None if value is None else not value
 
 
-def both(left: Any, right: Any, stops: bool, message: dict[str, str]) -> bool | None:
+def both(left: Any, right: Any, stops: bool, message: dict[str, str]) -> Any:
     first = evaluated(left, message)
     if first is stops:
         return stops

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from escrowmq.broker.admin import Admin
+from escrowmq.broker.backups import Backups
 from escrowmq.broker.clients import Clients
 from escrowmq.broker.counts import Counts
 from escrowmq.broker.decisions import Decisions
@@ -69,6 +70,7 @@ class Broker:
         *,
         when_flushed: WhenFlushed | None = None,
         topics_changed: Callable[[], None] = lambda: None,
+        flush: WhenFlushed | None = None,
         counts: Counts | None = None,
     ) -> None:
         self.store = store
@@ -95,6 +97,7 @@ class Broker:
             allows_sql=rules.pulls.allows_sql,
         )
         self._stores_replies = rules.stores_replies
+        self._backups = Backups(disk, store, self.save, flush)
         self._handlers = self._table()
 
     def _make_parts(
@@ -166,6 +169,7 @@ class Broker:
             code.SETTLE_TRANSACTION: operators.settle,
             code.RESUME_TRANSACTION: operators.resume,
             code.RESUME_CHECK_HALF_MESSAGE: operators.resume_check,
+            code.PREPARE_BACKUP: self._backups.prepare,
             code.HEART_BEAT: self.clients.heartbeat,
             code.UNREGISTER_CLIENT: self.clients.unregister,
             code.CHECK_CLIENT_CONFIG: self.clients.check_config,

@@ -180,6 +180,7 @@ async def _broker(
         UniqueKeys(address=address, process_id=os.getpid(), salt=secrets.randbits(32)),
         when_flushed=group.when_flushed if config.store.flush_mode is FlushMode.SYNC else None,
         topics_changed=tell_name_servers,
+        flush=group.when_flushed,
         counts=Counts(clock.elapsed_s),
     )
     port = Port(broker, clock, port_limits(config))
