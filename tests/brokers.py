@@ -212,6 +212,11 @@ class Served:
         self.stop()
         self.start()
 
+    def hang_up(self) -> None:
+        """Ask it to read its configuration again."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGHUP)
+
     def terminate(self) -> None:
         """Ask it to stop, and do not wait; `stop` does that."""
         assert self._process is not None

@@ -56,7 +56,7 @@ class Clients:
         self._producers = producers
         self._locks = locks
         self._producer_joined = producer_joined
-        self._allows_sql = allows_sql
+        self.allows_sql = allows_sql
 
     def heartbeat(self, line: Line, request: Request[Any], now_ms: int) -> None:
         beat = body_of(Heartbeat, request)
@@ -110,7 +110,7 @@ class Clients:
     def check_config(self, line: Line, request: Request[Any], now_ms: int) -> None:
         wanted = body_of(CheckClientConfig, request).subscription_data
         kind = wanted.expression_type or TAG
-        if kind != TAG and not self._allows_sql:
+        if kind != TAG and not self.allows_sql:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, SQL_NOT_ENABLED)
         try:
             if kind != TAG:

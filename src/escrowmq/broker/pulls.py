@@ -73,7 +73,7 @@ class Pulls:
         self._groups = groups
         self._connected = connected
         self._offsets = offsets
-        self._rules = rules
+        self.rules = rules
         self._counts = Counts() if counts is None else counts
         self._waiting: WaitingPulls[_Payload] = WaitingPulls(waiting_max=rules.waiting_max)
 
@@ -134,7 +134,7 @@ class Pulls:
             fields.consumer_group,
             fields.topic,
             fields.queue_id,
-            broker_perm=self._rules.perm,
+            broker_perm=self.rules.perm,
             group=group,
             topic=self._topics.find(fields.topic),
         )
@@ -147,14 +147,14 @@ class Pulls:
                 fields.subscription,
                 kind=fields.expression_type,
                 version=fields.sub_version,
-                allows_sql=self._rules.allows_sql,
+                allows_sql=self.rules.allows_sql,
             )
         return subscription_known(
             fields.topic,
             version=fields.sub_version,
             rules=group,
             connected=self._connected.find(fields.consumer_group),
-            allows_sql=self._rules.allows_sql,
+            allows_sql=self.rules.allows_sql,
         )
 
     def _read(
@@ -173,8 +173,8 @@ class Pulls:
             fields.topic,
             fields.queue_id,
             fields.queue_offset,
-            count_max=min(bounds.count_max, self._rules.count_max),
-            bytes_max=min(bounds.bytes_max, self._rules.bytes_max),
+            count_max=min(bounds.count_max, self.rules.count_max),
+            bytes_max=min(bounds.bytes_max, self.rules.bytes_max),
             accepts=tag_filter(wanted),
             wants=None if sql is None else sql.wants,
             scanned_max=SCANNED_MAX if sql is None else max(1, TESTS_MAX // sql.cost),
@@ -186,10 +186,10 @@ class Pulls:
                 fields.sys_flag,
                 fields.suspend_timeout_millis,
                 is_first_look=True,
-                long_polling=self._rules.long_polling,
+                long_polling=self.rules.long_polling,
             )
-            if wait_ms and not self._rules.long_polling:
-                wait_ms = self._rules.short_hold_ms
+            if wait_ms and not self.rules.long_polling:
+                wait_ms = self.rules.short_hold_ms
             if wait_ms and self._hold(line, request, wanted, now_ms + wait_ms):
                 return
         if code == SUCCESS:

@@ -22,6 +22,8 @@ from escrowmq.config import Config, Resolved, Source
 @click.option(
     "--metrics-port", metavar="N", help="Serve /metrics and /health there.  [0, which is nowhere]"
 )
+@click.option("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR.  [INFO]")
+@click.option("--log-format", metavar="text|json", help="What log lines look like.  [text]")
 @click.option(
     "--role",
     type=click.Choice(["all", "broker", "namesrv"]),
@@ -38,6 +40,8 @@ def serve(
     port: str | None,
     namesrv_port: str | None,
     metrics_port: str | None,
+    log_level: str | None,
+    log_format: str | None,
     role: str,
 ) -> None:
     """Run a broker and a name server, or one of them.
@@ -51,16 +55,22 @@ def serve(
         "--port": port,
         "--namesrv-port": namesrv_port,
         "--metrics-port": metrics_port,
+        "--log-level": log_level,
+        "--log-format": log_format,
     }
     given = {flag: text for flag, text in flags.items() if text is not None}
-    resolved = Config.resolve(file, os.environ, given)
+
+    def reread() -> Resolved:
+        return Config.resolve(file, os.environ, given)
+
+    resolved = reread()
     warn(resolved)
     for warning in role_warnings(resolved, role):
         click.echo(f"escrowmq: warning: {warning}", err=True)
 
     from escrowmq.server.serve import run  # not before: other commands need no event loop
 
-    context.exit(run(resolved.config, role))
+    context.exit(run(resolved.config, role, reread=reread))
 
 
 def role_warnings(resolved: Resolved, role: str) -> list[str]:

@@ -21,6 +21,7 @@ from escrowmq.config.groups import (
     StoreConfig,
 )
 from escrowmq.config.kinds import WILDCARDS
+from escrowmq.config.logs import LogConfig
 from escrowmq.config.sources import (
     Given,
     Origin,
@@ -48,6 +49,7 @@ class Config:
     transaction: TransactionConfig = field(default_factory=TransactionConfig)
     namesrv: NamesrvConfig = field(default_factory=NamesrvConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    log: LogConfig = field(default_factory=LogConfig)
 
     @classmethod
     def resolve(
@@ -158,6 +160,7 @@ class _Values:
             transaction=TransactionConfig(**self._of("transaction")),
             namesrv=NamesrvConfig(**self._of("namesrv")),
             metrics=MetricsConfig(**self._of("metrics")),
+            log=LogConfig(**self._of("log")),
         )
 
     def _of(self, group: str) -> dict[str, Any]:

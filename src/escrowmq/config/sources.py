@@ -32,6 +32,8 @@ FLAGS: Final = {
     "--port": ("listenPort",),
     "--namesrv-port": ("escrowNamesrvPort",),
     "--metrics-port": ("metricsPromExporterPort",),
+    "--log-level": ("escrowLogLevel",),
+    "--log-format": ("escrowLogFormat",),
 }
 _TOML_HEADER: Final = re.compile(r"\s*\[\s*([\w-]+)\s*\]")
 _TOML_KEY: Final = re.compile(r"""\s*["']?([\w-]+)["']?\s*=""")

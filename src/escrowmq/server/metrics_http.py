@@ -12,14 +12,14 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from escrowmq.clock import Clock
 from escrowmq.config import Config
 from escrowmq.errors import EscrowError
-from escrowmq.metrics import CONTENT_TYPE, Registry
+from escrowmq.metrics import CONTENT_TYPE
 from escrowmq.server.tcp import bind
 
 log = logging.getLogger(__name__)
@@ -78,17 +78,23 @@ class Health:
         return next((missing for check in self._checks if (missing := check())), None)
 
 
+class Page(Protocol):
+    """What /metrics shows: a registry, or the pages of many."""
+
+    def lines(self) -> Iterable[str]: ...
+
+
 class MetricsServer:
     """`why_not_ready` says what is missing; None when nothing is."""
 
     def __init__(
         self,
-        registry: Registry,
+        page: Page,
         clock: Clock,
         why_not_ready: Callable[[], str | None],
         limits: HttpLimits = HttpLimits(),  # noqa: B008
     ) -> None:
-        self._registry = registry
+        self._shown = page
         self._clock = clock
         self._why_not_ready = why_not_ready
         self._limits = limits
@@ -172,7 +178,7 @@ class MetricsServer:
         async with self._rendering:
             page = bytearray()
             began_s = self._clock.elapsed_s()
-            for line in self._registry.lines():
+            for line in self._shown.lines():
                 page += line.encode()
                 if self._clock.elapsed_s() - began_s > self._limits.slice_s:
                     await asyncio.sleep(0)
@@ -182,12 +188,16 @@ class MetricsServer:
 
 @contextlib.asynccontextmanager
 async def serving(
-    config: Config, clock: Clock, registry: Registry, health: Health
+    config: Config, clock: Clock, page: Page, health: Health, inherited: int | None = None
 ) -> AsyncIterator[None]:
+    """On the port of the configuration, or on a socket that somebody else has opened for us."""
     host = config.metrics.metrics_address or config.network.bind_address
-    server = MetricsServer(registry, clock, health.why_not_ready)
-    await server.listen(bind(host, config.metrics.metrics_port))
-    log.info("metrics at http://%s:%d/metrics", host, config.metrics.metrics_port)
+    server = MetricsServer(page, clock, health.why_not_ready)
+    if inherited is None:
+        await server.listen(bind(host, config.metrics.metrics_port))
+        log.info("metrics at http://%s:%d/metrics", host, config.metrics.metrics_port)
+    else:
+        await server.listen(socket.socket(fileno=inherited))
     try:
         yield
     finally:
