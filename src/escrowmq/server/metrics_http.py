@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -93,11 +93,14 @@ class MetricsServer:
         clock: Clock,
         why_not_ready: Callable[[], str | None],
         limits: HttpLimits = HttpLimits(),  # noqa: B008
+        *,
+        before: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._shown = page
         self._clock = clock
         self._why_not_ready = why_not_ready
         self._limits = limits
+        self._before = before
         self._tasks: set[asyncio.Task[None]] = set()
         self._rendering = asyncio.Lock()  # one page at a time is work enough beside the broker
         self._server: asyncio.Server | None = None
@@ -176,6 +179,8 @@ class MetricsServer:
 
     async def _page(self) -> bytes:
         async with self._rendering:
+            if self._before is not None:
+                await self._before()
             page = bytearray()
             began_s = self._clock.elapsed_s()
             for line in self._shown.lines():
@@ -188,11 +193,20 @@ class MetricsServer:
 
 @contextlib.asynccontextmanager
 async def serving(
-    config: Config, clock: Clock, page: Page, health: Health, inherited: int | None = None
+    config: Config,
+    clock: Clock,
+    page: Page,
+    health: Health,
+    inherited: int | None = None,
+    *,
+    before: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[None]:
-    """On the port of the configuration, or on a socket that somebody else has opened for us."""
+    """On the port of the configuration, or on a socket that somebody else has opened for us.
+
+    `before` is awaited before a page is made.
+    """
     host = config.metrics.metrics_address or config.network.bind_address
-    server = MetricsServer(page, clock, health.why_not_ready)
+    server = MetricsServer(page, clock, health.why_not_ready, before=before)
     if inherited is None:
         await server.listen(bind(host, config.metrics.metrics_port))
         log.info("metrics at http://%s:%d/metrics", host, config.metrics.metrics_port)

@@ -119,7 +119,8 @@ async def _serve(config: Config, role: str, live: LiveSettings, metrics_socket: 
         failed = asyncio.Event()
         if role in ("all", "broker"):
             own = [namesrv_address] if namesrv_address is not None else []
-            broker = _broker(clock, own, failed, registry, health, live)
+            needed = 1 if metrics_socket is not None else len(own)  # name servers that know of it
+            broker = _broker(clock, own, failed, registry, health, live, needed)
             await parts.enter_async_context(broker)
         health.missing = None
         _say_ready(config, role, namesrv_address)
@@ -186,6 +187,7 @@ async def _broker(
     registry: Registry,
     health: Health,
     live: LiveSettings,
+    needed: int,
 ) -> AsyncIterator[None]:
     config = live.config
     disk = RealDisk(config.store.root_dir)
@@ -224,7 +226,7 @@ async def _broker(
     health.add(lambda: None if store.takes_writes else "the store takes no messages")
     loops = _loops(config, clock, broker, port, upkeep, failed)
     async with _running(*(registrar.run() for registrar in registrars), *loops):
-        for registrar in registrars[: len(namesrv_addresses)]:
+        for registrar in registrars[:needed]:
             await registrar.registered.wait()
         yield
     await _stop(broker, port, group, clock)
