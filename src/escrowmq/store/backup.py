@@ -73,7 +73,7 @@ def back_up(
     )
     _copy_files(source, target, _queue_files(source))
     begin = _copy_log(source, target, end, told)
-    report = check_store(target)
+    report = _examined(target)
     _refuse_damage(report, end)
     manifest = Manifest(
         log_begin=begin, log_end=end, records=report.records, made_ms=now_ms, source=name
@@ -92,7 +92,7 @@ def restore(
     configs = [f"{CONFIG_DIRECTORY}/{path}" for path in backup.names(CONFIG_DIRECTORY)]
     _copy_files(backup, target, [*configs, ESCROW_PATH, *_queue_files(backup)])
     _copy_log(backup, target, manifest.log_end, told)
-    report = check_store(target)
+    report = _examined(target)
     _refuse_damage(report, manifest.log_end)
     if report.records != manifest.records:
         raise StoreDamaged(f"{report.records} records, but {manifest.records} were backed up")
@@ -108,6 +108,12 @@ def read_manifest(backup: Disk) -> Manifest:
         return msgspec.json.decode(content, type=Manifest)
     except msgspec.DecodeError as error:
         raise StoreDamaged(f"{PATH} does not check out: {error}") from error
+
+
+def _examined(target: Disk) -> Report:
+    if is_store(target):
+        return check_store(target)
+    return Report(stopped_cleanly=False)  # nothing was ever sent
 
 
 def _refuse_damage(report: Report, end: int) -> None:
@@ -146,7 +152,7 @@ def _copy_log(source: Disk, target: Disk, end: int, told: Told) -> int:
     """The files below `end`. One may expire before its turn comes; then the copy begins later."""
     log = LogFiles(source)
     log.close()
-    files = [file for file in log.files if file.base < end]
+    files = [file for file in log.files if file.base < end] or log.files[:1]
     begin = files[0].base if files else end
     done = 0
     for file in files:
