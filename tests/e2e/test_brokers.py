@@ -94,6 +94,11 @@ def test_clients_see_one_cluster_and_a_broker_that_is_killed_comes_back(tmp_path
         assert told == {"broker-a-0", "broker-a-1"}
         assert cluster.get("/health/live")[0] == cluster.get("/health/ready")[0] == 200
 
+        cluster.conf.write_text(cluster.conf.read_text() + "fileReservedTime=24\n")
+        cluster.hang_up()
+        changed = "fileReservedTime is 24 from now on"  # in the supervisor, and in each broker
+        wait_until(lambda: cluster.errors.count(changed) == 3, cluster)
+
         before = cluster.pids()
         os.kill(before["broker-a-1"], signal.SIGKILL)
         wait_until(lambda: cluster.pids()["broker-a-1"] != before["broker-a-1"], cluster)

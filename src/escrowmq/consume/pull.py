@@ -9,9 +9,10 @@ Refusals, in this order (the number is the answer's code):
   without one, by the group's subscription:
     24  nobody of the group is connected       16  it may not consume by broadcasting
     24  it has not subscribed to this topic    25  we know an older subscription than the client's
-    27  it is an SQL92 expression that cannot be read
   either way:
      1  SQL92 is not enabled
+  without an expression in the request:
+    27  the group's is SQL92 and cannot be read
 
 What a read found (names as in the store):
 
@@ -27,7 +28,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from escrowmq.consume.groups import ConsumerGroup
-from escrowmq.consume.subscription import SQL92, Subscription, parse_subscription
+from escrowmq.consume.subscription import SQL92, Subscription, parse_subscription, with_filter
 from escrowmq.errors import BadSubscription
 
 # sysFlag of a pull.
@@ -155,9 +156,13 @@ def subscription_known(
         return Refusal(SUBSCRIPTION_NOT_EXIST, remark)
     if subscription.version < version:
         return Refusal(SUBSCRIPTION_NOT_LATEST, "your latest subscription has not come here yet")
-    if subscription.flaw:
-        return Refusal(FILTER_DATA_NOT_EXIST, subscription.flaw)
-    return _enabled(subscription, allows_sql)
+    enabled = _enabled(subscription, allows_sql)
+    if isinstance(enabled, Refusal):
+        return enabled
+    try:
+        return with_filter(enabled)
+    except BadSubscription as error:
+        return Refusal(FILTER_DATA_NOT_EXIST, str(error))
 
 
 def _enabled(subscription: Subscription, allows_sql: bool) -> Subscription | Refusal:

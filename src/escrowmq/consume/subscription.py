@@ -11,7 +11,7 @@ compares the text. What passes here by a collision is dropped there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -36,8 +36,7 @@ class Subscription:
     tags: tuple[str, ...] = ()  # none: everything, if the kind is TAG
     codes: frozenset[int] = frozenset()
     version: int = 0  # RocketMQ's subVersion: the client's clock when it subscribed
-    sql: SqlFilter | None = field(default=None, compare=False)  # if the kind is SQL92
-    flaw: str = ""  # why there is no filter, although the kind is SQL92
+    sql: SqlFilter | None = field(default=None, compare=False)  # once it was needed
 
 
 def parse_subscription(
@@ -60,17 +59,21 @@ def tag_filter(subscription: Subscription) -> Callable[[int], bool] | None:
 def heard_subscription(
     topic: str, expression: str | None, *, kind: str | None, version: int
 ) -> Subscription:
-    """Of a heartbeat, which has no way to refuse one: a flawed SQL92 expression is kept as such,
-    and a pull by it is told why. Raises BadSubscription for what is not even that."""
-    try:
+    """Of a heartbeat, which may bring a thousand: an SQL92 expression is not compiled before
+    somebody pulls by it, and is told then what is wrong with it. Raises BadSubscription."""
+    if kind != SQL92:
         return parse_subscription(topic, expression, kind=kind, version=version)
-    except BadSubscription as error:
-        if kind != SQL92:
-            raise
-        text = (expression or "")[:EXPRESSION_CHARS_MAX]
-        return Subscription(
-            topic=topic, expression=text, kind=SQL92, version=version, flaw=str(error)
-        )
+    text = (expression or "").strip()
+    if len(text) > EXPRESSION_CHARS_MAX:
+        raise BadSubscription(f"an expression of {len(text)} characters for {topic}")
+    return Subscription(topic=topic, expression=text, kind=SQL92, version=version)
+
+
+def with_filter(subscription: Subscription) -> Subscription:
+    """With what a pull needs of it. Raises BadSubscription."""
+    if subscription.kind != SQL92 or subscription.sql is not None:
+        return subscription
+    return replace(subscription, sql=sql_filter(subscription.expression))
 
 
 def _parsed(topic: str, text: str, kind: str | None, version: int) -> Subscription:

@@ -106,7 +106,7 @@ async def _serve(config: Config, role: str, live: LiveSettings, metrics_socket: 
         loop.add_signal_handler(number, stopped.set)
     loop.add_signal_handler(signal.SIGHUP, live.read_again)
     if metrics_socket is not None:
-        loop.add_reader(sys.stdin.fileno(), stopped.set)  # nobody writes: it is the end
+        _stop_with_our_supervisor(loop, stopped)
     clock = SystemClock()
     registry, health = registry_of(config, role), Health()
     async with contextlib.AsyncExitStack() as parts:
@@ -137,6 +137,17 @@ async def _serve(config: Config, role: str, live: LiveSettings, metrics_socket: 
         health.missing = "stopping"
     log.info("stopped")
     return 1 if failed.is_set() else 0
+
+
+def _stop_with_our_supervisor(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
+    """It holds the other end of our standard input and writes nothing: we can only read the end."""
+    number = sys.stdin.fileno()
+
+    def ended() -> None:
+        loop.remove_reader(number)
+        stopped.set()
+
+    loop.add_reader(number, ended)
 
 
 class _NameServerPort:

@@ -12,6 +12,7 @@ from escrowmq.consume.subscription import (
     heard_subscription,
     parse_subscription,
     tag_filter,
+    with_filter,
 )
 from escrowmq.errors import BadSubscription
 from escrowmq.message.facts import derive
@@ -78,13 +79,19 @@ def test_sql_filters_by_properties_not_by_tags() -> None:
     assert subscription.sql.wants(b"price\x014\x02")
 
 
-def test_a_flawed_expression_of_a_heartbeat_is_kept_with_its_flaw() -> None:
-    heard = heard_subscription("orders", "price >", kind=SQL92, version=7)
+def test_an_expression_of_a_heartbeat_is_compiled_when_it_is_needed() -> None:
+    heard = heard_subscription("orders", " price > 3 ", kind=SQL92, version=7)
     assert heard.sql is None
-    assert "at character 8" in heard.flaw
-    assert heard.version == 7
-    with pytest.raises(BadSubscription):
-        heard_subscription("orders", "||", kind=TAG, version=7)
+    needed = with_filter(heard)
+    assert needed == heard
+    assert needed.sql is not None
+    assert needed.sql.wants(b"price\x014\x02")
+    flawed = heard_subscription("orders", "price >", kind=SQL92, version=7)
+    with pytest.raises(BadSubscription, match="at character 8"):
+        with_filter(flawed)
+    for expression, kind in (("||", TAG), ("x" * (EXPRESSION_CHARS_MAX + 1), SQL92)):
+        with pytest.raises(BadSubscription):
+            heard_subscription("orders", expression, kind=kind, version=7)
 
 
 def test_everything_needs_no_filter() -> None:

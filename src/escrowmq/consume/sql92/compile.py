@@ -47,7 +47,9 @@ Test = Callable[[Properties], bool | None]
 Value = Callable[[Properties], Any]  # a string, a number, a truth or None
 
 DEPTH_MAX: Final = 200  # of a tree: evaluation is that deep in calls
-REMEMBERED: Final = 256
+SMALL_CHARS_MAX: Final = 512
+REMEMBERED: Final = 1_024  # of small ones
+REMEMBERED_LARGE: Final = 64
 _ORDERS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     ">": operator.gt,
     ">=": operator.ge,
@@ -82,8 +84,14 @@ class SqlFilter:
         return self.matches(decode_properties(encoded))
 
 
-# A client sends the same expression with each heartbeat, some with each pull.
-sql_filter = lru_cache(maxsize=REMEMBERED)(SqlFilter)
+def sql_filter(expression: str) -> SqlFilter:
+    """The filter of an expression, which is compiled when somebody first pulls by it. Raises
+    BadExpression."""
+    return (_small if len(expression) <= SMALL_CHARS_MAX else _large)(expression)
+
+
+_small = lru_cache(maxsize=REMEMBERED)(SqlFilter)
+_large = lru_cache(maxsize=REMEMBERED_LARGE)(SqlFilter)
 
 
 class _Compiler:
