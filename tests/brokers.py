@@ -81,6 +81,7 @@ def begin_pull(
     group: str = "waiting",
     subscription: str = "*",
     wait_ms: int = 60_000,
+    kind: str = "TAG",
 ) -> None:
     """Ask for messages and do not wait; when this returns, the broker has read the request."""
     fields = {
@@ -94,7 +95,7 @@ def begin_pull(
         "suspendTimeoutMillis": wait_ms,
         "subscription": subscription,
         "subVersion": 0,
-        "expressionType": "TAG",
+        "expressionType": kind,
     }
     client._send(11, fields, b"", flag=0)
     client.max_offset(topic, queue_id)  # lines are read in order
@@ -210,6 +211,11 @@ class Served:
     def restart(self) -> None:
         self.stop()
         self.start()
+
+    def hang_up(self) -> None:
+        """Ask it to read its configuration again."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGHUP)
 
     def terminate(self) -> None:
         """Ask it to stop, and do not wait; `stop` does that."""

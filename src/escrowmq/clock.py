@@ -59,5 +59,11 @@ def file_stamp(now_ms: int) -> str:
     return f"{moment:%Y%m%d%H%M%S}{now_ms % 1000:03d}"
 
 
+def utc_text(now_ms: int) -> str:
+    """A moment as ISO 8601 has it, in UTC: 2026-03-01T09:00:00.000Z."""
+    moment = datetime.fromtimestamp(now_ms // 1000, tz=UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{now_ms % 1000:03d}Z"
+
+
 def local_hour(now_ms: int) -> int:
     return datetime.fromtimestamp(now_ms / 1000).astimezone().hour

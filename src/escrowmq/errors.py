@@ -32,6 +32,8 @@ EscrowError
   ConfigError            a setting is missing, misspelt or out of range
     AccessRulesBroken      a file of accounts or certificates cannot be read; the old rules stay
   BadSubscription        what a consumer wants of a topic cannot be read, or is not served here
+    BadExpression          an SQL92 expression cannot be read; it says where
+  NotComparable          a message has no number where an SQL92 expression needs one: no match
   TableFull              a table with a bound has reached it; nothing was changed
   EscrowFull             as many transactions are open as may be
   NoSuchTransaction      no half is where it was looked for, or it is somebody else's
@@ -207,6 +209,17 @@ class BadSubscription(EscrowError):
     pass
 
 
+class BadExpression(BadSubscription):
+    def __init__(self, position: int, why: str) -> None:
+        super().__init__(f"SQL92, at character {position}: {why}")
+        self.position = position  # counted from 1
+        self.why = why
+
+
+class NotComparable(EscrowError):
+    pass
+
+
 class TableFull(EscrowError):
     retriable = True
 
@@ -237,14 +250,14 @@ class EndedInside(EscrowError):
     """The block committed or rolled back its own database transaction. Let it end by being left:
     whatever that did, the marker knows, and the messages follow it by check-back."""
 
-    maybe_applied = True
+    may_have_happened = True
 
 
 class CommitUnknown(EscrowError):
     """The database did not say whether it has committed. Database and messages will agree, by
     check-back; look at the database before doing the work again."""
 
-    maybe_applied = True
+    may_have_happened = True
 
 
 class WriterFenced(EscrowError):

@@ -282,6 +282,7 @@ class Client:
         *,
         group: str = "interop-consumers",
         subscription: str = "*",
+        kind: str = "TAG",
         most: int = 32,
     ) -> Answer:
         """One pull that does not wait; the subscription travels with it."""
@@ -298,7 +299,7 @@ class Client:
                 "suspendTimeoutMillis": 0,
                 "subscription": subscription,
                 "subVersion": 0,
-                "expressionType": "TAG",
+                "expressionType": kind,
             },
         )
 

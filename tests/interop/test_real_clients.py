@@ -27,6 +27,7 @@ SETTINGS = {
     "messageDelayLevel": "1s 1s 1s 1s 1s 2s",
     "transactionTimeOut": 2_000,
     "transactionCheckInterval": 1_000,
+    "enablePropertyFilter": "true",
 }
 
 Check = Callable[[Told], None]
@@ -79,6 +80,18 @@ def late(told: Told) -> None:
 def only_red_and_green(told: Told) -> None:
     assert [line["status"] for line in told.sent] == ["ok"] * 5
     assert bodies(told.got) == Counter(["tagged-red", "tagged-green"])
+
+
+def only_what_the_expression_wants(told: Told) -> None:
+    assert [line["status"] for line in told.sent] == ["ok"] * 7
+    expected = ["sql-11/red/t", "sql-12/it's/t", "sql-null/red/vip"]
+    assert bodies(told.got) == Counter(expected)
+
+
+def told_where_it_is_bad(told: Told) -> None:
+    [refused] = told.all("refused")
+    assert refused["code"] == 23
+    assert "at character 9" in refused["why"]
 
 
 def in_order(told: Told) -> None:
@@ -258,6 +271,8 @@ JAVA: dict[str, Check] = {
     "dlq-at-once": dead_after(1),
     "pull": pulled,
     "litepull": lite_pulled,
+    "sql": only_what_the_expression_wants,
+    "sql-refused": told_where_it_is_bad,
     "liteassign": last_three,
     "query": found,
     "reply": answered,

@@ -14,6 +14,7 @@ from typing import Any, Final
 from escrowmq.access.guard import Guard
 from escrowmq.access.rules import Action, Kind, Need
 from escrowmq.broker.admin import Admin
+from escrowmq.broker.backups import Backups
 from escrowmq.broker.clients import Clients
 from escrowmq.broker.counts import Counts
 from escrowmq.broker.decisions import Decisions
@@ -72,6 +73,7 @@ class Broker:
         *,
         when_flushed: WhenFlushed | None = None,
         topics_changed: Callable[[], None] = lambda: None,
+        flush: WhenFlushed | None = None,
         counts: Counts | None = None,
         guard: Guard | None = None,
     ) -> None:
@@ -97,8 +99,10 @@ class Broker:
             self.producers,
             self._locks,
             producer_joined=self.transactions.checks.producer_joined,
+            allows_sql=rules.pulls.allows_sql,
         )
         self._stores_replies = rules.stores_replies
+        self._backups = Backups(disk, store, self.save, flush)
         self._handlers = self._table()
         self._guard = guard
         self._keys: dict[Line, str] = {}  # who is a member of groups, by access key
@@ -176,6 +180,7 @@ class Broker:
             code.SETTLE_TRANSACTION: operators.settle,
             code.RESUME_TRANSACTION: operators.resume,
             code.RESUME_CHECK_HALF_MESSAGE: operators.resume_check,
+            code.PREPARE_BACKUP: self._backups.prepare,
             code.HEART_BEAT: self.clients.heartbeat,
             code.UNREGISTER_CLIENT: self.clients.unregister,
             code.CHECK_CLIENT_CONFIG: self.clients.check_config,

@@ -13,8 +13,9 @@ from escrowmq.broker.topics import Topics
 from escrowmq.consume.groups import ConsumerGroups, Habits, ProducerGroups
 from escrowmq.consume.locks import QueueLocks
 from escrowmq.consume.members import Client, Member
+from escrowmq.consume.pull import SQL_NOT_ENABLED
 from escrowmq.consume.retry import retry_topic
-from escrowmq.consume.subscription import Subscription, parse_subscription
+from escrowmq.consume.subscription import TAG, Subscription, heard_subscription, parse_subscription
 from escrowmq.errors import BadSubscription, RequestRefused, TableFull
 from escrowmq.wire.answers import answer, succeed
 from escrowmq.wire.bodies import (
@@ -47,6 +48,7 @@ class Clients:
         locks: QueueLocks,
         *,
         producer_joined: Callable[[str, int], None] = lambda group, now_ms: None,
+        allows_sql: bool = False,
     ) -> None:
         self._topics = topics
         self._groups = groups
@@ -54,6 +56,7 @@ class Clients:
         self._producers = producers
         self._locks = locks
         self._producer_joined = producer_joined
+        self.allows_sql = allows_sql
 
     def heartbeat(self, line: Line, request: Request[Any], now_ms: int) -> None:
         beat = body_of(Heartbeat, request)
@@ -106,11 +109,15 @@ class Clients:
 
     def check_config(self, line: Line, request: Request[Any], now_ms: int) -> None:
         wanted = body_of(CheckClientConfig, request).subscription_data
-        if wanted.expression_type not in (None, "", "TAG"):
-            raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR,
-                f"this broker does not filter by {wanted.expression_type}",
-            )
+        kind = wanted.expression_type or TAG
+        if kind != TAG and not self.allows_sql:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, SQL_NOT_ENABLED)
+        try:
+            if kind != TAG:
+                parse_subscription(wanted.topic, wanted.sub_string, kind=kind)
+        except BadSubscription as error:
+            code = ResponseCode.SUBSCRIPTION_PARSE_FAILED
+            raise RequestRefused(code, str(error)) from error
         line.write(succeed(request))
 
     def members(self, line: Line, request: Request[ConsumerGroup], now_ms: int) -> None:
@@ -165,7 +172,7 @@ class Clients:
 def _subscriptions(entry: ConsumerEntry) -> Iterable[Subscription]:
     for item in entry.subscription_data_set:
         try:
-            yield parse_subscription(
+            yield heard_subscription(
                 item.topic, item.sub_string, kind=item.expression_type, version=item.sub_version
             )
         except BadSubscription as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from escrowmq.broker.counts import Counts
 from escrowmq.broker.groups import Groups
@@ -31,10 +32,14 @@ from escrowmq.consume.waiting import HeldPull, WaitingPulls
 from escrowmq.message.facts import derive, has_queue_entry
 from escrowmq.message.offsets import QueueOffset
 from escrowmq.message.record import NewRecord
+from escrowmq.store.read import SCANNED_MAX
 from escrowmq.store.store import MessageStore
 from escrowmq.wire.answers import answer, pulled
 from escrowmq.wire.fastpath import Request
 from escrowmq.wire.headers_consume import PullMessage, PullMessageAnswer
+
+# Comparisons that one pull by SQL92 may make before others get their turn: some milliseconds.
+TESTS_MAX: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +50,11 @@ class PullRules:
     count_max: int = COUNT_MAX
     bytes_max: int = BYTES_MAX
     waiting_max: int = 100_000
+    allows_sql: bool = False
 
 
-Accepts = Callable[[int], bool] | None
-_Held = HeldPull[tuple[Line, Request[PullMessage]]]
+# Beside the subscription: who asked what.
+_Payload = tuple[Line, Request[PullMessage], Subscription]
 
 
 class Pulls:
@@ -67,11 +73,9 @@ class Pulls:
         self._groups = groups
         self._connected = connected
         self._offsets = offsets
-        self._rules = rules
+        self.rules = rules
         self._counts = Counts() if counts is None else counts
-        self._waiting: WaitingPulls[tuple[Line, Request[PullMessage]]] = WaitingPulls(
-            waiting_max=rules.waiting_max
-        )
+        self._waiting: WaitingPulls[_Payload] = WaitingPulls(waiting_max=rules.waiting_max)
 
     def handle(self, line: Line, request: Request[PullMessage], now_ms: int) -> None:
         fields = request.head.fields
@@ -87,21 +91,23 @@ class Pulls:
         if reset is not None:
             self._send_elsewhere(line, request, reset)
             return
-        self._read(line, request, tag_filter(wanted), now_ms, is_first_look=True)
+        self._read(line, request, wanted, now_ms, is_first_look=True)
 
     def arrived(self, records: Sequence[NewRecord], now_ms: int) -> None:
         """New messages can be read: wake those who waited for them."""
         if not len(self._waiting):
             return
-        codes: dict[tuple[str, int], list[int]] = {}
+        codes: dict[tuple[str, int], tuple[list[int], list[bytes]]] = {}
         for record in records:
             place = record.topic, record.queue_id
             if self._waiting.has(*place) and has_queue_entry(record.sys_flag):
                 code, _ = derive(record.topic, record.properties, now_ms)
-                codes.setdefault(place, []).append(code)
-        for (topic, queue_id), tags_codes in codes.items():
+                tags_codes, properties = codes.setdefault(place, ([], []))
+                tags_codes.append(code)
+                properties.append(record.properties)
+        for (topic, queue_id), (tags_codes, properties) in codes.items():
             end = self._store.max_offset(topic, queue_id)
-            for pull in self._waiting.arrived(topic, queue_id, end, tags_codes):
+            for pull in self._waiting.arrived(topic, queue_id, end, tags_codes, properties):
                 self._answer_held(pull, now_ms)
 
     def expire(self, now_ms: int) -> None:
@@ -128,7 +134,7 @@ class Pulls:
             fields.consumer_group,
             fields.topic,
             fields.queue_id,
-            broker_perm=self._rules.perm,
+            broker_perm=self.rules.perm,
             group=group,
             topic=self._topics.find(fields.topic),
         )
@@ -141,32 +147,37 @@ class Pulls:
                 fields.subscription,
                 kind=fields.expression_type,
                 version=fields.sub_version,
+                allows_sql=self.rules.allows_sql,
             )
         return subscription_known(
             fields.topic,
             version=fields.sub_version,
             rules=group,
             connected=self._connected.find(fields.consumer_group),
+            allows_sql=self.rules.allows_sql,
         )
 
     def _read(
         self,
         line: Line,
         request: Request[PullMessage],
-        accepts: Accepts,
+        wanted: Subscription,
         now_ms: int,
         *,
         is_first_look: bool,
     ) -> None:
         fields = request.head.fields
+        sql = wanted.sql
         bounds = limits(fields.max_msg_nums, fields.max_msg_bytes)
         found = self._store.read(
             fields.topic,
             fields.queue_id,
             fields.queue_offset,
-            count_max=min(bounds.count_max, self._rules.count_max),
-            bytes_max=min(bounds.bytes_max, self._rules.bytes_max),
-            accepts=accepts,
+            count_max=min(bounds.count_max, self.rules.count_max),
+            bytes_max=min(bounds.bytes_max, self.rules.bytes_max),
+            accepts=tag_filter(wanted),
+            wants=None if sql is None else sql.wants,
+            scanned_max=SCANNED_MAX if sql is None else max(1, TESTS_MAX // sql.cost),
         )
         code, remark = result_of(found.status, fields.queue_offset)
         if code != SUCCESS and is_first_look:
@@ -175,11 +186,11 @@ class Pulls:
                 fields.sys_flag,
                 fields.suspend_timeout_millis,
                 is_first_look=True,
-                long_polling=self._rules.long_polling,
+                long_polling=self.rules.long_polling,
             )
-            if wait_ms and not self._rules.long_polling:
-                wait_ms = self._rules.short_hold_ms
-            if wait_ms and self._hold(line, request, accepts, now_ms + wait_ms):
+            if wait_ms and not self.rules.long_polling:
+                wait_ms = self.rules.short_hold_ms
+            if wait_ms and self._hold(line, request, wanted, now_ms + wait_ms):
                 return
         if code == SUCCESS:
             self._counts.pulled(fields.topic, fields.consumer_group, found.count, found.size)
@@ -198,7 +209,7 @@ class Pulls:
         )
 
     def _hold(
-        self, line: Line, request: Request[PullMessage], accepts: Accepts, due_ms: int
+        self, line: Line, request: Request[PullMessage], wanted: Subscription, due_ms: int
     ) -> bool:
         fields = request.head.fields
         return self._waiting.add(
@@ -208,14 +219,15 @@ class Pulls:
                 wanted=QueueOffset(fields.queue_offset),
                 due_ms=due_ms,
                 line=line,
-                payload=(line, request),
-                accepts=accepts,
+                payload=(line, request, wanted),
+                accepts=tag_filter(wanted),
+                wants=None if wanted.sql is None else wanted.sql.wants,
             )
         )
 
-    def _answer_held(self, pull: _Held, now_ms: int) -> None:
-        line, request = pull.payload
-        self._read(line, request, pull.accepts, now_ms, is_first_look=False)
+    def _answer_held(self, pull: HeldPull[_Payload], now_ms: int) -> None:
+        line, request, wanted = pull.payload
+        self._read(line, request, wanted, now_ms, is_first_look=False)
 
     def _refuse(self, line: Line, request: Request[PullMessage], refusal: Refusal) -> None:
         # Clients read the four offsets off every pull answer, also a refusal.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import click
@@ -22,6 +23,8 @@ from escrowmq.config import Config, Resolved, Source
 @click.option(
     "--metrics-port", metavar="N", help="Serve /metrics and /health there.  [0, which is nowhere]"
 )
+@click.option("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR.  [INFO]")
+@click.option("--log-format", metavar="text|json", help="What log lines look like.  [text]")
 @click.option(
     "--insecure", is_flag=True, help="Serve others than this machine without asking who they are."
 )
@@ -32,6 +35,13 @@ from escrowmq.config import Config, Resolved, Source
     show_default=True,
     help="What to start.",
 )
+@click.option(
+    "--brokers",
+    metavar="N",
+    type=click.IntRange(1, 64),
+    help="So many brokers, a process each, as one cluster; for more than one core.",
+)
+@click.option("--metrics-socket", type=int, hidden=True)
 @click.pass_context
 def serve(
     context: click.Context,
@@ -42,9 +52,13 @@ def serve(
     namesrv_port: str | None,
     metrics_port: str | None,
     insecure: bool,
+    log_level: str | None,
+    log_format: str | None,
     role: str,
+    brokers: int | None,
+    metrics_socket: int | None,
 ) -> None:
-    """Run a broker and a name server, or one of them.
+    """Run a broker and a name server, or one of them, or many brokers.
 
     Flags win over ESCROWMQ_… variables, and these over the file; `escrowmq config` shows what comes
     of the latter two.
@@ -56,16 +70,30 @@ def serve(
         "--namesrv-port": namesrv_port,
         "--metrics-port": metrics_port,
         "--insecure": "true" if insecure else None,
+        "--log-level": log_level,
+        "--log-format": log_format,
     }
     given = {flag: text for flag, text in flags.items() if text is not None}
-    resolved = Config.resolve(file, os.environ, given)
+
+    def reread() -> Resolved:
+        return Config.resolve(file, os.environ, given)
+
+    resolved = reread()
     warn(resolved)
     for warning in role_warnings(resolved, role):
         click.echo(f"escrowmq: warning: {warning}", err=True)
 
-    from escrowmq.server.serve import run  # not before: other commands need no event loop
+    # Not before: other commands need no event loop.
+    from escrowmq.server.serve import run
+    from escrowmq.server.supervise import refuse_many, supervise
 
-    context.exit(run(resolved.config, role))
+    if brokers is not None:
+        if role == "namesrv":
+            raise click.UsageError("--brokers goes with --role all or broker, not namesrv")
+        context.exit(supervise(resolved.config, role, brokers, sys.argv[1:], reread))
+    if role != "namesrv":
+        refuse_many(resolved.config.store.root_dir)
+    context.exit(run(resolved.config, role, reread=reread, metrics_socket=metrics_socket))
 
 
 def role_warnings(resolved: Resolved, role: str) -> list[str]:

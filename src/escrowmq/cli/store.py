@@ -1,4 +1,4 @@
-"""`escrowmq store …`: look at a store's directory without changing it."""
+"""`escrowmq store …`: look at a store's directory, and copy it, without changing it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from escrowmq.cli.backup import backup_command, restore_command
 from escrowmq.cli.output import PlainConsole, reader_may_leave
 from escrowmq.cli.record import as_json, as_text
 from escrowmq.errors import StoreError
@@ -25,7 +26,11 @@ _COLOURS = {Severity.DAMAGE: "bold red", Severity.NOTE: "yellow"}
 
 @click.group()
 def store() -> None:
-    """Look at a store's directory, ours or RocketMQ's. Nothing in it is changed."""
+    """Look at a store's directory, ours or RocketMQ's, and back it up. It is not changed."""
+
+
+store.add_command(backup_command)
+store.add_command(restore_command)
 
 
 # --- check -----------------------------------------------------------------------------------

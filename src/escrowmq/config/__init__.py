@@ -29,6 +29,7 @@ from escrowmq.config.groups import (
     NetworkConfig,
     StoreConfig,
 )
+from escrowmq.config.logs import LogConfig, LogFormat, LogLevel
 from escrowmq.config.resolve import Config, Entry, Resolved
 from escrowmq.config.security import ClientAuth, SecurityConfig, TlsMode
 from escrowmq.config.sources import Origin, Source
@@ -44,6 +45,9 @@ __all__ = [
     "DelayConfig",
     "Entry",
     "FlushMode",
+    "LogConfig",
+    "LogFormat",
+    "LogLevel",
     "MetricsConfig",
     "MetricsExporter",
     "NamesrvConfig",

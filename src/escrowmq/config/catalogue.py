@@ -10,6 +10,7 @@ from typing import Final
 
 from escrowmq.config import groups
 from escrowmq.config.kinds import Kind
+from escrowmq.config.logs import LogConfig
 from escrowmq.config.security import SecurityConfig
 from escrowmq.config.transactions import TransactionConfig
 from escrowmq.rocketmq_keys import FORMER_KEYS, ROCKETMQ_KEYS
@@ -50,6 +51,7 @@ GROUPS: Final = {
     "namesrv": groups.NamesrvConfig,
     "metrics": groups.MetricsConfig,
     "security": SecurityConfig,
+    "log": LogConfig,
 }
 
 SETTINGS: Final = tuple(

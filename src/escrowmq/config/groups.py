@@ -284,6 +284,9 @@ class ConsumeConfig(_Group):
         "A pull waits so long if longPollingEnable is false.",
         at_least=0,
     )
+    filters_by_sql: bool = _yes_no(
+        False, "enablePropertyFilter", "Whether consumers may filter by SQL92 expressions."
+    )
     pull_messages_max: int = _setting(
         32, Whole(1), "maxTransferCountOnMessageInMemory", "messages", "At most so many in a pull."
     )

@@ -21,6 +21,7 @@ from escrowmq.config.groups import (
     StoreConfig,
 )
 from escrowmq.config.kinds import WILDCARDS, Hidden
+from escrowmq.config.logs import LogConfig
 from escrowmq.config.security import SecurityConfig
 from escrowmq.config.sources import (
     Given,
@@ -50,6 +51,7 @@ class Config:
     namesrv: NamesrvConfig = field(default_factory=NamesrvConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
+    log: LogConfig = field(default_factory=LogConfig)
 
     @classmethod
     def resolve(
@@ -162,6 +164,7 @@ class _Values:
             namesrv=NamesrvConfig(**self._of("namesrv")),
             metrics=MetricsConfig(**self._of("metrics")),
             security=SecurityConfig(**self._of("security")),
+            log=LogConfig(**self._of("log")),
         )
 
     def _of(self, group: str) -> dict[str, Any]:

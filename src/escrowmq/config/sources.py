@@ -33,6 +33,8 @@ FLAGS: Final = {
     "--namesrv-port": ("escrowNamesrvPort",),
     "--metrics-port": ("metricsPromExporterPort",),
     "--insecure": ("escrowInsecure",),
+    "--log-level": ("escrowLogLevel",),
+    "--log-format": ("escrowLogFormat",),
 }
 # Of clients and commands: no settings of a server.
 CLIENT_VARIABLES: Final = frozenset(

@@ -11,6 +11,8 @@ Refusals, in this order (the number is the answer's code):
     24  it has not subscribed to this topic    25  we know an older subscription than the client's
   either way:
      1  SQL92 is not enabled
+  without an expression in the request:
+    27  the group's is SQL92 and cannot be read
 
 What a read found (names as in the store):
 
@@ -26,7 +28,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from escrowmq.consume.groups import ConsumerGroup
-from escrowmq.consume.subscription import SQL92, Subscription, parse_subscription
+from escrowmq.consume.subscription import SQL92, Subscription, parse_subscription, with_filter
 from escrowmq.errors import BadSubscription
 
 # sysFlag of a pull.
@@ -46,6 +48,7 @@ SUBSCRIPTION_PARSE_FAILED: Final = 23
 SUBSCRIPTION_NOT_EXIST: Final = 24
 SUBSCRIPTION_NOT_LATEST: Final = 25
 SUBSCRIPTION_GROUP_NOT_EXIST: Final = 26
+FILTER_DATA_NOT_EXIST: Final = 27
 INVALID_PARAMETER: Final = 29
 
 # forbiddenType of an answer, for clients of 5.x.
@@ -59,6 +62,9 @@ BYTES_MAX: Final = 256 * 1024
 HOLD_MS_MAX: Final = 120_000  # clients ask for 15 or 20 s
 SHORT_HOLD_MS: Final = 1_000  # with long polling switched off
 
+SQL_NOT_ENABLED: Final = (
+    "this broker does not filter by SQL92: set enablePropertyFilter=true in its configuration"
+)
 _READABLE: Final = 4  # a bit of `perm`
 
 
@@ -115,14 +121,19 @@ def refuse_place(
 
 
 def subscription_sent(
-    topic_name: str, expression: str | None, *, kind: str | None, version: int
+    topic_name: str,
+    expression: str | None,
+    *,
+    kind: str | None,
+    version: int,
+    allows_sql: bool = False,
 ) -> Subscription | Refusal:
     """Of a request with HAS_SUBSCRIPTION: the one in the request counts, alone."""
     try:
         subscription = parse_subscription(topic_name, expression, kind=kind, version=version)
     except BadSubscription as error:
         return Refusal(SUBSCRIPTION_PARSE_FAILED, str(error))
-    return _enabled(subscription)
+    return _enabled(subscription, allows_sql)
 
 
 def subscription_known(
@@ -131,6 +142,7 @@ def subscription_known(
     version: int,
     rules: GroupRules,
     connected: ConsumerGroup | None,
+    allows_sql: bool = False,
 ) -> Subscription | Refusal:
     """Of a request without HAS_SUBSCRIPTION: the group's, as heartbeats have told it."""
     if connected is None:
@@ -144,13 +156,18 @@ def subscription_known(
         return Refusal(SUBSCRIPTION_NOT_EXIST, remark)
     if subscription.version < version:
         return Refusal(SUBSCRIPTION_NOT_LATEST, "your latest subscription has not come here yet")
-    return _enabled(subscription)
+    enabled = _enabled(subscription, allows_sql)
+    if isinstance(enabled, Refusal):
+        return enabled
+    try:
+        return with_filter(enabled)
+    except BadSubscription as error:
+        return Refusal(FILTER_DATA_NOT_EXIST, str(error))
 
 
-def _enabled(subscription: Subscription) -> Subscription | Refusal:
-    if subscription.kind == SQL92:
-        # Once it is: 27 and 28 for a filter that is missing or older than the request's.
-        return Refusal(SYSTEM_ERROR, "this broker does not filter by SQL92: it is not enabled")
+def _enabled(subscription: Subscription, allows_sql: bool) -> Subscription | Refusal:
+    if subscription.kind == SQL92 and not allows_sql:
+        return Refusal(SYSTEM_ERROR, SQL_NOT_ENABLED)
     return subscription
 
 

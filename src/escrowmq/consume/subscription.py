@@ -2,7 +2,7 @@
 
     *            everything; so is an empty expression
     a || b       messages with the tag a or b
-    a>1 AND …    SQL92: has its place here, but nobody evaluates it yet
+    a>1 AND …    SQL92: an expression over the message's properties (sql92/)
 
 A queue entry carries the hash of its message's tag, so the broker filters by hash and the client
 compares the text. What passes here by a collision is dropped there.
@@ -11,10 +11,11 @@ compares the text. What passes here by a collision is dropped there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final, Literal
 
+from escrowmq.consume.sql92 import SqlFilter, sql_filter
 from escrowmq.errors import BadSubscription
 from escrowmq.message.javahash import java_hash
 
@@ -35,6 +36,7 @@ class Subscription:
     tags: tuple[str, ...] = ()  # none: everything, if the kind is TAG
     codes: frozenset[int] = frozenset()
     version: int = 0  # RocketMQ's subVersion: the client's clock when it subscribed
+    sql: SqlFilter | None = field(default=None, compare=False)  # once it was needed
 
 
 def parse_subscription(
@@ -51,14 +53,33 @@ def parse_subscription(
 
 def tag_filter(subscription: Subscription) -> Callable[[int], bool] | None:
     """Asked with the tags code of a queue entry. None: everything is wanted."""
-    if subscription.kind != TAG:
-        raise BadSubscription(f"{subscription.kind} is not enabled")
     return subscription.codes.__contains__ if subscription.tags else None
+
+
+def heard_subscription(
+    topic: str, expression: str | None, *, kind: str | None, version: int
+) -> Subscription:
+    """Of a heartbeat, which may bring a thousand: an SQL92 expression is not compiled before
+    somebody pulls by it, and is told then what is wrong with it. Raises BadSubscription."""
+    if kind != SQL92:
+        return parse_subscription(topic, expression, kind=kind, version=version)
+    text = (expression or "").strip()
+    if len(text) > EXPRESSION_CHARS_MAX:
+        raise BadSubscription(f"an expression of {len(text)} characters for {topic}")
+    return Subscription(topic=topic, expression=text, kind=SQL92, version=version)
+
+
+def with_filter(subscription: Subscription) -> Subscription:
+    """With what a pull needs of it. Raises BadSubscription."""
+    if subscription.kind != SQL92 or subscription.sql is not None:
+        return subscription
+    return replace(subscription, sql=sql_filter(subscription.expression))
 
 
 def _parsed(topic: str, text: str, kind: str | None, version: int) -> Subscription:
     if kind == SQL92:
-        return Subscription(topic=topic, expression=text, kind=SQL92, version=version)
+        made = sql_filter(text)
+        return Subscription(topic=topic, expression=text, kind=SQL92, version=version, sql=made)
     if kind and kind != TAG:
         raise BadSubscription(f"{kind!r} is neither TAG nor SQL92")
     if not text or text == EVERYTHING:

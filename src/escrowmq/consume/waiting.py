@@ -22,6 +22,7 @@ WAITING_PER_LINE_MAX: Final = 10_000
 _SLACK: Final = 64  # pulls that have left and may still lie in the heap, beside one per waiting one
 
 P = TypeVar("P")
+A = TypeVar("A")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -33,6 +34,7 @@ class HeldPull(Generic[P]):
     line: Hashable
     payload: P  # the broker's own
     accepts: Callable[[int], bool] | None = None  # asked with tags codes; None: everything
+    wants: Callable[[bytes], bool] | None = None  # the same, asked with properties
     is_waiting: bool = False
 
 
@@ -74,16 +76,17 @@ class WaitingPulls(Generic[P]):
         queue_id: int,
         max_offset: int,
         tags_codes: Sequence[int] | None = None,
+        properties: Sequence[bytes] | None = None,
     ) -> list[HeldPull[P]]:
         """The pulls to answer now, those that came first before the others.
 
-        `tags_codes` are those of the last messages before `max_offset`, in order; None if they
-        are not known, and then every filter counts as accepting.
+        `tags_codes` and `properties` are those of the last messages before `max_offset`, in order;
+        None if they are not known, and then every filter counts as accepting.
         """
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             return []
-        ready = [pull for pull in queue if _wants(pull, max_offset, tags_codes)]
+        ready = [pull for pull in queue if _wants(pull, max_offset, tags_codes, properties)]
         self._release(ready)
         return ready
 
@@ -138,10 +141,21 @@ class WaitingPulls(Generic[P]):
             del self._lines[pull.line]
 
 
-def _wants(pull: HeldPull[P], max_offset: int, tags_codes: Sequence[int] | None) -> bool:
+def _wants(
+    pull: HeldPull[P],
+    max_offset: int,
+    tags_codes: Sequence[int] | None,
+    properties: Sequence[bytes] | None,
+) -> bool:
     if pull.wanted >= max_offset:
         return False
-    if pull.accepts is None or tags_codes is None:
-        return True
-    before = pull.wanted - (max_offset - len(tags_codes))  # arrived, but lie before what is wanted
-    return any(map(pull.accepts, tags_codes[before:] if before > 0 else tags_codes))
+    if pull.accepts is not None and tags_codes is not None:
+        return any(map(pull.accepts, _from(pull.wanted, max_offset, tags_codes)))
+    if pull.wants is not None and properties is not None:
+        return any(map(pull.wants, _from(pull.wanted, max_offset, properties)))
+    return True
+
+
+def _from(wanted: int, max_offset: int, arrived: Sequence[A]) -> Sequence[A]:
+    before = wanted - (max_offset - len(arrived))  # arrived, but lie before what is wanted
+    return arrived[before:] if before > 0 else arrived

@@ -14,14 +14,14 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from escrowmq.clock import Clock
 from escrowmq.config import Config, TlsMode
 from escrowmq.errors import EscrowError
-from escrowmq.metrics import CONTENT_TYPE, Registry
+from escrowmq.metrics import CONTENT_TYPE
 from escrowmq.server.access import Access
 from escrowmq.server.tcp import bind
 
@@ -88,23 +88,32 @@ class Health:
         return next((missing for check in self._checks if (missing := check())), None)
 
 
+class Page(Protocol):
+    """What /metrics shows: a registry, or the pages of many."""
+
+    def lines(self) -> Iterable[str]: ...
+
+
 class MetricsServer:
     """`why_not_ready` says what is missing; None when nothing is. `may_see`: /metrics, that is;
     whether the server lives and is ready everybody may know."""
 
     def __init__(
         self,
-        registry: Registry,
+        page: Page,
         clock: Clock,
         why_not_ready: Callable[[], str | None],
         limits: HttpLimits = HttpLimits(),  # noqa: B008
         may_see: MaySee = lambda key, secret, host: True,
+        *,
+        before: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._may_see = may_see
-        self._registry = registry
+        self._shown = page
         self._clock = clock
         self._why_not_ready = why_not_ready
         self._limits = limits
+        self._before = before
         self._tasks: set[asyncio.Task[None]] = set()
         self._rendering = asyncio.Lock()  # one page at a time is work enough beside the broker
         self._server: asyncio.Server | None = None
@@ -187,9 +196,11 @@ class MetricsServer:
 
     async def _page(self) -> bytes:
         async with self._rendering:
+            if self._before is not None:
+                await self._before()
             page = bytearray()
             began_s = self._clock.elapsed_s()
-            for line in self._registry.lines():
+            for line in self._shown.lines():
                 page += line.encode()
                 if self._clock.elapsed_s() - began_s > self._limits.slice_s:
                     await asyncio.sleep(0)
@@ -199,15 +210,30 @@ class MetricsServer:
 
 @contextlib.asynccontextmanager
 async def serving(
-    config: Config, clock: Clock, registry: Registry, health: Health, access: Access
+    config: Config,
+    clock: Clock,
+    page: Page,
+    health: Health,
+    access: Access,
+    inherited: int | None = None,
+    *,
+    before: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[None]:
+    """On the port of the configuration, or on a socket that somebody else has opened for us.
+
+    `before` is awaited before a page is made.
+    """
     host = config.metrics.metrics_address or config.network.bind_address
-    server = MetricsServer(registry, clock, health.why_not_ready, may_see=access.may_see_metrics)
-    enforcing = config.security.tls_mode is TlsMode.ENFORCING
-    tls = access.tls.context if access.tls is not None and enforcing else None
-    await server.listen(bind(host, config.metrics.metrics_port), tls)
-    scheme = "http" if tls is None else "https"
-    log.info("metrics at %s://%s:%d/metrics", scheme, host, config.metrics.metrics_port)
+    may_see = access.may_see_metrics
+    server = MetricsServer(page, clock, health.why_not_ready, may_see=may_see, before=before)
+    if inherited is not None:
+        await server.listen(socket.socket(fileno=inherited))
+    else:
+        enforcing = config.security.tls_mode is TlsMode.ENFORCING
+        tls = access.tls.context if access.tls is not None and enforcing else None
+        await server.listen(bind(host, config.metrics.metrics_port), tls)
+        scheme = "http" if tls is None else "https"
+        log.info("metrics at %s://%s:%d/metrics", scheme, host, config.metrics.metrics_port)
     try:
         yield
     finally:

@@ -86,6 +86,7 @@ def broker_rules(config: Config, host: bytes) -> BrokerRules:
             count_max=config.consume.pull_messages_max,
             bytes_max=config.consume.pull_bytes_max,
             waiting_max=config.consume.waiting_pulls_max,
+            allows_sql=config.consume.filters_by_sql,
         ),
         delays=DelayRules(
             levels_ms=config.delay.delay_levels_ms,

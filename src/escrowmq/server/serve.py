@@ -10,6 +10,7 @@ import os
 import resource
 import secrets
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -19,13 +20,15 @@ import uvloop
 from escrowmq.broker.broker import Broker
 from escrowmq.broker.counts import Counts
 from escrowmq.clock import Clock, SystemClock
-from escrowmq.config import Config, FlushMode
+from escrowmq.config import Config, FlushMode, Resolved
 from escrowmq.errors import EscrowError, RequestRefused, StoreError
 from escrowmq.message.ids import UniqueKeys, encode_host
 from escrowmq.metrics import Registry
 from escrowmq.namesrv.namesrv import NameServer
 from escrowmq.server.access import Access, refuse_open_doors
 from escrowmq.server.groupcommit import GroupCommit
+from escrowmq.server.live import LiveSettings
+from escrowmq.server.logs import set_up_logs
 from escrowmq.server.metrics import (
     access_metrics,
     add_broker_metrics,
@@ -57,19 +60,43 @@ OWN_FILES = 1024  # of the store and the name server, beside those of connection
 SWITCH_S = 0.0005  # a checkpoint's thread must not hold a turn up for Python's usual 5 ms
 
 
-def run(config: Config, role: str) -> int:
-    """Serve until a signal says stop. 0: stopped in order; 2: could not start; 1: failed."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    _allow_files(config.network.connections_max)
+def run(
+    config: Config,
+    role: str,
+    *,
+    reread: Callable[[], Resolved] | None = None,
+    metrics_socket: int | None = None,
+) -> int:
+    """Serve until a signal says stop. 0: stopped in order; 2: could not start; 1: failed.
+
+    `reread` says what the configuration is now. With a `metrics_socket` this is one of many
+    brokers (supervise.py): metrics are served on it, and the end of standard input is a stop.
+    """
+    live = live_settings(config, reread, is_one_of_many=metrics_socket is not None)
+    allow_files(config.network.connections_max)
     try:
         refuse_open_doors(config)
-        return uvloop.run(_serve(config, role))
+        return uvloop.run(_serve(config, role, live, metrics_socket))
     except (EscrowError, OSError) as error:
         sys.stderr.write(f"escrowmq: {error}\n")
         return 2
 
 
-def _allow_files(connections_max: int) -> None:
+def live_settings(
+    config: Config, reread: Callable[[], Resolved] | None, *, is_one_of_many: bool = False
+) -> LiveSettings:
+    """With the log lines set up, now and after each change."""
+    live = LiveSettings(config, reread)
+
+    def set_up(now: Config) -> None:
+        set_up_logs(now.log, now.broker.broker_name, is_one_of_many=is_one_of_many)
+
+    set_up(config)
+    live.add(set_up)
+    return live
+
+
+def allow_files(connections_max: int) -> None:
     """A connection is an open file: as many as the system lets us have."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # not every system allows what it says it does
@@ -82,28 +109,32 @@ def _allow_files(connections_max: int) -> None:
         )
 
 
-async def _serve(config: Config, role: str) -> int:
+async def _serve(config: Config, role: str, live: LiveSettings, metrics_socket: int | None) -> int:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
+    loop.add_signal_handler(signal.SIGHUP, live.read_again)
+    if metrics_socket is not None:
+        _stop_with_our_supervisor(loop, stopped)
     clock = SystemClock()
     access = Access(config)
     registry, health = registry_of(config, role), Health()
     registry.add(access_metrics(access))
     async with contextlib.AsyncExitStack() as parts:
-        await parts.enter_async_context(_running(*(watch.run() for watch in access.watches)))
-        if config.metrics.is_on:
-            await parts.enter_async_context(serving(config, clock, registry, health, access))
+        await parts.enter_async_context(running(*(watch.run() for watch in access.watches)))
+        if config.metrics.is_on or metrics_socket is not None:
+            served = serving(config, clock, registry, health, access, metrics_socket)
+            await parts.enter_async_context(served)
         namesrv_address = None
         if role in ("all", "namesrv"):
-            namesrv_address = await parts.enter_async_context(
-                _name_server(config, clock, access, registry)
-            )
+            names = name_server(clock, access, registry, live)
+            namesrv_address = await parts.enter_async_context(names)
         failed = asyncio.Event()
         if role in ("all", "broker"):
             own = [namesrv_address] if namesrv_address is not None else []
-            broker = _broker(config, clock, access, own, failed, registry, health)
+            needed = 1 if metrics_socket is not None else len(own)  # name servers that know of it
+            broker = _broker(clock, access, own, failed, registry, health, live, needed)
             await parts.enter_async_context(broker)
         health.missing = None
         _say_ready(config, role, namesrv_address)
@@ -120,6 +151,17 @@ async def _serve(config: Config, role: str) -> int:
         health.missing = "stopping"
     log.info("stopped")
     return 1 if failed.is_set() else 0
+
+
+def _stop_with_our_supervisor(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
+    """It holds the other end of our standard input and writes nothing: we can only read the end."""
+    number = sys.stdin.fileno()
+
+    def ended() -> None:
+        loop.remove_reader(number)
+        stopped.set()
+
+    loop.add_reader(number, ended)
 
 
 class _NameServerPort:
@@ -147,10 +189,10 @@ class _NameServerPort:
 
 
 @contextlib.asynccontextmanager
-async def _name_server(
-    config: Config, clock: Clock, access: Access, registry: Registry
+async def name_server(
+    clock: Clock, access: Access, registry: Registry, live: LiveSettings
 ) -> AsyncIterator[str]:
-    names = NameServer()
+    config, names = live.config, NameServer()
     service = _NameServerPort(names, access)
     port = Port(service, clock, port_limits(config), port_security(config, access))
     host = config.network.bind_address
@@ -158,6 +200,7 @@ async def _name_server(
     number = port_of(bound)
     await port.listen(bound)
     registry.add(port_metrics(port, "namesrv"))
+    live.add(lambda now: port.set_limits(port_limits(now)))
     log.info("name server listens address=%s:%d", host, number)
 
     async def expire() -> None:
@@ -167,32 +210,30 @@ async def _name_server(
             for line in names.tick(now_ms=clock.now_ms()):
                 line.close()  # type: ignore[attr-defined]  # it is a TcpLine: we handed it in
 
-    async with _running(expire()):
+    async with running(expire()):
         yield f"{_reachable(host)}:{number}"
     await port.close()
 
 
 @contextlib.asynccontextmanager
 async def _broker(
-    config: Config,
     clock: Clock,
     access: Access,
     namesrv_addresses: list[str],
     failed: asyncio.Event,
     registry: Registry,
     health: Health,
+    live: LiveSettings,
+    needed: int,
 ) -> AsyncIterator[None]:
+    config = live.config
     disk = RealDisk(config.store.root_dir)
     address = config.broker.advertised_address or _reachable(config.network.bind_address)
     # The port first: it is in the id of every message.
     bound = bind(config.network.bind_address, config.network.listen_port)
     number = port_of(bound)
     host = encode_host(address, number)
-    try:
-        store = _open_store(config, disk, host)
-    except EscrowError:
-        bound.close()
-        raise
+    store = _open_store(config, disk, host, bound)
     group = GroupCommit(store, wait_s=config.store.sync_flush_timeout_ms / 1000)
     registrars: list[Registrar] = []
     keys = UniqueKeys(address=address, process_id=os.getpid(), salt=secrets.randbits(32))
@@ -203,11 +244,13 @@ async def _broker(
         keys,
         when_flushed=group.when_flushed if config.store.flush_mode is FlushMode.SYNC else None,
         topics_changed=lambda: _tell(registrars),
+        flush=group.when_flushed,
         counts=Counts(clock.elapsed_s),
         guard=access.guard,
     )
     port = Port(broker, clock, port_limits(config), port_security(config, access))
     broker.counts.turn_began_s = lambda: port.turn_s
+    live.add(lambda now: _apply(now, broker, port, host))
     await port.listen(bound)
     log.info("broker listens address=%s:%d", config.network.bind_address, number)
     registrars += registrars_of(
@@ -218,8 +261,8 @@ async def _broker(
     registry.add(store_metrics(disk, group, upkeep))
     health.add(lambda: None if store.takes_writes else "the store takes no messages")
     loops = _loops(config, clock, broker, port, upkeep, failed)
-    async with _running(*(registrar.run() for registrar in registrars), *loops):
-        for registrar in registrars[: len(namesrv_addresses)]:
+    async with running(*(registrar.run() for registrar in registrars), *loops):
+        for registrar in registrars[:needed]:
             await registrar.registered.wait()
         yield
     await _stop(broker, port, group, clock)
@@ -230,8 +273,19 @@ def _tell(registrars: list[Registrar]) -> None:
         registrar.changed()
 
 
-def _open_store(config: Config, disk: Disk, host: bytes) -> MessageStore:
-    store = MessageStore.open(disk, store_settings(config), store_host=host)
+def _apply(config: Config, broker: Broker, port: Port, host: bytes) -> None:
+    port.set_limits(port_limits(config))
+    broker.pulls.rules = broker_rules(config, host).pulls
+    broker.clients.allows_sql = config.consume.filters_by_sql
+    broker.store.settings = store_settings(config)
+
+
+def _open_store(config: Config, disk: Disk, host: bytes, bound: socket.socket) -> MessageStore:
+    try:
+        store = MessageStore.open(disk, store_settings(config), store_host=host)
+    except EscrowError:
+        bound.close()
+        raise
     log.info(
         "store open directory=%s begin=%d end=%d walked=%d",
         config.store.root_dir,
@@ -305,7 +359,7 @@ def _loops(
 
 
 @contextlib.asynccontextmanager
-async def _running(*loops: Any) -> AsyncIterator[None]:
+async def running(*loops: Any) -> AsyncIterator[None]:
     tasks = [asyncio.create_task(loop) for loop in loops]
     for task in tasks:
         task.add_done_callback(_stop_if_failed)

@@ -105,6 +105,10 @@ class Port:
         self.refused_requests: defaultdict[int, int] = defaultdict(int)  # by response code
         self.turn_seconds = Distribution(SECONDS)
 
+    def set_limits(self, limits: PortLimits) -> None:
+        """From now on; lines that are open stay."""
+        self._limits = limits
+
     async def listen(self, bound: socket.socket) -> None:
         tls = self._security.tls
         if tls is not None:

@@ -56,10 +56,13 @@ def read_queue(
     count_max: int,
     bytes_max: int,
     accepts: Callable[[int], bool] | None = None,
+    wants: Callable[[bytes], bool] | None = None,
+    scanned_max: int = SCANNED_MAX,
 ) -> QueueRead:
     """At most `count_max` records and `bytes_max` bytes, but one record at the least.
 
-    `accepts` is asked with the tags code of each entry; refused ones are stepped over.
+    `accepts` is asked with the tags code of each entry, `wants` with the properties of its record;
+    refused ones are stepped over, `scanned_max` of them at most.
     """
     nothing = _nothing(log, queue, queue_offset)
     if nothing is not None or queue is None:
@@ -71,9 +74,10 @@ def read_queue(
         min=queue.min_offset(log.begin),
         max=queue.end,
     )
-    picker = _Picker(log, found, count_max, bytes_max, accepts)
+    picker = _Picker(log, found, count_max, bytes_max, accepts, wants)
     scanned = 0
-    scanned_max = max(count_max, SCANNED_MAX) if accepts is not None else count_max
+    is_filtered = accepts is not None or wants is not None
+    scanned_max = max(count_max, scanned_max) if is_filtered else count_max
     while scanned < scanned_max and found.next < queue.end:
         entries = queue.entries(found.next, min(scanned_max - scanned, queue.end - found.next))
         scanned += len(entries) // QUEUE_ENTRY_BYTES
@@ -112,21 +116,27 @@ class _Picker:
         count_max: int,
         bytes_max: int,
         accepts: Callable[[int], bool] | None,
+        wants: Callable[[bytes], bool] | None,
     ) -> None:
         self._log = log
         self._found = found
         self._count_max = self._count_left = count_max
         self._bytes_left = bytes_max
         self._accepts = accepts
+        self._wants = wants
         self._runs: list[tuple[int, int]] = []
 
     def take(self, entries: bytes | bytearray | memoryview) -> bool:
         """Whether there is room for more."""
-        accepts, runs = self._accepts, self._runs
+        accepts, wants, runs = self._accepts, self._wants, self._runs
         begin, end = runs[-1] if runs else (-1, -1)
         count_left, bytes_left, seen = self._count_left, self._bytes_left, 0
         for log_offset, size, tags_code in ENTRY.iter_unpack(entries):
-            if size != BLANK_SIZE and (accepts is None or accepts(tags_code)):
+            if (
+                size != BLANK_SIZE
+                and (accepts is None or accepts(tags_code))
+                and (wants is None or wants(self._properties(log_offset, size)))
+            ):
                 bytes_left -= size
                 if count_left == 0 or (bytes_left < 0 and count_left < self._count_max):
                     bytes_left = -1
@@ -144,6 +154,10 @@ class _Picker:
         found.count += self._count_left - count_left
         self._count_left, self._bytes_left = count_left, bytes_left
         return count_left > 0 and bytes_left >= 0
+
+    def _properties(self, log_offset: int, size: int) -> bytes:
+        glance = glance_at(self._log, 0, log_offset, size)
+        return b"" if glance is None else glance.properties
 
     def finish(self) -> None:
         self._found.slices = self._log.slices(self._runs)

@@ -15,6 +15,7 @@ from escrowmq.store.consumequeue import BLANK_SIZE, ENTRY
 from escrowmq.store.keyindex import FOUND_MAX, KeyIndex
 from escrowmq.store.queuetable import QueueTable
 from escrowmq.store.read import (
+    SCANNED_MAX,
     Glance,
     QueueRead,
     first_stored_ms,
@@ -43,6 +44,8 @@ class StoreReads:
         count_max: int = 32,
         bytes_max: int = 256 * 1024,
         accepts: Callable[[int], bool] | None = None,
+        wants: Callable[[bytes], bool] | None = None,
+        scanned_max: int = SCANNED_MAX,
     ) -> QueueRead:
         queue = self._queues.find(topic, queue_id)
         return read_queue(
@@ -52,6 +55,8 @@ class StoreReads:
             count_max=count_max,
             bytes_max=bytes_max,
             accepts=accepts,
+            wants=wants,
+            scanned_max=scanned_max,
         )
 
     def record_at(self, log_offset: int) -> StoredRecord:

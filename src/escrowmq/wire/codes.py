@@ -61,6 +61,7 @@ class RequestCode(enum.IntEnum):
     SHOW_TRANSACTION = 3712
     SETTLE_TRANSACTION = 3713
     RESUME_TRANSACTION = 3714
+    PREPARE_BACKUP = 3721  # save and flush everything, and say up to where
 
     # Who is connected.
     HEART_BEAT = 34

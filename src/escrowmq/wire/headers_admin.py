@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from escrowmq.wire.command import Int32
+from escrowmq.wire.command import Int32, Int64
 from escrowmq.wire.headers import Header
 
 
@@ -21,3 +21,12 @@ class CreateTopic(Header, frozen=True, kw_only=True):
 
 class DeleteTopicInBroker(Header, frozen=True, kw_only=True):
     topic: str
+
+
+class PrepareBackup(Header, frozen=True, kw_only=True):
+    token: str  # the broker leaves it in its directory, so that the asker knows whose it is
+
+
+class PrepareBackupAnswer(Header, frozen=True, kw_only=True):
+    log_begin: Int64
+    log_end: Int64  # everything below is durable

@@ -46,6 +46,7 @@ REQUESTS: dict[int, RequestKind] = {
         transaction.SettleTransaction, transaction.SettleTransactionAnswer
     ),
     RequestCode.RESUME_TRANSACTION: RequestKind(transaction.ResumeTransaction),
+    RequestCode.PREPARE_BACKUP: RequestKind(admin.PrepareBackup, admin.PrepareBackupAnswer),
     RequestCode.HEART_BEAT: RequestKind(NoFields, consume.HeartbeatAnswer),
     RequestCode.UNREGISTER_CLIENT: RequestKind(consume.UnregisterClient),
     RequestCode.CHECK_CLIENT_CONFIG: RequestKind(),

@@ -186,7 +186,7 @@ def test_a_commit_that_nobody_can_ask_about_is_settled_later(served: Served, pos
             event.listen(engine, "commit", lose, once=True)
             with pytest.raises(CommitUnknown, match="check-back") as raised:
                 pay(escrow, topic, "a")
-            assert raised.value.maybe_applied
+            assert raised.value.may_have_happened
             assert isinstance(raised.value.__cause__, DBAPIError)
             proxy.refuses = False
             settled(served)

@@ -257,3 +257,35 @@ def test_a_group_that_was_sent_elsewhere_learns_of_it_with_its_next_pull(bench: 
     assert (answer.code, answer.ext_fields["nextBeginOffset"]) == (21, "2")
     [answer] = bench.pull(2)
     assert bodies(answer) == [b"2", b"3", b"4"]
+
+
+# --- SQL92 ---------------------------------------------------------------------------------------
+
+SQL = {"expression_type": "SQL92", "sys_flag": 4}
+
+
+def test_sql_wakes_by_properties_and_steps_over_the_rest() -> None:
+    bench = Bench(PullRules(allows_sql=True))
+    assert bench.pull(0, subscription="TAGS IN ('b')", **{**SQL, "sys_flag": 6}) == []
+    bench.send(b"0", b"1", tag="a")
+    assert bench.line.answers() == []
+    bench.send(b"2", tag="b")
+    [answer] = bench.line.answers()
+    assert bodies(answer) == [b"2"]
+    assert answer.ext_fields["nextBeginOffset"] == "3"
+
+
+def test_a_long_expression_looks_at_fewer_messages_at_a_time() -> None:
+    bench = Bench(PullRules(allows_sql=True))
+    bench.send(*(b"%d" % number for number in range(100)), tag="a")
+    costly = " OR ".join(f"a = {number}" for number in range(600))  # some 33 messages of 100
+    seen, at = [], 0
+    while at < 100:
+        [answer] = bench.pull(at, subscription=costly, **SQL)
+        assert answer.code == 20
+        at = int(answer.ext_fields["nextBeginOffset"])
+        seen.append(at)
+    assert len(seen) > 1
+    assert seen[-1] == 100
+    [answer] = bench.pull(0, subscription="a = 1", **SQL)
+    assert answer.ext_fields["nextBeginOffset"] == "100"

@@ -89,6 +89,7 @@ def test_places_are_refused_in_order(place: Place, code: int | None, forbidden: 
         ("||", "TAG", 23),
         ("a", "X", 23),
         ("a > 1", "SQL92", 1),
+        ("a >", "SQL92", 23),
     ],
 )
 def test_the_subscription_in_the_request_counts(

@@ -7,9 +7,12 @@ import pytest
 from escrowmq.consume.subscription import (
     EXPRESSION_CHARS_MAX,
     SQL92,
+    TAG,
     Subscription,
+    heard_subscription,
     parse_subscription,
     tag_filter,
+    with_filter,
 )
 from escrowmq.errors import BadSubscription
 from escrowmq.message.facts import derive
@@ -66,13 +69,29 @@ def test_an_expression_that_cannot_be_read_is_an_error(expression: str, kind: st
         parse_subscription("orders", expression, kind=kind)
 
 
-def test_sql_has_its_place_but_no_filter_yet() -> None:
+def test_sql_filters_by_properties_not_by_tags() -> None:
     subscription = parse_subscription("orders", "price > 3", kind=SQL92, version=1)
     assert subscription == Subscription(
         topic="orders", expression="price > 3", kind="SQL92", version=1
     )
-    with pytest.raises(BadSubscription, match="not enabled"):
-        tag_filter(subscription)
+    assert tag_filter(subscription) is None
+    assert subscription.sql is not None
+    assert subscription.sql.wants(b"price\x014\x02")
+
+
+def test_an_expression_of_a_heartbeat_is_compiled_when_it_is_needed() -> None:
+    heard = heard_subscription("orders", " price > 3 ", kind=SQL92, version=7)
+    assert heard.sql is None
+    needed = with_filter(heard)
+    assert needed == heard
+    assert needed.sql is not None
+    assert needed.sql.wants(b"price\x014\x02")
+    flawed = heard_subscription("orders", "price >", kind=SQL92, version=7)
+    with pytest.raises(BadSubscription, match="at character 8"):
+        with_filter(flawed)
+    for expression, kind in (("||", TAG), ("x" * (EXPRESSION_CHARS_MAX + 1), SQL92)):
+        with pytest.raises(BadSubscription):
+            heard_subscription("orders", expression, kind=kind, version=7)
 
 
 def test_everything_needs_no_filter() -> None:

@@ -15,6 +15,7 @@ import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.PullResult;
 import org.apache.rocketmq.client.consumer.PullStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
@@ -85,6 +86,8 @@ public final class Driver {
         scenarios.put("delay", this::delay);
         scenarios.put("timed", this::timed);
         scenarios.put("tags", this::tags);
+        scenarios.put("sql", this::sql);
+        scenarios.put("sql-refused", this::sqlRefused);
         scenarios.put("orderly", this::orderly);
         scenarios.put("orderly-dlq", this::orderlyDlq);
         scenarios.put("broadcast", this::broadcast);
@@ -236,6 +239,36 @@ public final class Driver {
             told(body(message), producer.send(message));
         }
         await(2);
+    }
+
+    private void sql() throws Exception {
+        DefaultMQPushConsumer consumer = pusher("1", "*");
+        consumer.subscribe(topic, MessageSelector.bySql(
+            "(price > 10 AND colour IN ('red', 'it''s')) OR (TAGS = 'vip' AND price IS NULL)"));
+        take(consumer, message -> true);
+        DefaultMQProducer producer = producer();
+        String[][] wanted = {{"11", "red", "t"}, {"10", "red", "t"}, {"11", "blue", "t"},
+            {"12", "it's", "t"}, {null, "red", "vip"}, {"11.5", "red", "t"}, {null, "red", "t"}};
+        for (String[] one : wanted) {
+            Message message = message("sql-" + one[0] + "/" + one[1] + "/" + one[2]);
+            message.setTags(one[2]);
+            if (one[0] != null) {
+                message.putUserProperty("price", one[0]);
+            }
+            message.putUserProperty("colour", one[1]);
+            told(body(message), producer.send(message));
+        }
+        await(3);
+    }
+
+    private void sqlRefused() throws Exception {
+        DefaultMQPushConsumer consumer = pusher("1", "*");
+        consumer.subscribe(topic, MessageSelector.bySql("price > > 10"));
+        try {
+            take(consumer, message -> true);
+        } catch (MQClientException error) {
+            say("refused", "code", error.getResponseCode(), "why", error.getMessage());
+        }
     }
 
     private void orderly() throws Exception {

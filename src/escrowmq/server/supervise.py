@@ -1,0 +1,277 @@
+"""`escrowmq serve --brokers N`: N brokers on one machine that clients see as one cluster.
+
+    this process     the name server, the metrics of all, N children to look after
+    each child       a broker: broker-a-0 in DATA/broker-0 on port P, the next one on P + 10, …
+
+A broker is one thread of Python, so one process per core is how to use more than one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+
+import uvloop
+
+from escrowmq.clock import Clock, SystemClock
+from escrowmq.config import Config, Resolved
+from escrowmq.errors import ConfigError, EscrowError, NotSent
+from escrowmq.metrics import Counter, Family, Gauge, Registry
+from escrowmq.server.access import Access, refuse_open_doors
+from escrowmq.server.children import Child
+from escrowmq.server.live import LiveSettings
+from escrowmq.server.metrics import registry_of
+from escrowmq.server.metrics_http import Health, serving
+from escrowmq.server.pages import Pages
+from escrowmq.server.serve import allow_files, live_settings, name_server, running
+from escrowmq.store.check import is_store
+from escrowmq.store.disk import RealDisk
+from escrowmq.store.logfiles import LogFiles
+
+log = logging.getLogger(__name__)
+
+BROKERS_MAX = 64
+PORT_STEP = 10  # as RocketMQ's own examples have it
+HEALTH_S = 1.0
+
+
+def supervise(
+    config: Config,
+    role: str,
+    count: int,
+    arguments: Sequence[str],
+    reread: Callable[[], Resolved] | None = None,
+) -> int:
+    """Until a signal says stop. `arguments` are those of this command; the brokers get them too."""
+    refuse_hidden(config.store.root_dir, count)
+    live = live_settings(config, reread)
+    allow_files(config.network.connections_max)
+    try:
+        refuse_open_doors(config)
+        return uvloop.run(_supervise(config, role, count, arguments, live))
+    except (EscrowError, OSError) as error:
+        sys.stderr.write(f"escrowmq: {error}\n")
+        return 2
+
+
+# --- directories ---------------------------------------------------------------------------------
+
+
+def directory_of(root: str | os.PathLike[str], index: int) -> str:
+    return os.path.join(root, f"broker-{index}")
+
+
+def refuse_hidden(root: str | os.PathLike[str], count: int) -> None:
+    """Messages that no broker of this start would serve."""
+    if _has_records(str(root)):
+        raise ConfigError(
+            f"{root} holds the messages of a single broker, which --brokers would not serve: "
+            f"start without --brokers, or move what is in it to {directory_of(root, 0)}"
+        )
+    beyond = [index for index in _stores(root) if index >= count]
+    if beyond:
+        raise ConfigError(
+            f"{directory_of(root, beyond[-1])} holds messages, which --brokers {count} would not "
+            f"serve: start with --brokers {beyond[-1] + 1}, or move that directory away"
+        )
+
+
+def refuse_many(root: str | os.PathLike[str]) -> None:
+    """The same, the other way round: a single broker where many were."""
+    many = _stores(root)
+    if many and not _has_records(str(root)):
+        raise ConfigError(
+            f"{root} holds the messages of {many[-1] + 1} brokers, which a single one would not "
+            f"serve: start with --brokers {many[-1] + 1}"
+        )
+
+
+def _stores(root: str | os.PathLike[str]) -> list[int]:
+    names = RealDisk(root).names("")
+    found = [name.removeprefix("broker-") for name in names if name.startswith("broker-")]
+    indexes = sorted(int(index) for index in found if index.isdecimal())
+    return [index for index in indexes if _has_records(directory_of(root, index))]
+
+
+def _has_records(directory: str) -> bool:
+    disk = RealDisk(directory)
+    if not is_store(disk):
+        return False
+    files = LogFiles(disk)
+    try:
+        return next(files.walk(), None) is not None
+    finally:
+        files.close()
+
+
+# --- running -------------------------------------------------------------------------------------
+
+
+async def _supervise(
+    config: Config, role: str, count: int, arguments: Sequence[str], live: LiveSettings
+) -> int:
+    stopped, failed = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    clock = SystemClock()
+    access = Access(config)
+    registry, health, pages = registry_of(config, "namesrv"), Health(), _LastPages()
+    children: list[Child] = []
+    async with contextlib.AsyncExitStack() as parts:
+        await parts.enter_async_context(running(*(watch.run() for watch in access.watches)))
+        if config.metrics.is_on:
+            served = serving(config, clock, pages, health, access, before=pages.fetch)
+            await parts.enter_async_context(served)
+        addresses = list(config.broker.namesrv_addresses)
+        if role == "all":
+            own = await parts.enter_async_context(name_server(clock, access, registry, live))
+            addresses.insert(0, own)
+        children += [_child(config, i, addresses, arguments, clock) for i in range(count)]
+        registry.add(lambda: _families(children))
+        pages.registry, pages.children = registry, children
+        health.add(lambda: _first_down(children))
+        loop.add_signal_handler(signal.SIGHUP, lambda: _read_again(live, children))
+        await parts.enter_async_context(_running(children, failed))
+        if await _all_ready(children, stopped, failed):
+            await parts.enter_async_context(_watching(children, health))
+            _say_ready(config, addresses, children)
+            await _first_of(stopped)
+        log.info("stopping")
+        health.missing = "stopping"
+    log.info("stopped")
+    if failed.is_set():
+        sys.stderr.write("escrowmq: a broker could not start, see above\n")
+        return 2
+    return 1 if any(child.exit_code for child in children) else 0
+
+
+def _child(
+    config: Config, index: int, addresses: list[str], arguments: Sequence[str], clock: Clock
+) -> Child:
+    name, port = f"{config.broker.broker_name}-{index}", config.network.listen_port
+    own = ["--role", "broker", "--data", directory_of(config.store.root_dir, index)]
+    own += ["--port", str(port + index * PORT_STEP if port else 0), "--metrics-port", "0"]
+    environment = {
+        "ESCROWMQ_BROKER_NAME": name,
+        "ESCROWMQ_NAMESRV_ADDR": ";".join(addresses),
+    }
+    return Child(name, [*_without_brokers(arguments), *own], environment, clock)
+
+
+def _without_brokers(arguments: Sequence[str]) -> Iterator[str]:
+    skip = False
+    for argument in arguments:
+        if not skip and argument != "--brokers" and not argument.startswith("--brokers="):
+            yield argument
+        skip = not skip and argument == "--brokers"
+
+
+@contextlib.asynccontextmanager
+async def _running(children: list[Child], failed: asyncio.Event) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(child.run(failed)) for child in children]
+    try:
+        yield
+    finally:
+        await asyncio.gather(
+            *(child.stop(task) for child, task in zip(children, tasks, strict=True))
+        )
+
+
+@contextlib.asynccontextmanager
+async def _watching(children: list[Child], health: Health) -> AsyncIterator[None]:
+    async def watch() -> None:
+        while True:
+            missing = [await child.why_not_ready() for child in children]
+            health.missing = next((what for what in missing if what is not None), None)
+            await asyncio.sleep(HEALTH_S)
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _all_ready(children: list[Child], stopped: asyncio.Event, failed: asyncio.Event) -> bool:
+    async def all_ready() -> None:
+        for child in children:
+            await child.ready.wait()
+
+    ready = asyncio.create_task(all_ready())
+    await _first_of(stopped, failed, also=ready)
+    return not stopped.is_set() and not failed.is_set()
+
+
+async def _first_of(*events: asyncio.Event, also: asyncio.Task[None] | None = None) -> None:
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    tasks: list[asyncio.Task[object]] = [*waits, *([also] if also is not None else [])]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+def _first_down(children: list[Child]) -> str | None:
+    down = (child.name for child in children if not child.ready.is_set())
+    return next((f"{name} is starting" for name in down), None)
+
+
+def _read_again(live: LiveSettings, children: list[Child]) -> None:
+    live.read_again()
+    for child in children:
+        child.signal(signal.SIGHUP)
+
+
+def _say_ready(config: Config, addresses: list[str], children: list[Child]) -> None:
+    names = ", ".join(child.name for child in children)
+    sys.stdout.write(
+        f"escrowmq is ready ({names}). Name server: {addresses[0]}\n"
+        f"Try it: point any RocketMQ client at {addresses[0]}; "
+        f"messages are kept in {config.store.root_dir}/broker-0 and so on\n"
+    )
+    sys.stdout.flush()
+
+
+# --- metrics -------------------------------------------------------------------------------------
+
+
+def _families(children: list[Child]) -> Iterator[Family]:
+    yield Gauge(
+        "escrowmq_broker_up",
+        "Whether a broker of this machine is ready.",
+        [({"broker": child.name}, int(child.ready.is_set())) for child in children],
+    )
+    yield Counter(
+        "escrowmq_broker_restarts_total",
+        "How often a broker of this machine died and was started again.",
+        [({"broker": child.name}, child.restarts) for child in children],
+    )
+
+
+class _LastPages:
+    """Our own page and those of the brokers, as they were when somebody last asked."""
+
+    def __init__(self) -> None:
+        self.registry: Registry | None = None
+        self.children: list[Child] = []
+        self._pages = Pages()
+
+    async def fetch(self) -> None:
+        pages = Pages()
+        if self.registry is not None:
+            pages.add(self.registry.lines())
+        for child in self.children:
+            with contextlib.suppress(NotSent):  # escrowmq_broker_up says so
+                status, body = await child.ask("/metrics")
+                if status == 200:
+                    pages.add(body.splitlines(keepends=True))
+        self._pages = pages
+
+    def lines(self) -> Iterator[str]:
+        return self._pages.lines()

@@ -1,0 +1,59 @@
+"""deploy/: what it asks of the command exists, and nothing of it runs as root."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import click
+
+from escrowmq.cli.serve import serve
+from escrowmq.config.catalogue import BY_ENVIRONMENT
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
+UNIT = (DEPLOY / "escrowmq.service").read_text()
+
+
+def flags_of_serve() -> set[str]:
+    return {
+        flag for option in serve.params if isinstance(option, click.Option) for flag in option.opts
+    }
+
+
+def test_the_commands_have_flags_that_there_are() -> None:
+    [started] = re.findall(r"^ExecStart=\S+/escrowmq serve (.*)$", UNIT, re.MULTILINE)
+    [command] = re.findall(r"^CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
+    used = {word for word in [*started.split(), *json.loads(command)] if word.startswith("-")}
+    assert used
+    assert used <= flags_of_serve()
+
+
+def test_variables_are_settings() -> None:
+    named = set(re.findall(r"\bESCROWMQ_[A-Z_0-9]+(?==)", DOCKERFILE))
+    assert named
+    assert named <= set(BY_ENVIRONMENT)
+
+
+def test_nothing_runs_as_root_or_for_ever() -> None:
+    users = re.findall(r"^USER (\w+)$", DOCKERFILE, re.MULTILINE)
+    assert users == ["escrowmq"]
+    for line in (
+        "User=escrowmq",
+        "NoNewPrivileges=yes",
+        "ProtectSystem=strict",
+        "CapabilityBoundingSet=",
+        "LimitNOFILE=65536",
+        "ExecReload=/bin/kill -HUP $MAINPID",
+    ):
+        assert line in UNIT.splitlines()
+    assert "STOPSIGNAL SIGTERM" in DOCKERFILE
+    assert "HEALTHCHECK" in DOCKERFILE
+
+
+def test_the_health_check_asks_the_port_that_the_command_opens() -> None:
+    [command] = re.findall(r"^CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
+    words = json.loads(command)
+    port = words[words.index("--metrics-port") + 1]
+    assert f"http://127.0.0.1:{port}/health/ready" in DOCKERFILE
