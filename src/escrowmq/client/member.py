@@ -52,7 +52,7 @@ SOON_S: Final = 1.0  # something is missing: a topic, a lock, an answer
 COMMIT_S: Final = 5.0
 LOCK_S: Final = 20.0  # a lock is asked for again
 LOCK_LOST_S: Final = 30.0  # and is not believed in after that long without an answer
-GRACE_S: Final = 1.0
+GRACE_S: Final = 1.5
 LET_GO_S: Final = 20.0  # an orderly queue waits so long for the message that is out
 
 
@@ -223,7 +223,7 @@ class Member:
 
     async def _rebalance_topic(self, topic: str) -> bool:
         try:
-            mine, grace_s = await self._share(topic)
+            mine, shifted = await self._share(topic)
         except NoRoute:
             return True  # nobody has sent to it yet; what we have of it, we keep
         except EscrowError as error:
@@ -236,10 +236,12 @@ class Member:
         wanted = mine - set(self.pulls) - set(self._leaving)
         if self.habits.orderly and wanted:
             wanted = await self._lock(wanted)
-        self._take(wanted, grace_s)
+        self._take(wanted - shifted, grace_s=0.0)
+        self._take(wanted & shifted, grace_s=GRACE_S)
         return not mine <= set(self.pulls)
 
-    async def _share(self, topic: str) -> tuple[set[Queue], float]:
+    async def _share(self, topic: str) -> tuple[set[Queue], set[Queue]]:
+        """Which are ours now, and which may come from a member that is still there."""
         route = await self.membership.routes.of(topic, fresh=True)
         addresses = list(route.addresses.values())
         if not addresses:
@@ -248,14 +250,20 @@ class Member:
         if self._is_first:
             await self.membership.check_filters(address)
         if self.habits.broadcast:
-            return set(route.readable), 0.0
+            return set(route.readable), set()
         members = await self.membership.members(address)
-        before, now = self._known_members.get(topic, set()), set(members)
-        self._known_members[topic] = now
-        # From one that is gone nothing more can come.
-        is_taken_over = not self.habits.orderly and len(now) > 1 and bool(now - before)
-        mine = self.habits.share(route.readable, members, self.membership.client_id)
-        return set(mine), GRACE_S if is_taken_over else 0.0
+        mine = set(self.habits.share(route.readable, members, self.membership.client_id))
+        before = self._known_members.get(topic, set())
+        self._known_members[topic] = set(members)
+        others = set(members) - {self.membership.client_id}
+        if self.habits.orderly or not others:
+            return mine, set()  # a lock tells, or nobody is there
+        if others - before:
+            return mine, mine
+        shifted: set[Queue] = set()
+        for other in others if before != set(members) else ():
+            shifted.update(self.habits.share(route.readable, sorted(before), other))
+        return mine, shifted
 
     def _take(self, queues: set[Queue], grace_s: float) -> None:
         assert self._places is not None, "begin comes first"
