@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from bench import (
+    access,
     broker,
     broker_growth,
     broker_tx,
@@ -32,6 +33,7 @@ BROKER: dict[str, tuple[str, Callable[[Plan], Told]]] = {
     "broker-sync": ("The broker: answered when flushed", broker.sync_rows),
     "broker-growth": ("The broker: many topics, a long log", broker_growth.rows),
     "broker-tx": ("The broker: transactions", broker_tx.rows),
+    "access": ("The broker: signatures and TLS", access.rows),
     "escrow": ("The escrow: very many open transactions", escrow.rows),
 }
 BINDING: dict[str, tuple[str, Callable[[Plan], Told]]] = {

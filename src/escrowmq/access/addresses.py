@@ -34,6 +34,8 @@ class Addresses:
         ]
 
     def __contains__(self, host: str) -> bool:
+        if not self._fits:
+            return False
         address = _address(host)
         return address is not None and any(fits(address) for fits in self._fits)
 

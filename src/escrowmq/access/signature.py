@@ -10,7 +10,7 @@ read a line can send a request of it again. TLS is what keeps it from being read
 from __future__ import annotations
 
 import hmac
-from base64 import b64encode
+from binascii import b2a_base64
 from collections.abc import Mapping
 from typing import Final
 
@@ -23,28 +23,25 @@ SECURITY_TOKEN: Final = "SecurityToken"
 _UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 
 
-def content_of(
-    ext_fields: Mapping[str, str], body: bytes | memoryview, *, without: str = SIGNATURE
-) -> bytes:
-    names = sorted(ext_fields)
-    values = [ext_fields[name] for name in names if name not in (SIGNATURE, without)]
-    return b"".join(("".join(values).encode(), body))
+def content_of(ext_fields: Mapping[str, str], body: bytes | memoryview) -> bytes:
+    """`ext_fields` without the signature."""
+    values = "".join([ext_fields[name] for name in sorted(ext_fields)])
+    return b"".join((values.encode(), body))
 
 
-def signature_of(content: bytes, secret_key: bytes) -> str:
-    return b64encode(hmac.digest(secret_key, content, "sha1")).decode()
+def signature_of(content: bytes, secret_key: bytes) -> bytes:
+    return b2a_base64(hmac.digest(secret_key, content, "sha1"), newline=False)
 
 
 def fits(ext_fields: Mapping[str, str], body: bytes | memoryview, secret_key: bytes) -> bool:
     """Whether the request carries the signature that this key gives it."""
-    told = ext_fields.get(SIGNATURE, "").encode()
-    made = signature_of(content_of(ext_fields, body), secret_key).encode()
-    if hmac.compare_digest(told, made):
+    signed = dict(ext_fields)
+    told = signed.pop(SIGNATURE, "").encode()
+    if hmac.compare_digest(told, signature_of(content_of(signed, body), secret_key)):
         return True
-    if _UNIQUE_KEY_QUERY not in ext_fields:
+    if signed.pop(_UNIQUE_KEY_QUERY, None) is None:
         return False
-    content = content_of(ext_fields, body, without=_UNIQUE_KEY_QUERY)
-    return hmac.compare_digest(told, signature_of(content, secret_key).encode())
+    return hmac.compare_digest(told, signature_of(content_of(signed, body), secret_key))
 
 
 class Signer:
@@ -59,5 +56,6 @@ class Signer:
         signed = {**ext_fields, ACCESS_KEY: self._access_key}
         if self._security_token:
             signed[SECURITY_TOKEN] = self._security_token
-        signed[SIGNATURE] = signature_of(content_of(signed, body), self._secret_key)
-        return signed
+        signed.pop(SIGNATURE, None)
+        made = signature_of(content_of(signed, body), self._secret_key)
+        return {**signed, SIGNATURE: made.decode()}
