@@ -96,6 +96,9 @@ class ConfigFile:
     def numbers(self, key: str = "offsetTable") -> dict[int, int]:
         return _converted(self.table(key), dict[int, int], self._path)
 
+    def marks(self, key: str) -> dict[str, int]:
+        return _converted(self.table(key), dict[str, int], self._path)
+
     def save(self, **tables: Any) -> None:
         """Replace these tables; entries and versions become what RocketMQ writes.
 

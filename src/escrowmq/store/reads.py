@@ -93,6 +93,8 @@ class StoreReads:
                 continue  # expired, or an index that lies
             _, keys = derive(record.topic, record.properties, record.stored_ms)
             in_window = begin_ms <= record.stored_ms <= end_ms  # the index only knows seconds
+            if self._queues.deleted.covers(topic, record.log_offset):
+                continue
             if record.topic == topic and sought in keys and in_window:
                 found.append(record)
                 if len(found) >= min(count_max, FOUND_MAX):
