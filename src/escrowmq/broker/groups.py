@@ -21,6 +21,10 @@ _SYSTEM_GROUPS: Final = (
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
+def is_system_group(name: str) -> bool:
+    return name in _SYSTEM_GROUPS
+
+
 def is_group_name(name: str) -> bool:
     return bool(_NAME.fullmatch(name)) and len(name) <= NAME_LENGTH_MAX
 
@@ -50,6 +54,13 @@ class Groups:
         self._groups[config.group_name] = config
         self.version = self.version.next(now_ms)
         self.dirty = True
+
+    def remove(self, name: str, *, now_ms: int) -> bool:
+        if self._groups.pop(name, None) is None:
+            return False
+        self.version = self.version.next(now_ms)
+        self.dirty = True
+        return True
 
     def all(self) -> dict[str, GroupConfig]:
         return dict(self._groups)

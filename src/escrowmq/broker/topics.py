@@ -98,6 +98,15 @@ class Topics:
         for config in self._topics.values():
             self._note_open(config)
 
+    def is_system(self, topic: str) -> bool:
+        """Also those that have the name of the broker or of its cluster."""
+        cluster, broker = self._rules.cluster, self._rules.broker_name
+        return is_system_topic(topic) or topic in (cluster, broker, f"{cluster}_REPLY_TOPIC")
+
+    @property
+    def broker_name(self) -> str:
+        return self._rules.broker_name
+
     def find(self, topic: str) -> TopicConfig | None:
         return self._topics.get(topic)
 

@@ -24,7 +24,8 @@ from escrowmq.message.ids import encode_host
 from escrowmq.metrics import SECONDS, Distribution
 from escrowmq.server.silence import Silence
 from escrowmq.wire.answers import refuse
-from escrowmq.wire.connection import Connection, Event, Refused
+from escrowmq.wire.command import Command
+from escrowmq.wire.connection import Answer, Call, Connection, Event, Failed, Refused
 from escrowmq.wire.fastpath import Body, Request
 from escrowmq.wire.headers import Header
 
@@ -90,6 +91,7 @@ class Port:
         self.refused_lines = 0
         self.refused_requests: defaultdict[int, int] = defaultdict(int)  # by response code
         self.turn_seconds = Distribution(SECONDS)
+        self._asking: set[TcpLine] = set()  # that wait for answers of their peers
 
     async def listen(self, bound: socket.socket) -> None:
         self._server = await self._loop.create_server(lambda: TcpLine(self), sock=bound)
@@ -129,6 +131,8 @@ class Port:
             elif type(event) is Refused:
                 self.refused_requests[event.error.code] += 1
                 line.write(refuse(event.request, event.error))
+            elif type(event) is Answer:
+                line.answered(event)
             left -= 1
             if not left:
                 return False
@@ -142,6 +146,7 @@ class Port:
         if line in self.lines:
             self.lines.discard(line)
             self._held.discard(line)
+            self._asking.discard(line)
             self._silence.forget(line)
             self._service.line_closed(line)
 
@@ -184,6 +189,11 @@ class Port:
             while self._held:
                 self._held.pop().hold(False)
 
+        self._asking = {line for line in self._asking if line.expire_calls(self.elapsed_s())}
+
+    def asks(self, line: TcpLine) -> None:
+        self._asking.add(line)
+
     def unsent_bytes(self) -> int:
         return sum(line.unsent_bytes() for line in self._unsent)
 
@@ -204,6 +214,7 @@ class TcpLine(asyncio.Protocol):
         self._out: list[Body] = []
         self._paused = False
         self._held = False
+        self._answered: dict[Call, Callable[[Command | None, bytes], None]] = {}
         self._rest: Iterator[Event] | None = None  # of a chunk that was too much for one turn
         self.active_s = port.elapsed_s()
         self.peer = ""
@@ -284,7 +295,7 @@ class TcpLine(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        self._connection.close()
+        self._give_up(self._connection.close())
         self._port.gone(self)
 
     # --- the broker ------------------------------------------------------------------------------
@@ -309,6 +320,43 @@ class TcpLine(asyncio.Protocol):
         except NotSent:
             return False
         return True
+
+    def ask(
+        self,
+        code: int,
+        fields: Header,
+        body: Body,
+        answered: Callable[[Command | None, bytes], None],
+        *,
+        wait_s: float,
+    ) -> bool:
+        if self._transport is None or self._paused:
+            return False
+        deadline_s = self._port.elapsed_s() + wait_s
+        try:
+            call, data = self._connection.call(code, fields, body, deadline_s=deadline_s)
+        except NotSent:
+            return False
+        self._answered[call] = answered
+        self.write(data)
+        self._port.asks(self)
+        return True
+
+    def answered(self, answer: Answer) -> None:
+        answered = self._answered.pop(answer.call, None)
+        if answered is not None:
+            answered(answer.command, bytes(answer.body))
+
+    def expire_calls(self, now_s: float) -> bool:
+        """Whether it still waits for an answer."""
+        self._give_up(self._connection.expire(now_s=now_s))
+        return bool(self._answered)
+
+    def _give_up(self, failed: list[Failed]) -> None:
+        for one in failed:
+            answered = self._answered.pop(one.call, None)
+            if answered is not None:
+                answered(None, b"")
 
     def flush(self) -> int:
         """Hand the answers over: how much of them the peer has not taken yet."""

@@ -7,7 +7,7 @@
    and the log is cut there. Before it, it is damage to something that was acknowledged: it is
    stepped over and reported, and every good record behind it is kept.
 
-The result depends on the log alone, and on which topics were deleted (deleted.py), never on what the
+The result depends on the log and on which topics were deleted (deleted.py), never on what the
 derived files happened to hold.
 """
 
