@@ -70,7 +70,7 @@ class AdminOffsets:
             if is_connected:
                 self._offsets.reset(fields.topic, fields.group, queue_id, target)
             else:
-                self._offsets.commit(fields.topic, fields.group, queue_id, target)
+                self._offsets.move(fields.topic, fields.group, queue_id, target)
         table = {self._queue(fields.topic, queue_id): at for queue_id, at in targets.items()}
         self._tell_members(fields, table)
         line.write(answer(request, body=by_queue(table)))

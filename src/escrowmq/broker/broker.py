@@ -304,6 +304,14 @@ class Broker:
         if self.groups.dirty:
             self.groups.save()
 
+    def change_rules(self, rules: BrokerRules) -> None:
+        """Of sends, pulls, transactions and what is made by itself, while everything runs."""
+        self.topics.change_rules(rules.topics, now_ms=self._now_ms)
+        self.groups.auto_create = rules.auto_create_groups
+        self.sends.change_rules(rules.sends)
+        self.pulls.rules = rules.pulls
+        self.transactions.change_rules(rules.transactions)
+
     def line_closed(self, line: Line) -> None:
         self.pulls.line_closed(line)
         self.clients.line_closed(line)

@@ -32,7 +32,7 @@ def is_group_name(name: str) -> bool:
 class Groups:
     def __init__(self, file: ConfigFile, *, auto_create: bool) -> None:
         self._file = file
-        self._auto_create = auto_create
+        self.auto_create = auto_create
         self._groups = file.entries("subscriptionGroupTable", GroupConfig)
         self.version: DataVersion = file.version()
         self.dirty = False
@@ -45,7 +45,7 @@ class Groups:
     def find_or_make(self, name: str, *, now_ms: int) -> GroupConfig | None:
         """None if it may not be made: by the settings, or by its name."""
         found = self._groups.get(name)
-        if found is None and self._auto_create and is_group_name(name):
+        if found is None and self.auto_create and is_group_name(name):
             found = GroupConfig(group_name=name)
             self.put(found, now_ms=now_ms)
         return found

@@ -67,7 +67,7 @@ class Pulls:
         self._groups = groups
         self._connected = connected
         self._offsets = offsets
-        self._rules = rules
+        self.rules = rules
         self._counts = Counts() if counts is None else counts
         self._waiting: WaitingPulls[tuple[Line, Request[PullMessage]]] = WaitingPulls(
             waiting_max=rules.waiting_max
@@ -128,7 +128,7 @@ class Pulls:
             fields.consumer_group,
             fields.topic,
             fields.queue_id,
-            broker_perm=self._rules.perm,
+            broker_perm=self.rules.perm,
             group=group,
             topic=self._topics.find(fields.topic),
         )
@@ -164,8 +164,8 @@ class Pulls:
             fields.topic,
             fields.queue_id,
             fields.queue_offset,
-            count_max=min(bounds.count_max, self._rules.count_max),
-            bytes_max=min(bounds.bytes_max, self._rules.bytes_max),
+            count_max=min(bounds.count_max, self.rules.count_max),
+            bytes_max=min(bounds.bytes_max, self.rules.bytes_max),
             accepts=accepts,
         )
         code, remark = result_of(found.status, fields.queue_offset)
@@ -175,10 +175,10 @@ class Pulls:
                 fields.sys_flag,
                 fields.suspend_timeout_millis,
                 is_first_look=True,
-                long_polling=self._rules.long_polling,
+                long_polling=self.rules.long_polling,
             )
-            if wait_ms and not self._rules.long_polling:
-                wait_ms = self._rules.short_hold_ms
+            if wait_ms and not self.rules.long_polling:
+                wait_ms = self.rules.short_hold_ms
             if wait_ms and self._hold(line, request, accepts, now_ms + wait_ms):
                 return
         if code == SUCCESS:

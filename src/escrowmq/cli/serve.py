@@ -60,7 +60,7 @@ def serve(
 
     from escrowmq.server.serve import run  # not before: other commands need no event loop
 
-    context.exit(run(resolved.config, role))
+    context.exit(run(resolved, role, file))
 
 
 def role_warnings(resolved: Resolved, role: str) -> list[str]:

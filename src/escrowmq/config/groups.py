@@ -44,6 +44,13 @@ class MetricsExporter(enum.Enum):
     PROM = "PROM"
 
 
+class LogLevel(enum.Enum):
+    DEBUG = "DEBUG"
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+
+
 class BrokerRole(enum.Enum):
     ASYNC_MASTER = "ASYNC_MASTER"
     SYNC_MASTER = "SYNC_MASTER"
@@ -140,6 +147,9 @@ class BrokerConfig(_Group):
     trace_on: bool = _yes_no(True, "traceOn", "Whether clients are told to trace their messages.")
     stores_replies: bool = _yes_no(
         True, "storeReplyMessageEnable", "Whether the answer to a request message is stored too."
+    )
+    log_level: LogLevel = _setting(  # noqa: RUF009  # it is a field()
+        LogLevel.INFO, OneOf(LogLevel), "escrowLogLevel", "", "What is logged: this and worse."
     )
 
 

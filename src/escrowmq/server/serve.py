@@ -10,23 +10,27 @@ import os
 import resource
 import secrets
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import uvloop
 
 from escrowmq.broker.broker import Broker
 from escrowmq.broker.counts import Counts
-from escrowmq.clock import Clock, SystemClock
-from escrowmq.config import Config, FlushMode
+from escrowmq.clock import Clock, SystemClock, local_day
+from escrowmq.config import Config, FlushMode, Resolved
 from escrowmq.errors import EscrowError, StoreError
 from escrowmq.message.ids import UniqueKeys, encode_host
 from escrowmq.metrics import Registry
 from escrowmq.namesrv.namesrv import NameServer
 from escrowmq.server.groupcommit import GroupCommit
+from escrowmq.server.keptsettings import KeptSettings
 from escrowmq.server.metrics import add_broker_metrics, port_metrics, registry_of, store_metrics
 from escrowmq.server.metrics_http import Health, serving
+from escrowmq.server.online import OnlineSettings
 from escrowmq.server.registrar import Registrar, registrars_of
 from escrowmq.server.rules import (
     broker_rules,
@@ -48,12 +52,19 @@ OWN_FILES = 1024  # of the store and the name server, beside those of connection
 SWITCH_S = 0.0005  # a checkpoint's thread must not hold a turn up for Python's usual 5 ms
 
 
-def run(config: Config, role: str) -> int:
-    """Serve until a signal says stop. 0: stopped in order; 2: could not start; 1: failed."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+def run(resolved: Resolved, role: str, file: Path | None = None) -> int:
+    """Serve until a signal says stop. 0: stopped in order; 2: could not start; 1: failed.
+
+    `file` is where changes of the settings are kept, if any are made meanwhile.
+    """
+    config = resolved.config
+    logging.basicConfig(
+        level=config.broker.log_level.value,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
     _allow_files(config.network.connections_max)
     try:
-        return uvloop.run(_serve(config, role))
+        return uvloop.run(_serve(resolved, role, file))
     except (EscrowError, OSError) as error:
         sys.stderr.write(f"escrowmq: {error}\n")
         return 2
@@ -72,7 +83,8 @@ def _allow_files(connections_max: int) -> None:
         )
 
 
-async def _serve(config: Config, role: str) -> int:
+async def _serve(resolved: Resolved, role: str, file: Path | None) -> int:
+    config = resolved.config
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -88,7 +100,7 @@ async def _serve(config: Config, role: str) -> int:
         failed = asyncio.Event()
         if role in ("all", "broker"):
             own = [namesrv_address] if namesrv_address is not None else []
-            broker = _broker(config, clock, own, failed, registry, health)
+            broker = _broker(resolved, file, clock, own, failed, registry, health)
             await parts.enter_async_context(broker)
         health.missing = None
         _say_ready(config, role, namesrv_address)
@@ -110,14 +122,15 @@ async def _serve(config: Config, role: str) -> int:
 class _NameServerPort:
     """The name server as a port sees it."""
 
-    def __init__(self, names: NameServer) -> None:
+    def __init__(self, names: NameServer, kept: KeptSettings) -> None:
         self._names = names
+        self._kept = kept
 
     def handle(self, line: TcpLine, request: Request[Any], now_ms: int) -> None:
         line.write(self._names.handle(request, line, now_ms=now_ms))
 
     def end_turn(self, now_ms: int) -> None:
-        pass
+        self._kept.save()
 
     def line_closed(self, line: TcpLine) -> None:
         self._names.line_closed(line)
@@ -125,11 +138,14 @@ class _NameServerPort:
 
 @contextlib.asynccontextmanager
 async def _name_server(config: Config, clock: Clock, registry: Registry) -> AsyncIterator[str]:
-    names = NameServer()
-    port = Port(_NameServerPort(names), clock, port_limits(config))
+    kept = KeptSettings(RealDisk(config.store.root_dir))
     host = config.network.bind_address
     bound = bind(host, config.namesrv.namesrv_port)
     number = port_of(bound)
+    names = NameServer(
+        settings=kept.settings, config={"listenPort": f"{number}", "bindAddress": host}
+    )
+    port = Port(_NameServerPort(names, kept), clock, port_limits(config))
     await port.listen(bound)
     registry.add(port_metrics(port, "namesrv"))
     log.info("name server listens address=%s:%d", host, number)
@@ -148,24 +164,22 @@ async def _name_server(config: Config, clock: Clock, registry: Registry) -> Asyn
 
 @contextlib.asynccontextmanager
 async def _broker(
-    config: Config,
+    resolved: Resolved,
+    file: Path | None,
     clock: Clock,
     namesrv_addresses: list[str],
     failed: asyncio.Event,
     registry: Registry,
     health: Health,
 ) -> AsyncIterator[None]:
+    config = resolved.config
     disk = RealDisk(config.store.root_dir)
     address = config.broker.advertised_address or _reachable(config.network.bind_address)
     # The port first: it is in the id of every message.
     bound = bind(config.network.bind_address, config.network.listen_port)
     number = port_of(bound)
     host = encode_host(address, number)
-    try:
-        store = _open_store(config, disk, host)
-    except EscrowError:
-        bound.close()
-        raise
+    store = _open_store(config, disk, host, bound)
     group = GroupCommit(store, wait_s=config.store.sync_flush_timeout_ms / 1000)
     registrars: list[Registrar] = []
 
@@ -177,15 +191,16 @@ async def _broker(
         disk,
         store,
         broker_rules(config, host),
-        UniqueKeys(address=address, process_id=os.getpid(), salt=secrets.randbits(32)),
+        _unique_keys(address),
         when_flushed=group.when_flushed if config.store.flush_mode is FlushMode.SYNC else None,
         topics_changed=tell_name_servers,
         counts=Counts(clock.elapsed_s),
+        day_of=local_day,
     )
     port = Port(broker, clock, port_limits(config))
+    broker.settings = _settings(resolved, file, broker, port, host)
     broker.counts.turn_began_s = lambda: port.turn_s
     await port.listen(bound)
-    log.info("broker listens address=%s:%d", config.network.bind_address, number)
     registrars += registrars_of(config, broker, f"{address}:{number}", namesrv_addresses)
     upkeep = _upkeep(config, clock, broker, disk)
     add_broker_metrics(registry, config, clock, broker, port)
@@ -193,14 +208,35 @@ async def _broker(
     health.add(lambda: None if store.takes_writes else "the store takes no messages")
     loops = _loops(config, clock, broker, port, upkeep, failed)
     async with _running(*(registrar.run() for registrar in registrars), *loops):
+        log.info("broker listens address=%s:%d", config.network.bind_address, number)
         for registrar in registrars[: len(namesrv_addresses)]:
             await registrar.registered.wait()
         yield
     await _stop(broker, port, group, clock)
 
 
-def _open_store(config: Config, disk: Disk, host: bytes) -> MessageStore:
-    store = MessageStore.open(disk, store_settings(config), store_host=host)
+def _settings(
+    resolved: Resolved, file: Path | None, broker: Broker, port: Port, host: bytes
+) -> OnlineSettings:
+    def apply(config: Config) -> None:
+        logging.getLogger().setLevel(config.broker.log_level.value)
+        broker.store.change_settings(store_settings(config))
+        broker.change_rules(broker_rules(config, host))
+        port.change_limits(port_limits(config))
+
+    return OnlineSettings(resolved, file, apply)
+
+
+def _unique_keys(address: str) -> UniqueKeys:
+    return UniqueKeys(address=address, process_id=os.getpid(), salt=secrets.randbits(32))
+
+
+def _open_store(config: Config, disk: Disk, host: bytes, bound: socket.socket) -> MessageStore:
+    try:
+        store = MessageStore.open(disk, store_settings(config), store_host=host)
+    except EscrowError:
+        bound.close()
+        raise
     log.info(
         "store open directory=%s begin=%d end=%d walked=%d",
         config.store.root_dir,

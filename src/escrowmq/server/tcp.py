@@ -191,6 +191,10 @@ class Port:
 
         self._asking = {line for line in self._asking if line.expire_calls(self.elapsed_s())}
 
+    def change_limits(self, limits: PortLimits) -> None:
+        """For lines from now on; how long one may be silent stays as it was."""
+        self._limits = limits
+
     def asks(self, line: TcpLine) -> None:
         self._asking.add(line)
 

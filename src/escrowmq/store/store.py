@@ -61,7 +61,6 @@ class MessageStore(StoreReads):
     def __init__(
         self, disk: Disk, settings: StoreSettings, store_host: bytes, lock: Lock, *, clean: bool
     ) -> None:
-        self.settings = settings
         self._disk = disk
         self._lock = lock
         self._views = OpenViews(disk)
@@ -81,10 +80,7 @@ class MessageStore(StoreReads):
             entries=settings.index_entries,
             is_on=settings.index_enabled,
         )
-        # A record with less in it is within every limit and need not be measured.
-        self._small_bytes = min(
-            settings.message_bytes_max, settings.record_bytes_max - 1024, 30_000
-        )
+        self.change_settings(settings)
         self._removed_below = -1  # derived files that speak only of what lies below
         self._job: CheckpointJob | None = None
         self._has_removed = False  # queues that the last checkpoint has counted
@@ -128,6 +124,14 @@ class MessageStore(StoreReads):
         self._views.close()
         self._log.close()
         self._lock.release()
+
+    def change_settings(self, settings: StoreSettings) -> None:
+        """What is accepted and kept may change at any time; how files are laid out may not."""
+        self.settings = settings
+        # A record with less in it is within every limit and need not be measured.
+        self._small_bytes = min(
+            settings.message_bytes_max, settings.record_bytes_max - 1024, 30_000
+        )
 
     # --- appending -----------------------------------------------------------------------------
 
