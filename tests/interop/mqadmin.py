@@ -13,6 +13,7 @@ import os
 import select
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -20,6 +21,7 @@ from tests.interop.apache import _LOGBACK
 from tests.interop.clients import environments
 
 WAIT_S = 60.0
+_POLL_S = 0.3
 
 
 class MqAdmin:
@@ -30,14 +32,15 @@ class MqAdmin:
         (directory / "conf").mkdir(parents=True, exist_ok=True)
         (directory / "conf" / "logback_tools.xml").write_text(_LOGBACK)  # 4.x wants one
         homes = [f"-Duser.home={directory}", f"-Drocketmq.home.dir={directory}"]
-        self._process = subprocess.Popen(
-            [command[0], *homes, *command[1:], namesrv],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=(directory / "admin.err").open("wb"),
-            cwd=directory,
-            env={**os.environ, "HOME": str(directory)},
-        )
+        with (directory / "admin.err").open("wb") as errors:
+            self._process = subprocess.Popen(
+                [command[0], *homes, *command[1:], namesrv],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                cwd=directory,
+                env={**os.environ, "HOME": str(directory)},
+            )
         self._read = b""
 
     def __enter__(self) -> MqAdmin:
@@ -84,3 +87,13 @@ class MqAdmin:
             self._read += chunk
         line, _, self._read = self._read.partition(b"\n")
         return line
+
+
+def until(ask: Callable[[], str], says: Callable[[str], bool]) -> str:
+    """Ask again and again, until it says so: a figure may be a moment late."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not says(told := ask()):
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"after {WAIT_S} s it still says:\n{told}")
+        time.sleep(_POLL_S)
+    return told
