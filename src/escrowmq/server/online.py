@@ -73,13 +73,10 @@ class OnlineSettings:
 
     def change(self, text: str) -> None:
         wanted = {found.key: found.value.strip() for found in read_properties(text)}
-        changed = {
-            setting: value
-            for key, value in wanted.items()
-            if _shown(self._config, setting := _known(key)) != value
-        }
+        asked = [(_known(key), value) for key, value in wanted.items()]
+        changed = [one for one in asked if _shown(self._config, one[0]) != one[1]]
         config = self._config
-        for setting, value in changed.items():
+        for setting, value in changed:
             if setting.conf not in ONLINE:
                 raise ConfigError(
                     f"{setting.conf} cannot change while the broker runs: "
@@ -88,7 +85,7 @@ class OnlineSettings:
             config = _with(config, setting, value)
         if not changed:
             return
-        self._write({setting.conf: _shown(config, setting) for setting in changed})
+        self._write({setting.conf: _shown(config, setting) for setting, _ in changed})
         self._config = config
         self._apply(config)
 
