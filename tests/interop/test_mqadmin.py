@@ -25,6 +25,8 @@ CLUSTER = "DefaultCluster"
 BROKER = "broker-a"
 QUEUES = 4
 MESSAGES = 8
+ATTEMPTS = 3
+LATE = re.compile(r"timeout|TooMuchRequest", re.IGNORECASE)  # it waits three seconds, no more
 
 
 class Site:
@@ -38,7 +40,10 @@ class Site:
 
     def run(self, command: str, *arguments: str) -> str:
         """A command that must succeed."""
-        told = self.admin(command, *arguments)
+        for _ in range(ATTEMPTS):
+            told = self.admin(command, *arguments)
+            if not LATE.search(told):
+                break
         assert "Exception" not in told, f"{command} {' '.join(arguments)}:\n{told}"
         assert "not exist" not in told, told
         return told

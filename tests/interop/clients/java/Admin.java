@@ -26,6 +26,8 @@ import org.apache.rocketmq.tools.command.MQAdminStartup;
  * at: produce, consume, got, close.
  */
 public final class Admin {
+    private static final int PATIENCE_MS = 30_000; // the machine may be busy
+
     private final String namesrv;
     private final List<Runnable> endings = new ArrayList<>();
     private final List<String> got = new ArrayList<>();
@@ -93,6 +95,7 @@ public final class Admin {
         if (producer == null) {
             producer = new DefaultMQProducer(group, null, true, null);
             producer.setNamesrvAddr(namesrv);
+            producer.setSendMsgTimeout(PATIENCE_MS);
             producer.start();
             endings.add(producer::shutdown);
         }
