@@ -94,7 +94,8 @@ def test_a_deletion_waits_for_the_checkpoint_that_runs() -> None:
 
 def test_a_deletion_that_fails_is_said_to_have_failed() -> None:
     bench = filled()
-    bench.disk.fail_from = bench.disk.calls + 1  # type: ignore[union-attr]
+    assert isinstance(bench.disk, FaultyDisk)
+    bench.disk.fail_from = bench.disk.calls + 1
     answer = one(bench, code.DELETE_TOPIC_IN_BROKER, TopicName(topic="T"))
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "not deleted" in answer.remark
