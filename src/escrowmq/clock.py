@@ -65,5 +65,10 @@ def utc_text(now_ms: int) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{now_ms % 1000:03d}Z"
 
 
+def local_day(now_ms: int) -> int:
+    """The days of this place's calendar, numbered."""
+    return datetime.fromtimestamp(now_ms / 1000).astimezone().toordinal()
+
+
 def local_hour(now_ms: int) -> int:
     return datetime.fromtimestamp(now_ms / 1000).astimezone().hour

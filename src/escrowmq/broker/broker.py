@@ -14,6 +14,16 @@ from typing import Any, Final
 from escrowmq.access.guard import Guard
 from escrowmq.access.rules import Action, Kind, Need
 from escrowmq.broker.admin import Admin
+from escrowmq.broker.admin_broker import (
+    About,
+    AdminBroker,
+    FixedSettings,
+    Settings,
+    nothing_to_do,
+)
+from escrowmq.broker.admin_groups import AdminGroups
+from escrowmq.broker.admin_offsets import AdminOffsets
+from escrowmq.broker.admin_relay import AdminRelay
 from escrowmq.broker.backups import Backups
 from escrowmq.broker.clients import Clients
 from escrowmq.broker.counts import Counts
@@ -28,14 +38,15 @@ from escrowmq.broker.queries import Queries, unsupported
 from escrowmq.broker.replies import Replies
 from escrowmq.broker.retries import Retries
 from escrowmq.broker.sends import SendRules, Sends
+from escrowmq.broker.statistics import Statistics, utc_day
 from escrowmq.broker.topics import TopicRules, Topics
 from escrowmq.broker.transactions import TransactionRules, Transactions
 from escrowmq.broker.turn import Turn, WhenFlushed
 from escrowmq.consume.groups import ConsumerGroups, ProducerGroups
 from escrowmq.consume.locks import QueueLocks
 from escrowmq.consume.offsets import ConsumerOffsets
-from escrowmq.errors import RequestRefused, StoreError
-from escrowmq.message.ids import UniqueKeys
+from escrowmq.errors import LocalProtocolError, RequestRefused, StoreError
+from escrowmq.message.ids import UniqueKeys, decode_host
 from escrowmq.message.record import NewRecord
 from escrowmq.store.configfiles import delays_file, groups_file, offsets_file, topics_file
 from escrowmq.store.disk import Disk
@@ -61,6 +72,7 @@ class BrokerRules:
     transactions: TransactionRules = field(default_factory=TransactionRules)
     auto_create_groups: bool = True
     stores_replies: bool = True
+    version: str = "EscrowMQ"  # what operators are told
 
 
 class Broker:
@@ -76,10 +88,13 @@ class Broker:
         flush: WhenFlushed | None = None,
         counts: Counts | None = None,
         guard: Guard | None = None,
+        day_of: Callable[[int], int] = utc_day,
     ) -> None:
         """`guard`: every request is shown to it first; without one everybody may everything."""
         self.store = store
         self.counts = Counts() if counts is None else counts
+        self.statistics = Statistics(self.counts, day_of=day_of)
+        self.settings: Settings = FixedSettings()  # its owner may know better
         self.topics = Topics(topics_file(disk), rules.topics, topics_changed)
         self.groups = Groups(groups_file(disk), auto_create=rules.auto_create_groups)
         self._offsets_file = offsets_file(disk)
@@ -102,8 +117,17 @@ class Broker:
             allows_sql=rules.pulls.allows_sql,
         )
         self._stores_replies = rules.stores_replies
+        self._admin = Admin(store, self.topics, self.groups, self.offsets, self.save_offsets)
+        self._admin_broker = AdminBroker(
+            store,
+            disk,
+            self.statistics,
+            lambda: self.settings,
+            About(version=rules.version, cluster=rules.topics.cluster),
+        )
+        self._address = "{}:{}".format(*decode_host(rules.sends.store_host))
         self._backups = Backups(disk, store, self.save, flush)
-        self._handlers = self._table()
+        self._handlers = {**self._table(), **self._admin_table(), **self._operators_table()}
         self._guard = guard
         self._keys: dict[Line, str] = {}  # who is a member of groups, by access key
         if guard is not None:
@@ -159,8 +183,6 @@ class Broker:
         code = RequestCode
         queries = Queries(self.store, self.topics, self.groups, self.offsets)
         replies = Replies(self.sends, self.producers, stores=self._stores_replies)
-        admin = Admin(self.topics, self.groups, self.offsets)
-        operators = Operators(self.store, self.turn, self.transactions, self.producers)
         return {
             code.SEND_MESSAGE_V2: self.sends.accept,
             code.SEND_MESSAGE: self.sends.accept,
@@ -175,11 +197,6 @@ class Broker:
             code.REGISTER_WRITER: self.decisions.register,
             code.DECIDE_BATCH: self.decisions.decide_batch,
             code.QUERY_WRITER: self.decisions.query,
-            code.LIST_TRANSACTIONS: operators.list,
-            code.SHOW_TRANSACTION: operators.show,
-            code.SETTLE_TRANSACTION: operators.settle,
-            code.RESUME_TRANSACTION: operators.resume,
-            code.RESUME_CHECK_HALF_MESSAGE: operators.resume_check,
             code.PREPARE_BACKUP: self._backups.prepare,
             code.HEART_BEAT: self.clients.heartbeat,
             code.UNREGISTER_CLIENT: self.clients.unregister,
@@ -195,9 +212,68 @@ class Broker:
             code.GET_EARLIEST_MSG_STORETIME: queries.earliest_time,
             code.QUERY_MESSAGE: queries.by_key,
             code.VIEW_MESSAGE_BY_ID: queries.by_id,
+        }
+
+    def _admin_table(self) -> dict[int, Handler]:
+        """Topics, groups, the broker itself."""
+        code, admin, broker = RequestCode, self._admin, self._admin_broker
+        operators = Operators(self.store, self.turn, self.transactions, self.producers)
+        return {
             code.UPDATE_AND_CREATE_TOPIC: admin.create_topic,
             code.DELETE_TOPIC_IN_BROKER: admin.delete_topic,
+            code.GET_TOPIC_CONFIG: admin.topic_config,
+            code.GET_ALL_TOPIC_CONFIG: admin.all_topics,
+            code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: admin.system_topics,
+            code.CLEAN_UNUSED_TOPIC: admin.clean_unused,
             code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: admin.create_group,
+            code.DELETE_SUBSCRIPTIONGROUP: admin.delete_group,
+            code.GET_SUBSCRIPTIONGROUP_CONFIG: admin.group_config,
+            code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: admin.all_groups,
+            code.GET_BROKER_CONFIG: broker.config,
+            code.UPDATE_BROKER_CONFIG: broker.change_config,
+            code.GET_BROKER_RUNTIME_INFO: broker.runtime,
+            code.VIEW_BROKER_STATS_DATA: broker.stats,
+            code.CLEAN_EXPIRED_CONSUMEQUEUE: nothing_to_do,
+            code.DELETE_EXPIRED_COMMITLOG: nothing_to_do,
+            code.LIST_TRANSACTIONS: operators.list,
+            code.SHOW_TRANSACTION: operators.show,
+            code.SETTLE_TRANSACTION: operators.settle,
+            code.RESUME_TRANSACTION: operators.resume,
+            code.RESUME_CHECK_HALF_MESSAGE: operators.resume_check,
+        }
+
+    def _operators_table(self) -> dict[int, Handler]:
+        """Who is connected, and how far everybody is."""
+        code, store = RequestCode, self.store
+        topics, groups, offsets, consumers = self.topics, self.groups, self.offsets, self.consumers
+        asked = AdminGroups(
+            store,
+            topics,
+            groups,
+            offsets,
+            consumers,
+            self.producers,
+            self.statistics,
+            address=self._address,
+        )
+        places = AdminOffsets(store, topics, groups, offsets, consumers)
+        relay = AdminRelay(store, consumers)
+        return {
+            code.GET_CONSUMER_CONNECTION_LIST: asked.consumer_connections,
+            code.GET_PRODUCER_CONNECTION_LIST: asked.producer_connections,
+            code.GET_ALL_PRODUCER_INFO: asked.all_producers,
+            code.QUERY_TOPIC_CONSUME_BY_WHO: asked.groups_of_topic,
+            code.QUERY_TOPICS_BY_CONSUMER: asked.topics_of_group,
+            code.QUERY_SUBSCRIPTION_BY_CONSUMER: asked.subscription,
+            code.GET_TOPIC_STATS_INFO: asked.topic_stats,
+            code.GET_CONSUME_STATS: asked.consume_stats,
+            code.GET_BROKER_CONSUME_STATS: asked.all_consume_stats,
+            code.QUERY_CONSUME_TIME_SPAN: asked.time_spans,
+            code.INVOKE_BROKER_TO_RESET_OFFSET: places.reset,
+            code.CLONE_GROUP_OFFSET: places.clone,
+            code.QUERY_CONSUME_QUEUE: places.entries,
+            code.GET_CONSUMER_RUNNING_INFO: relay.running_info,
+            code.CONSUME_MESSAGE_DIRECTLY: relay.consume_directly,
         }
 
     def _arrived(self, records: Sequence[NewRecord]) -> None:
@@ -217,6 +293,10 @@ class Broker:
         except RequestRefused as error:
             self.counts.refused[code, error.code] += 1
             line.write(refuse(request, error))
+        except LocalProtocolError as error:  # the answer would be longer than a frame can be
+            self.counts.refused[code, ResponseCode.SYSTEM_ERROR] += 1
+            too_long = RequestRefused(ResponseCode.SYSTEM_ERROR, f"cannot be answered: {error}")
+            line.write(refuse(request, too_long))
         except Exception:
             # A bug of ours must cost one request, not the broker. Nothing was written by it:
             # only end_turn writes.
@@ -251,6 +331,14 @@ class Broker:
         if self.groups.dirty:
             self.groups.save()
 
+    def change_rules(self, rules: BrokerRules) -> None:
+        """Of sends, pulls, transactions and what is made by itself, while everything runs."""
+        self.topics.change_rules(rules.topics, now_ms=self._now_ms)
+        self.groups.auto_create = rules.auto_create_groups
+        self.sends.change_rules(rules.sends)
+        self.pulls.rules = rules.pulls
+        self.transactions.change_rules(rules.transactions)
+
     def line_closed(self, line: Line) -> None:
         self._keys.pop(line, None)
         self.pulls.line_closed(line)
@@ -263,6 +351,8 @@ class Broker:
         self.pulls.expire(now_ms)
         self.transactions.tick(now_ms)
         self.decisions.tick(now_ms)
+        self._admin.tick(now_ms)
+        self._admin_broker.tick(now_ms)
         due = self.delays.due(now_ms)
         if due.records:
             self.turn.put(due.records, stored=lambda _: self.delays.delivered(due), waits=False)

@@ -60,7 +60,12 @@ class Clients:
 
     def heartbeat(self, line: Line, request: Request[Any], now_ms: int) -> None:
         beat = body_of(Heartbeat, request)
-        client = Client(client_id=beat.client_id, line=line, version=request.head.version)
+        client = Client(
+            client_id=beat.client_id,
+            line=line,
+            language=request.head.language,
+            version=request.head.version,
+        )
         wants_subscriptions = True
         try:
             for producer in beat.producer_data_set:

@@ -45,6 +45,8 @@ class Counts:
         self.refused: defaultdict[tuple[int, int], int] = defaultdict(int)  # and response code
         self.messages_in: dict[tuple[str, str], Distribution] = {}  # topic, kind: their sizes
         self.messages_out: dict[tuple[str, str], list[int]] = {}  # topic, group: messages, bytes
+        self.stored = 0  # messages, of any topic
+        self.fetched = 0
         self.appends = Distribution(APPEND_RECORDS)
         self.send_seconds = Distribution(SECONDS)
 
@@ -54,6 +56,7 @@ class Counts:
         """Once per append: how much came for each topic."""
         if records:
             self.appends.observe(len(records))
+            self.stored += len(records)
         usual = 0
         fresh: dict[tuple[str, int], int] = {}
         for send in sends:
@@ -102,6 +105,7 @@ class Counts:
         counted = self.messages_out.get((topic, group))
         if counted is None:
             counted = self.messages_out[topic, group] = [0, 0]
+        self.fetched += messages
         counted[0] += messages
         counted[1] += size
 

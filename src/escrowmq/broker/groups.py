@@ -21,6 +21,10 @@ _SYSTEM_GROUPS: Final = (
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
+def is_system_group(name: str) -> bool:
+    return name in _SYSTEM_GROUPS
+
+
 def is_group_name(name: str) -> bool:
     return bool(_NAME.fullmatch(name)) and len(name) <= NAME_LENGTH_MAX
 
@@ -28,7 +32,7 @@ def is_group_name(name: str) -> bool:
 class Groups:
     def __init__(self, file: ConfigFile, *, auto_create: bool) -> None:
         self._file = file
-        self._auto_create = auto_create
+        self.auto_create = auto_create
         self._groups = file.entries("subscriptionGroupTable", GroupConfig)
         self.version: DataVersion = file.version()
         self.dirty = False
@@ -41,7 +45,7 @@ class Groups:
     def find_or_make(self, name: str, *, now_ms: int) -> GroupConfig | None:
         """None if it may not be made: by the settings, or by its name."""
         found = self._groups.get(name)
-        if found is None and self._auto_create and is_group_name(name):
+        if found is None and self.auto_create and is_group_name(name):
             found = GroupConfig(group_name=name)
             self.put(found, now_ms=now_ms)
         return found
@@ -50,6 +54,13 @@ class Groups:
         self._groups[config.group_name] = config
         self.version = self.version.next(now_ms)
         self.dirty = True
+
+    def remove(self, name: str, *, now_ms: int) -> bool:
+        if self._groups.pop(name, None) is None:
+            return False
+        self.version = self.version.next(now_ms)
+        self.dirty = True
+        return True
 
     def all(self) -> dict[str, GroupConfig]:
         return dict(self._groups)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
+from escrowmq.wire.command import Command
 from escrowmq.wire.fastpath import Body
 from escrowmq.wire.headers import Header
 
@@ -24,3 +25,15 @@ class Line(Hashable, Protocol):
 
     def post(self, code: int, fields: Header, body: Body = b"") -> bool:
         """A request of ours, one way. False if the line is gone or stuffed."""
+
+
+# What the peer answered; None if it did not, in time or at all.
+Answered = Callable[[Command | None, bytes], None]
+
+
+class AskableLine(Line, Protocol):
+    def ask(
+        self, code: int, fields: Header, body: Body, answered: Answered, *, wait_s: float
+    ) -> bool:
+        """A request of ours that the peer answers. False if the line is gone or stuffed;
+        `answered` is then never called, and otherwise once."""

@@ -35,7 +35,7 @@ class Parking:
     ) -> None:
         self.counts = counts
         self._turn = turn
-        self._rejects = rejects
+        self.rejects = rejects
         self.escrow = escrow
         self.answers = answers
         self.under_way: set[tuple[str, bytes]] = set()  # groups and keys of this turn's halves
@@ -44,7 +44,7 @@ class Parking:
         self, line: Line, request: Request[SendMessage], record: NewRecord, now_ms: int, waits: bool
     ) -> None:
         """A send with TRAN_MSG: stored where no consumer looks, answered like any send."""
-        if self._rejects:
+        if self.rejects:
             raise RequestRefused(ResponseCode.NO_PERMISSION, _REJECTED)
         half = half_of(record)
         facts = facts_of(half)
@@ -55,7 +55,7 @@ class Parking:
         self, line: Line, request: Request[SendMessage], queue_id: int, added: bytes, now_ms: int
     ) -> None:
         """The same for one with nothing out of the ordinary in its properties."""
-        if self._rejects:
+        if self.rejects:
             raise RequestRefused(ResponseCode.NO_PERMISSION, _REJECTED)
         fields = request.head.fields
         topic = fields.topic

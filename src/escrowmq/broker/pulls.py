@@ -88,7 +88,7 @@ class Pulls:
                 fields.topic, fields.consumer_group, fields.queue_id, fields.commit_offset
             )
         reset = self._offsets.take_reset(fields.topic, fields.consumer_group, fields.queue_id)
-        if reset is not None:
+        if reset is not None and reset != fields.queue_offset:
             self._send_elsewhere(line, request, reset)
             return
         self._read(line, request, wanted, now_ms, is_first_look=True)

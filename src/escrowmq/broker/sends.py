@@ -81,7 +81,6 @@ class Sends:
     ) -> None:
         self._turn = turn
         self._topics = topics
-        self._rules = rules
         self._keys = keys
         self._park = park
         self._park_plain = park_plain
@@ -94,8 +93,13 @@ class Sends:
             f"CLUSTER\x01{rules.cluster}\x02"
         ).encode()
         self._added_behind = b"\x02" + self._added
+        self.change_rules(rules)
+
+    def change_rules(self, rules: SendRules) -> None:
+        """How long a message may be, and whether there may be any."""
+        self._rules = rules
         # Queues by topic, if nothing but the place and the message itself can be wrong with a send.
-        self._straight: Mapping[str, int] = topics.open_queues if rules.writable else {}
+        self._straight: Mapping[str, int] = self._topics.open_queues if rules.writable else {}
 
     def accept(self, line: Line, request: Request[SendMessage], now_ms: int) -> None:
         """Put it into this turn's batch, or raise RequestRefused."""

@@ -95,8 +95,16 @@ class Topics:
         # How many queues a topic has, if anybody may send to it: asked for every send.
         self.open_queues: dict[str, int] = {}
         self._make_system_topics()
-        for config in self._topics.values():
-            self._note_open(config)
+        self._note_all_open()
+
+    def is_system(self, topic: str) -> bool:
+        """Also those that have the name of the broker or of its cluster."""
+        cluster, broker = self._rules.cluster, self._rules.broker_name
+        return is_system_topic(topic) or topic in (cluster, broker, f"{cluster}_REPLY_TOPIC")
+
+    @property
+    def broker_name(self) -> str:
+        return self._rules.broker_name
 
     def find(self, topic: str) -> TopicConfig | None:
         return self._topics.get(topic)
@@ -115,6 +123,13 @@ class Topics:
         self.open_queues.pop(topic, None)
         self._touch(now_ms)
         return True
+
+    def change_rules(self, rules: TopicRules, *, now_ms: int) -> None:
+        self._rules = rules
+        self._make_system_topics()
+        if self.dirty:
+            self._note_all_open()
+            self._touch(now_ms)
 
     def find_or_make(
         self, topic: str, *, template: str, queues: int, now_ms: int
@@ -148,6 +163,10 @@ class Topics:
         self._file.save(topicConfigTable=self._topics, dataVersion=self.version)
         self.dirty = False
 
+    def _note_all_open(self) -> None:
+        for config in self._topics.values():
+            self._note_open(config)
+
     def _note_open(self, config: TopicConfig) -> None:
         name = config.topic_name
         closed = name in CLOSED_TO_SENDERS or name.startswith(RETRY_PREFIX)
@@ -178,10 +197,11 @@ class Topics:
             (names.DECISION_TOPIC, 1, READ | WRITE),
             (TIMER_TOPIC, 1, READ | WRITE),
         ]
-        if rules.auto_create:
+        template = self._topics.get(TEMPLATE_TOPIC)
+        if rules.auto_create and template is None:
             wanted.append((TEMPLATE_TOPIC, rules.template_queues, open_to_all))
-        elif (left := self._topics.get(TEMPLATE_TOPIC)) is not None and left.perm & INHERIT:
-            left.perm &= ~INHERIT  # it was one before; clients must not take it for one now
+        elif template is not None and rules.auto_create != bool(template.perm & INHERIT):
+            template.perm ^= INHERIT  # clients must take it for one now, or must not
             self.dirty = True
         for topic, queues, perm in wanted:
             if topic not in self._topics:

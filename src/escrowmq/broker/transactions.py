@@ -79,6 +79,11 @@ class Transactions:
         self.parking = Parking(turn, escrow, answers, counts, rejects=rules.rejects)
         self.checks = Checks(escrow, turn, producers, self.append, store_host=answers.store_host)
 
+    def change_rules(self, rules: TransactionRules) -> None:
+        """A half that is due already stays due then; limits count from now on."""
+        self.escrow.rules = rules.escrow
+        self.parking.rejects = rules.rejects
+
     # --- ending ----------------------------------------------------------------------------------
 
     def end(self, line: Line, request: Request[EndTransaction], now_ms: int) -> None:

@@ -93,7 +93,7 @@ def serve(
         context.exit(supervise(resolved.config, role, brokers, sys.argv[1:], reread))
     if role != "namesrv":
         refuse_many(resolved.config.store.root_dir)
-    context.exit(run(resolved.config, role, reread=reread, metrics_socket=metrics_socket))
+    context.exit(run(resolved, role, file, reread=reread, metrics_socket=metrics_socket))
 
 
 def role_warnings(resolved: Resolved, role: str) -> list[str]:

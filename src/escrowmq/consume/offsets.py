@@ -85,6 +85,11 @@ class ConsumerOffsets:
         self._put(topic, group, queue_id, queue_offset)
         self._resets[topic, group, queue_id] = QueueOffset(queue_offset)
 
+    def move(self, topic: str, group: str, queue_id: int, queue_offset: int) -> None:
+        """The same for a group of which nobody is connected: it begins there when it comes."""
+        self._put(topic, group, queue_id, queue_offset)
+        self._resets.pop((topic, group, queue_id), None)
+
     def take_reset(self, topic: str, group: str, queue_id: int) -> QueueOffset | None:
         """Where to send the pull that asks, once."""
         return self._resets.pop((topic, group, queue_id), None) if self._resets else None

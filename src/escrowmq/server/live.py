@@ -1,4 +1,5 @@
-"""Settings that take effect without a restart: SIGHUP reads the sources again.
+"""Settings that take effect without a restart: SIGHUP reads the sources again, and `online.py`
+changes single ones for an operator.
 
 What may change while the server runs is in LIVE. Another setting that has changed is named in the
 log and stays as it was until the next start. A file that cannot be read changes nothing.
@@ -33,6 +34,21 @@ LIVE: Final = frozenset(
         "diskMaxUsedSpaceRatio",
         "diskSpaceCleanForciblyRatio",
         "diskSpaceWarningLevelRatio",
+        "autoCreateTopicEnable",
+        "autoCreateSubscriptionGroup",
+        "brokerPermission",
+        "maxMessageSize",
+        "rejectTransactionMessage",
+        "transactionTimeOut",
+        "transactionCheckMax",
+        "transactionCheckInterval",
+        "escrowCheckBackoffPercent",
+        "escrowTimeOuts",
+        "escrowCheckIntervals",
+        "escrowOpenMax",
+        "escrowOpenPerGroupMax",
+        "escrowOpenBytesMax",
+        "escrowOpenBytesPerGroupMax",
     }
 )
 
@@ -61,6 +77,10 @@ class LiveSettings:
         if not changed:
             log.info("configuration read again, nothing to change")
             return
+        self.change(config)
+
+    def change(self, config: Config) -> None:
+        """It holds from now on, for everybody who lives by it."""
         self.config = config
         for apply in self._appliers:
             apply(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Final
 
 from escrowmq.broker.broker import BrokerRules
@@ -98,6 +99,7 @@ def broker_rules(config: Config, host: bytes) -> BrokerRules:
         ),
         auto_create_groups=about.creates_groups,
         stores_replies=about.stores_replies,
+        version=f"EscrowMQ_{version('escrowmq')}",
     )
 
 

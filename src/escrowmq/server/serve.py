@@ -13,13 +13,14 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import uvloop
 
 from escrowmq.broker.broker import Broker
 from escrowmq.broker.counts import Counts
-from escrowmq.clock import Clock, SystemClock
+from escrowmq.clock import Clock, SystemClock, local_day
 from escrowmq.config import Config, FlushMode, Resolved
 from escrowmq.errors import EscrowError, RequestRefused, StoreError
 from escrowmq.message.ids import UniqueKeys, encode_host
@@ -27,6 +28,7 @@ from escrowmq.metrics import Registry
 from escrowmq.namesrv.namesrv import NameServer
 from escrowmq.server.access import Access, refuse_open_doors
 from escrowmq.server.groupcommit import GroupCommit
+from escrowmq.server.keptsettings import KeptSettings
 from escrowmq.server.live import LiveSettings
 from escrowmq.server.logs import set_up_logs
 from escrowmq.server.metrics import (
@@ -37,6 +39,7 @@ from escrowmq.server.metrics import (
     store_metrics,
 )
 from escrowmq.server.metrics_http import Health, serving
+from escrowmq.server.online import OnlineSettings
 from escrowmq.server.registrar import Registrar, registrars_of
 from escrowmq.server.rules import (
     broker_rules,
@@ -61,22 +64,26 @@ SWITCH_S = 0.0005  # a checkpoint's thread must not hold a turn up for Python's 
 
 
 def run(
-    config: Config,
+    resolved: Resolved,
     role: str,
+    file: Path | None = None,
     *,
     reread: Callable[[], Resolved] | None = None,
     metrics_socket: int | None = None,
 ) -> int:
     """Serve until a signal says stop. 0: stopped in order; 2: could not start; 1: failed.
 
-    `reread` says what the configuration is now. With a `metrics_socket` this is one of many
-    brokers (supervise.py): metrics are served on it, and the end of standard input is a stop.
+    `file` is where changes of the settings are kept; `reread` says what they are now. With a
+    `metrics_socket` this is one of many brokers (supervise.py): metrics are served on it, and the
+    end of standard input is a stop.
     """
+    config = resolved.config
     live = live_settings(config, reread, is_one_of_many=metrics_socket is not None)
+    online = OnlineSettings(live, resolved.origins, file)
     allow_files(config.network.connections_max)
     try:
         refuse_open_doors(config)
-        return uvloop.run(_serve(config, role, live, metrics_socket))
+        return uvloop.run(_serve(config, role, live, online, metrics_socket))
     except (EscrowError, OSError) as error:
         sys.stderr.write(f"escrowmq: {error}\n")
         return 2
@@ -109,7 +116,13 @@ def allow_files(connections_max: int) -> None:
         )
 
 
-async def _serve(config: Config, role: str, live: LiveSettings, metrics_socket: int | None) -> int:
+async def _serve(
+    config: Config,
+    role: str,
+    live: LiveSettings,
+    online: OnlineSettings,
+    metrics_socket: int | None,
+) -> int:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -134,7 +147,7 @@ async def _serve(config: Config, role: str, live: LiveSettings, metrics_socket: 
         if role in ("all", "broker"):
             own = [namesrv_address] if namesrv_address is not None else []
             needed = 1 if metrics_socket is not None else len(own)  # name servers that know of it
-            broker = _broker(clock, access, own, failed, registry, health, live, needed)
+            broker = _broker(clock, access, own, failed, registry, health, live, online, needed)
             await parts.enter_async_context(broker)
         health.missing = None
         _say_ready(config, role, namesrv_address)
@@ -167,9 +180,10 @@ def _stop_with_our_supervisor(loop: asyncio.AbstractEventLoop, stopped: asyncio.
 class _NameServerPort:
     """The name server as a port sees it."""
 
-    def __init__(self, names: NameServer, access: Access) -> None:
+    def __init__(self, names: NameServer, access: Access, kept: KeptSettings) -> None:
         self._names = names
         self._access = access
+        self._kept = kept
 
     def handle(self, line: TcpLine, request: Request[Any], now_ms: int) -> None:
         guard = self._access.guard
@@ -182,7 +196,7 @@ class _NameServerPort:
         line.write(self._names.handle(request, line, now_ms=now_ms))
 
     def end_turn(self, now_ms: int) -> None:
-        pass
+        self._kept.save()
 
     def line_closed(self, line: TcpLine) -> None:
         self._names.line_closed(line)
@@ -192,15 +206,19 @@ class _NameServerPort:
 async def name_server(
     clock: Clock, access: Access, registry: Registry, live: LiveSettings
 ) -> AsyncIterator[str]:
-    config, names = live.config, NameServer()
-    service = _NameServerPort(names, access)
-    port = Port(service, clock, port_limits(config), port_security(config, access))
+    config = live.config
+    kept = KeptSettings(RealDisk(config.store.root_dir))
     host = config.network.bind_address
     bound = bind(host, config.namesrv.namesrv_port)
     number = port_of(bound)
+    names = NameServer(
+        settings=kept.settings, config={"listenPort": f"{number}", "bindAddress": host}
+    )
+    service = _NameServerPort(names, access, kept)
+    port = Port(service, clock, port_limits(config), port_security(config, access))
     await port.listen(bound)
     registry.add(port_metrics(port, "namesrv"))
-    live.add(lambda now: port.set_limits(port_limits(now)))
+    live.add(lambda now: port.change_limits(port_limits(now)))
     log.info("name server listens address=%s:%d", host, number)
 
     async def expire() -> None:
@@ -224,6 +242,7 @@ async def _broker(
     registry: Registry,
     health: Health,
     live: LiveSettings,
+    online: OnlineSettings,
     needed: int,
 ) -> AsyncIterator[None]:
     config = live.config
@@ -236,23 +255,23 @@ async def _broker(
     store = _open_store(config, disk, host, bound)
     group = GroupCommit(store, wait_s=config.store.sync_flush_timeout_ms / 1000)
     registrars: list[Registrar] = []
-    keys = UniqueKeys(address=address, process_id=os.getpid(), salt=secrets.randbits(32))
     broker = Broker(
         disk,
         store,
         broker_rules(config, host),
-        keys,
+        _unique_keys(address),
         when_flushed=group.when_flushed if config.store.flush_mode is FlushMode.SYNC else None,
         topics_changed=lambda: _tell(registrars),
         flush=group.when_flushed,
         counts=Counts(clock.elapsed_s),
         guard=access.guard,
+        day_of=local_day,
     )
     port = Port(broker, clock, port_limits(config), port_security(config, access))
+    broker.settings = online
     broker.counts.turn_began_s = lambda: port.turn_s
     live.add(lambda now: _apply(now, broker, port, host))
     await port.listen(bound)
-    log.info("broker listens address=%s:%d", config.network.bind_address, number)
     registrars += registrars_of(
         config, broker, f"{address}:{number}", namesrv_addresses, access.own_signer
     )
@@ -262,6 +281,7 @@ async def _broker(
     health.add(lambda: None if store.takes_writes else "the store takes no messages")
     loops = _loops(config, clock, broker, port, upkeep, failed)
     async with running(*(registrar.run() for registrar in registrars), *loops):
+        log.info("broker listens address=%s:%d", config.network.bind_address, number)
         for registrar in registrars[:needed]:
             await registrar.registered.wait()
         yield
@@ -274,10 +294,14 @@ def _tell(registrars: list[Registrar]) -> None:
 
 
 def _apply(config: Config, broker: Broker, port: Port, host: bytes) -> None:
-    port.set_limits(port_limits(config))
-    broker.pulls.rules = broker_rules(config, host).pulls
+    port.change_limits(port_limits(config))
+    broker.store.change_settings(store_settings(config))
+    broker.change_rules(broker_rules(config, host))
     broker.clients.allows_sql = config.consume.filters_by_sql
-    broker.store.settings = store_settings(config)
+
+
+def _unique_keys(address: str) -> UniqueKeys:
+    return UniqueKeys(address=address, process_id=os.getpid(), salt=secrets.randbits(32))
 
 
 def _open_store(config: Config, disk: Disk, host: bytes, bound: socket.socket) -> MessageStore:

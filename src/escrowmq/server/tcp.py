@@ -26,7 +26,8 @@ from escrowmq.server.door import Door
 from escrowmq.server.silence import Silence
 from escrowmq.server.tls import Tls
 from escrowmq.wire.answers import refuse
-from escrowmq.wire.connection import Connection, Event, Refused
+from escrowmq.wire.command import Command
+from escrowmq.wire.connection import Answer, Call, Connection, Event, Failed, Refused
 from escrowmq.wire.fastpath import Body, Request
 from escrowmq.wire.headers import Header
 
@@ -104,10 +105,7 @@ class Port:
         self.refused_lines = 0
         self.refused_requests: defaultdict[int, int] = defaultdict(int)  # by response code
         self.turn_seconds = Distribution(SECONDS)
-
-    def set_limits(self, limits: PortLimits) -> None:
-        """From now on; lines that are open stay."""
-        self._limits = limits
+        self._asking: set[TcpLine] = set()  # that wait for answers of their peers
 
     async def listen(self, bound: socket.socket) -> None:
         tls = self._security.tls
@@ -170,6 +168,8 @@ class Port:
             elif type(event) is Refused:
                 self.refused_requests[event.error.code] += 1
                 line.write(refuse(event.request, event.error))
+            elif type(event) is Answer:
+                line.answered(event)
             left -= 1
             if not left:
                 return False
@@ -183,6 +183,7 @@ class Port:
         if line in self.lines:
             self.lines.discard(line)
             self._held.discard(line)
+            self._asking.discard(line)
             self._silence.forget(line)
             self._service.line_closed(line)
 
@@ -224,6 +225,14 @@ class Port:
         if sum(self._unsent.values()) <= self._limits.unsent_bytes_max:
             while self._held:
                 self._held.pop().hold(False)
+        self._asking = {line for line in self._asking if line.expire_calls(self.elapsed_s())}
+
+    def change_limits(self, limits: PortLimits) -> None:
+        """From now on; lines that are open stay, and how long one may be silent stays as it was."""
+        self._limits = limits
+
+    def asks(self, line: TcpLine) -> None:
+        self._asking.add(line)
 
     def unsent_bytes(self) -> int:
         return sum(line.unsent_bytes() for line in self._unsent)
@@ -248,6 +257,7 @@ class TcpLine(asyncio.Protocol):
         self._out: list[Body] = []
         self._paused = False
         self._held = False
+        self._answered: dict[Call, Callable[[Command | None, bytes], None]] = {}
         self._rest: Iterator[Event] | None = None  # of a chunk that was too much for one turn
         self.active_s = port.elapsed_s()
         self.peer = ""
@@ -328,7 +338,7 @@ class TcpLine(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        self._connection.close()
+        self._give_up(self._connection.close())
         self._port.gone(self)
 
     # --- the broker ------------------------------------------------------------------------------
@@ -353,6 +363,43 @@ class TcpLine(asyncio.Protocol):
         except NotSent:
             return False
         return True
+
+    def ask(
+        self,
+        code: int,
+        fields: Header,
+        body: Body,
+        answered: Callable[[Command | None, bytes], None],
+        *,
+        wait_s: float,
+    ) -> bool:
+        if self._transport is None or self._paused:
+            return False
+        deadline_s = self._port.elapsed_s() + wait_s
+        try:
+            call, data = self._connection.call(code, fields, body, deadline_s=deadline_s)
+        except NotSent:
+            return False
+        self._answered[call] = answered
+        self.write(data)
+        self._port.asks(self)
+        return True
+
+    def answered(self, answer: Answer) -> None:
+        answered = self._answered.pop(answer.call, None)
+        if answered is not None:
+            answered(answer.command, bytes(answer.body))
+
+    def expire_calls(self, now_s: float) -> bool:
+        """Whether it still waits for an answer."""
+        self._give_up(self._connection.expire(now_s=now_s))
+        return bool(self._answered)
+
+    def _give_up(self, failed: list[Failed]) -> None:
+        for one in failed:
+            answered = self._answered.pop(one.call, None)
+            if answered is not None:
+                answered(None, b"")
 
     def flush(self) -> int:
         """Hand the answers over: how much of them the peer has not taken yet."""

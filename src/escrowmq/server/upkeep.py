@@ -80,7 +80,7 @@ class Upkeep:
 
     async def checkpoint(self) -> None:
         async with self._checkpointing:
-            if self._store.checkpointed == self._store.end:
+            if self._store.is_checkpointed:
                 return
             began_s = self._clock.elapsed_s()
             job = self._store.begin_checkpoint()

@@ -12,7 +12,7 @@ import struct
 from typing import Final
 from zlib import crc32
 
-from escrowmq.errors import ProtocolError, StoreError, StoreFailed
+from escrowmq.errors import ProtocolError, StoreDamaged, StoreError, StoreFailed
 from escrowmq.message.facts import derive, has_queue_entry
 from escrowmq.message.fastjson import lenient_json
 from escrowmq.store.check_index import IndexCheck
@@ -21,6 +21,7 @@ from escrowmq.store.check_queues import QueueCheck
 from escrowmq.store.checkpoint import PATH as CHECKPOINT_PATH
 from escrowmq.store.checkpoint import ROCKETMQ_BYTES, ROCKETMQ_PATH
 from escrowmq.store.commitlog import DIRECTORY as LOG_DIRECTORY
+from escrowmq.store.deleted import DeletedTopics
 from escrowmq.store.disk import Disk, Lock, read_file
 from escrowmq.store.findings import Finding, Findings, Report, Severity
 from escrowmq.store.logfiles import LogFiles
@@ -71,13 +72,15 @@ def _check(disk: Disk, settings: StoreSettings | None) -> Report:
     files = LogFiles(disk)
     log = LogCheck(files, stop, findings)
     queues = QueueCheck(disk, log, stop, findings)
+    deleted = _deleted_topics(disk)
     index = None
     if _index_is_at_rest(disk, stop, findings):
         index = IndexCheck(disk, log, stop, findings, settings)
     try:
         for record in log.walk():
             tags_code, keys = derive(record.topic, record.properties, record.stored_ms)
-            if has_queue_entry(record.sys_flag):
+            is_gone = deleted is not None and deleted.covers(record.topic, record.log_offset)
+            if has_queue_entry(record.sys_flag) and not is_gone:
                 queues.see(record, tags_code)
             if index is not None:
                 index.see(record, keys)
@@ -106,6 +109,13 @@ def _check(disk: Disk, settings: StoreSettings | None) -> Report:
         index_files=0 if index is None else index.files,
         keys=0 if index is None else index.keys,
     )
+
+
+def _deleted_topics(disk: Disk) -> DeletedTopics | None:
+    try:
+        return DeletedTopics(disk)
+    except StoreDamaged:
+        return None  # `_check_config` says so
 
 
 def _check_checkpoints(

@@ -96,6 +96,9 @@ class ConfigFile:
     def numbers(self, key: str = "offsetTable") -> dict[int, int]:
         return _converted(self.table(key), dict[int, int], self._path)
 
+    def marks(self, key: str) -> dict[str, int]:
+        return _converted(self.table(key), dict[str, int], self._path)
+
     def save(self, **tables: Any) -> None:
         """Replace these tables; entries and versions become what RocketMQ writes.
 
@@ -106,7 +109,7 @@ class ConfigFile:
         if before is not None:
             replace_file(self._disk, self._path + ".bak", before)
         for name, table in tables.items():
-            self.content[name] = _plain(table)
+            self.content[name] = plain(table)
         text = msgspec.json.format(msgspec.json.encode(self.content))
         replace_file(self._disk, self._path, text)
         self._is_whole = True
@@ -174,7 +177,7 @@ def _known(kind: type[_Entry]) -> frozenset[str]:
     return frozenset(kind.__struct_encode_fields__)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """What JSON can hold: entries with the fields they only carry, versions, tables of them."""
     if isinstance(value, _Entry):
         if value.other is msgspec.UNSET:
@@ -182,5 +185,5 @@ def _plain(value: Any) -> Any:
         row: dict[str, Any] = msgspec.to_builtins(value)
         return row | row.pop("(other)")
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     return msgspec.to_builtins(value)

@@ -184,6 +184,29 @@ class ConsumeQueue:
 
     # --- recovery and expiry -------------------------------------------------------------------
 
+    @property
+    def is_held(self) -> bool:
+        return self._holds > 0
+
+    def is_older_than(self, log_offset: int) -> bool:
+        """Whether its files speak of records before that place; so does one that is empty."""
+        for base in self._bases[:1]:
+            for found, size, _ in ENTRY.iter_unpack(self._view(base)):
+                if size and not (size == BLANK_SIZE and found == 0):
+                    return bool(found < log_offset)
+        return True
+
+    def delete(self) -> None:
+        """Remove its files, for good."""
+        for base in self._bases:
+            self._views.forget(self._path(base))
+            self._disk.remove(self._path(base))
+        self._bases.clear()
+        if self._disk.exists(self._directory):
+            self._disk.sync_directory(self._directory)
+            if not self._disk.names(self._directory):  # else somebody else's
+                self._disk.remove(self._directory)
+
     def find_end(self, log_end: int) -> QueueOffset:
         """Believe the files up to the first entry that is not wholly below `log_end`."""
         self._stored = self.next = self.first

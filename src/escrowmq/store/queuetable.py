@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from escrowmq.errors import RecordRefused, StoreFailed
 from escrowmq.message.record import TOPIC_BYTES_MAX
-from escrowmq.store.consumequeue import ConsumeQueue, queue_directories
+from escrowmq.store.consumequeue import DIRECTORY, ConsumeQueue, queue_directories
+from escrowmq.store.deleted import DeletedTopics
 from escrowmq.store.disk import Disk, OpenViews
 
 # RocketMQ's rule; here it also keeps a topic from naming a path outside the store.
@@ -15,8 +16,11 @@ _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
 class QueueTable:
-    def __init__(self, disk: Disk, views: OpenViews, *, file_bytes: int) -> None:
+    def __init__(
+        self, disk: Disk, views: OpenViews, deleted: DeletedTopics, *, file_bytes: int
+    ) -> None:
         self._disk = disk
+        self.deleted = deleted
         self._views = views
         self._file_bytes = file_bytes
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
@@ -61,6 +65,30 @@ class QueueTable:
                 self.find_or_make(topic, queue_id)
         for queue in self:
             queue.refuse_other_lengths()
+        # A crash may have left some files of a topic that was being deleted.
+        for topic in {queue.topic for queue in self if queue.topic in self.deleted}:
+            self._remove([q for q in self.of(topic) if q.is_older_than(self.deleted.end_of(topic))])
+
+    def of(self, topic: str) -> list[ConsumeQueue]:
+        return [queue for queue in self if queue.topic == topic]
+
+    def remove_topic(self, topic: str) -> int:
+        """The files of all its queues: how many queues those were."""
+        gone = self.of(topic)
+        self._remove(gone)
+        return len(gone)
+
+    def _remove(self, queues: list[ConsumeQueue]) -> None:
+        for queue in queues:
+            self._queues.pop((queue.topic, queue.queue_id), None)
+            self.dirty.discard(queue)
+            queue.delete()
+        for topic in {queue.topic for queue in queues}:
+            directory = f"{DIRECTORY}/{topic}"
+            if self._disk.exists(directory):
+                self._disk.sync_directory(directory)
+                if not self._disk.names(directory):
+                    self._disk.remove(directory)
 
     def believe(self, log_end: int) -> bool:
         """Trust the files as far as they speak of records below `log_end`; wipe the rest.

@@ -98,6 +98,8 @@ class StoreReads:
                 continue  # expired, or an index that lies
             _, keys = derive(record.topic, record.properties, record.stored_ms)
             in_window = begin_ms <= record.stored_ms <= end_ms  # the index only knows seconds
+            if self._queues.deleted.covers(topic, record.log_offset):
+                continue
             if record.topic == topic and sought in keys and in_window:
                 found.append(record)
                 if len(found) >= min(count_max, FOUND_MAX):
@@ -111,6 +113,20 @@ class StoreReads:
             return None
         log_offset, size, _ = queue.entry(queue_offset)
         return None if size == BLANK_SIZE else LogOffset(log_offset)
+
+    def entries(
+        self, topic: str, queue_id: int, begin: int, count: int
+    ) -> list[tuple[int, int, int]]:
+        """Log offset, size and tags code of the messages from a place of a queue on."""
+        queue = self._queues.find(topic, queue_id)
+        found: list[tuple[int, int, int]] = []
+        while queue is not None and len(found) < count:
+            at = max(begin, queue.first) + len(found)
+            entries = queue.entries(at, min(count - len(found), queue.end - at))
+            if not entries:
+                break
+            found += ENTRY.iter_unpack(bytes(entries))
+        return found
 
     def glances(self, topic: str, queue_id: int, begin: int, end: int) -> Iterator[Glance]:
         """What lies at each place of a queue, without a look at the bodies. One that does not look

@@ -7,7 +7,8 @@
    and the log is cut there. Before it, it is damage to something that was acknowledged: it is
    stepped over and reported, and every good record behind it is kept.
 
-The result depends on the log alone, never on what the derived files happened to hold.
+The result depends on the log and on which topics were deleted (deleted.py), never on what the
+derived files happened to hold.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ def recover(
         index.clear()
         queues.open()
         found = _Walk(log, queues, index, spill).from_the_start(saved, clean=clean)
+    queues.deleted.opened(log_begin=log.begin, log_end=found.end)
     if saved is not None and saved.log_offset > found.end:
         lost_end = LogOffset(saved.log_offset)
         found.damaged.append(Damage(found.end, lost_end, "was durable, and is not there"))
@@ -204,6 +206,8 @@ class _QueueRestorer:
 
     def add(self, record: StoredRecord, tags_code: int) -> None:
         if not has_queue_entry(record.sys_flag):
+            return
+        if self._queues.deleted.covers(record.topic, record.log_offset):
             return
         queue = self._queues.find_or_make(record.topic, record.queue_id)
         if queue not in self._met:

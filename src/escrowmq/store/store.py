@@ -34,6 +34,7 @@ from escrowmq.message.record import (
 from escrowmq.store.checkpoint import CheckpointJob
 from escrowmq.store.commitlog import CommitLog, Flush, Removal
 from escrowmq.store.consumequeue import ConsumeQueue
+from escrowmq.store.deleted import DeletedTopics
 from escrowmq.store.disk import Disk, Lock, OpenViews, remove_file, write_file
 from escrowmq.store.keyindex import KeyIndex, WaitingKey
 from escrowmq.store.queuetable import QueueTable, refuse_bad_name
@@ -60,7 +61,6 @@ class MessageStore(StoreReads):
     def __init__(
         self, disk: Disk, settings: StoreSettings, store_host: bytes, lock: Lock, *, clean: bool
     ) -> None:
-        self.settings = settings
         self._disk = disk
         self._lock = lock
         self._views = OpenViews(disk)
@@ -71,7 +71,7 @@ class MessageStore(StoreReads):
             sealed=settings.sealed,
         )
         self._queues: QueueTable = QueueTable(
-            disk, self._views, file_bytes=settings.queue_file_bytes
+            disk, self._views, DeletedTopics(disk), file_bytes=settings.queue_file_bytes
         )
         self._index = KeyIndex(
             disk,
@@ -80,12 +80,10 @@ class MessageStore(StoreReads):
             entries=settings.index_entries,
             is_on=settings.index_enabled,
         )
-        # A record with less in it is within every limit and need not be measured.
-        self._small_bytes = min(
-            settings.message_bytes_max, settings.record_bytes_max - 1024, 30_000
-        )
+        self.change_settings(settings)
         self._removed_below = -1  # derived files that speak only of what lies below
         self._job: CheckpointJob | None = None
+        self._has_removed = False  # queues that the last checkpoint has counted
         self.accepts_writes = True  # False while the disk is nearly full
         self.recovery: Recovery = recover(
             disk, self._log, self._queues, self._index, clean=clean, spill=self._spill
@@ -126,6 +124,14 @@ class MessageStore(StoreReads):
         self._views.close()
         self._log.close()
         self._lock.release()
+
+    def change_settings(self, settings: StoreSettings) -> None:
+        """What is accepted and kept may change at any time; how files are laid out may not."""
+        self.settings = settings
+        # A record with less in it is within every limit and need not be measured.
+        self._small_bytes = min(
+            settings.message_bytes_max, settings.record_bytes_max - 1024, 30_000
+        )
 
     # --- appending -----------------------------------------------------------------------------
 
@@ -266,8 +272,14 @@ class MessageStore(StoreReads):
         )
         return self._job
 
+    @property
+    def is_checkpointed(self) -> bool:
+        """Whether another checkpoint would say nothing new."""
+        return self.checkpointed == self._log.end and not self._has_removed
+
     def finish_checkpoint(self, job: CheckpointJob) -> None:
         self._job = None
+        self._has_removed = False
         self.checkpointed = job.log_offset
         self._log.finish_flush(job.flush)
         has_expired = self._removed_below != job.log_begin
@@ -316,6 +328,25 @@ class MessageStore(StoreReads):
         return self._index.waiting[-1][3] if self._index.waiting else 0
 
     # --- forgetting ----------------------------------------------------------------------------
+
+    def may_remove_topic(self, topic: str) -> bool:
+        """Not while a checkpoint writes to its files, nor while somebody waits to show them."""
+        return self._job is None and not any(queue.is_held for queue in self._queues.of(topic))
+
+    def remove_topic(self, topic: str) -> int:
+        """Delete its queues, for good: how many. Its records are found no more and stay in the log
+        until they expire; a message that comes later begins a new queue at 0."""
+        if not self.may_remove_topic(topic):
+            raise StoreFailed(f"the queues of {topic} are in use")
+        if topic in self._queues.deleted or self._queues.of(topic):
+            log = self._log
+            self._queues.deleted.note(topic, log_begin=log.begin, log_end=log.end)
+            self._has_removed = True
+        try:
+            return self._queues.remove_topic(topic)
+        except StoreError as error:  # files are left that a new queue must not find
+            self._log.fail(error)
+            raise
 
     def log_files(self) -> list[tuple[LogOffset, int]]:
         """Where each file of the log begins and when it was last written, oldest first."""

@@ -16,7 +16,7 @@ from typing import Any, Generic
 
 import msgspec
 
-from escrowmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE
+from escrowmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, LanguageName
 from escrowmq.wire.command import Command, Int32
 from escrowmq.wire.headers import H, Header, decode_header
 from escrowmq.wire.requests import REQUESTS, request_kind
@@ -32,6 +32,7 @@ class Head(msgspec.Struct, Generic[H], frozen=True, kw_only=True, gc=False):
     flag: Int32 = 0
     version: Int32 = 0
     remark: str = ""
+    language: LanguageName = LanguageName.OTHER
     fields: H = msgspec.field(name="extFields")
 
     @property
@@ -97,5 +98,6 @@ def head_of(command: Command) -> Head[Header]:
         flag=command.flag,
         version=command.version,
         remark=command.remark,
+        language=LanguageName(command.language.name),
         fields=decode_header(request_kind(command.code).request, command.ext_fields),
     )

@@ -1,4 +1,4 @@
-"""Headers of looking after the topics of a broker."""
+"""Headers of what operators ask a broker: topics, groups, offsets, figures, settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CreateTopic(Header, frozen=True, kw_only=True):
     force: bool | None = None
 
 
-class DeleteTopicInBroker(Header, frozen=True, kw_only=True):
+class TopicName(Header, frozen=True, kw_only=True):
     topic: str
 
 
@@ -30,3 +30,63 @@ class PrepareBackup(Header, frozen=True, kw_only=True):
 class PrepareBackupAnswer(Header, frozen=True, kw_only=True):
     log_begin: Int64
     log_end: Int64  # everything below is durable
+
+
+class GroupName(Header, frozen=True, kw_only=True):
+    group: str
+
+
+class TopicAndGroup(Header, frozen=True, kw_only=True):
+    topic: str
+    group: str
+
+
+class ProducerGroup(Header, frozen=True, kw_only=True):
+    producer_group: str
+
+
+class DeleteGroup(Header, frozen=True, kw_only=True):
+    group_name: str
+    clean_offset: bool = False  # 4.9 and later: also forget how far it has read
+
+
+class BrokerConfigAnswer(Header, frozen=True, kw_only=True):
+    version: str  # a data version, as JSON
+
+
+class ConsumeStatsOf(Header, frozen=True, kw_only=True):
+    consumer_group: str
+    topic: str | None = None  # none: of every topic that it reads
+
+
+class ResetOffset(Header, frozen=True, kw_only=True):
+    topic: str
+    group: str
+    timestamp: Int64  # -1: to the end
+    is_force: bool = False  # also forwards
+    queue_id: Int32 = -1  # all of them
+    offset: Int64 | None = None  # there, whatever the timestamp says
+
+
+class CloneGroupOffset(Header, frozen=True, kw_only=True):
+    src_group: str
+    dest_group: str
+    topic: str | None = None
+    offline: bool = False
+
+
+class StatsOf(Header, frozen=True, kw_only=True):
+    stats_name: str  # TOPIC_PUT_NUMS, GROUP_GET_NUMS and the like
+    stats_key: str  # topic, or topic@group
+
+
+class BrokerConsumeStats(Header, frozen=True, kw_only=True):
+    is_order: bool = False
+
+
+class QueryConsumeQueue(Header, frozen=True, kw_only=True):
+    topic: str
+    queue_id: Int32
+    index: Int64
+    count: Int32
+    consumer_group: str | None = None

@@ -20,7 +20,7 @@ from pathlib import Path
 from tests.interop import jars
 
 HERE = Path(__file__).parent
-DRIVER = HERE / "java" / "Driver.java"
+JAVA = HERE / "java"
 MAKE_S = 600
 
 
@@ -28,8 +28,8 @@ class Unavailable(Exception):
     """This machine cannot run that client; the text says why."""
 
 
-def java(version: str) -> list[str]:
-    """Apache's own client: the command that runs our driver against its jars."""
+def java(version: str, main: str = "Driver") -> list[str]:
+    """Apache's own client, or its tools: the command that runs our driver against its jars."""
     if reason := jars.find():
         raise Unavailable(reason)
     compiler = shutil.which("javac")
@@ -39,18 +39,19 @@ def java(version: str) -> list[str]:
         lib = jars.fetch(version)
     except jars.Unavailable as error:
         raise Unavailable(str(error)) from error
-    source = hashlib.sha256(DRIVER.read_bytes()).hexdigest()[:16]
+    driver = JAVA / f"{main}.java"
+    source = hashlib.sha256(driver.read_bytes()).hexdigest()[:16]
 
     def compile_driver(home: Path) -> None:
         options = ["-nowarn", "-encoding", "UTF-8", "-cp", f"{lib}/*", "-d", str(home)]
         try:
-            _run([compiler, *options, str(DRIVER)])
+            _run([compiler, *options, str(driver)])
         except Unavailable as error:  # our own fault, and no reason to skip anything
             raise AssertionError(f"the driver does not compile: {error}") from error
 
     home = _made(f"java-{version}-{source}", compile_driver)
     quick = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m"]
-    return ["java", *quick, "-cp", f"{lib}/*{os.pathsep}{home}", "Driver"]
+    return ["java", *quick, "-cp", f"{lib}/*{os.pathsep}{home}", main]
 
 
 def python(name: str, wanted: Sequence[str], library_of: str = "") -> list[str]:

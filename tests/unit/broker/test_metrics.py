@@ -18,7 +18,7 @@ from escrowmq.store.status import PutStatus
 from escrowmq.testing.disks import MemoryDisk
 from escrowmq.wire.codes import RequestCode
 from escrowmq.wire.headers import NoFields
-from escrowmq.wire.headers_admin import DeleteTopicInBroker
+from escrowmq.wire.headers_admin import TopicName
 from escrowmq.wire.headers_send import ConsumerSendMessageBack
 from tests.scraping import Page, parse
 from tests.stores import HOST, NOW_MS, open_store
@@ -154,7 +154,7 @@ def test_nothing_is_said_of_a_topic_that_is_gone() -> None:
     bench.turn(plain("T"), plain("U"))
     bench.turn(a_pull("T"), a_pull("U"))
     bench.broker.offsets.commit("T", "g", 0, 0)
-    bench.turn(ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicInBroker(topic="T")))
+    bench.turn(ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName(topic="T")))
     page = bench.page()
     topics = {labels["topic"] for _, labels, _ in page.samples if "topic" in labels}
     assert topics == {"U"}
@@ -165,7 +165,7 @@ def test_without_anybody_who_asks_what_is_gone_is_forgotten_too() -> None:
     bench = Bench()
     bench.turn(plain("T"))
     bench.turn(a_pull("T"))
-    bench.turn(ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicInBroker(topic="T")))
+    bench.turn(ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName(topic="T")))
     bench.clock.advance(ms=60_000)
     bench.broker.tick(bench.clock.now_ms())
     assert not bench.broker.counts.messages_in
