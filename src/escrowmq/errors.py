@@ -26,6 +26,9 @@ EscrowError
     RecordRefused          a message over the size limits, or a name no file can have; not stored
     NoSuchRecord           below the oldest, past the newest, or between two records
   ConfigError            a setting is missing, misspelt or out of range
+    BadOption              an option of the Spark source or sink is
+  DataLost               messages that were to be read are not there any more
+  SparkMissing           Java or PySpark is not there, or too old
   BadSubscription        what a consumer wants of a topic cannot be read, or is not served here
   TableFull              a table with a bound has reached it; nothing was changed
   EscrowFull             as many transactions are open as may be
@@ -151,6 +154,18 @@ class NoSuchRecord(StoreError):
 
 
 class ConfigError(EscrowError):
+    pass
+
+
+class BadOption(ConfigError):
+    pass
+
+
+class DataLost(EscrowError):
+    pass
+
+
+class SparkMissing(EscrowError):
     pass
 
 

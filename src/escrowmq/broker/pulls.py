@@ -18,7 +18,9 @@ from escrowmq.consume.pull import (
     HAS_SUBSCRIPTION,
     SHORT_HOLD_MS,
     SUCCESS,
+    ReadLimits,
     Refusal,
+    bulk_limits,
     hold_ms,
     limits,
     refuse_place,
@@ -159,13 +161,13 @@ class Pulls:
         is_first_look: bool,
     ) -> None:
         fields = request.head.fields
-        bounds = limits(fields.max_msg_nums, fields.max_msg_bytes)
+        bounds = self._bounds(fields)
         found = self._store.read(
             fields.topic,
             fields.queue_id,
             fields.queue_offset,
-            count_max=min(bounds.count_max, self._rules.count_max),
-            bytes_max=min(bounds.bytes_max, self._rules.bytes_max),
+            count_max=bounds.count_max,
+            bytes_max=bounds.bytes_max,
             accepts=accepts,
         )
         code, remark = result_of(found.status, fields.queue_offset)
@@ -195,6 +197,14 @@ class Pulls:
                 remark=remark,
                 body=found.slices,
             )
+        )
+
+    def _bounds(self, fields: PullMessage) -> ReadLimits:
+        if fields.bulk:
+            return bulk_limits(fields.max_msg_nums)
+        asked = limits(fields.max_msg_nums, fields.max_msg_bytes)
+        return ReadLimits(
+            min(asked.count_max, self._rules.count_max), min(asked.bytes_max, self._rules.bytes_max)
         )
 
     def _hold(
