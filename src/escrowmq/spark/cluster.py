@@ -12,11 +12,13 @@ from escrowmq.message import names
 from escrowmq.spark.access import Access
 from escrowmq.spark.line import Asked, BlockingLine, Reply
 from escrowmq.spark.offsets import Offsets, QueueKey
+from escrowmq.spark.pull import HAS_SUBSCRIPTION
 from escrowmq.spark.suggest import suggestion
 from escrowmq.wire.bodies import TopicList, TopicRoute, decode_body
 from escrowmq.wire.codes import RequestCode, ResponseCode
 from escrowmq.wire.headers import Header, NoFields
 from escrowmq.wire.headers_consume import (
+    PullMessage,
     QueryConsumerOffset,
     QueueOf,
     SearchOffset,
@@ -26,6 +28,7 @@ from escrowmq.wire.headers_namesrv import GetRoute
 
 ROUTES_FRESH_S: Final = 5.0
 _READ: Final = 4
+_VERSION_5: Final = 413  # as headers number it
 _SYSTEM: Final = re.compile(
     r"%RETRY%.*|%DLQ%.*|RMQ_SYS_.*|rmq_sys_.*|TBW102|SELF_TEST_TOPIC|OFFSET_MOVED_EVENT|"
     r"SCHEDULE_TOPIC_XXXX|TRANS_CHECK_MAX_TIME_TOPIC|BenchmarkTest|ESCROW_JOURNAL|"
@@ -142,7 +145,7 @@ class Cluster:
         """Of those queues of which the group has one."""
         wanted = {queue: [Asked(*_group_offset(group, queue))] for queue in queues}
         found = self._of_each(queues, wanted, allowed=(ResponseCode.QUERY_NOT_FOUND,))
-        return {queue: _offset(reply) for queue, (reply,) in found.items() if not reply.code}
+        return {queue: _offset(reply) for queue, (reply,) in found.items() if _has_offset(reply)}
 
     def set_group_offsets(
         self, group: str, queues: Mapping[QueueKey, str], offsets: Offsets
@@ -157,6 +160,26 @@ class Cluster:
             )
             wanted[queue] = [Asked(RequestCode.UPDATE_CONSUMER_OFFSET, fields)]
         self._of_each(queues, wanted)
+
+    def make_group(self, group: str, queues: Mapping[QueueKey, str]) -> None:
+        """Brokers make a group when it pulls for the first time, and only then know its offsets."""
+        one_of_each = {address: queue for queue, address in queues.items()}
+        for address, queue in one_of_each.items():
+            fields = PullMessage(
+                consumer_group=group,
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                queue_offset=0,
+                max_msg_nums=1,
+                sys_flag=HAS_SUBSCRIPTION,
+                subscription="*",
+                expression_type="TAG",
+            )
+            [reply] = self._call_all(address, [Asked(RequestCode.PULL_MESSAGE, fields)])
+            if reply.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+                raise RequestRefused(
+                    reply.code, f"{address} has no group {group} and makes none: create it there"
+                )
 
     def line_to(self, address: str) -> BlockingLine:
         line = self._lines.get(address)
@@ -213,6 +236,11 @@ def _group_offset(group: str, queue: QueueKey) -> tuple[int, Header]:
         set_zero_if_not_found=False,
     )
     return RequestCode.QUERY_CONSUMER_OFFSET, fields
+
+
+def _has_offset(reply: Reply) -> bool:
+    """RocketMQ 4 says 0 where there is none, whatever it was asked."""
+    return not reply.code and not (reply.version < _VERSION_5 and _offset(reply) == 0)
 
 
 def _offset(reply: Reply) -> int:

@@ -30,6 +30,7 @@ class Reply(NamedTuple):
     remark: str
     ext_fields: dict[str, str]
     body: bytes
+    version: int = 0  # of whoever answered
 
 
 class BlockingLine:
@@ -77,7 +78,7 @@ class BlockingLine:
             body = bytearray(body_bytes)
             self.receive_into(memoryview(body))
             answers[command.opaque] = Reply(
-                command.code, command.remark, command.ext_fields, bytes(body)
+                command.code, command.remark, command.ext_fields, bytes(body), command.version
             )
         return [answers[number] for number in numbers]
 

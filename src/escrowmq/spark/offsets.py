@@ -101,13 +101,13 @@ def places(text: str) -> Position | Offsets:
 def queues_named(text: str) -> list[QueueKey]:
     """JSON topic -> broker -> [queue]."""
     shape = 'JSON like {"topic": {"broker": [0, 1]}} is wanted'
-    found = [
-        QueueKey(topic, broker, queue_id)
-        for topic, brokers in _items(_json(text), shape)
-        for broker, queues in _items(brokers, shape)
-        for queue_id in (queues if isinstance(queues, list) else [None])
-    ]
-    if not found or any(type(queue.queue_id) is not int for queue in found):
+    found: list[QueueKey] = []
+    for topic, brokers in _items(_json(text), shape):
+        for broker, numbers in _items(brokers, shape):
+            if not isinstance(numbers, list) or any(type(one) is not int for one in numbers):
+                raise ValueError(shape)
+            found += (QueueKey(topic, broker, number) for number in numbers)
+    if not found:
         raise ValueError(shape)
     return found
 

@@ -27,7 +27,7 @@ BLOCK_BYTES: Final = 10 << 20
 BLOCK_ROWS: Final = 10_000  # Spark's best size of an Arrow batch
 UNDER_WAY_BYTES: Final = 4 << 20
 WINDOWS_MAX: Final = 16
-_HAS_SUBSCRIPTION: Final = 4
+HAS_SUBSCRIPTION: Final = 4
 _EVERYTHING: Final = "*"
 
 
@@ -116,7 +116,7 @@ class RangePull:
                 block = _Block(max(BLOCK_BYTES, size))
             room = block.more(size) if is_first else np.empty(size, np.uint8)
             if size:
-                self._line.receive_into(memoryview(room))
+                self._line.receive_into(room.data)
             before = window.at
             self._move_on(window, command, size)
             if is_first:
@@ -142,7 +142,7 @@ class RangePull:
             queue_id=queue.queue_id,
             queue_offset=window.at,
             max_msg_nums=min(wish.count_max, window.end - window.at),
-            sys_flag=_HAS_SUBSCRIPTION,
+            sys_flag=HAS_SUBSCRIPTION,
             subscription=wish.expression,
             expression_type=wish.kind,
             bulk=True,

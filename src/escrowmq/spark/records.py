@@ -34,7 +34,7 @@ def walk(data: Bytes, begin: int, limit: int) -> tuple[list[int], int]:
     """Where records begin that do so before the limit, one behind the other; and the place behind
     them, or the first that is no record."""
     places: list[int] = []
-    unpack, view, end = _SIZE.unpack_from, memoryview(data), len(data)
+    unpack, view, end = _SIZE.unpack_from, data.data, len(data)
     at, limit = begin, min(limit, end - RECORD_BYTES_MIN + 1)
     while at < limit:
         (size,) = unpack(view, at)
@@ -118,7 +118,7 @@ class Records:
 
     @cached_property
     def born_is_v6(self) -> npt.NDArray[np.bool_]:
-        return (self.sys_flag & BORN_HOST_IPV6) != 0
+        return np.asarray((self.sys_flag & BORN_HOST_IPV6) != 0)
 
     @cached_property
     def _born_end(self) -> Numbers:
@@ -178,7 +178,7 @@ class Records:
     def adds_up(self, first_log_offset: int) -> npt.NDArray[np.bool_]:
         """Which of them are records at all. `first_log_offset` is that of the buffer's begin."""
         magic = self.ints(self.at + MAGIC_AT)
-        good = (magic == _signed(MAGIC_V1)) | (magic == _signed(MAGIC_V2))
+        good = np.asarray((magic == _signed(MAGIC_V1)) | (magic == _signed(MAGIC_V2)))
         good &= self.log_offset == self.at + first_log_offset
         ends = self.at + self.size
         good &= (self.body_at + 3 <= ends) & (self.body_bytes >= 0) & (self._body_end + 3 <= ends)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import types as spark
+from pyspark.sql import types as sql
 
 from escrowmq.errors import BadOption
 from escrowmq.spark.suggest import suggestion
@@ -15,14 +15,14 @@ from escrowmq.spark.suggest import suggestion
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 STRINGS: Final = pa.map_(pa.string(), pa.string())
 LONGS: Final = pa.list_(pa.int64())
-_SPARK_TYPES: Final[tuple[tuple[pa.DataType, spark.DataType], ...]] = (
-    (pa.string(), spark.StringType()),
-    (pa.binary(), spark.BinaryType()),
-    (pa.int32(), spark.IntegerType()),
-    (pa.int64(), spark.LongType()),
-    (TIMESTAMP, spark.TimestampType()),
-    (STRINGS, spark.MapType(spark.StringType(), spark.StringType())),
-    (LONGS, spark.ArrayType(spark.LongType())),
+_SPARK_TYPES: Final[tuple[tuple[pa.DataType, sql.DataType], ...]] = (
+    (pa.string(), sql.StringType()),
+    (pa.binary(), sql.BinaryType()),
+    (pa.int32(), sql.IntegerType()),
+    (pa.int64(), sql.LongType()),
+    (TIMESTAMP, sql.TimestampType()),
+    (STRINGS, sql.MapType(sql.StringType(), sql.StringType())),
+    (LONGS, sql.ArrayType(sql.LongType())),
 )
 
 
@@ -51,15 +51,15 @@ class Columns:
             raise BadOption(f"columns are named once each, and one at least: {', '.join(names)!r}")
         return Columns({name: self.types[name] for name in names})
 
-    def spark(self) -> spark.StructType:
-        return spark.StructType(
-            [spark.StructField(name, _spark_type(kind)) for name, kind in self.types.items()]
+    def spark(self) -> sql.StructType:
+        return sql.StructType(
+            [sql.StructField(name, _spark_type(kind)) for name, kind in self.types.items()]
         )
 
     def arrow(self) -> pa.Schema:
         return pa.schema(list(self.types.items()))
 
-    def chosen_by(self, schema: spark.StructType) -> Columns:
+    def chosen_by(self, schema: sql.StructType) -> Columns:
         """Those of the schema that `.schema(…)` gave, or that we gave ourselves."""
         chosen = self.only(schema.names)
         for field in schema.fields:
@@ -127,5 +127,5 @@ TRANSACTION: Final = Columns(
 )
 
 
-def _spark_type(kind: pa.DataType) -> spark.DataType:
+def _spark_type(kind: pa.DataType) -> sql.DataType:
     return next(ours for theirs, ours in _SPARK_TYPES if theirs.equals(kind))

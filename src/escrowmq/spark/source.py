@@ -60,7 +60,8 @@ class EscrowSource(DataSource):
     def _columns(self) -> Columns:
         chosen = choose(self.options, options.READ)
         known = TRANSACTION if chosen[options.MODE] == options.TRANSACTIONS else MESSAGE
-        return known.only(chosen[options.COLUMNS]) if chosen.has(options.COLUMNS) else known
+        names = chosen[options.COLUMNS]
+        return known.only(names) if names else known
 
 
 class RocketSource(EscrowSource):

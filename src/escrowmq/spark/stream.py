@@ -174,6 +174,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         there = self._lines().group_offsets(group, queues)
         missing = {queue: begins[queue] for queue in queues if queue not in there}
         if missing:
+            self._lines().make_group(group, queues)
             self._lines().set_group_offsets(group, queues, missing)
         return there
 
