@@ -13,11 +13,12 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from escrowmq.errors import SparkMissing
@@ -44,6 +45,21 @@ QUIET: Final = (
     "ignore:unclosed:ResourceWarning",
     "ignore::pytest.PytestUnraisableExceptionWarning",
 )
+
+
+T = TypeVar("T")
+
+
+def patiently(run: Callable[[], T]) -> T:
+    """Run a streaming query, again if its Python process did not get up in time: Spark gives it ten
+    seconds, which a busy machine may not have. Nothing of the query has happened then."""
+    for _ in range(4):
+        try:
+            return run()
+        except PySparkException as error:
+            if "failed to connect back" not in str(error):
+                raise
+    return run()
 
 
 @pytest.fixture(scope="session")

@@ -104,7 +104,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {queue: high for queue, (_, high) in bounds.items()}
 
     def partitions(self, start: Told, end: Told) -> Sequence[InputPartition]:
-        begins = {**flat(start["first"]), **flat(start["next"]), **flat(end["first"])}
+        begins = {**flat(start["first"]), **flat(end["first"]), **flat(start["next"])}
         ends = flat(end["next"])
         wanted = {queue: number for queue, number in ends.items() if number > begins.get(queue, 0)}
         if not wanted:
