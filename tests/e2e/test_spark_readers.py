@@ -208,7 +208,7 @@ def test_transactions_are_read_from_brokers_and_from_files(served: Served, clien
     expected = {"tx0": "committed", "tx1": "rolled_back", "tx2": None}
     assert story(read(served, mode="transactions")) == expected
     source = EscrowSource({"path": str(served.data), "mode": "transactions"})
-    reader = source.reader(source.schema())
+    reader: Any = source.reader(source.schema())
     rows = [row for t in reader.partitions() for b in reader.read(t) for row in b.to_pylist()]
     assert story(rows) == expected
     [final] = read(served, subscribe="paid")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from escrowmq.errors import BadOption, DataLost, NoRoute
+from escrowmq.message import names
 from escrowmq.spark import read_options as options
 from escrowmq.spark.cluster import TRANSACTION_TOPICS, Cluster
 from escrowmq.spark.offsets import (
@@ -41,7 +42,8 @@ def wish_of(chosen: Chosen) -> Wish:
 def queues_of(cluster: Cluster, chosen: Chosen) -> dict[QueueKey, str]:
     """With the addresses of their brokers. Raises NoRoute."""
     if chosen[options.MODE] == options.TRANSACTIONS:
-        return _of_topics(cluster, _transaction_topics(cluster))
+        fail = chosen[options.FAIL_ON_DATA_LOSS]
+        return _of_topics(cluster, _transaction_topics(cluster, fail=fail))
     assigned = chosen[options.ASSIGN]
     if assigned is not None:
         known = _of_topics(cluster, sorted({queue.topic for queue in assigned}))
@@ -58,16 +60,21 @@ def queues_of(cluster: Cluster, chosen: Chosen) -> dict[QueueKey, str]:
     return _of_topics(cluster, chosen[options.SUBSCRIBE])
 
 
-def _transaction_topics(cluster: Cluster) -> list[str]:
-    """RocketMQ has two or three of them, and not before its first transaction."""
-    there = set(cluster.topics())
+def _transaction_topics(cluster: Cluster, *, fail: bool) -> list[str]:
+    """RocketMQ 5 and we have the first two from the start; RocketMQ 4 shows the op topic to nobody,
+    and without it there is no telling what was settled."""
     found = []
     for topic in TRANSACTION_TOPICS:
         try:
-            if topic in there or cluster.route(topic):
-                found.append(topic)
+            cluster.route(topic)
+            found.append(topic)
         except NoRoute:
             continue
+    if fail and not {names.HALF_TOPIC, names.OP_TOPIC} <= set(found):
+        raise NoRoute(
+            "these brokers do not show their op topic (RocketMQ 4 does not): read their files with "
+            "option path, or what there is with failOnDataLoss=false"
+        )
     return found
 
 

@@ -66,7 +66,7 @@ def test_much_is_cut_into_tasks_of_like_size(tmp_path: Path) -> None:
         store.append([NewRecord("T", 0, bytes(1 << 15)) for _ in range(10)], now_ms=NOW_MS + number)
     store.close()
     source = EscrowSource({"path": str(tmp_path), "minPartitions": "5", "columns": "log_offset"})
-    reader = source.reader(source.schema())
+    reader: Any = source.reader(source.schema())
     counts = []
     for task in reader.partitions():
         assert isinstance(task, LogRange)

@@ -17,8 +17,8 @@ from escrowmq.spark.read_options import read_options
 GIVEN = {"servers": "s:1", "subscribe": "orders"}
 
 
-def chosen(is_stream: bool = False, **given: str) -> Any:
-    return read_options({**GIVEN, **given}, is_stream=is_stream)
+def chosen(given: dict[str, str] | None = None, *, is_stream: bool = False) -> Any:
+    return read_options({**GIVEN, **(given or {})}, is_stream=is_stream)
 
 
 def test_names_are_found_in_any_case_and_by_their_old_names() -> None:
@@ -65,7 +65,7 @@ def test_names_are_found_in_any_case_and_by_their_old_names() -> None:
 )
 def test_a_wrong_option_says_what_is_wrong_with_it(given: dict[str, str], why: str) -> None:
     with pytest.raises(BadOption, match=why.replace("?", r"\?")):
-        access_of(chosen(**given))
+        access_of(chosen(given))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_wrong_option_says_what_is_wrong_with_it(given: dict[str, str], why: s
 )
 def test_a_stream_refuses_what_does_not_fit_it(given: dict[str, str], why: str) -> None:
     with pytest.raises(BadOption, match=why):
-        chosen(is_stream=True, **given)
+        chosen(given, is_stream=True)
 
 
 @pytest.mark.parametrize("given", [{}, {"servers": "s:1"}, {"subscribe": "a"}])
@@ -88,7 +88,7 @@ def test_what_is_missing_is_named(given: dict[str, str]) -> None:
 
 
 def test_a_time_counts_more_than_offsets() -> None:
-    found = chosen(startingTimestamp="5", startingOffsets="earliest")
+    found = chosen({"startingTimestamp": "5", "startingOffsets": "earliest"})
     assert read.start_of(found, is_stream=False).of(QueueKey("t", "b", 0)) == 5
     assert read.start_of(chosen(), is_stream=False) is Position.EARLIEST
     assert read.start_of(chosen(is_stream=True), is_stream=True) is Position.LATEST
