@@ -43,7 +43,7 @@ SETTINGS: Final = {
 QUIET: Final = (
     "ignore:.*pandas.*:FutureWarning",
     "ignore:unclosed:ResourceWarning",
-    "ignore::pytest.PytestUnraisableExceptionWarning",
+    "ignore:Exception ignored in.*socket:pytest.PytestUnraisableExceptionWarning",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,6 +94,12 @@ def test_a_time_counts_more_than_offsets() -> None:
     assert read.start_of(chosen(), is_stream=False) is Position.EARLIEST
     assert read.start_of(chosen(is_stream=True), is_stream=True) is Position.LATEST
     assert read.end_of(chosen()) is Position.LATEST
+
+
+def test_every_option_is_in_the_manual() -> None:
+    manual = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
+    missing = [option.name for option in read.READ if f"`{option.name}`" not in manual]
+    assert not missing
 
 
 def test_a_secret_is_not_repeated_in_an_error() -> None:
