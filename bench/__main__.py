@@ -27,6 +27,13 @@ from bench.measure import QUICK, Plan, keep, keep_table, machine
 from bench.servers import HEAP, JVM
 from tests.interop.jars import find, java_release
 
+
+def _spark_read(plan: Plan) -> Told:
+    from bench import spark_read  # Spark is an extra
+
+    return spark_read.rows(plan)
+
+
 STORE = {"write": store_write.rows, "read": store_read.rows, "open": store_open.rows}
 BROKER: dict[str, tuple[str, Callable[[Plan], Told]]] = {
     "broker": ("The broker", broker.rows),
@@ -35,10 +42,12 @@ BROKER: dict[str, tuple[str, Callable[[Plan], Told]]] = {
     "broker-tx": ("The broker: transactions", broker_tx.rows),
     "access": ("The broker: signatures and TLS", access.rows),
     "escrow": ("The escrow: very many open transactions", escrow.rows),
+    "spark-read": ("Reading into Spark", _spark_read),
 }
 BINDING: dict[str, tuple[str, Callable[[Plan], Told]]] = {
     "outbox": ("The database binding beside an outbox table", outbox.rows),
 }
+NEEDS_NO_LOAD = ("spark-read",)
 GIB_A_SECOND = 2.0  # of a round: what three brokers write in one second each of all the loads
 QUICK_NOTE = "One short round, a JVM that is not warm: these figures show that it runs, no more."
 STORE_NOTES = [
@@ -52,7 +61,7 @@ def main() -> int:
     given = arguments().parse_args()
     plan = plan_from(given)
     wanted: list[str] = given.parts or list(STORE)
-    if any(part in BROKER for part in wanted):
+    if any(part in BROKER and part not in NEEDS_NO_LOAD for part in wanted):
         try:
             built("load")
         except NoCompiler as error:

@@ -65,6 +65,10 @@ class EscrowMQ:
     def pids(self) -> list[int]:
         return [self._process.pid] if self._process is not None else []
 
+    @property
+    def namesrv_address(self) -> str:
+        return f"127.0.0.1:{self._namesrv_port}"
+
     def start(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         lines = [f"{name}={value}\n" for name, value in self._settings.items()]

@@ -31,6 +31,9 @@ EscrowError
     NoSuchRecord           below the oldest, past the newest, or between two records
   ConfigError            a setting is missing, misspelt or out of range
     AccessRulesBroken      a file of accounts or certificates cannot be read; the old rules stay
+    BadOption              an option of the Spark source or sink is
+  DataLost               messages that were to be read are not there any more
+  SparkMissing           Java or PySpark is not there, or too old
   BadSubscription        what a consumer wants of a topic cannot be read, or is not served here
     BadExpression          an SQL92 expression cannot be read; it says where
   NotComparable          a message has no number where an SQL92 expression needs one: no match
@@ -202,6 +205,18 @@ class ConfigError(EscrowError):
 
 
 class AccessRulesBroken(ConfigError):
+    pass
+
+
+class BadOption(ConfigError):
+    pass
+
+
+class DataLost(EscrowError):
+    pass
+
+
+class SparkMissing(EscrowError):
     pass
 
 

@@ -19,7 +19,9 @@ from escrowmq.consume.pull import (
     HAS_SUBSCRIPTION,
     SHORT_HOLD_MS,
     SUCCESS,
+    ReadLimits,
     Refusal,
+    bulk_limits,
     hold_ms,
     limits,
     refuse_place,
@@ -168,13 +170,13 @@ class Pulls:
     ) -> None:
         fields = request.head.fields
         sql = wanted.sql
-        bounds = limits(fields.max_msg_nums, fields.max_msg_bytes)
+        bounds = self._bounds(fields)
         found = self._store.read(
             fields.topic,
             fields.queue_id,
             fields.queue_offset,
-            count_max=min(bounds.count_max, self.rules.count_max),
-            bytes_max=min(bounds.bytes_max, self.rules.bytes_max),
+            count_max=bounds.count_max,
+            bytes_max=bounds.bytes_max,
             accepts=tag_filter(wanted),
             wants=None if sql is None else sql.wants,
             scanned_max=SCANNED_MAX if sql is None else max(1, TESTS_MAX // sql.cost),
@@ -206,6 +208,14 @@ class Pulls:
                 remark=remark,
                 body=found.slices,
             )
+        )
+
+    def _bounds(self, fields: PullMessage) -> ReadLimits:
+        if fields.bulk:
+            return bulk_limits(fields.max_msg_nums)
+        asked = limits(fields.max_msg_nums, fields.max_msg_bytes)
+        return ReadLimits(
+            min(asked.count_max, self.rules.count_max), min(asked.bytes_max, self.rules.bytes_max)
         )
 
     def _hold(

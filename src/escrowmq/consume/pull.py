@@ -59,6 +59,8 @@ BROADCASTING_FORBIDDEN: Final = 4
 
 COUNT_MAX: Final = 32
 BYTES_MAX: Final = 256 * 1024
+BULK_COUNT_MAX: Final = 8_192  # of whoever reads whole queues, and says so
+BULK_BYTES_MAX: Final = 1 << 20
 HOLD_MS_MAX: Final = 120_000  # clients ask for 15 or 20 s
 SHORT_HOLD_MS: Final = 1_000  # with long polling switched off
 
@@ -181,6 +183,11 @@ def limits(count_asked: int, bytes_asked: int | None = None) -> ReadLimits:
     """One message at least, whatever was asked: a client that gets none asks for ever."""
     bytes_max = BYTES_MAX if bytes_asked is None or bytes_asked <= 0 else bytes_asked
     return ReadLimits(max(1, min(count_asked, COUNT_MAX)), min(bytes_max, BYTES_MAX))
+
+
+def bulk_limits(count_asked: int) -> ReadLimits:
+    """Of a pull that says `bulk`, which no client of RocketMQ's does."""
+    return ReadLimits(max(1, min(count_asked, BULK_COUNT_MAX)), BULK_BYTES_MAX)
 
 
 # By the store's name: code from offset 0, code from another, RocketMQ's name (the remark).

@@ -43,11 +43,11 @@ class Step(msgspec.Struct, frozen=True):
 
 
 _JOURNAL = struct.Struct(">qBH")
-_STEPS: Final = ("asked", "unknown", "resumed")
+STEPS: Final = ("asked", "unknown", "resumed")
 
 
 def journal_of(step: Step, *, now_ms: int) -> NewRecord:
-    body = _JOURNAL.pack(step.half, _STEPS.index(step.what), step.number) + step.peer.encode()
+    body = _JOURNAL.pack(step.half, STEPS.index(step.what), step.number) + step.peer.encode()
     return NewRecord(
         names.JOURNAL_TOPIC, 0, body, f"KEYS\x01{step.half}\x02".encode(), born_ms=now_ms
     )
@@ -57,6 +57,6 @@ def decode_step(record: StoredRecord) -> Step:
     try:
         half, what, number = _JOURNAL.unpack_from(record.body)
         peer = bytes(record.body[_JOURNAL.size :]).decode()
-        return Step(half, _STEPS[what], number, peer, record.stored_ms)
+        return Step(half, STEPS[what], number, peer, record.stored_ms)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise CorruptRecord(record.log_offset, f"no line of a journal: {error}") from error

@@ -60,10 +60,15 @@ def decision_record(decision: Decision, *, now_ms: int) -> NewRecord:
 
 
 def decode_decision(record: StoredRecord) -> Decision:
+    return read_decision(record.body, record.log_offset)
+
+
+def read_decision(body: bytes | memoryview, log_offset: int = -1) -> Decision:
+    """Raises CorruptRecord."""
     try:
-        return msgspec.msgpack.decode(bytes(record.body), type=Decision)
+        return msgspec.msgpack.decode(body, type=Decision)
     except msgspec.MsgspecError as error:
-        raise CorruptRecord(record.log_offset, f"no decision: {error}") from error
+        raise CorruptRecord(log_offset, f"no decision: {error}") from error
 
 
 class Attempts:

@@ -40,6 +40,7 @@ class PullMessage(Header, frozen=True, kw_only=True):
     max_msg_bytes: Int32 | None = None
     request_source: Int32 | None = None
     proxy_forward_client_id: str | None = field(default=None, name="proxyFrowardClientId")
+    bulk: bool | None = None  # ours: as much as a frame should hold; RocketMQ does not look at it
 
 
 class PullMessageAnswer(Header, frozen=True, kw_only=True):

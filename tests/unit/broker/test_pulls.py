@@ -123,6 +123,14 @@ def test_without_a_subscription_in_the_request_the_groups_counts(bench: Bench) -
     assert answer.code == 25
 
 
+def test_whoever_reads_whole_queues_gets_more_than_32(bench: Bench) -> None:
+    bench.send(*(b"%d" % number for number in range(100)))
+    [usual] = bench.pull(max_msg_nums=1000)
+    [bulk] = bench.pull(max_msg_nums=1000, bulk=True)
+    [some] = bench.pull(max_msg_nums=40, bulk=True)
+    assert [len(bodies(answer)) for answer in (usual, bulk, some)] == [32, 100, 40]
+
+
 def test_what_was_filtered_out_moves_the_client_on(bench: Bench) -> None:
     bench.send(b"0", b"1", tag="a")
     [answer] = bench.pull(subscription="b")

@@ -8,11 +8,14 @@ import pytest
 
 from escrowmq.consume.groups import BROADCASTING, ConsumerGroup, Habits
 from escrowmq.consume.pull import (
+    BULK_BYTES_MAX,
+    BULK_COUNT_MAX,
     BYTES_MAX,
     HOLD_MS_MAX,
     SHORT_HOLD_MS,
     ReadLimits,
     Refusal,
+    bulk_limits,
     hold_ms,
     limits,
     refuse_place,
@@ -211,3 +214,8 @@ def test_a_read_has_limits_and_gets_one_message_at_least(
     count: int, size: int | None, expected: ReadLimits
 ) -> None:
     assert limits(count, size) == expected
+
+
+def test_a_bulk_pull_has_bounds_of_its_own() -> None:
+    assert bulk_limits(0) == ReadLimits(1, BULK_BYTES_MAX)
+    assert bulk_limits(1 << 30) == ReadLimits(BULK_COUNT_MAX, BULK_BYTES_MAX)

@@ -1,0 +1,135 @@
+"""One blocking connection. Several requests may be under way; answers are told apart by number."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import struct
+from collections.abc import Sequence
+from types import TracebackType
+from typing import NamedTuple
+
+from escrowmq.errors import FrameTooLong, NotSent, OutcomeUnknown, RequestRefused
+from escrowmq.spark.access import Access
+from escrowmq.wire.codes import JSON
+from escrowmq.wire.command import Command, decode_command, encode_command
+from escrowmq.wire.frame import FRAME_LENGTH_MAX, HEADER_LENGTH_MAX, encode_frame
+from escrowmq.wire.headers import Header, encode_header
+
+_PREFIX = struct.Struct(">II")
+
+
+class Asked(NamedTuple):
+    code: int
+    fields: Header
+    body: bytes = b""
+
+
+class Reply(NamedTuple):
+    code: int
+    remark: str
+    ext_fields: dict[str, str]
+    body: bytes
+    version: int = 0  # of whoever answered
+
+
+class BlockingLine:
+    def __init__(self, address: str, access: Access) -> None:
+        """Raises NotSent."""
+        self.address = address
+        self._access = access
+        self._opaques = itertools.count(1)
+        host, _, port = address.rpartition(":")
+        try:
+            self._socket = socket.create_connection(
+                (host.strip("[]"), int(port)), timeout=min(access.timeout_s, 10.0)
+            )
+            self._socket.settimeout(access.timeout_s)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket = access.wrapped(self._socket, host.strip("[]"))
+        except (OSError, ValueError) as error:
+            raise NotSent(f"{address} cannot be reached: {error}") from error
+
+    def __enter__(self) -> BlockingLine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    # --- a request and its answer ----------------------------------------------------------------
+
+    def call(self, asked: Asked) -> Reply:
+        return self.call_all([asked])[0]
+
+    def call_all(self, wanted: Sequence[Asked]) -> list[Reply]:
+        """All are sent before the first answer is read: one round trip instead of many."""
+        numbers = [self.send(asked) for asked in wanted]
+        answers: dict[int, Reply] = {}
+        while len(answers) < len(numbers):
+            command, body_bytes = self.receive_head()
+            body = bytearray(body_bytes)
+            self.receive_into(memoryview(body))
+            answers[command.opaque] = Reply(
+                command.code, command.remark, command.ext_fields, bytes(body), command.version
+            )
+        return [answers[number] for number in numbers]
+
+    def ask(self, asked: Asked) -> Reply:
+        """The same; any code but success is raised as RequestRefused."""
+        reply = self.call(asked)
+        if reply.code:
+            raise RequestRefused(reply.code, reply.remark or f"{self.address} refused")
+        return reply
+
+    # --- the two halves of it, for whoever has many under way ------------------------------------
+
+    def send(self, asked: Asked) -> int:
+        """The number that its answer will have."""
+        number = next(self._opaques)
+        fields = self._access.signed(encode_header(asked.fields), asked.body)
+        command = Command(code=asked.code, opaque=number, ext_fields=fields)
+        try:
+            self._socket.sendall(encode_frame(JSON, encode_command(command, JSON), asked.body))
+        except OSError as error:
+            raise NotSent(f"{self.address}: the connection broke: {error}") from error
+        return number
+
+    def receive_head(self) -> tuple[Command, int]:
+        """The next answer without its body, and how long that is: read it next."""
+        while True:
+            prefix = bytearray(_PREFIX.size)
+            self.receive_into(memoryview(prefix))
+            length, mark = _PREFIX.unpack(prefix)
+            header_length = mark & HEADER_LENGTH_MAX
+            if length > FRAME_LENGTH_MAX or header_length > length - 4:
+                raise FrameTooLong(f"{self.address}: a frame of {length} bytes")
+            header = bytearray(header_length)
+            self.receive_into(memoryview(header))
+            command = decode_command(mark >> 24, bytes(header))
+            body_bytes = length - 4 - header_length
+            if command.is_response:
+                return command, body_bytes
+            self.receive_into(memoryview(bytearray(body_bytes)))  # a question: not for us
+
+    def receive_into(self, room: memoryview) -> None:
+        at, end = 0, len(room)
+        try:
+            while at < end:
+                got = self._socket.recv_into(room[at:])
+                if not got:
+                    raise OutcomeUnknown(f"{self.address}: the connection closed before the answer")
+                at += got
+        except TimeoutError:
+            raise OutcomeUnknown(
+                f"{self.address}: no answer in {self._access.timeout_s:g} s (option timeoutMs)"
+            ) from None
+        except OSError as error:
+            raise OutcomeUnknown(f"{self.address}: the connection broke: {error}") from error

@@ -1,0 +1,5 @@
+"""Found by Spark on its own: it looks through the packages called `pyspark_…`."""
+
+from escrowmq.spark.source import EscrowSource as DefaultSource
+
+__all__ = ["DefaultSource"]

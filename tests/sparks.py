@@ -1,0 +1,86 @@
+"""One Spark session for all tests of a run: to start one takes longer than most of them.
+
+    from tests.sparks import spark  # noqa: F401
+
+    def test_…(spark: SparkSession) -> None: ...
+
+It starts quickly rather than runs quickly; a task is tried three times. A machine without Java
+skips the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, TypeVar
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from escrowmq.errors import SparkMissing
+from escrowmq.spark import local_session
+from escrowmq.spark.session import check_java
+
+ROOT: Final = Path(__file__).parent.parent
+SETTINGS: Final = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.log.level": "ERROR",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing."
+        "FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.sql.streaming.pollingDelay": "50",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+
+# PySpark says of pandas 3 that it does not know it well yet; and its sockets are closed late.
+QUIET: Final = (
+    "ignore:.*pandas.*:FutureWarning",
+    "ignore:unclosed:ResourceWarning",
+    "ignore:Exception ignored in.*socket:pytest.PytestUnraisableExceptionWarning",
+)
+
+
+T = TypeVar("T")
+
+
+def patiently(run: Callable[[], T]) -> T:
+    """Run a streaming query, again if its Python process did not get up in time: Spark gives it ten
+    seconds, which a busy machine may not have. Nothing of the query has happened then."""
+    for _ in range(4):
+        try:
+            return run()
+        except PySparkException as error:
+            if "failed to connect back" not in str(error):
+                raise
+    return run()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    try:
+        check_java()
+    except SparkMissing as error:
+        pytest.skip(str(error))
+    here = tmp_path_factory.mktemp("spark")
+    # Workers import our sources, and what tests hand over to them.
+    paths = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    before = dict(os.environ)
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    settings = {**SETTINGS, "spark.sql.warehouse.dir": str(here), "spark.local.dir": str(here)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        session = local_session("tests", master="local[2,3]", settings=settings)
+    try:
+        yield session
+    finally:
+        session.stop()
+        os.environ.clear()
+        os.environ.update(before)
