@@ -25,6 +25,7 @@ from escrowmq.wire.headers_transaction import (
     EndTransactions,
     ResumeTransaction,
     SettleTransaction,
+    RegisterWriter,
     WriterName,
 )
 from tests.simulation.escrow_truth import QUEUES, Message, Place, Queue
@@ -392,7 +393,7 @@ class Driver(Client):
             self._begin_batch()
             return True
 
-        fields = WriterName(writer=self.writer)
+        fields = RegisterWriter(writer=self.writer)
         self.run(Errand(RequestCode.REGISTER_WRITER, fields, b"", answered))
 
     def _begin_batch(self) -> None:
