@@ -26,6 +26,7 @@ EscrowError
     RecordRefused          a message over the size limits, or a name no file can have; not stored
     NoSuchRecord           below the oldest, past the newest, or between two records
   ConfigError            a setting is missing, misspelt or out of range
+  RowRefused             a row of a table that cannot be a message
   BadSubscription        what a consumer wants of a topic cannot be read, or is not served here
   TableFull              a table with a bound has reached it; nothing was changed
   EscrowFull             as many transactions are open as may be
@@ -152,6 +153,10 @@ class NoSuchRecord(StoreError):
 
 class ConfigError(EscrowError):
     pass
+
+
+class RowRefused(EscrowError):
+    """A row of a table that cannot be a message; it says which, and why."""
 
 
 class BadSubscription(EscrowError):

@@ -1,0 +1,1 @@
+"""Spark: topics as tables, tables as topics."""
