@@ -23,9 +23,9 @@ from escrowmq.wire.headers_send import EndTransaction, SendMessage
 from escrowmq.wire.headers_transaction import (
     DecideBatch,
     EndTransactions,
+    RegisterWriter,
     ResumeTransaction,
     SettleTransaction,
-    RegisterWriter,
     WriterName,
 )
 from tests.simulation.escrow_truth import QUEUES, Message, Place, Queue

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from typing import Final
 
+from escrowmq.clock import SystemClock
 from escrowmq.errors import NoRoute, NotSent, RequestRefused, TransportError
 from escrowmq.spark.write_frames import Target
 from escrowmq.spark.write_lines import Line
@@ -18,6 +19,8 @@ TEMPLATE: Final = "TBW102"  # an unknown topic is made from it by the first send
 QUEUES_MADE: Final = 4
 _WRITE, _MASTER = 2, 0
 _PAUSE_S: Final = 0.5
+_clock = SystemClock()
+_pause = threading.Event().wait  # nobody sets it
 
 
 class Cluster:
@@ -84,7 +87,7 @@ class Cluster:
 
     def _ask(self, code: RequestCode, fields: Header | None = None) -> Body:
         """Of the first that answers. Raises RequestRefused, or NotSent once the time is up."""
-        deadline_s = time.monotonic() + self._timeout_s
+        deadline_s = _clock.elapsed_s() + self._timeout_s
         while True:
             failures = []
             for address in self._servers:
@@ -95,9 +98,9 @@ class Cluster:
                     failures.append(str(error))
                 finally:
                     line.close()
-            if time.monotonic() + _PAUSE_S > deadline_s:
+            if _clock.elapsed_s() + _PAUSE_S > deadline_s:
                 raise NotSent(
                     f"no name server answers ({'; '.join(failures)}): check option servers, and "
                     "that one of them runs"
                 )
-            time.sleep(_PAUSE_S)
+            _pause(_PAUSE_S)

@@ -8,10 +8,11 @@ recognised by its key; whoever sends anything else may store it twice.
 from __future__ import annotations
 
 import socket
-import time
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
+from escrowmq.clock import SystemClock
 from escrowmq.errors import (
     EscrowError,
     NotSent,
@@ -39,6 +40,9 @@ _LATER: Final = frozenset(
         ResponseCode.GO_AWAY,
     )
 )
+
+_clock = SystemClock()
+_pause = threading.Event().wait  # nobody sets it
 
 
 class Reply(NamedTuple):
@@ -93,13 +97,13 @@ class Line:
 
     def ask(self, code: RequestCode, fields: Header | None = None, body: bytes = b"") -> Body:
         """Raises RequestRefused, or TransportError once the time is up."""
-        deadline_s = time.monotonic() + self._timeout_s
+        deadline_s = _clock.elapsed_s() + self._timeout_s
         for pause_s in _pauses():
             try:
                 reply = self._ask_once(code, fields, body)
             except (NotSent, OutcomeUnknown):
                 self._drop()
-                if time.monotonic() + pause_s > deadline_s:
+                if _clock.elapsed_s() + pause_s > deadline_s:
                     raise
             else:
                 if reply.code == ResponseCode.SUCCESS:
@@ -108,9 +112,9 @@ class Line:
                     raise UnknownRequest(
                         reply.code, f"{self.address} does not know {request_name(code)}"
                     )
-                if reply.code not in _LATER or time.monotonic() + pause_s > deadline_s:
+                if reply.code not in _LATER or _clock.elapsed_s() + pause_s > deadline_s:
                     raise RequestRefused(reply.code, f"{self.address}: {reply.remark}")
-            time.sleep(pause_s)
+            _pause(pause_s)
         raise AssertionError("pauses have no end")
 
     def _ask_once(self, code: RequestCode, fields: Header | None, body: bytes) -> Reply:
@@ -139,30 +143,30 @@ class Line:
 
     def _persist(self, step: Callable[[], None], waits: Callable[[], bool]) -> None:
         """Do it, and read answers while it has to wait; all over again if the connection goes."""
-        deadline_s = time.monotonic() + self._timeout_s
+        deadline_s = _clock.elapsed_s() + self._timeout_s
         pauses = _pauses()
         while True:
             try:
                 step()
                 while waits():
                     if self._again:
-                        time.sleep(next(pauses))
+                        _pause(next(pauses))
                         again, self._again = self._again, []
                         for frame in again:
                             self._send(frame)
                     before = len(self._unanswered)
                     self._receive()
                     if len(self._unanswered) < before:
-                        deadline_s = time.monotonic() + self._timeout_s
-                    elif time.monotonic() > deadline_s:
+                        deadline_s = _clock.elapsed_s() + self._timeout_s
+                    elif _clock.elapsed_s() > deadline_s:
                         raise OutcomeUnknown(
                             f"{self.address} has stored nothing for {self._timeout_s:.0f} s"
                         )
             except (NotSent, OutcomeUnknown):
                 self._drop()
-                if time.monotonic() > deadline_s:
+                if _clock.elapsed_s() > deadline_s:
                     raise
-                time.sleep(next(pauses))
+                _pause(next(pauses))
                 step = self._send_all_again
             else:
                 return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,6 +12,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
+from escrowmq.clock import SystemClock
 from escrowmq.errors import ConfigError
 from escrowmq.spark.write_cluster import QUEUES_MADE, TEMPLATE, Cluster
 from escrowmq.spark.write_columns import rows_of
@@ -27,6 +27,7 @@ _QUERY: Final = "sql.streaming.queryId"
 _RUN: Final = "spark.jobGroup.id"
 _EPOCH: Final = "streaming.sql.batchId"
 _PREPARED: Final = 4
+_clock = SystemClock()
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ class Sender:
             default_topic_queue_nums=QUEUES_MADE,
             queue_id=target.queue_id,
             sys_flag=sys_flag,
-            born_timestamp=int(time.time() * 1000),
+            born_timestamp=_clock.now_ms(),
             properties=properties,
             batch=is_batch,
             broker_name=target.broker,
