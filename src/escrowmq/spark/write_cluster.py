@@ -19,6 +19,7 @@ TEMPLATE: Final = "TBW102"  # an unknown topic is made from it by the first send
 QUEUES_MADE: Final = 4
 _WRITE, _MASTER = 2, 0
 _PAUSE_S: Final = 0.5
+_TOPIC_S: Final = 5.0  # a broker that is just being started has not said yet what it has
 _clock = SystemClock()
 _pause = threading.Event().wait  # nobody sets it
 
@@ -31,17 +32,28 @@ class Cluster:
         self._timeout_s = timeout_s
         self._queues: dict[str, list[Target]] = {}
 
-    def brokers(self) -> dict[str, str]:
-        """The masters: name and address, in the order of their names."""
-        known = decode_body(ClusterInfo, self._ask(RequestCode.GET_BROKER_CLUSTER_INFO))
-        found = {
-            name: entry.broker_addrs[_MASTER]
-            for name, entry in sorted(known.broker_addr_table.items())
-            if _MASTER in entry.broker_addrs
-        }
-        if not found:
-            raise NotSent(f"{';'.join(self._servers)} knows no broker: start one, or wait for it")
-        return found
+    def brokers(self, wanted: str = "") -> dict[str, str]:
+        """The masters: name and address, in the order of their names.
+
+        Whoever was killed is unknown until he is back: one that is wanted, or any at all, is
+        waited for. Raises NotSent.
+        """
+        deadline_s = _clock.elapsed_s() + self._timeout_s
+        while True:
+            known = decode_body(ClusterInfo, self._ask(RequestCode.GET_BROKER_CLUSTER_INFO))
+            found = {
+                name: entry.broker_addrs[_MASTER]
+                for name, entry in sorted(known.broker_addr_table.items())
+                if _MASTER in entry.broker_addrs
+            }
+            if wanted in found or (found and not wanted):
+                return found
+            if _clock.elapsed_s() + _PAUSE_S > deadline_s:
+                raise NotSent(
+                    f"{';'.join(self._servers)} knows no broker {wanted}: start it, then the job "
+                    "again. If it holds decisions of a sink, no other can take its place"
+                )
+            _pause(_PAUSE_S)
 
     def queues(self, topic: str) -> list[Target]:
         """Those that can be written, of a topic that is there or may be made."""
@@ -51,18 +63,20 @@ class Cluster:
         return found
 
     def _look_up(self, topic: str) -> list[Target]:
-        found = self._route(topic, topic)
-        if found is None:
-            made = self._route(TEMPLATE, topic) or []
-            found = [target for target in made if target.queue_id < QUEUES_MADE]
-            if not found:
+        deadline_s = _clock.elapsed_s() + min(_TOPIC_S, self._timeout_s)
+        while True:
+            found = self._route(topic, topic)
+            if found is None:
+                made = self._route(TEMPLATE, topic) or []
+                found = [target for target in made if target.queue_id < QUEUES_MADE]
+            if found:
+                return found
+            if _clock.elapsed_s() + _PAUSE_S > deadline_s:
                 raise NoRoute(
-                    f"there is no topic {topic}, and no broker makes topics by itself: create it "
-                    "first, or set autoCreateTopicEnable"
+                    f"there is no topic {topic} that can be written to, and no broker makes it by "
+                    "itself: create it first, look at its permissions, or set autoCreateTopicEnable"
                 )
-        if not found:
-            raise NoRoute(f"no queue of {topic} can be written to: look at its permissions")
-        return found
+            _pause(_PAUSE_S)
 
     def _route(self, asked: str, topic: str) -> list[Target] | None:
         try:

@@ -13,13 +13,15 @@ registers there: until then what won at such a broker is open and safe.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from escrowmq.errors import ConfigError, RequestRefused, UnknownRequest, WriterFenced
+from escrowmq.spark.write_cluster import Cluster
 from escrowmq.spark.write_lines import Line
+from escrowmq.spark.write_options import IN_FLIGHT_BYTES
 from escrowmq.wire.bodies import decode_body, encode_body
 from escrowmq.wire.bodies_transaction import BatchWinners, WinningAttempt, WriterState
 from escrowmq.wire.codes import RequestCode, ResponseCode
@@ -61,26 +63,27 @@ class Epoch:
     query: str = ""  # whose epochs these are; nothing for a batch
 
 
-@dataclass(slots=True)
 class Brokers:
     """Lines to brokers by name, made when they are wanted."""
 
-    addresses: dict[str, str]
-    timeout_s: float
-    in_flight_bytes: int = 8 << 20
-    _lines: dict[str, Line] = field(default_factory=dict)
+    def __init__(
+        self, cluster: Cluster, timeout_s: float, in_flight_bytes: int = IN_FLIGHT_BYTES
+    ) -> None:
+        self.addresses = cluster.brokers()
+        self._cluster = cluster
+        self._timeout_s = timeout_s
+        self._in_flight_bytes = in_flight_bytes
+        self._lines: dict[str, Line] = {}
 
     def line(self, name: str) -> Line:
         line = self._lines.get(name)
         if line is None:
-            address = self.addresses.get(name)
-            if address is None:
-                raise ConfigError(
-                    f"broker {name} holds decisions of this sink, and no name server knows it: "
-                    "start it again, then the query"
-                )
+            if name not in self.addresses:
+                self.addresses = self._cluster.brokers(name)
             line = self._lines[name] = Line(
-                address, timeout_s=self.timeout_s, in_flight_bytes=self.in_flight_bytes
+                self.addresses[name],
+                timeout_s=self._timeout_s,
+                in_flight_bytes=self._in_flight_bytes,
             )
         return line
 

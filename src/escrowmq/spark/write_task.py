@@ -84,7 +84,7 @@ def write(
 ) -> Written:
     _freeze()
     cluster = Cluster(options.servers, timeout_s=options.timeout_s)
-    brokers = Brokers(cluster.brokers(), options.timeout_s, options.in_flight_bytes)
+    brokers = Brokers(cluster, options.timeout_s, options.in_flight_bytes)
     try:
         if guarantee != EXACTLY_ONCE:
             return _send_all(batches, options, epoch, place, cluster, Sender(brokers, options))

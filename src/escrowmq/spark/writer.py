@@ -80,7 +80,7 @@ def guarantee_of(options: WriteOptions) -> str:
 
 @lru_cache(maxsize=16)
 def _can_decide(servers: str, timeout_s: float) -> bool:
-    brokers = Brokers(Cluster(servers, timeout_s=timeout_s).brokers(), timeout_s)
+    brokers = Brokers(Cluster(servers, timeout_s=timeout_s), timeout_s)
     try:
         return can_decide(brokers)
     finally:
@@ -122,7 +122,7 @@ class _Committer:
 
     def _brokers(self) -> Brokers:
         timeout_s = self._options.timeout_s
-        return Brokers(Cluster(self._options.servers, timeout_s=timeout_s).brokers(), timeout_s)
+        return Brokers(Cluster(self._options.servers, timeout_s=timeout_s), timeout_s)
 
 
 def _written(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
