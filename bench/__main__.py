@@ -10,7 +10,16 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 
-from bench import broker, broker_growth, broker_tx, escrow, store_open, store_read, store_write
+from bench import (
+    broker,
+    broker_growth,
+    broker_tx,
+    escrow,
+    spark_write,
+    store_open,
+    store_read,
+    store_write,
+)
 from bench.broker import Told
 from bench.generator import NoCompiler, built
 from bench.measure import QUICK, Plan, keep, keep_table, machine
@@ -23,6 +32,7 @@ BROKER: dict[str, tuple[str, Callable[[Plan], Told]]] = {
     "broker-sync": ("The broker: answered when flushed", broker.sync_rows),
     "broker-growth": ("The broker: many topics, a long log", broker_growth.rows),
     "broker-tx": ("The broker: transactions", broker_tx.rows),
+    "spark-write": ("Spark: the sink", spark_write.rows),
     "escrow": ("The escrow: very many open transactions", escrow.rows),
 }
 GIB_A_SECOND = 2.0  # of a round: what three brokers write in one second each of all the loads

@@ -62,6 +62,10 @@ class EscrowMQ:
         self._process: Leashed | None = None
 
     @property
+    def namesrv_address(self) -> str:
+        return f"127.0.0.1:{self._namesrv_port}"
+
+    @property
     def pids(self) -> list[int]:
         return [self._process.pid] if self._process is not None else []
 

@@ -244,17 +244,21 @@ class Sends:
                 raise RequestRefused(
                     ResponseCode.MESSAGE_ILLEGAL, "no message of a batch is delayed"
                 )
+            if len(text) <= _SHORT_TEXT and text[-1:] == "\x02" and is_plain(text):
+                properties = text.encode() + self._added
+            else:
+                properties = self._properties(text, now_ms)
             records.append(
                 NewRecord(
-                    topic=fields.topic,
-                    queue_id=queue_id,
-                    body=bytes(item.body),
-                    properties=self._properties(text, now_ms),
-                    flag=item.flag,
-                    sys_flag=fields.sys_flag,
-                    born_ms=fields.born_timestamp,
-                    born_host=line.peer_host,
-                    reconsume_times=fields.reconsume_times,
+                    fields.topic,
+                    queue_id,
+                    item.body,  # type: ignore[arg-type]  # a view, as that of a single message
+                    properties,
+                    item.flag,
+                    fields.sys_flag,
+                    fields.born_timestamp,
+                    line.peer_host,
+                    fields.reconsume_times,
                 )
             )
         return records
