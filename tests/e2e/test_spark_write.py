@@ -97,8 +97,8 @@ def test_errors_reach_the_user_in_words(spark: SparkSession, served: Served) -> 
         save(table, served, "t", topik="u")
     with pytest.raises(Exception, match="did you mean tags"):
         save(table.selectExpr("body", "'x' AS tag"), served, "t")
+    writer = table.write.format("escrowmq").option("servers", served.namesrv_address)
     with pytest.raises(Exception, match="cannot be overwritten"):
-        writer = table.write.format("escrowmq").option("servers", served.namesrv_address)
         writer.option("topic", "t").mode("overwrite").save()
 
 
