@@ -7,12 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pytest
-from pyspark import TaskContext
-from pyspark.sql.types import StructType
 
 from escrowmq.errors import (
     ConfigError,
@@ -22,12 +18,11 @@ from escrowmq.errors import (
     RequestRefused,
     WriterFenced,
 )
-from escrowmq.spark.write_task import Written
 from escrowmq.spark.writer import StreamWriter, batch_writer, stream_writer
 from tests.brokers import Served
 from tests.interop.remoting import Client
+from tests.sparksinks import BODY, Query, numbers
 
-BODY = StructType().add("body", "string")
 QUEUES = 4
 
 
@@ -44,46 +39,6 @@ def topic(served: Served, request: pytest.FixtureRequest) -> str:
     with served.client() as client:
         client.create_topic(name, queues=QUEUES)
     return name
-
-
-class Query:
-    """A streaming query as the sink sees one: runs, epochs, tasks, commits."""
-
-    def __init__(self, servers: str, topic: str, name: str = "q", **options: str) -> None:
-        given = {"servers": servers, "topic": topic, "timeout": "30", "batchbytes": "400"}
-        self._given = {**given, **options}
-        self.name = f"{topic}-{name}"
-
-    def writer(self) -> Any:
-        return stream_writer(self._given, BODY, False)
-
-    def task(
-        self, run: str, epoch: int, rows: Iterable[str], *, partition: int = 0, attempt: int = 0
-    ) -> Written:
-        context = TaskContext._getOrCreate()
-        context._partitionId, context._taskAttemptId = partition, attempt
-        context._localProperties = {
-            "sql.streaming.queryId": self.name,
-            "spark.jobGroup.id": run,
-            "streaming.sql.batchId": str(epoch),
-        }
-        batch = pa.RecordBatch.from_pydict({"body": pa.array(list(rows), type=pa.string())})
-        try:
-            written = self.writer().write(iter([batch]))
-        finally:
-            TaskContext._setTaskContext(None)
-        assert isinstance(written, Written)
-        return written
-
-    def commit(self, epoch: int, *messages: Written | None) -> None:
-        self.writer().commit(list(messages), epoch)
-
-    def abort(self, epoch: int, *messages: Written | None) -> None:
-        self.writer().abort(list(messages), epoch)
-
-
-def numbers(begin: int, end: int) -> list[str]:
-    return [str(number) for number in range(begin, end)]
 
 
 def rows_in(client: Client, topic: str) -> list[str]:
