@@ -294,3 +294,19 @@ def test_the_home_of_a_sink_stays_where_it_was(pair: tuple[Served, Served, str])
     home.start()
     query.commit(1, query.task("r3", 1, numbers(50, 100)))
     assert rows_at(home) + rows_at(other) == Counter(numbers(0, 100))
+
+
+def test_an_epoch_that_needs_one_broker_does_not_forget_the_other(
+    pair: tuple[Served, Served, str],
+) -> None:
+    home, other, servers = pair
+    with home.client() as client:
+        client.create_topic("at-home", queues=QUEUES)
+    named = {"transactional.id": "job"}
+    message = Query(servers, "t", **named).task("r1", 0, numbers(0, 100))
+    hasty = Query(servers, "t", timeout="2", **named).writer()
+    with other.frozen(), pytest.raises(OutcomeUnknown, match="timed out"):
+        hasty.commit([message], 0)
+    later = Query(servers, "at-home", **named)
+    later.commit(1, later.task("r2", 1, numbers(0, 10)))
+    assert rows_at(home) + rows_at(other) == Counter(numbers(0, 100))

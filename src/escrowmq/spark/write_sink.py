@@ -7,7 +7,7 @@
 
 The home broker is the truth. Its decision says what every other broker has to decide, so whoever
 comes later, the next task or a driver after a crash, can tell them again. It does so before it
-registers there: until then what won at such a broker is open and safe.
+registers there or decides anything new: until then what won at such a broker is open and safe.
 """
 
 from __future__ import annotations
@@ -118,14 +118,13 @@ class Registration:
         self.home = _home(brokers, epoch.sink)
         state = self._register(self.home)
         self._fences = {self.home: state.fence}
-        self._decided = state.batch
-        self._plan = _plan(state)
         self.is_decided = _is_decided(state, epoch)
+        if not self.is_decided:
+            finish(brokers, epoch.sink, state)  # the next decision takes this one's place
 
     def fence(self, name: str) -> int:
         fence = self._fences.get(name)
         if fence is None:
-            _follow(self._brokers, name, self._epoch.sink, self._decided, self._plan)
             fence = self._fences[name] = self._register(name).fence
         return fence
 
@@ -137,11 +136,8 @@ class Registration:
 def _home(brokers: Brokers, sink: str) -> str:
     """Where the sink's decisions are: as it was, else the first broker by name."""
     names = sorted(brokers.addresses)
-    if len(names) == 1:
-        run = _query(brokers, names[0], sink).run
-        return run.rpartition("@")[2] or names[0]
     runs = [_query(brokers, name, sink).run for name in names]
-    homes = {run.rpartition("@")[2] for run in runs if run}
+    homes = {run.rpartition("@")[2] for run in runs if "@" in run}
     if len(homes) > 1:
         raise ConfigError(
             f"brokers disagree where the decisions of sink {sink} are "
@@ -250,11 +246,10 @@ def _fence_of(
 
 
 def _follow(brokers: Brokers, name: str, sink: str, batch: int, plan: Plan) -> None:
-    follower = plan.followers.get(name)
-    if follower is None:
+    if _query(brokers, name, sink).batch >= batch:
         return
     try:
-        _decide_at(brokers, name, sink, batch, follower, is_last=plan.is_last)
+        _decide_at(brokers, name, sink, batch, plan.followers[name], is_last=plan.is_last)
     except RequestRefused as error:
         # Somebody was faster: he decided the same, and went on from there.
         if error.code != ResponseCode.TRANSACTION_FENCED:
