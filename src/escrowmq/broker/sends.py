@@ -19,6 +19,7 @@ from escrowmq.broker.sendproperties import (
     is_plain,
     is_plain_half,
     is_special,
+    lone_key,
 )
 from escrowmq.broker.topics import (
     CLOSED_TO_SENDERS,
@@ -239,14 +240,15 @@ class Sends:
         self._refuse_long(len(request.body))
         records = []
         for item in _items(request.body):
-            text = str(item.properties, "utf-8", "replace")
-            if is_special(text):
-                raise RequestRefused(
-                    ResponseCode.MESSAGE_ILLEGAL, "no message of a batch is delayed"
-                )
-            if len(text) <= _SHORT_TEXT and text[-1:] == "\x02" and is_plain(text):
-                properties = text.encode() + self._added
+            properties = bytes(item.properties)
+            if len(properties) <= _SHORT_TEXT and lone_key(properties):
+                properties += self._added
             else:
+                text = properties.decode("utf-8", "replace")
+                if is_special(text):
+                    raise RequestRefused(
+                        ResponseCode.MESSAGE_ILLEGAL, "no message of a batch is delayed"
+                    )
                 properties = self._properties(text, now_ms)
             records.append(
                 NewRecord(
@@ -276,21 +278,20 @@ class Sends:
         keys = set()
         items = _items(request.body)
         for item in items:
-            text = str(item.properties, "utf-8", "replace")
-            if text[-1:] != "\x02" or not is_plain(text):
-                self._refuse_odd(text, record, now_ms)
-            keys.add(text.partition("UNIQ_KEY\x01")[2].partition("\x02")[0])
-            if len(text) > _SHORT_TEXT:
-                self._properties(text, now_ms)
+            properties = bytes(item.properties)
+            key = lone_key(properties) if len(properties) <= _SHORT_TEXT else b""
+            keys.add(key or self._key_of_odd(properties, record, now_ms))
         if len(keys) != len(items):
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL, "the messages of a writer's batch share a UNIQ_KEY"
             )
         self._park(line, request, record, now_ms, waits, len(items))
 
-    def _refuse_odd(self, text: str, record: NewRecord, now_ms: int) -> None:
-        """One of a writer's batch that is more than an append: it may only be delayed."""
-        if text[-1:] != "\x02" or not has_unique_key(text) or "TRAN_MSG\x01" in text:
+    def _key_of_odd(self, given: bytes, record: NewRecord, now_ms: int) -> bytes:
+        """Of one of a writer's batch that has other properties too: it may also be delayed."""
+        text = given.decode("utf-8", "replace")
+        key = find_property(given, b"UNIQ_KEY")
+        if given[-1:] != b"\x02" or key is None or "TRAN_MSG\x01" in text:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
                 "each message of a writer's batch has a UNIQ_KEY, no TRAN_MSG, and ends in \\x02",
@@ -298,6 +299,7 @@ class Sends:
         properties = self._properties(text, now_ms)
         if is_special(text):
             self._reroute(msgspec.structs.replace(record, properties=properties), now_ms)
+        return key
 
     def _refuse_long(self, body_bytes: int) -> None:
         if body_bytes > self._rules.message_bytes_max:
