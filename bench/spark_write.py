@@ -35,7 +35,7 @@ def rows(plan: Plan) -> Told:
 
     from escrowmq.spark.source import EscrowDataSource
 
-    count = 50_000 if plan.quick else 400_000
+    count = 50_000 if plan.quick else 300_000
     spark = (
         SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     )

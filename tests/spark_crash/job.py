@@ -16,7 +16,7 @@ from tests.spark_crash.points import DIRECTORY, PIDS
 from tests.spark_crash.source import CrashDataSource
 from tests.sparks import ROOT, session
 
-TRIES = 4
+TRIES = 10  # on a busy machine Spark gives up on its own workers, which start too slowly
 
 
 def main() -> None:
