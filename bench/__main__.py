@@ -17,6 +17,7 @@ from bench import (
     broker_tx,
     escrow,
     outbox,
+    spark_write,
     store_open,
     store_read,
     store_write,
@@ -41,6 +42,7 @@ BROKER: dict[str, tuple[str, Callable[[Plan], Told]]] = {
     "broker-growth": ("The broker: many topics, a long log", broker_growth.rows),
     "broker-tx": ("The broker: transactions", broker_tx.rows),
     "access": ("The broker: signatures and TLS", access.rows),
+    "spark-write": ("Spark: the sink", spark_write.rows),
     "escrow": ("The escrow: very many open transactions", escrow.rows),
     "spark-read": ("Reading into Spark", _spark_read),
 }

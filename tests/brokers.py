@@ -177,6 +177,15 @@ class Served:
     def is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def bury(self) -> None:
+        """It was killed by somebody else: it can be started again."""
+        self._reap(signal.SIGKILL)
+
     def start(self) -> None:
         """Return when it is ready. Raises NotStarted."""
         assert self._process is None, "it runs already"

@@ -40,7 +40,12 @@ from escrowmq.wire.fastpath import Request
 from escrowmq.wire.headers import Header
 from escrowmq.wire.headers_consume import UnregisterClient
 from escrowmq.wire.headers_send import CheckTransactionState, EndTransaction
-from escrowmq.wire.headers_transaction import DecideBatch, EndTransactions, WriterName
+from escrowmq.wire.headers_transaction import (
+    DecideBatch,
+    EndTransactions,
+    RegisterWriter,
+    WriterName,
+)
 from tests.interop.remoting import Answer
 from tests.stores import HOST, NOW_MS
 from tests.unit.broker.asking import RULES, FakeLine, a_send, ask
@@ -302,7 +307,7 @@ def an_end_of_many(
 
 
 def a_registration(writer: str = "w") -> Request[Any]:
-    return ask(RequestCode.REGISTER_WRITER, WriterName(writer=writer))
+    return ask(RequestCode.REGISTER_WRITER, RegisterWriter(writer=writer))
 
 
 def a_writer_query(writer: str = "w") -> Request[Any]:

@@ -50,6 +50,22 @@ QUIET: Final = (
 T = TypeVar("T")
 
 
+def environment() -> dict[str, str]:
+    """For Spark and its workers: this interpreter, these sources, loopback only."""
+    return {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
+    }
+
+
+def session(master: str = "local[2,3]", **settings: str) -> SparkSession:
+    """For a process that needs no other."""
+    os.environ.update(environment())
+    return local_session("tests", master=master, settings={**SETTINGS, **settings})
+
+
 def patiently(run: Callable[[], T]) -> T:
     """Run a streaming query, again if its Python process did not get up in time: Spark gives it ten
     seconds, which a busy machine may not have. Nothing of the query has happened then."""

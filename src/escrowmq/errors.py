@@ -34,6 +34,7 @@ EscrowError
     BadOption              an option of the Spark source or sink is
   DataLost               messages that were to be read are not there any more
   SparkMissing           Java or PySpark is not there, or too old
+  RowRefused             a row of a table that cannot be a message
   BadSubscription        what a consumer wants of a topic cannot be read, or is not served here
     BadExpression          an SQL92 expression cannot be read; it says where
   NotComparable          a message has no number where an SQL92 expression needs one: no match
@@ -218,6 +219,10 @@ class DataLost(EscrowError):
 
 class SparkMissing(EscrowError):
     pass
+
+
+class RowRefused(EscrowError):
+    """A row of a table that cannot be a message; it says which, and why."""
 
 
 class BadSubscription(EscrowError):

@@ -23,6 +23,7 @@ from escrowmq.wire.headers_send import EndTransaction, SendMessage
 from escrowmq.wire.headers_transaction import (
     DecideBatch,
     EndTransactions,
+    RegisterWriter,
     ResumeTransaction,
     SettleTransaction,
     WriterName,
@@ -392,7 +393,7 @@ class Driver(Client):
             self._begin_batch()
             return True
 
-        fields = WriterName(writer=self.writer)
+        fields = RegisterWriter(writer=self.writer)
         self.run(Errand(RequestCode.REGISTER_WRITER, fields, b"", answered))
 
     def _begin_batch(self) -> None:

@@ -48,6 +48,7 @@ from escrowmq.wire.headers_transaction import (
     DecideBatch,
     EndTransactions,
     EndTransactionsAnswer,
+    RegisterWriter,
     WriterName,
 )
 
@@ -98,12 +99,16 @@ class Decisions:
         fields_back = EndTransactionsAnswer(state=state.text, count=count)
         self._decide(decision, lambda code: line.write(_answer(request, code, fields_back)), now_ms)
 
-    def register(self, line: Line, request: Request[WriterName], now_ms: int) -> None:
+    def register(self, line: Line, request: Request[RegisterWriter], now_ms: int) -> None:
         """A new fence for a writer: whoever had the one before decides nothing any more."""
-        name = _refuse_bad_name(request.head.fields.writer)
-        decision = self._escrow.writers.registration(name)
+        fields = request.head.fields
+        name, run = _refuse_bad_name(fields.writer), fields.run
+        if run:
+            _refuse_bad_name(run)
+        writers = self._escrow.writers
+        decision = _refusing(lambda: writers.registration(name, run, fields.fence))
         # His own fence, not the one of whoever registers before this is durable.
-        told = _told(name, decision)
+        told = _told(name, decision or writers.find(name))
         self._decide(decision, lambda code: line.write(_tell(request, code, told)), now_ms)
 
     def decide_batch(self, line: Line, request: Request[DecideBatch], now_ms: int) -> None:
@@ -114,7 +119,13 @@ class Decisions:
         winners = [Winner(winner.attempt, winner.count) for winner in body.winners]
         decision = _refusing(
             lambda: self._escrow.writers.decide(
-                name, fields.batch, fields.fence, winners, body.fingerprint, f"writer {name}"
+                name,
+                fields.batch,
+                fields.fence,
+                winners,
+                body.fingerprint,
+                f"writer {name}",
+                is_last=fields.last,
             )
         )
         if self._waits(decision, self.decide_batch, line, request, now_ms):
@@ -299,6 +310,7 @@ def _told(name: str, writer: Writer | Decision | None) -> WriterState:
         batch=writer.batch,
         winners=[WinningAttempt(attempt=w.attempt, count=w.count) for w in writer.winners],
         fingerprint=writer.fingerprint,
+        run=writer.run,
     )
 
 

@@ -35,14 +35,20 @@ Reroute = Callable[[NewRecord, int], NewRecord]
 
 def rerouted(change: Change, reroute: Reroute, now_ms: int) -> list[NewRecord]:
     """A delay counts from the commit: the final waits where delayed messages wait."""
-    records = change.records
-    if change.state is State.COMMITTED and _is_delayed(records[0].properties):
-        try:
-            return [reroute(records[0], now_ms), *records[1:]]
-        except RequestRefused as error:
-            # Parked under other settings, or by RocketMQ: better early than never.
-            log.warning("delivered without its delay key=%s: %s", change.half.key, error)
-    return records
+    if change.state is not State.COMMITTED:
+        return change.records
+    return [_rerouted(record, reroute, now_ms) for record in change.records]
+
+
+def _rerouted(record: NewRecord, reroute: Reroute, now_ms: int) -> NewRecord:
+    if not _is_delayed(record.properties) or record.topic == names.OP_TOPIC:
+        return record
+    try:
+        return reroute(record, now_ms)
+    except RequestRefused as error:
+        # Parked under other settings, or by RocketMQ: better early than never.
+        log.warning("delivered without its delay topic=%s: %s", record.topic, error)
+        return record
 
 
 def _is_delayed(properties: bytes) -> bool:
@@ -76,9 +82,11 @@ class EscrowMemory:
         now_ms = store.last_stored_ms
         found = recover_escrow(self.escrow, store, snapshot, cursor, now_ms=now_ms)
         if found.records:
-            placed = store.append(found.records, now_ms=now_ms)
-            for place, record in zip(placed, found.records, strict=True):
-                self.escrow.cursors.op_written(place.queue_offset, int(record.body))
+            records = [_rerouted(record, self._reroute, now_ms) for record in found.records]
+            placed = store.append(records, now_ms=now_ms)
+            for place, record in zip(placed, records, strict=True):
+                if record.topic == names.OP_TOPIC:
+                    self.escrow.cursors.op_written(place.queue_offset, int(record.body))
             store.flush()
         for decision in found.decisions:
             self._carry_out(decision, now_ms)
@@ -126,6 +134,7 @@ class EscrowMemory:
         grown = self._store.end - max(self._saved_end, 0)
         if self._snapshot is None and (grown >= NOTED_AFTER_BYTES or (at_once and grown)):
             self.escrow.forget_below(self._store.min_offset(names.HALF_TOPIC, 0))
+            self.escrow.writers.forget_below(self._store.begin)
             self._snapshot = self._note()
             if self._store.flushed >= self._snapshot.log_offset:
                 self.save()

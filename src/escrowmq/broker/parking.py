@@ -41,12 +41,21 @@ class Parking:
         self.under_way: set[tuple[str, bytes]] = set()  # groups and keys of this turn's halves
 
     def park(
-        self, line: Line, request: Request[SendMessage], record: NewRecord, now_ms: int, waits: bool
+        self,
+        line: Line,
+        request: Request[SendMessage],
+        record: NewRecord,
+        now_ms: int,
+        waits: bool,
+        packed: int = 0,
     ) -> None:
-        """A send with TRAN_MSG: stored where no consumer looks, answered like any send."""
+        """A send with TRAN_MSG: stored where no consumer looks, answered like any send.
+
+        `packed`: its body holds so many messages.
+        """
         if self.rejects:
             raise RequestRefused(ResponseCode.NO_PERMISSION, _REJECTED)
-        half = half_of(record)
+        half = half_of(record, packed=packed)
         facts = facts_of(half)
         assert facts is not None, "half_of says where it wants to go"
         self._park(_Parking(self, line, request, facts, now_ms), half, waits)

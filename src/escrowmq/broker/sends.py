@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
+import msgspec
+
 from escrowmq.broker.line import Line
 from escrowmq.broker.sendproperties import (
     has_unique_key,
@@ -17,6 +19,7 @@ from escrowmq.broker.sendproperties import (
     is_plain,
     is_plain_half,
     is_special,
+    lone_key,
 )
 from escrowmq.broker.topics import (
     CLOSED_TO_SENDERS,
@@ -27,7 +30,7 @@ from escrowmq.broker.topics import (
 )
 from escrowmq.broker.turn import Turn
 from escrowmq.errors import BrokenBody, RequestRefused
-from escrowmq.message.batch import decode_batch
+from escrowmq.message.batch import BatchItem, decode_batch
 from escrowmq.message.ids import UniqueKeys
 from escrowmq.message.properties import change_properties, find_property
 from escrowmq.message.record import PROPERTIES_BYTES_MAX, NewRecord
@@ -35,7 +38,7 @@ from escrowmq.message.sysflag import TRANSACTION_MASK
 from escrowmq.store.configfiles import TopicConfig
 from escrowmq.wire.answers import SendAnswers
 from escrowmq.wire.codes import ResponseCode
-from escrowmq.wire.fastpath import Request
+from escrowmq.wire.fastpath import Body, Request
 from escrowmq.wire.headers_send import SendMessage
 
 _PROPERTIES_ROOM: Final = 512  # for what the broker itself adds
@@ -59,7 +62,7 @@ class SendRules:
 
 # Looks at a record with special properties: the one to append, or a refusal.
 Reroute = Callable[[NewRecord, int], NewRecord]
-Park = Callable[[Line, Request[SendMessage], NewRecord, int, bool], None]
+Park = Callable[[Line, Request[SendMessage], NewRecord, int, bool, int], None]
 ParkPlain = Callable[[Line, Request[SendMessage], int, bytes, int], None]
 
 
@@ -136,6 +139,9 @@ class Sends:
         fields = request.head.fields
         queue_id = self._choose_queue(fields, now_ms)
         waits = "WAIT\x01false" not in fields.properties or not is_hasty(fields.properties)
+        if fields.batch and "ESCROW_WRITER\x01" in fields.properties:
+            self._park_packed(line, request, queue_id, now_ms, waits)
+            return
         if fields.batch:
             records = self._batch_records(line, request, queue_id, now_ms)
         else:
@@ -143,7 +149,7 @@ class Sends:
             if is_special(fields.properties):
                 if _is_half(record):
                     self._reroute(record, now_ms)  # a delay that is not served is refused now
-                    self._park(line, request, record, now_ms, waits)
+                    self._park(line, request, record, now_ms, waits, 0)
                     return
                 record = self._reroute(record, now_ms)
             records = [record]
@@ -236,33 +242,68 @@ class Sends:
                 ResponseCode.MESSAGE_ILLEGAL, "a batch is neither a retry nor transactional"
             )
         self._refuse_long(len(request.body))
-        try:
-            items = decode_batch(request.body)
-        except BrokenBody as error:
-            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
-        if not items:
-            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a batch of no messages")
         records = []
-        for item in items:
-            text = str(item.properties, "utf-8", "replace")
-            if is_special(text):
-                raise RequestRefused(
-                    ResponseCode.MESSAGE_ILLEGAL, "no message of a batch is delayed"
-                )
+        for item in _items(request.body):
+            properties = bytes(item.properties)
+            if len(properties) <= _SHORT_TEXT and lone_key(properties):
+                properties += self._added
+            else:
+                text = properties.decode("utf-8", "replace")
+                if is_special(text):
+                    raise RequestRefused(
+                        ResponseCode.MESSAGE_ILLEGAL, "no message of a batch is delayed"
+                    )
+                properties = self._properties(text, now_ms)
             records.append(
                 NewRecord(
-                    topic=fields.topic,
-                    queue_id=queue_id,
-                    body=bytes(item.body),
-                    properties=self._properties(text, now_ms),
-                    flag=item.flag,
-                    sys_flag=fields.sys_flag,
-                    born_ms=fields.born_timestamp,
-                    born_host=line.peer_host,
-                    reconsume_times=fields.reconsume_times,
+                    fields.topic,
+                    queue_id,
+                    item.body,  # type: ignore[arg-type]  # a view, as that of a single message
+                    properties,
+                    item.flag,
+                    fields.sys_flag,
+                    fields.born_timestamp,
+                    line.peer_host,
+                    fields.reconsume_times,
                 )
             )
         return records
+
+    def _park_packed(
+        self, line: Line, request: Request[SendMessage], queue_id: int, now_ms: int, waits: bool
+    ) -> None:
+        """Many messages of a writer as one half. What could be wrong with one of them is said now:
+        once they are decided it is too late."""
+        record = self._record(line, request, queue_id, now_ms)
+        if record.topic.startswith(RETRY_PREFIX) or not _is_half(record):
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL, "a writer's batch is transactional, and no retry"
+            )
+        keys = set()
+        items = _items(request.body)
+        for item in items:
+            properties = bytes(item.properties)
+            key = lone_key(properties) if len(properties) <= _SHORT_TEXT else b""
+            keys.add(key or self._key_of_odd(properties, record, now_ms))
+        if len(keys) != len(items):
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL, "the messages of a writer's batch share a UNIQ_KEY"
+            )
+        self._park(line, request, record, now_ms, waits, len(items))
+
+    def _key_of_odd(self, given: bytes, record: NewRecord, now_ms: int) -> bytes:
+        """Of one of a writer's batch that has other properties too: it may also be delayed."""
+        text = given.decode("utf-8", "replace")
+        key = find_property(given, b"UNIQ_KEY")
+        if given[-1:] != b"\x02" or key is None or "TRAN_MSG\x01" in text:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "each message of a writer's batch has a UNIQ_KEY, no TRAN_MSG, and ends in \\x02",
+            )
+        properties = self._properties(text, now_ms)
+        if is_special(text):
+            self._reroute(msgspec.structs.replace(record, properties=properties), now_ms)
+        return key
 
     def _refuse_long(self, body_bytes: int) -> None:
         if body_bytes > self._rules.message_bytes_max:
@@ -270,6 +311,16 @@ class Sends:
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"a body of {body_bytes} bytes, limit {self._rules.message_bytes_max}",
             )
+
+
+def _items(body: Body) -> list[BatchItem]:
+    try:
+        items = decode_batch(body)
+    except BrokenBody as error:
+        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+    if not items:
+        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a batch of no messages")
+    return items
 
 
 def _is_half(record: NewRecord) -> bool:

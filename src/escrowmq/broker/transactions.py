@@ -252,7 +252,7 @@ class Transactions:
             return self._store.begin
         if self._store.flushed < self._moved_end:  # what was moved is not safe where it is now
             return self._store.begin
-        needed = [writer.log_offset for writer in self.escrow.writers]
+        needed = [writer.log_offset for writer in self.escrow.writers if not writer.is_last]
         half = self.escrow.open.first()
         if half is not None:
             needed.append(half.log_offset)
@@ -264,7 +264,7 @@ class Transactions:
             if not half.is_deciding and not half.why.startswith("unreadable"):
                 self.renew(half, now_ms, resumes=False)
         for writer in self.escrow.writers:
-            if writer.log_offset < log_offset:
+            if writer.log_offset < log_offset and not writer.is_last:
                 self._remember(writer, now_ms)
 
     def _remember(self, writer: Writer, now_ms: int) -> None:

@@ -33,9 +33,10 @@ from escrowmq.errors import (
 from escrowmq.escrow.cursors import Cursors
 from escrowmq.escrow.due import DueTimes
 from escrowmq.escrow.halves import Half, OpenHalves
+from escrowmq.escrow.packed import finals_of
 from escrowmq.escrow.rules import Counts, EscrowRules
 from escrowmq.escrow.settled import SettledHalves
-from escrowmq.escrow.shapes import NOWHERE, HalfFacts, Past, copy_of, final_of, op_of, stranded_of
+from escrowmq.escrow.shapes import NOWHERE, HalfFacts, Past, copy_of, op_of, stranded_of
 from escrowmq.escrow.verdict import STATE_OF, State, Verdict
 from escrowmq.escrow.writers import Writers
 from escrowmq.message import names
@@ -186,13 +187,13 @@ class Escrow:
         host: bytes = NOWHERE,
         now_ms: int,
     ) -> Change:
-        """The records that settle it: final and op side by side, in this order."""
+        """The records that settle it: final, or finals, and op side by side, in this order."""
         records = [
             op_of(half.queue_offset, state, by, reason, also=half.older, host=host, now_ms=now_ms)
         ]
         if state is State.COMMITTED:
             record = self._log.record_at(half.log_offset)
-            records.insert(0, final_of(record, half.topic, half.queue_id))
+            records[:0] = finals_of(record, half.topic, half.queue_id)
         half.is_deciding = True
         return Change(half, state, records)
 

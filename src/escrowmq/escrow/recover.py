@@ -20,6 +20,7 @@ from escrowmq.errors import CorruptRecord, NoSuchRecord
 from escrowmq.escrow.escrow import Escrow, HalfLog
 from escrowmq.escrow.halves import Half
 from escrowmq.escrow.journal import decode_step
+from escrowmq.escrow.packed import finals_of, is_packed
 from escrowmq.escrow.settled import SettledHalves
 from escrowmq.escrow.shapes import HalfFacts, decode_op, facts_of, op_of
 from escrowmq.escrow.snapshot import Snapshot
@@ -337,7 +338,14 @@ def _complete(
     half = escrow.open.find(record.queue_offset) if record.topic == names.HALF_TOPIC else None
     if half is None or half.log_offset != last.prepared_offset:
         return
-    if (find_property(last.properties, b"UNIQ_KEY") or b"") != half.key:
+    key = find_property(last.properties, b"UNIQ_KEY") or b""
+    if is_packed(record.properties):
+        finals = finals_of(record, half.topic, half.queue_id)
+        keys = [find_property(final.properties, b"UNIQ_KEY") for final in finals]
+        if key not in keys:
+            return
+        found.records += finals[keys.index(key) + 1 :]  # they are one append as well: a prefix
+    elif key != half.key:
         return  # a message that only says that it was committed; the first half of all lies at 0
     why, older = "its final was there", half.older
     found.records.append(

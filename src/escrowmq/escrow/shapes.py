@@ -37,6 +37,7 @@ CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 PREPARED_QUEUE_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
 COPY_OF: Final = "ESCROW_COPY_OF"  # a half that was appended again: every place it had before
 PAST: Final = "ESCROW_COPY_PAST"  # and what had become of it there
+PACKED: Final = "ESCROW_PACKED"  # a half that holds so many messages, one after the other
 OUTCOME: Final = "ENDED"  # short: every transaction has one
 DECIDED_BY: Final = "ESCROW_BY"
 REASON: Final = "ESCROW_REASON"
@@ -53,6 +54,7 @@ _HALF_ONLY: Final = (
     PREPARED_QUEUE_OFFSET,
     COPY_OF,
     PAST,
+    PACKED,
     TRANSACTION_ID,
     WRITER,
     BATCH,
@@ -95,13 +97,18 @@ class HalfFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     older: tuple[int, ...] = ()  # places it had before, also those that the log has lost
 
 
-def half_of(record: NewRecord) -> NewRecord:
-    """The message as it is parked. What it said of other places than its own is forgotten."""
+def half_of(record: NewRecord, *, packed: int = 0) -> NewRecord:
+    """The message as it is parked. What it said of other places than its own is forgotten.
+
+    `packed`: its body holds so many of them.
+    """
     before, _, after = (b"\x02" + record.properties).partition(b"\x02TRAN_MSG\x01true\x02")
     kept = before[1:] + b"\x02" + after if before else after
-    if b"TRAN_MSG\x01" in kept or b"REAL_" in kept or b"ESCROW_COPY" in kept:
+    if b"TRAN_MSG\x01" in kept or b"REAL_" in kept or b"ESCROW_" in kept:
         kept = change_properties(record.properties, drop=_NOT_FROM_OUTSIDE)
     key = find_property(kept, b"UNIQ_KEY") or b""
+    if packed:
+        kept += b"%b\x01%d\x02" % (PACKED.encode(), packed)
     if b"__transactionId__\x01" not in kept:
         kept += b"__transactionId__\x01%b\x02" % key
     tail = b"%b%b\x02REAL_QID\x01%d\x02" % (_TAIL, record.topic.encode(), record.queue_id)

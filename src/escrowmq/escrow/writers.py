@@ -4,9 +4,11 @@ A writer sends the halves of a batch in attempts, of which several may be under 
 repeated, a driver that was thought dead). The decision on a batch names the attempts that won; all
 others of it are rolled back. The first decision on a batch stands, and is told to whoever asks
 again. Registering raises the writer's fence: whoever registered before can decide nothing any more.
+A run of a writer, one life of his, registers once however often it says so; once another has taken
+its place it never comes back.
 
 Only the last decision of a writer is kept: a batch that is past can be neither decided nor asked
-for.
+for. A writer that said that it was his last is forgotten with the log that holds it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ BATCH: Final = "ESCROW_BATCH"
 ATTEMPT: Final = "ESCROW_ATTEMPT"
 FENCE: Final = "ESCROW_FENCE"
 
+RUNS_KEPT: Final = 16  # of those that are over, so that none of them registers again
+
 
 class Winner(msgspec.Struct, frozen=True):
     attempt: str
@@ -42,6 +46,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = -1
     winners: list[Winner] = []
     fingerprint: str = ""
+    run: str = ""
+    past_runs: list[str] = []
+    is_last: bool = False
 
 
 class Writer(msgspec.Struct):
@@ -51,6 +58,9 @@ class Writer(msgspec.Struct):
     winners: list[Winner] = []
     fingerprint: str = ""
     log_offset: int = 0  # of the record that says so
+    run: str = ""
+    past_runs: list[str] = []
+    is_last: bool = False  # he decides nothing after this
 
 
 def decision_record(decision: Decision, *, now_ms: int) -> NewRecord:
@@ -93,6 +103,9 @@ class Attempts:
     def of(self, writer: str, batch: int, attempt: str) -> set[int]:
         return self._halves.get((writer, batch), {}).get(attempt, set())
 
+    def has_any(self, writer: str) -> bool:
+        return any(name == writer for name, _ in self._halves)
+
     def up_to(self, writer: str, batch: int) -> Iterator[tuple[str, set[int]]]:
         """Every attempt at this batch or an earlier one."""
         for (name, number), attempts in self._halves.items():
@@ -113,15 +126,28 @@ class Writers:
     def find(self, name: str) -> Writer | None:
         return self._writers.get(name)
 
-    def registration(self, name: str) -> Decision:
-        """The next fence, and the last decision as it is."""
+    def registration(self, name: str, run: str = "", fence: int | None = None) -> Decision | None:
+        """The next fence, and the last decision as it is; None if this run has its fence already.
+
+        With a fence, only if that is still the one. Raises WriterFenced.
+        """
         writer = self._writers.get(name) or Writer(name)
+        if fence is not None and fence != writer.fence:
+            raise WriterFenced(f"writer {name} has the fence {writer.fence}, not {fence}")
+        if run and run == writer.run:
+            return None
+        if run and run in writer.past_runs:
+            after = f"run {writer.run} has taken its place" if writer.run else "it gave up"
+            raise WriterFenced(f"run {run} of writer {name} is over: {after}")
+        past_runs = [*writer.past_runs, writer.run] if writer.run else writer.past_runs
         return Decision(
             writer=name,
             fence=writer.fence + 1,
             batch=writer.batch,
             winners=writer.winners,
             fingerprint=writer.fingerprint,
+            run=run,
+            past_runs=past_runs[-RUNS_KEPT:],
         )
 
     def remembrance(self, writer: Writer) -> Decision | None:
@@ -134,10 +160,21 @@ class Writers:
             batch=writer.batch,
             winners=writer.winners,
             fingerprint=writer.fingerprint,
+            run=writer.run,
+            past_runs=writer.past_runs,
+            is_last=writer.is_last,
         )
 
     def decide(
-        self, name: str, batch: int, fence: int, winners: list[Winner], fingerprint: str, by: str
+        self,
+        name: str,
+        batch: int,
+        fence: int,
+        winners: list[Winner],
+        fingerprint: str,
+        by: str,
+        *,
+        is_last: bool = False,
     ) -> Decision | None:
         """The decision to be stored; None if this batch is decided already.
 
@@ -173,7 +210,21 @@ class Writers:
             batch=batch,
             winners=winners,
             fingerprint=fingerprint,
+            run=writer.run,
+            past_runs=writer.past_runs,
+            is_last=is_last,
         )
+
+    def forget_below(self, log_offset: int) -> None:
+        """Whoever has said his last, and the log does not have it any more."""
+        for writer in list(self._stored.values()):
+            is_over = writer.is_last and self._writers.get(writer.name) is writer
+            if (
+                is_over
+                and writer.log_offset < log_offset
+                and not self.attempts.has_any(writer.name)
+            ):
+                del self._stored[writer.name], self._writers[writer.name]
 
     def expect(self, decision: Decision) -> None:
         """It goes to the log with this turn: whoever comes after it hears of it."""
@@ -214,4 +265,7 @@ def _writer_of(decision: Decision, log_offset: int) -> Writer:
         decision.winners,
         decision.fingerprint,
         log_offset,
+        decision.run,
+        decision.past_runs,
+        decision.is_last,
     )

@@ -32,6 +32,7 @@ class WriterState(JsonBody, frozen=True, kw_only=True):
     batch: Int64 = -1
     winners: list[WinningAttempt] = msgspec.field(default_factory=list)
     fingerprint: str = ""
+    run: str = ""  # that registered last, if it said what it is called
 
 
 class TransactionEntry(JsonBody, frozen=True, kw_only=True, omit_defaults=True):

@@ -26,12 +26,19 @@ class WriterName(Header, frozen=True, kw_only=True):
     writer: str
 
 
+class RegisterWriter(Header, frozen=True, kw_only=True):
+    writer: str
+    run: str = ""  # one life of the writer: it gets one fence, and loses it for good to the next
+    fence: Int64 | None = None  # only if this is still his: whoever gives up disturbs nobody
+
+
 class DecideBatch(Header, frozen=True, kw_only=True):
     """The body names the attempts that won."""
 
     writer: str
     batch: Int64
     fence: Int64
+    last: bool = False  # he will decide nothing more, and need not be remembered for ever
 
 
 class ListTransactions(Header, frozen=True, kw_only=True):

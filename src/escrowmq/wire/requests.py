@@ -37,7 +37,7 @@ REQUESTS: dict[int, RequestKind] = {
     RequestCode.END_TRANSACTIONS: RequestKind(
         transaction.EndTransactions, transaction.EndTransactionsAnswer
     ),
-    RequestCode.REGISTER_WRITER: RequestKind(transaction.WriterName),
+    RequestCode.REGISTER_WRITER: RequestKind(transaction.RegisterWriter),
     RequestCode.DECIDE_BATCH: RequestKind(transaction.DecideBatch),
     RequestCode.QUERY_WRITER: RequestKind(transaction.WriterName),
     RequestCode.LIST_TRANSACTIONS: RequestKind(transaction.ListTransactions),

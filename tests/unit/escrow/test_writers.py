@@ -6,6 +6,7 @@ import pytest
 
 from escrowmq.errors import CorruptRecord, TransactionContradicted, WriterFenced
 from escrowmq.escrow.writers import (
+    RUNS_KEPT,
     Attempts,
     Decision,
     Winner,
@@ -26,8 +27,11 @@ def test_a_registration_raises_the_fence_and_keeps_the_last_decision() -> None:
     writers = Writers()
     writers.note(Decision(writer="w", fence=3, batch=8, fingerprint="f"), 100)
     again = writers.registration("w")
+    assert again is not None
     assert (again.fence, again.batch, again.fingerprint) == (4, 8, "f")
-    assert writers.registration("new").fence == 1
+    new = writers.registration("new")
+    assert new is not None
+    assert new.fence == 1
 
 
 @pytest.mark.parametrize(("batch", "fence"), [(9, 2), (9, 4), (7, 3)])
@@ -129,3 +133,60 @@ def test_a_decision_is_read_as_it_was_written() -> None:
     [other] = stored(bench.store, "T0")
     with pytest.raises(CorruptRecord):
         decode_decision(other)
+
+
+def test_a_run_registers_once_and_never_comes_back() -> None:
+    writers = Writers()
+    first = writers.registration("w", "r1")
+    assert first is not None
+    writers.note(first, 0)
+    assert writers.registration("w", "r1") is None
+    second = writers.registration("w", "r2")
+    assert second is not None
+    assert (second.fence, second.run) == (2, "r2")
+    writers.note(second, 1)
+    with pytest.raises(WriterFenced, match="run r1 of writer w is over: run r2"):
+        writers.registration("w", "r1")
+    decision = decide(writers, 0, fence=2)
+    assert decision is not None
+    writers.note(decision, 2)
+    with pytest.raises(WriterFenced):
+        Writers.load(writers.dump()).registration("w", "r1")
+
+
+def test_whoever_gives_up_disturbs_nobody() -> None:
+    writers = Writers()
+    writers.note(Decision(writer="w", fence=2, run="r2", past_runs=["r1"]), 0)
+    with pytest.raises(WriterFenced, match="has the fence 2, not 1"):
+        writers.registration("w", fence=1)
+    gone = writers.registration("w", fence=2)
+    assert gone is not None
+    writers.note(gone, 1)
+    with pytest.raises(WriterFenced, match="it gave up"):
+        writers.registration("w", "r2")
+    assert writers.verdict_is_rollback("w", 0, 2)
+
+
+def test_only_so_many_runs_are_remembered() -> None:
+    writers = Writers()
+    for number in range(3 * RUNS_KEPT):
+        decision = writers.registration("w", f"r{number}")
+        assert decision is not None
+        writers.note(decision, number)
+    found = writers.find("w")
+    assert found is not None
+    assert len(found.past_runs) == RUNS_KEPT
+
+
+def test_a_writer_that_said_his_last_goes_with_the_log() -> None:
+    writers = Writers()
+    writers.note(Decision(writer="once", batch=0, is_last=True), 10)
+    writers.note(Decision(writer="w", batch=0), 10)
+    writers.attempts.add("once", 0, "loser", 5)
+    writers.forget_below(11)
+    assert writers.find("once") is not None  # its losers are still to be rolled back
+    writers.attempts.remove("once", 0, "loser", 5)
+    writers.forget_below(10)
+    assert writers.find("once") is not None
+    writers.forget_below(11)
+    assert [writer.name for writer in writers] == ["w"]

@@ -1,0 +1,1 @@
+"""Unit tests of the Spark half: plain classes, no JVM."""

@@ -1,0 +1,111 @@
+"""The Spark sink: rows of 1 KiB to a topic, at least once and exactly once, on local[2].
+
+What counts is the processor time of everybody together, JVM, Python workers and broker, for each
+row: it changes little with whatever else the machine does. A rate does.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.broker import Told
+from bench.figures import ratio
+from bench.measure import Plan
+from bench.samples import directory
+from bench.servers import EscrowMQ, client, family
+
+COLUMNS = ("what", "rows/s", "CPU us/row", "of which broker", "to at-least-once", "goal")
+BODY_BYTES = 1024
+QUEUES = 8
+_TICKS = os.sysconf("SC_CLK_TCK")
+NOTES = (
+    "Rows are made by the JVM (`range`, a constant body). Variants take turns; a figure is the "
+    "median of its rounds. Processor time is that of the JVM, its Python workers and the broker, "
+    "user and system together. `noop` throws the same rows away inside the JVM.",
+)
+
+
+def rows(plan: Plan) -> Told:
+    from pyspark.sql import SparkSession
+
+    from escrowmq.spark.source import EscrowSource
+
+    count = 50_000 if plan.quick else 300_000
+    spark = (
+        SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    )
+    spark.dataSource.register(EscrowSource)
+    kinds = ("noop", "at-least-once", "exactly-once")
+    found: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
+    with directory() as path:
+        server = EscrowMQ(path, {})
+        server.start()
+        try:
+            for number in range(plan.rounds + 1):  # the first one warms up
+                for kind in kinds:
+                    figures = _measured(spark, server, kind, count, f"bench-{kind}")
+                    if number:
+                        found[kind].append(figures)
+        finally:
+            server.stop()
+            spark.stop()
+    return Told(_table(found), list(NOTES), COLUMNS)
+
+
+def _measured(
+    spark: Any, server: EscrowMQ, kind: str, count: int, topic: str
+) -> tuple[float, float, float]:
+    """Rows a second, and microseconds of processor time a row: of all, and of the broker."""
+    jvm = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
+    table = spark.range(0, count, numPartitions=2).selectExpr(
+        f"cast(repeat('x', {BODY_BYTES}) as binary) as body"
+    )
+    writer = table.write.format("noop").mode("overwrite")
+    if kind != "noop":
+        with client(server) as creator:
+            creator.create_topic(topic, queues=QUEUES)
+        writer = table.write.format("escrowmq").mode("append").option("topic", topic)
+        writer = writer.option("servers", server.namesrv_address).option("guarantee", kind)
+    before, broker_before, began_s = _cpu_s([jvm]), _cpu_s(server.pids), time.perf_counter()
+    writer.save()
+    took_s = time.perf_counter() - began_s
+    broker_s = _cpu_s(server.pids) - broker_before
+    spark_s = _cpu_s([jvm]) - before
+    return count / took_s, (spark_s + broker_s) * 1e6 / count, broker_s * 1e6 / count
+
+
+def _cpu_s(pids: Sequence[int]) -> float:
+    """Of these, of their children, and of those children that are gone."""
+    total = 0
+    for pid in family(pids):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        total += sum(map(int, fields[11:15]))
+    return total / _TICKS
+
+
+def _table(found: dict[str, list[tuple[float, float, float]]]) -> list[Sequence[str]]:
+    medians = {
+        kind: tuple(statistics.median(column) for column in zip(*rounds, strict=True))
+        for kind, rounds in found.items()
+    }
+    base = medians["at-least-once"]
+    goals = {"at-least-once": "8-9 us", "exactly-once": "15 us, rate 0.50"}
+    return [
+        (
+            kind,
+            f"{rate:,.0f}",
+            f"{cpu:.1f}",
+            f"{broker:.1f}",
+            f"rate {ratio(rate, base[0])}, CPU {ratio(cpu, base[1])}",
+            goals.get(kind, ""),
+        )
+        for kind, (rate, cpu, broker) in medians.items()
+    ]

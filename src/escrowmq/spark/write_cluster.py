@@ -1,0 +1,120 @@
+"""What the name servers say: which brokers there are, and which queues a topic has."""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+from escrowmq.clock import SystemClock
+from escrowmq.errors import NoRoute, NotSent, RequestRefused, TransportError
+from escrowmq.spark.write_frames import Target
+from escrowmq.spark.write_lines import Line
+from escrowmq.wire.bodies import ClusterInfo, TopicRoute, decode_body
+from escrowmq.wire.codes import RequestCode, ResponseCode
+from escrowmq.wire.fastpath import Body
+from escrowmq.wire.headers import Header
+from escrowmq.wire.headers_namesrv import GetRoute
+
+TEMPLATE: Final = "TBW102"  # an unknown topic is made from it by the first send
+QUEUES_MADE: Final = 4
+_WRITE, _MASTER = 2, 0
+_PAUSE_S: Final = 0.5
+_TOPIC_S: Final = 5.0  # a broker that is just being started has not said yet what it has
+_clock = SystemClock()
+_pause = threading.Event().wait  # nobody sets it
+
+
+class Cluster:
+    """Answers are kept: it lives as long as a task, or one decision."""
+
+    def __init__(self, servers: str, *, timeout_s: float) -> None:
+        self._servers = [address.strip() for address in servers.split(";") if address.strip()]
+        self._timeout_s = timeout_s
+        self._queues: dict[str, list[Target]] = {}
+
+    def brokers(self, wanted: str = "") -> dict[str, str]:
+        """The masters: name and address, in the order of their names.
+
+        Whoever was killed is unknown until he is back: one that is wanted, or any at all, is
+        waited for. Raises NotSent.
+        """
+        deadline_s = _clock.elapsed_s() + self._timeout_s
+        while True:
+            known = decode_body(ClusterInfo, self._ask(RequestCode.GET_BROKER_CLUSTER_INFO))
+            found = {
+                name: entry.broker_addrs[_MASTER]
+                for name, entry in sorted(known.broker_addr_table.items())
+                if _MASTER in entry.broker_addrs
+            }
+            if wanted in found or (found and not wanted):
+                return found
+            if _clock.elapsed_s() + _PAUSE_S > deadline_s:
+                raise NotSent(
+                    f"{';'.join(self._servers)} knows no broker {wanted}: start it, then the job "
+                    "again. If it holds decisions of a sink, no other can take its place"
+                )
+            _pause(_PAUSE_S)
+
+    def queues(self, topic: str) -> list[Target]:
+        """Those that can be written, of a topic that is there or may be made."""
+        found = self._queues.get(topic)
+        if found is None:
+            found = self._queues[topic] = self._look_up(topic)
+        return found
+
+    def _look_up(self, topic: str) -> list[Target]:
+        deadline_s = _clock.elapsed_s() + min(_TOPIC_S, self._timeout_s)
+        while True:
+            found = self._route(topic, topic)
+            if found is None:
+                made = self._route(TEMPLATE, topic) or []
+                found = [target for target in made if target.queue_id < QUEUES_MADE]
+            if found:
+                return found
+            if _clock.elapsed_s() + _PAUSE_S > deadline_s:
+                raise NoRoute(
+                    f"there is no topic {topic} that can be written to, and no broker makes it by "
+                    "itself: create it first, look at its permissions, or set autoCreateTopicEnable"
+                )
+            _pause(_PAUSE_S)
+
+    def _route(self, asked: str, topic: str) -> list[Target] | None:
+        try:
+            fields = GetRoute(topic=asked, accept_standard_json_only=True)
+            body = self._ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields)
+        except RequestRefused as error:
+            if error.code == ResponseCode.TOPIC_NOT_EXIST:
+                return None
+            raise
+        route = decode_body(TopicRoute, body)
+        masters = {
+            broker.broker_name: broker.broker_addrs[_MASTER]
+            for broker in route.broker_datas
+            if _MASTER in broker.broker_addrs
+        }
+        return [
+            Target(topic, entry.broker_name, masters[entry.broker_name], queue_id)
+            for entry in sorted(route.queue_datas, key=lambda entry: entry.broker_name)
+            if entry.perm & _WRITE and entry.broker_name in masters
+            for queue_id in range(entry.write_queue_nums)
+        ]
+
+    def _ask(self, code: RequestCode, fields: Header | None = None) -> Body:
+        """Of the first that answers. Raises RequestRefused, or NotSent once the time is up."""
+        deadline_s = _clock.elapsed_s() + self._timeout_s
+        while True:
+            failures = []
+            for address in self._servers:
+                line = Line(address, timeout_s=min(1.0, self._timeout_s))
+                try:
+                    return line.ask(code, fields)
+                except TransportError as error:
+                    failures.append(str(error))
+                finally:
+                    line.close()
+            if _clock.elapsed_s() + _PAUSE_S > deadline_s:
+                raise NotSent(
+                    f"no name server answers ({'; '.join(failures)}): check option servers, and "
+                    "that one of them runs"
+                )
+            _pause(_PAUSE_S)

@@ -1,0 +1,8 @@
+"""Kill Spark and the broker at every step of an exactly-once write, and count the rows.
+
+    python -m tests.spark_crash --runs 200 --seed 1
+
+One run is a stream of a few epochs into a topic of its own. Something is killed with -9, once, at
+a named point in the middle epoch; whatever died is started again, and the query with it, from its
+checkpoint. Then every row is there once, or the run failed.
+"""

@@ -1,0 +1,70 @@
+"""A Spark driver that runs one query after the other, as it is told on its standard input.
+
+{"servers": …, "topic": …, "checkpoint": …, "count": …, "step": …}     one line each
+done | failed: why                                                     the answer
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.spark_crash.points import DIRECTORY, PIDS
+from tests.spark_crash.source import CrashDataSource
+from tests.sparks import ROOT, session
+
+TRIES = 10  # on a busy machine Spark gives up on its own workers, which start too slowly
+
+
+def main() -> None:
+    spark = session(
+        sys.argv[1],
+        **{
+            "spark.executorEnv.PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+            f"spark.executorEnv.{DIRECTORY}": os.environ[DIRECTORY],
+            "spark.executor.memory": "512m",
+            "spark.sql.streaming.stopTimeout": "60s",
+        },
+    )
+    spark.dataSource.register(CrashDataSource)
+    pids = Path(os.environ[DIRECTORY]) / PIDS
+    known = json.loads(pids.read_text())
+    jvm: Any = spark.sparkContext._jvm
+    known["driver"] = [os.getpid(), jvm.java.lang.ProcessHandle.current().pid()]
+    pids.write_text(json.dumps(known))
+    say("ready")
+    for line in sys.stdin:
+        say(run(spark, json.loads(line)))
+
+
+def run(spark: Any, wanted: dict[str, Any]) -> str:
+    """Until it has come to its end; a query that failed is started again, as a person would."""
+    why = ""
+    for _ in range(TRIES):
+        rows = spark.readStream.format("crash").option("count", wanted["count"])
+        rows = rows.option("step", wanted["step"]).load()
+        sink = rows.writeStream.format("crash").option("servers", wanted["servers"])
+        sink = sink.option("topic", wanted["topic"]).option("batchBytes", 2000)
+        sink = sink.option("guarantee", "exactly-once").option("timeout", 60)
+        query = sink.option("checkpointLocation", wanted["checkpoint"]).trigger(availableNow=True)
+        try:
+            query.start().awaitTermination()
+        except Exception as error:  # whatever it was, a driver tells, and goes on
+            why = str(error).replace("\n", " ")
+            if "WriterFenced" in why or "CONCURRENT" in why:
+                break
+            continue
+        return "done"
+    return f"failed: {why}"
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""The sink's options: what is missing, misspelt or does not fit together is said in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from escrowmq.errors import ConfigError
+from escrowmq.spark.write_options import WriteOptions, write_options
+
+SERVERS = {"servers": "127.0.0.1:9876"}
+
+
+def test_what_is_not_said_has_a_default() -> None:
+    found = write_options({**SERVERS, "topic": "t", "checkpointlocation": "c"}, streaming=True)
+    assert found == WriteOptions(servers="127.0.0.1:9876", topic="t")
+
+
+def test_the_names_of_rocketmq_spark_are_known_too() -> None:
+    found = write_options({"nameServer": "n:1", "producerGroup": "g"}, streaming=True)
+    assert (found.servers, found.group) == ("n:1", "g")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"servers": ""}, "option servers is missing"),
+        ({"tpoic": "t"}, "no option tpoic; did you mean topic"),
+        ({"whatever": "t"}, "there are: servers, topic"),
+        ({"path": "t"}, "no path: name the topic"),
+        ({"guarantee": "once"}, "exactly-once or at-least-once, not 'once'"),
+        ({"timeout": "soon"}, "timeout is a whole number"),
+        ({"batchbytes": "99999999"}, "batchbytes is from 1 to"),
+        ({"transactional.id": "job"}, "needs both"),
+        ({"epoch": "4"}, "needs both"),
+        ({"transactional.id": "a\x01b", "epoch": "1"}, "printable"),
+    ],
+)
+def test_a_bad_option_says_what_to_write_instead(given: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        write_options({**SERVERS, **given}, streaming=False)
+
+
+def test_a_stream_counts_its_epochs_itself() -> None:
+    with pytest.raises(ConfigError, match="leave it out"):
+        write_options({**SERVERS, "epoch": "4"}, streaming=True)
