@@ -30,6 +30,7 @@ def read(**given: object) -> Rows:
 
 
 @pytest.mark.apache
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_topics_streams_and_transactions_of_apache_are_read(version: str, tmp_path: Path) -> None:
     with ApacheRocketMQ(version, tmp_path) as rocketmq, Client(rocketmq.address) as client:
