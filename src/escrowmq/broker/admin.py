@@ -141,11 +141,12 @@ class Admin:
         line.write(succeed(request))
 
     def delete_group(self, line: Line, request: Request[DeleteGroup], now_ms: int) -> None:
-        name = request.head.fields.group_name
+        fields = request.head.fields
+        name = fields.group_name
         if is_system_group(name):
             raise _bad(f"{name} belongs to the broker")
         try:
-            if request.head.fields.clean_offset:
+            if fields.clean_offset or fields.remove_offset:
                 self._offsets.remove_group(name)
                 self._save_offsets()
             if self._groups.remove(name, now_ms=now_ms):

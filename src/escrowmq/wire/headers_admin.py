@@ -47,7 +47,8 @@ class ProducerGroup(Header, frozen=True, kw_only=True):
 
 class DeleteGroup(Header, frozen=True, kw_only=True):
     group_name: str
-    clean_offset: bool = False  # 4.9 and later: also forget how far it has read
+    clean_offset: bool = False  # also forget how far it has read; so 5.x calls it
+    remove_offset: bool = False  # and so 4.9
 
 
 class BrokerConfigAnswer(Header, frozen=True, kw_only=True):

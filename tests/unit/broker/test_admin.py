@@ -107,15 +107,15 @@ def test_some_topics_cannot_be_deleted(topic: str) -> None:
     assert answer.code == ResponseCode.INVALID_PARAMETER
 
 
-@pytest.mark.parametrize("clean", [False, True])
-def test_a_deleted_group_is_gone(clean: bool) -> None:
+@pytest.mark.parametrize("flags", [{}, {"clean_offset": True}, {"remove_offset": True}])
+def test_a_deleted_group_is_gone(flags: dict[str, bool]) -> None:
     bench = filled()
     bench.broker.save_offsets()
-    fields = DeleteGroup(group_name="g", clean_offset=clean)
+    fields = DeleteGroup(group_name="g", **flags)
     assert one(bench, code.DELETE_SUBSCRIPTIONGROUP, fields).code == 0
     for now in (bench, bench.after_power_cut()):
         assert now.broker.groups.find("g") is None
-        assert now.broker.offsets.query("T", "g", 0) == (None if clean else 2)
+        assert now.broker.offsets.query("T", "g", 0) == (None if flags else 2)
 
 
 def test_the_brokers_own_groups_stay() -> None:
