@@ -7,6 +7,7 @@ is what people write by hand: the message is a row of the same transaction; a po
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 import threading
@@ -302,4 +303,10 @@ def table(ours: list[Found], theirs: list[Found]) -> Told:
         "Producers, poller and consumer are threads of one Python process; PostgreSQL syncs every "
         "commit, the broker is at its defaults.",
     ]
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > 2 * cores:
+        notes.append(
+            f"**Others used this machine meanwhile: load {load:.0f} on {cores} cores.** Figures "
+            "and ratios change from run to run then; take them again when it is quiet."
+        )
     return Told([list(row) for row in cells], notes, COLUMNS)
