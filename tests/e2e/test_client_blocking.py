@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +11,7 @@ import pytest
 
 from escrowmq import Message, ReceivedMessage, Rollback, Verdict
 from escrowmq.blocking import Consumer, Producer
+from escrowmq.errors import LocalProtocolError
 from tests.brokers import Served
 
 pytestmark = pytest.mark.slow
@@ -31,6 +34,36 @@ def test_many_threads_send_through_one_producer(served: Served) -> None:
     with Producer(served.namesrv_address, group="p") as producer, ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda body: producer.send(Message("threads", body)), bodies))
     assert sorted(receive(served, "threads", 40)) == sorted(bodies)
+
+
+def test_a_call_that_is_interrupted_is_given_up_and_the_client_works_on(served: Served) -> None:
+    with Producer(served.namesrv_address, group="p", timeout_s=60) as producer:
+        producer.send(Message("interrupted", b"before"))
+        interrupt = threading.Timer(
+            0.3, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)
+        )
+        with served.frozen(), pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            interrupt.start()
+            producer.send(Message("interrupted", b"maybe"))
+        producer.send(Message("interrupted", b"after"))
+
+
+def test_a_blocking_call_on_the_loops_own_thread_is_refused(served: Served) -> None:
+    refused: list[LocalProtocolError] = []
+    with Producer(served.namesrv_address, group="own-thread") as producer:
+
+        @producer.checker("own-thread")
+        async def check(message: ReceivedMessage) -> Verdict:
+            try:
+                producer.send(Message("own-thread", b"from the loop"))
+            except LocalProtocolError as error:
+                refused.append(error)
+            return Verdict.COMMIT
+
+        with pytest.raises(ZeroDivisionError), producer.transaction(Message("own-thread", b"x")):
+            raise ZeroDivisionError
+        assert receive(served, "own-thread", 1) == [b"x"]
+    assert "wait for itself" in str(refused[0])
 
 
 def test_a_block_commits_rolls_back_or_is_asked_about(served: Served) -> None:

@@ -17,7 +17,11 @@ from escrowmq.blocking import Consumer, Producer
 from escrowmq.errors import WrongProcess
 from tests.brokers import Served
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    # Python warns of what is tested here: a fork while other threads run.
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning"),
+]
 
 CHILDREN = 3
 

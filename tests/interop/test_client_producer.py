@@ -122,6 +122,7 @@ async def test_a_group_of_halves_is_ended_one_by_one(rocketmq: ApacheRocketMQ) -
         [half, *_] = tx.halves
         line = await producer._line_to(half.queue, False)
         assert not await producer._presence.is_ours(line)
+        assert await producer._routes.all_masters() == {rocketmq.address}
         expected = Counter({b"plain": 1, b"1": 1, b"2": 1, b"3": 1})
         await until(lambda: stored(rocketmq, "grouped") == expected)
 

@@ -112,26 +112,29 @@ class Presence:
             await asyncio.gather(self._keeping, return_exceptions=True)
 
     async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
         pause_s = look_s = min(LOOK_S, self._heartbeat_s)
+        beat_s = loop.time() + self._heartbeat_s
         while True:
             is_well = await self._announce()
             pause_s = self._heartbeat_s if is_well else min(2 * pause_s, self._heartbeat_s)
-            if await self._is_idle(pause_s, look_s) and is_well:
+            await self._wait(pause_s, look_s)
+            if loop.time() >= beat_s:  # whether all brokers are there or not
+                beat_s = loop.time() + self._heartbeat_s
                 await self._routes.refresh()
                 await self._beat_all()
 
-    async def _is_idle(self, seconds: float, look_s: float) -> bool:
-        """Wait so long; less, and False, if there is a reason to look around at once."""
+    async def _wait(self, seconds: float, look_s: float) -> None:
+        """So long, or less if there is a reason to look around at once."""
         for _ in range(round(seconds / look_s)):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(look_s):
                     await self._wanted.wait()
             if self._wanted.is_set():
                 self._wanted.clear()
-                return False
+                return
             if self._has_checkers() and not all(one.is_open for one in self._introduced.values()):
-                return False  # a broker that comes back has questions
-        return True
+                return  # a broker that comes back has questions
 
     async def _announce(self) -> bool:
         """To all brokers, if they may ask us. False: somebody was not there."""

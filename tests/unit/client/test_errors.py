@@ -69,3 +69,9 @@ def test_the_answers_are_these(
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
 def test_the_tree_in_the_docstring_names_it(kind: type[EscrowError]) -> None:
     assert kind.__name__ in (errors.__doc__ or "")
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+def test_an_answer_under_another_name_is_none(kind: type[EscrowError]) -> None:
+    given = {name for name, value in vars(kind).items() if isinstance(value, bool)}
+    assert given <= {"retriable", "may_have_happened"}

@@ -214,6 +214,14 @@ async def test_who_has_a_checker_is_known_to_all_brokers_and_again_when_one_come
         await until(lambda: len(peers["b"].asked(RequestCode.HEART_BEAT)) == 2)
 
 
+async def test_heartbeats_go_on_though_one_broker_is_not_there() -> None:
+    async with Peers("a", "b") as peers:
+        peers["b"].address = "127.0.0.1:1"
+        async with Producer(peers.address, group="g", heartbeat_s=0.05) as producer:
+            producer.checker("*")(lambda message: None)
+            await until(lambda: len(peers["a"].asked(RequestCode.HEART_BEAT)) > 3)
+
+
 async def test_a_closed_client_says_so() -> None:
     async with Peers("a") as peers:
         async with Producer(peers.address, group="g") as producer:
