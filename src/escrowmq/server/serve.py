@@ -22,23 +22,22 @@ from escrowmq.broker.broker import Broker
 from escrowmq.broker.counts import Counts
 from escrowmq.clock import Clock, SystemClock, local_day
 from escrowmq.config import Config, FlushMode, Resolved
-from escrowmq.errors import EscrowError, RequestRefused, StoreError
+from escrowmq.errors import EscrowError, StoreError
 from escrowmq.message.ids import UniqueKeys, encode_host
 from escrowmq.metrics import Registry
-from escrowmq.namesrv.namesrv import NameServer
 from escrowmq.server.access import Access, refuse_open_doors
 from escrowmq.server.groupcommit import GroupCommit
-from escrowmq.server.keptsettings import KeptSettings
 from escrowmq.server.live import LiveSettings
 from escrowmq.server.logs import set_up_logs
+from escrowmq.server.loops import running
 from escrowmq.server.metrics import (
     access_metrics,
     add_broker_metrics,
-    port_metrics,
     registry_of,
     store_metrics,
 )
 from escrowmq.server.metrics_http import Health, serving
+from escrowmq.server.names import name_server
 from escrowmq.server.online import OnlineSettings
 from escrowmq.server.registrar import Registrar, registrars_of
 from escrowmq.server.rules import (
@@ -49,12 +48,10 @@ from escrowmq.server.rules import (
     tick_interval_s,
     upkeep_settings,
 )
-from escrowmq.server.tcp import Port, TcpLine, bind, port_of
+from escrowmq.server.tcp import Port, bind, port_of, reachable
 from escrowmq.server.upkeep import Upkeep
 from escrowmq.store.disk import Disk, RealDisk
 from escrowmq.store.store import MessageStore
-from escrowmq.wire.answers import refuse
-from escrowmq.wire.fastpath import Request
 
 log = logging.getLogger(__name__)
 
@@ -177,62 +174,6 @@ def _stop_with_our_supervisor(loop: asyncio.AbstractEventLoop, stopped: asyncio.
     loop.add_reader(number, ended)
 
 
-class _NameServerPort:
-    """The name server as a port sees it."""
-
-    def __init__(self, names: NameServer, access: Access, kept: KeptSettings) -> None:
-        self._names = names
-        self._access = access
-        self._kept = kept
-
-    def handle(self, line: TcpLine, request: Request[Any], now_ms: int) -> None:
-        guard = self._access.guard
-        if guard is not None:
-            try:
-                guard.check(request, line.peer, self._access.needs_at_name_server)
-            except RequestRefused as error:
-                line.write(refuse(request, error))
-                return
-        line.write(self._names.handle(request, line, now_ms=now_ms))
-
-    def end_turn(self, now_ms: int) -> None:
-        self._kept.save()
-
-    def line_closed(self, line: TcpLine) -> None:
-        self._names.line_closed(line)
-
-
-@contextlib.asynccontextmanager
-async def name_server(
-    clock: Clock, access: Access, registry: Registry, live: LiveSettings
-) -> AsyncIterator[str]:
-    config = live.config
-    kept = KeptSettings(RealDisk(config.store.root_dir))
-    host = config.network.bind_address
-    bound = bind(host, config.namesrv.namesrv_port)
-    number = port_of(bound)
-    names = NameServer(
-        settings=kept.settings, config={"listenPort": f"{number}", "bindAddress": host}
-    )
-    service = _NameServerPort(names, access, kept)
-    port = Port(service, clock, port_limits(config), port_security(config, access))
-    await port.listen(bound)
-    registry.add(port_metrics(port, "namesrv"))
-    live.add(lambda now: port.change_limits(port_limits(now)))
-    log.info("name server listens address=%s:%d", host, number)
-
-    async def expire() -> None:
-        while True:
-            await asyncio.sleep(config.namesrv.broker_scan_interval_ms / 1000)
-            port.look_after_lines()
-            for line in names.tick(now_ms=clock.now_ms()):
-                line.close()  # type: ignore[attr-defined]  # it is a TcpLine: we handed it in
-
-    async with running(expire()):
-        yield f"{_reachable(host)}:{number}"
-    await port.close()
-
-
 @contextlib.asynccontextmanager
 async def _broker(
     clock: Clock,
@@ -247,7 +188,7 @@ async def _broker(
 ) -> AsyncIterator[None]:
     config = live.config
     disk = RealDisk(config.store.root_dir)
-    address = config.broker.advertised_address or _reachable(config.network.bind_address)
+    address = config.broker.advertised_address or reachable(config.network.bind_address)
     # The port first: it is in the id of every message.
     bound = bind(config.network.bind_address, config.network.listen_port)
     number = port_of(bound)
@@ -380,30 +321,6 @@ def _loops(
         save("delays", broker.save_delays, config.delay.delay_offsets_interval_ms),
         keep_store(),
     ]
-
-
-@contextlib.asynccontextmanager
-async def running(*loops: Any) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(loop) for loop in loops]
-    for task in tasks:
-        task.add_done_callback(_stop_if_failed)
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _stop_if_failed(task: asyncio.Task[None]) -> None:
-    """A broker without one of its loops would only look alive: better none at all."""
-    if not task.cancelled() and task.exception() is not None:
-        log.error("a loop failed, stopping", exc_info=task.exception())
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _reachable(host: str) -> str:
-    return "127.0.0.1" if host in ("0.0.0.0", "") else host
 
 
 def _say_ready(config: Config, role: str, namesrv_address: str | None) -> None:

@@ -25,10 +25,12 @@ from escrowmq.metrics import Counter, Family, Gauge, Registry
 from escrowmq.server.access import Access, refuse_open_doors
 from escrowmq.server.children import Child
 from escrowmq.server.live import LiveSettings
+from escrowmq.server.loops import running
 from escrowmq.server.metrics import registry_of
 from escrowmq.server.metrics_http import Health, serving
+from escrowmq.server.names import name_server
 from escrowmq.server.pages import Pages
-from escrowmq.server.serve import allow_files, live_settings, name_server, running
+from escrowmq.server.serve import allow_files, live_settings
 from escrowmq.store.check import is_store
 from escrowmq.store.disk import RealDisk
 from escrowmq.store.logfiles import LogFiles

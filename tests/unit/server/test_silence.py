@@ -9,8 +9,9 @@ from random import Random
 import pytest
 
 from escrowmq.clock import ManualClock
+from escrowmq.server.line import TcpLine
 from escrowmq.server.silence import Silence
-from escrowmq.server.tcp import Port, PortLimits, TcpLine, bind, port_of
+from escrowmq.server.tcp import Port, PortLimits, bind, port_of
 
 IDLE_S = 120
 
