@@ -17,7 +17,11 @@ from tests.sparks import QUIET, patiently, spark
 
 __all__ = ["spark"]
 
-pytestmark = [pytest.mark.slow, *(pytest.mark.filterwarnings(rule) for rule in QUIET)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),  # a busy machine takes minutes to start a JVM and its helpers
+    *(pytest.mark.filterwarnings(rule) for rule in QUIET),
+]
 
 COUNT = 300
 
