@@ -46,6 +46,7 @@ EscrowError
   EndedInside            a database transaction was ended inside the block that it belongs to
   CommitUnknown          the database did not say whether it has committed; check-back finds out
   WriterFenced           a newer writer has taken over, or the batch is past
+  DemoFailed             a process of the demo did not come up; its log says why
   Rollback               raised by users: roll this transaction back
 
 Callers ask an error two things: may I retry (`retriable`), and may it have taken effect
@@ -278,6 +279,10 @@ class CommitUnknown(EscrowError):
     check-back; look at the database before doing the work again."""
 
     may_have_happened = True
+
+
+class DemoFailed(EscrowError):
+    pass
 
 
 class WriterFenced(EscrowError):

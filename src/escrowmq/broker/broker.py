@@ -117,6 +117,18 @@ class Broker:
             allows_sql=rules.pulls.allows_sql,
         )
         self._stores_replies = rules.stores_replies
+        self._backups = Backups(disk, store, self.save, flush)
+        self._make_admin(disk, rules)
+        self._handlers = {**self._table(), **self._admin_table(), **self._operators_table()}
+        self._guard = guard
+        self._keys: dict[Line, str] = {}  # who is a member of groups, by access key
+        if guard is not None:
+            self.transactions.checks.may_see = self._may_see
+        cluster = rules.topics.cluster
+        self._permissions = Permissions(store, self.transactions.escrow, cluster=cluster)
+
+    def _make_admin(self, disk: Disk, rules: BrokerRules) -> None:
+        store = self.store
         self._admin = Admin(store, self.topics, self.groups, self.offsets, self.save_offsets)
         self._admin_broker = AdminBroker(
             store,
@@ -126,14 +138,6 @@ class Broker:
             About(version=rules.version, cluster=rules.topics.cluster),
         )
         self._address = "{}:{}".format(*decode_host(rules.sends.store_host))
-        self._backups = Backups(disk, store, self.save, flush)
-        self._handlers = {**self._table(), **self._admin_table(), **self._operators_table()}
-        self._guard = guard
-        self._keys: dict[Line, str] = {}  # who is a member of groups, by access key
-        if guard is not None:
-            self.transactions.checks.may_see = self._may_see
-        cluster = rules.topics.cluster
-        self._permissions = Permissions(store, self.transactions.escrow, cluster=cluster)
 
     def _make_parts(
         self,

@@ -8,7 +8,7 @@ broker. Afterwards nobody repairs anything: the broker asks, the databases answe
 from __future__ import annotations
 
 import random
-import time
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +19,8 @@ from sqlalchemy import Engine
 
 from escrowmq.cli.cluster import Cluster
 from escrowmq.demo.banks import BOB, SMITH, booked, found_bank, open_bank
-from escrowmq.demo.processes import BrokerProcess, DemoFailed, Process, last_line
+from escrowmq.demo.processes import BrokerProcess, Process, last_line
+from escrowmq.errors import DemoFailed
 from escrowmq.wire.headers_transaction import ListTransactions
 
 PAYERS: Final = 3
@@ -112,17 +113,17 @@ class Story:
         choose: random.Random,
         shown: Callable[[int, int], None],
     ) -> None:
-        killed_s = time.monotonic() + choose.uniform(*KILLED_EVERY_S)
+        killed_s = self._clock.elapsed_s() + choose.uniform(*KILLED_EVERY_S)
         while busy := [payer for payer in payers if payer.process.exit_code is None]:
-            time.sleep(STEP_S)
+            threading.Event().wait(STEP_S)
             tried = self._tried(payers)
             shown(tried, booked(self.smith))
             if not self.deeds.brokers_killed and tried > self.transfers // 2:
                 self.deeds.brokers_killed += 1
                 self.broker.process.kill()
                 self.broker.start()
-            if time.monotonic() >= killed_s:
-                killed_s = time.monotonic() + choose.uniform(*KILLED_EVERY_S)
+            if self._clock.elapsed_s() >= killed_s:
+                killed_s = self._clock.elapsed_s() + choose.uniform(*KILLED_EVERY_S)
                 if choose.random() < 0.25:
                     payee.kill()
                     self.deeds.payees_killed += 1
@@ -141,14 +142,14 @@ class Story:
         """The payers are gone, but somebody of their group must be there to be asked."""
         witness = payers[0]
         witness.next = witness.last
-        deadline_s = time.monotonic() + SETTLED_S
+        deadline_s = self._clock.elapsed_s() + SETTLED_S
         self._start_payer(witness, "--wait")
         while self.open_transactions() or booked(self.smith) < booked(self.bob):
-            if time.monotonic() > deadline_s:
+            if self._clock.elapsed_s() > deadline_s:
                 return  # the books will show what is missing
             if payee.exit_code is not None:
                 self._start_payee(payee)
-            time.sleep(STEP_S)
+            threading.Event().wait(STEP_S)
             shown(self.transfers, booked(self.smith))
         witness.process.stop()
 

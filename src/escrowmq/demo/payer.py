@@ -10,13 +10,12 @@ import logging
 import random
 import signal
 import sys
-import time
-from contextlib import suppress
+import threading
 
 import click
 from sqlalchemy.exc import OperationalError
 
-from escrowmq import Message, Verdict
+from escrowmq import Message, Rollback, Verdict
 from escrowmq.clock import SystemClock
 from escrowmq.demo.banks import BOB, TOPIC, move, open_bank
 from escrowmq.errors import EscrowError
@@ -30,10 +29,6 @@ LOST = 0.03  # of the decisions, on their way to the broker
 RECEIPTS = 0.02  # of the transfers come with a receipt for the archive: two messages, one decision
 
 
-class Refused(Exception):
-    """The bank does not want this transfer after all."""
-
-
 def pay(escrow: Escrow, number: int, choose: random.Random) -> None:
     cents = choose.randrange(1, 100_00)
     fails, is_lost = choose.random() < FAILS, choose.random() < LOST
@@ -43,7 +38,7 @@ def pay(escrow: Escrow, number: int, choose: random.Random) -> None:
         if choose.random() < RECEIPTS:
             tx.send(Message("receipts", b"%d" % number, keys=f"transfer-{number}"))
         if fails:
-            raise Refused(f"transfer {number} is over the limit of the day")
+            raise Rollback(f"transfer {number} is over the limit of the day")
         if is_lost:
             tx.end = _lost  # type: ignore[method-assign]
 
@@ -61,7 +56,7 @@ def pay_at_last(escrow: Escrow, number: int, seed: int) -> None:
             return
         except (EscrowError, OperationalError) as error:
             log.info("transfer %d is tried again: %s", number, error)
-            time.sleep(AGAIN_S)
+            threading.Event().wait(AGAIN_S)
 
 
 @click.command()
@@ -77,8 +72,7 @@ def main(database: str, servers: str, first: int, last: int, seed: int, wait: bo
         for number in range(first, last):
             sys.stdout.write(f"{number}\n")
             sys.stdout.flush()
-            with suppress(Refused):
-                pay_at_last(escrow, number, seed)
+            pay_at_last(escrow, number, seed)
         if wait:
             signal.pause()
 

@@ -7,19 +7,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from escrowmq.errors import EscrowError
+from escrowmq.clock import SystemClock
+from escrowmq.errors import DemoFailed
 
 READY_S: Final = 30.0
 STOP_S: Final = 20.0
-
-
-class DemoFailed(EscrowError):
-    """Something of the demo's own did not come up; its log says why."""
 
 
 class Process:
@@ -77,11 +74,12 @@ class BrokerProcess:
             *("--port", self.port, "--namesrv-port", self.namesrv_port),
             *("--metrics-port", self.metrics_port),
         )
-        deadline_s = time.monotonic() + READY_S
+        clock = SystemClock()
+        deadline_s = clock.elapsed_s() + READY_S
         while not (answers(self.port) and answers(self.namesrv_port)):
-            if self.process.exit_code is not None or time.monotonic() > deadline_s:
+            if self.process.exit_code is not None or clock.elapsed_s() > deadline_s:
                 raise DemoFailed(f"the broker did not start: see {self.process.log}")
-            time.sleep(0.05)
+            threading.Event().wait(0.05)
 
 
 def free_ports(count: int) -> Sequence[int]:

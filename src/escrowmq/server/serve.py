@@ -213,9 +213,8 @@ async def _broker(
     broker.counts.turn_began_s = lambda: port.turn_s
     live.add(lambda now: _apply(now, broker, port, host))
     await port.listen(bound)
-    registrars += registrars_of(
-        config, broker, f"{address}:{number}", namesrv_addresses, access.own_signer
-    )
+    place = f"{address}:{number}"
+    registrars += registrars_of(config, broker, place, namesrv_addresses, access.own_signer)
     upkeep = _upkeep(config, clock, broker, disk)
     add_broker_metrics(registry, config, clock, broker, port)
     registry.add(store_metrics(disk, group, upkeep))
@@ -223,10 +222,14 @@ async def _broker(
     loops = _loops(config, clock, broker, port, upkeep, failed)
     async with running(*(registrar.run() for registrar in registrars), *loops):
         log.info("broker listens address=%s:%d", config.network.bind_address, number)
-        for registrar in registrars[:needed]:
-            await registrar.registered.wait()
+        await _registered(registrars[:needed])
         yield
     await _stop(broker, port, group, clock)
+
+
+async def _registered(registrars: list[Registrar]) -> None:
+    for registrar in registrars:
+        await registrar.registered.wait()
 
 
 def _tell(registrars: list[Registrar]) -> None:
