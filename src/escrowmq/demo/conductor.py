@@ -68,6 +68,8 @@ class Story:
     broker: BrokerProcess = field(init=False)
     bob: Engine = field(init=False)
     smith: Engine = field(init=False)
+    _clock: SystemClock = field(default_factory=SystemClock)
+    _credited: int = 0  # when Smith's process was last started
 
     @contextmanager
     def stage(self) -> Iterator[None]:
@@ -124,17 +126,24 @@ class Story:
                 self.broker.start()
             if self._clock.elapsed_s() >= killed_s:
                 killed_s = self._clock.elapsed_s() + choose.uniform(*KILLED_EVERY_S)
-                if choose.random() < 0.25:
-                    payee.kill()
-                    self.deeds.payees_killed += 1
-                    self._start_payee(payee)
-                else:
-                    victim = choose.choice(busy)
-                    victim.process.kill()
-                    victim.note()
-                    self.deeds.payers_killed += 1
-                    self._start_payer(victim)
+                self._kill_one(busy, payee, choose)
         self._refuse_failures(payers)
+
+    def _kill_one(self, busy: list[Payer], payee: Process, choose: random.Random) -> None:
+        """Of those that have begun to work: on a slow machine nobody would get anywhere else."""
+        credited = booked(self.smith)
+        at_work = [payer for payer in busy if last_line(payer.process.said)]
+        if choose.random() < 0.25 and credited > self._credited:
+            self._credited = credited
+            payee.kill()
+            self.deeds.payees_killed += 1
+            self._start_payee(payee)
+        elif at_work:
+            victim = choose.choice(at_work)
+            victim.process.kill()
+            victim.note()
+            self.deeds.payers_killed += 1
+            self._start_payer(victim)
 
     def _settle(
         self, payers: list[Payer], payee: Process, shown: Callable[[int, int], None]
