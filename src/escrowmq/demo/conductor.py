@@ -18,6 +18,7 @@ from typing import Final
 from sqlalchemy import Engine
 
 from escrowmq.cli.cluster import Cluster
+from escrowmq.clock import SystemClock
 from escrowmq.demo.banks import BOB, SMITH, booked, found_bank, open_bank
 from escrowmq.demo.processes import BrokerProcess, Process, last_line
 from escrowmq.errors import DemoFailed
