@@ -12,8 +12,10 @@ import sys
 import click
 
 from escrowmq.cli.config import config
+from escrowmq.cli.group import group
 from escrowmq.cli.serve import serve
 from escrowmq.cli.store import store
+from escrowmq.cli.topic import topic
 from escrowmq.cli.transaction import transaction
 from escrowmq.errors import EscrowError
 
@@ -25,8 +27,10 @@ def cli() -> None:
 
 
 cli.add_command(config)
+cli.add_command(group)
 cli.add_command(serve)
 cli.add_command(store)
+cli.add_command(topic)
 cli.add_command(transaction)
 
 
