@@ -115,7 +115,7 @@ def lags_by_topic(brokers: Brokers) -> tuple[list[dict[str, Any]], Iterable[str]
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for _, progress in brokers.ask(progress_of_all):
         for group, queues in progress.items():
-            for queue, one in queues.items():
+            for queue, one in queues.items() if not is_own_group(group) else ():
                 row = rows.setdefault(
                     (group, queue.topic),
                     {"group": group, "topic": queue.topic, "lag": 0, "read_up_to": None},

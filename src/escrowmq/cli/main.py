@@ -13,6 +13,7 @@ import click
 
 from escrowmq.cli.config import config
 from escrowmq.cli.group import group
+from escrowmq.cli.message import message
 from escrowmq.cli.serve import serve
 from escrowmq.cli.store import store
 from escrowmq.cli.topic import topic
@@ -28,6 +29,7 @@ def cli() -> None:
 
 cli.add_command(config)
 cli.add_command(group)
+cli.add_command(message)
 cli.add_command(serve)
 cli.add_command(store)
 cli.add_command(topic)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from escrowmq.broker.topics import RETRY_PREFIX
@@ -131,7 +132,7 @@ def reset_offsets(
     done: list[dict[str, Any]] = []
     for topic in topics:
         asked = ResetOffset(topic=topic, group=group, timestamp=time, is_force=True)
-        for place, table in brokers.ask(lambda caller, asked=asked: _reset(caller, asked)):
+        for place, table in brokers.ask(partial(_reset, asked=asked)):
             done += _places(place, table)
     return done
 
