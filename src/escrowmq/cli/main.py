@@ -11,6 +11,8 @@ import sys
 
 import click
 
+from escrowmq.cli.broker import broker
+from escrowmq.cli.completion import completion
 from escrowmq.cli.config import config
 from escrowmq.cli.group import group
 from escrowmq.cli.message import message
@@ -27,6 +29,8 @@ def cli() -> None:
     """Transactional messages that commit together with your database."""
 
 
+cli.add_command(broker)
+cli.add_command(completion)
 cli.add_command(config)
 cli.add_command(group)
 cli.add_command(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import threading
@@ -28,17 +29,19 @@ def show(
     *,
     in_json: bool,
     every_s: float | None,
+    count: int | None = None,
 ) -> None:
     """`found` gives it for programs, and as lines for people.
 
-    A terminal is cleared between two times; for a program each is one line of JSON.
+    A terminal is cleared between two times; for a program each is one line of JSON. `count` times,
+    or until Ctrl-C.
     """
     try:
         with reader_may_leave():
-            while True:
+            for done in itertools.count(1):
                 brokers.failed.clear()
                 _echo(*found(), in_json=in_json, is_live=every_s is not None)
-                if every_s is None:
+                if every_s is None or done == count:
                     break
                 for text in brokers.failed:
                     click.echo(f"escrowmq: {text}", err=True)
