@@ -1,7 +1,7 @@
 """`escrowmq`: put the command groups together and turn errors into one line and an exit code.
 
 0  as it should be
-1  looked, and found damage
+1  looked, and found damage or a problem
 2  could not do what was asked
 """
 
@@ -14,6 +14,7 @@ import click
 from escrowmq.cli.broker import broker
 from escrowmq.cli.completion import completion
 from escrowmq.cli.config import config
+from escrowmq.cli.doctor import doctor
 from escrowmq.cli.group import group
 from escrowmq.cli.message import message
 from escrowmq.cli.serve import serve
@@ -32,6 +33,7 @@ def cli() -> None:
 cli.add_command(broker)
 cli.add_command(completion)
 cli.add_command(config)
+cli.add_command(doctor)
 cli.add_command(group)
 cli.add_command(message)
 cli.add_command(serve)
