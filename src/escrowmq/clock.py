@@ -72,3 +72,9 @@ def local_day(now_ms: int) -> int:
 
 def local_hour(now_ms: int) -> int:
     return datetime.fromtimestamp(now_ms / 1000).astimezone().hour
+
+
+def moment_ms(text: str) -> int:
+    """ISO 8601, like 2026-03-01T09:00; without a time zone it is UTC. Raises ValueError."""
+    moment = datetime.fromisoformat(text)
+    return since_1970_ms(moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC))

@@ -36,6 +36,23 @@ def test_variables_are_settings() -> None:
     assert named <= set(BY_ENVIRONMENT)
 
 
+def test_both_say_how_to_serve_others_with_accounts() -> None:
+    """Listening wide without them is refused."""
+    for text, names in (
+        (DOCKERFILE, ("ESCROWMQ_ACL_ENABLE=true", "ESCROWMQ_ACL_FILE=", "ESCROWMQ_INSECURE=true")),
+        (UNIT, ("aclEnable=true", "escrowAclFile=", "escrowInsecure=true")),
+    ):
+        for name in names:
+            assert name in text
+
+
+def test_the_health_check_is_a_program() -> None:
+    [command] = re.findall(r"^    CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
+    python, _, program = json.loads(command)
+    assert python == "python"
+    compile(program, "HEALTHCHECK", "exec")
+
+
 def test_nothing_runs_as_root_or_for_ever() -> None:
     users = re.findall(r"^USER (\w+)$", DOCKERFILE, re.MULTILINE)
     assert users == ["escrowmq"]

@@ -37,7 +37,7 @@ class Guard:
         self._trusted.clear()
 
     def add_own(self, account: Account) -> None:
-        """One that is in no file: the broker's, towards the name server of its own process."""
+        """One that is in no file: the brokers', towards the name server that they belong to."""
         self._own[account.access_key] = account
 
     def check(self, request: Request[Any], peer: str, needs: Needs) -> str:
@@ -74,7 +74,7 @@ class Guard:
         """For who shows his secret instead of a signature, as HTTP's Basic scheme does."""
         if self._is_trusted(peer_host):
             return True
-        account = self._rules.accounts.get(access_key)
+        account = self._own.get(access_key) or self._rules.accounts.get(access_key)
         if account is None or not account.is_enabled:
             return False
         return account.secret_key == Secret(secret_key) and account.allows(need, peer_host)

@@ -79,9 +79,14 @@ class Caller:
         self._connection.close()
         self._socket.close()
 
-    def call(self, code: int, fields: Header | None = None) -> Reply:
+    def call(self, code: int, fields: Header | None = None, body: bytes = b"") -> Reply:
         """Raises RequestRefused if the answer is no, TransportError if there is none."""
-        return self._wait(self._send(code, fields))
+        return self._wait(self._send(code, fields, body))
+
+    def answers(self, code: int, requests: Iterable[Header]) -> list[tuple[Command, bytes]]:
+        """In the order of the requests, whatever the answers say."""
+        calls = [self._send(code, fields) for fields in requests]
+        return [self._wait_any(call) for call in calls]
 
     def call_many(self, code: int, requests: Iterable[Header]) -> Iterator[Reply | RequestRefused]:
         """The answers in the order of the requests, several of which are on their way at once."""
@@ -99,9 +104,9 @@ class Caller:
         except RequestRefused as error:
             return error
 
-    def _send(self, code: int, fields: Header | None) -> Call:
+    def _send(self, code: int, fields: Header | None, body: bytes = b"") -> Call:
         deadline_s = self._clock.elapsed_s() + self._timeout_s
-        call, data = self._connection.call(code, fields, deadline_s=deadline_s)
+        call, data = self._connection.call(code, fields, body, deadline_s=deadline_s)
         try:
             self._socket.settimeout(self._timeout_s)
             self._socket.sendall(data)
@@ -109,10 +114,13 @@ class Caller:
             raise OutcomeUnknown(f"{self.address}: {_why(error)}") from error
         return call
 
-    def _wait(self, call: Call) -> Reply:
+    def _wait_any(self, call: Call) -> tuple[Command, bytes]:
         while call.opaque not in self._ended:
             self._receive(call)
-        command, body = self._ended.pop(call.opaque)
+        return self._ended.pop(call.opaque)
+
+    def _wait(self, call: Call) -> Reply:
+        command, body = self._wait_any(call)
         if command.code == ResponseCode.SUCCESS:
             return Reply(command.ext_fields, body)
         if command.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
@@ -149,27 +157,40 @@ class Caller:
             ) from error
 
 
-def find_brokers(namesrv: str) -> list[BrokerPlace]:
-    """The masters that a name server knows. `namesrv`: one address, or several with semicolons."""
+def addresses_of(namesrv: str) -> list[str]:
+    """`namesrv`: one address, or several with semicolons."""
+    return [part for piece in namesrv.split(";") if (part := piece.strip())]
+
+
+def masters_of(known: ClusterInfo) -> list[BrokerPlace]:
+    return [
+        BrokerPlace(name, route.broker_addrs[MASTER])
+        for name, route in sorted(known.broker_addr_table.items())
+        if MASTER in route.broker_addrs
+    ]
+
+
+def find_cluster(namesrv: str, *, timeout_s: float = TIMEOUT_S) -> ClusterInfo:
+    """As the first name server knows it that knows any broker."""
     failed: list[str] = []
-    for address in filter(None, (part.strip() for part in namesrv.split(";"))):
+    for address in addresses_of(namesrv):
         try:
-            with Caller(address) as caller:
+            with Caller(address, timeout_s=timeout_s) as caller:
                 body = caller.call(RequestCode.GET_BROKER_CLUSTER_INFO).body
             known = decode_body(ClusterInfo, body)
         except (TransportError, RequestRefused, BrokenBody) as error:
             failed.append(reason_of(error))
             continue
-        found = [
-            BrokerPlace(name, route.broker_addrs[MASTER])
-            for name, route in sorted(known.broker_addr_table.items())
-            if MASTER in route.broker_addrs
-        ]
-        if found:
-            return found
+        if masters_of(known):
+            return known
         failed.append(f"{address} knows no broker")
     why = "; ".join(failed) or f"{namesrv!r} is no address"
     raise NotSent(f"{why} (name server: -n HOST:PORT, or one broker: --broker HOST:PORT)")
+
+
+def find_brokers(namesrv: str) -> list[BrokerPlace]:
+    """The masters that a name server knows."""
+    return masters_of(find_cluster(namesrv))
 
 
 def reason_of(error: EscrowError) -> str:

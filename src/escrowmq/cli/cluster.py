@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from escrowmq.cli.call import BrokerPlace, Caller, Reply, find_brokers, reason_of
+from escrowmq.cli.brokers import Brokers
+from escrowmq.cli.call import BrokerPlace, Caller, Reply, reason_of
 from escrowmq.errors import EscrowError, RequestRefused
 from escrowmq.wire.bodies import decode_body
 from escrowmq.wire.bodies_transaction import TransactionEntry, TransactionList, TransactionStory
@@ -42,12 +43,7 @@ class Outcome:
     error: str = ""
 
 
-class Cluster:
-    def __init__(self, namesrv: str, broker: str | None) -> None:
-        """One broker by its address, or all that the name server knows."""
-        self.brokers = find_brokers(namesrv) if broker is None else [BrokerPlace(broker, broker)]
-        self.failed: list[str] = []  # brokers that could not say
-
+class Cluster(Brokers):
     # --- looking ---------------------------------------------------------------------------------
 
     def entries(self, filters: Sequence[ListTransactions]) -> Iterator[Listed]:
@@ -59,7 +55,7 @@ class Cluster:
                         for entry in _entries(caller, wanted):
                             yield Listed(broker, entry)
             except EscrowError as error:
-                self._note(broker, error)
+                self.note(broker, error)
 
     def stories(self, name: str) -> list[Told]:
         """More than one if a send was repeated at another broker."""
@@ -73,9 +69,9 @@ class Cluster:
                 found.append(Told(broker, decode_body(TransactionStory, body)))
             except RequestRefused as error:
                 if error.code != ResponseCode.QUERY_NOT_FOUND:
-                    self._note(broker, error)
+                    self.note(broker, error)
             except EscrowError as error:
-                self._note(broker, error)
+                self.note(broker, error)
         return found
 
     # --- changing --------------------------------------------------------------------------------
@@ -98,12 +94,6 @@ class Cluster:
                 why = f"{reason_of(error)}; look at it again before you repeat it"
                 for listed, _ in mine[done:]:
                     yield Outcome(listed, error=why)
-
-    def _note(self, broker: BrokerPlace, error: EscrowError) -> None:
-        why = reason_of(error)
-        text = why if broker.address in why else f"{broker.address}: {why}"
-        if text not in self.failed:
-            self.failed.append(text)
 
 
 def _entries(caller: Caller, wanted: ListTransactions) -> Iterator[TransactionEntry]:

@@ -1,7 +1,7 @@
 """`escrowmq`: put the command groups together and turn errors into one line and an exit code.
 
 0  as it should be
-1  looked, and found damage
+1  looked, and found damage or a problem
 2  could not do what was asked
 """
 
@@ -11,9 +11,15 @@ import sys
 
 import click
 
+from escrowmq.cli.broker import broker
+from escrowmq.cli.completion import completion
 from escrowmq.cli.config import config
+from escrowmq.cli.doctor import doctor
+from escrowmq.cli.group import group
+from escrowmq.cli.message import message
 from escrowmq.cli.serve import serve
 from escrowmq.cli.store import store
+from escrowmq.cli.topic import topic
 from escrowmq.cli.transaction import transaction
 from escrowmq.errors import EscrowError
 
@@ -24,9 +30,15 @@ def cli() -> None:
     """Transactional messages that commit together with your database."""
 
 
+cli.add_command(broker)
+cli.add_command(completion)
 cli.add_command(config)
+cli.add_command(doctor)
+cli.add_command(group)
+cli.add_command(message)
 cli.add_command(serve)
 cli.add_command(store)
+cli.add_command(topic)
 cli.add_command(transaction)
 
 

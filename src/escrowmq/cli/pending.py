@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from escrowmq.cli.cluster import Listed, Told
 from escrowmq.cli.record import printable, utc
+from escrowmq.cli.table import Column, table_lines
 from escrowmq.wire.bodies_transaction import TransactionEntry, TransactionStep
 
-_HEADS: Final = ("TRANSACTION", "STATE", "GROUP", "TOPIC", "AGE", "CHECKS", "NEXT DUE")
-_GROUP, _TOPIC = 2, 3  # columns that give way
-_NARROW: Final = 8
-_PART: Final = 1_000  # rows whose widths are looked at together
+_COLUMNS: Final = (
+    Column("TRANSACTION"),  # never cut, or nobody could copy it
+    Column("STATE"),
+    Column("GROUP", gives_way=True),
+    Column("TOPIC", gives_way=True),
+    Column("AGE"),
+    Column("CHECKS"),
+    Column("NEXT DUE"),
+)
 _SETTLED: Final = ("committed", "rolled_back")
 _WHATS: Final = {"unknown": "answered", "appended_again": "appended again"}
 
@@ -61,16 +66,8 @@ def story_json(told: Told) -> dict[str, Any]:
 # --- a table -------------------------------------------------------------------------------------
 
 
-def table_lines(rows: Iterable[Listed], now_ms: int, width: int | None) -> Iterator[str]:
-    """As wide as the terminal, if there is one; ids are never cut, or nobody could copy them."""
-    waiting = iter(rows)
-    widths: list[int] = []
-    while part := [_cells(listed.entry, now_ms) for listed in islice(waiting, _PART)]:
-        if not widths:
-            widths = _widths([_HEADS, *part], width)
-            yield _line(_HEADS, widths)
-        for cells in part:
-            yield _line(cells, widths)
+def pending_lines(rows: Iterable[Listed], now_ms: int, width: int | None) -> Iterator[str]:
+    return table_lines(_COLUMNS, (_cells(listed.entry, now_ms) for listed in rows), width)
 
 
 def _cells(entry: TransactionEntry, now_ms: int) -> tuple[str, ...]:
@@ -90,25 +87,6 @@ def _due_text(entry: TransactionEntry, now_ms: int) -> str:
         return "-"
     left_ms = entry.next_due - now_ms
     return f"in {duration_text(left_ms)}" if left_ms > 0 else f"since {duration_text(-left_ms)}"
-
-
-def _widths(rows: Sequence[Sequence[str]], width: int | None) -> list[int]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
-    over = 0 if width is None else sum(widths) + 2 * (len(widths) - 1) - width
-    while over > 0 and max(widths[_GROUP], widths[_TOPIC]) > _NARROW:
-        wider = _GROUP if widths[_GROUP] >= widths[_TOPIC] else _TOPIC
-        widths[wider] -= 1
-        over -= 1
-    return widths
-
-
-def _line(cells: Sequence[str], widths: list[int]) -> str:
-    fitted = [
-        cell[: width - 1] + "…" if len(cell) > width and column in (_GROUP, _TOPIC) else cell
-        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-    padded = (f"{cell:<{width}}" for cell, width in zip(fitted, widths, strict=True))
-    return "  ".join(padded).rstrip()
 
 
 def duration_text(ms: int) -> str:

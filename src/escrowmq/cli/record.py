@@ -42,7 +42,7 @@ def as_text(record: StoredRecord, *, with_body: bool) -> str:
         ),
         *flag_words(record.sys_flag),
         f"{record.size} bytes",
-        f"from {_host(record.born_host)}",
+        f"from {host_text(record.born_host)}",
     ]
     line = "  ".join(words)
     if not with_body:
@@ -65,8 +65,8 @@ def as_json(record: StoredRecord, *, with_body: bool) -> dict[str, Any]:
         "unique_key": properties.get(UNIQUE_KEY),
         "size": record.size,
         "flags": flag_words(record.sys_flag),
-        "born_host": _host(record.born_host),
-        "store_host": _host(record.store_host),
+        "born_host": host_text(record.born_host),
+        "store_host": host_text(record.store_host),
         "reconsume_times": record.reconsume_times,
         "prepared_offset": record.prepared_offset,
         "properties": properties,
@@ -75,14 +75,14 @@ def as_json(record: StoredRecord, *, with_body: bool) -> dict[str, Any]:
         text = body_text(record)
         content["body"] = text
         if text is None:
-            content["body_hex"] = bytes(_body(record)).hex()
+            content["body_hex"] = bytes(body_of(record)).hex()
     return content
 
 
 def body_text(record: StoredRecord) -> str | None:
     """The body, decompressed, if it is text; else None."""
     try:
-        text = str(_body(record), "utf-8")
+        text = str(body_of(record), "utf-8")
     except UnicodeDecodeError:
         return None
     return text if text.translate(_LINE_BREAKS).isprintable() else None
@@ -91,7 +91,7 @@ def body_text(record: StoredRecord) -> str | None:
 def _body_line(record: StoredRecord) -> str:
     text = body_text(record)
     if text is None:
-        text = "hex " + bytes(_body(record)[:BODY_WIDTH]).hex()
+        text = "hex " + bytes(body_of(record)[:BODY_WIDTH]).hex()
     shown = printable(text[: BODY_WIDTH + 1])
     return shown if len(shown) <= BODY_WIDTH else shown[:BODY_WIDTH] + "…"
 
@@ -111,14 +111,14 @@ def utc(ms: int) -> str:
     return f"{date}T{time}:{stamp[12:14]}.{stamp[14:]}Z"
 
 
-def _body(record: StoredRecord) -> bytes | memoryview:
+def body_of(record: StoredRecord) -> bytes | memoryview:
     try:
         return decompress_body(record.body, record.sys_flag, body_bytes_max=_BODY_BYTES_MAX)
     except BrokenBody:
         return record.body
 
 
-def _host(host: bytes) -> str:
+def host_text(host: bytes) -> str:
     address, port = decode_host(host)
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 

@@ -42,6 +42,7 @@ from escrowmq.config import Config, Resolved, Source
     help="So many brokers, a process each, as one cluster; for more than one core.",
 )
 @click.option("--metrics-socket", type=int, hidden=True)
+@click.option("--own-namesrv", hidden=True)
 @click.pass_context
 def serve(
     context: click.Context,
@@ -57,6 +58,7 @@ def serve(
     role: str,
     brokers: int | None,
     metrics_socket: int | None,
+    own_namesrv: str | None,
 ) -> None:
     """Run a broker and a name server, or one of them, or many brokers.
 
@@ -93,7 +95,15 @@ def serve(
         context.exit(supervise(resolved.config, role, brokers, sys.argv[1:], reread))
     if role != "namesrv":
         refuse_many(resolved.config.store.root_dir)
-    context.exit(run(resolved, role, file, reread=reread, metrics_socket=metrics_socket))
+    code = run(
+        resolved,
+        role,
+        file,
+        reread=reread,
+        metrics_socket=metrics_socket,
+        own_namesrv=own_namesrv,
+    )
+    context.exit(code)
 
 
 def role_warnings(resolved: Resolved, role: str) -> list[str]:

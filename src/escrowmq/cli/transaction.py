@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import getpass
 import json
-import re
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial, reduce
+from functools import partial
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
-from escrowmq.cli.access import access_options
+from escrowmq.cli.brokers import end
 from escrowmq.cli.cluster import Cluster, Listed, Outcome, Told
+from escrowmq.cli.complete import topic_names
+from escrowmq.cli.options import duration_ms, together, where
 from escrowmq.cli.output import reader_may_leave
-from escrowmq.cli.pending import entry_json, field_lines, story_json, story_lines, table_lines
+from escrowmq.cli.pending import entry_json, field_lines, pending_lines, story_json, story_lines
 from escrowmq.cli.record import printable
+from escrowmq.cli.table import width_of
 from escrowmq.clock import SystemClock
 from escrowmq.errors import NoSuchTransaction, OutcomeUnknown
 from escrowmq.wire.codes import RequestCode
@@ -29,47 +30,20 @@ from escrowmq.wire.headers_transaction import (
     SettleTransaction,
 )
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _SHOWN_MAX: Final = 20  # of those that a confirmation asks about
 _SETTLED_MAX: Final = 1_000  # listed, if nobody says how many: the log may hold millions
 _STATES: Final = ("open", "stranded", "committed", "rolled_back")
 _COMMIT, _ROLLBACK = 8, 12
-_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-def _duration_ms(context: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    found = re.fullmatch(r"(\d{1,9}) ?(ms|s|m|h|d)?", (value or "").strip())
-    if value is None or found is not None:
-        return None if found is None else int(found[1]) * _UNITS_MS[found[2] or "s"]
-    raise click.BadParameter(f"{value!r} is no duration: 90s, 10m, 2h, 3d")
-
-
-def _together(*options: Callable[[F], F]) -> Callable[[F], F]:
-    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
-
-
-_where = _together(
-    click.option(
-        *("-n", "--namesrv"),
-        default="127.0.0.1:9876",
-        envvar="NAMESRV_ADDR",
-        show_default=True,
-        metavar="ADDR",
-        help="The name server; its brokers are asked.",
-    ),
-    click.option("--broker", metavar="ADDR", help="Ask this broker alone, and no name server."),
-    click.option("--json", "in_json", is_flag=True, help="JSON instead of text."),
-    access_options,
-)
-_filters = _together(
+_filters = together(
     click.option(
         "--older-than",
-        callback=_duration_ms,
+        callback=duration_ms,
         metavar="TIME",
         help="Parked so long ago: 90s, 10m, 2h.",
     ),
-    click.option("--topic", help="Only for this topic."),
+    click.option("--topic", help="Only for this topic.", shell_complete=topic_names),
     click.option("--group", help="Only of this producer group."),
     click.option("--checks", type=click.IntRange(min=0), help="Asked about so often, or more."),
     click.option(
@@ -80,13 +54,13 @@ _filters = _together(
         help="Only these; may be given again.  [open and stranded]",
     ),
 )
-_targets = _together(
+_targets = together(
     click.argument("ids", nargs=-1, metavar="[ID]..."),
     click.option("--all", "take_all", is_flag=True, help="All that the filters find."),
     _filters,
     click.option("--yes", is_flag=True, help="Do not ask."),
     click.option("--as", "operator", metavar="NAME", help="Who decides.  [the login name]"),
-    _where,
+    where,
 )
 _why = click.option("--reason", required=True, metavar="TEXT", help="Why; it is kept for good.")
 
@@ -102,7 +76,7 @@ def transaction() -> None:
 @transaction.command("list")
 @_filters
 @click.option("--limit", type=click.IntRange(min=1), help="So many, and no more.")
-@_where
+@where
 @click.pass_context
 def list_(
     context: click.Context,
@@ -130,12 +104,12 @@ def list_(
             _echo_table(shown)
     if limit is not None and next(rows, None) is not None:
         click.echo(f"escrowmq: there are more than {limit}: --limit shows them", err=True)
-    _end(context, cluster)
+    end(context, cluster)
 
 
 @transaction.command()
 @click.argument("name", metavar="ID")
-@_where
+@where
 @click.pass_context
 def show(
     context: click.Context, name: str, namesrv: str, broker: str | None, in_json: bool
@@ -146,7 +120,7 @@ def show(
 
 @transaction.command()
 @click.argument("name", metavar="ID")
-@_where
+@where
 @click.pass_context
 def explain(
     context: click.Context, name: str, namesrv: str, broker: str | None, in_json: bool
@@ -170,7 +144,7 @@ def _print_one(
             else:
                 for line in lines(told):
                     click.echo(line)
-    _end(context, cluster)
+    end(context, cluster)
 
 
 # --- deciding ------------------------------------------------------------------------------------
@@ -244,7 +218,7 @@ def _change(
     cluster = Cluster(namesrv, broker)
     targets = _find(cluster, ids) if ids else _find_all(cluster, filters)
     if cluster.failed and take_all:
-        _end(context, cluster)  # not a part of what was meant
+        end(context, cluster)  # not a part of what was meant
     if targets and not yes:
         _confirm(verb, targets)
     name = _operator() if operator is None else operator
@@ -283,7 +257,7 @@ def _stories(cluster: Cluster, name: str) -> list[Told]:
 
 
 def _confirm(verb: str, targets: Sequence[Listed]) -> None:
-    for line in table_lines(targets[:_SHOWN_MAX], SystemClock().now_ms(), _width(sys.stderr)):
+    for line in pending_lines(targets[:_SHOWN_MAX], SystemClock().now_ms(), width_of(sys.stderr)):
         click.echo(line, err=True)
     if len(targets) > _SHOWN_MAX:
         click.echo(f"… and {len(targets) - _SHOWN_MAX} more", err=True)
@@ -309,7 +283,7 @@ def _report(
             _echo_array(kept)
         elif done + failed != 1:
             click.echo(f"{done} done, {failed} refused")
-    _end(context, cluster, 2 if failed else 0)
+    end(context, cluster, 2 if failed else 0)
 
 
 def _echo_outcome(outcome: Outcome) -> None:
@@ -369,15 +343,11 @@ def _echo_array(items: Iterable[dict[str, Any]]) -> None:
 
 def _echo_table(rows: Iterable[Listed]) -> None:
     is_empty = True
-    for line in table_lines(rows, SystemClock().now_ms(), _width(sys.stdout)):
+    for line in pending_lines(rows, SystemClock().now_ms(), width_of(sys.stdout)):
         click.echo(line)
         is_empty = False
     if is_empty:
         click.echo("no transactions")
-
-
-def _width(stream: Any) -> int | None:
-    return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def _operator() -> str:
@@ -385,10 +355,3 @@ def _operator() -> str:
         return getpass.getuser()
     except (OSError, KeyError):
         return ""  # the broker notes the address instead
-
-
-def _end(context: click.Context, cluster: Cluster, code: int = 0) -> None:
-    """A broker that could not say is an error, whatever the others said."""
-    for text in cluster.failed:
-        click.echo(f"escrowmq: {text}", err=True)
-    context.exit(2 if cluster.failed else code)

@@ -43,10 +43,14 @@ _LOOKED_UP: Final = frozenset(
 )
 
 
+OwnAccount = tuple[str, Secret]  # access key and secret key
+
+
 class Access:
     """Made once for all ports of a process. `guard` and `tls` are None where they are off."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, own: OwnAccount | None = None) -> None:
+        """`own`: the brokers' account, if they and their name server are several processes."""
         security = config.security
         self._cluster = config.broker.cluster_name
         self.guard: Guard | None = None
@@ -55,19 +59,18 @@ class Access:
         self._own: Signer | None = None
         if security.checks_access:
             assert security.acl_file is not None
-            self._guard_by(security.acl_file)
+            self._guard_by(security.acl_file, own or new_account())
         if security.has_tls:
             self.tls = tls = Tls(security)
             files = (security.tls_cert, security.tls_key, security.tls_trust)
             given = [file for file in files if file is not None]
             self.watches.append(Watch("the certificates", given, tls.renew))
 
-    def _guard_by(self, file: Path) -> None:
+    def _guard_by(self, file: Path, own: OwnAccount) -> None:
         guard = self.guard = Guard(rules_of(file))
         # The broker of this process needs an account towards its own name server, and no file
         # should have to know about it.
-        key = f"escrowmq-own-{secrets.token_hex(8)}"
-        secret = Secret(secrets.token_hex(_OWN_KEY_BYTES))
+        key, secret = own
         guard.add_own(PlainAccount(access_key=key, secret_key=secret, is_admin=True))
         self._own = Signer(key, secret, Secret(""))
         watch = Watch(f"the accounts of {file}", [file], lambda: guard.renew(rules_of(file)))
@@ -89,6 +92,12 @@ class Access:
         return self.guard.allows(access_key, secret_key, need, host)
 
 
+def new_account() -> OwnAccount:
+    """Known to nobody but who is told."""
+    key = f"escrowmq-own-{secrets.token_hex(8)}"
+    return key, Secret(secrets.token_hex(_OWN_KEY_BYTES))
+
+
 def rules_of(file: Path) -> Rules:
     """Raises AccessRulesBroken, which names the file and what is wrong with it."""
     try:
@@ -105,13 +114,16 @@ def rules_of(file: Path) -> Rules:
         raise AccessRulesBroken(f"{file}: {error}") from None
 
 
+def inner_account(config: Config) -> OwnAccount | None:
+    """The one of the settings."""
+    told = config.security.inner_credentials
+    return read_credentials(told) if told else None
+
+
 def outgoing_signer(config: Config) -> Signer | None:
     """By which the broker registers with the name servers of others."""
-    told = config.security.inner_credentials
-    if not told:
-        return None
-    key, secret = read_credentials(told)
-    return Signer(key, secret, Secret(""))
+    account = inner_account(config)
+    return None if account is None else Signer(*account, Secret(""))
 
 
 def refuse_open_doors(config: Config) -> None:

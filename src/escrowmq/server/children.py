@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -20,6 +21,7 @@ from typing import Final
 
 from escrowmq.clock import Clock
 from escrowmq.errors import NotSent
+from escrowmq.secret import Secret
 from escrowmq.server.pages import fetch
 
 log = logging.getLogger(__name__)
@@ -27,17 +29,30 @@ log = logging.getLogger(__name__)
 BACKOFF_S: Final = (0.5, 1, 2, 5, 10, 30)  # before the n-th start in a row
 STEADY_S: Final = 60.0  # who has run so long begins anew with these
 STOP_S: Final = 60.0  # then it is killed
+_ACCOUNT: Final = "ESCROWMQ_INNER_CLIENT_AUTHENTICATION_CREDENTIALS"
 _READY: Final = b"escrowmq is ready"
 _MAIN: Final = ("-c", "from escrowmq.cli.main import main; main()")
 
 
 class Child:
     def __init__(
-        self, name: str, arguments: Sequence[str], environment: Mapping[str, str], clock: Clock
+        self,
+        name: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        clock: Clock,
+        account: tuple[str, Secret] | None = None,
     ) -> None:
+        """`account`: whose it is when we ask it. It goes by the environment, which only its own
+        user can read; a command line is for everybody."""
         self.name = name
         self._arguments = list(arguments)
         self._environment = {**os.environ, **environment}
+        self._account = account
+        if account is not None:
+            self._environment[_ACCOUNT] = json.dumps(
+                {"accessKey": account[0], "secretKey": account[1].reveal()}
+            )
         self._clock = clock
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._process: Process | None = None
@@ -118,7 +133,7 @@ class Child:
         """Over HTTP. Raises NotSent."""
         if self._process is None:
             raise NotSent(f"{self.name} is not running")
-        return await fetch(self._socket.getsockname()[1], path)
+        return await fetch(self._socket.getsockname()[1], path, self._account)
 
     async def why_not_ready(self) -> str | None:
         if not self.ready.is_set():

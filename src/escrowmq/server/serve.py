@@ -25,7 +25,7 @@ from escrowmq.config import Config, FlushMode, Resolved
 from escrowmq.errors import EscrowError, StoreError
 from escrowmq.message.ids import UniqueKeys, encode_host
 from escrowmq.metrics import Registry
-from escrowmq.server.access import Access, refuse_open_doors
+from escrowmq.server.access import Access, inner_account, refuse_open_doors
 from escrowmq.server.groupcommit import GroupCommit
 from escrowmq.server.live import LiveSettings
 from escrowmq.server.logs import set_up_logs
@@ -67,12 +67,13 @@ def run(
     *,
     reread: Callable[[], Resolved] | None = None,
     metrics_socket: int | None = None,
+    own_namesrv: str | None = None,
 ) -> int:
     """Serve until a signal says stop. 0: stopped in order; 2: could not start; 1: failed.
 
     `file` is where changes of the settings are kept; `reread` says what they are now. With a
     `metrics_socket` this is one of many brokers (supervise.py): metrics are served on it, and the
-    end of standard input is a stop.
+    end of standard input is a stop; `own_namesrv` is the name server of its supervisor.
     """
     config = resolved.config
     live = live_settings(config, reread, is_one_of_many=metrics_socket is not None)
@@ -80,7 +81,7 @@ def run(
     allow_files(config.network.connections_max)
     try:
         refuse_open_doors(config)
-        return uvloop.run(_serve(config, role, live, online, metrics_socket))
+        return uvloop.run(_serve(config, role, live, online, metrics_socket, own_namesrv))
     except (EscrowError, OSError) as error:
         sys.stderr.write(f"escrowmq: {error}\n")
         return 2
@@ -119,6 +120,7 @@ async def _serve(
     live: LiveSettings,
     online: OnlineSettings,
     metrics_socket: int | None,
+    own_namesrv: str | None,
 ) -> int:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -128,7 +130,7 @@ async def _serve(
     if metrics_socket is not None:
         _stop_with_our_supervisor(loop, stopped)
     clock = SystemClock()
-    access = Access(config)
+    access = Access(config, inner_account(config) if metrics_socket is not None else None)
     registry, health = registry_of(config, role), Health()
     registry.add(access_metrics(access))
     async with contextlib.AsyncExitStack() as parts:
@@ -136,7 +138,7 @@ async def _serve(
         if config.metrics.is_on or metrics_socket is not None:
             served = serving(config, clock, registry, health, access, metrics_socket)
             await parts.enter_async_context(served)
-        namesrv_address = None
+        namesrv_address = own_namesrv
         if role in ("all", "namesrv"):
             names = name_server(clock, access, registry, live)
             namesrv_address = await parts.enter_async_context(names)

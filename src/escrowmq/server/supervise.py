@@ -22,7 +22,13 @@ from escrowmq.clock import Clock, SystemClock
 from escrowmq.config import Config, Resolved
 from escrowmq.errors import ConfigError, EscrowError, NotSent
 from escrowmq.metrics import Counter, Family, Gauge, Registry
-from escrowmq.server.access import Access, refuse_open_doors
+from escrowmq.server.access import (
+    Access,
+    OwnAccount,
+    inner_account,
+    new_account,
+    refuse_open_doors,
+)
 from escrowmq.server.children import Child
 from escrowmq.server.live import LiveSettings
 from escrowmq.server.loops import running
@@ -122,7 +128,12 @@ async def _supervise(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     clock = SystemClock()
-    access = Access(config)
+    # One account for the brokers towards our name server, and for us towards the brokers. What an
+    # operator has set for other name servers must stay theirs, and so serves for both.
+    account = inner_account(config)
+    if account is None and config.security.checks_access:
+        account = new_account()
+    access = Access(config, account)
     registry, health, pages = registry_of(config, "namesrv"), Health(), _LastPages()
     children: list[Child] = []
     async with contextlib.AsyncExitStack() as parts:
@@ -130,11 +141,13 @@ async def _supervise(
         if config.metrics.is_on:
             served = serving(config, clock, pages, health, access, before=pages.fetch)
             await parts.enter_async_context(served)
-        addresses = list(config.broker.namesrv_addresses)
+        addresses, own = list(config.broker.namesrv_addresses), None
         if role == "all":
             own = await parts.enter_async_context(name_server(clock, access, registry, live))
             addresses.insert(0, own)
-        children += [_child(config, i, addresses, arguments, clock) for i in range(count)]
+        handed_on = [*_without_brokers(arguments), *(("--own-namesrv", own) if own else ())]
+        for index in range(count):
+            children.append(_child(config, index, addresses, handed_on, clock, account))
         registry.add(lambda: _families(children))
         pages.registry, pages.children = registry, children
         health.add(lambda: _first_down(children))
@@ -154,7 +167,12 @@ async def _supervise(
 
 
 def _child(
-    config: Config, index: int, addresses: list[str], arguments: Sequence[str], clock: Clock
+    config: Config,
+    index: int,
+    addresses: list[str],
+    arguments: Sequence[str],
+    clock: Clock,
+    account: OwnAccount | None,
 ) -> Child:
     name, port = f"{config.broker.broker_name}-{index}", config.network.listen_port
     own = ["--role", "broker", "--data", directory_of(config.store.root_dir, index)]
@@ -163,7 +181,7 @@ def _child(
         "ESCROWMQ_BROKER_NAME": name,
         "ESCROWMQ_NAMESRV_ADDR": ";".join(addresses),
     }
-    return Child(name, [*_without_brokers(arguments), *own], environment, clock)
+    return Child(name, [*arguments, *own], environment, clock, account)
 
 
 def _without_brokers(arguments: Sequence[str]) -> Iterator[str]:

@@ -4,17 +4,22 @@ Java keeps some of its tables by queue, and fastjson writes such a table with ob
 
     {"offsetTable":{{"brokerName":"a","queueId":0,"topic":"orders"}:{"maxOffset":3},...}}
 
-That is not JSON, and what the tools of every release read; `by_queue` writes it.
+That is not JSON, and what the tools of every release read; `by_queue` writes it, `queue_tables`
+reads it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 import msgspec
 from msgspec import field
 
-from escrowmq.wire.bodies import JsonBody, QueueName, SubscriptionEntry
+from escrowmq.errors import BrokenBody
+from escrowmq.message.fastjson import lenient_json
+from escrowmq.wire.bodies import JsonBody, QueueName, SubscriptionEntry, decode_body
 from escrowmq.wire.command import Int32, Int64
 
 
@@ -146,6 +151,34 @@ def by_queue(table: Mapping[QueueName, JsonBody | int], **others: object) -> byt
     pieces = [b'"offsetTable":{%b}' % b",".join(entries)]
     pieces += [b'"%b":%b' % (name.encode(), _encode(value)) for name, value in others.items()]
     return b"{%b}" % b",".join(pieces)
+
+
+# A string is taken whole; an object that a colon follows is a key.
+_STRING_OR_QUEUE: Final = re.compile(
+    r"""
+      (?P<key>\{(?:[^{}"]|"(?:[^"\\]|\\.)*+")*+\})(?=\s*+:)
+    | "(?:[^"\\]|\\.)*+(?:"|\\?\Z)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def queue_tables(body: bytes) -> Any:
+    """What such a body says; queues as keys are texts, for `queue_of`. Raises BrokenBody."""
+    try:
+        text = _STRING_OR_QUEUE.sub(_quote_queue, str(body, "utf-8"))
+    except UnicodeDecodeError as error:
+        raise BrokenBody(f"a table by queue: {error}") from error
+    return lenient_json(text.encode())
+
+
+def _quote_queue(match: re.Match[str]) -> str:
+    key = match["key"]
+    return match[0] if key is None else _encode(key).decode()
+
+
+def queue_of(key: str) -> QueueName:
+    return decode_body(QueueName, key.encode())
 
 
 def broker_consume_stats(

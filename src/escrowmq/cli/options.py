@@ -1,0 +1,103 @@
+"""Options that many commands have, and what their values mean."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from functools import reduce
+from typing import Any, Final, TypeVar
+
+import click
+
+from escrowmq.cli.access import access_options
+from escrowmq.cli.complete import broker_names
+from escrowmq.clock import moment_ms
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+EARLIEST, LATEST = "earliest", "latest"
+
+
+def together(*options: Callable[[F], F]) -> Callable[[F], F]:
+    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
+
+
+def duration_ms(context: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    found = re.fullmatch(r"(\d{1,9}) ?(ms|s|m|h|d)?", (value or "").strip())
+    if value is None or found is not None:
+        return None if found is None else int(found[1]) * _UNITS_MS[found[2] or "s"]
+    raise click.BadParameter(f"{value!r} is no duration: 90s, 10m, 2h, 3d")
+
+
+def time_ms(context: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    return None if value is None else _moment_ms(value, "2026-01-01T00:00")
+
+
+def place_in_time(
+    context: click.Context, param: click.Parameter, value: str | None
+) -> str | int | None:
+    """The first message, behind the last one, or the first that was stored then or later."""
+    if value in (None, EARLIEST, LATEST):
+        return value
+    assert value is not None
+    return _moment_ms(value, f"{EARLIEST}, {LATEST}, or 2026-01-01T00:00")
+
+
+def _moment_ms(value: str, wanted: str) -> int:
+    try:
+        return moment_ms(value)
+    except ValueError:
+        raise click.BadParameter(
+            f"{value!r} is no time: {wanted} (UTC, unless it ends in a zone like +02:00)"
+        ) from None
+
+
+NAMESRV: Final = click.option(
+    *("-n", "--namesrv"),
+    default="127.0.0.1:9876",
+    envvar="NAMESRV_ADDR",
+    show_default=True,
+    metavar="ADDR",
+    help="The name server; its brokers are asked.",
+)
+JSON: Final = click.option("--json", "in_json", is_flag=True, help="JSON instead of text.")
+
+where = together(
+    NAMESRV,
+    click.option(
+        "--broker",
+        metavar="ADDR|NAME",
+        help="This broker alone; by its address, no name server is asked.",
+        shell_complete=broker_names,
+    ),
+    JSON,
+    access_options,
+)
+watch = click.option(
+    "--watch",
+    "every_s",
+    type=click.FloatRange(min=0.1),
+    is_flag=False,
+    flag_value=2.0,
+    metavar="[SECONDS]",
+    help="Again and again, until Ctrl-C.  [every 2]",
+)
+careful = together(
+    click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing."),
+    click.option("--yes", is_flag=True, help="Do not ask."),
+)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Somebody says yes, or nothing is done."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            "nobody is there to confirm: --yes to do it without asking, --dry-run to see what"
+        )
+    if not click.confirm(question, err=True):
+        click.echo("Nothing was changed.", err=True)
+        raise click.Abort

@@ -1,0 +1,327 @@
+"""`escrowmq topic …`: which topics there are, and to make, change and delete them."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any, Final
+
+import click
+
+from escrowmq.cli.brokers import Brokers, end
+from escrowmq.cli.call import BrokerPlace, Caller, addresses_of, reason_of
+from escrowmq.cli.complete import topic_names
+from escrowmq.cli.figures import GONE, topic_config, topic_offsets
+from escrowmq.cli.options import careful, confirm, together, watch, where
+from escrowmq.cli.output import reader_may_leave
+from escrowmq.cli.topics import found_topics, perm_text, shown_topic
+from escrowmq.cli.watch import show as show_again
+from escrowmq.errors import EscrowError, NoRoute
+from escrowmq.wire.bodies import TopicConfig
+from escrowmq.wire.codes import RequestCode
+from escrowmq.wire.headers_admin import CreateTopic, TopicName
+from escrowmq.wire.headers_namesrv import DeleteTopicInNamesrv
+
+_PERMS: Final = {"rw": 6, "r": 4, "w": 2, "none": 0}
+_QUEUES_MAX: Final = 65_536
+
+_name = click.argument("name", metavar="TOPIC", shell_complete=topic_names)
+_settings = together(
+    click.option(
+        "--queues",
+        type=click.IntRange(1, _QUEUES_MAX),
+        metavar="N",
+        help="Queues on each broker.  [4]",
+    ),
+    click.option(
+        "--perm", type=click.Choice(list(_PERMS)), help="Whether it is read and written.  [rw]"
+    ),
+    click.option(
+        "--attribute",
+        "attributes",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="RocketMQ's attributes; may be given again. An empty value takes one away.",
+    ),
+)
+
+
+@click.group()
+def topic() -> None:
+    """Which topics there are; make, change and delete them."""
+
+
+# --- looking -------------------------------------------------------------------------------------
+
+
+@topic.command("list")
+@click.option("--all", "with_own", is_flag=True, help="Also those of the broker and of groups.")
+@click.option("-l", "--long", is_flag=True, help="Also messages and the time of the last one.")
+@watch
+@where
+@click.pass_context
+def list_(
+    context: click.Context,
+    with_own: bool,
+    long: bool,
+    every_s: float | None,
+    namesrv: str,
+    broker: str | None,
+    in_json: bool,
+) -> None:
+    """List topics, one line each over all brokers."""
+    brokers = Brokers(namesrv, broker)
+    found = partial(found_topics, brokers, with_own=with_own, long=long)
+    show_again(context, brokers, found, in_json=in_json, every_s=every_s)
+
+
+@topic.command()
+@_name
+@watch
+@where
+@click.pass_context
+def show(
+    context: click.Context,
+    name: str,
+    every_s: float | None,
+    namesrv: str,
+    broker: str | None,
+    in_json: bool,
+) -> None:
+    """Print the settings of a topic, its queues, and how far its groups are."""
+    brokers = Brokers(namesrv, broker)
+    found = partial(shown_topic, brokers, name)
+    show_again(context, brokers, found, in_json=in_json, every_s=every_s)
+
+
+# --- changing ------------------------------------------------------------------------------------
+
+
+@topic.command()
+@click.argument("name", metavar="TOPIC")
+@_settings
+@click.option("--order", is_flag=True, help="Say that its messages are in order by queue.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@where
+@click.pass_context
+def create(
+    context: click.Context,
+    name: str,
+    queues: int | None,
+    perm: str | None,
+    attributes: tuple[str, ...],
+    order: bool,
+    dry_run: bool,
+    namesrv: str,
+    broker: str | None,
+    in_json: bool,
+) -> None:
+    """Make a topic, on every broker."""
+    brokers = Brokers(namesrv, broker)
+    there = _configs(brokers, name)
+    brokers.must_have_answered()
+    if there:
+        places = ", ".join(place.name for place, _ in there)
+        raise click.UsageError(f"{name} is there already, on {places}: escrowmq topic update")
+    count = 4 if queues is None else queues
+    wanted = TopicConfig(
+        topic_name=name,
+        read_queue_nums=count,
+        write_queue_nums=count,
+        perm=_PERMS[perm or "rw"],
+        order=order,
+    )
+    changes = [(place, wanted, "") for place in brokers.brokers]
+    _change(context, brokers, changes, "created", attributes, dry_run=dry_run, in_json=in_json)
+
+
+@topic.command()
+@_name
+@_settings
+@careful
+@where
+@click.pass_context
+def update(
+    context: click.Context,
+    name: str,
+    queues: int | None,
+    perm: str | None,
+    attributes: tuple[str, ...],
+    dry_run: bool,
+    yes: bool,
+    namesrv: str,
+    broker: str | None,
+    in_json: bool,
+) -> None:
+    """Change settings of a topic, on every broker that has it.
+
+    Fewer queues hide the messages of those that are left out; that is asked about first.
+    """
+    if queues is None and perm is None and not attributes:
+        raise click.UsageError("nothing to change: --queues, --perm or --attribute")
+    brokers = Brokers(namesrv, broker)
+    there = _configs(brokers, name)
+    brokers.must_have_answered()
+    if not there:
+        raise _missing(name, brokers)
+    changes = []
+    for place, before in there:
+        wanted = TopicConfig(
+            topic_name=name,
+            read_queue_nums=before.read_queue_nums if queues is None else queues,
+            write_queue_nums=before.write_queue_nums if queues is None else queues,
+            perm=before.perm if perm is None else _PERMS[perm],
+            topic_filter_type=before.topic_filter_type,
+            topic_sys_flag=before.topic_sys_flag,
+            order=before.order,
+        )
+        changes.append((place, wanted, f"{_text(before)} -> "))
+    fewer = queues is not None and any(queues < before.read_queue_nums for _, before in there)
+    if fewer and not dry_run:
+        for place, wanted, before_text in changes:
+            click.echo(f"{place.name}: {name}: {before_text}{_text(wanted)}", err=True)
+        confirm("Hide the messages of the queues that are left out?", yes=yes)
+    _change(context, brokers, changes, "updated", attributes, dry_run=dry_run, in_json=in_json)
+
+
+@topic.command()
+@click.argument("names", nargs=-1, required=True, metavar="TOPIC...", shell_complete=topic_names)
+@careful
+@where
+@click.pass_context
+def delete(
+    context: click.Context,
+    names: tuple[str, ...],
+    dry_run: bool,
+    yes: bool,
+    namesrv: str,
+    broker: str | None,
+    in_json: bool,
+) -> None:
+    """Delete topics with their messages and offsets, on every broker, for good."""
+    brokers = Brokers(namesrv, broker)
+    found = brokers.ask(lambda caller: topic_offsets(caller, names))
+    brokers.must_have_answered()
+    for name in names:
+        counts = [
+            sum(queue.max_offset - queue.min_offset for queue in tables[name].values())
+            for _, tables in found
+            if name in tables
+        ]
+        if not counts:
+            raise _missing(name, brokers)
+        text = f"{name}: {sum(counts)} messages on {_brokers(len(counts))}"
+        click.echo(f"{text}, would be deleted" if dry_run else text, err=not dry_run)
+    if dry_run:
+        context.exit(0)
+    what = names[0] if len(names) == 1 else f"these {len(names)} topics"
+    confirm(f"Delete {what} for good?", yes=yes)
+    with reader_may_leave():
+        for name in names:
+            _delete(brokers, name, namesrv if broker is None else "", in_json)
+    end(context, brokers)
+
+
+def _delete(brokers: Brokers, name: str, namesrv: str, in_json: bool) -> None:
+    code, asked = RequestCode.DELETE_TOPIC_IN_BROKER, TopicName(topic=name)
+    done = brokers.ask(lambda caller: caller.call(code, asked), unless=GONE)
+    for address in addresses_of(namesrv):
+        try:
+            with Caller(address) as caller:
+                caller.call(RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicInNamesrv(topic=name))
+        except EscrowError as error:
+            brokers.failed.append(f"{address}: {reason_of(error)}")
+    if in_json:
+        click.echo(json.dumps({"topic": name, "deleted_on": [place.name for place, _ in done]}))
+    else:
+        click.echo(f"{name}  deleted on {_brokers(len(done))}")
+
+
+def _change(
+    context: click.Context,
+    brokers: Brokers,
+    changes: list[tuple[BrokerPlace, TopicConfig, str]],
+    verb: str,
+    attributes: tuple[str, ...],
+    *,
+    dry_run: bool,
+    in_json: bool,
+) -> None:
+    told = _attributes(attributes)
+    by_place = {place: (wanted, before) for place, wanted, before in changes}
+    brokers.brokers = list(by_place)
+    configs = {place.address: wanted for place, wanted, _ in changes}
+
+    def put(caller: Caller) -> None:
+        if not dry_run:
+            _put(caller, configs[caller.address], told)
+
+    with reader_may_leave():
+        for place, _ in brokers.ask(put):
+            wanted, before = by_place[place]
+            word = f"would be {verb}" if dry_run else verb
+            if in_json:
+                content = {"topic": wanted.topic_name, "broker": place.name, "done": not dry_run}
+                click.echo(json.dumps({**content, **_as_json(wanted)}))
+            else:
+                text = f"{wanted.topic_name}  {word} on {place.name}: {before}{_text(wanted)}"
+                click.echo(f"{text}, {told}" if told else text)
+    end(context, brokers)
+
+
+def _put(caller: Caller, wanted: TopicConfig, attributes: str | None) -> None:
+    caller.call(
+        RequestCode.UPDATE_AND_CREATE_TOPIC,
+        CreateTopic(
+            topic=wanted.topic_name,
+            read_queue_nums=wanted.read_queue_nums,
+            write_queue_nums=wanted.write_queue_nums,
+            perm=wanted.perm,
+            topic_filter_type=wanted.topic_filter_type,
+            topic_sys_flag=wanted.topic_sys_flag,
+            order=wanted.order,
+            attributes=attributes,
+        ),
+    )
+
+
+# --- small things --------------------------------------------------------------------------------
+
+
+def _configs(brokers: Brokers, name: str) -> list[tuple[BrokerPlace, TopicConfig]]:
+    return brokers.ask(lambda caller: topic_config(caller, name), unless=GONE)
+
+
+def _attributes(given: tuple[str, ...]) -> str | None:
+    """As the request wants them: +name=value,-name."""
+    parts = []
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name or not equals or "," in text:
+            raise click.UsageError(f"--attribute {text!r} is not NAME=VALUE")
+        parts.append(f"+{name}={value}" if value else f"-{name}")
+    return ",".join(parts) or None
+
+
+def _text(config: TopicConfig) -> str:
+    read, write = config.read_queue_nums, config.write_queue_nums
+    queues = f"{read} queues" if read == write else f"{read} queues to read, {write} to write"
+    return f"{queues}, {perm_text(config.perm)}"
+
+
+def _as_json(config: TopicConfig) -> dict[str, Any]:
+    return {
+        "read_queues": config.read_queue_nums,
+        "write_queues": config.write_queue_nums,
+        "perm": config.perm,
+        "order": config.order,
+    }
+
+
+def _brokers(count: int) -> str:
+    return "1 broker" if count == 1 else f"{count} brokers"
+
+
+def _missing(name: str, brokers: Brokers) -> NoRoute:
+    asked = ", ".join(place.name for place in brokers.brokers)
+    return NoRoute(f"no topic {name} on {asked}: escrowmq topic list shows them")

@@ -1,0 +1,149 @@
+"""What commands make of values: times, durations, rates, messages, checkups."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from escrowmq.cli.checkup import checkup_lines, ok, problem, warning
+from escrowmq.cli.found import Found, found_line, found_lines, records_in
+from escrowmq.cli.machines import disk_ratio, rate, up_s
+from escrowmq.cli.options import duration_ms, place_in_time
+from escrowmq.cli.top import Look, size_text, summary
+from escrowmq.clock import moment_ms
+from escrowmq.errors import CorruptRecord
+from escrowmq.message.ids import encode_host
+from escrowmq.message.properties import encode_properties
+from escrowmq.message.record import NewRecord, encode_record
+from escrowmq.wire.bodies import QueueName
+from escrowmq.wire.bodies_admin import TopicOffset, by_queue, queue_of, queue_tables
+
+HOST = encode_host("127.0.0.1", 10911)
+CONTEXT = click.Context(click.Command("c"))
+OPTION = click.Option(["--to"])
+
+
+def message(body: bytes, **properties: str) -> Found:
+    new = NewRecord(
+        topic="orders",
+        queue_id=1,
+        body=body,
+        properties=encode_properties(properties),
+        born_host=HOST,
+    )
+    [found] = records_in(encode_record(new, 7, 4096, 1_000, HOST), "broker-a")
+    return found
+
+
+# --- times ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("1970-01-01T00:00", 0),
+        ("1970-01-01", 0),
+        ("1970-01-01T00:00:01.5Z", 1_500),
+        ("1970-01-01T02:00+02:00", 0),
+    ],
+)
+def test_a_time_without_a_zone_is_utc(text: str, ms: int) -> None:
+    assert moment_ms(text) == ms
+    assert place_in_time(CONTEXT, OPTION, text) == ms
+
+
+@pytest.mark.parametrize("text", ["yesterday", "", "2026-13-01", "10m"])
+def test_what_is_no_time_says_what_one_is(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="2026-01-01T00:00"):
+        place_in_time(CONTEXT, OPTION, text)
+
+
+def test_places_in_time_have_names() -> None:
+    assert place_in_time(CONTEXT, OPTION, "earliest") == "earliest"
+    assert place_in_time(CONTEXT, OPTION, None) is None
+    assert duration_ms(CONTEXT, OPTION, "90s") == 90_000
+
+
+# --- messages ------------------------------------------------------------------------------------
+
+
+def test_a_body_is_shown_as_text_if_it_is_text() -> None:
+    line = found_line(message(b"two\nlines", KEYS="k", TAGS="t"))
+    assert line == "1970-01-01T00:00:01.000Z  broker-a/1#7  tags=t  keys=k  two\\nlines"
+    assert found_line(message(b"\xff\x00")).endswith("  hex ff00")
+
+
+def test_a_message_cannot_move_the_cursor() -> None:
+    for body in (b"\x1b[2J", "a\u202eb".encode()):
+        assert "\x1b" not in found_line(message(body))
+        assert all(line.isprintable() for line in found_lines(message(body, x="\x1b[2J")))
+
+
+def test_a_line_fits_the_terminal() -> None:
+    assert len(found_line(message(b"x" * 500), 80)) == 80
+
+
+def test_what_is_no_record_is_refused() -> None:
+    with pytest.raises(CorruptRecord):
+        list(records_in(b"\0" * 100, "broker-a"))
+
+
+# --- figures -------------------------------------------------------------------------------------
+
+
+def test_figures_are_read_out_of_texts() -> None:
+    table = {
+        "runtime": "[ 1 days, 2 hours, 3 minutes, 4 seconds ]",
+        "putTps": "12.50 3.00 1.00",
+        "commitLogDiskRatio": "0.25",
+    }
+    assert up_s(table) == 93_784
+    assert rate(table, "putTps") == 12.5
+    assert disk_ratio(table) == 0.25
+    assert (up_s({}), rate({}, "putTps"), disk_ratio({})) == (0, 0.0, None)
+
+
+def test_tables_by_queue_are_read_as_they_are_written() -> None:
+    queue = QueueName(topic="%RETRY%g", broker_name='odd"}{:', queue_id=3)
+    offset = TopicOffset(min_offset=1, max_offset=2, last_update_timestamp=3)
+    read = queue_tables(by_queue({queue: offset}, topicPutTps=0.5))
+    [(key, value)] = read["offsetTable"].items()
+    assert queue_of(key) == queue
+    assert value == {"minOffset": 1, "maxOffset": 2, "lastUpdateTimestamp": 3}
+    assert read["topicPutTps"] == 0.5
+
+
+def test_rates_are_counted_between_two_looks_and_never_negative() -> None:
+    before = Look(10.0, ends={("a", "t"): 100, ("a", "u"): 50}, firsts={})
+    now = Look(
+        12.0,
+        ends={("a", "t"): 110, ("b", "t"): 70, ("a", "u"): 0},  # u was made again, b came back
+        firsts={("a", "t"): 10, ("b", "t"): 0, ("a", "u"): 0},
+    )
+    topics = summary(before, now)["topics"]
+    assert topics == [
+        {"topic": "t", "in_per_s": 5.0, "messages": 170},
+        {"topic": "u", "in_per_s": 0.0, "messages": 0},
+    ]
+
+
+def test_sizes_have_units() -> None:
+    assert [size_text(size) for size in (0, 1023, 1536, 5 << 20, 3 << 30)] == [
+        *("0 B", "1023 B", "1.5 KiB", "5.0 MiB", "3.0 GiB")
+    ]
+
+
+def test_a_checkup_has_a_remedy_below_it() -> None:
+    lines = list(
+        checkup_lines([ok("a", "fine"), warning("bb", "odd", "do this"), problem("c", "bad", "do")])
+    )
+    assert lines == [
+        "ok       a   fine",
+        "WARNING  bb  odd",
+        "             -> do this",
+        "PROBLEM  c   bad",
+        "             -> do",
+        "",
+        "1 problem, 1 warning",
+    ]
+    assert list(checkup_lines([])) == ["nothing is wrong"]
