@@ -173,7 +173,10 @@ def measure(way: Way, engine: Engine, namesrv: str, plan: Plan, number: int) -> 
     arrivals, stop = Arrivals(), f"stop-{number}"
     group = f"{way.topic}-{number}"
     with Consumer(
-        namesrv, group=group, subscribe={way.topic: "*"}, from_first=number == 0
+        namesrv,
+        group=group,
+        subscribe={way.topic: "*"},
+        start="earliest" if number == 0 else "latest",
     ) as consumer:
         taker = threading.Thread(target=arrivals.take, args=(consumer, stop))
         taker.start()

@@ -30,7 +30,7 @@ from escrowmq.client.listener import (
     verdict_of,
 )
 from escrowmq.client.loopthread import PerProcess, client_loop, run_on
-from escrowmq.client.messages import Message, Queue, SendResult, SendStatus
+from escrowmq.client.messages import Message, Queue, ReceivedMessage, SendResult, SendStatus
 from escrowmq.client.producer import Selector
 from escrowmq.errors import Rollback
 from escrowmq.message.verdict import Verdict
@@ -85,6 +85,9 @@ class _Producer(Generic[P]):
         self, messages: Sequence[Message], *, queue: Queue | Selector | None = None
     ) -> list[SendResult]:
         return self._run(self._inner().send_batch(messages, queue=queue))
+
+    def request(self, message: Message, timeout_s: float = 3.0) -> ReceivedMessage:
+        return self._run(self._inner().request(message, timeout_s))
 
     def queues(self, topic: str) -> list[Queue]:
         return self._run(self._inner().queues(topic))

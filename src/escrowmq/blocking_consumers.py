@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -57,6 +57,15 @@ class Consumer(Blocking):
 
     def later(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
         self._run(self._inner.later(message, delay_level=delay_level))
+
+    def reply(
+        self,
+        message: ReceivedMessage,
+        body: bytes,
+        *,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        self._run(self._inner.reply(message, body, properties=properties))
 
     def on(self, topic: str, wanted: Wanted = "*") -> Callable[[Handler], Handler]:
         """The function runs in a thread."""

@@ -184,7 +184,7 @@ class ApacheRocketMQ:
             return any(self.address in broker["brokerAddrs"].values() for broker in brokers)
         return False
 
-    def _java(self, name: str, heap: str, main: str) -> Leashed:
+    def _java(self, name: str, heap: str, main: str, *arguments: str) -> Leashed:
         command = [
             "java",
             *(_OPENED if java_release("java") >= 9 else []),
@@ -197,8 +197,7 @@ class ApacheRocketMQ:
             "-cp",
             f"{self._jars}/*",
             main,
-            "-c",
-            str(self.directory / f"{name}.conf"),
+            *(arguments or ("-c", str(self.directory / f"{name}.conf"))),
         ]
         # 4.x speaks to its standard output, as we told it; 5.x has log files of its own.
         logs = [

@@ -21,7 +21,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -38,7 +38,9 @@ from escrowmq.client.member import Habits, Member
 from escrowmq.client.messages import Queue, ReceivedMessage
 from escrowmq.client.places import Start
 from escrowmq.client.pulling import Delivery, QueuePull
-from escrowmq.clock import Clock
+from escrowmq.client.replies import send_reply
+from escrowmq.client.telemetry import Telemetry
+from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import LocalProtocolError, NotSent
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ class Consumer:
     `at_once`: how many handlers run at the same time. `stop_s`: how long `close` waits for them.
     `times_max`: so often a message comes again before it goes to the dead letters (16; orderly:
     for ever). `suspend_s`: orderly, the pause before it comes again.
+    `telemetry`: True or a TracerProvider: a handler runs in a span of the producer's trace.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Consumer:
         suspend_s: float = 1.0,
         limits: Limits | None = None,
         namespace: str = "",
+        telemetry: Any = None,
         clock: Clock | None = None,
         access: Access | None = None,
     ) -> None:
@@ -91,11 +95,11 @@ class Consumer:
         )
         self._orderly, self._broadcast = orderly, broadcast
         self._at_once, self._stop_s = at_once, stop_s
-        self._times_max = times_max
-        self._suspend_s = suspend_s
-        self._handlers = Handlers(at_once)
+        self._times_max, self._suspend_s = times_max, suspend_s
+        self._handlers = Handlers(at_once, Telemetry.of(telemetry))
         self._answering = Answering(self._handlers)
-        self._member = Member(servers, group, habits, self._answering.asked, clock, access)
+        self._clock = clock or SystemClock()
+        self._member = Member(servers, group, habits, self._answering.asked, self._clock, access)
         self._answering.member = self._member
         for topic, wanted in (subscribe or {}).items():
             self._member.subscribe(topic, parse_filter(wanted))
@@ -267,6 +271,28 @@ class Consumer:
             times_max=limit,
         )
         self._done(message)
+
+    async def reply(
+        self,
+        message: ReceivedMessage,
+        body: bytes,
+        *,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """To who sent it by `producer.request`. It is acknowledged as any other message is. Raises
+        TransportError or RequestRefused."""
+        if id(message) not in self._out:
+            raise LocalProtocolError("only a message that is in hand can be replied to")
+        queue = self._out[id(message)][0].queue
+        await send_reply(
+            message,
+            body,
+            properties or {},
+            line=await self._member.membership.line_to(queue.address),
+            queue=queue,
+            group=self._member.group,
+            now_ms=self._clock.now_ms(),
+        )
 
     def _put_again(self, pull: QueuePull, delivery: Delivery, after_s: float) -> None:
         """Hand it out here once more, in front of what waits of its queue."""

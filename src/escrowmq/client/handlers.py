@@ -11,6 +11,7 @@ from typing import Any
 
 from escrowmq.client.filters import Filter
 from escrowmq.client.messages import ReceivedMessage
+from escrowmq.client.telemetry import Telemetry
 from escrowmq.errors import LocalProtocolError
 
 # What it returns has no meaning; what it raises means: later.
@@ -18,8 +19,9 @@ Handler = Callable[[ReceivedMessage], Awaitable[Any] | Any]
 
 
 class Handlers:
-    def __init__(self, at_once: int) -> None:
+    def __init__(self, at_once: int, telemetry: Telemetry | None = None) -> None:
         self._at_once = at_once
+        self._telemetry = telemetry
         self._of_topic: dict[str, list[tuple[Filter, Handler]]] = {}
         self._threads: ThreadPoolExecutor | None = None
 
@@ -33,6 +35,14 @@ class Handlers:
         return set(self._of_topic)
 
     async def call(self, message: ReceivedMessage) -> None:
+        """In a span that goes on from the one that sent it, if traces are wanted."""
+        if self._telemetry is None:
+            await self._call(message)
+        else:
+            with self._telemetry.continued("process", message):
+                await self._call(message)
+
+    async def _call(self, message: ReceivedMessage) -> None:
         handler = self._find(message)
         if inspect.iscoroutinefunction(handler):
             await handler(message)

@@ -25,10 +25,11 @@ from escrowmq.client.checkers import AT_ONCE, CheckCounts, Checker, Checkers
 from escrowmq.client.ending import Ends
 from escrowmq.client.line import Line
 from escrowmq.client.lines import Lines
-from escrowmq.client.messages import Message, Queue, SendResult
+from escrowmq.client.messages import Message, Queue, ReceivedMessage, SendResult
 from escrowmq.client.namespace import INSTANCE_ID, Namespace
 from escrowmq.client.packing import COMPRESS_OVER, Packed, Packer
 from escrowmq.client.presence import HEARTBEAT_S, Presence
+from escrowmq.client.replies import Replies
 from escrowmq.client.routes import Routes
 from escrowmq.client.sender import Pick, Sender
 from escrowmq.client.telemetry import Span, Telemetry
@@ -94,9 +95,11 @@ class Producer:
     def _open(self, *, timeout_s: float, retries: int, heartbeat_s: float) -> None:
         wrapped, address, process_id = self._wrapped_group, own_address(), os.getpid()
         self._keys = UniqueKeys(address=address, process_id=process_id, salt=secrets.randbits(32))
+        client_id = f"{address}@{process_id}#{secrets.token_hex(4)}"
+        self._replies = Replies(client_id)
         self._presence = Presence(
             wrapped,
-            f"{address}@{process_id}#{secrets.token_hex(4)}",
+            client_id,
             self._lines,
             self._routes,
             timeout_s=timeout_s,
@@ -187,6 +190,13 @@ class Producer:
             if span is not None:
                 span.end({}, failure)
         return results
+
+    async def request(self, message: Message, timeout_s: float = 3.0) -> ReceivedMessage:
+        """Send it, and wait for what a consumer of its topic replies. Raises what `send` raises,
+        and OutcomeUnknown if no reply came in time."""
+        return await self._replies.ask(
+            lambda marks: self._send(message, {**self._marks, **marks}), timeout_s
+        )
 
     async def queues(self, topic: str) -> list[Queue]:
         """Those of a topic that can be written to. Raises NoRoute."""
@@ -331,6 +341,8 @@ class Producer:
     def _asked(self, line: Line, request: Request[Any]) -> None:
         if request.head.code == RequestCode.CHECK_TRANSACTION_STATE:
             self._checkers.asked(line, request)
+        elif request.head.code == RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT:
+            self._replies.arrived(line, request)
 
 
 def own_address() -> str:

@@ -1,10 +1,10 @@
-"""OpenTelemetry, for those who have it: spans of sends, transactions and checks.
+"""OpenTelemetry, for those who have it: spans of sends, transactions, checks and handlers.
 
     Producer(…, telemetry=True)              the provider that the process has set
-    Producer(…, telemetry=provider)          this one
+    Consumer(…, telemetry=provider)          this one
 
 The context of a span travels with its message in the properties `traceparent` and `tracestate`
-(W3C Trace Context). A consumer goes on from there:
+(W3C Trace Context). A consumer's handlers go on from there; who iterates does it by hand:
 
     tracing = Telemetry.of(True)
     with tracing.continued("process", message):

@@ -1,0 +1,52 @@
+"""Apache RocketMQ 5.5.0 with its gRPC proxy in front, for clients that speak nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from bench.servers import Apache
+from tests.brokers import free_ports
+from tests.interop.apache import Leashed, _listens
+
+VERSION: Final = "5.5.0"
+
+
+class Proxied(Apache):
+    def __init__(self, directory: Path, settings: Mapping[str, object]) -> None:
+        super().__init__(VERSION, directory, settings)
+        self.grpc_port, self._remoting_port = free_ports(2)
+        self._proxy: Leashed | None = None
+
+    @property
+    def grpc_address(self) -> str:
+        return f"127.0.0.1:{self.grpc_port}"
+
+    def start(self) -> None:
+        super().start()
+        if self._proxy is not None:
+            return
+        settings = {
+            "rocketMQClusterName": "DefaultCluster",
+            "namesrvAddr": self.namesrv_address,
+            "proxyMode": "CLUSTER",
+            "grpcServerPort": self.grpc_port,
+            "remotingListenPort": self._remoting_port,
+            "enableTopicMessageTypeCheck": False,  # one topic for all kinds
+        }
+        file = self.directory / "conf" / "rmq-proxy.json"
+        file.write_text(json.dumps(settings))
+        main = "org.apache.rocketmq.proxy.ProxyStartup"
+        proxy = self._java("proxy", "1g", main, "-pc", str(file), "-n", self.namesrv_address)
+        proxy.await_ready(lambda: _listens(self.grpc_address))
+        self._proxy = proxy
+
+    def stop(self) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(super().stop)
+            if self._proxy is not None:
+                proxy, self._proxy = self._proxy, None
+                proxy.kill()

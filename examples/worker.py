@@ -1,0 +1,89 @@
+"""A worker in the manner of Celery: functions that are called later, in other processes.
+
+python examples/worker.py work       any number of them; Ctrl-C finishes what is in hand
+python examples/worker.py sign-up ann@example.org bob@example.org
+
+Two things are better than with a queue beside the database. A task is put off in the transaction
+of the work that wants it: there is no task for a user that was not saved, and no user without one.
+And what a task does to the database happens once, although a message may come twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session
+
+from escrowmq import Message, ReceivedMessage
+from escrowmq.binding.held import HeldMessages
+from escrowmq.blocking import Consumer
+from escrowmq.sql import Escrow, Inbox
+
+SERVERS = os.environ.get("SERVERS", "127.0.0.1:9876")
+engine = create_engine(os.environ.get("DATABASE", "sqlite:///worker.db"))
+TOPIC, GROUP = "tasks", "workers"
+inbox = Inbox(engine, group=GROUP)
+
+Task = Callable[[Session, str], None]
+tasks: dict[str, Task] = {}
+
+
+def task(function: Task) -> Task:
+    tasks[function.__name__] = function
+    return function
+
+
+def put_off(tx: HeldMessages, function: Task, argument: str) -> None:
+    """It is called once the transaction has committed, and only then."""
+    call = {"task": function.__name__, "argument": argument}
+    tx.send(Message(TOPIC, json.dumps(call).encode(), tags=function.__name__))
+
+
+@task
+def welcome(session: Session, address: str) -> None:
+    session.execute(text("INSERT INTO letter VALUES (:address)"), {"address": address})
+    print(f"welcomed {address}", flush=True)
+
+
+@inbox.effect
+def perform(session: Session, message: ReceivedMessage) -> None:
+    """What it raises gives the message back: it comes again, later each time."""
+    call = json.loads(message.body)
+    tasks[call["task"]](session, call["argument"])
+
+
+def sign_up(addresses: list[str]) -> None:
+    with Escrow(engine, SERVERS, group="web") as escrow:
+        for address in addresses:
+            with escrow.transaction() as (session, tx):
+                session.execute(text("INSERT INTO user VALUES (:address)"), {"address": address})
+                put_off(tx, welcome, address)
+
+
+def work() -> None:
+    consumer = Consumer(SERVERS, group=GROUP, at_once=4)
+    consumer.on(TOPIC)(perform)
+    consumer.run()  # until SIGTERM or SIGINT
+
+
+def make_tables() -> None:
+    with engine.begin() as connection:
+        connection.execute(
+            text("CREATE TABLE IF NOT EXISTS user (address VARCHAR(100) PRIMARY KEY)")
+        )
+        connection.execute(text("CREATE TABLE IF NOT EXISTS letter (address VARCHAR(100))"))
+
+
+if __name__ == "__main__":
+    make_tables()
+    match sys.argv[1:]:
+        case ["work"]:
+            work()
+        case ["sign-up", *addresses]:
+            sign_up(addresses)
+        case _:
+            sys.exit(__doc__)
