@@ -66,7 +66,7 @@ def options(account: tuple[str, str], certificates: Certificates, **more: str) -
 def read(served: Served, **given: str) -> list[dict[str, Any]]:
     """As Spark does it, without a JVM."""
     source = EscrowSource({"servers": served.namesrv_address, **given})
-    reader = source.reader(source.schema())
+    reader: Any = source.reader(source.schema())
     tasks = reader.partitions()
     return [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
 

@@ -43,6 +43,7 @@ CLUSTER: Final = "local-cluster[2,1,512]"
 WAIT_S: Final = 600.0  # a driver needs ten seconds, on a busy machine minutes
 STEP: Final = 200  # rows in an epoch
 CHAIN_MAX: Final = 12
+RUN_S: Final = 120.0  # of a chain, for each of its runs
 QUEUES: Final = 4
 TRIES: Final = 3
 
@@ -200,7 +201,8 @@ class Field:
             "count": (len(chain) + 2) * STEP,
             "step": STEP,
         }
-        said, slow, torn = self._finish(chain[0].master, wanted)
+        wait_s = WAIT_S + RUN_S * len(chain)
+        said, slow, torn = self._finish(chain[0].master, wanted, wait_s)
         fired = [fired_file(job.directory, epoch).exists() for epoch in epochs]
         _arm(job.directory, ())
         found = Counter(int(row) for row in self._rows(topic))
@@ -222,11 +224,13 @@ class Field:
         )
         return outcomes
 
-    def _finish(self, master: str, wanted: dict[str, object]) -> tuple[str, int, int]:
+    def _finish(
+        self, master: str, wanted: dict[str, object], wait_s: float
+    ) -> tuple[str, int, int]:
         """Tell the driver, and bring back whoever dies, until it says how it ended."""
         job, torn = self._driver(master), 0
         job.tell(wanted)
-        deadline_s = time.monotonic() + WAIT_S
+        deadline_s = time.monotonic() + wait_s
         while time.monotonic() < deadline_s:
             said = job.hear(0.05)
             if said == "":  # the driver died
@@ -241,7 +245,7 @@ class Field:
                 self._restart_broker()
             torn += self._is_torn(str(wanted["topic"]))
         self._end_driver()  # whatever it is at, the next run is not to wait for it
-        return f"no end in {WAIT_S:.0f} s", 0, torn
+        return f"no end in {wait_s:.0f} s", 0, torn
 
     def _take_over(self, frozen: Job, wanted: dict[str, object]) -> None:
         """Another driver on the same checkpoint; then the first wakes up, and must not harm."""
