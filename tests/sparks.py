@@ -26,6 +26,7 @@ from escrowmq.spark import local_session
 from escrowmq.spark.session import check_java
 
 ROOT: Final = Path(__file__).parent.parent
+SLOW_START: Final = "failed to connect back"  # what Spark says of a Python process
 SETTINGS: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
@@ -73,7 +74,7 @@ def patiently(run: Callable[[], T]) -> T:
         try:
             return run()
         except PySparkException as error:
-            if "failed to connect back" not in str(error):
+            if SLOW_START not in str(error):
                 raise
     return run()
 

@@ -133,3 +133,37 @@ def test_a_stream_that_is_restarted_goes_on_where_it_was(
         crc.unlink()
     run()
     assert bodies(served, topic) == Counter(map(str, range(150)))
+
+
+def test_a_batch_of_foreach_batch_that_is_repeated_writes_nothing_twice(
+    spark: SparkSession, served: Served, tmp_path: Path
+) -> None:
+    """It fails behind its first write, as it does when the second of two sinks is away."""
+    topics = [a_topic(served, "first-of-two"), a_topic(served, "second-of-two")]
+    source = tmp_path / "in"
+    source.mkdir()
+    for number in range(2):
+        lines = "".join(f"{line}\n" for line in range(100 * number, 100 * number + 100))
+        (source / f"{number}.txt").write_text(lines)
+    failures = iter([False, True])  # in the second epoch, once
+    epochs = []
+
+    def each(rows: DataFrame, epoch: int) -> None:
+        epochs.append(epoch)
+        save(rows, served, topics[0], transactional_id=topics[0], epoch=epoch)
+        if next(failures, False):
+            raise RuntimeError("planted")
+        save(rows, served, topics[1], transactional_id=topics[1], epoch=epoch)
+
+    def run() -> None:
+        lines = spark.readStream.option("maxFilesPerTrigger", 1).text(str(source))
+        query = lines.selectExpr("value AS body").writeStream.foreachBatch(each)
+        query = query.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query.trigger(availableNow=True).start().awaitTermination()
+
+    with pytest.raises(Exception, match="planted"):
+        run()
+    run()
+    assert epochs == [0, 1, 1]
+    for topic in topics:
+        assert bodies(served, topic) == Counter(map(str, range(200)))

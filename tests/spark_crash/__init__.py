@@ -2,7 +2,7 @@
 
     python -m tests.spark_crash --runs 200 --seed 1
 
-One run is a stream of a few epochs into a topic of its own. Something is killed with -9, once, at
-a named point in the middle epoch; whatever died is started again, and the query with it, from its
-checkpoint. Then every row is there once, or the run failed.
+A stream of a few epochs goes into a topic of its own. In each epoch something is killed with -9,
+once, at a named point: that is one run. Whatever died is started again, and the query with it, from
+its checkpoint. Then every row is there once, or the run failed.
 """

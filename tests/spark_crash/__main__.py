@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import time
 from pathlib import Path
 
-from tests.spark_crash.runs import Field, Outcome, chosen, table
+from tests.spark_crash.runs import Field, Outcome, chains, chosen, table
 
 
 def main() -> int:
@@ -18,11 +19,17 @@ def main() -> int:
     arguments = parser.parse_args()
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="spark-crash-") as name, Field(Path(name)) as field:
-        for case in chosen(arguments.runs, arguments.seed):
-            if arguments.only not in f"{case.victim} {case.point}":
-                continue
-            outcomes.append(field.run(case))
-            sys.stderr.write(f"{len(outcomes)}/{arguments.runs} {outcomes[-1]}\n")
+        cases = [
+            case
+            for case in chosen(arguments.runs, arguments.seed)
+            if arguments.only in f"{case.victim} {case.point}"
+        ]
+        for chain in chains(cases):
+            began_s = time.monotonic()
+            outcomes += field.run(chain)
+            sys.stderr.write(f"{len(outcomes)}/{len(cases)} {time.monotonic() - began_s:.0f} s\n")
+            for outcome in outcomes[-len(chain) :]:
+                sys.stderr.write(f"    {outcome}\n")
     bad = sum(not outcome.is_good for outcome in outcomes)
     sys.stdout.write(f"{table(outcomes)}\n{len(outcomes)} runs, {bad} bad\n")
     return 1 if bad or not outcomes else 0

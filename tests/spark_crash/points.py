@@ -1,7 +1,7 @@
 """The named points, and what happens there: hooks around the sink's own functions.
 
-Every Python process of Spark imports this, as it imports the data source of the run. A point is
-armed by a file; whoever gets there first takes the file away and kills the victim.
+Every Python process of Spark imports this, as it imports the data source of the run. An epoch is
+armed by a file; whoever gets to its point first takes the file away and kills the victim.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from escrowmq.spark.write_lines import Line
 from escrowmq.wire.codes import RequestCode
 
 DIRECTORY = "ESCROW_CRASH_DIRECTORY"
-ARMED, FIRED, FROZEN, THAWED = "armed.json", "fired.json", "frozen", "thawed"
+FROZEN, THAWED = "frozen", "thawed"
 PIDS = "pids.json"
 
 READ = ("read-offsets", "read-plan", "read-task")
@@ -30,19 +30,24 @@ POINTS = (*READ, *TASK, *DRIVER)
 _FREEZE_S = 120.0
 
 
-def reach(point: str, epoch: int | None = None) -> None:
-    """If this is the armed one, of the armed epoch, the victim dies now."""
+def armed_file(directory: Path, epoch: int) -> Path:
+    return directory / f"armed-{epoch}.json"
+
+
+def fired_file(directory: Path, epoch: int) -> Path:
+    return directory / f"fired-{epoch}.json"
+
+
+def reach(point: str, epoch: int) -> None:
+    """If this is the point where somebody dies in this epoch, he dies now."""
     directory = Path(os.environ.get(DIRECTORY, "/nowhere"))
     try:
-        armed = json.loads((directory / ARMED).read_text())
+        armed = json.loads(armed_file(directory, epoch).read_text())
+        if armed["point"] != point:
+            return
+        armed_file(directory, epoch).rename(fired_file(directory, epoch))
     except (OSError, ValueError):
-        return
-    if armed["point"] != point or (epoch is not None and epoch != armed["epoch"]):
-        return
-    try:
-        (directory / ARMED).rename(directory / FIRED)
-    except OSError:
-        return  # somebody was faster
+        return  # not armed, or somebody was faster
     victim = armed["victim"]
     if victim == "freeze":
         (directory / FROZEN).touch()

@@ -1,4 +1,8 @@
-"""Runs: who dies where, what came of it, and the table."""
+"""Runs: who dies where, what came of it, and the table.
+
+A chain of runs is one query: in each of its epochs, but the first and the last, somebody dies.
+A row that is lost or doubled belongs to an epoch, and so to a run.
+"""
 
 from __future__ import annotations
 
@@ -12,31 +16,34 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 from tests.brokers import Served
+from tests.spark_crash.job import is_taken_over
 from tests.spark_crash.points import (
-    ARMED,
     DIRECTORY,
     DRIVER,
-    FIRED,
     FROZEN,
     PIDS,
     POINTS,
     READ,
     TASK,
     THAWED,
+    armed_file,
+    fired_file,
 )
 from tests.sparks import environment
 
 LOCAL: Final = "local[2,3]"
 CLUSTER: Final = "local-cluster[2,1,512]"
 WAIT_S: Final = 600.0  # a driver needs ten seconds, on a busy machine minutes
-EPOCHS, STEP, KILLED_EPOCH = 3, 200, 1
+STEP: Final = 200  # rows in an epoch
+CHAIN_MAX: Final = 12
+RUN_S: Final = 120.0  # of a chain, for each of its runs
 QUEUES: Final = 4
 TRIES: Final = 3
 
@@ -68,6 +75,18 @@ def chosen(count: int, seed: int) -> list[Case]:
     return sorted(itertools.islice(itertools.cycle(cases), count), key=lambda case: case.master)
 
 
+def chains(cases: Iterable[Case]) -> list[list[Case]]:
+    """In their order, as few as can be. Who was frozen finds his query at its end: he is last."""
+    made: list[list[Case]] = []
+    for case in cases:
+        last = made[-1] if made else []
+        is_full = len(last) == CHAIN_MAX or (last and last[-1].victim == "freeze")
+        if not last or is_full or last[-1].master != case.master:
+            made.append([])
+        made[-1].append(case)
+    return made
+
+
 @dataclass(frozen=True)
 class Outcome:
     case: Case
@@ -76,10 +95,16 @@ class Outcome:
     doubled: int
     torn: int  # times that somebody looked and saw a part of an epoch
     said: str
+    slow: int = 0  # starts that Spark gave up on, at the first run of a chain
 
     @property
     def is_good(self) -> bool:
-        return self.fired and not self.lost and not self.doubled and not self.torn
+        return self.fired and self.ended_well and not (self.lost or self.doubled or self.torn)
+
+    @property
+    def ended_well(self) -> bool:
+        """Of a chain: nothing else may have failed in the end than a driver that was frozen."""
+        return self.said == "done" or is_taken_over(self.said)
 
 
 class Job:
@@ -149,63 +174,78 @@ class Field:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._job is not None:
-            self._job.end()
+        self._end_driver()
         if self._served.is_alive:
             self._served.kill()
 
-    def run(self, case: Case) -> Outcome:
-        """Once more if nothing was killed: a busy machine fails Spark before it gets there."""
+    def run(self, chain: Sequence[Case]) -> list[Outcome]:
+        """Once more if somebody was not killed: a busy machine fails Spark before it gets there."""
         for _ in range(TRIES):
-            outcome = self._run(case)
-            if outcome.fired:
+            outcomes = self._run(chain)
+            if all(outcome.fired or outcome.lost or outcome.doubled for outcome in outcomes):
                 break
-        return outcome
+        return outcomes
 
-    def _run(self, case: Case) -> Outcome:
+    def _run(self, chain: Sequence[Case]) -> list[Outcome]:
         number = next(self._numbers)
         topic = f"crash-{number}"
         with self._served.client() as client:
             client.create_topic(topic, queues=QUEUES)
-        job = self._driver(case.master)
-        (job.directory / FIRED).unlink(missing_ok=True)
-        for name in (FROZEN, THAWED):
-            (job.directory / name).unlink(missing_ok=True)
-        armed = {"point": case.point, "victim": case.victim, "epoch": KILLED_EPOCH}
-        (job.directory / ARMED).write_text(json.dumps(armed))
+        job = self._driver(chain[0].master)
+        epochs = range(1, len(chain) + 1)
+        _arm(job.directory, chain)
         wanted: dict[str, object] = {
             "servers": self._served.namesrv_address,
             "topic": topic,
             "checkpoint": str(self._directory / f"checkpoint-{number}"),
-            "count": EPOCHS * STEP,
+            "count": (len(chain) + 2) * STEP,
             "step": STEP,
         }
-        said, torn = self._finish(case, wanted)
-        fired = (job.directory / FIRED).exists()
-        (job.directory / ARMED).unlink(missing_ok=True)
-        found = Counter(self._rows(topic))
-        expected = Counter(str(row) for row in range(EPOCHS * STEP))
-        lost, doubled = sum((expected - found).values()), sum((found - expected).values())
-        return Outcome(case, fired, lost, doubled, torn, said)
+        wait_s = WAIT_S + RUN_S * len(chain)
+        said, slow, torn = self._finish(chain[0].master, wanted, wait_s)
+        fired = [fired_file(job.directory, epoch).exists() for epoch in epochs]
+        _arm(job.directory, ())
+        found = Counter(int(row) for row in self._rows(topic))
+        expected = Counter(range((len(chain) + 2) * STEP))
+        lost = Counter(row // STEP for row in (expected - found).elements())
+        doubled = Counter(row // STEP for row in (found - expected).elements())
+        # The first and the last epoch, and what is torn, are on the account of the first run.
+        outcomes = [
+            Outcome(case, was, lost.pop(epoch, 0), doubled.pop(epoch, 0), 0, said)
+            for epoch, case, was in zip(epochs, chain, fired, strict=True)
+        ]
+        first = outcomes[0]
+        outcomes[0] = replace(
+            first,
+            lost=first.lost + lost.total(),
+            doubled=first.doubled + doubled.total(),
+            torn=torn,
+            slow=slow,
+        )
+        return outcomes
 
-    def _finish(self, case: Case, wanted: dict[str, object]) -> tuple[str, int]:
+    def _finish(
+        self, master: str, wanted: dict[str, object], wait_s: float
+    ) -> tuple[str, int, int]:
         """Tell the driver, and bring back whoever dies, until it says how it ended."""
-        job, torn = self._driver(case.master), 0
+        job, torn = self._driver(master), 0
         job.tell(wanted)
-        deadline_s = time.monotonic() + WAIT_S
+        deadline_s = time.monotonic() + wait_s
         while time.monotonic() < deadline_s:
             said = job.hear(0.05)
             if said == "":  # the driver died
-                job = self._new_driver(case.master)
+                job = self._new_driver(master)
                 job.tell(wanted)
             elif said is not None:
-                return said, torn
+                answer = json.loads(said)
+                return answer["end"], answer["slow"], torn
             if (job.directory / FROZEN).exists() and not (job.directory / THAWED).exists():
                 self._take_over(job, wanted)
             if not self._served.is_alive:
                 self._restart_broker()
             torn += self._is_torn(str(wanted["topic"]))
-        return "no end in time", torn
+        self._end_driver()  # whatever it is at, the next run is not to wait for it
+        return f"no end in {wait_s:.0f} s", 0, torn
 
     def _take_over(self, frozen: Job, wanted: dict[str, object]) -> None:
         """Another driver on the same checkpoint; then the first wakes up, and must not harm."""
@@ -217,7 +257,8 @@ class Field:
             assert second.hear(WAIT_S) == "ready"
             second.tell(wanted)
             said = second.hear(WAIT_S)
-            assert said == "done", said
+            assert said, "the second driver died"
+            assert json.loads(said)["end"] == "done", said
         finally:
             second.end()
             (frozen.directory / THAWED).touch()
@@ -227,9 +268,13 @@ class Field:
             return self._new_driver(master)
         return self._job
 
-    def _new_driver(self, master: str) -> Job:
+    def _end_driver(self) -> None:
         if self._job is not None:
             self._job.end()
+            self._job = None
+
+    def _new_driver(self, master: str) -> Job:
+        self._end_driver()
         directory = self._directory / "job"
         directory.mkdir(exist_ok=True)
         (directory / PIDS).write_text(json.dumps({"broker": [self._served.pid]}))
@@ -262,19 +307,33 @@ class Field:
         return before == after and sum(before) % STEP != 0
 
 
+def _arm(directory: Path, chain: Sequence[Case]) -> None:
+    """One for each epoch but the first; whatever was there before goes."""
+    for old in (*directory.glob("armed-*"), *directory.glob("fired-*")):
+        old.unlink(missing_ok=True)
+    for name in (FROZEN, THAWED):
+        (directory / name).unlink(missing_ok=True)
+    for epoch, case in enumerate(chain, start=1):
+        armed = {"point": case.point, "victim": case.victim}
+        armed_file(directory, epoch).write_text(json.dumps(armed))
+
+
 def table(outcomes: Iterable[Outcome]) -> str:
     rows: dict[Case, list[Outcome]] = {}
     for outcome in outcomes:
         rows.setdefault(outcome.case, []).append(outcome)
     lines = [f"{'killed':10} {'at':18} {'runs':>5} {'lost':>5} {'doubled':>8} {'torn':>5}  remarks"]
     for case, all_of in sorted(rows.items()):
-        remarks = {one.said[:100] for one in all_of if not one.is_good or one.said != "done"}
+        remarks = {one.said[:300] for one in all_of if not one.ended_well}
         idle = sum(not one.fired for one in all_of)
         if idle:
-            remarks.add(f"{idle} never got there")
+            remarks.add(f"{idle} never got there: no crash runs")
         lines.append(
             f"{case.victim:10} {case.point:18} {len(all_of):5} {sum(o.lost for o in all_of):5} "
             f"{sum(o.doubled for o in all_of):8} {sum(o.torn for o in all_of):5}  "
             f"{'; '.join(sorted(remarks))}"
         )
+    slow = sum(outcome.slow for runs in rows.values() for outcome in runs)
+    if slow:
+        lines.append(f"{slow} times Spark gave up on a Python process that was too slow to start")
     return "\n".join(lines)

@@ -7,7 +7,7 @@ What is kept for each topic and group is bounded by those that exist: `forget` d
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Sequence
 from typing import Any, Final, Protocol
 
@@ -80,8 +80,9 @@ class Counts:
                 topic = send.request.head.fields.topic
                 self.came(topic, DELAY, placed[send.first].size)
             elif send.count > 1:
-                for place in placed[send.first : send.first + send.count]:
-                    self.came(topic, NORMAL, place.size)
+                sizes = Counter([p.size for p in placed[send.first : send.first + send.count]])
+                for size, times in sizes.items():
+                    self._sizes_of(topic, NORMAL).observe(size, times)
 
     def came(self, topic: str, kind: str, size: int) -> None:
         """One message that was stored."""

@@ -27,15 +27,6 @@ def is_plain(properties: str) -> bool:
     )
 
 
-def lone_key(properties: bytes) -> bytes:
-    """The unique key, if letters and digits of it are all there is: so a bulk sender has it. b"" if
-    it takes a closer look."""
-    key = properties[9:-1]
-    if properties[:9] == b"UNIQ_KEY\x01" and properties[-1:] == b"\x02" and key.isalnum():
-        return key
-    return b""
-
-
 def is_plain_half(properties: str) -> bool:
     """Whether they make a half of the message and ask for nothing else."""
     return (

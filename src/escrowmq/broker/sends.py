@@ -19,7 +19,6 @@ from escrowmq.broker.sendproperties import (
     is_plain,
     is_plain_half,
     is_special,
-    lone_key,
 )
 from escrowmq.broker.topics import (
     CLOSED_TO_SENDERS,
@@ -32,7 +31,7 @@ from escrowmq.broker.turn import Turn
 from escrowmq.errors import BrokenBody, RequestRefused
 from escrowmq.message.batch import BatchItem, decode_batch
 from escrowmq.message.ids import UniqueKeys
-from escrowmq.message.properties import change_properties, find_property
+from escrowmq.message.properties import change_properties, find_property, lone_key
 from escrowmq.message.record import PROPERTIES_BYTES_MAX, NewRecord
 from escrowmq.message.sysflag import TRANSACTION_MASK
 from escrowmq.store.configfiles import TopicConfig
@@ -242,11 +241,14 @@ class Sends:
                 ResponseCode.MESSAGE_ILLEGAL, "a batch is neither a retry nor transactional"
             )
         self._refuse_long(len(request.body))
+        topic, sys_flag, born_ms = fields.topic, fields.sys_flag, fields.born_timestamp
+        born_host, times, added = line.peer_host, fields.reconsume_times, self._added
         records = []
         for item in _items(request.body):
             properties = bytes(item.properties)
-            if len(properties) <= _SHORT_TEXT and lone_key(properties):
-                properties += self._added
+            key = lone_key(properties) if len(properties) <= _SHORT_TEXT else b""
+            if key:
+                properties += added
             else:
                 text = properties.decode("utf-8", "replace")
                 if is_special(text):
@@ -256,15 +258,17 @@ class Sends:
                 properties = self._properties(text, now_ms)
             records.append(
                 NewRecord(
-                    fields.topic,
+                    topic,
                     queue_id,
                     item.body,  # type: ignore[arg-type]  # a view, as that of a single message
                     properties,
                     item.flag,
-                    fields.sys_flag,
-                    fields.born_timestamp,
-                    line.peer_host,
-                    fields.reconsume_times,
+                    sys_flag,
+                    born_ms,
+                    born_host,
+                    times,
+                    0,
+                    key,
                 )
             )
         return records

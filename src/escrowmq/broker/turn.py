@@ -16,7 +16,7 @@ from escrowmq.broker.counts import Counts
 from escrowmq.broker.line import Line
 from escrowmq.broker.putcodes import CODES_OF_PUTS
 from escrowmq.errors import RecordRefused, StoreError, StoreFailed
-from escrowmq.message.ids import encode_offset_id
+from escrowmq.message.ids import encode_offset_ids
 from escrowmq.message.record import NewRecord
 from escrowmq.store.status import PutStatus, status_of
 from escrowmq.store.store import MessageStore, Placed
@@ -214,7 +214,7 @@ class Turn:
         places = placed[send.first : send.first + send.count]
         answers = self._answers
         fields = SendMessageAnswer(
-            msg_id=",".join(encode_offset_id(answers.store_host, p.log_offset) for p in places),
+            msg_id=",".join(encode_offset_ids(answers.store_host, [p.log_offset for p in places])),
             queue_id=send.queue_id,
             queue_offset=places[0].queue_offset,
             region=answers.region,

@@ -11,7 +11,7 @@ from typing import Final
 
 from escrowmq.escrow.shapes import PACKED, final_of
 from escrowmq.message.batch import decode_batch
-from escrowmq.message.properties import find_property
+from escrowmq.message.properties import find_property, lone_key
 from escrowmq.message.record import NewRecord, StoredRecord
 from escrowmq.message.sysflag import TRANSACTION_COMMIT, with_transaction_type
 
@@ -32,18 +32,24 @@ def finals_of(half: StoredRecord, topic: str, queue_id: int) -> list[NewRecord]:
         for name in _MARKS_OF_THE_BROKER
     )
     sys_flag = with_transaction_type(half.sys_flag, TRANSACTION_COMMIT)
-    return [
-        NewRecord(
-            topic,
-            queue_id,
-            item.body,  # type: ignore[arg-type]  # a view: it is appended before this turn ends
-            bytes(item.properties) + added,
-            item.flag,
-            sys_flag,
-            half.born_ms,
-            half.born_host,
-            half.reconsume_times,
-            half.log_offset,
+    born_ms, born_host, times = half.born_ms, half.born_host, half.reconsume_times
+    log_offset = half.log_offset
+    finals = []
+    for item in decode_batch(half.body):
+        properties = bytes(item.properties)
+        finals.append(
+            NewRecord(
+                topic,
+                queue_id,
+                item.body,  # type: ignore[arg-type]  # a view: it is appended before this turn ends
+                properties + added,
+                item.flag,
+                sys_flag,
+                born_ms,
+                born_host,
+                times,
+                log_offset,
+                lone_key(properties),
+            )
         )
-        for item in decode_batch(half.body)
-    ]
+    return finals

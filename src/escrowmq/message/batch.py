@@ -20,6 +20,7 @@ PROPERTIES_BYTES_MAX: Final = 0x7FFF
 
 _HEAD = struct.Struct(">iiiii")
 _PROPERTIES_LENGTH = struct.Struct(">h")
+_HEAD_BYTES = _HEAD.size
 _FIXED_BYTES = _HEAD.size + _PROPERTIES_LENGTH.size
 
 
@@ -46,27 +47,24 @@ def decode_batch(body: bytes | memoryview) -> list[BatchItem]:
     """The items are views of `body`. Raises BrokenBody, whatever is wrong."""
     view = memoryview(body)
     items: list[BatchItem] = []
-    at, end = 0, len(view)
+    at, end, last = 0, len(view), len(view) - _FIXED_BYTES
+    head, properties_length, add = _HEAD.unpack_from, _PROPERTIES_LENGTH.unpack_from, items.append
     while at < end:
-        if end - at < _FIXED_BYTES:
+        if at > last:
             raise BrokenBody(f"message {len(items)} of a batch: {end - at} bytes are no message")
-        size, _, _, flag, body_length = _HEAD.unpack_from(view, at)
+        size, _, _, flag, body_length = head(view, at)
         following = at + size
-        properties_at = at + _FIXED_BYTES + body_length
-        if body_length < 0 or size < _FIXED_BYTES + body_length or following > end:
+        body_at = at + _HEAD_BYTES
+        body_end = body_at + body_length
+        if body_length < 0 or body_end + 2 > following or following > end:
             raise BrokenBody(
                 f"message {len(items)} of a batch: {size} bytes with a body of {body_length}, "
                 f"{end - at} are left"
             )
-        (properties_length,) = _PROPERTIES_LENGTH.unpack_from(view, properties_at - 2)
-        if properties_at + properties_length != following:
+        if body_end + 2 + properties_length(view, body_end)[0] != following:
             raise BrokenBody(
-                f"message {len(items)} of a batch: properties of {properties_length} bytes, "
-                f"{following - properties_at} are left"
+                f"message {len(items)} of a batch: its properties do not end where it does"
             )
-        body_at = at + _HEAD.size
-        items.append(
-            BatchItem(flag, view[body_at : body_at + body_length], view[properties_at:following])
-        )
+        add(BatchItem(flag, view[body_at:body_end], view[body_end + 2 : following]))
         at = following
     return items

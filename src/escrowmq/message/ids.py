@@ -11,6 +11,7 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import struct
+from collections.abc import Iterable
 
 from escrowmq.errors import LocalProtocolError, RemoteProtocolError
 
@@ -35,6 +36,12 @@ def decode_host(host: bytes) -> tuple[str, int]:
 
 def encode_offset_id(store_host: bytes, log_offset: int) -> str:
     return (store_host + _OFFSET.pack(log_offset)).hex().upper()
+
+
+def encode_offset_ids(store_host: bytes, log_offsets: Iterable[int]) -> list[str]:
+    """The same for many of one store."""
+    host = store_host.hex().upper()
+    return ["%s%016X" % (host, log_offset) for log_offset in log_offsets]  # noqa: UP031  # faster
 
 
 def decode_offset_id(text: str) -> tuple[bytes, int]:

@@ -52,6 +52,15 @@ def find_property(encoded: bytes, name: bytes) -> bytes | None:
             return value  # an empty one is as good as none
 
 
+def lone_key(properties: bytes) -> bytes:
+    """The unique key, if letters and digits of it are all there is: so a bulk sender has it. b"" if
+    it takes a closer look."""
+    key = properties[9:-1]
+    if properties[:9] == b"UNIQ_KEY\x01" and properties[-1:] == b"\x02" and key.isalnum():
+        return key
+    return b""
+
+
 def change_properties(
     encoded: bytes, *, drop: Collection[str] = (), put: Mapping[str, str] | None = None
 ) -> bytes:

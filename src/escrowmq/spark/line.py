@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import socket
 import struct
 from collections.abc import Sequence
 from types import TracebackType
@@ -39,16 +38,8 @@ class BlockingLine:
         self.address = address
         self._access = access
         self._opaques = itertools.count(1)
-        host, _, port = address.rpartition(":")
-        try:
-            self._socket = socket.create_connection(
-                (host.strip("[]"), int(port)), timeout=min(access.timeout_s, 10.0)
-            )
-            self._socket.settimeout(access.timeout_s)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket = access.wrapped(self._socket, host.strip("[]"))
-        except (OSError, ValueError) as error:
-            raise NotSent(f"{address} cannot be reached: {error}") from error
+        self._socket = access.connect(address, min(access.timeout_s, 10.0))
+        self._socket.settimeout(access.timeout_s)
 
     def __enter__(self) -> BlockingLine:
         return self

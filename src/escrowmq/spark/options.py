@@ -97,7 +97,7 @@ def yes_no(text: str) -> bool:
     return text.strip().lower() == "true"
 
 
-def whole(at_least: int = 1) -> Callable[[str], int]:
+def whole(at_least: int = 1, at_most: int = 2**62) -> Callable[[str], int]:
     def read(text: str) -> int:
         try:
             number = int(text)
@@ -105,6 +105,8 @@ def whole(at_least: int = 1) -> Callable[[str], int]:
             raise ValueError("a whole number is wanted") from None
         if number < at_least:
             raise ValueError(f"it must be {at_least} at least")
+        if number > at_most:
+            raise ValueError(f"it must be {at_most} at most")
         return number
 
     return read

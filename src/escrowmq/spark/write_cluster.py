@@ -7,6 +7,7 @@ from typing import Final
 
 from escrowmq.clock import SystemClock
 from escrowmq.errors import NoRoute, NotSent, RequestRefused, TransportError
+from escrowmq.spark.access import Access
 from escrowmq.spark.write_frames import Target
 from escrowmq.spark.write_lines import Line
 from escrowmq.wire.bodies import ClusterInfo, TopicRoute, decode_body
@@ -27,7 +28,8 @@ _pause = threading.Event().wait  # nobody sets it
 class Cluster:
     """Answers are kept: it lives as long as a task, or one decision."""
 
-    def __init__(self, servers: str, *, timeout_s: float) -> None:
+    def __init__(self, servers: str, access: Access, *, timeout_s: float) -> None:
+        self.access = access
         self._servers = [address.strip() for address in servers.split(";") if address.strip()]
         self._timeout_s = timeout_s
         self._queues: dict[str, list[Target]] = {}
@@ -105,7 +107,7 @@ class Cluster:
         while True:
             failures = []
             for address in self._servers:
-                line = Line(address, timeout_s=min(1.0, self._timeout_s))
+                line = Line(address, self.access, timeout_s=min(1.0, self._timeout_s))
                 try:
                     return line.ask(code, fields)
                 except TransportError as error:

@@ -21,6 +21,7 @@ from escrowmq.errors import (
     RequestRefused,
     UnknownRequest,
 )
+from escrowmq.spark.access import Access
 from escrowmq.wire.codes import JSON, RequestCode, ResponseCode, request_name
 from escrowmq.wire.command import Command, decode_command, encode_command
 from escrowmq.wire.fastpath import Body
@@ -28,7 +29,6 @@ from escrowmq.wire.frame import FrameCutter, frame_prefix
 from escrowmq.wire.headers import Header, encode_header
 
 CONNECT_S: Final = 5.0
-ANSWER_S: Final = 30.0  # without any answer a connection is given up
 _CHUNK: Final = 256 << 10
 _PAUSES_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # between tries; the last one stays
 
@@ -51,34 +51,21 @@ class Reply(NamedTuple):
     body: Body
 
 
-Connect = Callable[[str, float], socket.socket]
-
-
-def connect(address: str, timeout_s: float) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    try:
-        made = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
-    except (OSError, ValueError) as error:
-        raise NotSent(f"{address} cannot be reached: {error}") from error
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return made
-
-
 class Line:
     """`timeout_s`: how long one request may take, however often it has to be sent again."""
 
     def __init__(
         self,
         address: str,
+        access: Access,
         *,
         timeout_s: float,
         in_flight_bytes: int = 8 << 20,
-        connect: Connect = connect,
     ) -> None:
         self.address = address
+        self._access = access
         self._timeout_s = timeout_s
         self._in_flight_max = in_flight_bytes
-        self._connect = connect
         self._socket: socket.socket | None = None
         self._cutter = FrameCutter(self._answer)
         self._opaque = 0
@@ -183,6 +170,9 @@ class Line:
     ) -> tuple[int, bytes]:
         self._opaque += 1
         ext_fields = {} if fields is None else encode_header(fields)
+        if self._access.access_key:
+            pieces = (b"".join(pieces),)
+            ext_fields = self._access.signed(ext_fields, *pieces)
         command = Command(code=code, opaque=self._opaque, ext_fields=ext_fields)
         header = encode_command(command, JSON)
         prefix = frame_prefix(JSON, len(header), body_bytes)
@@ -190,9 +180,9 @@ class Line:
 
     def _send(self, frame: bytes) -> None:
         if self._socket is None:
-            self._socket = self._connect(self.address, min(CONNECT_S, self._timeout_s))
+            self._socket = self._access.connect(self.address, min(CONNECT_S, self._timeout_s))
             self._cutter = FrameCutter(self._answer)
-        self._socket.settimeout(ANSWER_S)
+        self._socket.settimeout(self._access.timeout_s)
         try:
             self._socket.sendall(frame)
         except OSError as error:
@@ -201,7 +191,7 @@ class Line:
     def _receive(self) -> None:
         assert self._socket is not None, "something was sent"
         try:
-            self._socket.settimeout(min(ANSWER_S, self._timeout_s))
+            self._socket.settimeout(min(self._access.timeout_s, self._timeout_s))
             data = self._socket.recv(_CHUNK)
         except OSError as error:
             raise OutcomeUnknown(f"{self.address}: {error}") from error

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 
@@ -26,8 +25,6 @@ from escrowmq.wire.bodies import decode_body, encode_body
 from escrowmq.wire.bodies_transaction import BatchWinners, WinningAttempt, WriterState
 from escrowmq.wire.codes import RequestCode, ResponseCode
 from escrowmq.wire.headers_transaction import DecideBatch, RegisterWriter, WriterName
-
-_PROBE: Final = "escrowmq-spark-probe"
 
 
 class Parked(msgspec.Struct, frozen=True):
@@ -67,7 +64,7 @@ class Brokers:
     """Lines to brokers by name, made when they are wanted."""
 
     def __init__(
-        self, cluster: Cluster, timeout_s: float, in_flight_bytes: int = IN_FLIGHT_BYTES
+        self, cluster: Cluster, timeout_s: float, in_flight_bytes: int = IN_FLIGHT_BYTES.default
     ) -> None:
         self.addresses = cluster.brokers()
         self._cluster = cluster
@@ -82,6 +79,7 @@ class Brokers:
                 self.addresses = self._cluster.brokers(name)
             line = self._lines[name] = Line(
                 self.addresses[name],
+                self._cluster.access,
                 timeout_s=self._timeout_s,
                 in_flight_bytes=self._in_flight_bytes,
             )
@@ -96,11 +94,12 @@ class Brokers:
             line.close()
 
 
-def can_decide(brokers: Brokers) -> bool:
-    """Whether all of them are ours: RocketMQ has no decisions by name."""
+def can_decide(brokers: Brokers, group: str) -> bool:
+    """Whether all of them are ours: RocketMQ has no decisions by name. The name that is asked about
+    is the group's, so that no account needs a permission for this alone."""
     try:
         for name in brokers.addresses:
-            _query(brokers, name, _PROBE)
+            _query(brokers, name, group)
     except UnknownRequest:
         return False
     return True

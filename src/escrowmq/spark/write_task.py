@@ -83,7 +83,7 @@ def write(
     place: Place,
 ) -> Written:
     _freeze()
-    cluster = Cluster(options.servers, timeout_s=options.timeout_s)
+    cluster = Cluster(options.servers, options.access, timeout_s=options.timeout_s)
     brokers = Brokers(cluster, options.timeout_s, options.in_flight_bytes)
     try:
         if guarantee != EXACTLY_ONCE:

@@ -19,6 +19,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from escrowmq.errors import ConfigError
+from escrowmq.spark.access import Access
 from escrowmq.spark.write_cluster import Cluster
 from escrowmq.spark.write_columns import check_columns
 from escrowmq.spark.write_options import (
@@ -62,7 +63,7 @@ def guarantee_of(options: WriteOptions) -> str:
     """What is asked for, or the best that the brokers can do."""
     if options.guarantee == AT_LEAST_ONCE:
         return AT_LEAST_ONCE
-    if _can_decide(options.servers, options.timeout_s):
+    if _can_decide(options.servers, options.access, options.group, options.timeout_s):
         return EXACTLY_ONCE
     if options.guarantee == EXACTLY_ONCE:
         raise ConfigError(
@@ -79,10 +80,10 @@ def guarantee_of(options: WriteOptions) -> str:
 
 
 @lru_cache(maxsize=16)
-def _can_decide(servers: str, timeout_s: float) -> bool:
-    brokers = Brokers(Cluster(servers, timeout_s=timeout_s), timeout_s)
+def _can_decide(servers: str, access: Access, group: str, timeout_s: float) -> bool:
+    brokers = Brokers(Cluster(servers, access, timeout_s=timeout_s), timeout_s)
     try:
-        return can_decide(brokers)
+        return can_decide(brokers, group)
     finally:
         brokers.close()
 
@@ -121,8 +122,9 @@ class _Committer:
             brokers.close()
 
     def _brokers(self) -> Brokers:
-        timeout_s = self._options.timeout_s
-        return Brokers(Cluster(self._options.servers, timeout_s=timeout_s), timeout_s)
+        options = self._options
+        cluster = Cluster(options.servers, options.access, timeout_s=options.timeout_s)
+        return Brokers(cluster, options.timeout_s)
 
 
 def _written(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:

@@ -45,6 +45,7 @@ from escrowmq.store.settings import StoreSettings
 
 LOCK_PATH: Final = "lock"
 ABORT_PATH: Final = "abort"
+_NONE: Final[list[bytes]] = []
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False):
@@ -148,24 +149,29 @@ class MessageStore(StoreReads):
         queue: ConsumeQueue | None = None
         try:
             for record in records:
-                topic, properties, sys_flag = record.topic, record.properties, record.sys_flag
+                topic, queue_id = record.topic, record.queue_id
+                properties, sys_flag = record.properties, record.sys_flag
                 if len(record.body) + len(properties) > small_bytes:
                     self._refuse_unfit(record)
                 if 0 in properties:
                     raise RecordRefused("a zero byte in the properties")
-                tags_code, keys = derive(topic, properties, stored_ms)
+                lone_key = record.lone_key
+                tags_code, keys = (0, _NONE) if lone_key else derive(topic, properties, stored_ms)
                 if sys_flag == 0 or has_queue_entry(sys_flag):
-                    queue = find_or_make(topic, record.queue_id)
+                    if queue is None or queue.queue_id != queue_id or queue.topic != topic:
+                        queue = find_or_make(topic, queue_id)
                     queue_offset = queue.next
                     log_offset, size = add(record, queue_offset, stored_ms)
                     queue.add(log_offset, size, tags_code)
                     added.append(queue)
                 else:
-                    refuse_bad_name(topic, record.queue_id)
+                    refuse_bad_name(topic, queue_id)
                     queue_offset = QueueOffset(0)
                     log_offset, size = add(record, queue_offset, stored_ms)
                 placed.append(Placed(log_offset, queue_offset, size))
-                if sys_flag == 0 or has_keys(sys_flag):
+                if lone_key:
+                    waiting.append((topic, lone_key, log_offset, stored_ms))
+                elif sys_flag == 0 or has_keys(sys_flag):
                     for key in keys:
                         waiting.append((topic, key, log_offset, stored_ms))
             batch.write()

@@ -23,21 +23,35 @@ def test_the_names_of_rocketmq_spark_are_known_too() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"servers": ""}, "option servers is missing"),
-        ({"tpoic": "t"}, "no option tpoic; did you mean topic"),
-        ({"whatever": "t"}, "there are: servers, topic"),
+        ({"servers": ""}, "option servers '': it is empty"),
+        ({"tpoic": "t"}, "no option 'tpoic'; did you mean topic"),
+        ({"whatever": "t"}, "there are servers, accessKey, .* topic"),
         ({"path": "t"}, "no path: name the topic"),
-        ({"guarantee": "once"}, "exactly-once or at-least-once, not 'once'"),
-        ({"timeout": "soon"}, "timeout is a whole number"),
-        ({"batchbytes": "99999999"}, "batchbytes is from 1 to"),
+        ({"guarantee": "once"}, "one of exactly-once, at-least-once"),
+        ({"timeout": "soon"}, "timeout 'soon': a whole number"),
+        ({"batchbytes": "99999999"}, "batchBytes .* 3145728 at most"),
         ({"transactional.id": "job"}, "needs both"),
         ({"epoch": "4"}, "needs both"),
+        ({"accessKey": "k"}, "go together"),
+        ({"tlsCa": "ca.pem"}, "needs tls=true"),
         ({"transactional.id": "a\x01b", "epoch": "1"}, "printable"),
     ],
 )
 def test_a_bad_option_says_what_to_write_instead(given: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         write_options({**SERVERS, **given}, streaming=False)
+
+
+def test_servers_are_needed() -> None:
+    with pytest.raises(ConfigError, match="option servers is missing"):
+        write_options({"topic": "t"}, streaming=False)
+
+
+def test_a_secret_is_not_shown() -> None:
+    access = {"accessKey": "k", "secretKey": "hidden", "securityToken": "hidden"}
+    found = write_options({**SERVERS, **access}, streaming=True)
+    assert found.access.secret_key == "hidden"
+    assert "hidden" not in repr(found)
 
 
 def test_a_stream_counts_its_epochs_itself() -> None:
