@@ -170,6 +170,7 @@ class Connection:
 
     def close(self) -> list[Failed]:
         self._closed = True
+        self._reader.let_go()  # whoever still knows this object may do so for long
         return self._fail(list(self._calls.values()), "the connection closed before the answer")
 
     @property

@@ -103,6 +103,10 @@ class FrameCutter(Generic[T]):
         self._let_chunk_go()
         raise failure
 
+    def let_go(self) -> None:
+        """Nothing more will come: what was kept of a frame is of no use."""
+        self._partial = bytearray()
+
     @property
     def partial_bytes(self) -> int:
         """What has come of a frame whose end has not."""
