@@ -182,6 +182,10 @@ class Served:
         assert self._process is not None
         return self._process.pid
 
+    def forget(self) -> None:
+        """It ended by itself, or never began: it can be started again."""
+        self._process = None
+
     def bury(self) -> None:
         """It was killed by somebody else: it can be started again."""
         self._reap(signal.SIGKILL)

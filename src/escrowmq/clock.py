@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Final, Protocol
 
 Moment = datetime  # with a time zone; for those who may not read the clock
 
@@ -25,6 +25,34 @@ class SystemClock:
 
     def elapsed_s(self) -> float:
         return time.monotonic()
+
+
+class SteadyClock:
+    """Wall time without its jumps: whoever measures a time that must pass reads it here.
+
+    It runs as `elapsed_s` does. If wall time is set forwards or back, it follows by a tenth of the
+    time that passes, so after five minutes it has made up for half a minute, and it never
+    runs backwards. It does not begin before `not_before_ms`: what was noted as past stays past.
+    """
+
+    FOLLOWS: Final = 0.1
+
+    def __init__(self, clock: Clock, *, not_before_ms: int = 0) -> None:
+        self._clock = clock
+        self._now_ms = float(max(clock.now_ms(), not_before_ms))
+        self._read_s = clock.elapsed_s()
+
+    def now_ms(self) -> int:
+        read_s = self._clock.elapsed_s()
+        passed_ms = (read_s - self._read_s) * 1000
+        self._read_s = read_s
+        gap_ms = self._clock.now_ms() - (self._now_ms + passed_ms)
+        follows_ms = passed_ms * self.FOLLOWS
+        self._now_ms += passed_ms + min(max(gap_ms, -follows_ms), follows_ms)
+        return int(self._now_ms)
+
+    def elapsed_s(self) -> float:
+        return self._clock.elapsed_s()
 
 
 class ManualClock:

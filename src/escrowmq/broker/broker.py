@@ -32,6 +32,7 @@ from escrowmq.broker.delays import DelayRules, Delays
 from escrowmq.broker.groups import Groups
 from escrowmq.broker.line import Line
 from escrowmq.broker.operators import Operators
+from escrowmq.broker.overload import SENDS, Overload, OverloadRules
 from escrowmq.broker.permissions import Permissions
 from escrowmq.broker.pulls import PullRules, Pulls
 from escrowmq.broker.queries import Queries, unsupported
@@ -70,6 +71,7 @@ class BrokerRules:
     pulls: PullRules = field(default_factory=PullRules)
     delays: DelayRules = field(default_factory=DelayRules)
     transactions: TransactionRules = field(default_factory=TransactionRules)
+    overload: OverloadRules = field(default_factory=OverloadRules)
     auto_create_groups: bool = True
     stores_replies: bool = True
     version: str = "EscrowMQ"  # what operators are told
@@ -89,8 +91,10 @@ class Broker:
         counts: Counts | None = None,
         guard: Guard | None = None,
         day_of: Callable[[int], int] = utc_day,
+        wall_ms: Callable[[int], int] = lambda now_ms: now_ms,
     ) -> None:
-        """`guard`: every request is shown to it first; without one everybody may everything."""
+        """`guard`: every request is shown to it first; without one everybody may everything.
+        `wall_ms`: the time by which messages are stamped and timers go, at a time of ours."""
         self.store = store
         self.counts = Counts() if counts is None else counts
         self.statistics = Statistics(self.counts, day_of=day_of)
@@ -103,10 +107,10 @@ class Broker:
         self.consumers = ConsumerGroups()
         self.producers = ProducerGroups()
         self._locks = QueueLocks()
-        self.delays = Delays(store, delays_file(disk), rules.delays)
+        self.delays = Delays(store, delays_file(disk), rules.delays, wall_ms)
         self._now_ms = 0
         self._expired_ms = 0
-        self._make_parts(disk, rules, keys, when_flushed)
+        self._make_parts(disk, rules, keys, when_flushed, wall_ms)
         self.clients = Clients(
             self.topics,
             self.groups,
@@ -145,6 +149,7 @@ class Broker:
         rules: BrokerRules,
         keys: UniqueKeys,
         when_flushed: WhenFlushed | None,
+        wall_ms: Callable[[int], int],
     ) -> None:
         store = self.store
         self.pulls = Pulls(
@@ -156,6 +161,7 @@ class Broker:
             when_flushed=when_flushed,
             arrived=self._arrived,
             counts=self.counts,
+            wall_ms=wall_ms,
         )
         self.transactions = Transactions(
             store,
@@ -182,15 +188,14 @@ class Broker:
             reroute=self.delays.reroute,
             retried=self.retries.retried,
         )
+        self.overload = Overload(store, self.sends.accept, rules.overload)
 
     def _table(self) -> dict[int, Handler]:
         code = RequestCode
         queries = Queries(self.store, self.topics, self.groups, self.offsets)
         replies = Replies(self.sends, self.producers, stores=self._stores_replies)
         return {
-            code.SEND_MESSAGE_V2: self.sends.accept,
-            code.SEND_MESSAGE: self.sends.accept,
-            code.SEND_BATCH_MESSAGE: self.sends.accept,
+            **dict.fromkeys(SENDS, self.overload.handler()),
             code.SEND_REPLY_MESSAGE: replies.handle,
             code.SEND_REPLY_MESSAGE_V2: replies.handle,
             code.PULL_MESSAGE: self.pulls.handle,
@@ -328,6 +333,12 @@ class Broker:
                 return
         self.transactions.checks.end_turn(now_ms)
         self.turn.settle(now_ms)
+        self._choose_sends()
+
+    def _choose_sends(self) -> None:
+        accept = self.overload.handler()
+        if accept != self._handlers[RequestCode.SEND_MESSAGE_V2]:
+            self._handlers.update(dict.fromkeys(SENDS, accept))
 
     def _save_tables(self) -> None:
         if self.topics.dirty:
@@ -342,12 +353,15 @@ class Broker:
         self.sends.change_rules(rules.sends)
         self.pulls.rules = rules.pulls
         self.transactions.change_rules(rules.transactions)
+        self.overload.change_rules(rules.overload)
+        self._choose_sends()
 
     def line_closed(self, line: Line) -> None:
         self._keys.pop(line, None)
         self.pulls.line_closed(line)
         self.clients.line_closed(line)
         self.transactions.line_closed(line)
+        self.overload.line_closed(line)
 
     def tick(self, now_ms: int) -> None:
         """Some ten times a second: pulls whose time is over, messages whose time has come."""
@@ -357,12 +371,14 @@ class Broker:
         self.decisions.tick(now_ms)
         self._admin.tick(now_ms)
         self._admin_broker.tick(now_ms)
+        self._choose_sends()
         due = self.delays.due(now_ms)
         if due.records:
             self.turn.put(due.records, stored=lambda _: self.delays.delivered(due), waits=False)
         if now_ms - self._expired_ms >= EXPIRE_INTERVAL_MS:
             self._expired_ms = now_ms
             self.clients.expire(now_ms)
+            self.overload.forget(now_ms)
             self.counts.forget(self.topics.all(), self.groups.all())
 
     def save(self) -> None:

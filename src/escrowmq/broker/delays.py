@@ -6,6 +6,10 @@ in its properties:
     DELAY n                   SCHEDULE_TOPIC_XXXX, queue n - 1     in the order of the queue
     TIMER_DELIVER_MS, …       rmq_sys_wheel_timer, queue 0         by time, from a heap
 
+A level counts from when the message was stored, a timer names a time: both by the wall. If that is
+set back, a message of a level would wait for the difference too; it waits for its level instead,
+counted from when this was found out.
+
 When it is due it is appended again, under its real topic. How far each queue has been delivered is
 kept in delayOffset.json. A crash in between delivers what was delivered since the last save again.
 """
@@ -13,6 +17,7 @@ kept in delayOffset.json. A crash in between delivers what was delivered since t
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -61,8 +66,15 @@ class Due:
 
 
 class Delays:
-    def __init__(self, store: MessageStore, file: ConfigFile, rules: DelayRules) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        file: ConfigFile,
+        rules: DelayRules,
+        wall_ms: Callable[[int], int] = lambda now_ms: now_ms,
+    ) -> None:
         self._store = store
+        self._wall_ms = wall_ms
         self._file = file
         self._rules = rules
         self._next: dict[int, int] = file.numbers()  # by level: the queue offset to deliver next
@@ -71,6 +83,8 @@ class Delays:
         self._overtook = {int(at) for at in file.content.get(_OVERTOOK, [])}
         self._timers: list[tuple[int, int, int]] = []  # due, queue offset, log offset
         self._undelivered: set[int] = set()  # queue offsets of the timer queue
+        # By level: up to which queue offset messages are from "later than now", and when they go.
+        self._from_later: dict[int, tuple[int, int]] = {}
         self._delivered_end = 0  # of the log, after what was delivered last
         self.dirty = False
 
@@ -78,6 +92,7 @@ class Delays:
 
     def reroute(self, record: NewRecord, now_ms: int) -> NewRecord:
         """Where a record with delay properties is stored first."""
+        now_ms = self._wall_ms(now_ms)
         properties = decode_properties(record.properties)
         text = properties.get(names.DELAY_LEVEL, "").encode()
         level = delay_level(text, len(self._rules.levels_ms))
@@ -118,7 +133,7 @@ class Delays:
         found = Due()
         for level in range(1, len(self._rules.levels_ms) + 1):
             self._due_in_level(level, now_ms, found)
-        self._due_timers(now_ms, found)
+        self._due_timers(self._wall_ms(now_ms), found)
         return found
 
     def delivered(self, due: Due) -> None:
@@ -137,14 +152,27 @@ class Delays:
         topic, queue_id = names.SCHEDULE_TOPIC, level - 1
         end = self._store.max_offset(topic, queue_id)
         at = max(self._next.get(level, 0), self._store.min_offset(topic, queue_id))
+        level_ms, wall_ms = self._rules.levels_ms[level - 1], self._wall_ms(now_ms)
+        released = self._released(level, now_ms)
         while at < end and len(found.records) < DELIVERED_PER_TURN_MAX:
             record = self._record(topic, queue_id, at)
             if record is not None:
-                if record.stored_ms + self._rules.levels_ms[level - 1] > now_ms:
+                if at >= released and record.stored_ms + level_ms > wall_ms:
+                    if record.stored_ms > wall_ms and level not in self._from_later:
+                        self._from_later[level] = end, now_ms + level_ms
                     return
                 found.records.append(_delivered(record))
             at += 1
             found.next[level] = at
+
+    def _released(self, level: int, now_ms: int) -> int:
+        """Up to where messages go whatever the wall says: it was set back, and they have waited."""
+        end, release_ms = self._from_later.get(level, (0, 0))
+        if now_ms < release_ms:
+            return 0
+        if self._next.get(level, 0) >= end:
+            self._from_later.pop(level, None)
+        return end
 
     def _due_timers(self, now_ms: int, found: Due) -> None:
         self._read_new_timers()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from escrowmq.broker.broker import Broker
+from escrowmq.broker.overload import CONNECTION, TOPIC, UNFLUSHED
 from escrowmq.broker.topics import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
 from escrowmq.errors import CorruptRecord, NoSuchRecord
 from escrowmq.message.offsets import QueueOffset
@@ -209,6 +210,14 @@ class BrokerMetrics:
             "escrowmq_waiting_pulls",
             "Pulls that wait for a message.",
             [({}, self._broker.pulls.waiting)],
+        )
+        yield Counter(
+            "escrowmq_busy_refusals_total",
+            "Sends that were refused with SYSTEM_BUSY, by the limit that they met.",
+            [
+                ({"limit": limit}, self._broker.overload.refused[limit])
+                for limit in (CONNECTION, TOPIC, UNFLUSHED)
+            ],
         )
         yield Histogram(
             "escrowmq_append_records", "Records in one write of the log.", [({}, counts.appends)]

@@ -67,8 +67,11 @@ class Turn:
         when_flushed: WhenFlushed | None = None,
         arrived: Callable[[Sequence[NewRecord]], None] = lambda records: None,
         counts: Counts | None = None,
+        wall_ms: Callable[[int], int] = lambda now_ms: now_ms,
     ) -> None:
+        """`wall_ms`: what records are stamped with, where the broker's own time is another."""
         self._store = store
+        self._wall_ms = wall_ms
         self._answers = answers
         self._when_flushed = when_flushed
         self._arrived = arrived
@@ -125,7 +128,7 @@ class Turn:
         sends, self._sends = self._sends, []
         puts, self._puts = self._puts, []
         try:
-            placed = self._store.append(records, now_ms=now_ms) if records else []
+            placed = self._store.append(records, now_ms=self._wall_ms(now_ms)) if records else []
         except RecordRefused as error:
             if len(sends) + len(puts) == 1:
                 self._refuse_all(sends, puts, error)

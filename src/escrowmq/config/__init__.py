@@ -30,6 +30,7 @@ from escrowmq.config.groups import (
     StoreConfig,
 )
 from escrowmq.config.logs import LogConfig, LogFormat, LogLevel
+from escrowmq.config.overload import OverloadConfig
 from escrowmq.config.resolve import Config, Entry, Resolved
 from escrowmq.config.security import ClientAuth, SecurityConfig, TlsMode
 from escrowmq.config.sources import Origin, Source
@@ -53,6 +54,7 @@ __all__ = [
     "NamesrvConfig",
     "NetworkConfig",
     "Origin",
+    "OverloadConfig",
     "Resolved",
     "SecurityConfig",
     "Setting",

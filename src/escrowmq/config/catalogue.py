@@ -11,6 +11,7 @@ from typing import Final
 from escrowmq.config import groups
 from escrowmq.config.kinds import Kind
 from escrowmq.config.logs import LogConfig
+from escrowmq.config.overload import OverloadConfig
 from escrowmq.config.security import SecurityConfig
 from escrowmq.config.transactions import TransactionConfig
 from escrowmq.rocketmq_keys import FORMER_KEYS, ROCKETMQ_KEYS
@@ -52,6 +53,7 @@ GROUPS: Final = {
     "metrics": groups.MetricsConfig,
     "security": SecurityConfig,
     "log": LogConfig,
+    "overload": OverloadConfig,
 }
 
 SETTINGS: Final = tuple(

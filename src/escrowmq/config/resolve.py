@@ -22,6 +22,7 @@ from escrowmq.config.groups import (
 )
 from escrowmq.config.kinds import WILDCARDS, Hidden
 from escrowmq.config.logs import LogConfig
+from escrowmq.config.overload import OverloadConfig
 from escrowmq.config.security import SecurityConfig
 from escrowmq.config.sources import (
     Given,
@@ -52,6 +53,7 @@ class Config:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    overload: OverloadConfig = field(default_factory=OverloadConfig)
 
     @classmethod
     def resolve(
@@ -165,6 +167,7 @@ class _Values:
             metrics=MetricsConfig(**self._of("metrics")),
             security=SecurityConfig(**self._of("security")),
             log=LogConfig(**self._of("log")),
+            overload=OverloadConfig(**self._of("overload")),
         )
 
     def _of(self, group: str) -> dict[str, Any]:

@@ -35,6 +35,7 @@ class TcpLine(asyncio.Protocol):
         self._answered: dict[Call, Callable[[Command | None, bytes], None]] = {}
         self._rest: Iterator[Event] | None = None  # of a chunk that was too much for one turn
         self.active_s = port.elapsed_s()
+        self.partial = 0, 0  # of a request: bytes that came, and its number
         self.peer = ""
         self.peer_host = b"\0" * 8
 
@@ -57,6 +58,9 @@ class TcpLine(asyncio.Protocol):
         except RemoteProtocolError as error:
             log.info("line closed peer=%s: %s", self.peer, error)
             self.close()
+        if connection.partial != self.partial:
+            before, self.partial = self.partial, connection.partial
+            self._port.partly_read(self, before)
 
     def _handle(self, events: Iterator[Event]) -> None:
         port = self._port
@@ -75,6 +79,9 @@ class TcpLine(asyncio.Protocol):
         try:
             self._handle(events)
             self._read_or_not()
+            if self._connection.partial != self.partial:
+                before, self.partial = self.partial, self._connection.partial
+                self._port.partly_read(self, before)
         except RemoteProtocolError as error:
             log.info("line closed peer=%s: %s", self.peer, error)
             self.close()

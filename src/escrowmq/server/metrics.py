@@ -64,6 +64,16 @@ def port_metrics(port: Port, name: str) -> Collector:
             [(labels, port.refused_at_door())],
         )
         yield Gauge(
+            "escrowmq_partial_bytes",
+            "Requests that have not come whole yet.",
+            [(labels, port.partial_bytes)],
+        )
+        yield Counter(
+            "escrowmq_dropped_partial_total",
+            "Lines that were closed because a request did not come whole, or took too much room.",
+            [(labels, port.dropped_partial)],
+        )
+        yield Gauge(
             "escrowmq_unsent_bytes",
             "Answers that their peers have not read yet.",
             [(labels, port.unsent_bytes())],

@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
-from escrowmq.clock import Clock
+from escrowmq.clock import Clock, SteadyClock
 from escrowmq.errors import RequestRefused
 from escrowmq.metrics import Registry
 from escrowmq.namesrv.namesrv import NameServer
@@ -64,6 +64,7 @@ async def name_server(
     names = NameServer(
         settings=kept.settings, config={"listenPort": f"{number}", "bindAddress": host}
     )
+    clock = SteadyClock(clock)  # a jump must not make every broker look gone
     service = _NameServerPort(names, access, kept)
     port = Port(service, clock, port_limits(config), port_security(config, access))
     await port.listen(bound)

@@ -7,6 +7,7 @@ from typing import Final
 
 from escrowmq.broker.broker import BrokerRules
 from escrowmq.broker.delays import DelayRules
+from escrowmq.broker.overload import OverloadRules
 from escrowmq.broker.pulls import PullRules
 from escrowmq.broker.sends import SendRules
 from escrowmq.broker.topics import WRITE, TopicRules
@@ -97,9 +98,21 @@ def broker_rules(config: Config, host: bytes) -> BrokerRules:
         transactions=TransactionRules(
             escrow=escrow_rules(config), rejects=config.transaction.refuses_halves
         ),
+        overload=overload_rules(config),
         auto_create_groups=about.creates_groups,
         stores_replies=about.stores_replies,
         version=f"EscrowMQ_{version('escrowmq')}",
+    )
+
+
+def overload_rules(config: Config) -> OverloadRules:
+    about = config.overload
+    return OverloadRules(
+        unflushed_bytes_max=about.unflushed_bytes_max,
+        connection_sends_max=about.connection_sends_max,
+        connection_send_bytes_max=about.connection_send_bytes_max,
+        topic_sends_max=about.topic_sends_max,
+        topic_send_bytes_max=about.topic_send_bytes_max,
     )
 
 

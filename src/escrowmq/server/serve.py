@@ -20,7 +20,7 @@ import uvloop
 
 from escrowmq.broker.broker import Broker
 from escrowmq.broker.counts import Counts
-from escrowmq.clock import Clock, SystemClock, local_day
+from escrowmq.clock import Clock, SteadyClock, SystemClock, local_day
 from escrowmq.config import Config, FlushMode, Resolved
 from escrowmq.errors import EscrowError, StoreError
 from escrowmq.message.ids import UniqueKeys, encode_host
@@ -198,6 +198,7 @@ async def _broker(
     store = _open_store(config, disk, host, bound)
     group = GroupCommit(store, wait_s=config.store.sync_flush_timeout_ms / 1000)
     registrars: list[Registrar] = []
+    wall, clock = clock, SteadyClock(clock, not_before_ms=store.last_stored_ms)
     broker = Broker(
         disk,
         store,
@@ -209,6 +210,7 @@ async def _broker(
         counts=Counts(clock.elapsed_s),
         guard=access.guard,
         day_of=local_day,
+        wall_ms=lambda now_ms: wall.now_ms(),
     )
     port = Port(broker, clock, port_limits(config), port_security(config, access))
     broker.settings = online
@@ -218,7 +220,7 @@ async def _broker(
     place = f"{address}:{number}"
     registrars += registrars_of(config, broker, place, namesrv_addresses, access.own_signer)
     upkeep = _upkeep(config, clock, broker, disk)
-    add_broker_metrics(registry, config, clock, broker, port)
+    add_broker_metrics(registry, config, wall, broker, port)
     registry.add(store_metrics(disk, group, upkeep))
     health.add(lambda: None if store.takes_writes else "the store takes no messages")
     loops = _loops(config, clock, broker, port, upkeep, failed)

@@ -5,7 +5,9 @@ at the end of the turn the sends of all of them are appended in one write, and e
 answers is written to once. That is worth more than any other trick here.
 
 A line that does not read its answers is not read from until it does, so what it can hold in
-memory is bounded: its own write buffer, and the answers to one chunk of requests.
+memory is bounded: its own write buffer, and the answers to one chunk of requests. A request must be
+here whole as soon as a line may not be silent for longer, however slowly it comes; and if all that
+have begun take too much room, the one that began first is given up with its line.
 """
 
 from __future__ import annotations
@@ -101,6 +103,9 @@ class Port:
         self._unsent: dict[TcpLine, int] = {}  # bytes that a line's peer has not read yet
         self._held: set[TcpLine] = set()  # not read from, because of what all lines hold
         self._silence: Silence[TcpLine] = Silence(limits.idle_max_s, now_s=clock.elapsed_s())
+        self._partial: dict[TcpLine, float] = {}  # since when a part of a request is here, in order
+        self.partial_bytes = 0
+        self.dropped_partial = 0
         self.lines: set[TcpLine] = set()
         self.refused_lines = 0
         self.refused_requests: defaultdict[int, int] = defaultdict(int)  # by response code
@@ -180,12 +185,35 @@ class Port:
 
     def gone(self, line: TcpLine) -> None:
         self._unsent.pop(line, None)
+        self._forget_partial(line)
         if line in self.lines:
             self.lines.discard(line)
             self._held.discard(line)
             self._asking.discard(line)
             self._silence.forget(line)
             self._service.line_closed(line)
+
+    def partly_read(self, line: TcpLine, before: tuple[int, int]) -> None:
+        """Its chunk ended inside a request, or such a one is whole now."""
+        now_bytes, number = line.partial
+        self.partial_bytes += now_bytes - before[0]
+        if not now_bytes or number != before[1]:
+            self._partial.pop(line, None)
+        if now_bytes:
+            self._partial.setdefault(line, line.active_s)
+        while self.partial_bytes > self._limits.unsent_bytes_max and self._partial:
+            self._drop_partial(next(iter(self._partial)), "too much waits for its end")
+
+    def _drop_partial(self, line: TcpLine, why: str) -> None:
+        log.warning("line closed peer=%s: half a request, and %s", line.peer, why)
+        self.dropped_partial += 1
+        self._forget_partial(line)
+        line.drop()
+
+    def _forget_partial(self, line: TcpLine) -> None:
+        self._partial.pop(line, None)
+        self.partial_bytes -= line.partial[0]
+        line.partial = 0, 0
 
     def written(self, line: TcpLine) -> None:
         """This line has something to send at the end of the turn."""
@@ -221,6 +249,9 @@ class Port:
         for line in self._silence.silent(self._clock.elapsed_s()):
             log.info("line closed peer=%s: silent for %d s", line.peer, self._limits.idle_max_s)
             line.drop()
+        began_before_s = self._clock.elapsed_s() - self._limits.idle_max_s
+        while self._partial and (first := next(iter(self._partial.items())))[1] < began_before_s:
+            self._drop_partial(first[0], "the rest did not come")
         self._unsent = {line: unsent for line in self._unsent if (unsent := line.unsent_bytes())}
         if sum(self._unsent.values()) <= self._limits.unsent_bytes_max:
             while self._held:

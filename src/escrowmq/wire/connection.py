@@ -100,6 +100,11 @@ class Connection:
     def events(self) -> Iterator[Event]:
         return self._reader.frames()
 
+    @property
+    def partial(self) -> tuple[int, int]:
+        """How much has come of a frame whose end has not, and the how many-th of its kind it is."""
+        return self._reader.partial_bytes, self._reader.begun
+
     def _event(self, serializer: int, header: bytes, body: Body) -> Event:
         # A code of one digit is an answer's: a client need not look among the requests for it.
         if serializer == JSON and header[9:10] != b",":
@@ -165,6 +170,7 @@ class Connection:
 
     def close(self) -> list[Failed]:
         self._closed = True
+        self._reader.let_go()  # whoever still knows this object may do so for long
         return self._fail(list(self._calls.values()), "the connection closed before the answer")
 
     @property

@@ -65,6 +65,7 @@ class FrameCutter(Generic[T]):
         self._chunk = b""
         self._view = _NOTHING
         self._at = 0
+        self.begun = 0  # frames whose end was not in the chunk that they began in
 
     def receive(self, chunk: bytes) -> None:
         self._raise_failure()
@@ -102,6 +103,15 @@ class FrameCutter(Generic[T]):
         self._let_chunk_go()
         raise failure
 
+    def let_go(self) -> None:
+        """Nothing more will come: what was kept of a frame is of no use."""
+        self._partial = bytearray()
+
+    @property
+    def partial_bytes(self) -> int:
+        """What has come of a frame whose end has not."""
+        return len(self._partial)
+
     @property
     def held_bytes(self) -> int:
         return len(self._partial) + len(self._chunk) - self._at
@@ -113,6 +123,7 @@ class FrameCutter(Generic[T]):
     def _keep_rest(self) -> None:
         """The chunk ends inside a frame: copy that part, so that the chunk can go."""
         self._partial += self._view[self._at :]
+        self.begun += 1
         self._check_partial()
 
     def _let_chunk_go(self) -> None:

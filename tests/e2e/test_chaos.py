@@ -1,0 +1,65 @@
+"""A short run of `make chaos`: faults by a seed, and every message accounted for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.ledger import Fate, Ledger
+from tests.chaos.run import run
+from tests.interop.records import Record
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seed", [4, pytest.param(5, marks=pytest.mark.nightly)])
+async def test_every_message_is_accounted_for(tmp_path: Path, seed: int) -> None:
+    report = await run(tmp_path, seconds=20, seed=seed)
+    assert not report.wrong, str(report)
+    assert report.done.total() > 0
+    assert report.ledger.count(Fate.ACKNOWLEDGED) > 0, str(report)
+    assert report.ledger.count(Fate.COMMITTED) > 0, str(report)
+
+
+PLACE = ("t", 0)
+
+
+def stored(*bodies: bytes, key: str = "k") -> list[Record]:
+    properties = f"UNIQ_KEY\x01{key}\x02".encode()
+    return [
+        Record(0, 0, 0, 0, 0, at, 0, 0, 0, "", 0, "", 0, 0, body, "t", properties)
+        for at, body in enumerate(bodies)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fate", "bodies", "wrong"),
+    [
+        (Fate.ACKNOWLEDGED, [], "is not there"),
+        (Fate.COMMITTED, [], "is not there"),
+        (Fate.ROLLED_BACK, [b"plain/a/1"], "although it was rolled back"),
+        (Fate.REFUSED, [b"plain/a/1"], "although it was refused"),
+        (Fate.COMMITTED, [b"plain/a/1", b"plain/a/1"], "2 times"),
+        (Fate.SENT, [b"plain/a/1", b"plain/b/7"], "never sent"),
+    ],
+)
+def test_the_checker_finds_what_is_wrong(fate: Fate, bodies: list[bytes], wrong: str) -> None:
+    ledger = Ledger()
+    ledger.note(b"plain/a/1", fate)
+    found = ledger.faults({PLACE: stored(*bodies)})
+    assert len(found) == 1
+    assert wrong in found[0]
+
+
+def test_the_checker_finds_what_is_out_of_order() -> None:
+    ledger = Ledger()
+    for number in (1, 2, 3):
+        ledger.note(b"plain/a/%d" % number, Fate.ACKNOWLEDGED)
+    in_order = stored(b"plain/a/1", b"plain/a/2", b"plain/a/3")
+    assert ledger.faults({PLACE: in_order}) == []
+    [found] = ledger.faults({PLACE: [in_order[0], in_order[2], in_order[1]]})
+    assert "lies behind 3" in found
+    ledger.consume_in_order("g", PLACE, 0, b"plain/a/1")
+    ledger.consume_in_order("g", PLACE, 2, b"plain/a/3")
+    assert ledger.wrong == [f"g went from 0 to 2 of {PLACE}"]

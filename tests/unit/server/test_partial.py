@@ -1,0 +1,97 @@
+"""Requests that come in parts: given up after a while, or when all together take too much room."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from escrowmq.clock import ManualClock
+from escrowmq.server.tcp import Port, PortLimits, bind, port_of
+from tests.unit.server.test_silence import Nobody
+
+IDLE_S = 100
+_HEADER = b'{"code":105,"opaque":1,"flag":0,"version":401,"extFields":{"topic":"t"}}'
+_BODY = b"x" * 1_000_000
+FRAME = (
+    (4 + len(_HEADER) + len(_BODY)).to_bytes(4, "big")
+    + len(_HEADER).to_bytes(4, "big")
+    + _HEADER
+    + _BODY
+)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+class Bench:
+    def __init__(self, **limits: int) -> None:
+        self.clock = ManualClock()
+        self.port = Port(Nobody(), self.clock, PortLimits(idle_max_s=IDLE_S, **limits))
+        self.bound = bind("127.0.0.1", 0)
+
+    async def connect(self) -> socket.socket:
+        count = len(self.port.lines)
+        peer = socket.create_connection(("127.0.0.1", port_of(self.bound)))
+        await until(lambda: len(self.port.lines) == count + 1)
+        return peer
+
+    async def send(self, peer: socket.socket, data: bytes) -> None:
+        wanted = self.port.partial_bytes + len(data)
+        await asyncio.to_thread(peer.sendall, data)
+        await until(lambda: self.port.partial_bytes == wanted)
+
+
+async def test_half_a_request_that_trickles_is_given_up_in_time() -> None:
+    bench = Bench()
+    await bench.port.listen(bench.bound)
+    slow, other = await bench.connect(), await bench.connect()
+    for byte in FRAME[:11]:
+        assert bench.port.dropped_partial == 0
+        await bench.send(slow, bytes([byte]))
+        bench.clock.advance(ms=IDLE_S * 100)  # never silent for long
+    bench.port.look_after_lines()
+    assert bench.port.dropped_partial == 1
+    assert bench.port.partial_bytes == 0
+    slow.close()
+    other.close()
+    await bench.port.close()
+
+
+async def test_parts_of_many_take_no_more_room_than_they_may_and_the_oldest_goes() -> None:
+    bench = Bench(unsent_bytes_max=2_500_000)
+    await bench.port.listen(bench.bound)
+    peers = [await bench.connect() for _ in range(3)]
+    for peer in peers[:2]:
+        await bench.send(peer, FRAME[:900_000])
+    await asyncio.to_thread(peers[2].sendall, FRAME[:900_000])
+    await until(lambda: bench.port.dropped_partial == 1 and len(bench.port.lines) == 2)
+    await until(lambda: bench.port.partial_bytes == 1_800_000)
+    first = f"127.0.0.1:{peers[0].getsockname()[1]}"
+    assert first not in {line.peer for line in bench.port.lines}
+    for peer in peers[1:]:
+        await asyncio.to_thread(peer.sendall, FRAME[900_000:])
+    await until(lambda: bench.port.partial_bytes == 0)
+    assert bench.port.dropped_partial == 1
+    for peer in peers:
+        peer.close()
+    await bench.port.close()
+
+
+async def test_a_busy_line_whose_chunks_end_anywhere_is_not_given_up() -> None:
+    bench = Bench()
+    await bench.port.listen(bench.bound)
+    peer = await bench.connect()
+    for _ in range(5):
+        await bench.send(peer, FRAME[:600_000])
+        bench.clock.advance(ms=IDLE_S * 600)
+        bench.port.look_after_lines()
+        await asyncio.to_thread(peer.sendall, FRAME[600_000:])
+        await until(lambda: bench.port.partial_bytes == 0)
+        bench.clock.advance(ms=IDLE_S * 300)
+    assert bench.port.dropped_partial == 0
+    peer.close()
+    await bench.port.close()

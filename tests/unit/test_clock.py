@@ -1,0 +1,149 @@
+"""Wall time that jumps, and a clock that does not: who waits for a time notices nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from escrowmq.broker.broker import Broker, BrokerRules
+from escrowmq.broker.sends import SendRules
+from escrowmq.clock import ManualClock, SteadyClock
+from escrowmq.message.ids import UniqueKeys
+from escrowmq.testing.disks import MemoryDisk
+from escrowmq.wire.codes import RequestCode
+from escrowmq.wire.headers import NoFields
+from tests.escrows import EscrowBench
+from tests.stores import HOST, NOW_MS, open_store
+from tests.unit.broker.asking import RULES, FakeLine, a_pull, a_send, ask, bodies
+
+HOUR_MS = 3_600_000
+JUMPS = [pytest.param(5 * HOUR_MS, id="forwards"), pytest.param(-5 * HOUR_MS, id="backwards")]
+
+
+@pytest.mark.parametrize("jump_ms", [*JUMPS, 100 * 24 * HOUR_MS])
+def test_a_jump_is_followed_by_a_tenth_of_the_time_that_passes(jump_ms: int) -> None:
+    clock = ManualClock(NOW_MS)
+    steady = SteadyClock(clock)
+    clock.advance(ms=1000)
+    assert steady.now_ms() == NOW_MS + 1000
+    clock.step_wall(ms=jump_ms)
+    assert steady.now_ms() == NOW_MS + 1000
+    clock.advance(ms=10_000)
+    assert steady.now_ms() == NOW_MS + 11_000 + (1000 if jump_ms > 0 else -1000)
+
+
+@pytest.mark.parametrize("jump_ms", JUMPS)
+def test_it_is_wall_time_again_in_the_end_and_never_runs_backwards(jump_ms: int) -> None:
+    clock = ManualClock(NOW_MS)
+    steady = SteadyClock(clock)
+    clock.step_wall(ms=jump_ms)
+    before_ms = steady.now_ms()
+    for _ in range(60):
+        clock.advance(ms=HOUR_MS)
+        assert steady.now_ms() > before_ms
+        before_ms = steady.now_ms()
+    assert abs(before_ms - clock.now_ms()) <= 1
+
+
+def test_what_was_noted_as_past_is_past_after_a_start() -> None:
+    steady = SteadyClock(ManualClock(NOW_MS), not_before_ms=NOW_MS + HOUR_MS)
+    assert steady.now_ms() == NOW_MS + HOUR_MS
+
+
+class Bench:
+    """A broker as the server runs it: its own time is steady, messages are stamped by the wall."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(NOW_MS)
+        self.steady = SteadyClock(self.clock)
+        disk = MemoryDisk()
+        self.store = open_store(disk)
+        self.broker = Broker(
+            disk,
+            self.store,
+            BrokerRules(topics=RULES, sends=SendRules(cluster="C", store_host=HOST)),
+            UniqueKeys(address="127.0.0.1", process_id=1, salt=2),
+            wall_ms=lambda now_ms: self.clock.now_ms(),
+        )
+        self.line = FakeLine()
+
+    def turn(self, *requests: Any) -> None:
+        now_ms = self.steady.now_ms()
+        for request in requests:
+            self.broker.handle(self.line, request, now_ms)
+        self.broker.end_turn(now_ms)
+
+    def wait(self, ms: int) -> None:
+        for _ in range(0, ms, 500):
+            self.clock.advance(ms=500)
+            now_ms = self.steady.now_ms()
+            self.broker.tick(now_ms)
+            self.broker.end_turn(now_ms)
+
+
+def a_heartbeat() -> Any:
+    consumers = [
+        {"groupName": "g", "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING"}
+    ]
+    beat = {"clientID": "c", "producerDataSet": [], "consumerDataSet": consumers}
+    return ask(RequestCode.HEART_BEAT, NoFields(), json.dumps(beat).encode())
+
+
+@pytest.mark.parametrize("jump_ms", JUMPS)
+def test_no_member_is_gone_and_no_pull_waits_longer_because_of_a_jump(jump_ms: int) -> None:
+    bench = Bench()
+    bench.turn(a_heartbeat(), a_send(body=b"x"))
+    bench.line.answers()
+    bench.turn(a_pull(queue_offset=1, suspend_timeout_millis=15_000, sys_flag=6))
+    bench.clock.step_wall(ms=jump_ms)
+    bench.wait(11_000)
+    assert bench.broker.consumers.member_ids("g") == ["c"]
+    assert bench.line.answers() == []
+    bench.wait(8_000)
+    assert len(bench.line.answers()) == 1
+    bench.wait(200_000)  # nobody hears from it any more
+    assert bench.broker.consumers.member_ids("g") == []
+
+
+def test_a_level_is_waited_for_and_no_longer_if_the_wall_is_set_back() -> None:
+    bench = Bench()
+    bench.turn(a_send(body=b"before", properties="DELAY\x012\x02"))  # 5 s
+    bench.clock.step_wall(ms=-5 * HOUR_MS)
+    bench.turn(a_send(body=b"after", properties="DELAY\x012\x02"))
+    bench.wait(4_000)
+    assert bodies(bench.store, "T") == []
+    bench.wait(4_000)
+    assert bodies(bench.store, "T") == [b"before", b"after"]
+    bench.turn(a_send(body=b"later", properties="DELAY\x012\x02"))
+    bench.wait(3_000)
+    assert bodies(bench.store, "T") == [b"before", b"after"]  # not at once either
+    bench.wait(5_000)
+    assert bodies(bench.store, "T") == [b"before", b"after", b"later"]
+
+
+def test_a_timer_follows_the_wall() -> None:
+    bench = Bench()
+    due_ms = NOW_MS + 2 * HOUR_MS
+    bench.turn(a_send(body=b"timed", properties=f"TIMER_DELIVER_MS\x01{due_ms}\x02"))
+    bench.wait(1_000)
+    assert bodies(bench.store, "T") == []
+    bench.clock.step_wall(ms=2 * HOUR_MS)
+    bench.wait(1_000)
+    assert bodies(bench.store, "T") == [b"timed"]
+
+
+def test_a_transaction_is_neither_asked_about_nor_stranded_because_of_a_jump() -> None:
+    clock = ManualClock(NOW_MS)
+    steady = SteadyClock(clock)
+    bench = EscrowBench()
+    bench.park("k")
+    clock.step_wall(ms=100 * 24 * HOUR_MS)
+    clock.advance(ms=1_000)
+    bench.broker.tick(steady.now_ms())
+    assert bench.broker.transactions.checks.counts.sent == 0
+    clock.advance(ms=6_000)
+    bench.broker.tick(steady.now_ms())
+    assert bench.broker.transactions.checks.counts.sent == 1
+    assert bench.broker.transactions.escrow.counts.stranded == 0
