@@ -1,0 +1,1 @@
+"""What people run on Spark over topics and transactions: `escrowmq pipeline …`."""
