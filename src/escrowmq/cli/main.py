@@ -12,6 +12,7 @@ import sys
 import click
 
 from escrowmq.cli.config import config
+from escrowmq.cli.pipeline import pipeline
 from escrowmq.cli.serve import serve
 from escrowmq.cli.store import store
 from escrowmq.cli.transaction import transaction
@@ -25,6 +26,7 @@ def cli() -> None:
 
 
 cli.add_command(config)
+cli.add_command(pipeline)
 cli.add_command(serve)
 cli.add_command(store)
 cli.add_command(transaction)
