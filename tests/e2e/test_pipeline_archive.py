@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
 from collections import Counter
 from dataclasses import replace
 from datetime import datetime
@@ -16,8 +19,8 @@ from escrowmq.pipeline.archive import Archived, archive_table, read_archive, run
 from escrowmq.pipeline.replay import Wanted, run_replay, save_plan, send_chunk
 from escrowmq.pipeline.replay import _load as load_plan
 from escrowmq.pipeline.sources import Source
-from tests.brokers import Served
-from tests.sparks import QUIET, patiently, spark
+from tests.brokers import COMMAND, Served
+from tests.sparks import QUIET, environment, patiently, spark
 
 __all__ = ["spark"]
 
@@ -114,3 +117,24 @@ def _check_pieces(spark: SparkSession, served: Served, out: Path) -> None:
     assert plan.done == len(plan.chunks)
     save_plan(file, plan)
     assert run_replay(spark, wanted).messages == 0
+
+
+def test_the_command_tells_how_far_it_is(tmp_path: Path) -> None:
+    out = tmp_path / "archive"
+    with Served(tmp_path / "broker") as served:
+        with served.client() as client:
+            client.create_topic("orders", queues=2)
+        send(served, 0, 5)
+        where = ("-n", served.namesrv_address, "--topic", "orders", "--master", "local[2]")
+        done = subprocess.run(
+            [COMMAND, "pipeline", "archive", *where, "--out", str(out), "--json"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, **environment()},
+        )
+    assert done.returncode == 0, done.stderr
+    *steps, last = (json.loads(line) for line in done.stdout.splitlines())
+    assert steps[0]["step"] == "messages"
+    assert steps[0]["rows"] == 5
+    assert last == {"done": "archive", "out": str(out), "messages": 5, "compacted": 0}

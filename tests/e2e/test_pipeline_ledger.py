@@ -15,6 +15,7 @@ from escrowmq.pipeline.ledger import ledger
 from escrowmq.pipeline.ledger_run import EVENTS, Round, read_ledger, run_ledger
 from escrowmq.pipeline.ledger_schema import LEDGER
 from escrowmq.pipeline.progress import Progress
+from escrowmq.pipeline.session import utc_session
 from escrowmq.pipeline.sources import Source
 from escrowmq.pipeline.tables import Table
 from escrowmq.spark.schema import MESSAGE, TRANSACTION
@@ -73,8 +74,9 @@ class Told:
         values = [tuple(row.get(name) for name in names) for row in self.finals]
         finals = spark.createDataFrame(values, MESSAGE.spark()).coalesce(1)
         kinds = ("half", "op", "check", "decision")
-        parts = [told.where(f"kind = '{kind}'") for kind in kinds]
-        made = ledger(*parts, finals, told.where("kind = 'stranded'"))
+        halves, ops, checks, decisions = (told.where(f"kind = '{kind}'") for kind in kinds)
+        given_up = told.where("kind = 'stranded'")
+        made = ledger(halves, ops, checks, decisions, finals, given_up)
         assert [(x.name, x.dataType) for x in made.schema] == [(x.name, x.dataType) for x in LEDGER]
         return by_id(made)
 
@@ -174,6 +176,16 @@ def test_each_transaction_is_a_row(spark: SparkSession) -> None:
     # RocketMQ does not say when it decided: that the message is there is the first sign.
     assert (rows["a-committed"]["decision_ms"], rows["a-committed"]["visible_ms"]) == (5, None)
     assert (rows["a-asked"]["checks"], rows["a-asked"]["messages"]) == (1, 1)
+
+
+def test_days_are_those_of_utc(spark: SparkSession) -> None:
+    assert utc_session(spark) is spark
+    elsewhere = spark.newSession()
+    elsewhere.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    assert utc_session(elsewhere).sql("select date(timestamp '2024-05-01T20:00:00Z')").first() == (
+        date(2024, 5, 1),
+    )
+    assert elsewhere.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
 
 
 # --- beside a broker -----------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import reduce
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from escrowmq.clock import Moment, moment_of
 from escrowmq.pipeline.progress import reporting
 from escrowmq.pipeline.session import check_cluster, pipeline_session
 
@@ -62,14 +62,13 @@ def _pairs(context: click.Context, param: click.Parameter, value: Sequence[str])
     return found
 
 
-def _time(context: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
+def _time(context: click.Context, param: click.Parameter, value: str | None) -> Moment | None:
     if value is None:
         return None
     try:
-        found = datetime.fromisoformat(value)
+        return moment_of(value)
     except ValueError:
         raise click.BadParameter(f"{value!r} is no time: 2024-05-01, 2024-05-01T13:00") from None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _together(*options: Callable[[F], F]) -> Callable[[F], F]:
@@ -207,8 +206,8 @@ def replay(
     archive_dir: str,
     namesrv: str,
     topic: str,
-    since: datetime | None,
-    until: datetime | None,
+    since: Moment | None,
+    until: Moment | None,
     where: str,
     rate: int | None,
     name: str,

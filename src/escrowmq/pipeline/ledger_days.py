@@ -7,7 +7,6 @@ knows the smallest and largest of every block of rows, and reads no other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import date, timedelta
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
@@ -16,7 +15,7 @@ from pyspark.sql import functions as f
 from escrowmq.pipeline.ledger import ledger_of
 
 
-def touched_days(events: DataFrame, new_events: DataFrame, new_finals: DataFrame) -> list[date]:
+def touched_days(events: DataFrame, new_events: DataFrame, new_finals: DataFrame) -> list[str]:
     """The days of the transactions that these new records belong to."""
     halves = events.where("kind = 'half'")
     # A half that is new, and halves that something new was said of.
@@ -29,17 +28,17 @@ def touched_days(events: DataFrame, new_events: DataFrame, new_finals: DataFrame
     if not given_up.isEmpty():  # rare, and named by the message alone
         found.append(halves.join(given_up, "message_id", "left_semi"))
     touched = reduce(DataFrame.unionByName, [rows.select(_id(), "at") for rows in found])
-    [span] = touched.agg(f.to_date(f.min("at")), f.to_date(f.max("at"))).collect()
+    [span] = touched.agg(_day(f.min("at")), _day(f.max("at"))).collect()
     if span[0] is None:
         return []
     # Its day is that of its first half, which may be the day before.
     near = halves.where(_between_days(span[0], span[1])).select(_id(), "at")
     whole = near.join(touched.select("id").distinct(), "id", "left_semi")
-    days = whole.groupBy("id").agg(f.to_date(f.min("at")).alias("day")).select("day").distinct()
+    days = whole.groupBy("id").agg(_day(f.min("at")).alias("day")).select("day").distinct()
     return sorted(row["day"] for row in days.collect())
 
 
-def of_days(events: DataFrame, finals: DataFrame, days: Sequence[date]) -> DataFrame:
+def of_days(events: DataFrame, finals: DataFrame, days: Sequence[str]) -> DataFrame:
     """The ledger of some days. A transaction whose halves are more than a day apart is cut."""
     window = reduce(Column.__or__, [_between_days(day, day) for day in days], f.lit(False))
     is_half = f.col("kind") == "half"
@@ -48,7 +47,7 @@ def of_days(events: DataFrame, finals: DataFrame, days: Sequence[date]) -> DataF
     others = (f.col("kind") == "stranded") | (~is_half & about)
     scoped = events.where((is_half & window) | others)
     rows = ledger_of(scoped, finals.where(_range(halves, "log_offset", "prepared_offset")))
-    return rows.where(f.col("day").isin(list(days)))
+    return rows.where(f.col("day").cast("string").isin(list(days)))
 
 
 def _id() -> Column:
@@ -72,7 +71,12 @@ def _range(rows: DataFrame, of: str, by: str) -> Column:
     return reduce(Column.__or__, within, f.lit(False))
 
 
-def _between_days(first: date, last: date) -> Column:
+def _day(at: Column) -> Column:
+    return f.to_date(at).cast("string")
+
+
+def _between_days(first: str, last: str) -> Column:
     """At most a day before the first and a day after the last."""
-    low = f.lit(first - timedelta(days=1)).cast("timestamp")
-    return (f.col("at") >= low) & (f.col("at") < f.lit(last + timedelta(days=2)).cast("timestamp"))
+    low = f.date_sub(f.lit(first).cast("date"), 1).cast("timestamp")
+    end = f.date_add(f.lit(last).cast("date"), 2).cast("timestamp")
+    return (f.col("at") >= low) & (f.col("at") < end)

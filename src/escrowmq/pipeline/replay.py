@@ -14,7 +14,6 @@ import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -22,15 +21,17 @@ import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from escrowmq.clock import Clock, SystemClock
+from escrowmq.clock import Clock, Moment, SystemClock, since_1970_ms, utc_text
 from escrowmq.errors import PipelineFailed
 from escrowmq.pipeline.archive import read_archive
 from escrowmq.pipeline.progress import Progress, Report, silent
-from escrowmq.pipeline.session import plain_errors
+from escrowmq.pipeline.session import plain_errors, utc_session
 
 CHUNK_ROWS: Final = 200_000
 _CHUNK_S: Final = 5  # of a limited rate
 _MINUTE_MS: Final = 60_000
+_HOUR_MS: Final = 60 * _MINUTE_MS
+_FAR_MS: Final = 4_102_444_800_000  # 2100
 _ORDER: Final = ("store_time", "broker", "queue_id", "queue_offset")
 _SHARDING: Final = "__SHARDINGKEY"
 
@@ -42,8 +43,8 @@ class Wanted:
     archive: str
     servers: str
     topic: str
-    since: datetime | None = None
-    until: datetime | None = None
+    since: Moment | None = None
+    until: Moment | None = None
     where: str = ""
     name: str = ""  # nothing: one that says all of the above
     rate: int = 0  # messages a second; 0: no limit
@@ -89,7 +90,7 @@ def run_replay(
     if not re.fullmatch(r"[\w.-]{1,100}", name):
         raise PipelineFailed(f"a replay's name has letters, digits, . _ -, not {name!r}")
     with plain_errors():
-        rows = read_archive(spark, wanted.archive)
+        rows = read_archive(utc_session(spark), wanted.archive)
         if wanted.where:
             rows = rows.where(f.expr(wanted.where))
         file = Path(wanted.archive) / "_replays" / f"{name}.json"
@@ -152,7 +153,9 @@ def messages_of(rows: DataFrame) -> DataFrame:
 def _planned(rows: DataFrame, wanted: Wanted) -> Plan:
     at_ms = f.unix_millis("store_time")
     wide = Chunk(
-        _ms(wanted.since) if wanted.since else 0, _ms(wanted.until) if wanted.until else 2**53, 0
+        since_1970_ms(wanted.since) if wanted.since else 0,
+        since_1970_ms(wanted.until) if wanted.until else 2**53,
+        0,
     )
     minute = (f.floor(at_ms / _MINUTE_MS) * _MINUTE_MS).cast("bigint").alias("minute")
     counts = rows.where(_within(wide)).groupBy(minute).count().orderBy("minute").collect()
@@ -186,28 +189,15 @@ def chunked(minutes: Sequence[tuple[int, int]], most: int) -> list[Chunk]:
 
 def _within(chunk: Chunk) -> Column:
     """By time, and by the directories that can hold it."""
-    first, last = _moment(chunk.first_ms), _moment(min(chunk.end_ms, _FAR_MS))
     at_ms = f.unix_millis("store_time")
-    is_in_time = (at_ms >= chunk.first_ms) & (at_ms < chunk.end_ms)
-    is_in_days = f.col("day").between(f.lit(first.date()), f.lit(last.date()))
-    if first.date() == last.date():
-        is_in_days = is_in_days & f.col("hour").between(first.hour, last.hour)
-    return is_in_time & is_in_days
+    hour = f.expr("timestampadd(HOUR, hour, cast(day AS timestamp))")
+    first_ms, end_ms = max(0, chunk.first_ms - _HOUR_MS), min(chunk.end_ms, _FAR_MS)
+    is_near = hour.between(f.timestamp_millis(f.lit(first_ms)), f.timestamp_millis(f.lit(end_ms)))
+    return is_near & (at_ms >= chunk.first_ms) & (at_ms < chunk.end_ms)
 
 
-_FAR_MS: Final = 4_102_444_800_000  # 2100
-
-
-def _moment(ms: int) -> datetime:
-    return datetime.fromtimestamp(ms / 1000, UTC)
-
-
-def _ms(moment: datetime) -> int:
-    return round(moment.timestamp() * 1000)
-
-
-def _text(moment: datetime | None) -> str:
-    return "" if moment is None else moment.astimezone(UTC).isoformat()
+def _text(moment: Moment | None) -> str:
+    return "" if moment is None else utc_text(since_1970_ms(moment))
 
 
 def _check_same(plan: Plan, wanted: Wanted, name: str) -> None:

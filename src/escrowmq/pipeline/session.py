@@ -13,9 +13,10 @@ from escrowmq.errors import PipelineFailed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_TIME_ZONE: Final = "spark.sql.session.timeZone"
 _SETTINGS: Final = {
     "spark.ui.showConsoleProgress": "false",
-    "spark.sql.session.timeZone": "UTC",  # days are the same wherever it runs
+    _TIME_ZONE: "UTC",
     "spark.log.level": "ERROR",
 }
 _OURS: Final = re.compile(r"escrowmq\.errors\.\w+: ([^\n]+)")
@@ -37,6 +38,18 @@ def pipeline_session(name: str, master: str | None) -> SparkSession:
         raise PipelineFailed(
             f"Spark did not start with master {master or 'local[*]'}: {said.splitlines()[0]}"
         ) from error
+
+
+def utc_session(spark: SparkSession) -> SparkSession:
+    """This session, or one beside it whose days are UTC's: a table's days are the same for all."""
+    if spark.conf.get(_TIME_ZONE) in ("UTC", "Etc/UTC"):
+        return spark
+    from escrowmq.spark import register
+
+    beside = spark.newSession()
+    beside.conf.set(_TIME_ZONE, "UTC")
+    register(beside)
+    return beside
 
 
 def check_cluster(servers: str, options: Mapping[str, str]) -> list[str]:

@@ -7,13 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from pyspark.errors import PySparkException
+
 from escrowmq.errors import PipelineFailed
 from escrowmq.pipeline.progress import Report, silent, watch
 from escrowmq.pipeline.tables import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+_NOT_UP: Final = "failed to connect back"
+_STARTS: Final = 5
 BATCH_MESSAGES: Final = 1_000_000  # of a micro-batch
 
 
@@ -57,13 +62,25 @@ def read_now(
     def each(frame: DataFrame, batch: int) -> None:
         table.append(batch, make(frame), partition_by)
 
-    query = (
+    writer = (
         stream.writeStream.foreachBatch(each)
         .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)
-        .start()
     )
-    try:
-        return watch(query, step, report)
-    finally:
-        query.stop()
+    return _to_its_end(writer, step, report)
+
+
+def _to_its_end(writer: DataStreamWriter, step: str, report: Report) -> int:
+    """Spark gives a Python process ten seconds to come up, which a busy machine may not have. A
+    query goes on where it was, so it is started again."""
+    left = _STARTS
+    while True:
+        left -= 1
+        query = writer.start()
+        try:
+            return watch(query, step, report)
+        except PySparkException as error:
+            if _NOT_UP not in str(error) or not left:
+                raise
+        finally:
+            query.stop()
