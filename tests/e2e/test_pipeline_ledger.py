@@ -22,7 +22,7 @@ from escrowmq.spark.schema import MESSAGE, TRANSACTION
 from tests.brokers import Served
 from tests.clients import until
 from tests.interop.remoting import COMMIT
-from tests.sparks import QUIET, patiently, spark
+from tests.sparks import QUIET, spark
 
 __all__ = ["spark"]
 
@@ -225,8 +225,8 @@ async def everything_happens(served: Served) -> dict[str, str]:
 
 
 def run(spark: SparkSession, served: Served, out: Path, **more: Any) -> Round:
-    source = Source(served.namesrv_address, batch_messages=7)
-    return patiently(lambda: run_ledger(spark, out, source=source, **more))
+    source = Source(served.namesrv_address, batch_messages=20)
+    return run_ledger(spark, out, source=source, **more)
 
 
 async def test_a_ledger_follows_its_broker(spark: SparkSession, tmp_path: Path) -> None:
