@@ -21,7 +21,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from escrowmq.errors import SparkMissing
+from escrowmq.errors import PipelineFailed, SparkMissing
 from escrowmq.spark import local_session
 from escrowmq.spark.session import check_java
 
@@ -73,7 +73,7 @@ def patiently(run: Callable[[], T]) -> T:
     for _ in range(4):
         try:
             return run()
-        except PySparkException as error:
+        except (PySparkException, PipelineFailed) as error:
             if SLOW_START not in str(error):
                 raise
     return run()

@@ -81,6 +81,15 @@ def since_1970_ms(moment: Moment) -> int:
     return round(moment.timestamp() * 1000)
 
 
+def moment_of(text: str) -> Moment:
+    """`2024-05-01`, `2024-05-01T13:00`, `2024-05-01T13:00+02:00`; UTC unless it says otherwise.
+
+    Raises ValueError.
+    """
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
 def file_stamp(now_ms: int) -> str:
     """A moment as seventeen digits that sort: year to millisecond, in UTC."""
     moment = datetime.fromtimestamp(now_ms // 1000, tz=UTC)

@@ -33,6 +33,7 @@ EscrowError
     AccessRulesBroken      a file of accounts or certificates cannot be read; the old rules stay
     BadOption              an option of the Spark source or sink is
   DataLost               messages that were to be read are not there any more
+  PipelineFailed         a pipeline could not do its work; it says what to change
   SparkMissing           Java or PySpark is not there, or too old
   RowRefused             a row of a table that cannot be a message
   BadSubscription        what a consumer wants of a topic cannot be read, or is not served here
@@ -215,6 +216,10 @@ class BadOption(ConfigError):
 
 
 class DataLost(EscrowError):
+    pass
+
+
+class PipelineFailed(EscrowError):
     pass
 
 

@@ -17,6 +17,7 @@ from escrowmq.cli.config import config
 from escrowmq.cli.doctor import doctor
 from escrowmq.cli.group import group
 from escrowmq.cli.message import message
+from escrowmq.cli.pipeline import pipeline
 from escrowmq.cli.serve import serve
 from escrowmq.cli.store import store
 from escrowmq.cli.topic import topic
@@ -36,6 +37,7 @@ cli.add_command(config)
 cli.add_command(doctor)
 cli.add_command(group)
 cli.add_command(message)
+cli.add_command(pipeline)
 cli.add_command(serve)
 cli.add_command(store)
 cli.add_command(topic)

@@ -104,6 +104,8 @@ TRANSACTION: Final = Columns(
         "at": TIMESTAMP,
         "half_offset": pa.int64(),
         "transaction_id": pa.string(),
+        "message_id": pa.string(),
+        "marker_id": pa.string(),
         "group": pa.string(),
         "topic": pa.string(),
         "topic_queue_id": pa.int32(),

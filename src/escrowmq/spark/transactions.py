@@ -73,13 +73,12 @@ def _halves(records: Records, table: PropertyTable) -> Made:
     copies = table.value_of(shapes.COPY_OF)
     # RocketMQ appends a half again to ask about it, and says where it was.
     copies = pc.coalesce(copies, table.value_of(shapes.PREPARED_QUEUE_OFFSET))
+    marker, message = table.value_of("TX_ID"), table.value_of(names.UNIQUE_KEY)
     return {
         "half_offset": numbers(records.queue_offset, pa.int64()),
-        "transaction_id": pc.coalesce(
-            table.value_of("TX_ID"),
-            table.value_of(shapes.TRANSACTION_ID),
-            table.value_of(names.UNIQUE_KEY),
-        ),
+        "transaction_id": pc.coalesce(marker, table.value_of(shapes.TRANSACTION_ID), message),
+        "message_id": message,
+        "marker_id": marker,
         "group": table.value_of(names.PRODUCER_GROUP),
         "topic": table.value_of(names.REAL_TOPIC),
         "topic_queue_id": whole(table.value_of(names.REAL_QUEUE_ID), pa.int32()),

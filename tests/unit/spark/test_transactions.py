@@ -46,12 +46,23 @@ def test_a_half_says_where_it_wants_to_go_and_whose_it_is() -> None:
         "kind": "half",
         "half_offset": 7,
         "transaction_id": "id",
+        "message_id": "id",
         "group": "p",
         "topic": "orders",
         "topic_queue_id": 3,
         "keys": "k",
         "body_bytes": 4,
     }
+
+
+def test_a_half_of_a_transaction_with_a_marker_names_it() -> None:
+    given = properties(PGROUP="p", UNIQ_KEY="id", TX_ID="marker", TRAN_MSG="true")
+    [row] = rows(half_of(NewRecord("orders", 3, b"body", given, sys_flag=4, born_host=HOST)))
+    assert (row["transaction_id"], row["message_id"], row["marker_id"]) == (
+        "marker",
+        "id",
+        "marker",
+    )
 
 
 def test_a_half_of_a_writer_names_batch_and_attempt() -> None:

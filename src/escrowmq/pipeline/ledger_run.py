@@ -1,0 +1,252 @@
+"""Keep a ledger up to date in a directory.
+
+    OUT/day=2024-05-01      links, for readers that know no manifest
+    OUT/_manifest.json      which directories are the ledger now, and how far it has merged
+    OUT/_parts/…            days as they were built
+    OUT/_events/…           what brokers wrote down, as it was read: two tables
+    OUT/_checkpoint/…       how far their topics were read
+
+A round reads what is new, finds the days it is about, builds these anew from all that is known of
+them and puts them in place of the old ones, all at once. So a late record needs no other treatment
+than an early one, and a round that was cut off is done again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from escrowmq.errors import PipelineFailed
+from escrowmq.pipeline.ledger import EVENT_COLUMNS, FINAL_COLUMNS, events_of, finals_of, ledger_of
+from escrowmq.pipeline.ledger_days import of_days, touched_days
+from escrowmq.pipeline.ledger_schema import LEDGER
+from escrowmq.pipeline.progress import Progress, Report, silent
+from escrowmq.pipeline.session import plain_errors, utc_session
+from escrowmq.pipeline.sources import Source, read_now
+from escrowmq.pipeline.tables import Part, Table, part_of_directory
+from escrowmq.spark.schema import MESSAGE, TRANSACTION
+
+KIND: Final = "an escrowmq ledger"
+EVENTS: Final[StructType] = TRANSACTION.only(EVENT_COLUMNS).spark()
+FINALS: Final[StructType] = MESSAGE.only(FINAL_COLUMNS).spark()
+_SMALL_BYTES: Final = 256 << 20
+_FILE_BYTES: Final = 128 << 20
+_SMALL_MAX: Final = 16
+_READ_OF_FINALS: Final = ",".join((*FINAL_COLUMNS, "transaction_id"))
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    records: int  # read from brokers
+    days: tuple[str, ...]  # built anew
+    rows: int  # transactions in them
+
+
+def read_ledger(spark: SparkSession, directory: str | Path) -> DataFrame:
+    """A ledger as it is now. Raises PipelineFailed if there is none."""
+    return _existing(Path(directory)).read(spark, LEDGER)
+
+
+def _existing(directory: Path) -> Table:
+    table = Table(directory, KIND)
+    if not (directory / "_manifest.json").exists():
+        raise PipelineFailed(
+            f"there is no ledger in {directory}: `escrowmq pipeline ledger --out` makes one"
+        )
+    return table
+
+
+def run_ledger(
+    spark: SparkSession,
+    out: str | Path,
+    *,
+    source: Source | None = None,
+    paths: Sequence[str | Path] = (),
+    every_s: float | None = None,
+    stop: threading.Event | None = None,
+    report: Report = silent,
+) -> Round:
+    """Bring a ledger up to date: from a cluster, or from brokers' directories. With `every_s` again
+    and again, until `stop` is set. The last round.
+
+    Raises PipelineFailed.
+    """
+    if (source is None) == (not paths):
+        raise PipelineFailed("a ledger is made from a cluster or from files: name one of them")
+    run = _Ledger(utc_session(spark), Path(out), report)
+    with run.table.writing(), plain_errors():
+        run.check_origin("files" if source is None else "cluster")
+        if source is None:
+            return run.from_files([Path(path) for path in paths])
+        done = run.round(source)
+        while every_s is not None and not (stop or threading.Event()).wait(every_s):
+            done = run.round(source)
+        return done
+
+
+class _Ledger:
+    def __init__(self, spark: SparkSession, out: Path, report: Report) -> None:
+        self._spark = spark
+        self._out = out
+        self._report = report
+        self.table = Table(out, KIND)
+        self._events = Table(out / "_events" / "transactions", "records of transactions")
+        self._finals = Table(out / "_events" / "finals", "delivered messages")
+
+    def check_origin(self, origin: str) -> None:
+        known = self.table.manifest.names.get("origin", [origin])
+        if known != [origin]:
+            raise PipelineFailed(
+                f"{self._out} was made from {known[0]}, not from {origin}: name another directory"
+            )
+        self.table.publish(names={**self.table.manifest.names, "origin": [origin]})
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def round(self, source: Source) -> Round:
+        checkpoint = self._out / "_checkpoint"
+        with self._events.writing(), self._finals.writing():
+            records = read_now(
+                self._spark,
+                source,
+                {"mode": "transactions"},
+                checkpoint / "transactions",
+                self._events,
+                events_of,
+                step="transactions",
+                report=self._report,
+            )
+            # Finals after the ops that speak of them: a commit whose op is known has its final.
+            if topics := self._topics():
+                pattern = "|".join(re.escape(topic) for topic in topics)
+                which = {"subscribePattern": pattern, "includeSystem": "true"}
+                records += read_now(
+                    self._spark,
+                    source,
+                    {**which, "columns": _READ_OF_FINALS},
+                    checkpoint / "finals",
+                    self._finals,
+                    finals_of,
+                    step="messages",
+                    report=self._report,
+                )
+            days, rows = self._merge()
+            self._compact()
+        return Round(records, days, rows)
+
+    def from_files(self, paths: Sequence[Path]) -> Round:
+        """From the beginning: files cannot be read from where one was."""
+        names = [str(path.absolute()) for path in paths]
+        with self._events.writing(), self._finals.writing():
+            self._replace(self._events, map(events_of, self._files(names, mode="transactions")))
+            topics = self._topics_of(self._events.manifest.parts)
+            found = self._files(names, subscribe=",".join(topics)) if topics else []
+            self._replace(self._finals, map(finals_of, found))
+            days, rows = self._merge(all_days=True)
+        return Round(self._events.read(self._spark, EVENTS).count(), days, rows)
+
+    def _files(self, names: Sequence[str], **options: str) -> list[DataFrame]:
+        """Offsets are a broker's own, and files do not say whose they are: their place does."""
+        from pyspark.sql.functions import lit
+
+        reader = self._spark.read.format("escrowmq").options(**options)
+        return [reader.load(name).withColumn("broker", lit(name)) for name in names]
+
+    def _replace(self, table: Table, frames: Iterable[DataFrame]) -> None:
+        found = list(frames)
+        parts = []
+        if found:
+            path = table.write(reduce(DataFrame.unionByName, found))
+            parts = [part_of_directory(table, path, 0)]
+        table.publish(parts=parts, next_batch=1)
+
+    def _topics(self) -> list[str]:
+        """Those that any half was meant for."""
+        known = set(self.table.manifest.names.get("topics", []))
+        found = sorted(known | set(self._topics_of(self._new(self._events, "transactions"))))
+        if set(found) != known:
+            self.table.publish(names={**self.table.manifest.names, "topics": found})
+        return found
+
+    def _topics_of(self, parts: Sequence[Part]) -> list[str]:
+        halves = self._events.read(self._spark, EVENTS, parts).where("kind = 'half'")
+        rows = halves.where("topic is not null").select("topic").distinct().collect()
+        return sorted(row["topic"] for row in rows)
+
+    def _new(self, table: Table, name: str) -> list[Part]:
+        merged = self.table.manifest.state.get(name, 0)
+        return [part for part in table.manifest.parts if part.last >= merged]
+
+    # --- merging ---------------------------------------------------------------------------------
+
+    def _merge(self, *, all_days: bool = False) -> tuple[tuple[str, ...], int]:
+        spark, manifest = self._spark, self.table.manifest
+        new_events = self._new(self._events, "transactions")
+        new_finals = self._new(self._finals, "finals")
+        if not (new_events or new_finals or all_days):
+            return (), 0
+        self._report(Progress("building days"))
+        events = self._events.read(spark, EVENTS)
+        finals = self._finals.read(spark, FINALS)
+        if manifest.parts and not all_days:
+            days = touched_days(
+                events,
+                self._events.read(spark, EVENTS, new_events),
+                self._finals.read(spark, FINALS, new_finals),
+            )
+            rows = of_days(events, finals, days)
+        else:
+            rows = ledger_of(events, finals)
+        path = self.table.write(rows.repartition("day"), ["day"])
+        made = sorted((self.table.parts_directory / path).glob("day=*"))
+        parts = [part_of_directory(self.table, f"{path}/{day.name}", 0) for day in made]
+        names = {day.name for day in made}
+        kept = [] if all_days else [p for p in manifest.parts if Path(p.path).name not in names]
+        merged = {
+            "transactions": self._events.manifest.next_batch,
+            "finals": self._finals.manifest.next_batch,
+        }
+        self.table.publish(parts=sorted([*kept, *parts], key=_day_of), state=merged)
+        self._link()
+        count = self.table.read(spark, LEDGER, parts).count() if parts else 0
+        return tuple(day.name.removeprefix("day=") for day in made), count
+
+    def _link(self) -> None:
+        """Each link is replaced at once; a file system without links goes without."""
+        with suppress(OSError, NotImplementedError):
+            for part in self.table.manifest.parts:
+                new = self._out / "_link"
+                new.unlink(missing_ok=True)
+                new.symlink_to(Path("_parts") / part.path, target_is_directory=True)
+                os.replace(new, self._out / Path(part.path).name)
+
+    def _compact(self) -> None:
+        """Only what is merged is in it then, so nothing looks new again."""
+        orders: Mapping[Table, tuple[StructType, str]] = {
+            self._events: (EVENTS, "log_offset"),
+            self._finals: (FINALS, "prepared_offset"),
+        }
+        for table, (schema, order) in orders.items():
+            table.compact(
+                self._spark,
+                schema,
+                lambda rows, size, order=order: rows.repartitionByRange(  # type: ignore[misc]
+                    1 + size // _FILE_BYTES, "broker", order
+                ).sortWithinPartitions("broker", order),
+                small_bytes=_SMALL_BYTES,
+                at_least=_SMALL_MAX,
+            )
+
+
+def _day_of(part: Part) -> str:
+    return Path(part.path).name

@@ -1,0 +1,87 @@
+"""What every pipeline needs before it can begin: a cluster that answers, Spark, and its errors in
+one line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from escrowmq.errors import PipelineFailed
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_TIME_ZONE: Final = "spark.sql.session.timeZone"
+_SETTINGS: Final = {
+    "spark.ui.showConsoleProgress": "false",
+    _TIME_ZONE: "UTC",
+    "spark.log.level": "ERROR",
+}
+_OURS: Final = re.compile(r"escrowmq\.errors\.\w+: ([^\n]+)")
+
+
+def pipeline_session(name: str, master: str | None) -> SparkSession:
+    """Raises SparkMissing, PipelineFailed."""
+    from escrowmq.spark import local_session
+
+    settings = dict(_SETTINGS)
+    if master is None or master.startswith("local"):
+        settings["spark.sql.shuffle.partitions"] = "8"  # a handful of cores; AQE joins them
+    try:
+        return local_session(f"escrowmq {name}", master=master, settings=settings)
+    except Exception as error:  # what a JVM throws has no common class here
+        if type(error).__module__.startswith("escrowmq."):
+            raise
+        said = str(error).strip() or type(error).__name__
+        raise PipelineFailed(
+            f"Spark did not start with master {master or 'local[*]'}: {said.splitlines()[0]}"
+        ) from error
+
+
+def utc_session(spark: SparkSession) -> SparkSession:
+    """This session, or one beside it whose days are UTC's: a table's days are the same for all."""
+    if spark.conf.get(_TIME_ZONE) in ("UTC", "Etc/UTC"):
+        return spark
+    from escrowmq.spark import register
+
+    beside = spark.newSession()
+    beside.conf.set(_TIME_ZONE, "UTC")
+    register(beside)
+    return beside
+
+
+def check_cluster(servers: str, options: Mapping[str, str]) -> list[str]:
+    """The topics of a cluster: a wrong address is known before Spark is started.
+
+    Raises BadOption, TransportError.
+    """
+    from escrowmq.spark.session import check_java, check_pyspark
+
+    check_pyspark()
+    check_java()
+    from escrowmq.spark.access import access_of
+    from escrowmq.spark.cluster import Cluster
+    from escrowmq.spark.options import choose
+    from escrowmq.spark.read_options import READ
+
+    cluster = Cluster(servers, access_of(choose(options, READ)))
+    try:
+        return cluster.topics()
+    finally:
+        cluster.close()
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Spark's errors are pages; ours are somewhere in them. Raises PipelineFailed."""
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except PySparkException as error:
+        text = str(error)
+        found = _OURS.findall(text)
+        said = found[-1] if found else (text.strip().splitlines() or [type(error).__name__])[0]
+        raise PipelineFailed(said) from error
