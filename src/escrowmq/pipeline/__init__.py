@@ -1,0 +1,1 @@
+"""Pipelines that people run, on Spark."""
