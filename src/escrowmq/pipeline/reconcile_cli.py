@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -101,6 +102,8 @@ def reconcile(**given: Any) -> None:
     if given["only_sql"] and not (given["sql"] or given["receiver_sql"]):
         raise click.UsageError("--only-sql needs --sql or --receiver-sql")
     check_pyspark()
+    if find_spec("sqlalchemy") is None:
+        raise CannotReconcile('sqlalchemy is not installed: pip install "escrowmq[spark,sql]"')
     from pyspark.sql import SparkSession
 
     from escrowmq.pipeline.reconcile_run import reconcile as run
