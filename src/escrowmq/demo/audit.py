@@ -34,9 +34,8 @@ MakeLedger = Callable[["SparkSession", str, Path], None]
 
 def stream_ledger(spark: SparkSession, servers: str, out: Path) -> None:
     """As `escrowmq pipeline ledger --once` does."""
-    sources = import_module("escrowmq.pipeline.sources")
-    ledger_run = import_module("escrowmq.pipeline.ledger_run")
-    ledger_run.run_ledger(spark, out, source=sources.Source(servers, {}))
+    pipelines = import_module("escrowmq.pipeline")
+    pipelines.run_ledger(spark, out, source=pipelines.Source(servers))
 
 
 def session() -> SparkSession:

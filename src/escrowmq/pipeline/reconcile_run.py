@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
+from importlib import import_module
+from pathlib import Path
 from typing import Final
 
 from pyspark import StorageLevel
@@ -92,9 +94,13 @@ def reconcile(spark: SparkSession, wanted: Wanted) -> Iterator[Result]:
 
 
 def read_ledger(spark: SparkSession, place: str) -> DataFrame:
+    """What `pipeline ledger` keeps, or any Parquet with its columns."""
     how = "make it with `escrowmq pipeline ledger --out DIR`"
     try:
-        ledger = spark.read.parquet(place)
+        if (Path(place) / "_manifest.json").exists():
+            ledger: DataFrame = import_module("escrowmq.pipeline").read_ledger(spark, place)
+        else:
+            ledger = spark.read.parquet(place)
     except PySparkException as error:
         raise CannotReconcile(f"no ledger in {place}: {first_line(error)}; {how}") from error
     missing = COLUMNS - set(ledger.columns)
