@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from escrowmq.demo.audit import audit, verdict_table
 from escrowmq.demo.banks import BOB, SMITH, compare, found_bank, move, open_bank
 from escrowmq.sql.tables import inbox, markers
 from tests.ledgers import write_ledger
-from tests.sparks import QUIET, spark  # noqa: F401
+from tests.sparks import QUIET, ROOT, spark  # noqa: F401
 
 pytestmark = [pytest.mark.filterwarnings(rule) for rule in QUIET]
 
@@ -51,6 +52,27 @@ def test_a_directory_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "is not empty" in done.output
     assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(("version", "code"), [("1.8.0_2", 1), ("11.0.1", 1), ("21.0.2", 0)])
+def test_a_java_that_is_too_old_is_said_in_one_line(
+    tmp_path: Path, version: str, code: int
+) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    java.chmod(0o755)
+    done = subprocess.run(
+        [ROOT / ".ci" / "java"],
+        env={**os.environ, "JAVA_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code
+    lines = done.stderr.splitlines()
+    assert len(lines) == code
+    assert all("apt-get install openjdk-17-jre-headless" in line for line in lines)
 
 
 class SmallBooks:
