@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup check databases test demo sim chaos spark-crash interop bench lock clean
+.PHONY: help setup check databases java test demo sim chaos spark-crash interop bench lock clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,10 +31,13 @@ check: $(READY)  ## style, types, import contracts, changelog against version
 databases:  ## PostgreSQL from Debian's package, for tests; with mariadb-server: DATABASES="postgresql mariadb-server"
 	@.ci/databases $(DATABASES)
 
-test: $(READY) databases  ## every test that CI runs
+java:  ## Java 17 or newer for Spark: the machine's own, else Debian's package
+	@.ci/java
+
+test: $(READY) databases java  ## every test that CI runs
 	$(BIN)/pytest -n auto -m "not nightly"
 
-demo: $(READY)  ## Bob pays Smith while processes are killed: both banks agree in the end
+demo: $(READY) java  ## Bob pays Smith while processes are killed; Spark proves that both banks agree
 	$(BIN)/python -m escrowmq.demo
 
 sim: $(READY)  ## long: every fault position, many seeds, fuzzing, 10,000 topics (SEEDS=… makes it longer)

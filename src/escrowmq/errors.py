@@ -47,6 +47,7 @@ EscrowError
   EndedInside            a database transaction was ended inside the block that it belongs to
   CommitUnknown          the database did not say whether it has committed; check-back finds out
   WriterFenced           a newer writer has taken over, or the batch is past
+  CannotReconcile        the ledger, a database or a query cannot be read as it should be
   DemoFailed             a process of the demo did not come up; its log says why
   Rollback               raised by users: roll this transaction back
 
@@ -284,6 +285,10 @@ class CommitUnknown(EscrowError):
     check-back; look at the database before doing the work again."""
 
     may_have_happened = True
+
+
+class CannotReconcile(EscrowError):
+    """The ledger, a database or a query cannot be read; it says which, and what to give."""
 
 
 class DemoFailed(EscrowError):

@@ -1,55 +1,76 @@
-"""Bob pays Smith, while processes are killed, decisions get lost and local transactions fail."""
+"""Bob pays Smith, while processes are killed, decisions get lost and local transactions fail.
+Then Spark compares what the broker wrote down with the books of both banks."""
 
 from __future__ import annotations
 
 import random
+import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from escrowmq.demo.audit import audit, session, verdict_table
 from escrowmq.demo.banks import BOB, SMITH, Books, compare, database_url
 from escrowmq.demo.conductor import Deeds, Story
 from escrowmq.errors import EscrowError
+
+DIRECTORY: Final = Path("escrowmq-demo")
+MARK: Final = ".escrowmq-demo"  # in a directory that the next demo may empty
 
 
 @click.command(help=__doc__)
 @click.option("--transfers", type=click.IntRange(10), default=3000, show_default=True)
 @click.option("--db", "server", help="A postgresql://… database instead of SQLite files.")
 @click.option("--seed", type=int, help="Choose who is killed when, as in an earlier run.")
-@click.option("--keep", type=click.Path(path_type=Path), help="Leave data and logs here.")
-def main(transfers: int, server: str | None, seed: int | None, keep: Path | None) -> None:
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path),
+    default=DIRECTORY,
+    show_default=True,
+    help="Data, logs and report are left here; those of an earlier demo go.",
+)
+@click.option("--spark/--no-spark", "with_spark", default=True, help="The second part.")
+def main(
+    transfers: int, server: str | None, seed: int | None, keep: Path, with_spark: bool
+) -> None:
     console = Console(highlight=False)
     seed = random.randrange(1 << 31) if seed is None else seed
     try:
-        with _directory(keep) as directory:
-            bob_url, smith_url = (database_url(bank, directory, server) for bank in (BOB, SMITH))
-            story = Story(directory, transfers, seed, bob_url, smith_url)
-            is_right = tell(story, console)
+        if with_spark:
+            _check_spark()
+        directory = _emptied(keep)
+        bob_url, smith_url = (database_url(bank, directory, server) for bank in (BOB, SMITH))
+        story = Story(directory, transfers, seed, bob_url, smith_url)
+        is_right = tell(story, console, with_spark=with_spark)
     except EscrowError as error:
         raise click.ClickException(str(error)) from error
     sys.exit(0 if is_right else 1)
 
 
-@contextmanager
-def _directory(keep: Path | None) -> Iterator[Path]:
-    if keep is None:
-        with tempfile.TemporaryDirectory(prefix="escrowmq-demo-") as temporary:
-            yield Path(temporary)
-        return
-    if keep.exists() and any(keep.iterdir()):
-        raise click.UsageError(f"{keep} is not empty")
-    keep.mkdir(parents=True, exist_ok=True)
-    yield keep.resolve()
+def _check_spark() -> None:
+    """Before anything else: nobody wants to hear it after two minutes."""
+    from escrowmq.spark.session import check_java, check_pyspark
+
+    check_pyspark()
+    check_java()
 
 
-def tell(story: Story, console: Console) -> bool:
+def _emptied(directory: Path) -> Path:
+    if directory.exists() and any(directory.iterdir()):
+        if not (directory / MARK).exists():
+            raise click.UsageError(f"{directory} is not empty, and no demo has made it: --keep DIR")
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / MARK).touch()
+    return directory.resolve()
+
+
+def tell(story: Story, console: Console, *, with_spark: bool) -> bool:
     console.print(
         f"Bob pays Smith {story.transfers:,} times: two banks, two databases, one broker. "
         f"Processes are killed on the way (--seed {story.seed})."
@@ -67,10 +88,34 @@ def tell(story: Story, console: Console) -> bool:
             story.play(shown)
         books = compare(story.bob, story.smith)
         console.print(_table(story, books))
+        console.print(
+            "[green]Both banks agree.[/]" if books.agree else "[red]The banks do not agree.[/]"
+        )
+        return (_audited(story, books, console) if with_spark else True) and books.agree
+
+
+def _audited(story: Story, books: Books, console: Console) -> bool:
+    console.print("Now Spark reads what the broker wrote down, and compares it with both banks.")
+    with console.status("Spark starts, makes the ledger and reconciles…"):
+        spark = session()
+        try:
+            told, report = audit(
+                spark,
+                servers=story.broker.servers,
+                bob_url=story.bob_url,
+                smith_url=story.smith_url,
+                directory=story.directory,
+            )
+        finally:
+            spark.stop()
+    console.print(verdict_table(told, books))
     console.print(
-        "[green]Both banks agree.[/]" if books.agree else "[red]The banks do not agree.[/]"
+        "[green]Ledger and databases agree.[/]"
+        if told.agree
+        else "[red]Ledger and databases do not agree.[/]"
     )
-    return books.agree
+    console.print(f"The report, for a browser: {report}", soft_wrap=True)
+    return told.agree
 
 
 def _table(story: Story, books: Books) -> Table:

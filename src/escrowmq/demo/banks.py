@@ -49,6 +49,7 @@ transfer = Table(
     "transfer",
     _tables,
     Column("transfer_id", Integer, nullable=False, index=True),
+    Column("transaction_id", String(64), nullable=False),  # by which Spark finds it in the ledger
     Column("cents", BigInteger, nullable=False),
     Column("at_ms", BigInteger, nullable=False),
 )
@@ -100,11 +101,14 @@ def found_bank(bank: str, url: str) -> None:
     engine.dispose()
 
 
-def move(connection: Connection, bank: str, number: int, cents: int, *, at_ms: int) -> None:
+def move(
+    connection: Connection, bank: str, number: int, cents: int, *, transaction_id: str, at_ms: int
+) -> None:
     """Book a transfer: the balance, and the line that says why. Negative: it leaves."""
     row = account.c.name == bank
     connection.execute(update(account).where(row).values(cents=account.c.cents + cents))
-    connection.execute(insert(transfer).values(transfer_id=number, cents=abs(cents), at_ms=at_ms))
+    line = {"transfer_id": number, "transaction_id": transaction_id}
+    connection.execute(insert(transfer).values(**line, cents=abs(cents), at_ms=at_ms))
 
 
 def booked(engine: Engine) -> int:

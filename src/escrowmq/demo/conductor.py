@@ -26,7 +26,7 @@ from escrowmq.wire.headers_transaction import ListTransactions
 
 PAYERS: Final = 3
 STEP_S: Final = 0.1
-SETTLED_S: Final = 90.0
+SETTLED_S: Final = 300.0
 KILLED_EVERY_S: Final = (0.5, 2.0)
 SETTINGS: Final[dict[str, object]] = {
     "transactionTimeOut": 2000,

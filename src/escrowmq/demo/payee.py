@@ -21,7 +21,9 @@ def main(database: str, servers: str) -> None:
     @inbox.effect
     def credit(session: Session, message: ReceivedMessage) -> None:
         number, cents = map(int, message.body.split())
-        move(session.connection(), SMITH, number, cents, at_ms=SystemClock().now_ms())
+        connection, now_ms = session.connection(), SystemClock().now_ms()
+        transaction_id = message.transaction_id
+        move(connection, SMITH, number, cents, transaction_id=transaction_id, at_ms=now_ms)
 
     with Consumer(servers, group="smith-bank", subscribe={TOPIC: "*"}) as consumer:
         for message in consumer:

@@ -33,7 +33,8 @@ def pay(escrow: Escrow, number: int, choose: random.Random) -> None:
     cents = choose.randrange(1, 100_00)
     fails, is_lost = choose.random() < FAILS, choose.random() < LOST
     with escrow.transaction() as (session, tx):
-        move(session.connection(), BOB, number, -cents, at_ms=SystemClock().now_ms())
+        connection, now_ms = session.connection(), SystemClock().now_ms()
+        move(connection, BOB, number, -cents, transaction_id=tx.id, at_ms=now_ms)
         tx.send(Message(TOPIC, b"%d %d" % (number, cents), keys=f"transfer-{number}"))
         if choose.random() < RECEIPTS:
             tx.send(Message("receipts", b"%d" % number, keys=f"transfer-{number}"))

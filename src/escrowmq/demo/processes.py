@@ -15,8 +15,8 @@ from typing import Final
 from escrowmq.clock import SystemClock
 from escrowmq.errors import DemoFailed
 
-READY_S: Final = 30.0
-STOP_S: Final = 20.0
+READY_S: Final = 180.0  # a busy machine may need it
+STOP_S: Final = 60.0
 
 
 class Process:

@@ -7,7 +7,8 @@ Read in this order:
   4. sources.py        streams of a cluster into such tables
   5. ledger_run.py     a ledger that is kept up to date; ledger_days.py: which days are touched
   6. archive.py, replay.py
-  7. session.py, progress.py
+  7. reconcile.py      the ledger against databases; report.py: for a manager
+  8. session.py, progress.py
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Pipelines without Spark."""

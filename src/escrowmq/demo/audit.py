@@ -1,0 +1,110 @@
+"""The second part: Spark reads what the broker wrote down about each transaction, and compares it
+with the books of both banks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rich.table import Table
+
+from escrowmq.clock import SystemClock
+from escrowmq.demo.banks import Books
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from escrowmq.pipeline.reconcile_summary import Summary
+
+BOOKS: Final = "SELECT transaction_id, cents / 100.0 AS amount, at_ms FROM transfer"
+_LOST: Final = ("row_without_message", "consumed_without_effect")
+_SETTINGS: Final = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "4",
+    # It starts quickly rather than runs for long.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+
+MakeLedger = Callable[["SparkSession", str, Path], None]
+
+
+def stream_ledger(spark: SparkSession, servers: str, out: Path) -> None:
+    """As `escrowmq pipeline ledger --once` does."""
+    pipelines = import_module("escrowmq.pipeline")
+    pipelines.run_ledger(spark, out, source=pipelines.Source(servers))
+
+
+def session() -> SparkSession:
+    from escrowmq.spark import local_session
+
+    return local_session("escrowmq demo", settings=_SETTINGS)
+
+
+def audit(
+    spark: SparkSession,
+    *,
+    servers: str,
+    bob_url: str,
+    smith_url: str,
+    directory: Path,
+    make_ledger: MakeLedger = stream_ledger,
+) -> tuple[Summary, Path]:
+    """What the comparison says, and where its report is."""
+    from escrowmq.pipeline.reconcile import Limits
+    from escrowmq.pipeline.reconcile_cli import write_report
+    from escrowmq.pipeline.reconcile_run import Wanted, reconcile
+
+    ledger = directory / "ledger"
+    make_ledger(spark, servers, ledger)
+    report = directory / "report.html"
+    # Everything has ended, so nothing is under way, and nothing may be open.
+    limits = Limits(SystemClock().now_ms() + 1, grace_ms=0, open_ms=0)
+    wanted = Wanted(
+        ledger=str(ledger),
+        databases=(bob_url,),
+        sql=BOOKS,
+        receivers=(smith_url,),
+        receiver_sql=BOOKS,
+        limits=limits,
+    )
+    with reconcile(spark, wanted) as result:
+        write_report(result, report, title="Bob pays Smith")
+        return result.summary, report
+
+
+def verdict_table(told: Summary, books: Books) -> Table:
+    table = Table("what Spark found", "how many", title="Ledger against both databases")
+    table.columns[1].justify = "right"
+    found = told.differences
+    lost = sum(found[kind] for kind in _LOST)
+    is_kept = books.cents_before == books.cents_after and not found["amount_differs"]
+    rows = (
+        ("transactions in the ledger", f"{told.transactions:,}"),
+        ("committed", f"{told.outcomes['committed']:,}"),
+        ("rolled back", f"{told.outcomes['rolled_back']:,}"),
+        ("open or stranded", f"{told.outcomes['open'] + told.outcomes['stranded']:,}"),
+        ("resolved by check-back", f"{told.resolved_by_check:,}"),
+        ("delivered again, taken once", f"{told.repeats_taken_once:,}"),
+        ("lost", _counted(lost)),
+        ("doubled", _counted(found["delivered_twice"])),
+        ("messages without a database row", _counted(found["message_without_row"])),
+        ("transfers with differing amounts", _counted(found["amount_differs"])),
+        ("left Bob's bank", _money(told.sums["sent"])),
+        ("came to Smith's bank", _money(told.sums["received"])),
+        ("money conserved", "[green]yes[/]" if is_kept else "[red]no[/]"),
+    )
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def _counted(count: int) -> str:
+    return f"[{'red' if count else 'green'}]{count:,}[/]"
+
+
+def _money(total: str) -> str:
+    return f"{float(total):,.2f}"
