@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from escrowmq.message.ids import encode_host
 from escrowmq.message.properties import encode_properties
@@ -158,7 +159,7 @@ def new_record(
     properties: dict[str, str],
     *,
     born_host: bytes = HOST,
-    **fields: int,
+    **fields: Any,
 ) -> NewRecord:
     return NewRecord(
         topic=topic,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -84,26 +85,24 @@ def serve(
     warn(resolved)
     for warning in role_warnings(resolved, role):
         click.echo(f"escrowmq: warning: {warning}", err=True)
+    if brokers is not None:
+        context.exit(_run_many(resolved, role, brokers, reread))
 
     # Not before: other commands need no event loop.
     from escrowmq.server.serve import run
-    from escrowmq.server.supervise import refuse_many, supervise
+    from escrowmq.server.supervise import refuse_many
 
-    if brokers is not None:
-        if role == "namesrv":
-            raise click.UsageError("--brokers goes with --role all or broker, not namesrv")
-        context.exit(supervise(resolved.config, role, brokers, sys.argv[1:], reread))
     if role != "namesrv":
         refuse_many(resolved.config.store.root_dir)
-    code = run(
-        resolved,
-        role,
-        file,
-        reread=reread,
-        metrics_socket=metrics_socket,
-        own_namesrv=own_namesrv,
-    )
-    context.exit(code)
+    context.exit(run(resolved, role, file, reread, metrics_socket, own_namesrv))
+
+
+def _run_many(resolved: Resolved, role: str, count: int, reread: Callable[[], Resolved]) -> int:
+    from escrowmq.server.supervise import supervise
+
+    if role == "namesrv":
+        raise click.UsageError("--brokers goes with --role all or broker, not namesrv")
+    return supervise(resolved.config, role, count, sys.argv[1:], reread)
 
 
 def role_warnings(resolved: Resolved, role: str) -> list[str]:

@@ -64,7 +64,6 @@ def run(
     resolved: Resolved,
     role: str,
     file: Path | None = None,
-    *,
     reread: Callable[[], Resolved] | None = None,
     metrics_socket: int | None = None,
     own_namesrv: str | None = None,
@@ -191,9 +190,8 @@ async def _broker(
     config = live.config
     disk = RealDisk(config.store.root_dir)
     address = config.broker.advertised_address or reachable(config.network.bind_address)
-    # The port first: it is in the id of every message.
     bound = bind(config.network.bind_address, config.network.listen_port)
-    number = port_of(bound)
+    number = port_of(bound)  # first of all: it is in the id of every message
     host = encode_host(address, number)
     store = _open_store(config, disk, host, bound)
     group = GroupCommit(store, wait_s=config.store.sync_flush_timeout_ms / 1000)
@@ -212,13 +210,11 @@ async def _broker(
         day_of=local_day,
         wall_ms=lambda now_ms: wall.now_ms(),
     )
-    port = Port(broker, clock, port_limits(config), port_security(config, access))
     broker.settings = online
-    broker.counts.turn_began_s = lambda: port.turn_s
-    live.add(lambda now: _apply(now, broker, port, host))
+    port = _port(broker, clock, access, live, host)
     await port.listen(bound)
-    place = f"{address}:{number}"
-    registrars += registrars_of(config, broker, place, namesrv_addresses, access.own_signer)
+    place, signer = f"{address}:{number}", access.own_signer
+    registrars += registrars_of(config, broker, place, namesrv_addresses, signer)
     upkeep = _upkeep(config, clock, broker, disk)
     add_broker_metrics(registry, config, wall, broker, port)
     registry.add(store_metrics(disk, group, upkeep))
@@ -229,6 +225,14 @@ async def _broker(
         await _registered(registrars[:needed])
         yield
     await _stop(broker, port, group, clock)
+
+
+def _port(broker: Broker, clock: Clock, access: Access, live: LiveSettings, host: bytes) -> Port:
+    config = live.config
+    port = Port(broker, clock, port_limits(config), port_security(config, access))
+    broker.counts.turn_began_s = lambda: port.turn_s
+    live.add(lambda now: _apply(now, broker, port, host))
+    return port
 
 
 async def _registered(registrars: list[Registrar]) -> None:
