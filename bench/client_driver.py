@@ -55,6 +55,8 @@ class Ours:
                         pass
 
                 one = transaction if kind == "transaction" else lambda: producer.send(self._message)
+                await one()
+                load.begin()
                 await asyncio.gather(*(self._worker(one, load) for _ in range(load.count)))
 
         factory = importlib.import_module("uvloop").new_event_loop
@@ -103,6 +105,8 @@ class Cpp:
             load.failed += 1
             free.release()
 
+        producer.send_sync(self._message())
+        load.begin()
         while load.goes_on():
             free.acquire()
             producer.send_async(self._message(), finished, failed)
@@ -161,6 +165,8 @@ class Grpc:
                 load.failed += 1
             free.release()
 
+        self._producer.send(self._message())
+        load.begin()
         while load.goes_on():
             free.acquire()
             self._producer.send_async(self._message()).add_done_callback(finished)
@@ -173,10 +179,16 @@ class Load:
         self.count = count
         self.failed = 0
         self._done = 0
-        self._from_s = time.monotonic() + warm_up_s
-        self._until_s = self._from_s + seconds
+        self._warm_up_s = warm_up_s
+        self._seconds = seconds
+        self._from_s = self._until_s = 0.0
         self._began: tuple[float, float, int] | None = None
         self._ended: tuple[float, float, int] | None = None
+
+    def begin(self) -> None:
+        """A first one is done: connections and routes are there from here on."""
+        self._from_s = time.monotonic() + self._warm_up_s
+        self._until_s = self._from_s + self._seconds
 
     def goes_on(self) -> bool:
         now_s = time.monotonic()
@@ -233,13 +245,13 @@ CLIENTS: dict[str, type[Ours | Cpp | Grpc]] = {
 def main() -> None:
     name, address, topic, kind, way, count, warm_up_s, seconds = sys.argv[1:]
     client = CLIENTS[name](address, topic)
+    load = Load(int(count), float(warm_up_s), float(seconds))
     if way == "threads":
         one = client.blocking(kind)
-        one()  # connections and routes are there from here on
-        load = Load(int(count), float(warm_up_s), float(seconds))
+        one()
+        load.begin()
         in_threads(one, load)
     else:
-        load = Load(int(count), float(warm_up_s), float(seconds))
         client.flying(kind, load)
     sys.stdout.write(json.dumps(load.told()) + "\n")
     sys.stdout.flush()

@@ -35,7 +35,6 @@ class Proxied(Apache):
             "proxyMode": "CLUSTER",
             "grpcServerPort": self.grpc_port,
             "remotingListenPort": self._remoting_port,
-            "enableTopicMessageTypeCheck": False,  # one topic for all kinds
         }
         file = self.directory / "conf" / "rmq-proxy.json"
         file.write_text(json.dumps(settings))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.clients import LOADS, TOPIC, Client, cpp_clients, create_topic, grpc_client, table
+from bench.clients import LOADS, TOPICS, Client, cpp_clients, create_topics, grpc_client, table
 from bench.measure import QUICK
 from tests.brokers import Served
 from tests.e2e.sql.bank import delivered
@@ -16,18 +16,18 @@ pytestmark = pytest.mark.slow
 
 
 def test_what_the_driver_counts_is_stored(tmp_path: Path) -> None:
-    plan = replace(QUICK, seconds=0.3, warm_up_s=0.1)
+    plan = replace(QUICK, seconds=1.5, warm_up_s=0.1)
     ours = Client("ours")
     with Served(tmp_path / "broker") as served:
-        create_topic(int(served.address.rpartition(":")[2]))
-        before = 0
+        create_topics(int(served.address.rpartition(":")[2]))
+        before = dict.fromkeys(TOPICS, 0)
         for load in (LOADS[1], LOADS[2], LOADS[4]):  # both ways, both kinds
             ours.measure(load, served.namesrv_address, plan, tmp_path)
             assert not ours.reasons
             assert ours.failed[load] == 0
-            stored = len(delivered(served, TOPIC))
-            assert stored - before >= ours.rate(load) * plan.seconds * 0.9 > 0
-            before = stored
+            stored = len(delivered(served, TOPICS[load.kind][0]))
+            assert stored - before[load.kind] >= ours.rate(load) * plan.seconds * 0.9 > 0
+            before[load.kind] = stored
     told = table(ours, cpp_clients(), Client("ours", lack="not here"), grpc_client())
     assert len(told.rows) == 2 * len(LOADS)
     assert any("not here" in note for note in told.notes)

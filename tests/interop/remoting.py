@@ -169,7 +169,8 @@ class Client:
 
     # Broker: topics and groups.
 
-    def create_topic(self, topic: str, *, queues: int = 4) -> None:
+    def create_topic(self, topic: str, *, queues: int = 4, attributes: str = "") -> None:
+        """`attributes` as RocketMQ 5 writes them: "+message.type=TRANSACTION"."""
         self.expect(
             17,
             {
@@ -181,6 +182,7 @@ class Client:
                 "topicFilterType": "SINGLE_TAG",
                 "topicSysFlag": 0,
                 "order": False,
+                **({"attributes": attributes} if attributes else {}),
             },
         )
 

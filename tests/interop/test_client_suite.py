@@ -26,6 +26,7 @@ from tests.e2e import (
     test_client_orderly,
     test_client_producer,
     test_client_push,
+    test_client_replies,
 )
 from tests.interop import jars
 from tests.interop.apache import ApacheRocketMQ
@@ -81,6 +82,13 @@ for each in (
     test_client_push,
 ):
     take_over(each)
+take_over(
+    test_client_replies,
+    {
+        "test_each_request_gets_its_own_reply",
+        "test_no_reply_in_time_is_said_and_one_that_comes_late_is_dropped",
+    },
+)
 take_over(
     test_client_producer,
     {
