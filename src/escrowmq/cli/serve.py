@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -95,15 +96,8 @@ def serve(
         context.exit(supervise(resolved.config, role, brokers, sys.argv[1:], reread))
     if role != "namesrv":
         refuse_many(resolved.config.store.root_dir)
-    code = run(
-        resolved,
-        role,
-        file,
-        reread=reread,
-        metrics_socket=metrics_socket,
-        own_namesrv=own_namesrv,
-    )
-    context.exit(code)
+    serving = partial(run, resolved, role, file, reread=reread)
+    context.exit(serving(metrics_socket=metrics_socket, own_namesrv=own_namesrv))
 
 
 def role_warnings(resolved: Resolved, role: str) -> list[str]:
