@@ -49,7 +49,7 @@ def rows(plan: Plan) -> Told:
         "on a connection of its own, with a pull that waits.",
         "Start: from the command to the first message taken, after a stop in order.",
         "Own memory: resident, without mapped files. Latency: one client that sends 200 bytes and "
-        "waits, written in Python, so half of it is its own.",
+        "waits, written in Python, its own time included.",
         f"Files on {_file_system()}.",
         "To the first: start, memory and p50 as ratios to the first row of the same kind.",
     ]
