@@ -17,7 +17,9 @@ from bench import (
     broker_tx,
     clients,
     escrow,
+    neighbours,
     outbox,
+    scale,
     spark_write,
     store_open,
     store_read,
@@ -51,6 +53,10 @@ BINDING: dict[str, tuple[str, Callable[[Plan], Told]]] = {
     "outbox": ("The database binding beside an outbox table", outbox.rows),
     "clients": ("The client beside those from PyPI", clients.rows),
 }
+ALONE: dict[str, tuple[str, Callable[[Plan], Told]]] = {
+    "scale": ("The broker: many topics, connections, groups", scale.rows),
+    "neighbours": ("The broker: latency of others while one client misbehaves", neighbours.rows),
+}
 NEEDS_NO_LOAD = ("spark-read",)
 GIB_A_SECOND = 2.0  # of a round: what three brokers write in one second each of all the loads
 QUICK_NOTE = "One short round, a JVM that is not warm: these figures show that it runs, no more."
@@ -78,7 +84,7 @@ def main() -> int:
         print(why, file=sys.stderr)
         return 2
     for part in wanted:
-        run = run_store if part in STORE else run_broker if part in BROKER else run_binding
+        run = run_store if part in STORE else run_broker if part in BROKER else run_alone
         run(part, plan)
     return 0
 
@@ -98,8 +104,9 @@ def run_broker(part: str, plan: Plan) -> None:
     keep_table(kept_as(part, plan), title, told.columns, told.rows, notes, conditions)
 
 
-def run_binding(part: str, plan: Plan) -> None:
-    title, measure = BINDING[part]
+def run_alone(part: str, plan: Plan) -> None:
+    """No Apache RocketMQ beside it."""
+    title, measure = (BINDING | ALONE)[part]
     rounds = "1 round" if plan.rounds == 1 else f"{plan.rounds} rounds"
     conditions = f"{machine()}, {rounds} of {plan.seconds:g} s"
     told = measure(plan)
@@ -130,7 +137,7 @@ def beside(plan: Plan) -> str:
 
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Take the figures.")
-    parts = [*STORE, *BROKER, *BINDING]
+    parts = [*STORE, *BROKER, *BINDING, *ALONE]
     parser.add_argument(
         "parts", nargs="*", metavar="part", type=_one_of(parts), help=", ".join(parts)
     )

@@ -31,6 +31,7 @@ APACHE: Final = {version: f"Apache {version}" for version in sorted(VERSIONS)}
 HEAP: Final = "2g"
 JVM: Final = ("-XX:+UseG1GC",)  # and the compilers as they are by default
 FIRST_SEND_S: Final = 90
+STOP_S: Final = 600  # a slow disk flushes ten thousand queue files before it is over
 
 
 class Server(Protocol):
@@ -86,7 +87,7 @@ class EscrowMQ:
     def stop(self) -> None:
         if self._process is not None:
             process, self._process = self._process, None
-            process.stop()
+            process.stop(STOP_S)
 
     stop_broker = stop
 

@@ -252,14 +252,14 @@ class Leashed:
         state = f"not ready after {START_S} s" if code is None else f"exited with {code}"
         raise BrokerFailed(f"{self._name} {state}; its log ends:\n{self._tail()}")
 
-    def stop(self) -> None:
+    def stop(self, wait_s: float = STOP_S) -> None:
         self._signal(signal.SIGTERM)
         try:
-            self._process.wait(STOP_S)
+            self._process.wait(wait_s)
         except subprocess.TimeoutExpired:
             self.kill()
             raise BrokerFailed(
-                f"{self._name} did not stop in {STOP_S} s; its log ends:\n{self._tail()}"
+                f"{self._name} did not stop in {wait_s} s; its log ends:\n{self._tail()}"
             ) from None
         self.kill()
 

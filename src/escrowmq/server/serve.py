@@ -210,8 +210,8 @@ async def _broker(
         day_of=local_day,
         wall_ms=lambda now_ms: wall.now_ms(),
     )
-    broker.settings = online
-    port = _port(broker, clock, access, live, host)
+    port = Port(broker, clock, port_limits(config), port_security(config, access))
+    _tie(broker, port, live, online, host)
     await port.listen(bound)
     place, signer = f"{address}:{number}", access.own_signer
     registrars += registrars_of(config, broker, place, namesrv_addresses, signer)
@@ -219,20 +219,12 @@ async def _broker(
     add_broker_metrics(registry, config, wall, broker, port)
     registry.add(store_metrics(disk, group, upkeep))
     health.add(lambda: None if store.takes_writes else "the store takes no messages")
-    loops = _loops(config, clock, broker, port, upkeep, failed)
-    async with running(*(registrar.run() for registrar in registrars), *loops):
+    loops = [one.run() for one in registrars]
+    async with running(*loops, *_loops(config, clock, broker, port, upkeep, failed)):
         log.info("broker listens address=%s:%d", config.network.bind_address, number)
         await _registered(registrars[:needed])
         yield
     await _stop(broker, port, group, clock)
-
-
-def _port(broker: Broker, clock: Clock, access: Access, live: LiveSettings, host: bytes) -> Port:
-    config = live.config
-    port = Port(broker, clock, port_limits(config), port_security(config, access))
-    broker.counts.turn_began_s = lambda: port.turn_s
-    live.add(lambda now: _apply(now, broker, port, host))
-    return port
 
 
 async def _registered(registrars: list[Registrar]) -> None:
@@ -243,6 +235,14 @@ async def _registered(registrars: list[Registrar]) -> None:
 def _tell(registrars: list[Registrar]) -> None:
     for registrar in registrars:
         registrar.changed()
+
+
+def _tie(
+    broker: Broker, port: Port, live: LiveSettings, online: OnlineSettings, host: bytes
+) -> None:
+    broker.settings = online
+    broker.counts.turn_began_s = lambda: port.turn_s
+    live.add(lambda now: _apply(now, broker, port, host))
 
 
 def _apply(config: Config, broker: Broker, port: Port, host: bytes) -> None:
