@@ -19,7 +19,7 @@ from pyspark.sql.types import DateType, IntegerType, StructField, StructType
 
 from escrowmq.errors import PipelineFailed
 from escrowmq.pipeline.progress import Progress, Report, silent
-from escrowmq.pipeline.session import plain_errors, utc_session
+from escrowmq.pipeline.session import check_time_zone, plain_errors
 from escrowmq.pipeline.sources import Source, read_now
 from escrowmq.pipeline.tables import Table
 from escrowmq.spark.schema import MESSAGE
@@ -78,7 +78,7 @@ def run_archive(
 
     Raises PipelineFailed.
     """
-    spark = utc_session(spark)
+    check_time_zone(spark)
     table = Table(Path(out), KIND)
     with table.writing(), plain_errors():
         _check_topics(table, topics)

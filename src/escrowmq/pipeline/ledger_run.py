@@ -31,7 +31,7 @@ from escrowmq.pipeline.ledger import EVENT_COLUMNS, FINAL_COLUMNS, events_of, fi
 from escrowmq.pipeline.ledger_days import of_days, touched_days
 from escrowmq.pipeline.ledger_schema import LEDGER
 from escrowmq.pipeline.progress import Progress, Report, silent
-from escrowmq.pipeline.session import plain_errors, utc_session
+from escrowmq.pipeline.session import check_time_zone, plain_errors
 from escrowmq.pipeline.sources import Source, read_now
 from escrowmq.pipeline.tables import Part, Table, part_of_directory
 from escrowmq.spark.schema import MESSAGE, TRANSACTION
@@ -83,7 +83,8 @@ def run_ledger(
     """
     if (source is None) == (not paths):
         raise PipelineFailed("a ledger is made from a cluster or from files: name one of them")
-    run = _Ledger(utc_session(spark), Path(out), report)
+    check_time_zone(spark)
+    run = _Ledger(spark, Path(out), report)
     with run.table.writing(), plain_errors():
         run.check_origin("files" if source is None else "cluster")
         if source is None:

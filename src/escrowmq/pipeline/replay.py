@@ -25,7 +25,7 @@ from escrowmq.clock import Clock, Moment, SystemClock, since_1970_ms, utc_text
 from escrowmq.errors import PipelineFailed
 from escrowmq.pipeline.archive import read_archive
 from escrowmq.pipeline.progress import Progress, Report, silent
-from escrowmq.pipeline.session import plain_errors, utc_session
+from escrowmq.pipeline.session import check_time_zone, plain_errors
 
 CHUNK_ROWS: Final = 200_000
 _CHUNK_S: Final = 5  # of a limited rate
@@ -86,11 +86,12 @@ def run_replay(
 ) -> Replayed:
     """Raises PipelineFailed."""
     clock = SystemClock() if clock is None else clock
+    check_time_zone(spark)
     name = wanted.full_name()
     if not re.fullmatch(r"[\w.-]{1,100}", name):
         raise PipelineFailed(f"a replay's name has letters, digits, . _ -, not {name!r}")
     with plain_errors():
-        rows = read_archive(utc_session(spark), wanted.archive)
+        rows = read_archive(spark, wanted.archive)
         if wanted.where:
             rows = rows.where(f.expr(wanted.where))
         file = Path(wanted.archive) / "_replays" / f"{name}.json"

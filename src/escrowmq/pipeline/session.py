@@ -40,16 +40,13 @@ def pipeline_session(name: str, master: str | None) -> SparkSession:
         ) from error
 
 
-def utc_session(spark: SparkSession) -> SparkSession:
-    """This session, or one beside it whose days are UTC's: a table's days are the same for all."""
-    if spark.conf.get(_TIME_ZONE) in ("UTC", "Etc/UTC"):
-        return spark
-    from escrowmq.spark import register
-
-    beside = spark.newSession()
-    beside.conf.set(_TIME_ZONE, "UTC")
-    register(beside)
-    return beside
+def check_time_zone(spark: SparkSession) -> None:
+    """A table's days are UTC's, whoever writes it. Raises PipelineFailed."""
+    found = spark.conf.get(_TIME_ZONE)
+    if found not in ("UTC", "Etc/UTC"):
+        raise PipelineFailed(
+            f"days would be those of {found}: spark.conf.set('{_TIME_ZONE}', 'UTC') before this"
+        )
 
 
 def check_cluster(servers: str, options: Mapping[str, str]) -> list[str]:
