@@ -182,7 +182,9 @@ class Field:
         """Once more if somebody was not killed: a busy machine fails Spark before it gets there."""
         for _ in range(TRIES):
             outcomes = self._run(chain)
-            if all(outcome.fired or outcome.lost or outcome.doubled for outcome in outcomes):
+            if any(one.lost or one.doubled or one.torn for one in outcomes):
+                break  # never tried away
+            if all(one.fired for one in outcomes):
                 break
         return outcomes
 

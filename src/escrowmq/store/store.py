@@ -45,7 +45,6 @@ from escrowmq.store.settings import StoreSettings
 
 LOCK_PATH: Final = "lock"
 ABORT_PATH: Final = "abort"
-_NONE: Final[list[bytes]] = []
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False):
@@ -138,8 +137,7 @@ class MessageStore(StoreReads):
 
     def append(self, records: Sequence[NewRecord], *, now_ms: int) -> list[Placed]:
         """All records in one write, or none and an error. A crash leaves a prefix of them."""
-        if not self.accepts_writes:
-            raise StoreFull("the disk is nearly full: no new messages until there is room")
+        self._refuse_if_full()
         stored_ms = now_ms if now_ms > self._stored_ms else self._stored_ms
         batch = self._log.batch()
         add, find_or_make, small_bytes = batch.add, self._queues.find_or_make, self._small_bytes
@@ -147,17 +145,20 @@ class MessageStore(StoreReads):
         added: list[ConsumeQueue] = []
         waiting: list[WaitingKey] = []
         queue: ConsumeQueue | None = None
+        seen_flag, is_shown, is_keyed = 0, True, True  # most records have the flag of the last
         try:
             for record in records:
-                topic, queue_id = record.topic, record.queue_id
-                properties, sys_flag = record.properties, record.sys_flag
+                topic, queue_id, sys_flag = record.topic, record.queue_id, record.sys_flag
+                properties, lone = record.properties, record.lone_key
                 if len(record.body) + len(properties) > small_bytes:
                     self._refuse_unfit(record)
                 if 0 in properties:
                     raise RecordRefused("a zero byte in the properties")
-                lone_key = record.lone_key
-                tags_code, keys = (0, _NONE) if lone_key else derive(topic, properties, stored_ms)
-                if sys_flag == 0 or has_queue_entry(sys_flag):
+                tags_code, keys = (0, [lone]) if lone else derive(topic, properties, stored_ms)
+                if sys_flag != seen_flag:
+                    seen_flag = sys_flag
+                    is_shown, is_keyed = has_queue_entry(sys_flag), has_keys(sys_flag)
+                if is_shown:
                     if queue is None or queue.queue_id != queue_id or queue.topic != topic:
                         queue = find_or_make(topic, queue_id)
                     queue_offset = queue.next
@@ -169,9 +170,7 @@ class MessageStore(StoreReads):
                     queue_offset = QueueOffset(0)
                     log_offset, size = add(record, queue_offset, stored_ms)
                 placed.append(Placed(log_offset, queue_offset, size))
-                if lone_key:
-                    waiting.append((topic, lone_key, log_offset, stored_ms))
-                elif sys_flag == 0 or has_keys(sys_flag):
+                if is_keyed:
                     for key in keys:
                         waiting.append((topic, key, log_offset, stored_ms))
             batch.write()
@@ -180,13 +179,15 @@ class MessageStore(StoreReads):
             if isinstance(error, struct.error):
                 raise RecordRefused(f"a number that a record cannot hold: {error}") from error
             raise
-        if placed:
-            self._last_record = placed[-1].log_offset
         self._stored_ms = stored_ms
         self._queues.dirty.update(added)
-        if self._index.is_on:
-            self._index.waiting += waiting
+        self._index.waiting += waiting if self._index.is_on else ()
+        self._last_record = placed[-1].log_offset if placed else self._last_record
         return placed
+
+    def _refuse_if_full(self) -> None:
+        if not self.accepts_writes:
+            raise StoreFull("the disk is nearly full: no new messages until there is room")
 
     def _take_back(self, added: list[ConsumeQueue], last: ConsumeQueue | None) -> None:
         for queue in added:

@@ -9,6 +9,7 @@ import pytest
 from escrowmq.broker.broker import Broker, BrokerRules
 from escrowmq.broker.sends import SendRules
 from escrowmq.message.batch import BatchItem, encode_batch
+from escrowmq.message.facts import derive
 from escrowmq.message.ids import UniqueKeys
 from escrowmq.store.configfiles import GroupConfig, TopicConfig
 from escrowmq.store.status import PutStatus
@@ -219,6 +220,13 @@ def test_a_batch_is_stored_as_single_messages(bench: Bench) -> None:
     assert answer.ext_fields["queueOffset"] == "0"
 
 
+def test_a_message_of_a_batch_is_found_by_its_key_and_has_no_tag(bench: Bench) -> None:
+    bench.send(body=encode_batch([BatchItem(0, b"x", b"UNIQ_KEY\x01K1\x02")]), batch=True)
+    [record] = stored(bench.store, "T")
+    assert derive("T", record.properties, 0) == (0, [b"K1"])
+    assert [found.log_offset for found in bench.store.find_by_key("T", "K1")] == [record.log_offset]
+
+
 @pytest.mark.parametrize(
     ("topic", "changes"),
     [
@@ -287,5 +295,10 @@ def test_the_store_is_clean_after_all_kinds_of_sends(bench: Bench) -> None:
     for number in range(30):
         bench.send(body=b"%d" % number, queue_id=number % 4, properties=f"KEYS\x01k{number}")
     bench.send(properties="DELAY\x011\x02")
+    for end in (b"", b"TAGS\x01t\x02", b"KEYS\x01a b\x02"):
+        items = [
+            BatchItem(0, b"x", b"UNIQ_KEY\x01%dK%d\x02" % (len(end), n) + end) for n in range(5)
+        ]
+        bench.send(body=encode_batch(items), batch=True)
     bench.store.close()
     assert_clean(bench.disk)

@@ -11,6 +11,7 @@ from escrowmq.message.ids import (
     decode_offset_id,
     encode_host,
     encode_offset_id,
+    encode_offset_ids,
 )
 
 MONTH_BEGAN_MS = 1_698_796_800_000
@@ -25,6 +26,7 @@ def test_the_known_offset_id() -> None:
 def test_an_offset_id_of_ipv6() -> None:
     host = encode_host("2001:db8::1", 10911)
     text = encode_offset_id(host, 7)
+    assert encode_offset_ids(host, [7, 8]) == [text, encode_offset_id(host, 8)]
     assert text == "20010DB8000000000000000000000001" + "00002A9F" + "0000000000000007"
     assert decode_offset_id(text) == (host, 7)
 
