@@ -108,8 +108,10 @@ def test_postgresql_is_read_by_ranges_of_time(
 
 def test_a_database_whose_driver_spark_has_is_read_over_jdbc(
     spark: SparkSession,  # noqa: F811
+    tmp_path: Path,
 ) -> None:
     jvm: Any = spark.sparkContext._jvm
+    jvm.java.lang.System.setProperty("derby.stream.error.file", str(tmp_path / "derby.log"))
     connection = jvm.java.sql.DriverManager.getConnection(DERBY)
     statement = connection.createStatement()
     columns = "id varchar(64), outcome varchar(16), at_ms bigint, producer_group varchar(9)"

@@ -3,6 +3,7 @@ with the books of both banks."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -41,6 +42,8 @@ def stream_ledger(spark: SparkSession, servers: str, out: Path) -> None:
 def session() -> SparkSession:
     from escrowmq.spark import local_session
 
+    # PySpark says of pandas 3 that it does not know it well yet; nobody here uses pandas.
+    warnings.filterwarnings("ignore", message=".*pandas.*", category=FutureWarning)
     return local_session("escrowmq demo", settings=_SETTINGS)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -224,7 +225,7 @@ class JdbcDatabase:
     def _read(self, query: str) -> DataFrame:
         try:
             return self._spark.read.jdbc(self._url, f"({query}) q", properties=self._settings)
-        except PySparkException as error:
+        except (PySparkException, Py4JJavaError) as error:
             where = self._url.partition("?")[0]
             raise CannotReconcile(f"{where}: {first_line(error)}") from error
 
@@ -311,4 +312,5 @@ def _text(query: str) -> TextClause:
 
 
 def first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    said = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
+    return (said.strip() or type(error).__name__).splitlines()[0]
