@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import reduce
-from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from escrowmq.clock import Moment, moment_of
 from escrowmq.pipeline.progress import reporting
+from escrowmq.pipeline.reconcile_cli import reconcile
 from escrowmq.pipeline.session import check_cluster, pipeline_session
 
 if TYPE_CHECKING:
@@ -30,25 +29,12 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Group(click.Group):
-    """`reconcile` needs database drivers as well, and is looked for when it is named."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *self._others()})
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return self._others().get(cmd_name) or super().get_command(ctx, cmd_name)
-
-    def _others(self) -> dict[str, click.Command]:
-        name = "escrowmq.pipeline.reconcile_cli"
-        if find_spec(name) is None:
-            return {}
-        return {"reconcile": import_module(name).reconcile}
-
-
-@click.group(cls=_Group)
+@click.group
 def pipeline() -> None:
-    """Ledgers, archives and replays, on Spark."""
+    """Ledgers, archives, replays and reconciliation, on Spark."""
+
+
+pipeline.add_command(reconcile)
 
 
 # --- options -------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -35,8 +34,9 @@ MakeLedger = Callable[["SparkSession", str, Path], None]
 
 def stream_ledger(spark: SparkSession, servers: str, out: Path) -> None:
     """As `escrowmq pipeline ledger --once` does."""
-    pipelines = import_module("escrowmq.pipeline")
-    pipelines.run_ledger(spark, out, source=pipelines.Source(servers))
+    from escrowmq.pipeline import Source, run_ledger
+
+    run_ledger(spark, out, source=Source(servers))
 
 
 def session() -> SparkSession:

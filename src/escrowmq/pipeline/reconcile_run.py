@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
-from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +20,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from escrowmq.errors import CannotReconcile
+from escrowmq.pipeline import ledger_run
 from escrowmq.pipeline.reconcile import consumers_of, findings, groups_of, window
 from escrowmq.pipeline.reconcile_databases import (
     first_line,
@@ -98,7 +98,7 @@ def read_ledger(spark: SparkSession, place: str) -> DataFrame:
     how = "make it with `escrowmq pipeline ledger --out DIR`"
     try:
         if (Path(place) / "_manifest.json").exists():
-            ledger: DataFrame = import_module("escrowmq.pipeline").read_ledger(spark, place)
+            ledger = ledger_run.read_ledger(spark, Path(place))
         else:
             ledger = spark.read.parquet(place)
     except PySparkException as error:
