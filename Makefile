@@ -35,7 +35,7 @@ java:  ## Java 17 or newer for Spark: the machine's own, else Debian's package
 	@.ci/java
 
 test: $(READY) databases java  ## every test that CI runs
-	$(BIN)/pytest -n auto -m "not nightly"
+	$(BIN)/pytest -n auto --dist worksteal -m "not nightly"
 
 demo: $(READY) java  ## Bob pays Smith while processes are killed; Spark proves that both banks agree
 	$(BIN)/python -m escrowmq.demo

@@ -105,7 +105,7 @@ def rows_of(path: Path, table: str) -> pa.Table:
 @pytest.mark.parametrize(
     "transactions",
     [
-        pytest.param(20_000, marks=pytest.mark.timeout(900)),
+        pytest.param(5_000, marks=pytest.mark.timeout(900)),
         pytest.param(1_000_000, marks=(pytest.mark.nightly, pytest.mark.timeout(7200))),
     ],
 )

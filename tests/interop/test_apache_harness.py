@@ -26,7 +26,7 @@ def bodies(rocketmq: ApacheRocketMQ) -> list[bytes]:
 
 
 @pytest.mark.apache
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_messages_outlive_a_clean_restart_and_a_kill(version: str, tmp_path: Path) -> None:
     with ApacheRocketMQ(version, tmp_path, {"mappedFileSizeCommitLog": 1 << 20}) as rocketmq:
         with Client(rocketmq.address) as client:
@@ -48,7 +48,7 @@ def test_messages_outlive_a_clean_restart_and_a_kill(version: str, tmp_path: Pat
 
 
 @pytest.mark.apache
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_broker_that_cannot_start_says_why(version: str, tmp_path: Path) -> None:
     rocketmq = ApacheRocketMQ(version, tmp_path, {"mappedFileSizeCommitLog": 1 << 20})
     (rocketmq.store / "commitlog").mkdir(parents=True)
