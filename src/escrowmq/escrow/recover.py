@@ -110,7 +110,7 @@ def recover_escrow(
     escrow.cursors.half = max(first, snapshot.half_cursor if snapshot else 0)
     _read_ops(escrow, store, ops_from, found)
     asked |= _steps(store, steps_from)
-    passed = _pass_over(escrow, first, cursor)
+    passed = _pass_over(escrow, store, first, cursor)
     _read_open_halves(escrow, store, first, asked, found, now_ms)
     _lead_to_living(escrow, store, passed)
     _complete_last_final(escrow, store, found, now_ms)
@@ -136,26 +136,37 @@ def _read_decisions(escrow: Escrow, store: RecoveredLog, begin: int, found: Reco
             found.decisions.append(decision)
 
 
-def _pass_over(escrow: Escrow, first: int, cursor: int | None) -> list[int]:
-    """What RocketMQ has passed is over, though nothing says how: it kept no memory of that."""
+def _pass_over(escrow: Escrow, store: RecoveredLog, first: int, cursor: int | None) -> list[int]:
+    """What RocketMQ has passed is over, though nothing says how: it kept no memory of that. What
+    we stranded and then appended again was passed too, and only its own record says so."""
     passed = []
     for queue_offset in range(first, min(cursor or 0, escrow.settled.next)):
-        if escrow.settled.state(queue_offset) is State.OPEN:
+        if escrow.settled.state(queue_offset) is not State.OPEN:
+            continue
+        facts = _facts_at(store, queue_offset)
+        if facts is not None and facts.past is not None and facts.past.is_stranded:
+            escrow.settled.put(queue_offset, State.STRANDED)
+        else:
             escrow.settled.put(queue_offset, State.ROLLED_BACK)
             passed.append(queue_offset)
     return passed
 
 
+def _facts_at(store: RecoveredLog, queue_offset: int) -> HalfFacts | None:
+    """None if the half cannot be read."""
+    log_offset = store.entry_at(names.HALF_TOPIC, 0, queue_offset)
+    if log_offset is None:
+        return None
+    try:
+        return facts_of(store.record_at(log_offset))
+    except (NoSuchRecord, CorruptRecord):
+        return None
+
+
 def _lead_to_living(escrow: Escrow, store: RecoveredLog, passed: list[int]) -> None:
     """It appends a half anew for every check: a late end may name any of the older copies."""
     for queue_offset in passed:
-        log_offset = store.entry_at(names.HALF_TOPIC, 0, queue_offset)
-        if log_offset is None:
-            continue
-        try:
-            facts = facts_of(store.record_at(log_offset))
-        except (NoSuchRecord, CorruptRecord):
-            continue
+        facts = _facts_at(store, queue_offset)
         living = escrow.open.find_by_key(facts.key, facts.group) if facts is not None else None
         if living is not None:
             escrow.settled.put(queue_offset, State.STRANDED)

@@ -346,6 +346,29 @@ def test_w15_an_open_half_outlives_its_log_file(with_note: bool) -> None:
     assert_clean(bench.disk, settings)
 
 
+@pytest.mark.parametrize("with_note", [True, False])
+def test_w15_a_stranded_half_outlives_its_log_file(with_note: bool) -> None:
+    # RocketMQ's cursor has passed the copy, and only its own record says that it is stranded.
+    settings = StoreSettings(
+        segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99
+    )
+    bench = EscrowBench(settings=settings)
+    place = bench.park("k")
+    for _ in range(CHECKS_MAX + 1):
+        bench.tick(INTERVAL_MS)
+    for number in range(40):
+        bench.end(bench.park(f"other {number}", body=b"x" * 200), ROLLBACK)
+    while bench.store.begin == 0:
+        assert bench.remove_log_file()
+    bench.tick()
+    bench.store.flush()
+    bench.broker.save()
+    again = bench.killed(with_note=with_note)
+    assert again.state(place) == "stranded"
+    assert again.end(place, COMMIT).code == 0
+    assert again.bodies() == [b"k"]
+
+
 def test_w16_what_is_decided_at_the_last_moment_is_not_stranded(bench: EscrowBench) -> None:
     # An end in the turn of the tick counts before the tick's own idea.
     place = bench.park("k")
