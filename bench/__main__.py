@@ -24,6 +24,7 @@ from bench import (
     store_open,
     store_read,
     store_write,
+    visible,
 )
 from bench.broker import Told
 from bench.generator import NoCompiler, built
@@ -46,6 +47,7 @@ BROKER: dict[str, tuple[str, Callable[[Plan], Told]]] = {
     "broker-tx": ("The broker: transactions", broker_tx.rows),
     "access": ("The broker: signatures and TLS", access.rows),
     "spark-write": ("Spark: the sink", spark_write.rows),
+    "visible": ("The escrow: from commit to consumer", visible.rows),
     "escrow": ("The escrow: very many open transactions", escrow.rows),
     "spark-read": ("Reading into Spark", _spark_read),
 }
