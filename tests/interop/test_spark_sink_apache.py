@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from escrowmq.errors import ConfigError
 from tests.interop.apache import ApacheRocketMQ
+from tests.interop.records import Record
 from tests.interop.remoting import Client
 from tests.sparksinks import Query, numbers
 
@@ -30,9 +32,19 @@ def test_rows_are_written_at_least_once_and_a_warning_says_so(
         assert not written.parked
         query.commit(0, written)
         query.commit(0, query.task("r2", 0, numbers(0, 100)))
-        records = [r for queue_id in range(QUEUES) for r in client.pull_all("t", queue_id)]
+        records = _readable(client, 200)
         assert Counter(r.body.decode() for r in records) == Counter(numbers(0, 100) * 2)
         assert len({r.properties["UNIQ_KEY"] for r in records}) == 100
         insisting = Query(server.namesrv_address, "t", guarantee="exactly-once")
         with pytest.raises(ConfigError, match="needs EscrowMQ brokers"):
             insisting.writer()
+
+
+def _readable(client: Client, count: int) -> list[Record]:
+    """What can be read, once it is so much: Apache answers a send before a pull finds it."""
+    deadline_s = time.monotonic() + 60
+    while True:
+        found = [r for queue_id in range(QUEUES) for r in client.pull_all("t", queue_id)]
+        if len(found) >= count or time.monotonic() > deadline_s:
+            return found
+        time.sleep(0.1)
