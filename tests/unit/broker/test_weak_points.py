@@ -362,7 +362,9 @@ def test_w15_a_stranded_half_outlives_its_log_file(with_note: bool) -> None:
         assert bench.remove_log_file()
     bench.tick()
     bench.store.flush()
+    bench.tick()  # a cursor is noted when what it speaks of is durable
     bench.broker.save()
+    assert bench.cursors()[0] > bench.escrow.aliases[place.queue_offset]
     again = bench.killed(with_note=with_note)
     assert again.state(place) == "stranded"
     assert again.end(place, COMMIT).code == 0
