@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from escrowmq.broker.counts import TRANSACTION, Counts
+from escrowmq.broker.freshhalves import BODY_BYTES_MAX, FreshHalf, FreshHalves
 from escrowmq.broker.line import Line
 from escrowmq.broker.turn import Turn
 from escrowmq.errors import EscrowFull, RequestRefused
 from escrowmq.escrow.escrow import Escrow
-from escrowmq.escrow.shapes import HalfFacts, facts_of, half_of, plain_half
+from escrowmq.escrow.halves import Half
+from escrowmq.escrow.shapes import facts_of, half_of, plain_half
 from escrowmq.message import names
 from escrowmq.message.record import NewRecord
 from escrowmq.message.sysflag import TRANSACTION_MASK
@@ -38,6 +42,7 @@ class Parking:
         self.rejects = rejects
         self.escrow = escrow
         self.answers = answers
+        self.fresh = FreshHalves()
         self.under_way: set[tuple[str, bytes]] = set()  # groups and keys of this turn's halves
 
     def park(
@@ -58,100 +63,104 @@ class Parking:
         half = half_of(record, packed=packed)
         facts = facts_of(half)
         assert facts is not None, "half_of says where it wants to go"
-        self._park(_Parking(self, line, request, facts, now_ms), half, waits)
+        entry = self.escrow.half_to_be(
+            facts.topic, facts.queue_id, facts.group, facts.key, now_ms, line, facts.immunity_ms
+        )
+        entry.attempt = facts.attempt
+        self._park(_Parking(self, line, request, entry, None, waits), half)
 
     def park_plain(
-        self, line: Line, request: Request[SendMessage], queue_id: int, added: bytes, now_ms: int
+        self, line: Line, request: Request[SendMessage], queue_id: int, added: str, now_ms: int
     ) -> None:
         """The same for one with nothing out of the ordinary in its properties."""
         if self.rejects:
             raise RequestRefused(ResponseCode.NO_PERMISSION, _REJECTED)
-        fields = request.head.fields
-        topic = fields.topic
-        properties, group, key = plain_half(fields.properties, added.decode(), topic, queue_id)
-        facts = HalfFacts(topic=topic, queue_id=queue_id, group=group, key=key.encode())
+        fields, host = request.head.fields, line.peer_host
+        properties, of_final, group, key, derived = plain_half(
+            fields.properties, added, fields.topic, queue_id
+        )
+        body, fresh = request.body, None
+        flag, sys_flag = fields.flag, fields.sys_flag & ~TRANSACTION_MASK
+        born_ms, times = fields.born_timestamp, fields.reconsume_times
+        if len(body) <= BODY_BYTES_MAX:
+            body = bytes(body)
+            fresh = FreshHalf(body, of_final, derived, flag, sys_flag, born_ms, host, times)
         half = NewRecord(
             names.HALF_TOPIC,
             0,
-            request.body,  # type: ignore[arg-type]  # a view: it is appended before this turn ends
+            body,  # type: ignore[arg-type]  # if a view: it is appended before this turn ends
             properties,
-            fields.flag,
-            fields.sys_flag & ~TRANSACTION_MASK,
-            fields.born_timestamp,
-            line.peer_host,
-            fields.reconsume_times,
+            flag,
+            sys_flag,
+            born_ms,
+            host,
+            times,
+            0,
+            b"",
+            derived,
         )
-        self._park(_Parking(self, line, request, facts, now_ms), half, True)
+        entry = self.escrow.half_to_be(fields.topic, queue_id, group, key, now_ms, line)
+        self._park(_Parking(self, line, request, entry, fresh, True), half)
 
-    def _park(self, parking: _Parking, half: NewRecord, waits: bool) -> None:
-        facts, escrow = parking.facts, self.escrow
-        sent = facts.group, facts.key
+    def _park(self, parking: _Parking, half: NewRecord) -> None:
+        entry, escrow = parking.half, self.escrow
+        sent = entry.group, entry.key
         if sent in self.under_way or escrow.find_sent(*sent) is not None:
             escrow.counts.duplicate_sends += 1
-            self._turn.put([], parking.done_again, waits=waits)
+            self._turn.put([], parking.done_again, waits=parking.waits)
             return
         try:
-            escrow.refuse_if_full(facts.group, len(half.body) + len(half.properties))
+            escrow.refuse_if_full(entry.group, len(half.body) + len(half.properties))
         except EscrowFull as error:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, str(error)) from error
         self.under_way.add(sent)
-        self._turn.put((half,), parking.done, stored=parking.stored, waits=waits)
+        self._turn.join(parking, (half,))
 
 
-class _Parking:
-    """A half on its way into the log, and whom to tell."""
+class _Parking(msgspec.Struct, gc=False):
+    """A half on its way into the log, and whom to tell. A part of the turn."""
 
-    __slots__ = ("_line", "_now_ms", "_owner", "_request", "facts")
+    owner: Parking
+    line: Line
+    request: Request[SendMessage]
+    half: Half
+    fresh: FreshHalf | None
+    waits: bool
+    first: int = 0
+    count: int = 1
 
-    def __init__(
-        self,
-        owner: Parking,
-        line: Line,
-        request: Request[SendMessage],
-        facts: HalfFacts,
-        now_ms: int,
-    ) -> None:
-        self._owner = owner
-        self._line = line
-        self._request = request
-        self._now_ms = now_ms
-        self.facts = facts
-
-    def stored(self, places: Sequence[Placed]) -> None:
-        place, owner = places[0], self._owner
-        owner.under_way.discard((self.facts.group, self.facts.key))
+    def stored(self, placed: Sequence[Placed]) -> None:
+        place, owner, half = placed[self.first], self.owner, self.half
+        half.queue_offset, half.log_offset = place.queue_offset, place.log_offset
+        half.size = place.size
+        owner.under_way.discard((half.group, half.key))
         owner.escrow.counts.parked += 1
-        owner.counts.came(self.facts.topic, TRANSACTION, place.size)
-        owner.escrow.parked(
-            self.facts,
-            queue_offset=place.queue_offset,
-            log_offset=place.log_offset,
-            size=place.size,
-            parked_ms=self._now_ms,
-            sender=self._line,
-        )
+        owner.counts.came(half.topic, TRANSACTION, place.size)
+        owner.escrow.hold(half)
+        if self.fresh is not None:
+            owner.fresh.put(place.queue_offset, self.fresh)
 
-    def done(self, code: int, places: Sequence[Placed]) -> None:
-        if places:
-            self._answer(places[0].queue_offset, places[0].log_offset, code)
+    def done(self, code: int, placed: Sequence[Placed]) -> None:
+        if placed:
+            place = placed[self.first]
+            self._answer(place.queue_offset, place.log_offset, code)
         else:
-            self._owner.under_way.discard((self.facts.group, self.facts.key))
+            self.owner.under_way.discard((self.half.group, self.half.key))
             self._fail(code)
 
-    def done_again(self, code: int, places: Sequence[Placed]) -> None:
+    def done_again(self, code: int, placed: Sequence[Placed]) -> None:
         """It was sent before, and this is the answer that got lost."""
-        found = self._owner.escrow.find_sent(self.facts.group, self.facts.key)
+        found = self.owner.escrow.find_sent(self.half.group, self.half.key)
         if found is None or code != ResponseCode.SUCCESS:
             self._fail(code or ResponseCode.SYSTEM_ERROR)
         else:
             self._answer(*found, code)
 
     def _answer(self, queue_offset: int, log_offset: int, code: int) -> None:
-        facts = self.facts
-        sent = self._owner.answers.sent
-        key = facts.key.decode("utf-8", "replace")
-        self._line.write(sent(self._request, log_offset, facts.queue_id, queue_offset, code, key))
+        half, sent = self.half, self.owner.answers.sent
+        key = half.key.decode("utf-8", "replace")
+        self.line.write(sent(self.request, log_offset, half.queue_id, queue_offset, code, key))
 
     def _fail(self, code: int) -> None:
-        self._owner.counts.refused[self._request.head.code, code] += 1
-        self._line.write(answer(self._request, code=code, remark="the half was not stored"))
+        self.owner.counts.refused[self.request.head.code, code] += 1
+        self.line.write(answer(self.request, code=code, remark="the half was not stored"))

@@ -14,10 +14,10 @@ def is_plain(properties: str) -> bool:
     """Whether nothing in them asks for more than an append: a name or a value that only looks
     as if it did takes the long way, which looks closely."""
     return (
-        ("\x02UNIQ_KEY\x01" in properties or properties[:9] == "UNIQ_KEY\x01")
+        "TRAN_MSG\x01" not in properties
+        and ("\x02UNIQ_KEY\x01" in properties or properties[:9] == "UNIQ_KEY\x01")
         and "\0" not in properties
         and "DELAY\x01" not in properties
-        and "TRAN_MSG\x01" not in properties
         and "TIMER_D" not in properties
         and "WAIT\x01false" not in properties
         and "MSG_REGION\x01" not in properties

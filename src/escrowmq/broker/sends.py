@@ -62,7 +62,7 @@ class SendRules:
 # Looks at a record with special properties: the one to append, or a refusal.
 Reroute = Callable[[NewRecord, int], NewRecord]
 Park = Callable[[Line, Request[SendMessage], NewRecord, int, bool, int], None]
-ParkPlain = Callable[[Line, Request[SendMessage], int, bytes, int], None]
+ParkPlain = Callable[[Line, Request[SendMessage], int, str, int], None]
 
 
 class Sends:
@@ -90,10 +90,11 @@ class Sends:
         self._retried = retried
         self._random = Random(seed)
         trace_on = "true" if rules.trace_on else "false"
-        self._added = (
+        self._added_text = (
             f"MSG_REGION\x01{rules.region}\x02TRACE_ON\x01{trace_on}\x02"
             f"CLUSTER\x01{rules.cluster}\x02"
-        ).encode()
+        )
+        self._added = self._added_text.encode()
         self._added_behind = b"\x02" + self._added
         self.change_rules(rules)
 
@@ -115,7 +116,7 @@ class Sends:
         )
         if not is_straight or not is_plain(text):
             if is_straight and is_plain_half(text):
-                self._park_plain(line, request, queue_id, self._added, now_ms)
+                self._park_plain(line, request, queue_id, self._added_text, now_ms)
             else:
                 self._accept_with_care(line, request, now_ms)
             return

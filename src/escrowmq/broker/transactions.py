@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from escrowmq.broker.checks import Checks
 from escrowmq.broker.counts import Counts
 from escrowmq.broker.escrowmemory import EscrowMemory, Reroute, rerouted
+from escrowmq.broker.freshhalves import FreshHalf
 from escrowmq.broker.line import Line
 from escrowmq.broker.parking import Parking
 from escrowmq.broker.turn import Done, Turn
@@ -30,11 +33,12 @@ from escrowmq.escrow.escrow import Change, Escrow, Recorded
 from escrowmq.escrow.halves import Half
 from escrowmq.escrow.rules import EscrowRules
 from escrowmq.escrow.shapes import PRODUCER
-from escrowmq.escrow.verdict import STATE_OF, State, Verdict
+from escrowmq.escrow.verdict import COMMIT, STATE_OF, State, Verdict
 from escrowmq.escrow.writers import Writer, decision_record
 from escrowmq.message.ids import encode_offset_id
 from escrowmq.message.offsets import LogOffset
 from escrowmq.message.record import NewRecord
+from escrowmq.message.sysflag import TRANSACTION_COMMIT
 from escrowmq.store.disk import Disk
 from escrowmq.store.store import MessageStore, Placed
 from escrowmq.wire.answers import SendAnswers, answer
@@ -100,7 +104,11 @@ class Transactions:
         ):
             self._end_with_care(line, request, verdict, now_ms)
             return
-        self._settle(line, request, half, verdict, now_ms)
+        fresh = self.parking.fresh.take(half.queue_offset)
+        final = None
+        if fresh is not None and verdict is COMMIT and not half.older:
+            final = _final(half, fresh)
+        self._settle(line, request, half, verdict, now_ms, final)
 
     def _end_with_care(
         self,
@@ -162,18 +170,23 @@ class Transactions:
         half: Half,
         verdict: Verdict,
         now_ms: int,
+        final: NewRecord | None = None,
     ) -> None:
         by = "check" if request.head.fields.from_transaction_check else PRODUCER
         try:
             change = self.escrow.change(
-                half, STATE_OF[verdict], by=by, host=line.peer_host, now_ms=now_ms
+                half, STATE_OF[verdict], by=by, host=line.peer_host, now_ms=now_ms, final=final
             )
         except (CorruptRecord, NoSuchRecord) as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
         done = None
         if not request.head.flag & FLAG_ONEWAY:
             done = partial(self._answer_decided, line, request, change)
-        self.append(change, done, now_ms=now_ms)
+        if final is None:
+            self.append(change, done, now_ms=now_ms)
+        else:  # nothing in its properties asks for another place than its own
+            settling = _Settling(self.escrow, change, done, now_ms, len(change.records))
+            self._turn.join(settling, change.records)
 
     def append(
         self,
@@ -183,9 +196,9 @@ class Transactions:
         now_ms: int,
     ) -> None:
         """The records of a change go with this turn; then it is so, or it is as it was."""
-        settling = _Settling(self.escrow, change, done, now_ms)
         records = rerouted(change, self._reroute, now_ms)
-        self._turn.put(records, settling.done, stored=settling.stored)
+        settling = _Settling(self.escrow, change, done, now_ms, len(records))
+        self._turn.join(settling, records)
 
     def rerouted(self, change: Change, now_ms: int) -> list[NewRecord]:
         return rerouted(change, self._reroute, now_ms)
@@ -308,22 +321,40 @@ class Transactions:
         self.checks.line_closed(line)
 
 
-class _Settling:
+def _final(half: Half, fresh: FreshHalf) -> NewRecord:
+    return NewRecord(
+        half.topic,
+        half.queue_id,
+        fresh.body,
+        fresh.properties,
+        fresh.flag,
+        fresh.sys_flag | TRANSACTION_COMMIT,
+        fresh.born_ms,
+        fresh.born_host,
+        fresh.reconsume_times,
+        half.log_offset,
+        b"",
+        fresh.derived,
+    )
+
+
+class _Settling(msgspec.Struct, gc=False):
     """A change on its way into the log: afterwards it is so, or it is as it was."""
 
-    __slots__ = ("_change", "_done", "_escrow", "_now_ms")
+    escrow: Escrow
+    change: Change
+    when_done: Done | None
+    now_ms: int
+    count: int
+    waits: bool = True
+    first: int = 0
 
-    def __init__(self, escrow: Escrow, change: Change, done: Done | None, now_ms: int) -> None:
-        self._now_ms = now_ms
-        self._escrow = escrow
-        self._change = change
-        self._done = done
+    def stored(self, placed: Sequence[Placed]) -> None:
+        op = placed[self.first + self.count - 1]
+        self.escrow.settled_as(self.change, op.queue_offset, now_ms=self.now_ms)
 
-    def stored(self, places: Sequence[Placed]) -> None:
-        self._escrow.settled_as(self._change, places[-1].queue_offset, now_ms=self._now_ms)
-
-    def done(self, code: int, places: Sequence[Placed]) -> None:
-        if not places:
-            self._escrow.reopen(self._change)
-        if self._done is not None:
-            self._done(code, places)
+    def done(self, code: int, placed: Sequence[Placed]) -> None:
+        if not placed:
+            self.escrow.reopen(self.change)
+        if self.when_done is not None:
+            self.when_done(code, placed[self.first : self.first + self.count])

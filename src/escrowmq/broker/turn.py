@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -43,19 +43,43 @@ class _Send(msgspec.Struct, gc=False):
 Done = Callable[[int, Sequence[Placed]], None]
 
 
-class _Put(msgspec.Struct, gc=False):
-    """Records of the broker's own in the batch."""
+class Part(Protocol):
+    """Whose records are in the batch: `count` of them from `first` on. Told where all records of
+    the turn went, for its own are among them: a turn has hundreds of parts, and many have one."""
 
     first: int
     count: int
-    stored: Callable[[Sequence[Placed]], None] | None
-    done: Done | None
     waits: bool
+
+    def stored(self, placed: Sequence[Placed]) -> None:
+        """They are in the log."""
+
+    def done(self, code: int, placed: Sequence[Placed]) -> None:
+        """They are as durable as a send would be, or it is clear that they are not. Nothing was
+        placed if they were not stored."""
+
+
+class _Put(msgspec.Struct, gc=False):
+    """Records of the broker's own in the batch."""
+
+    count: int
+    when_stored: Callable[[Sequence[Placed]], None] | None
+    when_done: Done | None
+    waits: bool
+    first: int = 0
+
+    def stored(self, placed: Sequence[Placed]) -> None:
+        if self.when_stored is not None:
+            self.when_stored(placed[self.first : self.first + self.count])
+
+    def done(self, code: int, placed: Sequence[Placed]) -> None:
+        if self.when_done is not None:
+            self.when_done(code, placed[self.first : self.first + self.count])
 
 
 # Told the end of an append, calls back once it is durable, or is not in time.
 WhenFlushed = Callable[[int, Callable[[PutStatus], None]], None]
-_S = TypeVar("_S", _Send, _Put)
+_S = TypeVar("_S", _Send, Part)
 
 
 class Turn:
@@ -78,7 +102,7 @@ class Turn:
         self._counts = Counts() if counts is None else counts
         self._records: list[NewRecord] = []
         self._sends: list[_Send] = []
-        self._puts: list[_Put] = []
+        self._puts: list[Part] = []
 
     # --- while it lasts --------------------------------------------------------------------------
 
@@ -115,7 +139,12 @@ class Turn:
         send would be, or once it is clear that they are not. With no records at all, `done` is
         called when everything is durable that is in the log by then.
         """
-        self._puts.append(_Put(len(self._records), len(records), stored, done, waits))
+        self.join(_Put(len(records), stored, done, waits), records)
+
+    def join(self, part: Part, records: Sequence[NewRecord]) -> None:
+        """The same for one that knows itself what is to be done then."""
+        part.first = len(self._records)
+        self._puts.append(part)
         self._records += records
 
     # --- when it ends ----------------------------------------------------------------------------
@@ -144,8 +173,7 @@ class Turn:
             return
         self._counts.appended(sends, records, placed)
         for put in puts:
-            if put.stored is not None:
-                put.stored(placed[put.first : put.first + put.count])
+            put.stored(placed)
         self._arrived(records)
         self._answer_when_due(sends, puts, placed)
 
@@ -156,7 +184,7 @@ class Turn:
         self._records = []
         self._refuse_all(sends, puts, error)
 
-    def _answer_when_due(self, sends: list[_Send], puts: list[_Put], placed: list[Placed]) -> None:
+    def _answer_when_due(self, sends: list[_Send], puts: list[Part], placed: list[Placed]) -> None:
         answered = self._counts.answered
         began_s = self._counts.turn_began_s()
         if self._when_flushed is None:
@@ -177,32 +205,30 @@ class Turn:
             self._when_flushed(self._store.end, flushed)
 
     def _settle_one_by_one(
-        self, sends: list[_Send], puts: list[_Put], records: list[NewRecord], now_ms: int
+        self, sends: list[_Send], puts: list[Part], records: list[NewRecord], now_ms: int
     ) -> None:
         """Somebody's record does not fit: the others of this turn must not pay for it."""
-        everybody: list[_Send | _Put] = [*sends, *puts]
+        everybody: list[_Send | Part] = [*sends, *puts]
         for one in sorted(everybody, key=lambda one: one.first):
             self._records = records[one.first : one.first + one.count]
             one.first = 0
             self._sends = [one] if isinstance(one, _Send) else []
-            self._puts = [one] if isinstance(one, _Put) else []
+            self._puts = [] if isinstance(one, _Send) else [one]
             self.settle(now_ms)
 
-    def _refuse_all(self, sends: list[_Send], puts: list[_Put], error: StoreError) -> None:
+    def _refuse_all(self, sends: list[_Send], puts: list[Part], error: StoreError) -> None:
         code = CODES_OF_PUTS.get(status_of(error), ResponseCode.SYSTEM_ERROR)
         for send in sends:
             send.line.write(answer(send.request, code=code, remark=str(error)))
             self._counts.refused[send.request.head.code, code] += 1
         for put in puts:
-            if put.done is not None:
-                put.done(code, ())
+            put.done(code, ())
 
     def _answer_all(
-        self, sends: list[_Send], puts: list[_Put], placed: list[Placed], code: int
+        self, sends: list[_Send], puts: list[Part], placed: list[Placed], code: int
     ) -> None:
         for put in puts:
-            if put.done is not None:
-                put.done(code, placed[put.first : put.first + put.count])
+            put.done(code, placed)
         sent = self._answers.sent
         for send in sends:
             if send.count == 1:

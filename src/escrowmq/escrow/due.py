@@ -17,18 +17,25 @@ class DueTimes:
     def __init__(self) -> None:
         self._slots: dict[int, array[int]] = {}
         self._order: list[int] = []  # a heap of the slots there are
+        self._last_ms, self._last = -1, array("q")  # most come in runs for the same time
 
     def add(self, offset: int, due_ms: int) -> None:
-        number = -(-due_ms // SLOT_MS)  # rounded up: never before its time
+        if due_ms != self._last_ms:
+            self._last_ms, self._last = due_ms, self._slot(-(-due_ms // SLOT_MS))
+        self._last.append(offset)
+
+    def _slot(self, number: int) -> array[int]:
+        """By its end: nothing in it comes up before its time."""
         slot = self._slots.get(number)
         if slot is None:
             slot = self._slots[number] = array("q")
             heapq.heappush(self._order, number)
-        slot.append(offset)
+        return slot
 
     def take(self, now_ms: int, count_max: int) -> list[int]:
         """What is due, the longest overdue first, at most so many; the rest is due still."""
         found: list[int] = []
+        self._last_ms = -1  # its slot may go
         while self._order and self._order[0] * SLOT_MS <= now_ms and len(found) < count_max:
             number = self._order[0]
             slot = self._slots[number]

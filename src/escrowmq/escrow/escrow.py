@@ -37,7 +37,7 @@ from escrowmq.escrow.packed import finals_of
 from escrowmq.escrow.rules import Counts, EscrowRules
 from escrowmq.escrow.settled import SettledHalves
 from escrowmq.escrow.shapes import NOWHERE, HalfFacts, Past, copy_of, op_of, stranded_of
-from escrowmq.escrow.verdict import STATE_OF, State, Verdict
+from escrowmq.escrow.verdict import COMMITTED, ROLLED_BACK, STATE_OF, STRANDED, State, Verdict
 from escrowmq.escrow.writers import Writers
 from escrowmq.message import names
 from escrowmq.message.offsets import LogOffset
@@ -128,27 +128,45 @@ class Escrow:
         sender: Hashable | None = None,
     ) -> Half:
         """The half is in the log."""
-        name = self.open.name
-        half = Half(
-            queue_offset,
-            log_offset,
-            size,
-            name(facts.topic),
+        half = self.half_to_be(
+            facts.topic,
             facts.queue_id,
-            name(facts.group),
+            facts.group,
             facts.key,
             parked_ms,
-            self._due_ms(
-                parked_ms + self.rules.immunity_of(facts.topic, facts.group, facts.immunity_ms)
-            ),
             sender,
+            facts.immunity_ms,
         )
-        self.settled.park(queue_offset)
-        self.open.add(half)
-        self.due.add(queue_offset, half.due_ms)
         half.attempt = facts.attempt
-        self._join_attempt(half)
+        half.queue_offset, half.log_offset, half.size = queue_offset, log_offset, size
+        self.hold(half)
         return half
+
+    def half_to_be(
+        self,
+        topic: str,
+        queue_id: int,
+        group: str,
+        key: bytes,
+        parked_ms: int,
+        sender: Hashable | None,
+        immunity_ms: int | None = None,
+    ) -> Half:
+        """One that is on its way into the log: nobody knows yet where it will lie."""
+        name = self.open.name
+        due_ms = parked_ms + self.rules.immunity_of(topic, group, immunity_ms)
+        if due_ms != self._last_due_ms:  # the same object: halves parked together share it
+            self._last_due_ms = due_ms
+        due_ms = self._last_due_ms
+        return Half(0, 0, 0, name(topic), queue_id, name(group), key, parked_ms, due_ms, sender)
+
+    def hold(self, half: Half) -> None:
+        """It is in the log."""
+        self.settled.park(half.queue_offset)
+        self.open.add(half)
+        self.due.add(half.queue_offset, half.due_ms)
+        if half.attempt is not None:
+            self._join_attempt(half)
 
     # --- end -------------------------------------------------------------------------------------
 
@@ -186,12 +204,16 @@ class Escrow:
         reason: str = "",
         host: bytes = NOWHERE,
         now_ms: int,
+        final: NewRecord | None = None,
     ) -> Change:
-        """The records that settle it: final, or finals, and op side by side, in this order."""
+        """The records that settle it: final, or finals, and op side by side, in this order.
+        `final`: its caller has it already."""
         records = [
             op_of(half.queue_offset, state, by, reason, also=half.older, host=host, now_ms=now_ms)
         ]
-        if state is State.COMMITTED:
+        if final is not None:
+            records.insert(0, final)
+        elif state is COMMITTED:
             record = self._log.record_at(half.log_offset)
             records[:0] = finals_of(record, half.topic, half.queue_id)
         half.is_deciding = True
@@ -239,14 +261,14 @@ class Escrow:
         half.is_deciding = False
         self.settled.put(half.queue_offset, state)
         self.cursors.op_written(op_offset, half.queue_offset)
-        if state is State.STRANDED:
+        if state is STRANDED:
             self.open.strand(half)
             self.counts.stranded += 1
         else:
             self.close(half, state)
             self.counts.finish_seconds.observe(max(0, now_ms - half.parked_ms) / 1000)
             by_topic = self.counts.committed
-            if state is State.ROLLED_BACK:
+            if state is ROLLED_BACK:
                 by_topic = self.counts.rolled_back
             by_topic[half.topic] = by_topic.get(half.topic, 0) + 1
 
@@ -262,7 +284,8 @@ class Escrow:
         for old in half.older:
             self.settled.put(old, state)
             self.aliases.pop(old, None)
-        self.leave_attempt(half)
+        if half.attempt is not None:
+            self.leave_attempt(half)
         if half.key:
             self._remembered[half.key] = half.group, half.queue_offset, half.log_offset
             if len(self._remembered) > REMEMBERED_MAX:
@@ -380,12 +403,6 @@ class Escrow:
 
     def advance_cursors(self) -> None:
         self.cursors.advance(self.settled.first_open(self.cursors.half))
-
-    def _due_ms(self, due_ms: int) -> int:
-        """The same number as the same object: halves parked together share it."""
-        if due_ms != self._last_due_ms:
-            self._last_due_ms = due_ms
-        return self._last_due_ms
 
     def interval_ms(self, half: Half) -> int:
         return self.rules.interval_of(half.topic, half.group, half.checks)

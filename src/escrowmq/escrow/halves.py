@@ -82,10 +82,12 @@ class OpenHalves:
 
     def add_key(self, half: Half) -> None:
         """It is the one that its key leads to."""
-        if half.key:
-            first = self._by_offset.get(self._by_key.get(half.key, -1))
+        key = half.key
+        if key:
+            taken = self._by_key.get(key)
+            first = None if taken is None else self._by_offset.get(taken)
             is_taken = first is not None and first.group != half.group
-            self._by_key[(half.group, half.key) if is_taken else half.key] = half.queue_offset
+            self._by_key[(half.group, key) if is_taken else key] = half.queue_offset
 
     def remove(self, half: Half) -> None:
         del self._by_offset[half.queue_offset]
@@ -125,14 +127,15 @@ class OpenHalves:
         load = self._loads.get(half.group)
         if load is None:
             load = self._loads[self.name(half.group)] = Load()
-        size, total = sign * half.size, self.total
+        size, total, topic, by_topic = sign * half.size, self.total, half.topic, self.by_topic
         load.count += sign
         load.size += size
         total.count += sign
         total.size += size
         if not load.count:
             del self._loads[half.group]
-        topic = half.topic
-        self.by_topic[topic] = self.by_topic.get(topic, 0) + sign
-        if not self.by_topic[topic]:
-            del self.by_topic[topic]
+        count = by_topic.get(topic, 0) + sign
+        if count:
+            by_topic[topic] = count
+        else:
+            del by_topic[topic]

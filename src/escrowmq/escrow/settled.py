@@ -11,6 +11,7 @@ import re
 from escrowmq.escrow.verdict import State
 
 _PER_BYTE = 4
+_GROWN_BYTES = 4096  # at a time: the bits are longer than what they say
 
 
 class _Wanted:
@@ -60,7 +61,8 @@ class SettledHalves:
         """There are halves up to this one now."""
         if offset >= self.next:
             self.next = offset + 1
-            self._grow()
+            if offset - self.base >= len(self._bits) * _PER_BYTE:
+                self._grow()
 
     def forget_below(self, offset: int) -> None:
         """Their records are gone from the log."""
@@ -98,9 +100,12 @@ class SettledHalves:
         return self.next
 
     def dump(self) -> bytes:
-        return bytes(self._bits)
+        return bytes(self._bits[: self._used()])
+
+    def _used(self) -> int:
+        return (self.next - self.base + _PER_BYTE - 1) // _PER_BYTE
 
     def _grow(self) -> None:
-        missing = (self.next - self.base + _PER_BYTE - 1) // _PER_BYTE - len(self._bits)
+        missing = self._used() - len(self._bits)
         if missing > 0:
-            self._bits += bytes(missing)
+            self._bits += bytes(missing + _GROWN_BYTES)

@@ -14,14 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from escrowmq.escrow.halves import Attempt
-from escrowmq.escrow.verdict import State
+from escrowmq.escrow.verdict import COMMITTED, State
 from escrowmq.escrow.writers import ATTEMPT, BATCH, FENCE, WRITER
 from escrowmq.message import names
+from escrowmq.message.facts import tag_code
 from escrowmq.message.ids import decode_host
 from escrowmq.message.properties import change_properties, decode_properties, find_property
 from escrowmq.message.record import NewRecord, StoredRecord
@@ -111,7 +113,7 @@ def half_of(record: NewRecord, *, packed: int = 0) -> NewRecord:
         kept += b"%b\x01%d\x02" % (PACKED.encode(), packed)
     if b"__transactionId__\x01" not in kept:
         kept += b"__transactionId__\x01%b\x02" % key
-    tail = b"%b%b\x02REAL_QID\x01%d\x02" % (_TAIL, record.topic.encode(), record.queue_id)
+    tail = _tail_of(record.topic, record.queue_id)
     return NewRecord(
         names.HALF_TOPIC,
         0,
@@ -125,23 +127,49 @@ def half_of(record: NewRecord, *, packed: int = 0) -> NewRecord:
     )
 
 
-def plain_half(text: str, added: str, topic: str, queue_id: int) -> tuple[bytes, str, str]:
-    """The same for properties that hold nothing out of the ordinary: those of the half, and its
-    group and unique key. Every transactional send comes by here."""
+Derived = tuple[int, list[bytes]]
+
+
+def plain_half(
+    text: str, added: str, topic: str, queue_id: int
+) -> tuple[bytes, bytes, str, bytes, Derived | None]:
+    """A half with nothing out of the ordinary in its properties: those of the half, those that its
+    final will have, group, unique key; and tags code and keys, which both have. Every
+    transactional send comes by here, so it is cut into pieces once, as text."""
     before, _, after = text.partition("TRAN_MSG\x01true\x02")
     kept = before + after
     if kept[-1] != "\x02":
         kept += "\x02"
     items = "\x02" + kept
-    group = items.rpartition("\x02PGROUP\x01")[2].partition("\x02")[0]
-    key = items.rpartition("\x02UNIQ_KEY\x01")[2].partition("\x02")[0]
-    if "\x02PGROUP\x01" not in items:
-        group = ""
-    properties = (
-        f"{kept}{added}__transactionId__\x01{key}\x02TRAN_MSG\x01true\x02"
-        f"REAL_TOPIC\x01{topic}\x02REAL_QID\x01{queue_id}\x02"
-    )
-    return properties.encode(), group, key
+    _, found, after = items.rpartition("\x02PGROUP\x01")
+    group = after.partition("\x02")[0] if found else ""
+    key = items.rpartition("\x02UNIQ_KEY\x01")[2].partition("\x02")[0].encode()
+    of_final = (kept + added).encode()
+    tail = b"__transactionId__\x01%b\x02%b" % (key, _tail_of(topic, queue_id))
+    return of_final + tail, of_final, group, key, _derive_plain(items, key)
+
+
+@lru_cache(maxsize=4096)
+def _tail_of(topic: str, queue_id: int) -> bytes:
+    return b"%b%b\x02REAL_QID\x01%d\x02" % (_TAIL, topic.encode(), queue_id)
+
+
+def _derive_plain(items: str, key: bytes) -> Derived | None:
+    """What `message/facts.py` finds in properties with this unique key; None if that takes it."""
+    code, keys = 0, [key]
+    _, found, after = items.rpartition("\x02TAGS\x01")
+    if found:
+        tag = after.partition("\x02")[0]
+        if not tag:
+            return None
+        code = tag_code(tag)
+    _, found, after = items.rpartition("\x02KEYS\x01")
+    if found:
+        given = after.partition("\x02")[0]
+        if not given:
+            return None
+        keys += filter(None, given.encode().split(b" "))
+    return code, keys
 
 
 def is_laid_by_us(properties: bytes) -> bool:
@@ -307,7 +335,7 @@ def op_of(
     """That a half is settled, and older copies of it. RocketMQ reads tag and body; the rest is our
     memory of it: how it ended, by whose word, and where he was (the record's born host)."""
     body = b"%d" % queue_offset
-    if state is State.COMMITTED and by == PRODUCER and not also and not reason:
+    if state is COMMITTED and by == PRODUCER and not also and not reason:
         return NewRecord(names.OP_TOPIC, 0, body, _COMMITTED, born_ms=now_ms, born_host=host)
     text = f"TAGS\x01d\x02{OUTCOME}\x01{_OUTCOMES[state]}\x02"
     if by != PRODUCER:

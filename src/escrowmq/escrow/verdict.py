@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
-from escrowmq.message.verdict import STATE_OF, State, Verdict
+from escrowmq.message.verdict import (
+    COMMIT,
+    COMMITTED,
+    ROLLED_BACK,
+    STATE_OF,
+    STRANDED,
+    State,
+    Verdict,
+)
 
-__all__ = ["STATE_OF", "State", "Verdict"]
+__all__ = ["COMMIT", "COMMITTED", "ROLLED_BACK", "STATE_OF", "STRANDED", "State", "Verdict"]

@@ -93,6 +93,8 @@ def delay_level(text: bytes, highest: int) -> int:
     return min(int(digits[:9] or b"0"), highest)
 
 
-@lru_cache(maxsize=4096)
 def _tag_hash(tag: bytes) -> int:
-    return java_hash(tag.decode("utf-8", "replace"))
+    return tag_code(tag.decode("utf-8", "replace"))
+
+
+tag_code = lru_cache(maxsize=4096)(java_hash)

@@ -31,12 +31,14 @@ from escrowmq.message.record import (
     NewRecord,
     encoded_size,
 )
+from escrowmq.message.sysflag import TRANSACTION_MASK
 from escrowmq.store.checkpoint import CheckpointJob
 from escrowmq.store.commitlog import CommitLog, Flush, Removal
 from escrowmq.store.consumequeue import ConsumeQueue
 from escrowmq.store.deleted import DeletedTopics
 from escrowmq.store.disk import Disk, Lock, OpenViews, remove_file, write_file
 from escrowmq.store.keyindex import KeyIndex, WaitingKey
+from escrowmq.store.logbatch import Batch
 from escrowmq.store.queuetable import QueueTable, refuse_bad_name
 from escrowmq.store.reads import StoreReads
 from escrowmq.store.recover import Recovery, recover
@@ -45,6 +47,9 @@ from escrowmq.store.settings import StoreSettings
 
 LOCK_PATH: Final = "lock"
 ABORT_PATH: Final = "abort"
+_SHOWN_AND_KEYED: Final = [
+    (has_queue_entry(kind), has_keys(kind)) for kind in range(TRANSACTION_MASK + 1)
+]
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False):
@@ -139,13 +144,13 @@ class MessageStore(StoreReads):
         """All records in one write, or none and an error. A crash leaves a prefix of them."""
         self._refuse_if_full()
         stored_ms = now_ms if now_ms > self._stored_ms else self._stored_ms
-        batch = self._log.batch()
+        batch = Batch(self._log)
         add, find_or_make, small_bytes = batch.add, self._queues.find_or_make, self._small_bytes
         placed: list[Placed] = []
         added: list[ConsumeQueue] = []
         waiting: list[WaitingKey] = []
+        wait = waiting.append
         queue: ConsumeQueue | None = None
-        seen_flag, is_shown, is_keyed = 0, True, True  # most records have the flag of the last
         try:
             for record in records:
                 topic, queue_id, sys_flag = record.topic, record.queue_id, record.sys_flag
@@ -154,10 +159,11 @@ class MessageStore(StoreReads):
                     self._refuse_unfit(record)
                 if 0 in properties:
                     raise RecordRefused("a zero byte in the properties")
-                tags_code, keys = (0, [lone]) if lone else derive(topic, properties, stored_ms)
-                if sys_flag != seen_flag:
-                    seen_flag = sys_flag
-                    is_shown, is_keyed = has_queue_entry(sys_flag), has_keys(sys_flag)
+                if lone:
+                    tags_code, keys = 0, [lone]
+                else:
+                    tags_code, keys = record.derived or derive(topic, properties, stored_ms)
+                is_shown, is_keyed = _SHOWN_AND_KEYED[sys_flag & TRANSACTION_MASK]
                 if is_shown:
                     if queue is None or queue.queue_id != queue_id or queue.topic != topic:
                         queue = find_or_make(topic, queue_id)
@@ -172,7 +178,7 @@ class MessageStore(StoreReads):
                 placed.append(Placed(log_offset, queue_offset, size))
                 if is_keyed:
                     for key in keys:
-                        waiting.append((topic, key, log_offset, stored_ms))
+                        wait((topic, key, log_offset, stored_ms))
             batch.write()
         except BaseException as error:
             self._take_back(added, queue)

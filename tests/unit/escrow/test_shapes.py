@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from escrowmq.broker.sendproperties import is_plain_half
 from escrowmq.errors import CorruptRecord
 from escrowmq.escrow.halves import Attempt
 from escrowmq.escrow.journal import Step, decode_step, journal_of
@@ -27,6 +28,7 @@ from escrowmq.escrow.shapes import (
 )
 from escrowmq.escrow.verdict import State
 from escrowmq.message import names
+from escrowmq.message.facts import derive
 from escrowmq.message.offsets import LogOffset
 from escrowmq.message.properties import decode_properties, encode_properties
 from escrowmq.message.record import NewRecord, StoredRecord, decode_record, encode_record
@@ -117,17 +119,40 @@ def test_what_consumers_see_is_what_was_sent(items: list[tuple[str, str]], at: i
         "UNIQ_KEY\x01k\x02PGROUP\x01\x02TRAN_MSG\x01true\x02",
         "a\x01b\x02TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01k\x02KEYS\x01x y\x02",
         "UNIQ_KEY\x01k0\x02TRAN_MSG\x01true\x02UNIQ_KEY\x01k\x02XPGROUP\x01x\x02PGROUP\x01p",
+        SENT + "TAGS\x01a\x02KEYS\x01 x  y ",
+        SENT + "TAGS\x01a\x02TAGS\x01\x02KEYS\x01x\x02KEYS\x01\x02",
+        SENT + "TAGS\x01\u00e9\x02KEYS\x01\u4e2d \u6587\x02XTAGS\x01b\x02XKEYS\x01z",
     ],
 )
 def test_the_short_way_to_a_half_leads_where_the_long_one_does(text: str) -> None:
     added = "CLUSTER\x01C\x02"
-    properties, group, key = plain_half(text, added, "T", 3)
+    properties, of_final, group, key, derived = plain_half(text, added, "T", 3)
     facts = facts_of(kept(NewRecord(names.HALF_TOPIC, 0, b"body", properties)))
     end = "" if text.endswith("\x02") else "\x02"
     long_way = facts_of(kept(half_of(sent(text + end + added))))
     assert facts == long_way
     assert facts is not None
-    assert (facts.group, facts.key) == (group, key.encode())
+    assert (facts.group, facts.key) == (group, key)
+    stored = kept(NewRecord(names.HALF_TOPIC, 0, b"body", properties))
+    assert of_final == final_of(stored, "T", 3).properties
+    found = derive("T", of_final, 0)
+    assert found == derive(names.HALF_TOPIC, properties, 0)
+    assert derived in (found, None)
+    assert derived is not None or "\x01\x02" in text, "only an empty value takes the long way"
+
+
+@given(st.lists(st.tuples(names_of_properties, values), max_size=8), st.integers(0, 8))
+def test_what_is_plain_is_cut_as_what_is_not(items: list[tuple[str, str]], at: int) -> None:
+    items.insert(at, ("TRAN_MSG", "true"))
+    items.append(("UNIQ_KEY", "k"))
+    text = "".join(f"{name}\x01{value}\x02" for name, value in items)
+    assume(is_plain_half(text))
+    properties, of_final, group, key, derived = plain_half(text, "", "T", 3)
+    half = kept(NewRecord(names.HALF_TOPIC, 0, b"body", properties))
+    assert facts_of(half) == facts_of(half_of(sent(text)))
+    assert of_final == final_of(half, "T", 3).properties
+    assert derived == derive("T", of_final, 0) == derive(names.HALF_TOPIC, properties, 0)
+    assert (group, key) == (decode_properties(text.encode()).get("PGROUP", ""), b"k")
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from escrowmq.message.record import NewRecord, encode_record
 from escrowmq.store.commitlog import CommitLog
 from escrowmq.store.consumequeue import ConsumeQueue
 from escrowmq.store.disk import Disk, OpenViews, RealDisk, read_file
+from escrowmq.store.logbatch import Batch
 from escrowmq.store.read import SCANNED_MAX, QueueRead, ReadStatus, offset_by_time
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import FaultyDisk, MemoryDisk
@@ -656,7 +657,7 @@ def gapped_queue() -> tuple[CommitLog, ConsumeQueue]:
     disk = MemoryDisk()
     log = CommitLog(disk, segment_bytes=4096, store_host=HOST)
     queue = ConsumeQueue(disk, OpenViews(disk), "T", 0, file_bytes=100)
-    batch = log.batch()
+    batch = Batch(log)
     places = [batch.add(plain(), 0, NOW_MS + ms) for ms in (10, 20, 20)]
     batch.write()
     queue.add(*places[0], 0)
