@@ -100,3 +100,14 @@ def test_serve_has_the_flags_that_others_rely_on() -> None:
         "--role [all|broker|namesrv]",
     ):
         assert f"  {flag} " in done.stdout
+
+
+def test_the_package_runs_as_the_command_does() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "escrowmq", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, run("--version").stdout)

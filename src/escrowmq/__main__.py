@@ -1,0 +1,8 @@
+"""`python -m escrowmq` is `escrowmq`."""
+
+from __future__ import annotations
+
+from escrowmq.cli.main import main
+
+if __name__ == "__main__":
+    main()
