@@ -30,7 +30,7 @@ from bench.servers import (
     Echo,
     Server,
     brokers,
-    client,
+    clients,
     first_send_s,
     memory_bytes,
 )
@@ -207,14 +207,15 @@ def memory(arena: Arena, servers: list[Server], when: str) -> Sequence[str]:
 def prepare(arena: Arena, servers: list[Server], plan: Plan) -> None:
     """The topics with as many queues everywhere, messages to pull, and a warm JVM."""
     for server in servers:
-        with arena.turn(server), client(server) as admin:
-            for topic in ("bench", "bench-pull"):
-                admin.create_topic(topic, queues=QUEUES)
-            admin.create_topic("bench-one", queues=1)
+        with arena.turn(server), clients(server) as admins:
+            for admin in admins:
+                for topic in ("bench", "bench-pull"):
+                    admin.create_topic(topic, queues=QUEUES)
+                admin.create_topic("bench-one", queues=1)
         fill = replace(shaped("send", plan, 16, 32), topic="bench-pull", seconds=1)
         arena.put(fill, server)
         arena.put(replace(fill, topic="bench-one", queues=1), server)
-        if server.name != OURS:
+        if server.name in APACHE.values():
             warm_java(arena, server, plan, "send")
             arena.put(replace(shaped("pull", plan, 16, 1), topic="bench-pull"), server)
 

@@ -17,8 +17,8 @@ from bench.figures import NOTHING, Figures, sent, summary, to_the_better
 from bench.generator import Load, LoadFailed, Outcome
 from bench.measure import Plan
 from bench.samples import directory
-from bench.servers import APACHE, OURS, Arena, Server, brokers, client
-from tests.interop.remoting import COMMIT, Refused
+from bench.servers import APACHE, OURS, Arena, Server, brokers, clients
+from tests.interop.remoting import COMMIT, Client, Refused
 
 TOPIC = "bench-tx"
 VISIBLE_S = 10.0
@@ -54,37 +54,39 @@ def rows(plan: Plan) -> Told:
             with Arena(servers) as arena:
                 refusals = {server.name: refusal(arena, server) for server in servers}
                 able = [server for server in servers if not refusals[server.name]]
-                _warm(arena, able, plan)
+                warm(arena, able, plan)
                 for shape in SHAPES:
-                    figures = _in_turns(arena, able, shape, plan)
+                    figures = in_turns(arena, able, shape, plan)
                     found.append(_row(f"transactions, {flush}, {shape}", figures, refusals))
             notes.append(f"{flush}: {busy(arena)}")
     return Told(found, notes, COLUMNS)
 
 
 def refusal(arena: Arena, server: Server) -> str:
-    """Why this broker has no transactions, or nothing if one goes through."""
+    """Why this server has no transactions, or nothing if one goes through at each broker."""
+    with arena.turn(server), clients(server) as producers:
+        return next(filter(None, map(_refusal, producers)), "")
+
+
+def _refusal(producer: Client) -> str:
     unique = f"7F0000010001{next(_numbers):020X}"
-    with arena.turn(server), client(server) as producer:
-        producer.create_topic(TOPIC, queues=QUEUES)
-        try:
-            half = producer.send_half(TOPIC, b"does it?", {"UNIQ_KEY": unique})
-        except Refused as error:
-            return f"refuses halves: code {error.answer.code}, {error.answer.remark}"
-        ended = producer.end_transaction(half, COMMIT, topic=TOPIC)
-        if ended.code != 0:
-            return f"refuses commits: code {ended.code}, {ended.remark}"
-    return ""
+    producer.create_topic(TOPIC, queues=QUEUES)
+    try:
+        half = producer.send_half(TOPIC, b"does it?", {"UNIQ_KEY": unique})
+    except Refused as error:
+        return f"refuses halves: code {error.answer.code}, {error.answer.remark}"
+    ended = producer.end_transaction(half, COMMIT, topic=TOPIC)
+    return "" if ended.code == 0 else f"refuses commits: code {ended.code}, {ended.remark}"
 
 
-def _warm(arena: Arena, servers: Sequence[Server], plan: Plan) -> None:
+def warm(arena: Arena, servers: Sequence[Server], plan: Plan) -> None:
     for server in servers:
-        if server.name != OURS:
+        if server.name in APACHE.values():
             load = replace(_load(SHAPES[0], plan), seconds=plan.java_warm_up_s)
             arena.put(load, server)
 
 
-def _in_turns(
+def in_turns(
     arena: Arena, servers: Sequence[Server], shape: Shape, plan: Plan
 ) -> dict[str, Figures]:
     outcomes: dict[str, list[Outcome]] = {server.name: [] for server in servers}
@@ -110,15 +112,19 @@ def _load(shape: Shape, plan: Plan) -> Load:
 
 def _readable(arena: Arena, server: Server) -> int:
     """How many messages of the topic consumers can have by now."""
-    with arena.turn(server), client(server) as asker:
-        return sum(asker.max_offset(TOPIC, queue_id) for queue_id in range(QUEUES))
+    with arena.turn(server), clients(server) as askers:
+        return sum(map(_offsets, askers))
+
+
+def _offsets(asker: Client) -> int:
+    return sum(asker.max_offset(TOPIC, queue_id) for queue_id in range(QUEUES))
 
 
 def _missing(arena: Arena, server: Server, expected: int) -> int:
-    with arena.turn(server), client(server) as asker:
+    with arena.turn(server), clients(server) as askers:
         deadline_s = time.monotonic() + VISIBLE_S
         while True:
-            readable = sum(asker.max_offset(TOPIC, queue_id) for queue_id in range(QUEUES))
+            readable = sum(map(_offsets, askers))
             if readable >= expected or time.monotonic() > deadline_s:
                 return max(0, expected - readable)
             time.sleep(0.05)

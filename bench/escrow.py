@@ -84,7 +84,7 @@ def _sends(server: EscrowMQ, plan: Plan) -> Outcome:
     load = shaped("send", plan, 16, 1)
     with client(server) as admin:
         admin.create_topic(load.topic, queues=QUEUES)
-    return run(load, server.port, server.pids)
+    return run(load, server.ports, server.pids)
 
 
 def _lay_halves(data: Path, count: int) -> None:

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,9 +90,12 @@ class Outcome(msgspec.Struct, frozen=True):
         return max(0.0, self.machine_cpu_s - known_s) / self.seconds
 
 
-def run(load: Load, port: int, pids: list[int]) -> Outcome:
-    """Put the load on 127.0.0.1:port; the processor time of these processes is taken."""
-    command = [str(built("load")), *load.arguments(), f"--port={port}"]
+def run(load: Load, ports: Sequence[int], pids: Sequence[int]) -> Outcome:
+    """Put the load on these ports of 127.0.0.1, whose turns the connections take.
+
+    The processor time of these processes is taken.
+    """
+    command = [str(built("load")), *load.arguments(), f"--port={','.join(map(str, ports))}"]
     if pids:
         command.append(f"--server={','.join(map(str, pids))}")
     done = subprocess.run(

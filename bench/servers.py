@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from bench.generator import Load, Outcome, built, run
+from escrowmq.server.supervise import PORT_STEP
 from tests.brokers import free_ports
 from tests.interop.apache import ApacheRocketMQ, Leashed
 from tests.interop.jars import VERSIONS, find
@@ -35,12 +37,17 @@ STOP_S: Final = 600  # a slow disk flushes ten thousand queue files before it is
 
 
 class Server(Protocol):
-    """Something that listens on 127.0.0.1:port. Its pids begin with the one that matters."""
+    """Something that listens on 127.0.0.1. Its pids begin with the one that matters.
+
+    It has a port for each of its brokers; `port` is the first.
+    """
 
     @property
     def name(self) -> str: ...
     @property
     def port(self) -> int: ...
+    @property
+    def ports(self) -> list[int]: ...
     @property
     def pids(self) -> list[int]: ...
     @property
@@ -51,16 +58,25 @@ class Server(Protocol):
 
 
 class EscrowMQ:
-    """`escrowmq serve`, name server and broker in one process, with its default settings."""
+    """`escrowmq serve` with its default settings.
 
-    name = OURS
+    Name server and broker are one process; of several brokers, each is a process of its own.
+    """
 
-    def __init__(self, directory: Path, settings: Mapping[str, object]) -> None:
+    def __init__(
+        self, directory: Path, settings: Mapping[str, object], *, brokers: int = 1
+    ) -> None:
+        self.name = OURS if brokers == 1 else f"{OURS} --brokers {brokers}"
         self.directory = directory
         self.data = directory / "store"
-        self.port, self._namesrv_port = free_ports(2)
+        self.ports = _ports_in_steps(brokers)
+        (self._namesrv_port,) = free_ports(1)
         self._settings = dict(settings)
         self._process: Leashed | None = None
+
+    @property
+    def port(self) -> int:
+        return self.ports[0]
 
     @property
     def pids(self) -> list[int]:
@@ -80,9 +96,10 @@ class EscrowMQ:
             str(Path(sys.executable).with_name("escrowmq")),
             *("serve", "-c", "broker.conf", "--data", str(self.data)),
             *("--port", str(self.port), "--namesrv-port", str(self._namesrv_port)),
+            *(("--brokers", str(len(self.ports))) if len(self.ports) > 1 else ()),
         ]
         self._process = Leashed(command, name=self.name, output=self.directory / "serve.out")
-        self._process.await_ready(lambda: _answers(self.port))
+        self._process.await_ready(lambda: all(map(_answers, self.ports)))
 
     def stop(self) -> None:
         if self._process is not None:
@@ -100,6 +117,10 @@ class Apache(ApacheRocketMQ):
         self.name = APACHE[version]
         self.data = self.store
 
+    @property
+    def ports(self) -> list[int]:
+        return [self.port]
+
     def stop(self) -> None:
         self.kill()  # a stop in order takes it many seconds, for files that are removed anyway
         super().stop()
@@ -114,6 +135,10 @@ class Echo:
         self.data = directory
         self.port = 0
         self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def ports(self) -> list[int]:
+        return [self.port]
 
     @property
     def pids(self) -> list[int]:
@@ -169,7 +194,7 @@ class Arena:
 
     def put(self, load: Load, server: Server) -> Outcome:
         with self.turn(server):
-            outcome = run(load, server.port, family(server.pids))
+            outcome = run(load, server.ports, family(server.pids))
         self.others_cores.append(outcome.others_cores)
         # What this one wrote must not go to the disk while the next one is measured.
         os.sync()
@@ -197,6 +222,14 @@ def brokers(
 
 def client(server: Server, *, timeout_s: float = 30.0) -> Client:
     return Client(f"127.0.0.1:{server.port}", timeout_s=timeout_s)
+
+
+@contextlib.contextmanager
+def clients(server: Server) -> Iterator[list[Client]]:
+    """One for each of its brokers."""
+    with contextlib.ExitStack() as stack:
+        each = (Client(f"127.0.0.1:{port}", timeout_s=30.0) for port in server.ports)
+        yield [stack.enter_context(one) for one in each]
 
 
 def lay_topics(data: Path, names: Sequence[str], *, queues: int) -> None:
@@ -254,6 +287,18 @@ def family(pids: Sequence[int]) -> list[int]:
         for children in Path(f"/proc/{pid}/task").glob("*/children"):
             found += [int(word) for word in children.read_text().split()]
     return found
+
+
+def _ports_in_steps(count: int) -> list[int]:
+    """As `--brokers` takes them; nobody listens on any of them now."""
+    while True:
+        (first,) = free_ports(1)
+        ports = [first + PORT_STEP * number for number in range(count)]
+        with contextlib.suppress(OSError):
+            for port in ports:
+                with socket.create_server(("127.0.0.1", port)):
+                    pass
+            return ports
 
 
 def _signal(server: Server, number: signal.Signals) -> None:

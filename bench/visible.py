@@ -61,7 +61,7 @@ class _Beside(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        self._outcome = run(self._load, self._server.port, self._server.pids)
+        self._outcome = run(self._load, self._server.ports, self._server.pids)
 
     def outcome(self) -> Outcome:
         self.join()

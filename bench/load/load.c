@@ -1,6 +1,6 @@
 // The load generator: one thread, many connections, so many requests under way on each.
 //
-//     load MODE --port N [--connections N] [--depth N] [--body BYTES] [--seconds S] [--warm-up S]
+//     load MODE --port N[,N] [--connections N] [--depth N] [--body BYTES] [--seconds S] [--warm-up S]
 //          [--topic NAME] [--topics COUNT] [--queues N] [--acknowledged] [--server PID,PID]
 //
 //     echo    bytes that come back: the limit of the sockets
@@ -8,6 +8,7 @@
 //     pull    32 messages a time; every connection walks one queue, from its start, over and over
 //     tx      a half, and when it is answered its commit: one-way, or waited for if --acknowledged
 //
+// With several ports, connections take turns: each port has as many of them, give or take one.
 // With --topics the names are NAME0, NAME1 and so on. --server says whose processor time to take.
 // Everything is counted between the end of the warm-up and the end of the measured seconds, at one
 // and the same moment; then what is under way is waited for. One line of JSON tells the outcome.
@@ -236,7 +237,7 @@ static void open_connections(void) {
     poll_fd = epoll_create1(0);
     for (int i = 0; i < options.connections; i++) {
         struct connection *c = &connections[i];
-        c->fd = connect_to(options.port);
+        c->fd = connect_to(options.ports[i % options.port_count]);
         c->flights = calloc((size_t)options.depth + 1, sizeof *c->flights);
         c->walks = place_of((uint64_t)i);
         watch_for(c, EPOLL_CTL_ADD, EPOLLIN);

@@ -4,12 +4,14 @@
 #include <getopt.h>
 #include <stdbool.h>
 
+#define PORTS_MAX 64
+
 enum mode { ECHO, SEND, PULL, TX };
 
 static struct {
     enum mode mode;
     const char *mode_name, *server;
-    int port, connections, depth;
+    int ports[PORTS_MAX], port_count, connections, depth;
     double seconds, warm_up_s;
     bool acknowledged;
     struct target target;
@@ -19,7 +21,7 @@ static struct {
 static struct buffer body; // of every message
 
 _Noreturn static void usage(const char *what) {
-    fprintf(stderr, "load: %s; usage: load echo|send|pull|tx --port N [options], see load.c\n", what);
+    fprintf(stderr, "load: %s; usage: load echo|send|pull|tx --port N[,N] [options], see load.c\n", what);
     exit(2);
 }
 
@@ -28,6 +30,15 @@ static enum mode mode_named(const char *name) {
     for (int mode = ECHO; mode <= TX; mode++)
         if (strcmp(name, names[mode]) == 0) return (enum mode)mode;
     usage("no such mode");
+}
+
+static void read_ports(const char *words) {
+    for (char *rest; *words != '\0'; words = *rest == ',' ? rest + 1 : rest) {
+        unsigned long port = strtoul(words, &rest, 10);
+        if (rest == words || port < 1 || port > 65535) usage("a port is a number up to 65535");
+        if (options.port_count == PORTS_MAX) usage("too many ports");
+        options.ports[options.port_count++] = (int)port;
+    }
 }
 
 static void read_arguments(int count, char **words) {
@@ -39,7 +50,7 @@ static void read_arguments(int count, char **words) {
     size_t body_bytes = 1024;
     for (int option; (option = getopt_long(count, words, "", known, NULL)) != -1;) {
         switch (option) {
-        case 'p': options.port = atoi(optarg); break;
+        case 'p': read_ports(optarg); break;
         case 'c': options.connections = atoi(optarg); break;
         case 'd': options.depth = atoi(optarg); break;
         case 'b': body_bytes = strtoul(optarg, NULL, 10); break;
@@ -54,7 +65,7 @@ static void read_arguments(int count, char **words) {
         }
     }
     if (optind != count - 1) usage("one mode is needed");
-    if (options.port < 1 || options.connections < 1 || options.depth < 1 || options.target.queues < 1)
+    if (options.port_count < 1 || options.connections < 1 || options.depth < 1 || options.target.queues < 1)
         usage("port, connections, depth and queues are at least 1");
     if (body_bytes < 1 || options.seconds <= 0) usage("body and seconds are more than 0");
     options.mode_name = words[optind];

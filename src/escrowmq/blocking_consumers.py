@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 from escrowmq.client import consumer as consumers
 from escrowmq.client import lite, puller
@@ -18,24 +18,17 @@ from escrowmq.client.loopthread import Blocking, made
 from escrowmq.client.messages import Queue, ReceivedMessage
 from escrowmq.client.places import Moment
 
+C = TypeVar("C", bound="consumers.Consumer | lite.LiteConsumer | puller.PullConsumer")
 
-class Consumer(Blocking):
-    """See `escrowmq.Consumer`."""
 
-    def __init__(
-        self,
-        servers: str | Sequence[str],
-        *,
-        group: str,
-        subscribe: Subscribed | None = None,
-        **more: Any,
-    ) -> None:
+class _Consumer(Blocking, Generic[C]):
+    """What all have: an inner one, that lives between `with` and `close`."""
+
+    def __init__(self, make: Callable[[], C]) -> None:
         super().__init__()
-        self._inner = self._run(
-            made(lambda: consumers.Consumer(servers, group=group, subscribe=subscribe, **more))
-        )
+        self._inner: C = self._run(made(make))
 
-    def __enter__(self) -> Consumer:
+    def __enter__(self) -> Self:
         self._run(self._inner.__aenter__())
         return self
 
@@ -46,6 +39,25 @@ class Consumer(Blocking):
         trace: TracebackType | None,
     ) -> None:
         self._run(self._inner.__aexit__(kind, error, trace))
+
+    def close(self) -> None:
+        self._run(self._inner.close())
+
+
+class Consumer(_Consumer[consumers.Consumer]):
+    """See `escrowmq.Consumer`."""
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        group: str,
+        subscribe: Subscribed | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(
+            lambda: consumers.Consumer(servers, group=group, subscribe=subscribe, **more)
+        )
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Ends when another thread closes it."""
@@ -84,15 +96,12 @@ class Consumer(Blocking):
         """From any thread, a handler's too: `run` ends when what is in hand is done."""
         self._loop.call_soon_threadsafe(self._inner.stop)
 
-    def close(self) -> None:
-        self._run(self._inner.close())
-
     @property
     def queues(self) -> list[Queue]:
         return self._run(made(lambda: self._inner.queues))
 
 
-class LiteConsumer(Blocking):
+class LiteConsumer(_Consumer[lite.LiteConsumer]):
     """See `escrowmq.LiteConsumer`."""
 
     def __init__(
@@ -103,25 +112,9 @@ class LiteConsumer(Blocking):
         subscribe: Subscribed | None = None,
         **more: Any,
     ) -> None:
-        super().__init__()
-        self._inner = self._run(
-            made(lambda: lite.LiteConsumer(servers, group=group, subscribe=subscribe, **more))
+        super().__init__(
+            lambda: lite.LiteConsumer(servers, group=group, subscribe=subscribe, **more)
         )
-
-    def __enter__(self) -> LiteConsumer:
-        self._run(self._inner.__aenter__())
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._run(self._inner.__aexit__(kind, error, trace))
-
-    def close(self) -> None:
-        self._run(self._inner.close())
 
     def queues(self, topic: str) -> list[Queue]:
         return self._run(self._inner.queues(topic))
@@ -161,27 +154,11 @@ class LiteConsumer(Blocking):
         self._run(made(lambda: self._inner.resume(*queues)))
 
 
-class PullConsumer(Blocking):
+class PullConsumer(_Consumer[puller.PullConsumer]):
     """See `escrowmq.PullConsumer`."""
 
     def __init__(self, servers: str | Sequence[str], *, group: str, **more: Any) -> None:
-        super().__init__()
-        self._inner = self._run(made(lambda: puller.PullConsumer(servers, group=group, **more)))
-
-    def __enter__(self) -> PullConsumer:
-        self._run(self._inner.__aenter__())
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._run(self._inner.close())
+        super().__init__(lambda: puller.PullConsumer(servers, group=group, **more))
 
     def queues(self, topic: str) -> list[Queue]:
         return self._run(self._inner.queues(topic))

@@ -29,24 +29,45 @@ NOT_HERE: Final = {
 
 
 class SmallDisk:
-    """A tmpfs of our own, if we may mount one: a disk that can really be full."""
+    """A file system of our own, if we may mount one: a disk that can really be full.
+
+    ext4 in a file, or else a tmpfs. That one, when it is full, kills with SIGBUS whoever reads
+    where nothing was written.
+    """
 
     def __init__(self, place: Path, mib: int = DISK_MIB) -> None:
         self._place = place
         self._mib = mib
         self._ballast = place / "ballast"
-        self.is_mounted = False
+        self._image = place.with_name(f"{place.name}.ext4")
+        self.kind = ""
         self.why = ""
+
+    @property
+    def is_mounted(self) -> bool:
+        return bool(self.kind)
 
     def __enter__(self) -> SmallDisk:
         self._place.mkdir(parents=True, exist_ok=True)
-        command = ["mount", "-t", "tmpfs", "-o", f"size={self._mib}m", "tmpfs", str(self._place)]
-        try:
-            subprocess.run(command, check=True, capture_output=True, text=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            self.why = str(getattr(error, "stderr", "") or error).strip()
-            return self
-        self.is_mounted = True
+        with self._image.open("wb") as image:
+            image.truncate(self._mib << 20)
+        image_name, place = str(self._image), str(self._place)
+        commands = {
+            "ext4": [
+                ["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", image_name],
+                ["mount", "-o", "loop", image_name, place],
+            ],
+            "tmpfs": [["mount", "-t", "tmpfs", "-o", f"size={self._mib}m", "tmpfs", place]],
+        }
+        for kind, steps in commands.items():
+            try:
+                for step in steps:
+                    subprocess.run(step, check=True, capture_output=True, text=True)
+            except (OSError, subprocess.CalledProcessError) as error:
+                self.why = str(getattr(error, "stderr", "") or error).strip()
+                continue
+            self.kind = kind
+            break
         return self
 
     def __exit__(
@@ -57,6 +78,7 @@ class SmallDisk:
     ) -> None:
         if self.is_mounted:
             subprocess.run(["umount", str(self._place)], check=False, capture_output=True)
+        self._image.unlink(missing_ok=True)
 
     def fill(self) -> None:
         """To the last byte."""
@@ -151,14 +173,15 @@ class Faults:
         self.disk.free()
 
     async def _kill_on_full_disk(self) -> None:
-        """A start may be refused then, if it says so; with room again it may not."""
+        """A start is for reads then, or is refused with a word; with room again it may not be."""
         await asyncio.to_thread(self.disk.fill)
         await self._wait(0.1, 1)
         self.served.kill()
         try:
             await asyncio.to_thread(self.served.start)
         except NotStarted as refused:
-            if refused.exit_code != 2:
+            is_tmpfs = self.disk.kind == "tmpfs" and refused.exit_code == -signal.SIGBUS
+            if refused.exit_code != 2 and not is_tmpfs:
                 raise
             self.done["start refused on a full disk"] += 1
         self.disk.free()

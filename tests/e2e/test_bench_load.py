@@ -9,7 +9,7 @@ import pytest
 
 from bench import generator
 from bench.generator import Load, LoadFailed, NoCompiler, Outcome, run
-from bench.servers import EscrowMQ, client
+from bench.servers import EscrowMQ, client, clients, family
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EscrowMQ]:
 
 def put(server: EscrowMQ, mode: str, topic: str, **more: int) -> Outcome:
     arguments = {**SHORT.__dict__, "mode": mode, "topic": topic, **more}
-    return run(Load(**arguments), server.port, server.pids)
+    return run(Load(**arguments), server.ports, family(server.pids))
 
 
 def stored(server: EscrowMQ, *topics: str) -> int:
@@ -81,6 +81,25 @@ def test_pulls_count_the_messages_they_brought(server: EscrowMQ, depth: int) -> 
     assert stored(server, "pulled") == before
 
 
+def test_the_connections_are_spread_over_all_brokers(tmp_path: Path, server: EscrowMQ) -> None:
+    several = EscrowMQ(tmp_path, {}, brokers=2)
+    several.start()
+    try:
+        with clients(several) as admins:
+            for admin in admins:
+                admin.create_topic("spread", queues=QUEUES)
+            told = put(several, "tx", "spread", connections=2, depth=4, acknowledged=True)
+            each = [
+                sum(admin.max_offset("spread", queue) for queue in range(QUEUES))
+                for admin in admins
+            ]
+    finally:
+        several.stop()
+    assert min(each) > 0
+    assert sum(each) == told.messages_in_all
+    assert (told.errors, told.unanswered) == ({}, 0)
+
+
 def test_a_refused_request_is_an_error_and_no_message(server: EscrowMQ) -> None:
     told = put(server, "pull", "nobody-made-this-topic")
     assert told.messages == told.messages_in_all == 0
@@ -89,7 +108,7 @@ def test_a_refused_request_is_an_error_and_no_message(server: EscrowMQ) -> None:
 
 def test_nobody_there_is_said_and_not_measured(tmp_path: Path, server: EscrowMQ) -> None:
     with pytest.raises(LoadFailed, match="cannot connect"):
-        run(SHORT, EscrowMQ(tmp_path, {}).port, [])
+        run(SHORT, EscrowMQ(tmp_path, {}).ports, [])
 
 
 def test_without_a_compiler_one_line_says_so(

@@ -68,7 +68,7 @@ class Transaction:
     attempt: str = ""
     checks: int = 0
     may_also_be: set[str] = field(default_factory=set)  # if the power goes: a tick has changed it
-    is_remembered: bool = True  # since the last start, so that a repeated send is recognised
+    is_remembered: bool = True  # so that a repeated send is recognised
 
     @property
     def is_settled(self) -> bool:
@@ -522,7 +522,7 @@ class EscrowMachine(RuleBasedStateMachine):
     def started(self) -> None:
         self.lines, self.expected, self.parked = [], [], []
         for one in self.all.values():
-            one.is_remembered = not one.is_settled
+            one.is_remembered = self.seen(one) is not None  # so is what is settled, if it is there
             # The last questions may be forgotten: it may be asked again, and once more often.
             one.not_before_ms = 0
             half = self.bench.escrow.open.find_by_key(one.key.encode(), one.group)

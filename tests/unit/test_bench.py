@@ -134,5 +134,5 @@ def test_the_plan_is_changed_only_where_it_is_asked() -> None:
 
 def test_figures_that_do_not_exist_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        arguments().parse_args(["brokers"])
-    assert "no such figures: brokers" in capsys.readouterr().err
+        arguments().parse_args(["sidecars"])
+    assert "no such figures: sidecars" in capsys.readouterr().err

@@ -274,11 +274,21 @@ class Transactions:
     def make_way(self, log_offset: int, now_ms: int) -> None:
         """The log below has to go: what is open there is appended again, a slice at a time."""
         for half in self.escrow.needed_below(log_offset)[:RENEWED_MAX]:
-            if not half.is_deciding and not half.why.startswith("unreadable"):
+            if not half.is_deciding:
                 self.renew(half, now_ms, resumes=False)
+            if half.is_unreadable and not half.is_deciding:
+                self._give_up(half, now_ms)
         for writer in self.escrow.writers:
             if writer.log_offset < log_offset and not writer.is_last:
                 self._remember(writer, now_ms)
+
+    def _give_up(self, half: Half, now_ms: int) -> None:
+        """Its message is lost already. To keep the log for it would lose the disk too."""
+        log.error("half given up queue_offset=%d: %s", half.queue_offset, half.why)
+        change = self.escrow.change(
+            half, State.ROLLED_BACK, by="broker", reason=half.why, now_ms=now_ms
+        )
+        self.append(change, now_ms=now_ms)
 
     def _remember(self, writer: Writer, now_ms: int) -> None:
         writers = self.escrow.writers

@@ -16,7 +16,7 @@ from escrowmq.cli.options import careful, confirm, watch, where
 from escrowmq.cli.output import reader_may_leave
 from escrowmq.cli.record import printable
 from escrowmq.cli.top import Top
-from escrowmq.cli.watch import pause
+from escrowmq.cli.watch import View, looking, pause
 from escrowmq.cli.watch import show as show_again
 from escrowmq.config.properties import write_property
 from escrowmq.wire.codes import RequestCode
@@ -30,16 +30,10 @@ def broker() -> None:
 
 
 @broker.command("list")
-@watch
-@where
-@click.pass_context
-def list_(
-    context: click.Context, every_s: float | None, namesrv: str, broker: str | None, in_json: bool
-) -> None:
+@looking
+def list_(view: View) -> None:
     """List the brokers, what they do, and how full their disks are."""
-    brokers = Brokers(namesrv, broker)
-    found = partial(found_brokers, brokers)
-    show_again(context, brokers, found, in_json=in_json, every_s=every_s)
+    view.show(found_brokers)
 
 
 @broker.command()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from typing import Any
 
 import click
@@ -18,10 +17,10 @@ from escrowmq.cli.groups import (
     no_group,
     shown_group,
 )
-from escrowmq.cli.options import careful, confirm, place_in_time, watch, where
+from escrowmq.cli.options import careful, confirm, place_in_time, where
 from escrowmq.cli.output import reader_may_leave
 from escrowmq.cli.resets import Move, move_lines, planned_moves, reset_offsets
-from escrowmq.cli.watch import show as show_again
+from escrowmq.cli.watch import View, looking
 from escrowmq.errors import NoRoute
 from escrowmq.wire.codes import RequestCode
 from escrowmq.wire.headers_admin import DeleteGroup
@@ -39,69 +38,35 @@ def group() -> None:
 
 @group.command("list")
 @click.option("--all", "with_own", is_flag=True, help="Also those of RocketMQ's own tools.")
-@watch
-@where
-@click.pass_context
-def list_(
-    context: click.Context,
-    with_own: bool,
-    every_s: float | None,
-    namesrv: str,
-    broker: str | None,
-    in_json: bool,
-) -> None:
+@looking
+def list_(view: View, with_own: bool) -> None:
     """List groups, their members that are connected, and what they have not read."""
-    brokers = Brokers(namesrv, broker)
-    found = partial(found_groups, brokers, with_own=with_own)
-    show_again(context, brokers, found, in_json=in_json, every_s=every_s)
+    view.show(found_groups, with_own=with_own)
 
 
 @group.command()
 @_name
-@watch
-@where
-@click.pass_context
-def show(
-    context: click.Context,
-    name: str,
-    every_s: float | None,
-    namesrv: str,
-    broker: str | None,
-    in_json: bool,
-) -> None:
+@looking
+def show(view: View, name: str) -> None:
     """Print the settings of a group, who of it is connected, and how far it is."""
-    brokers = Brokers(namesrv, broker)
-    found = partial(shown_group, brokers, name)
-    show_again(context, brokers, found, in_json=in_json, every_s=every_s)
+    view.show(shown_group, name)
 
 
 @group.command()
 @click.argument("name", metavar="[GROUP]", required=False, shell_complete=group_names)
 @click.option("--topic", help="Only of this topic.", shell_complete=topic_names)
-@watch
-@where
-@click.pass_context
-def lag(
-    context: click.Context,
-    name: str | None,
-    topic: str | None,
-    every_s: float | None,
-    namesrv: str,
-    broker: str | None,
-    in_json: bool,
-) -> None:
+@looking
+def lag(view: View, name: str | None, topic: str | None) -> None:
     """Print how many messages groups have not read, the slowest first.
 
     With a GROUP, queue by queue. READ UP TO is when the last message was stored that it has read.
     """
-    brokers = Brokers(namesrv, broker)
     if name is not None:
-        found = partial(lags_by_queue, brokers, name, topic)
+        view.show(lags_by_queue, name, topic)
     elif topic is None:
-        found = partial(lags_by_topic, brokers)
+        view.show(lags_by_topic)
     else:
         raise click.UsageError("--topic goes with a GROUP; escrowmq topic show has all its groups")
-    show_again(context, brokers, found, in_json=in_json, every_s=every_s)
 
 
 # --- changing ------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from typing import Any, Final
 
 import click
@@ -12,10 +11,10 @@ from escrowmq.cli.brokers import Brokers, end
 from escrowmq.cli.call import BrokerPlace, Caller, addresses_of, reason_of
 from escrowmq.cli.complete import topic_names
 from escrowmq.cli.figures import GONE, topic_config, topic_offsets
-from escrowmq.cli.options import careful, confirm, together, watch, where
+from escrowmq.cli.options import careful, confirm, together, where
 from escrowmq.cli.output import reader_may_leave
 from escrowmq.cli.topics import found_topics, perm_text, shown_topic
-from escrowmq.cli.watch import show as show_again
+from escrowmq.cli.watch import View, looking
 from escrowmq.errors import EscrowError, NoRoute
 from escrowmq.wire.bodies import TopicConfig
 from escrowmq.wire.codes import RequestCode
@@ -57,41 +56,18 @@ def topic() -> None:
 @topic.command("list")
 @click.option("--all", "with_own", is_flag=True, help="Also those of the broker and of groups.")
 @click.option("-l", "--long", is_flag=True, help="Also messages and the time of the last one.")
-@watch
-@where
-@click.pass_context
-def list_(
-    context: click.Context,
-    with_own: bool,
-    long: bool,
-    every_s: float | None,
-    namesrv: str,
-    broker: str | None,
-    in_json: bool,
-) -> None:
+@looking
+def list_(view: View, with_own: bool, long: bool) -> None:
     """List topics, one line each over all brokers."""
-    brokers = Brokers(namesrv, broker)
-    found = partial(found_topics, brokers, with_own=with_own, long=long)
-    show_again(context, brokers, found, in_json=in_json, every_s=every_s)
+    view.show(found_topics, with_own=with_own, long=long)
 
 
 @topic.command()
 @_name
-@watch
-@where
-@click.pass_context
-def show(
-    context: click.Context,
-    name: str,
-    every_s: float | None,
-    namesrv: str,
-    broker: str | None,
-    in_json: bool,
-) -> None:
+@looking
+def show(view: View, name: str) -> None:
     """Print the settings of a topic, its queues, and how far its groups are."""
-    brokers = Brokers(namesrv, broker)
-    found = partial(shown_topic, brokers, name)
-    show_again(context, brokers, found, in_json=in_json, every_s=every_s)
+    view.show(shown_topic, name)
 
 
 # --- changing ------------------------------------------------------------------------------------

@@ -7,14 +7,60 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec
 
 import click
 
 from escrowmq.cli.brokers import Brokers, end
+from escrowmq.cli.options import watch, where
 from escrowmq.cli.output import reader_may_leave
 
+P = ParamSpec("P")
 _CLEAR = "\x1b[H\x1b[2J\x1b[3J"  # home, the screen, what was scrolled away
+
+
+@dataclass(frozen=True)
+class View:
+    """Whom to ask, and how to show what they say."""
+
+    context: click.Context
+    brokers: Brokers
+    in_json: bool
+    every_s: float | None
+
+    def show(
+        self,
+        find: Callable[Concatenate[Brokers, P], tuple[Any, Iterable[str]]],
+        *args: P.args,
+        **more: P.kwargs,
+    ) -> None:
+        """What `find` finds out from the brokers: for programs, and as lines for people."""
+        found = partial(find, self.brokers, *args, **more)
+        show(self.context, self.brokers, found, in_json=self.in_json, every_s=self.every_s)
+
+
+def looking(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that only looks: it gets a View instead of the options for it."""
+
+    @watch
+    @where
+    @click.pass_context
+    @wraps(command)
+    def run(
+        context: click.Context,
+        /,
+        *,
+        every_s: float | None,
+        namesrv: str,
+        broker: str | None,
+        in_json: bool,
+        **more: Any,
+    ) -> None:
+        command(View(context, Brokers(namesrv, broker), in_json, every_s), **more)
+
+    return run
 
 
 def pause(seconds: float) -> None:

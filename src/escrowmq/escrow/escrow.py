@@ -85,7 +85,8 @@ class Escrow:
         self.unfinished: set[int] = set()  # places of decisions that are not carried out yet
         self._log = halves
         self._last_due_ms = 0
-        self._remembered: OrderedDict[bytes, tuple[str, int, int]] = OrderedDict()
+        # Settled ones by key: group, queue and log offset.
+        self.remembered: OrderedDict[bytes, tuple[str, int, int]] = OrderedDict()
 
     # --- park ------------------------------------------------------------------------------------
 
@@ -112,7 +113,7 @@ class Escrow:
         half = self.open.find_by_key(key, group)
         if half is not None:
             return half.queue_offset, half.log_offset
-        remembered = self._remembered.get(key)
+        remembered = self.remembered.get(key)
         if remembered is not None and remembered[0] == group:
             return remembered[1:]
         return None
@@ -287,9 +288,9 @@ class Escrow:
         if half.attempt is not None:
             self.leave_attempt(half)
         if half.key:
-            self._remembered[half.key] = half.group, half.queue_offset, half.log_offset
-            if len(self._remembered) > REMEMBERED_MAX:
-                self._remembered.popitem(last=False)
+            self.remembered[half.key] = half.group, half.queue_offset, half.log_offset
+            if len(self.remembered) > REMEMBERED_MAX:
+                self.remembered.popitem(last=False)
 
     def _join_attempt(self, half: Half) -> None:
         if half.attempt is not None:
@@ -331,8 +332,8 @@ class Escrow:
         try:
             return self._log.record_at(half.log_offset)
         except (CorruptRecord, NoSuchRecord) as error:
+            self.counts.unreadable += not half.is_unreadable
             half.why = f"unreadable: {error}"
-            self.counts.unreadable += 1
             log.error("half unreadable queue_offset=%d: %s", half.queue_offset, error)
             return None
 

@@ -41,6 +41,11 @@ class Half(msgspec.Struct, gc=False):
     older: tuple[int, ...] = ()  # places it had before it was appended again
     attempt: Attempt | None = None
 
+    @property
+    def is_unreadable(self) -> bool:
+        """The log could not give it when it was last asked."""
+        return self.why.startswith("unreadable")
+
 
 @dataclass(slots=True)
 class Load:

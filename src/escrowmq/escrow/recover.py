@@ -14,13 +14,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from escrowmq.errors import CorruptRecord, NoSuchRecord
-from escrowmq.escrow.escrow import Escrow, HalfLog
+from escrowmq.escrow.escrow import Escrow
 from escrowmq.escrow.halves import Half
 from escrowmq.escrow.journal import decode_step
 from escrowmq.escrow.packed import finals_of, is_packed
+from escrowmq.escrow.recoveredlog import Glance, RecoveredLog
+from escrowmq.escrow.remembered import remember_settled
 from escrowmq.escrow.settled import SettledHalves
 from escrowmq.escrow.shapes import HalfFacts, decode_op, facts_of, op_of
 from escrowmq.escrow.snapshot import Snapshot
@@ -38,32 +40,6 @@ log = logging.getLogger(__name__)
 # have delivered one that we parked and have lost the op in a crash: then nothing shows that it was
 # here but the message itself.
 LOOKED_UP_MAX: Final = 10_000
-
-
-class Glance(Protocol):
-    """A record's place and properties, without its body."""
-
-    @property
-    def queue_offset(self) -> int: ...
-    @property
-    def log_offset(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def stored_ms(self) -> int: ...
-    @property
-    def properties(self) -> bytes: ...
-
-
-class RecoveredLog(HalfLog, Protocol):
-    def min_offset(self, topic: str, queue_id: int) -> int: ...
-    def max_offset(self, topic: str, queue_id: int) -> int: ...
-    def find_by_key(self, topic: str, key: str, *, count_max: int = 32) -> list[StoredRecord]: ...
-
-    def glances(self, topic: str, queue_id: int, begin: int, end: int) -> Iterator[Glance]: ...
-
-    @property
-    def last_record(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -117,6 +93,7 @@ def recover_escrow(
     if snapshot is None or found.takeover.was_here or len(escrow.open) <= LOOKED_UP_MAX:
         _complete_taken_over(escrow, store, found, now_ms)
     _read_decisions(escrow, store, 0 if snapshot is None else snapshot.decisions_read, found)
+    remember_settled(escrow, store)
     escrow.advance_cursors()
     found.open = len(escrow.open)
     return found
@@ -278,9 +255,18 @@ def _unsettled(escrow: Escrow, store: RecoveredLog, first: int) -> Iterator[Glan
     while (at := escrow.settled.first_unsettled(at)) < escrow.settled.next:
         end = escrow.settled.first_settled(at)
         for glance in store.glances(names.HALF_TOPIC, 0, at, end):
+            _report_gap(escrow, at, glance.queue_offset)
             at = glance.queue_offset + 1
             yield glance
+        _report_gap(escrow, at, end)
         at = end
+
+
+def _report_gap(escrow: Escrow, begin: int, end: int) -> None:
+    """Halves that nothing says are settled, and that the log cannot give."""
+    if begin < end:
+        escrow.counts.unreadable += end - begin
+        log.error("halves unreadable queue_offsets=%d..%d: lost", begin, end - 1)
 
 
 def _enter(

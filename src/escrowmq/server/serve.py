@@ -22,7 +22,7 @@ from escrowmq.broker.broker import Broker
 from escrowmq.broker.counts import Counts
 from escrowmq.clock import Clock, SteadyClock, SystemClock, local_day
 from escrowmq.config import Config, FlushMode, Resolved
-from escrowmq.errors import EscrowError, StoreError
+from escrowmq.errors import EscrowError, StoreError, StoreFull
 from escrowmq.message.ids import UniqueKeys, encode_host
 from escrowmq.metrics import Registry
 from escrowmq.server.access import Access, inner_account, refuse_open_doors
@@ -51,12 +51,17 @@ from escrowmq.server.rules import (
 from escrowmq.server.tcp import Port, bind, port_of, reachable
 from escrowmq.server.upkeep import Upkeep
 from escrowmq.store.disk import Disk, RealDisk
+from escrowmq.store.expire import look_for_room
 from escrowmq.store.store import MessageStore
 
 log = logging.getLogger(__name__)
 
 LINES_S = 1.0
 OWN_FILES = 1024  # of the store and the name server, beside those of connections
+NO_ROOM = (
+    "Nothing is lost, but a start has to write there: make 64 MiB of room in {place}, or more if "
+    "its queues have to be built anew (60 bytes for each message), and start again"
+)
 SWITCH_S = 0.0005  # a checkpoint's thread must not hold a turn up for Python's usual 5 ms
 
 
@@ -81,6 +86,10 @@ def run(
     try:
         refuse_open_doors(config)
         return uvloop.run(_serve(config, role, live, online, metrics_socket, own_namesrv))
+    except StoreFull as error:
+        place = config.store.root_dir
+        sys.stderr.write(f"escrowmq: {error}. {NO_ROOM.format(place=place)}\n")
+        return 2
     except (EscrowError, OSError) as error:
         sys.stderr.write(f"escrowmq: {error}\n")
         return 2
@@ -215,6 +224,7 @@ async def _broker(
     await port.listen(bound)
     place, signer = f"{address}:{number}", access.own_signer
     registrars += registrars_of(config, broker, place, namesrv_addresses, signer)
+    look_for_room(store, disk.usage())
     upkeep = _upkeep(config, clock, broker, disk)
     add_broker_metrics(registry, config, wall, broker, port)
     registry.add(store_metrics(disk, group, upkeep))
@@ -296,7 +306,10 @@ async def _stop(broker: Broker, port: Port, group: GroupCommit, clock: Clock) ->
         broker.transactions.save(at_once=True)
     except StoreError as error:  # derived, or saved a moment ago: the log itself is safe
         log.warning("configuration not saved at the stop: %s", error)
-    broker.store.close()
+    try:
+        broker.store.close()
+    except StoreFull as error:
+        log.warning("no checkpoint at the stop, the next start reads the log again: %s", error)
 
 
 def _loops(

@@ -12,13 +12,14 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, AsyncSessionTransaction
 
-from escrowmq.binding.caretaker import ROUND_S, Chores
+from escrowmq.binding.caretaker import ROUND_S
 from escrowmq.binding.held import AsyncHeldMessages
-from escrowmq.binding.marker import MARKERS_KEPT_MS, checked_kept_ms, id_of, new_id
+from escrowmq.binding.keeping import Keeping
+from escrowmq.binding.marker import MARKERS_KEPT_MS, id_of, new_id
 from escrowmq.client.messages import ReceivedMessage
 from escrowmq.client.producer import Producer
-from escrowmq.clock import Clock, SystemClock
-from escrowmq.errors import CommitUnknown, ConfigError, EndedInside, Rollback
+from escrowmq.clock import Clock
+from escrowmq.errors import CommitUnknown, EndedInside, Rollback
 from escrowmq.message.verdict import Verdict
 from escrowmq.sql import marker
 from escrowmq.sql.escrow import ENDED_INSIDE, NO_ANSWER
@@ -28,7 +29,7 @@ from escrowmq.sql.tables import markers
 log = logging.getLogger(__name__)
 
 
-class AsyncEscrow:
+class AsyncEscrow(Keeping):
     """See Escrow. It begins with `async with`, in the loop that it is used in."""
 
     def __init__(
@@ -44,14 +45,12 @@ class AsyncEscrow:
         clock: Clock | None = None,
         **more: Any,
     ) -> None:
+        super().__init__(
+            group=group, kept_ms=kept_ms, forget_acknowledged=forget_acknowledged, clock=clock
+        )
         self._engine = engine
-        self._group = group
         self._sessions = sessions
         self._make_tables = make_tables
-        self._kept_ms = checked_kept_ms(kept_ms)
-        self._forget_acknowledged = forget_acknowledged
-        self._clock = clock or SystemClock()
-        self._chores = Chores(self._clock)
         marker.refuse_memory(engine.sync_engine)
         self._producer = Producer(servers, group=group, **more)
         self._producer.checker("*")(self._check)
@@ -103,8 +102,7 @@ class AsyncEscrow:
                 raise
             await self._commit(session, tx)
         await tx.end(Verdict.COMMIT)
-        if self._forget_acknowledged and tx.outcome is not None and tx.outcome.acknowledged:
-            self._chores.acknowledged(tx.id)
+        self._has_ended(tx)
 
     async def _claim(self, session: AsyncSession, transaction_id: str) -> None:
         connection = await session.connection()
@@ -165,8 +163,7 @@ class AsyncEscrow:
         transaction_id = id_of(message)
         if transaction_id is None:
             return Verdict.UNKNOWN
-        age_ms = self._clock.now_ms() - message.born_ms
-        return await self._ask(transaction_id, may_be_forgotten=age_ms >= self._kept_ms)
+        return await self._ask(transaction_id, may_be_forgotten=self._may_be_forgotten(message))
 
     async def _ask(self, transaction_id: str, *, may_be_forgotten: bool) -> Verdict:
         async with self._engine.connect() as connection:
@@ -182,10 +179,7 @@ class AsyncEscrow:
 
     async def forget(self, *, older_than_ms: int | None = None) -> int:
         """See Escrow.forget."""
-        age_ms = self._kept_ms if older_than_ms is None else older_than_ms
-        if age_ms < self._kept_ms:
-            raise ConfigError(f"markers are kept for {self._kept_ms} ms; kept_ms=… changes that")
-        before_ms = self._clock.now_ms() - age_ms
+        before_ms = self._forgets_before_ms(older_than_ms)
         async with self._engine.connect() as connection:
             return await connection.run_sync(marker.forget_before, markers, before_ms)
 

@@ -12,13 +12,14 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, SessionTransaction
 
-from escrowmq.binding.caretaker import Caretaker, Chores
+from escrowmq.binding.caretaker import Caretaker
 from escrowmq.binding.held import HeldMessages
-from escrowmq.binding.marker import MARKERS_KEPT_MS, checked_kept_ms, id_of, new_id
+from escrowmq.binding.keeping import Keeping
+from escrowmq.binding.marker import MARKERS_KEPT_MS, id_of, new_id
 from escrowmq.blocking import Producer
 from escrowmq.client.messages import ReceivedMessage
-from escrowmq.clock import Clock, SystemClock
-from escrowmq.errors import CommitUnknown, ConfigError, EndedInside, Rollback
+from escrowmq.clock import Clock
+from escrowmq.errors import CommitUnknown, EndedInside, Rollback
 from escrowmq.message.verdict import Verdict
 from escrowmq.sql import marker
 from escrowmq.sql.tables import make_tables as make_missing_tables
@@ -30,7 +31,7 @@ ENDED_INSIDE = "the block committed or rolled back its session; leave that to th
 NO_ANSWER = "the database did not say whether transaction {} has committed; check-back finds out"
 
 
-class Escrow:
+class Escrow(Keeping):
     """Answers the broker's questions from the database, in this and any other process of its group.
 
     `sessions`: a sessionmaker, if not plain sessions are wanted. `make_tables=False` leaves the two
@@ -52,13 +53,11 @@ class Escrow:
         clock: Clock | None = None,
         **more: Any,
     ) -> None:
+        super().__init__(
+            group=group, kept_ms=kept_ms, forget_acknowledged=forget_acknowledged, clock=clock
+        )
         self._engine = engine
-        self._group = group
         self._sessions = sessions
-        self._kept_ms = checked_kept_ms(kept_ms)
-        self._forget_acknowledged = forget_acknowledged
-        self._clock = clock or SystemClock()
-        self._chores = Chores(self._clock)
         marker.refuse_memory(engine)
         with engine.connect() as connection:
             if make_tables:
@@ -111,8 +110,7 @@ class Escrow:
                 raise
             self._commit(session, tx)
         tx.end(Verdict.COMMIT)  # the connection is back in its pool by now
-        if self._forget_acknowledged and tx.outcome is not None and tx.outcome.acknowledged:
-            self._chores.acknowledged(tx.id)
+        self._has_ended(tx)
 
     def _finish(self, session: Session, own: SessionTransaction, tx: HeldMessages) -> None:
         """Everything that can still fail and be rolled back."""
@@ -167,8 +165,7 @@ class Escrow:
         transaction_id = id_of(message)
         if transaction_id is None:
             return Verdict.UNKNOWN
-        age_ms = self._clock.now_ms() - message.born_ms
-        return self._ask(transaction_id, may_be_forgotten=age_ms >= self._kept_ms)
+        return self._ask(transaction_id, may_be_forgotten=self._may_be_forgotten(message))
 
     def _ask(self, transaction_id: str, *, may_be_forgotten: bool) -> Verdict:
         with self._engine.connect() as connection:
@@ -185,11 +182,9 @@ class Escrow:
     def forget(self, *, older_than_ms: int | None = None) -> int:
         """Remove markers that nobody can ask about any more: how many. Raises ConfigError for an
         age below `kept_ms`: a checker takes it that younger ones are there."""
-        age_ms = self._kept_ms if older_than_ms is None else older_than_ms
-        if age_ms < self._kept_ms:
-            raise ConfigError(f"markers are kept for {self._kept_ms} ms; kept_ms=… changes that")
+        before_ms = self._forgets_before_ms(older_than_ms)
         with self._engine.connect() as connection:
-            return marker.forget_before(connection, markers, self._clock.now_ms() - age_ms)
+            return marker.forget_before(connection, markers, before_ms)
 
     def tidy(self) -> None:
         """What the caretaker does now and then."""

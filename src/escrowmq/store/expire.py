@@ -29,6 +29,11 @@ def may_remove(
     return hour in settings.delete_hours or used_ratio > settings.expire_ratio
 
 
+def look_for_room(store: MessageStore, usage: Usage) -> None:
+    """Whether messages are taken, as full as the disk is."""
+    store.accepts_writes = usage.used_ratio <= store.settings.refuse_ratio
+
+
 def has_to_go(
     store: MessageStore,
     *,
@@ -40,7 +45,7 @@ def has_to_go(
     """Whether the oldest file has to, as full as the disk is; and whether that is too full to
     take messages. Nothing from `keep_from` on ever has to."""
     settings, used_ratio = store.settings, usage.used_ratio
-    store.accepts_writes = used_ratio <= settings.refuse_ratio
+    look_for_room(store, usage)
     base = store.begin
     end = base + settings.segment_bytes
     # The file that is being written stays, and so does what no checkpoint covers yet.

@@ -11,6 +11,7 @@ reads a clock.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Sequence
 from typing import Final
@@ -99,7 +100,10 @@ class MessageStore(StoreReads):
 
     @classmethod
     def open(cls, disk: Disk, settings: StoreSettings, *, store_host: bytes) -> MessageStore:
-        """Own the directory, recover what is in it, and be ready for appends."""
+        """Own the directory, recover what is in it, and be ready for appends.
+
+        On a full disk it is ready for reads: its checkpoint is made when there is room.
+        """
         lock = disk.lock(LOCK_PATH, b"lock")
         try:
             clean = not disk.exists(ABORT_PATH)
@@ -107,7 +111,8 @@ class MessageStore(StoreReads):
             store = cls(disk, settings, store_host, lock, clean=clean)
             if not clean or store.recovery.torn is not None:
                 store._log.wipe(store._log.end)
-            store.checkpoint()
+            with contextlib.suppress(StoreFull):
+                store.checkpoint()
         except BaseException:
             lock.release()
             raise

@@ -1,0 +1,43 @@
+"""One broker for each file, and names that nobody else uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.brokers import Served
+from tests.e2e.messaging.asking import numbers
+from tests.interop.remoting import Client
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with Served(tmp_path_factory.mktemp("broker")) as server:
+        yield server
+    server.assert_clean()
+    assert "Traceback" not in server.errors, server.errors
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[Client]:
+    with served.client() as line:
+        yield line
+
+
+@pytest.fixture
+def other(served: Served) -> Iterator[Client]:
+    with served.client() as line:
+        yield line
+
+
+@pytest.fixture
+def topic(client: Client) -> str:
+    name = f"topic-{next(numbers)}"
+    client.create_topic(name)
+    return name
+
+
+@pytest.fixture
+def group() -> str:
+    return f"group-{next(numbers)}"

@@ -1,0 +1,197 @@
+"""Topics and groups, their members, and who of them holds a queue."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.brokers import Served
+from tests.e2e.messaging.asking import numbers, bodies, v1
+from tests.interop.records import decode_records
+from tests.interop.remoting import Answer, Client
+
+pytestmark = pytest.mark.slow
+
+
+NOTIFY_CONSUMER_IDS_CHANGED = 40
+
+
+# --- topics and groups ---------------------------------------------------------------------------
+
+
+def test_the_first_message_makes_a_topic_like_its_template(served: Served, client: Client) -> None:
+    name = f"auto-{next(numbers)}"
+    client.expect(10, v1(name, defaultTopicQueueNums=100), b"1")
+    assert client.request(10, v1(name, queueId=7), b"2").code == 0  # the template has 8
+    assert client.request(10, v1(name, queueId=8), b"3").code == 29
+    assert bodies(client.pull_all(name, 0)) == [b"1"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "a/b", "a b", "T" * 128, "\u4e2d"),
+        *("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "TBW102", "BenchmarkTest"),
+        *("rmq_sys_wheel_timer", "rmq_sys_anything"),
+    ],
+)
+def test_bad_names_and_system_topics_cannot_be_created(client: Client, name: str) -> None:
+    fields = {"topic": name, "defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1}
+    more = {"perm": 6, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": False}
+    assert client.request(17, {**fields, **more}).code == 29
+
+
+@pytest.mark.parametrize("name", ["SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "TBW102"])
+def test_system_topics_cannot_be_deleted(client: Client, name: str) -> None:
+    assert client.request(215, {"topic": name}).code != 0
+
+
+def test_a_deleted_topic_is_gone_with_its_offsets(client: Client, topic: str, group: str) -> None:
+    client.create_group(group)
+    client.send(topic, b"1")
+    client.commit_offset(group, topic, 0, 1)
+    client.expect(215, {"topic": topic})
+    assert client.pull(topic, 0, 0).code == 17
+    fields = {"consumerGroup": group, "topic": topic, "queueId": 0, "setZeroIfNotFound": False}
+    assert client.request(14, fields).code == 22
+
+
+def test_a_group_is_what_it_was_created_as(client: Client, topic: str, group: str) -> None:
+    client.expect(200, body=json.dumps({"groupName": group, "consumeEnable": False}).encode())
+    assert client.pull(topic, 0, 0, group=group).code == 16
+    client.create_group(group)
+    assert client.pull(topic, 0, 0, group=group).code == 19
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"[]", b"{}", b'{"groupName":""}', b'{"groupName":"a/b"}', b'{"groupName":7}'),
+        b'{"groupName":"g","retryQueueNums":-5}',
+        b'{"groupName":"g","retryQueueNums":2000000000}',
+    ],
+)
+def test_a_bad_group_is_refused(client: Client, body: bytes) -> None:
+    assert client.request(200, body=body).code != 0
+
+
+# --- members, locks ------------------------------------------------------------------------------
+
+
+def beat(client: Client, client_id: str, group: str, topic: str, **changes: Any) -> Answer:
+    subscription = {"topic": topic, "subString": "*", "subVersion": 1, "expressionType": "TAG"}
+    consumer = {
+        "groupName": group,
+        "consumeType": "CONSUME_PASSIVELY",
+        "messageModel": "CLUSTERING",
+        "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
+        "subscriptionDataSet": [subscription],
+        "unitMode": False,
+        **changes,
+    }
+    body = {"clientID": client_id, "producerDataSet": [], "consumerDataSet": [consumer]}
+    return client.expect(34, body=json.dumps(body).encode())
+
+
+def members(client: Client, group: str) -> list[str]:
+    answer = client.expect(38, {"consumerGroup": group})
+    return sorted(json.loads(answer.body)["consumerIdList"])
+
+
+def told(client: Client) -> list[str]:
+    """Of which groups it was told that somebody came or went."""
+    client.max_offset("any", 0)  # what came before the answer is in `unasked` now
+    news, client.unasked[:] = list(client.unasked), []
+    assert {header["code"] for header, _ in news} <= {NOTIFY_CONSUMER_IDS_CHANGED}
+    assert all(header["flag"] == 2 for header, _ in news)
+    return [header["extFields"]["consumerGroup"] for header, _ in news]
+
+
+def test_members_are_listed_and_told_of_each_other(
+    served: Served, client: Client, topic: str, group: str
+) -> None:
+    answer = beat(client, "c1", group, topic)
+    assert answer.ext_fields["IS_SUPPORT_HEART_BEAT_V2"] == "true"
+    assert members(client, group) == ["c1"]
+    told(client)
+    with served.client() as other:
+        beat(other, "c2", group, topic)
+        assert told(client) == [group]
+        assert group in told(other)
+        assert members(client, group) == ["c1", "c2"]
+        beat(other, "c2", group, topic)
+        assert told(client) == []  # nothing new
+        other.expect(35, {"clientID": "c2", "consumerGroup": group, "producerGroup": ""})
+        assert told(client) == [group]
+        assert members(client, group) == ["c1"]
+        beat(other, "c2", group, topic)
+        told(client)
+    header, _ = client._receive()  # a line that closes is a goodbye
+    assert (header["code"], header["extFields"]["consumerGroup"]) == (40, group)
+    assert members(client, group) == ["c1"]
+
+
+def test_nobody_is_told_in_a_broadcasting_group(
+    client: Client, other: Client, topic: str, group: str
+) -> None:
+    beat(client, "c1", group, topic, messageModel="BROADCASTING")
+    beat(other, "c2", group, topic, messageModel="BROADCASTING")
+    assert told(client) == []
+    assert members(client, group) == ["c1", "c2"]
+
+
+def test_a_heartbeat_in_numbers_is_one_too(client: Client, topic: str, group: str) -> None:
+    beat(client, "c1", group, topic, consumeType=1, messageModel=1, consumeFromWhere=0)
+    assert members(client, group) == ["c1"]
+
+
+def test_a_group_without_members_is_an_error(client: Client, group: str) -> None:
+    assert client.request(38, {"consumerGroup": group}).code == 1
+
+
+def test_a_heartbeat_makes_the_group_and_its_retry_topic(
+    client: Client, topic: str, group: str
+) -> None:
+    beat(client, "c1", group, topic)
+    assert client.pull(f"%RETRY%{group}", 0, 0, group=group).code == 19
+
+
+def test_a_pull_may_rely_on_the_subscription_of_the_heartbeat(
+    client: Client, topic: str, group: str
+) -> None:
+    subscription = {"topic": topic, "subString": "b", "subVersion": 7}
+    beat(client, "c1", group, topic, subscriptionDataSet=[subscription])
+    client.send(topic, b"1", {"TAGS": "a"})
+    client.send(topic, b"2", {"TAGS": "b"})
+    fields = {
+        "consumerGroup": group,
+        "topic": topic,
+        "queueId": 0,
+        "queueOffset": 0,
+        "maxMsgNums": 32,
+        "sysFlag": 0,
+        "commitOffset": 0,
+        "suspendTimeoutMillis": 0,
+    }
+    answer = client.expect(11, {**fields, "subVersion": 7})
+    assert bodies(decode_records(answer.body)) == [b"2"]
+    assert client.request(11, {**fields, "subVersion": 8}).code == 25
+
+
+def test_a_queue_is_locked_by_one_member(client: Client, topic: str, group: str) -> None:
+    def ask(code: int, client_id: str, *queue_ids: int) -> list[int]:
+        queues = [{"topic": topic, "brokerName": "broker-a", "queueId": at} for at in queue_ids]
+        body = {"consumerGroup": group, "clientId": client_id, "mqSet": queues}
+        answer = client.expect(code, body=json.dumps(body).encode())
+        granted = json.loads(answer.body)["lockOKMQSet"] if answer.body else []
+        return sorted(queue["queueId"] for queue in granted)
+
+    assert ask(41, "c1", 0, 1) == [0, 1]
+    assert ask(41, "c2", 1, 2) == [2]
+    assert ask(41, "c1", 0, 1, 2) == [0, 1]
+    ask(42, "c2", 0, 1)  # not its own
+    assert ask(41, "c2", 0, 1) == []
+    ask(42, "c1", 1)
+    assert ask(41, "c2", 0, 1) == [1]

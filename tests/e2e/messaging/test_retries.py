@@ -1,0 +1,131 @@
+"""Messages that failed come again; what a restart keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.brokers import Served
+from tests.e2e.messaging.asking import bodies, now_ms, v1, wait_for
+from tests.interop.remoting import Client
+
+pytestmark = pytest.mark.slow
+
+
+# --- messages that failed ------------------------------------------------------------------------
+
+
+def test_a_message_that_was_sent_back_comes_again_after_its_delay(
+    client: Client, topic: str, group: str
+) -> None:
+    client.create_group(group)
+    sent = client.send(topic, b"try again", {"UNIQ_KEY": "U7", "KEYS": "k"})
+    began_ms = now_ms()
+    client.expect(36, {"offset": sent.log_offset, "group": group, "delayLevel": 1})
+    client.send(f"%RETRY%{group}", b"by the client itself", reconsume_times=1)  # makes the topic
+    [record] = wait_for(client, f"%RETRY%{group}", 1)
+    assert record.body == b"try again"
+    assert record.reconsume_times == 1
+    assert record.properties["RETRY_TOPIC"] == topic
+    assert record.properties["ORIGIN_MESSAGE_ID"] == sent.message_id
+    assert record.properties["UNIQ_KEY"] == "U7"
+    assert 1000 <= record.stored_ms - began_ms < 2500
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"delayLevel": -1}, {"delayLevel": 0, "maxReconsumeTimes": 0}],
+    ids=["asked for", "past the maximum"],
+)
+def test_a_message_past_hope_goes_to_the_dead_letters(
+    client: Client, topic: str, group: str, changes: dict[str, object]
+) -> None:
+    client.create_group(group)
+    sent = client.send(topic, b"hopeless")
+    client.expect(36, {"offset": sent.log_offset, "group": group, **changes})
+    [record] = client.pull_all(f"%DLQ%{group}", 0)
+    assert (record.body, record.reconsume_times) == (b"hopeless", 1)
+    assert record.properties["RETRY_TOPIC"] == topic
+
+
+def test_a_client_that_retries_too_often_itself_ends_in_the_dead_letters(
+    client: Client, group: str
+) -> None:
+    client.create_group(group)
+    fields = v1(f"%RETRY%{group}", reconsumeTimes=17)
+    client.expect(10, fields, b"hopeless")
+    client.expect(10, {**fields, "reconsumeTimes": 3, "maxReconsumeTimes": 2}, b"hopeless too")
+    assert bodies(client.pull_all(f"%DLQ%{group}", 0)) == [b"hopeless", b"hopeless too"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [({"group": "no-such-group"}, 26), ({"offset": 2**62}, 1), ({"offset": -1}, 1)],
+)
+def test_a_send_back_that_makes_no_sense_is_refused(
+    client: Client, topic: str, group: str, changes: dict[str, object], code: int
+) -> None:
+    client.create_group(group)
+    sent = client.send(topic, b"1")
+    fields = {"offset": sent.log_offset, "group": group, "delayLevel": 1}
+    assert client.request(36, {**fields, **changes}).code == code
+
+
+# --- restarts ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A broker for one test alone."""
+    with Served(tmp_path_factory.mktemp("own")) as server:
+        yield server
+    server.assert_clean()
+
+
+def test_a_restart_keeps_topics_groups_offsets_and_messages(own: Served) -> None:
+    with own.client() as client:
+        client.create_topic("orders", queues=3)
+        client.expect(200, body=b'{"groupName":"off","consumeEnable":false}')
+        client.create_group("readers")
+        client.send("auto", b"1", queue_id=3)
+        client.send("orders", b"2", {"KEYS": "k"}, queue_id=2)
+        client.commit_offset("readers", "orders", 2, 1)
+    own.restart()
+    with own.client() as client:
+        assert client.pull("orders", 2, 0, group="off").code == 16
+        assert client.request(10, v1("orders", queueId=3), b"x").code == 29
+        assert client.committed_offset("readers", "orders", 2) == 1
+        assert bodies(client.pull_all("auto", 3)) == [b"1"]
+        assert bodies(client.query_by_key("orders", "k")) == [b"2"]
+        assert client.send("orders", b"3", queue_id=2).queue_offset == 1
+
+
+def test_what_is_due_while_the_broker_is_down_is_delivered_once_afterwards(own: Served) -> None:
+    with own.client() as client:
+        client.create_topic("orders")
+        client.send("orders", b"by time", {"TIMER_DELAY_MS": "200"}, queue_id=1)
+        client.send("orders", b"by level", {"DELAY": "1"})
+    own.restart()
+    with own.client() as client:
+        assert bodies(wait_for(client, "orders", 0)) == [b"by level"]
+    own.restart()
+    with own.client() as client:
+        client.send("orders", b"a second later", {"DELAY": "1"})
+        assert bodies(wait_for(client, "orders", 1)) == [b"a second later"]
+        assert bodies(client.pull_all("orders", 0)) == [b"by level", b"a second later"]
+        assert bodies(client.pull_all("orders", 1)) == [b"by time"]
+
+
+def test_a_restart_does_not_deliver_again_what_overtook_a_later_one(own: Served) -> None:
+    """The first message is due in an hour, the second at once: the second is not due twice."""
+    with own.client() as client:
+        client.create_topic("orders")
+        client.send("orders", b"in an hour", {"TIMER_DELAY_SEC": "3600"})
+        client.send("orders", b"soon", {"TIMER_DELAY_MS": "100"})
+        assert bodies(wait_for(client, "orders", 0)) == [b"soon"]
+    own.restart()
+    with own.client() as client:
+        client.send("orders", b"later", {"TIMER_DELAY_MS": "400"})
+        wait_for(client, "orders", 1)
+        assert bodies(client.pull_all("orders", 0)) == [b"soon", b"later"]

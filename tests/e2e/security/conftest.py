@@ -1,0 +1,36 @@
+"""A broker that knows four accounts, and certificates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.brokers import Served, free_ports
+from tests.e2e.security.guarding import ADMIN, SECRETS, guarded
+from tests.signing import Certificates, SignedClient
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    directory = tmp_path_factory.mktemp("guarded")
+    (port,) = free_ports(1)
+    conf = {"metricsExporterType": "PROM", "metricsPromExporterPort": port}
+    with guarded(directory, conf) as server:
+        with SignedClient(server.address, *ADMIN) as admin:
+            for topic in ("orders", "others"):
+                admin.create_topic(topic, queues=1)
+        yield server
+    for secret in SECRETS:
+        assert secret not in server.errors, "a secret is in the log"
+
+
+@pytest.fixture
+def admin(served: Served) -> Iterator[SignedClient]:
+    with SignedClient(served.address, *ADMIN) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))

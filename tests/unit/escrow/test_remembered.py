@@ -1,0 +1,67 @@
+"""A send that is repeated late, after its transaction was settled and the broker started anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from escrowmq.escrow import remembered
+from escrowmq.message import names
+from tests.escrows import COMMIT, ROLLBACK, EscrowBench
+
+STARTS: dict[str, Callable[[EscrowBench], EscrowBench]] = {
+    "stopped": EscrowBench.stopped,
+    "killed": EscrowBench.killed,
+    "without its note": lambda bench: bench.killed(with_note=False),
+}
+
+
+@pytest.mark.parametrize("verdict", [COMMIT, ROLLBACK])
+@pytest.mark.parametrize("again", STARTS.values(), ids=STARTS)
+def test_a_repeated_send_of_a_settled_half_gets_its_first_place(
+    again: Callable[[EscrowBench], EscrowBench], verdict: int
+) -> None:
+    bench = EscrowBench()
+    place = bench.park("k")
+    bench.end(place, verdict)
+    bench = again(bench)
+    assert bench.park("k") == place
+    assert not len(bench.escrow.open)
+    assert bench.escrow.counts.duplicate_sends == 1
+
+
+def test_another_groups_half_with_this_key_is_another_half() -> None:
+    bench = EscrowBench()
+    place = bench.park("k")
+    bench.end(place, COMMIT)
+    bench = bench.killed()
+    assert bench.park("k", group="other") != place
+
+
+def test_of_a_half_that_was_appended_again_the_last_place_is_told() -> None:
+    bench = EscrowBench()
+    first = bench.park("k")
+    half = bench.escrow.find(*first)
+    assert half is not None
+    bench.broker.transactions.renew(half, bench.now_ms, resumes=False)
+    bench.turn()
+    assert bench.end(first, COMMIT).code == 0
+    bench = bench.killed()
+    assert bench.park("k") == (half.queue_offset, half.log_offset) != first
+
+
+def test_a_start_looks_at_so_many_halves_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remembered, "LOOKED_AT_MAX", 2)
+    bench = EscrowBench()
+    places = [bench.park(key) for key in ("a", "b", "c")]
+    for place in places:
+        bench.end(place, COMMIT)
+    bench = bench.killed()
+    assert len(bench.escrow.remembered) == 2
+    assert [bench.park(key) == place for key, place in zip("abc", places, strict=True)] == [
+        False,
+        True,
+        True,
+    ]
+    assert bench.store.max_offset(names.HALF_TOPIC, 0) == 4

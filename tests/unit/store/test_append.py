@@ -1,0 +1,156 @@
+"""Where records go: one behind the other in the log, each queue counted for itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from escrowmq.message.ids import encode_host
+from escrowmq.message.record import encode_record
+from escrowmq.store.disk import read_file
+from escrowmq.store.store import MessageStore
+from escrowmq.testing import FaultyDisk, MemoryDisk
+from tests.stores import (
+    HOST,
+    NOW_MS,
+    TINY,
+    open_store,
+    properties,
+)
+from tests.unit.store.appending import FIRST_FILE, all_bodies, append, bodies, plain
+
+SECOND_FILE = f"commitlog/{4096:020d}"
+
+
+def test_records_lie_one_behind_the_other_and_each_queue_counts_for_itself(
+    store: MessageStore,
+) -> None:
+    placed = store.append(
+        [plain(), plain(queue_id=1), plain(), plain(topic="U"), plain()], now_ms=NOW_MS
+    )
+    assert [place.queue_offset for place in placed] == [0, 0, 1, 0, 2]
+    assert [place.size for place in placed] == [91 + 1 + 4] * 5
+    assert [place.log_offset for place in placed] == [0, 96, 192, 288, 384]
+    assert store.end == 480
+    assert store.max_offset("T", 0) == 3
+    assert store.min_offset("T", 0) == 0
+
+
+def test_the_log_holds_exactly_the_encoded_records() -> None:
+    disk = MemoryDisk()
+    store = open_store(disk)
+    append(store, plain(b"a"), now_ms=NOW_MS)
+    append(store, plain(b"b"), now_ms=NOW_MS + 5)
+    expected = encode_record(plain(b"a"), 0, 0, NOW_MS, HOST)
+    expected += encode_record(plain(b"b"), 1, len(expected), NOW_MS + 5, HOST)
+    content = read_file(disk, FIRST_FILE)
+    assert content == expected.ljust(4096, b"\0")
+
+
+def test_nothing_to_append_is_nothing_appended() -> None:
+    disk = FaultyDisk()
+    store = open_store(disk)
+    calls = disk.calls
+    assert store.append([], now_ms=NOW_MS) == []
+    assert disk.calls == calls
+    assert store.end == 0
+
+
+def log_writes(disk: FaultyDisk, since: int) -> list[str]:
+    return [call for call in disk.trace[since:] if call.startswith("write_at commitlog/")]
+
+
+def test_a_batch_is_one_write_and_no_flush() -> None:
+    disk = FaultyDisk()
+    store = open_store(disk)
+    append(store, plain())
+    before = len(disk.trace)
+    append(store, *(plain(queue_id=number % 3) for number in range(20)))
+    assert disk.trace[before:] == [f"write_at {FIRST_FILE} 96+{20 * 96}"]
+
+
+def test_a_batch_across_the_end_of_a_file_is_one_write_to_each() -> None:
+    disk = FaultyDisk()
+    store = open_store(disk)
+    append(store, *(plain() for _ in range(40)))  # 3840 of 4096 bytes
+    before = len(disk.trace)
+    offsets = append(store, *(plain() for _ in range(4)))
+    assert offsets == [3840, 3936, 4096, 4192]
+    assert log_writes(disk, before) == [
+        f"write_at {FIRST_FILE} 3840+{2 * 96 + 8}",
+        f"write_at {SECOND_FILE} 0+{2 * 96}",
+    ]
+
+
+def test_the_rest_of_a_full_file_is_a_blank_record() -> None:
+    disk = MemoryDisk()
+    store = open_store(disk)
+    append(store, *(plain() for _ in range(42)))  # 4032 bytes: 64 remain
+    append(store, plain(b"next"))
+    content = read_file(disk, FIRST_FILE)
+    assert content is not None
+    assert content[4032:] == bytes.fromhex("00000040 cbd43194") + bytes(56)
+    assert store.record_at(4096).body == b"next"
+
+
+@pytest.mark.parametrize(("spare", "rolls"), [(8, False), (7, True)])
+def test_a_record_goes_into_this_file_if_eight_bytes_remain_behind_it(
+    spare: int, rolls: bool
+) -> None:
+    store = open_store(MemoryDisk(), replace(TINY, message_bytes_max=4096))
+    (first,) = append(store, plain(b"x" * 2000))
+    room = 4096 - store.end
+    (second,) = append(store, plain(b"y" * (room - 92 - spare)))
+    assert (first, second) == (0, 4096 if rolls else 2092)
+    append(store, plain(b"z"))
+    assert [len(body) for body in all_bodies(store)] == [2000, room - 92 - spare, 1]
+
+
+def test_prepared_and_rolled_back_records_take_no_place_in_their_queue(
+    store: MessageStore,
+) -> None:
+    keyed = properties(UNIQ_KEY="U", KEYS="k")
+    records = [
+        plain(b"none", sys_flag=0, properties=keyed),
+        plain(b"prepared", sys_flag=4, properties=keyed),
+        plain(b"commit", sys_flag=8, properties=keyed),
+        plain(b"rollback", sys_flag=12, properties=keyed),
+        plain(b"last", sys_flag=0, properties=keyed),
+    ]
+    placed = store.append(records, now_ms=NOW_MS)
+    assert [place.queue_offset for place in placed] == [0, 0, 1, 0, 2]
+    assert [store.record_at(place.log_offset).queue_offset for place in placed] == [0, 0, 1, 0, 2]
+    assert bodies(store.read("T", 0, 0)) == [b"none", b"commit", b"last"]
+    by_key = [bytes(record.body) for record in store.find_by_key("T", "k")]
+    assert by_key == [b"last", b"commit", b"prepared", b"none"]
+    assert len(all_bodies(store)) == 5
+
+
+def test_a_store_timestamp_never_falls_when_the_clock_jumps_back() -> None:
+    disk = MemoryDisk()
+    store = open_store(disk)
+    for now_ms in (NOW_MS, NOW_MS + 10, NOW_MS - 60_000, 0, NOW_MS + 11):
+        append(store, plain(), now_ms=now_ms)
+    stored = [record.stored_ms - NOW_MS for record in store.records()]
+    assert stored == [0, 10, 10, 10, 11]
+    store.close()
+    store = open_store(disk)
+    append(store, plain(), now_ms=5)
+    assert [record.stored_ms - NOW_MS for record in store.records()][-1] == 11
+
+
+def test_hosts_of_ipv6_are_stored_and_found() -> None:
+    host = encode_host("2001:db8::1", 10911)
+    store = MessageStore.open(MemoryDisk(), TINY, store_host=host)
+    (first, second) = append(store, plain(b"a", born_host=host), plain(b"b", born_host=HOST))
+    assert store.record_at(first).store_host == store.record_at(first).born_host == host
+    assert store.record_at(second).born_host == HOST
+    assert store.offset_by_time("T", 0, NOW_MS) == 0
+    assert store.offset_by_time("T", 0, NOW_MS + 1) == 2
+
+
+def test_sealed_records_end_with_their_seal() -> None:
+    store = open_store(MemoryDisk(), replace(TINY, sealed=True))
+    (at,) = append(store, plain(properties=properties(TAGS="a")))
+    assert store.record_at(at).properties[:16] == b"TAGS\x01a\x02__CRC32#\x01"

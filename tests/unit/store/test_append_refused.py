@@ -1,0 +1,223 @@
+"""What a store does not take, and that nothing is changed by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from escrowmq.errors import (
+    RecordRefused,
+    StoreError,
+    StoreFull,
+    StoreLocked,
+)
+from escrowmq.message.record import NewRecord
+from escrowmq.store.disk import RealDisk
+from escrowmq.store.read import ReadStatus
+from escrowmq.store.store import MessageStore
+from escrowmq.testing import MemoryDisk
+from tests.stores import (
+    NOW_MS,
+    TINY,
+    open_store,
+)
+from tests.unit.store.appending import all_bodies, append, bodies, plain
+
+
+def state(store: MessageStore) -> object:
+    """Everything that a refused append must leave as it was."""
+    queues = store.queues()
+    offsets = [(store.min_offset(*queue), store.max_offset(*queue)) for queue in queues]
+    return store.end, store.begin, queues, offsets, all_bodies(store)
+
+
+LONGEST_PROPERTIES = 32_767 - 21  # a seal must still fit
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        plain(b"x" * 2049),
+        plain(topic=""),
+        plain(topic="../x"),
+        plain(topic=".."),
+        plain(topic="a/b"),
+        plain(topic="a b"),
+        plain(topic="a\0b"),
+        plain(topic="a\n"),
+        plain(topic="tópico"),
+        plain(topic="t" * 256),
+        plain(topic="t" * 300),
+        plain(queue_id=-1),
+        plain(queue_id=1 << 31),
+        plain(properties=b"x" * 4000),
+        plain(b"x" * 2048, properties=b"x" * 2040),
+    ],
+    ids=lambda record: f"{record.topic[:9]!r} {record.queue_id} {len(record.body)}",
+)
+@pytest.mark.parametrize("kind", [0, 4, 12], ids=["none", "prepared", "rollback"])
+def test_what_does_not_fit_is_refused_and_changes_nothing(wrong: NewRecord, kind: int) -> None:
+    store = open_store(MemoryDisk())
+    append(store, plain(b"before"))
+    before = state(store)
+    fields = {name: getattr(wrong, name) for name in wrong.__struct_fields__}
+    with pytest.raises(RecordRefused):
+        append(store, NewRecord(**{**fields, "sys_flag": kind}))
+    assert state(store) == before
+    append(store, plain(b"behind"))
+    assert bodies(store.read("T", 0, 0)) == [b"before", b"behind"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"flag": 1 << 31},
+        {"sys_flag": 1 << 31},
+        {"reconsume_times": 1 << 31},
+        {"born_ms": 1 << 63},
+        {"prepared_offset": -(1 << 63) - 1},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_a_number_that_its_field_cannot_hold_is_refused(
+    store: MessageStore, wrong: dict[str, int]
+) -> None:
+    append(store, plain(b"before"))
+    before = state(store)
+    with pytest.raises(RecordRefused):
+        append(store, plain(b"wrong", **wrong))
+    assert state(store) == before
+
+
+def test_properties_that_no_reader_would_take_for_whole_are_refused() -> None:
+    # A zero byte in a record is what an unwritten sector looks like: recovery would cut there,
+    # and everything behind it would be gone.
+    disk = MemoryDisk()
+    store = open_store(disk)
+    append(store, plain(b"before"))
+    with pytest.raises(RecordRefused):
+        append(store, plain(b"zero", properties=b"name\x01va\0lue\x02"))
+    append(store, plain(b"behind"))
+    store.flush()
+    store.abandon()
+    assert all_bodies(open_store(disk)) == [b"before", b"behind"]
+
+
+def test_a_refused_record_takes_its_whole_batch_along(store: MessageStore) -> None:
+    append(store, plain(b"before"))
+    before = state(store)
+    batch = [plain(b"a"), plain(b"b", topic="New"), plain(b"c", queue_id=7), plain(topic="a/b")]
+    with pytest.raises(RecordRefused):
+        store.append(batch, now_ms=NOW_MS + 99)
+    assert state(store) == before
+    assert store.read("New", 0, 0).status is ReadStatus.NO_QUEUE
+    append(store, plain(b"behind"))
+    assert [record.stored_ms for record in store.records()] == [NOW_MS, NOW_MS]
+
+
+def test_a_refused_batch_gives_its_places_in_the_queue_back(store: MessageStore) -> None:
+    append(store, plain(b"before"))
+    with pytest.raises(RecordRefused):
+        append(store, plain(b"a"), plain(b"b"), plain(topic="a/b"))
+    (placed,) = store.append([plain(b"behind")], now_ms=NOW_MS)
+    assert placed.queue_offset == 1
+    assert store.max_offset("T", 0) == 2
+    assert bodies(store.read("T", 0, 0)) == [b"before", b"behind"]
+
+
+def test_the_largest_record_fits() -> None:
+    settings = replace(TINY, segment_bytes=1 << 20, message_bytes_max=100_000, sealed=True)
+    store = open_store(MemoryDisk(), settings)
+    largest = plain(
+        b"x" * 100_000, topic="t" * 255, properties=b"k\x01" + b"v" * (LONGEST_PROPERTIES - 2)
+    )
+    (at,) = append(store, largest)
+    assert len(store.record_at(at).properties) == 32_767
+    with pytest.raises(RecordRefused, match="properties of"):
+        append(store, plain(properties=b"k\x01" + b"v" * (LONGEST_PROPERTIES - 1)))
+    with pytest.raises(RecordRefused, match="body of 100001 bytes, limit 100000"):
+        append(store, plain(b"x" * 100_001))
+
+
+def test_a_record_never_outgrows_a_file() -> None:
+    store = open_store(MemoryDisk(), replace(TINY, message_bytes_max=1 << 20))
+    append(store, plain(b"x" * (4096 - 8 - 92)))
+    with pytest.raises(RecordRefused, match="record of 4089 bytes, limit 4088"):
+        append(store, plain(b"x" * (4096 - 8 - 91)))
+
+
+def test_a_store_that_accepts_no_writes_is_full(store: MessageStore) -> None:
+    append(store, plain())
+    before = state(store)
+    store.accepts_writes = False
+    with pytest.raises(StoreFull, match="nearly full"):
+        append(store, plain())
+    assert state(store) == before
+    assert store.read("T", 0, 0).count == 1
+    store.accepts_writes = True
+    append(store, plain())
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda store: store.append([plain()], now_ms=NOW_MS),
+        lambda store: store.flush(),
+        lambda store: store.checkpoint(),
+        lambda store: store.record_at(0),
+        lambda store: store.read("T", 0, 0),
+        lambda store: list(store.records()),
+        lambda store: store.offset_by_time("T", 0, NOW_MS),
+        lambda store: store.min_offset("T", 0),
+    ],
+    ids=[
+        "append",
+        "flush",
+        "checkpoint",
+        "record_at",
+        "read",
+        "records",
+        "offset_by_time",
+        "min_offset",
+    ],
+)
+def test_a_closed_store_refuses_and_does_not_look_empty(
+    tmp_path: Path, use: Callable[[MessageStore], object]
+) -> None:
+    store = open_store(RealDisk(tmp_path))
+    append(store, plain())
+    store.close()
+    with pytest.raises(StoreError):
+        use(store)
+
+
+def test_closing_twice_is_closing_once(store: MessageStore) -> None:
+    append(store, plain())
+    store.close()
+    store.close()
+    assert store.has_failed
+
+
+def test_a_directory_has_one_owner(tmp_path: Path) -> None:
+    store = open_store(RealDisk(tmp_path))
+    append(store, plain())
+    with pytest.raises(StoreLocked):
+        open_store(RealDisk(tmp_path))
+    append(store, plain())
+    store.close()
+    again = open_store(RealDisk(tmp_path))
+    assert len(all_bodies(again)) == 2
+    assert again.recovery.clean
+    again.close()
+
+
+def test_a_store_that_was_refused_does_not_mark_the_directory(tmp_path: Path) -> None:
+    store = open_store(RealDisk(tmp_path))
+    (tmp_path / "abort").unlink()
+    with pytest.raises(StoreLocked):
+        open_store(RealDisk(tmp_path))
+    assert not (tmp_path / "abort").exists()
+    store.close()

@@ -1,0 +1,124 @@
+"""Records found by their keys, newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from escrowmq.message.javahash import java_hash
+from escrowmq.store.store import MessageStore
+from escrowmq.testing import MemoryDisk
+from tests.stores import (
+    NOW_MS,
+    TINY,
+    open_store,
+    properties,
+    sample,
+)
+from tests.unit.store.appending import append, found_bodies, keyed, plain
+
+
+@pytest.fixture(params=["in memory", "in files", "in both"])
+def settle(request: pytest.FixtureRequest) -> Callable[[MessageStore, int], None]:
+    """Called after each append: brings the keys to the files, or does not."""
+
+    def after(store: MessageStore, number: int) -> None:
+        if request.param == "in files" or (request.param == "in both" and number % 7 == 3):
+            store.checkpoint()
+
+    return after
+
+
+@pytest.mark.parametrize("slots", [1, 7])
+def test_keys_are_found_newest_first(
+    settle: Callable[[MessageStore, int], None], slots: int
+) -> None:
+    store = open_store(MemoryDisk(), replace(TINY, index_slots=slots))
+    for number in range(30):
+        append(store, sample(number), now_ms=NOW_MS + number)
+        settle(store, number)
+    for number in range(30):
+        body = sample(number).body
+        topic = sample(number).topic
+        assert found_bodies(store, topic, f"U{number:04d}") == [body]
+        assert found_bodies(store, topic, f"k{number}") == [body]
+    expected = [sample(number).body for number in range(28, -1, -2)]
+    assert found_bodies(store, "T0", "all") == expected
+    assert found_bodies(store, "T0", "all", count_max=4) == expected[:4]
+    assert found_bodies(store, "T2", "all") == []
+    assert found_bodies(store, "T0", "k") == []
+
+
+def test_keys_with_one_hash_are_told_apart(settle: Callable[[MessageStore, int], None]) -> None:
+    store = open_store(MemoryDisk(), replace(TINY, index_slots=1))
+    assert java_hash("T#Aa") == java_hash("T#BB")
+    for number, key in enumerate(["Aa", "BB", "Aa", "AaAa", "AaBB", "BBAa"]):
+        append(store, keyed(key, b"%d" % number))
+        settle(store, number)
+    assert found_bodies(store, "T", "Aa") == [b"2", b"0"]
+    assert found_bodies(store, "T", "BB") == [b"1"]
+    assert found_bodies(store, "T", "AaBB") == [b"4"]
+    assert found_bodies(store, "T", "BBBB") == []
+
+
+def test_a_topic_that_ends_like_a_key_begins_is_another_topic(
+    settle: Callable[[MessageStore, int], None], store: MessageStore
+) -> None:
+    append(store, keyed("b#c", b"one", topic="a"))
+    settle(store, 3)
+    assert found_bodies(store, "a", "b#c") == [b"one"]
+    assert found_bodies(store, "a#b", "c") == []
+
+
+def test_a_record_that_says_a_key_twice_is_found_once(
+    settle: Callable[[MessageStore, int], None], store: MessageStore
+) -> None:
+    append(store, plain(b"one", properties=properties(UNIQ_KEY="k", KEYS="k k")))
+    settle(store, 3)
+    assert found_bodies(store, "T", "k") == [b"one"]
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "expected"),
+    [
+        (0, 10_000, [4, 3, 2, 1, 0]),
+        (0, 0, [0]),
+        (1, 999, [1]),
+        (500, 500, [1]),
+        (501, 1499, []),
+        (1500, 2500, [3, 2]),
+        (2501, 10_000, [4]),
+        (9_001, 10_000, []),
+    ],
+)
+def test_a_window_of_time_counts_both_its_ends(
+    settle: Callable[[MessageStore, int], None],
+    store: MessageStore,
+    begin: int,
+    end: int,
+    expected: list[int],
+) -> None:
+    for number, ms in enumerate((0, 500, 1500, 2500, 9000)):
+        append(store, keyed("k", b"%d" % number), now_ms=NOW_MS + ms)
+        settle(store, number)
+    found = found_bodies(store, "T", "k", begin_ms=NOW_MS + begin, end_ms=NOW_MS + end)
+    assert found == [b"%d" % number for number in expected]
+
+
+def test_at_most_64_records_are_found(settle: Callable[[MessageStore, int], None]) -> None:
+    store = open_store(MemoryDisk(), replace(TINY, segment_bytes=1 << 16))
+    for number in range(70):
+        append(store, keyed("k", b"%d" % number))
+        settle(store, number)
+    newest_first = [b"%d" % number for number in reversed(range(70))]
+    assert found_bodies(store, "T", "k", count_max=1000) == newest_first[:64]
+    assert found_bodies(store, "T", "k") == newest_first[:32]
+
+
+def test_what_expired_is_not_found_by_key(store: MessageStore) -> None:
+    append(store, *(keyed("k", b"%d" % n + b"x" * 1000) for n in range(6)))
+    store.checkpoint()
+    store.remove_oldest_file()
+    assert [body[:1] for body in found_bodies(store, "T", "k")] == [b"5", b"4", b"3"]

@@ -1,0 +1,42 @@
+"""A store opened on a disk without room is there for reads, and whole when there is room."""
+
+from __future__ import annotations
+
+import pytest
+
+from escrowmq.errors import StoreFull
+from escrowmq.store.expire import look_for_room
+from escrowmq.store.store import MessageStore
+from escrowmq.testing.disks import MemoryDisk
+from tests.stores import NOW_MS, TINY, assert_clean, fill, open_store, sample
+
+
+def bodies(store: MessageStore) -> list[bytes]:
+    places = [store.entry_at("T0", 0, queue_offset) for queue_offset in range(3)]
+    return [bytes(store.record_at(place).body) for place in places if place is not None]
+
+
+def test_what_a_crash_left_is_read_without_room_for_a_checkpoint() -> None:
+    disk = MemoryDisk()
+    store = open_store(disk)
+    fill(store, range(6))
+    wanted = bodies(store)
+    assert len(wanted) == 3
+    store.flush()
+    store.abandon()
+    disk.capacity_bytes = 4096  # much more is used than that
+    store = open_store(disk)
+    assert bodies(store) == wanted
+    assert not store.is_checkpointed
+    look_for_room(store, disk.usage())
+    assert not store.takes_writes
+    with pytest.raises(StoreFull):
+        store.append([sample(6)], now_ms=NOW_MS)
+    with pytest.raises(StoreFull):
+        store.checkpoint()
+    disk.capacity_bytes = None
+    look_for_room(store, disk.usage())
+    store.append([sample(6)], now_ms=NOW_MS)
+    assert bodies(store) == wanted
+    store.close()
+    assert_clean(disk, TINY)
