@@ -30,6 +30,7 @@ DERBY = "jdbc:derby:memory:reconcile;create=true"
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges of seven rows."""
     monkeypatch.setattr(databases, "ROWS_PER_RANGE", 7)
+    monkeypatch.setattr(databases, "RANGES_PER_CORE", 10)
 
 
 def rows(count: int) -> list[dict[str, Any]]:

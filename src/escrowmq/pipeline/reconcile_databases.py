@@ -27,12 +27,15 @@ from sqlalchemy.pool import NullPool
 
 from escrowmq.binding.marker import INBOX, MARKERS
 from escrowmq.errors import CannotReconcile
+from escrowmq.pipeline.session import has_class
 
 T = TypeVar("T")
 
 ROWS_AT_ONCE: Final = 10_000
 ROWS_PER_RANGE: Final = 200_000
+RANGES_PER_CORE: Final = 2
 RANGES_MAX: Final = 1_000
+CORES_UNKNOWN: Final = 32
 _CENT: Final = Decimal("0.000001")
 
 Types = dict[str, str]  # column: its type in Spark
@@ -111,7 +114,7 @@ def open_database(spark: SparkSession, url: str) -> Database:
             "(postgresql+psycopg://user:password@host/name, sqlite:///file.db) or jdbc:…"
         ) from error
     driver, scheme = _DRIVERS.get(parsed.get_backend_name(), ("", ""))
-    if driver and not parsed.query and _has_driver(spark, driver):
+    if driver and not parsed.query and has_class(spark, driver):
         address = f"{scheme}://{parsed.host or 'localhost'}"
         address += f":{parsed.port}" if parsed.port else ""
         login = {"user": parsed.username, "password": parsed.password}
@@ -140,15 +143,6 @@ def _hidden(url: str) -> str:
         return "the address of a database"
 
 
-def _has_driver(spark: SparkSession, name: str) -> bool:
-    try:
-        jvm: Any = spark.sparkContext._jvm
-        jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(name)
-    except Exception:  # no such class, or Spark Connect, which shows no classes
-        return False
-    return True
-
-
 class Database(Protocol):
     """What is asked on the driver, and a frame that the executors read."""
 
@@ -162,15 +156,27 @@ class Database(Protocol):
     def frame(self, query: str, types: Types, *, key: str) -> DataFrame: ...
 
 
-def cuts(database: Database, query: str, key: str) -> list[Any]:
-    """Keys between ranges of about the same number of rows, in the database's own order."""
+def cuts(spark: SparkSession, database: Database, query: str, key: str) -> list[Any]:
+    """Keys between ranges of about the same number of rows, in the database's own order.
+
+    A key without an index costs a look at the whole table for every range, so there are not more
+    of them than keep the cores busy: rows come from a cursor, and their number does not matter.
+    """
     rows = int(database.ask(f"SELECT count(*) AS n FROM ({query}) q")[0][0])
-    step = max(ROWS_PER_RANGE, -(-rows // RANGES_MAX))
+    ranges = min(RANGES_MAX, RANGES_PER_CORE * _cores(spark))
+    step = max(ROWS_PER_RANGE, -(-rows // ranges))
     if rows <= step:
         return []
     numbered = f"SELECT {key} AS k, row_number() OVER (ORDER BY {key}) AS n FROM ({query}) q"
     found = database.ask(f"SELECT k FROM ({numbered}) p WHERE n % {step:d} = 0 ORDER BY n")
     return [key for key in dict.fromkeys(row[0] for row in found) if key is not None]
+
+
+def _cores(spark: SparkSession) -> int:
+    try:
+        return spark.sparkContext.defaultParallelism
+    except Exception:  # Spark Connect has no context, and says so in several ways
+        return CORES_UNKNOWN
 
 
 def _ranges(key: str, cut: Sequence[Any], shown: Callable[[Any], str]) -> list[str]:
@@ -209,7 +215,7 @@ class JdbcDatabase:
         return True
 
     def frame(self, query: str, types: Types, *, key: str) -> DataFrame:
-        cut = cuts(self, query, key) if self._kind in _ANY_TABLE else []
+        cut = cuts(self._spark, self, query, key) if self._kind in _ANY_TABLE else []
         read = self._spark.read.jdbc(
             self._url,
             f"({query}) q",
@@ -252,7 +258,7 @@ class SqlDatabase:
         return self._with(lambda connection: inspect(connection).has_table(table))
 
     def frame(self, query: str, types: Types, *, key: str) -> DataFrame:
-        bounds = _ranges(key, cuts(self, query, key), _literal)
+        bounds = _ranges(key, cuts(self._spark, self, query, key), _literal)
         parts = [f"SELECT {', '.join(types)} FROM ({query}) q WHERE {bound}" for bound in bounds]
         reader = _Reader(self._url.render_as_string(hide_password=False), parts, types)
         schema = ", ".join(f"{name} {kind}" for name, kind in types.items())
