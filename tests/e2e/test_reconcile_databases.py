@@ -129,3 +129,5 @@ def test_a_database_whose_driver_spark_has_is_read_over_jdbc(
     assert [tuple(row) for row in booked.collect()] == [("escrow-1", Decimal(3))]
     with pytest.raises(CannotReconcile, match="jdbc:derby"):
         databases.marker_rows(spark, "jdbc:derby:memory:nothing-there")
+    with pytest.raises(CannotReconcile, match=r"jdbc:mariadb://nowhere/bank: .* spark\.jars=FILE"):
+        databases.marker_rows(spark, "jdbc:mariadb://nowhere/bank?password=secret")

@@ -62,10 +62,11 @@ _ARROW: Final = {
     "bigint": pa.int64(),
     "decimal(28,6)": pa.decimal128(28, 6),
 }
+_MARIA: Final = "org.mariadb.jdbc.Driver"
 _DRIVERS: Final = {
     "postgresql": ("org.postgresql.Driver", "jdbc:postgresql"),
-    "mysql": ("org.mariadb.jdbc.Driver", "jdbc:mariadb"),
-    "mariadb": ("org.mariadb.jdbc.Driver", "jdbc:mariadb"),
+    "mysql": (_MARIA, "jdbc:mariadb"),
+    "mariadb": (_MARIA, "jdbc:mariadb"),
 }
 
 
@@ -179,8 +180,12 @@ def _cores(spark: SparkSession) -> int:
         return CORES_UNKNOWN
 
 
-def _ranges(key: str, cut: Sequence[Any], shown: Callable[[Any], str]) -> list[str]:
-    """A condition for each range; `shown` writes a key into it."""
+def _ranges(key: str, cut: Sequence[Any], kind: str) -> list[str]:
+    """A condition for each range."""
+
+    def shown(one: Any) -> str:
+        return _literal(one, escapes=kind in ("mysql", "mariadb"))
+
     if not cut:
         return ["1 = 1"]
     first = f"{key} < {shown(cut[0])} OR {key} IS NULL"
@@ -188,8 +193,12 @@ def _ranges(key: str, cut: Sequence[Any], shown: Callable[[Any], str]) -> list[s
     return [first, *inner, f"{key} >= {shown(cut[-1])}"]
 
 
-def _literal(key: Any) -> str:
-    return str(key) if isinstance(key, int) else "'" + str(key).replace("'", "''") + "'"
+def _literal(key: Any, *, escapes: bool) -> str:
+    """`escapes`: a backslash in it would not be one."""
+    if isinstance(key, int):
+        return str(key)
+    text = str(key).replace("\\", "\\\\") if escapes else str(key)
+    return "'" + text.replace("'", "''") + "'"
 
 
 class JdbcDatabase:
@@ -197,8 +206,9 @@ class JdbcDatabase:
 
     def __init__(self, spark: SparkSession, url: str, settings: Mapping[str, str]) -> None:
         self._spark = spark
-        self._url = url
-        self._settings = {**settings, "fetchsize": str(ROWS_AT_ONCE)}
+        self._name = url.partition("?")[0]
+        self._url, driver = _known_to_spark(url)
+        self._settings = {**driver, **settings, "fetchsize": str(ROWS_AT_ONCE)}
 
     def ask(self, query: str) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in self._read(query).limit(RANGES_MAX).collect()]
@@ -219,7 +229,7 @@ class JdbcDatabase:
         read = self._spark.read.jdbc(
             self._url,
             f"({query}) q",
-            predicates=_ranges(key, cut, _literal),
+            predicates=_ranges(key, cut, self._kind),
             properties=self._settings,
         )
         return read.select(*(F.col(name).cast(kind).alias(name) for name, kind in types.items()))
@@ -232,8 +242,21 @@ class JdbcDatabase:
         try:
             return self._spark.read.jdbc(self._url, f"({query}) q", properties=self._settings)
         except (PySparkException, Py4JJavaError) as error:
-            where = self._url.partition("?")[0]
-            raise CannotReconcile(f"{where}: {first_line(error)}") from error
+            said = first_line(error)
+            if "suitable driver" in said or "ClassNotFound" in said:
+                said += "; give Spark the driver's jar: --conf spark.jars=FILE"
+            raise CannotReconcile(f"{self._name}: {said}") from error
+
+
+def _known_to_spark(url: str) -> tuple[str, Mapping[str, str]]:
+    """Spark knows MariaDB by the name of MySQL alone. By its own name it would be asked for "id",
+    which it takes for a text and no column."""
+    address, _, query = url.partition("?")
+    if not address.startswith("jdbc:mariadb:"):
+        return url, {}
+    address = "jdbc:mysql:" + address.removeprefix("jdbc:mariadb:")
+    query = f"{query}&permitMysqlScheme" if query else "permitMysqlScheme"
+    return f"{address}?{query}", {"driver": _MARIA}
 
 
 _ANY_TABLE: Final = dict.fromkeys(("postgresql", "mariadb", "mysql"), "(SELECT 1 AS one) v")
@@ -258,7 +281,8 @@ class SqlDatabase:
         return self._with(lambda connection: inspect(connection).has_table(table))
 
     def frame(self, query: str, types: Types, *, key: str) -> DataFrame:
-        bounds = _ranges(key, cuts(self._spark, self, query, key), _literal)
+        cut = cuts(self._spark, self, query, key)
+        bounds = _ranges(key, cut, self._url.get_backend_name())
         parts = [f"SELECT {', '.join(types)} FROM ({query}) q WHERE {bound}" for bound in bounds]
         reader = _Reader(self._url.render_as_string(hide_password=False), parts, types)
         schema = ", ".join(f"{name} {kind}" for name, kind in types.items())
