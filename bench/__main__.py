@@ -40,6 +40,12 @@ def _spark_read(plan: Plan) -> Told:
     return spark_read.rows(plan)
 
 
+def _pipeline(plan: Plan) -> Told:
+    from bench import pipeline  # likewise
+
+    return pipeline.rows(plan)
+
+
 STORE = {"write": store_write.rows, "read": store_read.rows, "open": store_open.rows}
 BROKER: dict[str, tuple[str, Callable[[Plan], Told]]] = {
     "broker": ("The broker", broker.rows),
@@ -59,6 +65,7 @@ BINDING: dict[str, tuple[str, Callable[[Plan], Told]]] = {
 }
 ALONE: dict[str, tuple[str, Callable[[Plan], Told]]] = {
     "scale": ("The broker: many topics, connections, groups", scale.rows),
+    "pipeline": ("Pipelines: ledger and reconcile", _pipeline),
     "neighbours": ("The broker: latency of others while one client misbehaves", neighbours.rows),
 }
 NEEDS_NO_LOAD = ("spark-read",)
@@ -152,13 +159,17 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--topics", type=int, help=f"broker-growth: how many [{Plan.topics}]")
     parser.add_argument("--log-gib", type=float, help=f"broker-growth: the log [{Plan.log_gib:g}]")
     parser.add_argument("--halves", type=int, help=f"escrow: how many [{Plan.halves}]")
+    parser.add_argument(
+        "--transactions", type=int, nargs="+", help=f"pipeline: how many [{Plan.transactions}]"
+    )
+    parser.add_argument("--work", help="pipeline: keep input and finished steps there, and go on")
     return parser
 
 
 def plan_from(given: argparse.Namespace) -> Plan:
     wished = {
         name: getattr(given, name)
-        for name in ("rounds", "seconds", "topics", "log_gib", "halves")
+        for name in ("rounds", "seconds", "topics", "log_gib", "halves", "transactions", "work")
         if getattr(given, name) is not None
     }
     return replace(QUICK if given.quick else Plan(), alone=given.alone, **wished)

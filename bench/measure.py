@@ -34,6 +34,8 @@ class Plan:
     topics: int = 10_000
     log_gib: float = 20.0
     halves: int = 1_000_000
+    transactions: tuple[int, ...] = (1_000_000, 10_000_000)
+    work: str = ""  # where input and finished steps are kept
     alone: bool = False  # without Apache RocketMQ beside it
     quick: bool = False
 
@@ -46,6 +48,7 @@ QUICK = Plan(
     topics=1_000,
     log_gib=0.5,
     halves=20_000,
+    transactions=(10_000, 20_000),
     quick=True,
 )
 

@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -186,22 +187,31 @@ def frame(spark: SparkSession, server: EscrowMQ, kind: str, columns: str, count:
 
 def cpu_s(*pids: int) -> float:
     """Of these processes and all that they started."""
-    parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
+    stats = _stats()
+    # User and system, its own and its dead children's.
+    ticks = (sum(map(int, stats[pid][11:15])) for pid in _families(stats, pids) if pid in stats)
+    return sum(ticks) / os.sysconf("SC_CLK_TCK")
+
+
+def family_of(*pids: int) -> set[int]:
+    """These processes and all that they started."""
+    return _families(_stats(), pids)
+
+
+def _stats() -> dict[int, list[str]]:
+    """Of every process what its `stat` says behind its name."""
+    found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        pid = int(path.parent.name)
-        parents[pid] = int(fields[1])
-        ticks[pid] = sum(
-            map(int, fields[11:15])
-        )  # user and system, its own and its dead children's
+        with suppress(OSError):
+            found[int(path.parent.name)] = path.read_text().rpartition(")")[2].split()
+    return found
+
+
+def _families(stats: dict[int, list[str]], pids: Sequence[int]) -> set[int]:
     mine = set(pids)
     grown = True
     while grown:
-        more = {pid for pid, parent in parents.items() if parent in mine} - mine
+        more = {pid for pid, fields in stats.items() if int(fields[1]) in mine} - mine
         mine |= more
         grown = bool(more)
-    return sum(ticks.get(pid, 0) for pid in mine) / os.sysconf("SC_CLK_TCK")
+    return mine

@@ -2,6 +2,7 @@
 
     bank = Bank(directory, transactions=20_000, seed=1)
     bank.planted       # (kind, transaction id)
+    bank.ledger        # what `pipeline ledger` must make of the log in bank.data
 
 Two banks: Bob's has markers and what left, Smith's an inbox and what came. Group `shop` has no
 database here. Much of it is no difference but looks like one: messages that are under way, and a
@@ -15,10 +16,12 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from tests.ledgerlogs import PEER, LifeLog
 
 NOW_MS: Final = 1_790_000_000_000
 GRACE_MS: Final = 600_000
@@ -115,6 +118,7 @@ class Bank:
 
     def __init__(self, directory: Path, *, transactions: int, seed: int, planted: bool = True):
         self.ledger = directory / "ledger"
+        self.data = directory / "data"  # of its broker
         self.bob, self.smith = directory / "bob.db", directory / "smith.db"
         self.planted: set[tuple[str, str]] = set()
         self._choose = random.Random(seed)
@@ -123,9 +127,15 @@ class Bank:
         for database in databases:
             for name, columns in TABLES.items():
                 database.execute(f"CREATE TABLE {name} ({columns})")
+        log = LifeLog(self.data)
         for first in range(0, transactions, ROWS_AT_ONCE):
             numbers = range(first, min(transactions, first + ROWS_AT_ONCE))
-            self._write(databases, [self._one(number) for number in numbers])
+            lives = [self._one(number) for number in numbers]
+            self._write(databases, lives)
+            for life in lives:
+                if life.is_known:
+                    log.add(life)
+        log.close()
         for database in databases:
             database.commit()
             database.close()
@@ -134,7 +144,7 @@ class Bank:
         plants = len(PLANTS)
         is_planted = self._plants and (number < plants or self._choose.random() < 0.02)
         plant = PLANTS[number % plants] if is_planted else ""
-        life = Life(number, plant, self._choose)
+        life = Life(number, plant, self._choose, str(self.data))
         self.planted |= {(kind, life.id) for kind in KIND_OF.get(plant, ())}
         return life
 
@@ -170,11 +180,20 @@ def _insert(database: sqlite3.Connection, table: str, rows: Iterable[tuple[objec
     database.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
 
 
+class Delivered(NamedTuple):
+    """A delivered message: which of the transaction's it is, and where it lies."""
+
+    of: int
+    topic: str
+    queue_offset: int
+
+
 class Life:
     """One transaction, and what each side knows about it."""
 
-    def __init__(self, number: int, plant: str, choose: random.Random) -> None:
+    def __init__(self, number: int, plant: str, choose: random.Random, broker: str) -> None:
         self.plant = plant
+        self.broker = broker
         self.number = number
         self.id = f"escrow-{choose.getrandbits(128):032x}"
         self.group = "shop" if plant == "other group" else "bank"
@@ -261,32 +280,36 @@ class Life:
             "topics": sorted(set(self.topics)),
             "messages": len(self.topics),
             "message_ids": self.ids,
-            "brokers": ["broker-a"],
+            "brokers": [self.broker],
             "parked_at": parked,
             "first_check": _moment(self.at_ms + 2000) if self.checks else None,
             "last_check": _moment(self.at_ms + 2000 * self.checks) if self.checks else None,
             "checks": self.checks,
-            "answered_by": "127.0.0.1:5000" if self.checks else None,
+            "answered_by": PEER if self.checks and decided else None,
             "outcome": self.outcome,
             "decided_at": _moment(self.at_ms + self.latency_ms) if decided else None,
-            "decided_by": "producer" if decided else None,
+            "decided_by": ("check" if self.checks else "producer") if decided else None,
             "decision_ms": self.latency_ms if decided else None,
-            "finals": self._finals() if self.outcome == "committed" else [],
-            "visible_ms": self.latency_ms + 1 if self.outcome == "committed" else None,
+            "finals": [
+                {"topic": topic, "broker": self.broker, "queue_id": 0, "queue_offset": offset}
+                for _, topic, offset in sorted(self.finals(), key=lambda one: one[1:])
+                if self.outcome == "committed"
+            ],
+            "visible_ms": 1 if self.outcome == "committed" else None,
             "day": parked.date(),
         }
 
-    def _finals(self) -> list[dict[str, object]]:
-        topics = list(self.topics)
+    def finals(self) -> list[Delivered]:
+        """If it was committed."""
+        numbers = list(range(len(self.topics)))
         if self.plant == "cut short":
-            topics.pop()
+            numbers.pop()
         elif self.plant == "twice unguarded":
-            topics.append("receipts")
+            numbers.append(self.topics.index("receipts"))
         elif self.plant in ("twice guarded", "two guarded"):
-            topics.append("transfers")
+            numbers.append(self.topics.index("transfers"))
         return [
-            {"topic": topic, "broker": "broker-a", "queue_id": 0, "queue_offset": at}
-            for at, topic in enumerate(topics, self.number * 4)
+            Delivered(of, self.topics[of], at) for at, of in enumerate(numbers, self.number * 4)
         ]
 
 

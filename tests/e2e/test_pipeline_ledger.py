@@ -272,6 +272,14 @@ def _check_files(spark: SparkSession, served: Served, out: Path, expected: Rows)
     assert found == {name: [row[x] for x in names] for name, row in expected.items()}
 
 
+def test_a_format_without_its_jar_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    for kind, package in (("delta", "io.delta:delta-spark"), ("iceberg", "org.apache.iceberg:")):
+        with pytest.raises(PipelineFailed, match=f"spark.jars.packages={package}"):
+            run_ledger(spark, tmp_path / "ledger", paths=[tmp_path], table_format=kind)
+    with pytest.raises(PipelineFailed, match="no format 'hudi', only parquet, delta, iceberg"):
+        run_ledger(spark, tmp_path / "ledger", paths=[tmp_path], table_format="hudi")
+
+
 def test_a_batch_that_runs_twice_is_there_once(spark: SparkSession, tmp_path: Path) -> None:
     table = Table(tmp_path / "table", "a test")
     empty = (None,) * len(EVENTS)

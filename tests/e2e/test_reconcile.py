@@ -1,7 +1,8 @@
-"""Reconciling against an independent computation: all planted differences, and no other.
+"""Ledger and reconcile against an independent computation: all planted differences, and no other.
 
-DuckDB reads the same ledger and the same tables, with other words: sets and anti-joins for each
-kind where ours is one wide join.
+The ledger is made from a broker's log; it must be, row by row, what the lives say that were written
+into it. DuckDB reads those and the same tables, with other words: sets and anti-joins for each kind
+where ours is one wide join.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 from escrowmq.errors import CannotReconcile
+from escrowmq.pipeline.ledger_run import run_ledger
 from escrowmq.pipeline.reconcile import Limits
 from escrowmq.pipeline.reconcile_cli import reconcile as command
 from escrowmq.pipeline.reconcile_run import Wanted, reconcile
-from tests.ledgers import GRACE_MS, NOW_MS, OPEN_MS, TABLES, Bank
+from tests.ledgers import GRACE_MS, LEDGER, NOW_MS, OPEN_MS, TABLES, Bank
 from tests.sparks import QUIET, spark  # noqa: F401
 
 pytestmark = [pytest.mark.filterwarnings(rule) for rule in QUIET]
@@ -66,13 +68,33 @@ UNION SELECT 'amount_differs', s.transaction_id FROM sent s JOIN received r USIN
 """
 
 
+def view(engine: duckdb.DuckDBPyConnection, name: str, directory: Path) -> None:
+    engine.execute(
+        f"CREATE VIEW {name} AS SELECT * FROM "
+        f"read_parquet('{directory}/day=*/*.parquet', hive_partitioning = true)"
+    )
+
+
+def not_as_it_was(bank: Bank, made: Path) -> list[object]:
+    """Rows of a ledger that are not what happened, and the other way round; by DuckDB alone."""
+    columns = ", ".join(f'"{name}"' for name in LEDGER.names)
+    with duckdb.connect() as engine:
+        view(engine, "made", made)
+        view(engine, "happened", bank.ledger)
+        return [
+            row
+            for one, other in (("made", "happened"), ("happened", "made"))
+            for row in engine.execute(
+                f"SELECT '{one}', {columns} FROM {one} "
+                f"EXCEPT ALL SELECT '{one}', {columns} FROM {other} LIMIT 5"
+            ).fetchall()
+        ]
+
+
 def computed(bank: Bank) -> set[tuple[str, str]]:
     """By DuckDB alone."""
     with duckdb.connect() as engine:
-        engine.execute(
-            "CREATE VIEW ledger AS SELECT * FROM "
-            f"read_parquet('{bank.ledger}/*/*.parquet', hive_partitioning = true)"
-        )
+        view(engine, "ledger", bank.ledger)
         tables = {
             "markers": rows_of(bank.bob, "escrowmq_marker"),
             "sent": rows_of(bank.bob, "transfer"),
@@ -115,8 +137,14 @@ def test_every_planted_difference_is_found_and_none_is_invented(
     transactions: int,
 ) -> None:
     bank = Bank(tmp_path, transactions=transactions, seed=7)
+    prove(spark, bank, tmp_path / "made")
+
+
+def prove(spark: SparkSession, bank: Bank, made: Path) -> None:  # noqa: F811
+    run_ledger(spark, made, paths=[bank.data])
+    assert not_as_it_was(bank, made) == []
     wanted = Wanted(
-        ledger=str(bank.ledger),
+        ledger=str(made),
         databases=(f"sqlite:///{bank.bob}",),
         sql=BOOKS,
         receivers=(f"sqlite:///{bank.smith}",),

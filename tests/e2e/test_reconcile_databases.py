@@ -30,6 +30,7 @@ DERBY = "jdbc:derby:memory:reconcile;create=true"
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges of seven rows."""
     monkeypatch.setattr(databases, "ROWS_PER_RANGE", 7)
+    monkeypatch.setattr(databases, "RANGES_PER_CORE", 10)
 
 
 def rows(count: int) -> list[dict[str, Any]]:
@@ -128,3 +129,5 @@ def test_a_database_whose_driver_spark_has_is_read_over_jdbc(
     assert [tuple(row) for row in booked.collect()] == [("escrow-1", Decimal(3))]
     with pytest.raises(CannotReconcile, match="jdbc:derby"):
         databases.marker_rows(spark, "jdbc:derby:memory:nothing-there")
+    with pytest.raises(CannotReconcile, match=r"jdbc:mariadb://nowhere/bank: .* spark\.jars=FILE"):
+        databases.marker_rows(spark, "jdbc:mariadb://nowhere/bank?password=secret")

@@ -1,4 +1,4 @@
-"""Apache RocketMQ's jars, fetched from Maven Central once and kept in a cache."""
+"""Apache RocketMQ's jars and others, fetched from Maven Central once and kept in a cache."""
 
 from __future__ import annotations
 
@@ -51,14 +51,19 @@ def _copy_jars(version: str, home: Path) -> None:
     pom = home / "pom.xml"
     pom.write_text(_pom(version))
     copy = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
-    command = ["mvn", "-q", "-B", "-f", str(pom), copy, f"-DoutputDirectory={home / 'lib'}"]
+    words = ["-f", str(pom), copy, f"-DoutputDirectory={home / 'lib'}"]
+    _maven(words, f"RocketMQ {version}")
+    _mark(version).touch()
+
+
+def _maven(words: list[str], what: str) -> None:
+    command = ["mvn", "-q", "-B", *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unavailable(f"RocketMQ {version} could not be fetched: {error}") from error
+        raise Unavailable(f"{what} could not be fetched: {error}") from error
     if done.returncode != 0:
-        raise Unavailable(f"RocketMQ {version} could not be fetched: {done.stdout[-600:]}")
-    _mark(version).touch()
+        raise Unavailable(f"{what} could not be fetched: {done.stdout[-600:]}")
 
 
 def _pom(version: str) -> str:
@@ -92,3 +97,17 @@ def java_release(java: str) -> int:
     told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     found = re.search(r'version "(?:1\.)?(\d+)', told)  # "1.8.0_402" and "17.0.15"
     return int(found[1]) if found else 0
+
+
+def library(artifact: str) -> Path:
+    """One jar by group:artifact:version, alone."""
+    _, name, version = artifact.split(":")
+    home = _cache() / "libraries"
+    found = home / f"{name}-{version}.jar"
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not found.exists():
+            copy = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy"
+            _maven([copy, f"-Dartifact={artifact}", f"-DoutputDirectory={home}"], artifact)
+    return found

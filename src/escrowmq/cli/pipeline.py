@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import reduce
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from escrowmq.clock import Moment, moment_of
+from escrowmq.pipeline.ledger_copies import FORMATS, PARQUET, settings_of
+from escrowmq.pipeline.options import pairs, spark_settings
 from escrowmq.pipeline.progress import reporting
 from escrowmq.pipeline.reconcile_cli import reconcile
 from escrowmq.pipeline.session import check_cluster, pipeline_session
@@ -40,14 +42,6 @@ pipeline.add_command(reconcile)
 # --- options -------------------------------------------------------------------------------------
 
 
-def _pairs(context: click.Context, param: click.Parameter, value: Sequence[str]) -> dict[str, str]:
-    found = dict(one.partition("=")[::2] for one in value)
-    for name, text in found.items():
-        if not name or not text:
-            raise click.BadParameter(f"NAME=VALUE is wanted, not {name!r}")
-    return found
-
-
 def _time(context: click.Context, param: click.Parameter, value: str | None) -> Moment | None:
     if value is None:
         return None
@@ -65,6 +59,7 @@ _NAMESRV_HELP = "Name servers, with `;` between them."
 _namesrv = click.option("-n", "--namesrv", required=True, metavar="ADDR", help=_NAMESRV_HELP)
 _spark = _together(
     click.option("--master", metavar="URL", help="Of Spark.  [default: local[*]]"),
+    spark_settings,
     click.option("--json", "as_json", is_flag=True, help="Progress and result as lines of JSON."),
 )
 _reading = _together(
@@ -80,7 +75,7 @@ _reading = _together(
     click.option(
         *("-o", "--option", "options"),
         multiple=True,
-        callback=_pairs,
+        callback=pairs,
         metavar="NAME=VALUE",
         help="An option of the Spark source: accessKey, tls, failOnDataLoss, …",
     ),
@@ -99,16 +94,25 @@ _reading = _together(
     help="A broker's directory: read its files instead. More than once for several brokers.",
 )
 @click.option("--out", required=True, metavar="DIR", help="Where the ledger is kept.")
+@click.option(
+    *("--format", "table_format"),
+    type=click.Choice(FORMATS),
+    default=PARQUET,
+    show_default=True,
+    help="Also as a table of this kind, in DIR.",
+)
 @_reading
 @_spark
 def ledger(
     namesrv: str | None,
     paths: tuple[str, ...],
     out: str,
+    table_format: str,
     once: bool,
     every_s: float,
     options: dict[str, str],
     master: str | None,
+    conf: dict[str, str],
     as_json: bool,
 ) -> None:
     """One row for each transaction, as Parquet by day."""
@@ -117,7 +121,8 @@ def ledger(
     if paths and not once:
         raise click.UsageError("files are read once: --follow needs -n")
     source = None if namesrv is None else _source(namesrv, options)
-    with _running("ledger", master, as_json, follows=not once) as (spark, report, stop):
+    conf = {**settings_of(table_format), **conf}
+    with _running("ledger", master, conf, as_json, follows=not once) as (spark, report, stop):
         from escrowmq.pipeline.ledger_run import run_ledger
 
         done = run_ledger(
@@ -128,6 +133,7 @@ def ledger(
             every_s=None if once else every_s,
             stop=stop,
             report=report,
+            table_format=table_format,
         )
     days = f"{len(done.days)} {'day' if len(done.days) == 1 else 'days'}"
     _say(
@@ -153,11 +159,12 @@ def archive(
     every_s: float,
     options: dict[str, str],
     master: str | None,
+    conf: dict[str, str],
     as_json: bool,
 ) -> None:
     """Topics to Parquet by day and hour, each message once."""
     source = _source(namesrv, options)
-    with _running("archive", master, as_json, follows=not once) as (spark, report, stop):
+    with _running("archive", master, conf, as_json, follows=not once) as (spark, report, stop):
         from escrowmq.pipeline.archive import run_archive
 
         done = run_archive(
@@ -199,11 +206,12 @@ def replay(
     name: str,
     at_least_once: bool,
     master: str | None,
+    conf: dict[str, str],
     as_json: bool,
 ) -> None:
     """An archive back into a topic, each message once."""
     check_cluster(namesrv, {})
-    with _running("replay", master, as_json) as (spark, report, _):
+    with _running("replay", master, conf, as_json) as (spark, report, _):
         from escrowmq.pipeline.replay import Wanted, run_replay
 
         wanted = Wanted(
@@ -230,12 +238,12 @@ def _source(servers: str, options: dict[str, str]) -> Source:
 
 @contextmanager
 def _running(
-    name: str, master: str | None, as_json: bool, *, follows: bool = False
+    name: str, master: str | None, conf: dict[str, str], as_json: bool, *, follows: bool = False
 ) -> Iterator[tuple[SparkSession, Any, threading.Event]]:
     """Spark, where to report to, and what ends a pipeline that follows: SIGINT or SIGTERM."""
     stop = threading.Event()
     with reporting(as_json=as_json) as report:
-        spark = pipeline_session(name, master)
+        spark = pipeline_session(name, master, conf)
         for number in (signal.SIGINT, signal.SIGTERM) if follows else ():
             signal.signal(number, lambda *_: stop.set())
         try:

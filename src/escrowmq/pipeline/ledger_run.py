@@ -28,6 +28,7 @@ from pyspark.sql.types import StructType
 
 from escrowmq.errors import PipelineFailed
 from escrowmq.pipeline.ledger import EVENT_COLUMNS, FINAL_COLUMNS, events_of, finals_of, ledger_of
+from escrowmq.pipeline.ledger_copies import PARQUET, check_format, copy_days
 from escrowmq.pipeline.ledger_days import of_days, touched_days
 from escrowmq.pipeline.ledger_schema import LEDGER
 from escrowmq.pipeline.progress import Progress, Report, silent
@@ -75,16 +76,19 @@ def run_ledger(
     every_s: float | None = None,
     stop: threading.Event | None = None,
     report: Report = silent,
+    table_format: str = PARQUET,
 ) -> Round:
     """Bring a ledger up to date: from a cluster, or from brokers' directories. With `every_s` again
-    and again, until `stop` is set. The last round.
+    and again, until `stop` is set. The last round. `table_format`: one of FORMATS; Parquet is
+    there in any case.
 
     Raises PipelineFailed.
     """
     if (source is None) == (not paths):
         raise PipelineFailed("a ledger is made from a cluster or from files: name one of them")
     check_time_zone(spark)
-    run = _Ledger(spark, Path(out), report)
+    check_format(spark, table_format)
+    run = _Ledger(spark, Path(out), report, table_format)
     with run.table.writing(), plain_errors():
         run.check_origin("files" if source is None else "cluster")
         if source is None:
@@ -96,7 +100,8 @@ def run_ledger(
 
 
 class _Ledger:
-    def __init__(self, spark: SparkSession, out: Path, report: Report) -> None:
+    def __init__(self, spark: SparkSession, out: Path, report: Report, table_format: str) -> None:
+        self._format = table_format
         self._spark = spark
         self._out = out
         self._report = report
@@ -208,7 +213,8 @@ class _Ledger:
             rows = of_days(events, finals, days)
         else:
             rows = ledger_of(events, finals)
-        path = self.table.write(rows.repartition("day"), ["day"])
+        # A day in few files, but a long one in several: no task gets more than it can hold.
+        path = self.table.write(rows.hint("rebalance", "day"), ["day"])
         made = sorted((self.table.parts_directory / path).glob("day=*"))
         parts = [part_of_directory(self.table, f"{path}/{day.name}", 0) for day in made]
         names = {day.name for day in made}
@@ -217,10 +223,25 @@ class _Ledger:
             "transactions": self._events.manifest.next_batch,
             "finals": self._finals.manifest.next_batch,
         }
-        self.table.publish(parts=sorted([*kept, *parts], key=_day_of), state=merged)
+        now = sorted([*kept, *parts], key=_day_of)
+        self.table.publish(parts=now, state=merged, names=self._copy(now, parts))
         self._link()
         count = self.table.read(spark, LEDGER, parts).count() if parts else 0
         return tuple(day.name.removeprefix("day=") for day in made), count
+
+    def _copy(self, parts: Sequence[Part], new: Sequence[Part]) -> dict[str, list[str]]:
+        """To the other format, before these parts are the ledger: a round that is cut off here is
+        done again. The manifest's names, with which format has all of it then: a copy that one
+        round has passed over is made anew."""
+        names = self.table.manifest.names
+        copies: list[str] = []
+        if self._format != PARQUET:
+            has_the_rest = self._format in names.get("copies", []) and len(new) < len(parts)
+            rows = self.table.read(self._spark, LEDGER, new if has_the_rest else parts)
+            days = [_day_of(part).removeprefix("day=") for part in new] if has_the_rest else None
+            copy_days(rows, self._out, self._format, days)
+            copies = [self._format]
+        return {**names, "copies": copies}
 
     def _link(self) -> None:
         """Each link is replaced at once; a file system without links goes without."""

@@ -15,6 +15,8 @@ from rich.table import Table
 
 from escrowmq.clock import Moment, SystemClock, since_1970_ms
 from escrowmq.errors import CannotReconcile
+from escrowmq.pipeline.options import spark_settings
+from escrowmq.pipeline.session import pipeline_session
 from escrowmq.spark.session import check_pyspark
 
 if TYPE_CHECKING:
@@ -92,6 +94,7 @@ def _consumers(_: Any, __: Any, values: tuple[str, ...]) -> dict[str, list[str]]
 @click.option("--out", help="All differences, as Parquet and CSV, in this directory.")
 @click.option("--json", "as_json", is_flag=True, help="The summary, for machines.")
 @click.option("--master", help="Where Spark runs; this machine unless given.")
+@spark_settings
 def reconcile(**given: Any) -> None:
     """Compare the ledger with the databases. Exit code 0: they agree, 1: they do not, 2: it could
     not be done."""
@@ -107,12 +110,9 @@ def reconcile(**given: Any) -> None:
     from pyspark.sql import SparkSession
 
     from escrowmq.pipeline.reconcile_run import reconcile as run
-    from escrowmq.spark import local_session
 
     is_ours = SparkSession.getActiveSession() is None
-    quiet = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
-    settings = {**quiet, "spark.sql.session.timeZone": "UTC"}
-    spark = local_session("reconcile", master=given["master"], settings=settings)
+    spark = pipeline_session("reconcile", given["master"], given["conf"])
     try:
         with run(spark, _wanted(given)) as result:
             if given["amount"] and set(result.summary.sums) != {"sent", "received"}:

@@ -27,12 +27,15 @@ from sqlalchemy.pool import NullPool
 
 from escrowmq.binding.marker import INBOX, MARKERS
 from escrowmq.errors import CannotReconcile
+from escrowmq.pipeline.session import has_class
 
 T = TypeVar("T")
 
 ROWS_AT_ONCE: Final = 10_000
 ROWS_PER_RANGE: Final = 200_000
+RANGES_PER_CORE: Final = 2
 RANGES_MAX: Final = 1_000
+CORES_UNKNOWN: Final = 32
 _CENT: Final = Decimal("0.000001")
 
 Types = dict[str, str]  # column: its type in Spark
@@ -59,10 +62,11 @@ _ARROW: Final = {
     "bigint": pa.int64(),
     "decimal(28,6)": pa.decimal128(28, 6),
 }
+_MARIA: Final = "org.mariadb.jdbc.Driver"
 _DRIVERS: Final = {
     "postgresql": ("org.postgresql.Driver", "jdbc:postgresql"),
-    "mysql": ("org.mariadb.jdbc.Driver", "jdbc:mariadb"),
-    "mariadb": ("org.mariadb.jdbc.Driver", "jdbc:mariadb"),
+    "mysql": (_MARIA, "jdbc:mariadb"),
+    "mariadb": (_MARIA, "jdbc:mariadb"),
 }
 
 
@@ -111,7 +115,7 @@ def open_database(spark: SparkSession, url: str) -> Database:
             "(postgresql+psycopg://user:password@host/name, sqlite:///file.db) or jdbc:…"
         ) from error
     driver, scheme = _DRIVERS.get(parsed.get_backend_name(), ("", ""))
-    if driver and not parsed.query and _has_driver(spark, driver):
+    if driver and not parsed.query and has_class(spark, driver):
         address = f"{scheme}://{parsed.host or 'localhost'}"
         address += f":{parsed.port}" if parsed.port else ""
         login = {"user": parsed.username, "password": parsed.password}
@@ -140,15 +144,6 @@ def _hidden(url: str) -> str:
         return "the address of a database"
 
 
-def _has_driver(spark: SparkSession, name: str) -> bool:
-    try:
-        jvm: Any = spark.sparkContext._jvm
-        jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(name)
-    except Exception:  # no such class, or Spark Connect, which shows no classes
-        return False
-    return True
-
-
 class Database(Protocol):
     """What is asked on the driver, and a frame that the executors read."""
 
@@ -162,10 +157,15 @@ class Database(Protocol):
     def frame(self, query: str, types: Types, *, key: str) -> DataFrame: ...
 
 
-def cuts(database: Database, query: str, key: str) -> list[Any]:
-    """Keys between ranges of about the same number of rows, in the database's own order."""
+def cuts(spark: SparkSession, database: Database, query: str, key: str) -> list[Any]:
+    """Keys between ranges of about the same number of rows, in the database's own order.
+
+    A key without an index costs a look at the whole table for every range, so there are not more
+    of them than keep the cores busy: rows come from a cursor, and their number does not matter.
+    """
     rows = int(database.ask(f"SELECT count(*) AS n FROM ({query}) q")[0][0])
-    step = max(ROWS_PER_RANGE, -(-rows // RANGES_MAX))
+    ranges = min(RANGES_MAX, RANGES_PER_CORE * _cores(spark))
+    step = max(ROWS_PER_RANGE, -(-rows // ranges))
     if rows <= step:
         return []
     numbered = f"SELECT {key} AS k, row_number() OVER (ORDER BY {key}) AS n FROM ({query}) q"
@@ -173,8 +173,19 @@ def cuts(database: Database, query: str, key: str) -> list[Any]:
     return [key for key in dict.fromkeys(row[0] for row in found) if key is not None]
 
 
-def _ranges(key: str, cut: Sequence[Any], shown: Callable[[Any], str]) -> list[str]:
-    """A condition for each range; `shown` writes a key into it."""
+def _cores(spark: SparkSession) -> int:
+    try:
+        return spark.sparkContext.defaultParallelism
+    except Exception:  # Spark Connect has no context, and says so in several ways
+        return CORES_UNKNOWN
+
+
+def _ranges(key: str, cut: Sequence[Any], kind: str) -> list[str]:
+    """A condition for each range."""
+
+    def shown(one: Any) -> str:
+        return _literal(one, escapes=kind in ("mysql", "mariadb"))
+
     if not cut:
         return ["1 = 1"]
     first = f"{key} < {shown(cut[0])} OR {key} IS NULL"
@@ -182,8 +193,12 @@ def _ranges(key: str, cut: Sequence[Any], shown: Callable[[Any], str]) -> list[s
     return [first, *inner, f"{key} >= {shown(cut[-1])}"]
 
 
-def _literal(key: Any) -> str:
-    return str(key) if isinstance(key, int) else "'" + str(key).replace("'", "''") + "'"
+def _literal(key: Any, *, escapes: bool) -> str:
+    """`escapes`: a backslash in it would not be one."""
+    if isinstance(key, int):
+        return str(key)
+    text = str(key).replace("\\", "\\\\") if escapes else str(key)
+    return "'" + text.replace("'", "''") + "'"
 
 
 class JdbcDatabase:
@@ -191,8 +206,9 @@ class JdbcDatabase:
 
     def __init__(self, spark: SparkSession, url: str, settings: Mapping[str, str]) -> None:
         self._spark = spark
-        self._url = url
-        self._settings = {**settings, "fetchsize": str(ROWS_AT_ONCE)}
+        self._name = url.partition("?")[0]
+        self._url, driver = _known_to_spark(url)
+        self._settings = {**driver, **settings, "fetchsize": str(ROWS_AT_ONCE)}
 
     def ask(self, query: str) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in self._read(query).limit(RANGES_MAX).collect()]
@@ -209,11 +225,11 @@ class JdbcDatabase:
         return True
 
     def frame(self, query: str, types: Types, *, key: str) -> DataFrame:
-        cut = cuts(self, query, key) if self._kind in _ANY_TABLE else []
+        cut = cuts(self._spark, self, query, key) if self._kind in _ANY_TABLE else []
         read = self._spark.read.jdbc(
             self._url,
             f"({query}) q",
-            predicates=_ranges(key, cut, _literal),
+            predicates=_ranges(key, cut, self._kind),
             properties=self._settings,
         )
         return read.select(*(F.col(name).cast(kind).alias(name) for name, kind in types.items()))
@@ -226,8 +242,21 @@ class JdbcDatabase:
         try:
             return self._spark.read.jdbc(self._url, f"({query}) q", properties=self._settings)
         except (PySparkException, Py4JJavaError) as error:
-            where = self._url.partition("?")[0]
-            raise CannotReconcile(f"{where}: {first_line(error)}") from error
+            said = first_line(error)
+            if "suitable driver" in said or "ClassNotFound" in said:
+                said += "; give Spark the driver's jar: --conf spark.jars=FILE"
+            raise CannotReconcile(f"{self._name}: {said}") from error
+
+
+def _known_to_spark(url: str) -> tuple[str, Mapping[str, str]]:
+    """Spark knows MariaDB by the name of MySQL alone. By its own name it would be asked for "id",
+    which it takes for a text and no column."""
+    address, _, query = url.partition("?")
+    if not address.startswith("jdbc:mariadb:"):
+        return url, {}
+    address = "jdbc:mysql:" + address.removeprefix("jdbc:mariadb:")
+    query = f"{query}&permitMysqlScheme" if query else "permitMysqlScheme"
+    return f"{address}?{query}", {"driver": _MARIA}
 
 
 _ANY_TABLE: Final = dict.fromkeys(("postgresql", "mariadb", "mysql"), "(SELECT 1 AS one) v")
@@ -252,7 +281,8 @@ class SqlDatabase:
         return self._with(lambda connection: inspect(connection).has_table(table))
 
     def frame(self, query: str, types: Types, *, key: str) -> DataFrame:
-        bounds = _ranges(key, cuts(self, query, key), _literal)
+        cut = cuts(self._spark, self, query, key)
+        bounds = _ranges(key, cut, self._url.get_backend_name())
         parts = [f"SELECT {', '.join(types)} FROM ({query}) q WHERE {bound}" for bound in bounds]
         reader = _Reader(self._url.render_as_string(hide_password=False), parts, types)
         schema = ", ".join(f"{name} {kind}" for name, kind in types.items())

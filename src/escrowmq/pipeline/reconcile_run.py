@@ -8,7 +8,7 @@ with reconcile(spark, Wanted("ledger", ("postgresql+psycopg://…",), Limits(now
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -79,18 +79,20 @@ class Result:
 @contextmanager
 def reconcile(spark: SparkSession, wanted: Wanted) -> Iterator[Result]:
     """Raises CannotReconcile."""
-    kept = None
     try:
-        ledger = read_ledger(spark, wanted.ledger)
-        sides = sides_of(spark, ledger, wanted)
-        kept = findings(ledger, sides, wanted.limits).persist(StorageLevel.DISK_ONLY)
-        summary = summarize(ledger, kept, sides, wanted.limits)
-        yield Result(ledger, kept.where(F.col("kind") != TAKEN_ONCE), summary)
+        with ExitStack() as until_the_end:
+
+            def keep(frame: DataFrame) -> DataFrame:
+                until_the_end.callback(frame.unpersist)
+                return frame.persist(StorageLevel.DISK_ONLY)
+
+            ledger = read_ledger(spark, wanted.ledger)
+            sides = sides_of(spark, ledger, wanted, keep)
+            found = keep(findings(ledger, sides, wanted.limits))
+            summary = summarize(ledger, found, sides, wanted.limits)
+            yield Result(ledger, found.where(F.col("kind") != TAKEN_ONCE), summary)
     except PySparkException as error:
         raise CannotReconcile(f"Spark could not finish: {first_line(error)}") from error
-    finally:
-        if kept is not None:
-            kept.unpersist()
 
 
 def read_ledger(spark: SparkSession, place: str) -> DataFrame:
@@ -109,20 +111,26 @@ def read_ledger(spark: SparkSession, place: str) -> DataFrame:
     return ledger
 
 
-def sides_of(spark: SparkSession, ledger: DataFrame, wanted: Wanted) -> Sides:
+def sides_of(
+    spark: SparkSession,
+    ledger: DataFrame,
+    wanted: Wanted,
+    keep: Callable[[DataFrame], DataFrame],
+) -> Sides:
+    """`keep`: databases are asked once, however often their rows are used."""
     since_ms = max(0, wanted.limits.since_ms - DAY_MS)
     everywhere = [*wanted.databases, *wanted.receivers]
     markers = inbox = None
     if wanted.use_tables:
-        markers = _all(lambda url: marker_rows(spark, url, since_ms), everywhere)
-        inbox = _all(lambda url: inbox_rows(spark, url, since_ms), everywhere)
+        markers = _all(lambda url: marker_rows(spark, url, since_ms), everywhere, keep)
+        inbox = _all(lambda url: inbox_rows(spark, url, since_ms), everywhere, keep)
     sent = received = None
     if wanted.sql is not None:
         sql = wanted.sql
-        sent = _all(lambda url: query_rows(spark, url, sql), wanted.databases)
+        sent = _all(lambda url: query_rows(spark, url, sql), wanted.databases, keep)
     if wanted.receiver_sql is not None:
         receiver_sql = wanted.receiver_sql
-        received = _all(lambda url: query_rows(spark, url, receiver_sql), wanted.receivers)
+        received = _all(lambda url: query_rows(spark, url, receiver_sql), wanted.receivers, keep)
     if markers is inbox is sent is received is None:
         raise CannotReconcile(
             "no database has a table escrowmq_marker or escrowmq_inbox; give the right "
@@ -136,7 +144,11 @@ def sides_of(spark: SparkSession, ledger: DataFrame, wanted: Wanted) -> Sides:
     return Sides(markers, inbox, sent, received, groups, consumers)
 
 
-def _all(read: Callable[[str], DataFrame | None], urls: Sequence[str]) -> DataFrame | None:
+def _all(
+    read: Callable[[str], DataFrame | None],
+    urls: Sequence[str],
+    keep: Callable[[DataFrame], DataFrame],
+) -> DataFrame | None:
     """What these databases say together."""
     found = [frame for frame in map(read, urls) if frame is not None]
-    return reduce(DataFrame.unionByName, found) if found else None
+    return keep(reduce(DataFrame.unionByName, found)) if found else None

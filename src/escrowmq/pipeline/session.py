@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from escrowmq.errors import PipelineFailed
 
@@ -22,13 +22,16 @@ _SETTINGS: Final = {
 _OURS: Final = re.compile(r"escrowmq\.errors\.\w+: ([^\n]+)")
 
 
-def pipeline_session(name: str, master: str | None) -> SparkSession:
-    """Raises SparkMissing, PipelineFailed."""
+def pipeline_session(
+    name: str, master: str | None, more: Mapping[str, str] | None = None
+) -> SparkSession:
+    """`more`: settings of Spark. Raises SparkMissing, PipelineFailed."""
     from escrowmq.spark import local_session
 
     settings = dict(_SETTINGS)
     if master is None or master.startswith("local"):
         settings["spark.sql.shuffle.partitions"] = "8"  # a handful of cores; AQE joins them
+    settings |= more or {}
     try:
         return local_session(f"escrowmq {name}", master=master, settings=settings)
     except Exception as error:  # what a JVM throws has no common class here
@@ -47,6 +50,16 @@ def check_time_zone(spark: SparkSession) -> None:
         raise PipelineFailed(
             f"days would be those of {found}: spark.conf.set('{_TIME_ZONE}', 'UTC') before this"
         )
+
+
+def has_class(spark: SparkSession, name: str) -> bool:
+    """Whether a jar of Spark's has it."""
+    try:
+        jvm: Any = spark.sparkContext._jvm
+        jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(name)
+    except Exception:  # no such class, or Spark Connect, which shows no classes
+        return False
+    return True
 
 
 def check_cluster(servers: str, options: Mapping[str, str]) -> list[str]:

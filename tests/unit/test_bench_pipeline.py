@@ -1,0 +1,64 @@
+"""The input of the pipelines' figures is what it says: a log that reads well, and planted books."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from bench.pipeline_input import FIRST_HALF, PLANTED, Log, expected, make_books, name_of
+from escrowmq.escrow.shapes import decode_op
+from escrowmq.message import names
+from escrowmq.message.offsets import LogOffset
+from escrowmq.message.properties import decode_properties
+from escrowmq.message.record import StoredRecord, decode_record
+
+COUNT = 2_000
+
+
+def records_of(path: Path, end: int) -> list[StoredRecord]:
+    data, at = path.read_bytes()[:end], 0
+    found = []
+    while at < end:
+        found.append(decode_record(data, at, LogOffset(at)))
+        at += found[-1].size
+    return found
+
+
+def test_the_log_has_what_a_broker_would_have_written(tmp_path: Path) -> None:
+    log = Log(tmp_path / "commitlog")
+    log.append(np.arange(COUNT, dtype=np.int64), COUNT)
+    log.close()
+    found = records_of(tmp_path / "commitlog" / f"{0:020d}", log.end)
+    by_topic = Counter(record.topic for record in found)
+    assert by_topic[names.HALF_TOPIC] == COUNT
+    assert by_topic[names.OP_TOPIC] == COUNT - 2  # two are open
+    halves = {record.log_offset: record for record in found if record.topic == names.HALF_TOPIC}
+    for number, half in enumerate(halves.values()):
+        assert half.queue_offset == FIRST_HALF + number
+        assert decode_properties(half.properties)["TX_ID"] == name_of(number)
+    for final in (record for record in found if record.topic == "transfers"):
+        half = halves[LogOffset(final.prepared_offset)]
+        names_of = [decode_properties(one.properties)["TX_ID"] for one in (half, final)]
+        assert names_of[0] == names_of[1]
+    settled = [
+        op for record in found if record.topic == names.OP_TOPIC if (op := decode_op(record))
+    ]
+    assert len({op.halves[0] for op in settled}) == COUNT - 2
+
+
+def test_the_books_lack_what_was_planted(tmp_path: Path) -> None:
+    make_books(tmp_path, COUNT)
+    counts = {}
+    for name in ("bob", "smith"):
+        with sqlite3.connect(tmp_path / f"{name}.db") as bank:
+            for table in ("escrowmq_marker", "escrowmq_inbox", "transfer"):
+                [(counts[name, table],)] = bank.execute(f"SELECT count(*) FROM {table}")
+        bank.close()
+    booked = COUNT * 93 // 100 - 2  # neither rolled back nor open
+    assert counts["bob", "escrowmq_marker"] == counts["bob", "transfer"] == booked - 2
+    assert counts["bob", "escrowmq_inbox"] == 2
+    assert counts["smith", "escrowmq_inbox"] == counts["smith", "transfer"] == booked - 3 * 2
+    assert sum(expected(COUNT).values()) == 2 * len(PLANTED)
