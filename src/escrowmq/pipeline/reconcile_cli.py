@@ -15,6 +15,7 @@ from rich.table import Table
 
 from escrowmq.clock import Moment, SystemClock, since_1970_ms
 from escrowmq.errors import CannotReconcile
+from escrowmq.pipeline.session import pipeline_session
 from escrowmq.spark.session import check_pyspark
 
 if TYPE_CHECKING:
@@ -107,12 +108,9 @@ def reconcile(**given: Any) -> None:
     from pyspark.sql import SparkSession
 
     from escrowmq.pipeline.reconcile_run import reconcile as run
-    from escrowmq.spark import local_session
 
     is_ours = SparkSession.getActiveSession() is None
-    quiet = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
-    settings = {**quiet, "spark.sql.session.timeZone": "UTC"}
-    spark = local_session("reconcile", master=given["master"], settings=settings)
+    spark = pipeline_session("reconcile", given["master"], local_partitions=None)
     try:
         with run(spark, _wanted(given)) as result:
             if given["amount"] and set(result.summary.sums) != {"sent", "received"}:

@@ -22,13 +22,18 @@ _SETTINGS: Final = {
 _OURS: Final = re.compile(r"escrowmq\.errors\.\w+: ([^\n]+)")
 
 
-def pipeline_session(name: str, master: str | None) -> SparkSession:
-    """Raises SparkMissing, PipelineFailed."""
+def pipeline_session(
+    name: str, master: str | None, *, local_partitions: int | None = 8
+) -> SparkSession:
+    """`local_partitions`: of a shuffle, on a handful of cores; AQE joins them.
+
+    Raises SparkMissing, PipelineFailed.
+    """
     from escrowmq.spark import local_session
 
     settings = dict(_SETTINGS)
-    if master is None or master.startswith("local"):
-        settings["spark.sql.shuffle.partitions"] = "8"  # a handful of cores; AQE joins them
+    if local_partitions and (master is None or master.startswith("local")):
+        settings["spark.sql.shuffle.partitions"] = str(local_partitions)
     try:
         return local_session(f"escrowmq {name}", master=master, settings=settings)
     except Exception as error:  # what a JVM throws has no common class here
