@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 .PHONY: help setup check databases java test demo sim chaos spark-crash spark-cluster interop bench lock clean
 
 help:  ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## make .venv and install what is locked (every target does this by itself)
 
