@@ -26,7 +26,11 @@ def main() -> int:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # and cleans up
     cases = chosen(arguments.runs, arguments.seed, arguments.only)
-    with tempfile.TemporaryDirectory(prefix="spark-crash-") as name, Field(Path(name)) as field:
+    with (
+        # Who was killed a moment ago may still be writing.
+        tempfile.TemporaryDirectory(prefix="spark-crash-", ignore_cleanup_errors=True) as name,
+        Field(Path(name)) as field,
+    ):
         return run(field, chains(cases, arguments.chain), arguments.seconds)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -22,29 +23,28 @@ WAIT_S: Final = 600.0  # a driver needs ten seconds, on a busy machine minutes
 
 
 class Job:
-    """One driver. It is ready when it has said so; `tell` waits for that."""
+    """One driver, which takes its time to get up: `tell` waits for that."""
 
     def __init__(self, master: str, directory: Path) -> None:
         self.master = master
         self._errors = directory / "job.err"
-        self._is_ready = False
-        home = {} if master == LOCAL else _home(directory)
+        self._jvm = 0  # until it has said that it is up
         with self._errors.open("ab") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.spark_crash.job", master],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env={**os.environ, **environment(), DIRECTORY: str(directory), **home},
+                env={**os.environ, **_environment(master, directory)},
                 cwd=directory,
             )
         self._said = b""
 
     def tell(self, wanted: dict[str, object]) -> None:
-        if not self._is_ready:
+        if not self._jvm:
             said = self.hear(WAIT_S)
-            assert said == "ready", f"{said}\n{self._errors.read_text()[-3000:]}"
-            self._is_ready = True
+            assert said, f"{said}\n{self._errors.read_text()[-3000:]}"
+            self._jvm = json.loads(said)["jvm"]
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(wanted).encode() + b"\n")
         self._process.stdin.flush()
@@ -65,7 +65,10 @@ class Job:
         return line.decode()
 
     def end(self) -> None:
-        """The JVM dies with the pipe to its Python; it is not asked nicely."""
+        """It is not asked nicely: a JVM that outlives its Python would go on starting executors."""
+        if self._jvm:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._jvm, signal.SIGKILL)
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -74,7 +77,13 @@ class Job:
                     pipe.close()
 
 
-def _home(directory: Path) -> dict[str, str]:
+def _environment(master: str, directory: Path) -> dict[str, str]:
+    made = {**environment(), DIRECTORY: str(directory)}
+    made["PYTHONPATH"] += f"{os.pathsep}{Path(__file__).parent / 'preload'}"
+    return made if master == LOCAL else {**made, "SPARK_HOME": str(_home(directory))}
+
+
+def _home(directory: Path) -> Path:
     """PySpark as it is, but for `work`: there a local cluster keeps the files of its executors."""
     home = directory / "spark"
     if not home.exists():
@@ -82,7 +91,7 @@ def _home(directory: Path) -> dict[str, str]:
         for entry in Path(pyspark.__file__).parent.iterdir():
             if entry.name != "work":
                 (home / entry.name).symlink_to(entry)
-    return {"SPARK_HOME": str(home)}
+    return home
 
 
 class Drivers:

@@ -1,5 +1,6 @@
 """A Spark driver that runs one query after the other, as it is told on its standard input.
 
+{"jvm": …}                                                             it is up: the id of its JVM
 {"servers": …, "topic": …, "checkpoint": …, "count": …, "step": …}     one line each
 {"end": "done" | "failed: why", "starts": …, "slow": …}                the answer
 
@@ -16,9 +17,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from escrowmq.spark import local_session
 from tests.spark_crash.points import DIRECTORY, DRIVER_PIDS, note_pids
 from tests.spark_crash.source import CrashDataSource
-from tests.sparks import ROOT, SETTINGS, SLOW_START, session
+from tests.sparks import SETTINGS, SLOW_START
 
 JAVA_OPTIONS = "ESCROW_CRASH_JAVA"  # like -XX:SharedArchiveFile=… -Xlog:disable
 _QUICKLY = SETTINGS["spark.driver.extraJavaOptions"]
@@ -27,22 +29,23 @@ SLOW_STARTS = 40
 
 
 def main() -> None:
-    spark = session(
-        sys.argv[1],
-        **{
-            "spark.executorEnv.PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+    spark = local_session(
+        "crash",
+        master=sys.argv[1],
+        settings={
+            **SETTINGS,
+            "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
             f"spark.executorEnv.{DIRECTORY}": os.environ[DIRECTORY],
             "spark.executor.memory": "512m",
             "spark.driver.extraJavaOptions": f"{_QUICKLY} {os.environ.get(JAVA_OPTIONS, '')}",
             "spark.executor.extraJavaOptions": _QUICKLY,
-            "spark.python.daemon.module": "tests.spark_crash.daemon",
             "spark.sql.streaming.stopTimeout": "60s",
         },
     )
     spark.dataSource.register(CrashDataSource)
     jvm: Any = spark.sparkContext._jvm
     pids = (os.getpid(), jvm.java.lang.ProcessHandle.current().pid())
-    say("ready")
+    say(json.dumps({"jvm": pids[1]}))
     for line in sys.stdin:
         note_pids(Path(os.environ[DIRECTORY]) / DRIVER_PIDS, *pids)
         say(json.dumps(run(spark, json.loads(line))))
