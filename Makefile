@@ -7,10 +7,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup check databases java test demo sim chaos spark-crash interop bench lock clean
+.PHONY: help setup check databases java test demo sim chaos spark-crash spark-cluster interop bench lock clean
 
 help:  ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## make .venv and install what is locked (every target does this by itself)
 
@@ -46,8 +46,11 @@ sim: $(READY)  ## long: every fault position, many seeds, fuzzing, 10,000 topics
 chaos: $(READY)  ## kill, freeze, cut off and fill up a broker at work, account for every message (MINUTES=…, SEED=…)
 	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),2) $(if $(SEED),--seed $(SEED))
 
-spark-crash: $(READY)  ## kill Spark and the broker at every step of a write, count the rows (RUNS=…, SEED=…)
+spark-crash: $(READY) java  ## kill Spark and the broker at every step of a write, count the rows (RUNS=…, SEED=…)
 	$(BIN)/python -m tests.spark_crash --runs $(or $(RUNS),45) --seed $(or $(SEED),1)
+
+spark-cluster: $(READY) java  ## every pipeline on a Spark master with two workers
+	$(BIN)/pytest -v tests/e2e/test_spark_cluster.py
 
 interop: $(READY)  ## both directions against Apache RocketMQ 4.9.7 and 5.5.0 (needs Java and Maven)
 	$(BIN)/pytest -v --timeout 900 tests/interop

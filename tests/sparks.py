@@ -79,12 +79,17 @@ def patiently(run: Callable[[], T]) -> T:
     return run()
 
 
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def need_java() -> None:
+    """Or skip the test."""
     try:
         check_java()
     except SparkMissing as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    need_java()
     here = tmp_path_factory.mktemp("spark")
     # Workers import our sources, and what tests hand over to them.
     paths = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -1,11 +1,12 @@
 """A Spark driver that runs one query after the other, as it is told on its standard input.
 
+{"jvm": …}                                                             it is up: the id of its JVM
 {"servers": …, "topic": …, "checkpoint": …, "count": …, "step": …}     one line each
-{"end": "done" | "failed: why", "slow": …}                             the answer
+{"end": "done" | "failed: why", "starts": …, "slow": …}                the answer
 
-`slow`: how often Spark gave up on a Python process that was not up in ten seconds, for which it has
-no setting. Nothing was written then and nobody was killed: the query is started again, and that
-counts as no failure.
+`starts`: how often the query was started in this process. `slow`: how often of these Spark gave up
+on a Python process that was not up in ten seconds, for which it has no setting. Nothing was written
+then and nobody was killed: the query is started again, and that counts as no failure.
 """
 
 from __future__ import annotations
@@ -16,32 +17,37 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.spark_crash.points import DIRECTORY, PIDS
+from escrowmq.spark import local_session
+from tests.spark_crash.points import DIRECTORY, DRIVER_PIDS, note_pids
 from tests.spark_crash.source import CrashDataSource
-from tests.sparks import ROOT, SLOW_START, session
+from tests.sparks import SETTINGS, SLOW_START
 
+JAVA_OPTIONS = "ESCROW_CRASH_JAVA"  # like -XX:SharedArchiveFile=… -Xlog:disable
+_QUICKLY = SETTINGS["spark.driver.extraJavaOptions"]
 TRIES = 20  # a query fails once for each kill
 SLOW_STARTS = 40
 
 
 def main() -> None:
-    spark = session(
-        sys.argv[1],
-        **{
-            "spark.executorEnv.PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+    spark = local_session(
+        "crash",
+        master=sys.argv[1],
+        settings={
+            **SETTINGS,
+            "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
             f"spark.executorEnv.{DIRECTORY}": os.environ[DIRECTORY],
             "spark.executor.memory": "512m",
+            "spark.driver.extraJavaOptions": f"{_QUICKLY} {os.environ.get(JAVA_OPTIONS, '')}",
+            "spark.executor.extraJavaOptions": _QUICKLY,
             "spark.sql.streaming.stopTimeout": "60s",
         },
     )
     spark.dataSource.register(CrashDataSource)
-    pids = Path(os.environ[DIRECTORY]) / PIDS
-    known = json.loads(pids.read_text())
     jvm: Any = spark.sparkContext._jvm
-    known["driver"] = [os.getpid(), jvm.java.lang.ProcessHandle.current().pid()]
-    pids.write_text(json.dumps(known))
-    say("ready")
+    pids = (os.getpid(), jvm.java.lang.ProcessHandle.current().pid())
+    say(json.dumps({"jvm": pids[1]}))
     for line in sys.stdin:
+        note_pids(Path(os.environ[DIRECTORY]) / DRIVER_PIDS, *pids)
         say(json.dumps(run(spark, json.loads(line))))
 
 
@@ -66,8 +72,8 @@ def run(spark: Any, wanted: dict[str, Any]) -> dict[str, Any]:
             else:
                 failures += 1
         else:
-            return {"end": "done", "slow": slow}
-    return {"end": f"failed: {why}", "slow": slow}
+            return {"end": "done", "starts": 1 + failures + slow, "slow": slow}
+    return {"end": f"failed: {why}", "starts": failures + slow, "slow": slow}
 
 
 def is_taken_over(why: str) -> bool:

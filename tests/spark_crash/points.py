@@ -21,7 +21,7 @@ from escrowmq.wire.codes import RequestCode
 
 DIRECTORY = "ESCROW_CRASH_DIRECTORY"
 FROZEN, THAWED = "frozen", "thawed"
-PIDS = "pids.json"
+BROKER_PID, DRIVER_PIDS = "broker.pid", "driver.pid"
 
 READ = ("read-offsets", "read-plan", "read-task")
 TASK = ("write-begin", "write-registered", "write-parked-one", "write-parked", "write-end")
@@ -38,6 +38,13 @@ def fired_file(directory: Path, epoch: int) -> Path:
     return directory / f"fired-{epoch}.json"
 
 
+def note_pids(path: Path, *pids: int) -> None:
+    """At once: whoever reads it finds the old ones or these."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(pids))
+    new.replace(path)
+
+
 def reach(point: str, epoch: int) -> None:
     """If this is the point where somebody dies in this epoch, he dies now."""
     directory = Path(os.environ.get(DIRECTORY, "/nowhere"))
@@ -45,15 +52,16 @@ def reach(point: str, epoch: int) -> None:
         armed = json.loads(armed_file(directory, epoch).read_text())
         if armed["point"] != point:
             return
+        victim = armed["victim"]
+        pids = _pids_of(victim, directory)
         armed_file(directory, epoch).rename(fired_file(directory, epoch))
     except (OSError, ValueError):
         return  # not armed, or somebody was faster
-    victim = armed["victim"]
     if victim == "freeze":
         (directory / FROZEN).touch()
         _wait_for(directory / THAWED)
         return
-    for pid in _pids_of(victim, directory):
+    for pid in pids:
         os.kill(pid, signal.SIGKILL)
     if victim in ("driver", "executor"):  # what is killed takes us along, a little later
         threading.Event().wait(60)
@@ -68,11 +76,14 @@ def _wait_for(path: Path) -> None:
 
 
 def _pids_of(victim: str, directory: Path) -> list[int]:
+    if victim == "freeze":
+        return []
     if victim == "worker":
         return [os.getpid()]
     if victim == "executor":
         return [_java_above(os.getpid())]
-    pids: list[int] = json.loads((directory / PIDS).read_text())[victim]
+    name = BROKER_PID if victim == "broker" else DRIVER_PIDS
+    pids: list[int] = json.loads((directory / name).read_text())
     return pids
 
 

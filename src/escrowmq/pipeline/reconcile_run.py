@@ -14,6 +14,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Final
 
+from py4j.protocol import Py4JError
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -23,13 +24,13 @@ from escrowmq.errors import CannotReconcile
 from escrowmq.pipeline import ledger_run
 from escrowmq.pipeline.reconcile import consumers_of, findings, groups_of, window
 from escrowmq.pipeline.reconcile_databases import (
-    first_line,
     inbox_rows,
     marker_rows,
     query_rows,
 )
 from escrowmq.pipeline.reconcile_sides import DAY_MS, TAKEN_ONCE, Limits, Sides
 from escrowmq.pipeline.reconcile_summary import Summary, summarize
+from escrowmq.pipeline.session import reason_of
 
 COLUMNS: Final = frozenset(
     (
@@ -91,8 +92,8 @@ def reconcile(spark: SparkSession, wanted: Wanted) -> Iterator[Result]:
             found = keep(findings(ledger, sides, wanted.limits))
             summary = summarize(ledger, found, sides, wanted.limits)
             yield Result(ledger, found.where(F.col("kind") != TAKEN_ONCE), summary)
-    except PySparkException as error:
-        raise CannotReconcile(f"Spark could not finish: {first_line(error)}") from error
+    except (PySparkException, Py4JError) as error:  # a job that fails in its tasks is the latter
+        raise CannotReconcile(f"Spark could not finish: {reason_of(error)}") from error
 
 
 def read_ledger(spark: SparkSession, place: str) -> DataFrame:
@@ -104,7 +105,7 @@ def read_ledger(spark: SparkSession, place: str) -> DataFrame:
         else:
             ledger = spark.read.parquet(place)
     except PySparkException as error:
-        raise CannotReconcile(f"no ledger in {place}: {first_line(error)}; {how}") from error
+        raise CannotReconcile(f"no ledger in {place}: {reason_of(error)}; {how}") from error
     missing = COLUMNS - set(ledger.columns)
     if missing:
         raise CannotReconcile(f"{place} lacks {', '.join(sorted(missing))}: no ledger; {how}")

@@ -20,6 +20,7 @@ _SETTINGS: Final = {
     "spark.log.level": "ERROR",
 }
 _OURS: Final = re.compile(r"escrowmq\.errors\.\w+: ([^\n]+)")
+_IN_A_TASK: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)")
 
 
 def pipeline_session(
@@ -86,12 +87,20 @@ def check_cluster(servers: str, options: Mapping[str, str]) -> list[str]:
 @contextmanager
 def plain_errors() -> Iterator[None]:
     """Spark's errors are pages; ours are somewhere in them. Raises PipelineFailed."""
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
         yield
-    except PySparkException as error:
-        text = str(error)
-        found = _OURS.findall(text)
-        said = found[-1] if found else (text.strip().splitlines() or [type(error).__name__])[0]
-        raise PipelineFailed(said) from error
+    except (PySparkException, Py4JError) as error:  # a job that fails in its tasks is the latter
+        raise PipelineFailed(reason_of(error)) from error
+
+
+def reason_of(error: BaseException) -> str:
+    """In one line: what we said, else Python in a task, else Spark."""
+    text = str(error)
+    for pattern in (_OURS, _IN_A_TASK):
+        if found := pattern.findall(text):
+            return str(found[-1])
+    said = str(getattr(error, "java_exception", error)).strip()
+    return said.splitlines()[0] if said else type(error).__name__
