@@ -46,6 +46,12 @@ def _pipeline(plan: Plan) -> Told:
     return pipeline.rows(plan)
 
 
+def _spark_kafka(plan: Plan) -> Told:
+    from bench import spark_kafka
+
+    return spark_kafka.rows(plan)
+
+
 STORE = {"write": store_write.rows, "read": store_read.rows, "open": store_open.rows}
 BROKER: dict[str, tuple[str, Callable[[Plan], Told]]] = {
     "broker": ("The broker", broker.rows),
@@ -66,6 +72,7 @@ BINDING: dict[str, tuple[str, Callable[[Plan], Told]]] = {
 ALONE: dict[str, tuple[str, Callable[[Plan], Told]]] = {
     "scale": ("The broker: many topics, connections, groups", scale.rows),
     "pipeline": ("Pipelines: ledger and reconcile", _pipeline),
+    "spark-kafka": ("Spark: our source and sink beside Kafka's", _spark_kafka),
     "neighbours": ("The broker: latency of others while one client misbehaves", neighbours.rows),
 }
 NEEDS_NO_LOAD = ("spark-read",)

@@ -105,12 +105,14 @@ def rows(plan: Plan) -> Told:
             server.stop()
 
 
-def session() -> SparkSession:
+def session(jars: Sequence[Path] = ()) -> SparkSession:
     root = str(Path(__file__).parent.parent)
     paths = [root, str(Path(root) / "src"), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     os.environ["PYSPARK_PYTHON"] = sys.executable
     settings = {"spark.ui.showConsoleProgress": "false", "spark.driver.memory": "2g"}
+    if jars:
+        settings["spark.jars"] = ",".join(map(str, jars))
     spark = local_session("bench", master="local[2]", settings=settings)
     spark.sparkContext.setLogLevel("ERROR")
     spark.dataSource.register(ReadyMade)

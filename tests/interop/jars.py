@@ -8,7 +8,9 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 PARTS = {
     "5.5.0": ("namesrv", "broker", "client", "tools", "example", "proxy"),
@@ -20,7 +22,16 @@ FETCH_S = 900
 
 
 class Unavailable(Exception):
-    """This machine cannot run Apache RocketMQ; the text says why."""
+    """This machine cannot run what was asked for; the text says why."""
+
+
+class Artifact(NamedTuple):
+    """As Maven Central names it."""
+
+    group: str
+    name: str
+    version: str
+    alone: bool = False  # without what it depends on
 
 
 def find() -> str | None:
@@ -38,22 +49,29 @@ def find() -> str | None:
 
 def fetch(version: str) -> Path:
     """The folder with the jars of one release, copied into the cache if they are not there yet."""
-    home = _cache() / version
+    parts = [
+        Artifact("org.apache.rocketmq", f"rocketmq-{part}", version) for part in PARTS[version]
+    ]
+    return fetch_all(f"RocketMQ {version}", parts, _cache() / version)
+
+
+def fetch_all(what: str, artifacts: Sequence[Artifact], home: Path) -> Path:
+    """A folder in `home` with these, copied there if they are not yet. Raises Unavailable."""
     home.mkdir(parents=True, exist_ok=True)
     with (home / ".lock").open("w") as lock:  # two test workers may want the same release
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not _is_complete(version):
-            _copy_jars(version, home)
+        if not _mark(home).exists():
+            _copy_jars(what, artifacts, home)
     return home / "lib"
 
 
-def _copy_jars(version: str, home: Path) -> None:
+def _copy_jars(what: str, artifacts: Sequence[Artifact], home: Path) -> None:
     pom = home / "pom.xml"
-    pom.write_text(_pom(version))
+    pom.write_text(_pom(artifacts))
     copy = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
     words = ["-f", str(pom), copy, f"-DoutputDirectory={home / 'lib'}"]
-    _maven(words, f"RocketMQ {version}")
-    _mark(version).touch()
+    _maven(words, what)
+    _mark(home).touch()
 
 
 def _maven(words: list[str], what: str) -> None:
@@ -66,17 +84,20 @@ def _maven(words: list[str], what: str) -> None:
         raise Unavailable(f"{what} could not be fetched: {done.stdout[-600:]}")
 
 
-def _pom(version: str) -> str:
-    dependency = (
-        "<dependency><groupId>org.apache.rocketmq</groupId>"
-        "<artifactId>rocketmq-{part}</artifactId><version>{version}</version></dependency>"
+def _pom(artifacts: Sequence[Artifact]) -> str:
+    nothing_else = (
+        "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId>"
+        "</exclusion></exclusions>"
+    )
+    dependencies = (
+        f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId>"
+        f"<version>{version}</version>{nothing_else if alone else ''}</dependency>"
+        for group, name, version, alone in artifacts
     )
     return (
         '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
         "<groupId>interop</groupId><artifactId>interop</artifactId><version>1</version>"
-        "<dependencies>"
-        + "".join(dependency.format(part=part, version=version) for part in PARTS[version])
-        + "</dependencies></project>"
+        f"<dependencies>{''.join(dependencies)}</dependencies></project>"
     )
 
 
@@ -84,12 +105,12 @@ def _cache() -> Path:
     return Path(os.environ.get("ROCKETMQ_CACHE") or Path.home() / ".cache" / "apache-rocketmq")
 
 
-def _mark(version: str) -> Path:
-    return _cache() / version / "lib" / ".complete"
+def _mark(home: Path) -> Path:
+    return home / "lib" / ".complete"
 
 
 def _is_complete(version: str) -> bool:
-    return _mark(version).exists()
+    return _mark(_cache() / version).exists()
 
 
 @functools.cache

@@ -1,0 +1,187 @@
+"""Our source and sink beside Spark's own for Kafka: the same rows, machine, session and round.
+
+What counts is the processor time of everybody together for each row: the JVM of Spark, its Python
+workers (Kafka has none) and the broker, user and system, until the broker is at rest again.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+
+from bench.broker import Told
+from bench.figures import ratio
+from bench.kafka import CONNECTOR, KAFKA, Kafka, connector_jars
+from bench.measure import Plan
+from bench.samples import directory
+from bench.servers import EscrowMQ, client
+from bench.spark_read import cpu_s, session
+
+COLUMNS: Final = ("what", "rows/s", "CPU us/row", "Spark", "broker", "CPU to Kafka's", "goal")
+BODY_BYTES: Final = 1024
+QUEUES: Final = 8
+# What Kafka's source has, but for the kind of its time.
+LIKE_KAFKA: Final = "keys,body,topic,queue_id,queue_offset,store_time"
+WARM_UPS: Final = 2  # runs of each: a cold JVM costs ten times more
+REST_S: Final = 1.5  # our broker writes its indexes once a second
+KAFKA_READ, KAFKA_WRITE = "Kafka: read", "Kafka: write"
+READ, READ_ALL = "ours: read, the same columns", "ours: read, all 17 columns"
+AT_LEAST_ONCE, EXACTLY_ONCE = "ours: write, at least once", "ours: write, exactly once"
+GOALS: Final = {READ: 1.0, AT_LEAST_ONCE: 1.2, EXACTLY_ONCE: 2.0}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one run, for each row."""
+
+    rate: float
+    spark_us: float
+    broker_us: float
+
+    @property
+    def cpu_us(self) -> float:
+        return self.spark_us + self.broker_us
+
+
+@dataclass(frozen=True)
+class Variant:
+    run: Callable[[], None]
+    broker: Kafka | EscrowMQ
+    beside: str
+
+
+def rows(plan: Plan) -> Told:
+    """Raises Unavailable where Kafka cannot be had."""
+    count = 50_000 if plan.quick else 300_000
+    jars = connector_jars()
+    with directory() as path:
+        kafka = Kafka(path / "kafka", partitions=QUEUES)
+        ours = EscrowMQ(path / "ours", {"diskMaxUsedSpaceRatio": 99})
+        spark = None
+        try:
+            kafka.start()
+            ours.start()
+            spark = session(jars)
+            found = _measured(spark, _variants(spark, kafka, ours, count), count, plan)
+        finally:
+            if spark is not None:
+                spark.stop()
+            ours.stop()
+            kafka.stop()
+    return Told(_table(found), _notes(count), COLUMNS)
+
+
+def _variants(spark: SparkSession, kafka: Kafka, ours: EscrowMQ, count: int) -> dict[str, Variant]:
+    made = spark.range(0, count, numPartitions=2)
+    body = f"cast(repeat('x', {BODY_BYTES}) as binary)"
+    for_kafka, for_ours = made.selectExpr(f"{body} as value"), made.selectExpr(f"{body} as body")
+    with client(ours) as creator:
+        for topic in ("read", "once", "exactly"):
+            creator.create_topic(topic, queues=QUEUES)
+    to_kafka, to_ours = partial(_to_kafka, for_kafka, kafka), partial(_to_ours, for_ours, ours)
+    to_kafka("read")
+    to_ours("read", "at-least-once")
+    return {
+        KAFKA_READ: Variant(partial(_discard, _from_kafka(spark, kafka)), kafka, KAFKA_READ),
+        READ: Variant(partial(_discard, _from_ours(spark, ours, LIKE_KAFKA)), ours, KAFKA_READ),
+        READ_ALL: Variant(partial(_discard, _from_ours(spark, ours, "")), ours, KAFKA_READ),
+        KAFKA_WRITE: Variant(partial(to_kafka, "written"), kafka, KAFKA_WRITE),
+        AT_LEAST_ONCE: Variant(partial(to_ours, "once", "at-least-once"), ours, KAFKA_WRITE),
+        EXACTLY_ONCE: Variant(partial(to_ours, "exactly", "exactly-once"), ours, KAFKA_WRITE),
+    }
+
+
+def _to_kafka(table: DataFrame, kafka: Kafka, topic: str) -> None:
+    writer = table.write.format("kafka").option("kafka.bootstrap.servers", kafka.address)
+    writer.option("topic", topic).save()
+
+
+def _to_ours(table: DataFrame, ours: EscrowMQ, topic: str, guarantee: str) -> None:
+    writer = table.write.format("escrowmq").mode("append").option("servers", ours.namesrv_address)
+    writer.option("topic", topic).option("guarantee", guarantee).save()
+
+
+def _from_kafka(spark: SparkSession, kafka: Kafka) -> DataFrame:
+    reader = spark.read.format("kafka").option("kafka.bootstrap.servers", kafka.address)
+    return reader.option("subscribe", "read").load()
+
+
+def _from_ours(spark: SparkSession, ours: EscrowMQ, columns: str) -> DataFrame:
+    reader = spark.read.format("escrowmq").option("servers", ours.namesrv_address)
+    if columns:
+        reader = reader.option("columns", columns)
+    return reader.option("subscribe", "read").load()
+
+
+def _discard(table: DataFrame) -> None:
+    table.write.format("noop").mode("overwrite").save()
+
+
+def _measured(
+    spark: SparkSession, variants: dict[str, Variant], count: int, plan: Plan
+) -> dict[str, tuple[Cost, str]]:
+    """The median of each, and what it is compared with."""
+    jvm: Any = spark.sparkContext._jvm
+    pid = int(jvm.java.lang.ProcessHandle.current().pid())
+    found: dict[str, list[Cost]] = {name: [] for name in variants}
+    for number in range(plan.rounds + WARM_UPS):
+        for name, variant in variants.items():
+            cost = _cost(pid, variant, count)
+            if number >= WARM_UPS:
+                found[name].append(cost)
+    return {name: (_median(costs), variants[name].beside) for name, costs in found.items()}
+
+
+def _cost(jvm: int, variant: Variant, count: int) -> Cost:
+    spark_before, broker_before = cpu_s(jvm), cpu_s(*variant.broker.pids)
+    began_s = time.perf_counter()
+    variant.run()
+    took_s = time.perf_counter() - began_s
+    spark_s = cpu_s(jvm) - spark_before
+    time.sleep(REST_S)
+    broker_s = cpu_s(*variant.broker.pids) - broker_before
+    return Cost(count / took_s, spark_s * 1e6 / count, broker_s * 1e6 / count)
+
+
+def _median(costs: Sequence[Cost]) -> Cost:
+    return Cost(
+        statistics.median(cost.rate for cost in costs),
+        statistics.median(cost.spark_us for cost in costs),
+        statistics.median(cost.broker_us for cost in costs),
+    )
+
+
+def _table(found: dict[str, tuple[Cost, str]]) -> list[Sequence[str]]:
+    return [
+        (
+            name,
+            f"{cost.rate:,.0f}",
+            f"{cost.cpu_us:.1f}",
+            f"{cost.spark_us:.1f}",
+            f"{cost.broker_us:.1f}",
+            ratio(cost.cpu_us, found[beside][0].cpu_us),
+            f"{GOALS[name]:.1f}" if name in GOALS else "",
+        )
+        for name, (cost, beside) in found.items()
+    ]
+
+
+def _notes(count: int) -> list[str]:
+    return [
+        f"{count:,} rows with bodies of 1 KiB, {QUEUES} queues or partitions, local[2]. Kafka "
+        f"{KAFKA} as it comes, one node; Spark's source and sink for it are those of {CONNECTOR}. "
+        "Nothing is compressed, nobody waits for the disk.",
+        "Read into `noop`; written rows are made by the JVM (`range`, a constant body). Kafka's "
+        "source has key, value, topic, partition, offset and time; ours is told to give the same.",
+        "Kafka's sink writes at least once. Exactly once it cannot.",
+        "Variants take turns in one session; a figure is the median of its rounds. Processor time "
+        "is that of Spark's JVM and its Python workers, and of the broker until a while after.",
+        f"Load of the machine at the end: {os.getloadavg()[0]:.1f}.",
+    ]
