@@ -119,24 +119,12 @@ class Escrow:
         return None
 
     def parked(
-        self,
-        facts: HalfFacts,
-        *,
-        queue_offset: int,
-        log_offset: int,
-        size: int,
-        parked_ms: int,
-        sender: Hashable | None = None,
+        self, facts: HalfFacts, *, queue_offset: int, log_offset: int, size: int, parked_ms: int
     ) -> Half:
-        """The half is in the log."""
+        """The half is in the log, and was found there."""
+        topic, group = facts.topic, facts.group
         half = self.half_to_be(
-            facts.topic,
-            facts.queue_id,
-            facts.group,
-            facts.key,
-            parked_ms,
-            sender,
-            facts.immunity_ms,
+            topic, facts.queue_id, group, facts.key, parked_ms, None, facts.immunity_ms
         )
         half.attempt = facts.attempt
         half.queue_offset, half.log_offset, half.size = queue_offset, log_offset, size
