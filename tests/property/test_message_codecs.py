@@ -14,7 +14,7 @@ from escrowmq.message.ids import (
 )
 from escrowmq.message.javahash import java_hash, unsigned_hash
 from escrowmq.message.properties import decode_properties, encode_properties, find_property
-from escrowmq.store.keyindex import key_hash
+from escrowmq.store.keyindex import key_hash, key_hashes
 
 TEXT = st.text(
     st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), min_size=1, max_size=9
@@ -120,6 +120,17 @@ def test_the_key_hash_is_the_absolute_value_of_javas(topic: str, key: str) -> No
 def test_any_bytes_have_a_key_hash(topic: str, key: bytes) -> None:
     value = abs(naive_hash(f"{topic}#{key.decode('utf-8', 'replace')}"))
     assert key_hash(topic, key) == (0 if value == 1 << 31 else value)
+
+
+heads = st.sampled_from([b"", b"7F0000010001", "\u00e9".encode(), b"x" * 246, b"x" * 300])
+tails = st.binary(max_size=12) | st.from_regex(rb"\A[0-9A-F]{8}\Z")
+waiting = st.tuples(st.sampled_from(["T", "TopicTest", "%RETRY%g"]), heads, tails)
+
+
+@given(st.lists(waiting, max_size=30))
+def test_many_keys_are_hashed_as_each_of_them(keys: list[tuple[str, bytes, bytes]]) -> None:
+    many = [(topic, head + tail, 0, 0) for topic, head, tail in keys]
+    assert key_hashes(many) == [key_hash(topic, key) for topic, key, _, _ in many]
 
 
 @given(HOSTS, st.integers(-(1 << 63), (1 << 63) - 1))

@@ -21,10 +21,11 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from escrowmq.clock import file_stamp
-from escrowmq.message.javahash import hashes_of_tails, unsigned_hash
+from escrowmq.message.javahash import POWERS, hashes_of_tails, unsigned_hash
 from escrowmq.message.offsets import LogOffset
 from escrowmq.store.disk import Disk, OpenViews, remove_file
 from escrowmq.store.redo import PATH as REDO_PATH
@@ -50,20 +51,26 @@ def key_hash(topic: str, key: bytes) -> int:
 
 def key_hashes(keys: Sequence[WaitingKey]) -> list[int]:
     """The same for many. Most keys differ from others in their last characters alone, a time and
-    a counter: those are hashed together."""
+    a counter: those are hashed together, whatever their topics."""
     found = [0] * len(keys)
-    alike: defaultdict[tuple[str, bytes], list[int]] = defaultdict(list)
+    alike: defaultdict[bytes, list[int]] = defaultdict(list)
     for place, (topic, key, _, _) in enumerate(keys):
-        if len(key) > _TAIL_BYTES and key.isascii():
-            alike[topic, key[:-_TAIL_BYTES]].append(place)
+        if _TAIL_BYTES < len(key) < len(POWERS) and key.isascii():
+            alike[key[:-_TAIL_BYTES]].append(place)
         else:
             found[place] = key_hash(topic, key)
-    for (topic, head), places in alike.items():
-        before = unsigned_hash(f"{topic}#{head.decode('ascii')}")
+    for head, places in alike.items():
+        power = POWERS[len(head) + _TAIL_BYTES]
         tails = [keys[place][1][-_TAIL_BYTES:] for place in places]
-        for place, value in zip(places, hashes_of_tails(before, tails), strict=True):
-            found[place] = _absolute(value)
+        hashes = hashes_of_tails(unsigned_hash(head.decode("ascii")), tails)
+        for place, value in zip(places, hashes, strict=True):
+            found[place] = _absolute(_topic_hash(keys[place][0]) * power + value & 0xFFFFFFFF)
     return found
+
+
+@lru_cache(maxsize=16_384)
+def _topic_hash(topic: str) -> int:
+    return unsigned_hash(f"{topic}#")
 
 
 def _absolute(value: int) -> int:
