@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.brokers import Served
-from tests.e2e.messaging.asking import numbers, bodies, v1
+from tests.e2e.messaging.asking import bodies, numbers, v1
 from tests.interop.records import decode_records
 from tests.interop.remoting import Answer, Client
 
