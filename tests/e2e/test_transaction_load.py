@@ -48,7 +48,7 @@ def test_every_commit_is_seen_and_none_is_asked_about(tmp_path: Path, acknowledg
             queues=QUEUES,
             acknowledged=acknowledged,
         )
-        told = run(load, [server.port], server.pids)
+        told = run(load, server.ports, server.pids)
         assert (told.errors, told.unasked, told.unanswered) == ({}, {}, 0)
         committed = told.messages_in_all
         assert committed > 0

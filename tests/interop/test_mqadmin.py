@@ -325,3 +325,54 @@ def test_groups_are_made_and_deleted(site: Site) -> None:
             assert '"retryMaxTimes":7' in groups
             assert '"takers"' not in groups
             assert "takers" not in client.expect(300, {"topic": "orders"}).body.decode()
+
+
+# --- users and policies --------------------------------------------------------------------------
+
+USERS = """
+globalWhiteRemoteAddresses: [127.0.0.1]
+users:
+- {username: alice, password: alice-secret-44}
+- {username: root, password: root-secret-555, userType: Super, userStatus: disable}
+acls:
+- subject: User:alice
+  policies:
+  - entries:
+    - {resource: "Topic:or*", actions: [Pub, Sub], sourceIps: [10.0.0.0/8], decision: Allow}
+"""
+
+
+@pytest.mark.nightly
+def test_users_are_shown_without_secrets_and_not_changed(tmp_path: Path) -> None:
+    if reason := jars.find():
+        pytest.skip(reason)
+    (tmp_path / "acl.yml").write_text(USERS)
+    settings = {"aclEnable": "true", "escrowAclFile": tmp_path / "acl.yml"}
+    with EscrowMQ(tmp_path / "ours", settings) as ours:
+        try:
+            admin = MqAdmin("5.5.0", ours.namesrv_address, tmp_path / "admin")
+        except Unavailable as reason:
+            pytest.skip(f"mqadmin: {reason}")
+        with admin:
+            site, at = Site("5.5.0", ours, admin), ("-b", ours.address)
+            told = site.run("listUser", *at)
+            assert rows(told, "alice") == [["alice", "***", "Normal", "enable"]]
+            assert rows(told, "root") == [["root", "***", "Super", "disable"]]
+            assert rows(site.run("getUser", *at, "-u", "alice"), "alice")
+            assert not rows(site.run("getUser", *at, "-u", "nobody"), "nobody")
+            for told in (
+                site.run("listAcl", *at),
+                site.run("getAcl", *at, "-s", "User:alice"),
+                site.run("listAcl", "-c", CLUSTER, "-s", "alice"),
+            ):
+                assert "Topic:or*" in told
+                assert "10.0.0.0/8" in told
+            for command, *words in (
+                ("createUser", "-u", "bob", "-p", "bob-secret-1"),
+                ("updateUser", "-u", "alice", "-s", "disable"),
+                ("deleteUser", "-u", "alice"),
+                ("createAcl", "-s", "User:bob", "-r", "Topic:*", "-a", "Pub", "-d", "Allow"),
+                ("updateAcl", "-s", "User:alice", "-r", "Topic:*", "-a", "Pub", "-d", "Deny"),
+                ("deleteAcl", "-s", "User:alice"),
+            ):
+                assert "escrowAclFile" in site.refused(command, *at, *words)

@@ -30,6 +30,11 @@ class Guard:
         self._granted: set[tuple[str, str, Need]] = set()
         self._trusted: dict[str, bool] = {}
 
+    @property
+    def accounts(self) -> Iterable[Account]:
+        """Those of the file, as it is now."""
+        return self._rules.accounts.values()
+
     def renew(self, rules: Rules) -> None:
         """From the next request on."""
         self._rules = rules

@@ -14,6 +14,7 @@ from typing import Any, Final
 from escrowmq.access.guard import Guard
 from escrowmq.access.rules import Action, Kind, Need
 from escrowmq.broker.admin import Admin
+from escrowmq.broker.admin_access import access_handlers
 from escrowmq.broker.admin_broker import (
     About,
     AdminBroker,
@@ -123,7 +124,7 @@ class Broker:
         self._stores_replies = rules.stores_replies
         self._backups = Backups(disk, store, self.save, flush)
         self._make_admin(disk, rules)
-        self._handlers = {**self._table(), **self._admin_table(), **self._operators_table()}
+        self._handlers = {**self._table(), **self._admin_table(guard), **self._operators_table()}
         self._guard = guard
         self._keys: dict[Line, str] = {}  # who is a member of groups, by access key
         if guard is not None:
@@ -223,11 +224,12 @@ class Broker:
             code.VIEW_MESSAGE_BY_ID: queries.by_id,
         }
 
-    def _admin_table(self) -> dict[int, Handler]:
+    def _admin_table(self, guard: Guard | None) -> dict[int, Handler]:
         """Topics, groups, the broker itself."""
         code, admin, broker = RequestCode, self._admin, self._admin_broker
         operators = Operators(self.store, self.turn, self.transactions, self.producers)
         return {
+            **access_handlers(guard),
             code.UPDATE_AND_CREATE_TOPIC: admin.create_topic,
             code.DELETE_TOPIC_IN_BROKER: admin.delete_topic,
             code.GET_TOPIC_CONFIG: admin.topic_config,

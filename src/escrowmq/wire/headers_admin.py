@@ -91,3 +91,20 @@ class QueryConsumeQueue(Header, frozen=True, kw_only=True):
     index: Int64
     count: Int32
     consumer_group: str | None = None
+
+
+class UserName(Header, frozen=True, kw_only=True):
+    username: str
+
+
+class UsersLike(Header, frozen=True, kw_only=True):
+    filter: str = ""  # a part of the name
+
+
+class AclSubject(Header, frozen=True, kw_only=True):
+    subject: str  # User:name
+
+
+class AclsLike(Header, frozen=True, kw_only=True):
+    subject_filter: str = ""
+    resource_filter: str = ""

@@ -1,0 +1,98 @@
+"""Users and policies of the file, as RocketMQ 5's tools ask for them: shown without secrets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.brokers import Served
+from tests.e2e.security.guarding import ADMIN, SECRETS, USER, WRITER, eventually, guarded, refused
+from tests.interop.remoting import Answer
+from tests.signing import SignedClient
+
+pytestmark = pytest.mark.slow
+
+GET_USER, LIST_USERS, GET_ACL, LIST_ACLS = 3004, 3005, 3009, 3010
+CHANGES = (3001, 3002, 3003, 3006, 3007, 3008)
+NOT_SUPPORTED = 3
+ALICE = {
+    "username": "alice",
+    "password": "***",
+    "userType": "Normal",
+    "userStatus": "enable",
+}
+ENTRIES = [
+    {"resource": "Topic:or*", "actions": ["Pub"], "decision": "Allow"},
+    {
+        "resource": "Topic:orders",
+        "actions": ["Sub"],
+        "sourceIps": ["10.0.0.0/8"],
+        "decision": "Allow",
+    },
+]
+
+
+def body(answer: Answer) -> Any:
+    assert answer.code == 0, answer.remark
+    for secret in SECRETS:
+        assert secret.encode() not in answer.body
+    return json.loads(answer.body) if answer.body else None
+
+
+def acl(*entries: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "subject": "User:alice",
+        "policies": [{"policyType": "Custom", "entries": list(entries)}],
+    }
+
+
+def test_users_are_shown_and_their_passwords_are_not(admin: SignedClient) -> None:
+    assert body(admin.request(LIST_USERS)) == [ALICE]
+    assert body(admin.request(LIST_USERS, {"filter": "lic"})) == [ALICE]
+    assert body(admin.request(LIST_USERS, {"filter": "bob"})) == []
+    assert body(admin.request(GET_USER, {"username": "alice"})) == ALICE
+    assert body(admin.request(GET_USER, {"username": "bob"})) is None
+
+
+def test_policies_are_shown_as_the_file_says_them(admin: SignedClient) -> None:
+    assert body(admin.request(GET_ACL, {"subject": "User:alice"})) == acl(*ENTRIES)
+    assert body(admin.request(GET_ACL, {"subject": "User:bob"})) is None
+    assert body(admin.request(LIST_ACLS)) == [acl(*ENTRIES)]
+    only = {"subjectFilter": "alice", "resourceFilter": "orders"}
+    assert body(admin.request(LIST_ACLS, only)) == [acl(ENTRIES[1])]
+    assert body(admin.request(LIST_ACLS, {"resourceFilter": "Group:"})) == []
+
+
+@pytest.mark.parametrize("keys", [WRITER, USER])
+@pytest.mark.parametrize("code", [GET_USER, LIST_USERS, GET_ACL, LIST_ACLS, *CHANGES])
+def test_they_are_for_administrators(served: Served, keys: tuple[str, str], code: int) -> None:
+    with SignedClient(served.address, *keys) as client:
+        refused(client.request(code, {"username": "alice", "subject": "User:alice"}))
+
+
+@pytest.mark.parametrize("code", CHANGES)
+def test_who_wants_to_change_them_is_told_where(admin: SignedClient, code: int) -> None:
+    answer = admin.request(code, {"username": "alice", "subject": "User:alice"}, b"{}")
+    assert answer.code == NOT_SUPPORTED
+    assert "escrowAclFile" in answer.remark
+
+
+def test_what_is_shown_is_the_file_as_it_is_now(tmp_path: Path) -> None:
+    more = "- {username: robert, password: robert-secret, userType: Super, userStatus: disable}\n"
+    with guarded(tmp_path) as served, SignedClient(served.address, *ADMIN) as admin:
+        rules = served.directory / "acl.yml"
+        rules.write_text(rules.read_text().replace("users:\n", f"users:\n{more}"))
+        eventually(lambda: len(body(admin.request(LIST_USERS))) == 2)
+        found = body(admin.request(LIST_USERS))
+    robert = {"username": "robert", "userType": "Super", "userStatus": "disable"}
+    assert found == [{**robert, "password": "***"}, ALICE]
+
+
+def test_without_accounts_there_is_nothing_to_show(tmp_path: Path) -> None:
+    with Served(tmp_path) as served, served.client() as client:
+        answer = client.request(LIST_USERS)
+    assert answer.code == NOT_SUPPORTED
+    assert "aclEnable" in answer.remark
