@@ -59,7 +59,7 @@ class Variant:
 
 def rows(plan: Plan) -> Told:
     """Raises Unavailable where Kafka cannot be had."""
-    count = 50_000 if plan.quick else 300_000
+    count = 50_000 if plan.quick else 200_000
     jars = connector_jars()
     with directory() as path:
         kafka = Kafka(path / "kafka", partitions=QUEUES)
@@ -85,6 +85,7 @@ def _variants(spark: SparkSession, kafka: Kafka, ours: EscrowMQ, count: int) -> 
     with client(ours) as creator:
         for topic in ("read", "once", "exactly"):
             creator.create_topic(topic, queues=QUEUES)
+    kafka.create_topics(spark.sparkContext._jvm, "read", "written")
     to_kafka, to_ours = partial(_to_kafka, for_kafka, kafka), partial(_to_ours, for_ours, ours)
     to_kafka("read")
     to_ours("read", "at-least-once")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import starmap
 from typing import Final
 
 import msgspec
@@ -41,6 +42,7 @@ from escrowmq.store.queuetable import QueueTable, refuse_bad_name
 from escrowmq.store.reads import StoreReads
 from escrowmq.store.recover import Recovery, recover
 from escrowmq.store.redo import PATH as REDO_PATH
+from escrowmq.store.runs import RunBatch
 from escrowmq.store.settings import StoreSettings
 
 LOCK_PATH: Final = "lock"
@@ -139,15 +141,21 @@ class MessageStore(StoreReads):
         """All records in one write, or none and an error. A crash leaves a prefix of them."""
         self._refuse_if_full()
         stored_ms = now_ms if now_ms > self._stored_ms else self._stored_ms
-        batch = self._log.batch()
+        batch = RunBatch(self._log)
         add, find_or_make, small_bytes = batch.add, self._queues.find_or_make, self._small_bytes
         placed: list[Placed] = []
         added: list[ConsumeQueue] = []
         waiting: list[WaitingKey] = []
         queue: ConsumeQueue | None = None
         seen_flag, is_shown, is_keyed = 0, True, True  # most records have the flag of the last
+        ahead = iter(records)
         try:
-            for record in records:
+            for record in ahead:
+                if record.lone_key:
+                    run = batch.add_run(self._queues, records, len(placed), stored_ms, small_bytes)
+                    placed += starmap(Placed, run.places)
+                    if run.note(added, waiting, ahead):
+                        continue
                 topic, queue_id, sys_flag = record.topic, record.queue_id, record.sys_flag
                 properties, lone = record.properties, record.lone_key
                 if len(record.body) + len(properties) > small_bytes:
@@ -171,19 +179,27 @@ class MessageStore(StoreReads):
                     log_offset, size = add(record, queue_offset, stored_ms)
                 placed.append(Placed(log_offset, queue_offset, size))
                 if is_keyed:
-                    for key in keys:
-                        waiting.append((topic, key, log_offset, stored_ms))
+                    waiting += [(topic, key, log_offset, stored_ms) for key in keys]
             batch.write()
         except BaseException as error:
             self._take_back(added, queue)
             if isinstance(error, struct.error):
                 raise RecordRefused(f"a number that a record cannot hold: {error}") from error
             raise
-        self._stored_ms = stored_ms
+        self._note(placed, added, waiting, stored_ms)
+        return placed
+
+    def _note(
+        self,
+        placed: list[Placed],
+        added: list[ConsumeQueue],
+        waiting: list[WaitingKey],
+        now_ms: int,
+    ) -> None:
+        self._stored_ms = now_ms
         self._queues.dirty.update(added)
         self._index.waiting += waiting if self._index.is_on else ()
         self._last_record = placed[-1].log_offset if placed else self._last_record
-        return placed
 
     def _refuse_if_full(self) -> None:
         if not self.accepts_writes:
