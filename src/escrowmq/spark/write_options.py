@@ -51,7 +51,7 @@ TIMEOUT: Final = Option(
     "timeout", whole(1, 86_400), 60, "Seconds to keep trying when a broker does not answer."
 )
 BATCH_BYTES: Final = Option(
-    "batchBytes", whole(1, _BATCH_BYTES_MAX), 512 << 10, "Bytes of messages that travel together."
+    "batchBytes", whole(1, _BATCH_BYTES_MAX), 256 << 10, "Bytes of messages that travel together."
 )
 IN_FLIGHT_BYTES: Final = Option(
     "inFlightBytes",
