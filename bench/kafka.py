@@ -1,6 +1,7 @@
-"""A Kafka of one node on loopback, and Spark's own source and sink for it, from Maven Central.
+"""A Kafka of one node on loopback, and the source and sink that Spark has for it.
 
-Nothing is tuned: heap and collector are those of Kafka's start script, the rest is its defaults.
+All of it comes from Maven Central. Nothing is tuned: heap and collector are those of Kafka's start
+script, the rest is its defaults.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ import base64
 import os
 import socket
 import subprocess
+import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.brokers import free_ports
 from tests.interop.apache import BrokerFailed, Leashed
@@ -32,6 +34,7 @@ JVM: Final = (
     *("-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent"),
 )
 FORMAT_S: Final = 120
+TOPICS_S: Final = 5  # until the broker has heard of new topics, also a slow one
 
 
 def connector_jars() -> list[Path]:
@@ -40,7 +43,7 @@ def connector_jars() -> list[Path]:
 
 
 class Kafka:
-    """Broker and controller in one process. Topics are made by the first who sends to them."""
+    """Broker and controller in one process."""
 
     name = f"Kafka {KAFKA}"
 
@@ -80,6 +83,21 @@ class Kafka:
             process, self._process = self._process, None
             process.kill()  # its files are removed anyway
 
+    def create_topics(self, jvm: Any, *topics: str) -> None:
+        """By the client that Spark has. Made by its first send, a topic may miss its first batch
+        for ever: the sender is told of it before the broker is."""
+        settings = jvm.java.util.Properties()
+        settings.put("bootstrap.servers", self.address)
+        admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
+        wanted = jvm.java.util.ArrayList()
+        for topic in topics:
+            partitions = jvm.java.util.Optional.of(self._partitions)
+            copies = jvm.java.util.Optional.empty()  # the broker's own number, one
+            wanted.add(jvm.org.apache.kafka.clients.admin.NewTopic(topic, partitions, copies))
+        admin.createTopics(wanted).all().get()
+        admin.close()
+        time.sleep(TOPICS_S)
+
     def _settings(self) -> list[tuple[str, object]]:
         controller = f"127.0.0.1:{self._controller_port}"
         return [
@@ -91,7 +109,6 @@ class Kafka:
             ("advertised.listeners", f"PLAINTEXT://{self.address}"),
             ("listener.security.protocol.map", "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT"),
             ("log.dirs", self.directory / "log"),
-            ("num.partitions", self._partitions),
             ("offsets.topic.replication.factor", 1),  # there is no second node
             ("transaction.state.log.replication.factor", 1),
             ("transaction.state.log.min.isr", 1),

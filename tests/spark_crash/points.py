@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from escrowmq.spark import write_sink, write_task, writer
-from escrowmq.spark.write_lines import Line
+from escrowmq.spark.write_lines import Frame, Line
 from escrowmq.wire.codes import RequestCode
 
 DIRECTORY = "ESCROW_CRASH_DIRECTORY"
@@ -132,7 +132,7 @@ def _ask(original: Callable[..., Any]) -> Callable[..., Any]:
         reach("decide-before", _Here.epoch)
         send = line._send
 
-        def sent(frame: bytes) -> None:
+        def sent(frame: Frame) -> None:
             send(frame)
             reach("decide-sent", _Here.epoch)
 

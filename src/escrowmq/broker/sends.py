@@ -246,7 +246,7 @@ class Sends:
         born_host, times, added = line.peer_host, fields.reconsume_times, self._added
         records = []
         for item in _items(request.body):
-            properties = bytes(item.properties)
+            properties = item.properties
             key = lone_key(properties) if len(properties) <= _SHORT_TEXT else b""
             if key:
                 properties += added
@@ -287,7 +287,7 @@ class Sends:
         keys = set()
         items = _items(request.body)
         for item in items:
-            properties = bytes(item.properties)
+            properties = item.properties
             key = lone_key(properties) if len(properties) <= _SHORT_TEXT else b""
             keys.add(key or self._key_of_odd(properties, record, now_ms))
         if len(keys) != len(items):

@@ -38,6 +38,12 @@ def has_keys(sys_flag: int) -> bool:
     return sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK
 
 
+# Both, by the bits of a transaction in the sysFlag: every append looks.
+SHOWN_AND_KEYED: Final = [
+    (has_queue_entry(bits), has_keys(bits)) for bits in range(TRANSACTION_MASK + 1)
+]
+
+
 def derive(topic: str, properties: bytes, stored_ms: int) -> tuple[int, list[bytes]]:
     """The tags code of a record's queue entry, and its keys: the unique one, then the user's."""
     if len(properties) <= _ALIKE_BYTES and topic != names.SCHEDULE_TOPIC:

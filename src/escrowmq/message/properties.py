@@ -15,6 +15,8 @@ from escrowmq.errors import LocalProtocolError
 
 _NAME_END = "\x01"
 _ITEM_END = "\x02"
+_KEY_BEGIN = b"UNIQ_KEY\x01"
+_KEY_END = 2
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
@@ -55,9 +57,10 @@ def find_property(encoded: bytes, name: bytes) -> bytes | None:
 def lone_key(properties: bytes) -> bytes:
     """The unique key, if letters and digits of it are all there is: so a bulk sender has it. b"" if
     it takes a closer look."""
-    key = properties[9:-1]
-    if properties[:9] == b"UNIQ_KEY\x01" and properties[-1:] == b"\x02" and key.isalnum():
-        return key
+    if properties.startswith(_KEY_BEGIN) and properties[-1] == _KEY_END:
+        key = properties[len(_KEY_BEGIN) : -1]
+        if key.isalnum():
+            return key
     return b""
 
 

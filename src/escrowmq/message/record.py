@@ -41,7 +41,7 @@ _SEAL_NAME: Final = RECORD_CRC.encode() + b"\x01"
 _SEAL_BYTES: Final = len(_SEAL_NAME) + 10 + 1
 SEAL_BYTES_MAX: Final = _SEAL_BYTES + 1  # with the separator that may have to go before it
 _PROPERTIES_LENGTH = struct.Struct(">h")
-_pack_length = _PROPERTIES_LENGTH.pack
+properties_length = _PROPERTIES_LENGTH.pack
 _TOPIC_LENGTH_V2 = struct.Struct(">h")
 
 
@@ -73,8 +73,8 @@ _HEADS = {
     BORN_HOST_IPV6 | STORE_HOST_IPV6: _head(20, 20),
 }
 _HOST_BITS = BORN_HOST_IPV6 | STORE_HOST_IPV6
-_HEAD_V4 = _HEADS[0]
-_HEAD_V4_BYTES = _HEAD_V4.size
+HEAD_V4 = _HEADS[0]
+_HEAD_V4_BYTES = HEAD_V4.size
 assert _HEAD_V4_BYTES + 1 + 2 == RECORD_BYTES_MIN
 _SYS_FLAG_AT = 36
 
@@ -185,7 +185,7 @@ def record_pieces(
     if sealed:
         separator = b"" if not properties or properties.endswith(b"\x02") else b"\x02"
         properties = b"".join((properties, separator, b"\0" * _SEAL_BYTES))
-    head, head_bytes = _HEAD_V4, _HEAD_V4_BYTES
+    head, head_bytes = HEAD_V4, _HEAD_V4_BYTES
     if len(born_host) + len(store_host) != 16:
         sys_flag |= BORN_HOST_IPV6 if len(born_host) == 20 else 0
         sys_flag |= STORE_HOST_IPV6 if len(store_host) == 20 else 0
@@ -209,7 +209,7 @@ def record_pieces(
         record.prepared_offset,
         body_bytes,
     )
-    pieces = (packed, body, topic, _pack_length(len(properties)), properties)
+    pieces = (packed, body, topic, properties_length(len(properties)), properties)
     return (size, (_seal(b"".join(pieces)),)) if sealed else (size, pieces)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -98,7 +97,7 @@ def _is_of_text(kind: DataType) -> bool:
 class Rows:
     """One Arrow batch. What is None is not in the table; else one value per row."""
 
-    bodies: Sequence[Bytes]
+    bodies: pa.Array[Any]
     topics: list[str | None] | None
     sharding_keys: list[str | None] | None
     properties: list[str] | None  # encoded, without the unique key
@@ -126,7 +125,7 @@ def rows_of(batch: pa.RecordBatch, first_row: int) -> Rows:
             _encoded(dict(zip(names, values, strict=True)), first_row + at)
             for at, values in enumerate(zip(*texts.values(), strict=True))
         ]
-    return Rows(bytes_of(body), topics, sharding_keys, properties, delayed)
+    return Rows(body, topics, sharding_keys, properties, delayed)
 
 
 def bytes_of(column: pa.Array[Any]) -> list[Bytes]:

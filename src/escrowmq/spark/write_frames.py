@@ -10,11 +10,15 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
 
 from escrowmq.errors import RowRefused
 from escrowmq.message.javahash import java_hash
-from escrowmq.spark.write_columns import Bytes, Rows
+from escrowmq.spark.write_blocks import encode_rows
+from escrowmq.spark.write_columns import Bytes, Rows, bytes_of
 
 _HEAD = struct.Struct(">iiiii").pack
 _FIXED: Final = 22  # of a message in a batch, besides body and properties
@@ -57,6 +61,11 @@ class _Lane:
     size: int = 0
     count: int = 0
 
+    def add(self, messages: Bytes, count: int) -> None:
+        self.pieces.append(messages)
+        self.size += len(messages)
+        self.count += count
+
     def take(self) -> Packet:
         packet = Packet(self.target, self.pieces, self.size, self.count)
         self.pieces, self.size, self.count = [], 0, 0
@@ -81,7 +90,6 @@ class Packer:
         self._topic = topic
         self._prefix = prefix
         self._key = b"UNIQ_KEY\x01" + prefix.encode()
-        self._plain = struct.pack(">h", _KEY_BYTES) + self._key
         self._batch_bytes = batch_bytes
         self._next_queue = first_queue
         self._delayed_alone = delayed_alone
@@ -99,24 +107,26 @@ class Packer:
             if lane.count:
                 yield lane.take()
 
-    def _add_plain(self, bodies: Sequence[Bytes]) -> Iterator[Packet]:
+    def _add_plain(self, bodies: pa.Array[Any]) -> Iterator[Packet]:
         """Nothing but bodies: most rows of most jobs come by here."""
-        lane, plain, limit = self._lane(self._topic), self._plain, self._batch_bytes
-        row = self.rows
-        for body in bodies:
-            length = len(body)
-            size = length + _PLAIN
-            if lane.size + size > limit and lane.count:
-                self.rows = row
+        lane, limit = self._lane(self._topic), self._batch_bytes
+        data, edges = encode_rows(bodies, self.rows, self._key)
+        sizes = np.diff(edges)
+        if len(sizes) and sizes.max() > MESSAGE_BYTES_MAX:
+            row = int(np.argmax(sizes > MESSAGE_BYTES_MAX))
+            raise RowRefused(_too_long(self.rows + row, int(sizes[row]) - _PLAIN))
+        at = 0
+        while at < len(sizes):
+            begin = int(edges[at])
+            upto = int(np.searchsorted(edges, begin + limit - lane.size, side="right")) - 1
+            if upto <= at and lane.count:
                 yield lane.take()
                 self._turn(lane)
-            if size > MESSAGE_BYTES_MAX:
-                raise RowRefused(_too_long(row, length))
-            lane.pieces += (_HEAD(size, 0, 0, 0, length), body, b"%b%08X\x02" % (plain, row))
-            lane.size += size
-            lane.count += 1
-            row += 1
-        self.rows = row
+                continue
+            upto = max(upto, at + 1)  # one message at the least
+            lane.add(data[begin : int(edges[upto])], upto - at)
+            self.rows += upto - at
+            at = upto
 
     def _add_any(self, rows: Rows) -> Iterator[Packet]:
         topics, texts, shards, delayed = (
@@ -125,7 +135,7 @@ class Packer:
             rows.sharding_keys,
             rows.delayed,
         )
-        for at, body in enumerate(rows.bodies):
+        for at, body in enumerate(bytes_of(rows.bodies)):
             topic = (topics[at] if topics else None) or self._topic
             if not topic:
                 raise RowRefused(f"row {self.rows} has no topic, and there is no option topic")

@@ -30,6 +30,7 @@ from escrowmq.wire.headers import Header, encode_header
 
 CONNECT_S: Final = 5.0
 _CHUNK: Final = 256 << 10
+_LONG_PIECES: Final = 32 << 10  # bytes of a piece that is better sent than copied
 _PAUSES_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # between tries; the last one stays
 
 _LATER: Final = frozenset(
@@ -43,6 +44,9 @@ _LATER: Final = frozenset(
 
 _clock = SystemClock()
 _pause = threading.Event().wait  # nobody sets it
+
+
+Frame = tuple[Body, ...]  # its beginning, and what follows
 
 
 class Reply(NamedTuple):
@@ -69,9 +73,9 @@ class Line:
         self._socket: socket.socket | None = None
         self._cutter = FrameCutter(self._answer)
         self._opaque = 0
-        self._unanswered: dict[int, bytes] = {}  # sends, in the order they were made
+        self._unanswered: dict[int, Frame] = {}  # sends, in the order they were made
         self._in_flight = 0
-        self._again: list[bytes] = []  # sends that were put off by the broker
+        self._again: list[Frame] = []  # sends that were put off by the broker
         self._replies: dict[int, Reply] = {}
         self._asked: set[int] = set()
 
@@ -121,7 +125,7 @@ class Line:
         """It is on its way. Waits while too many are; raises as `flush`."""
         opaque, frame = self._frame(code, fields, pieces, body_bytes)
         self._unanswered[opaque] = frame
-        self._in_flight += len(frame)
+        self._in_flight += _size(frame)
         self._persist(lambda: self._send(frame), lambda: self._in_flight > self._in_flight_max)
 
     def flush(self) -> None:
@@ -167,7 +171,7 @@ class Line:
 
     def _frame(
         self, code: RequestCode, fields: Header | None, pieces: Iterable[Body], body_bytes: int
-    ) -> tuple[int, bytes]:
+    ) -> tuple[int, Frame]:
         self._opaque += 1
         ext_fields = {} if fields is None else encode_header(fields)
         if self._access.access_key:
@@ -176,15 +180,16 @@ class Line:
         command = Command(code=code, opaque=self._opaque, ext_fields=ext_fields)
         header = encode_command(command, JSON)
         prefix = frame_prefix(JSON, len(header), body_bytes)
-        return self._opaque, b"".join((prefix, header, *pieces))
+        return self._opaque, (prefix + header, *pieces)
 
-    def _send(self, frame: bytes) -> None:
+    def _send(self, frame: Frame) -> None:
         if self._socket is None:
             self._socket = self._access.connect(self.address, min(CONNECT_S, self._timeout_s))
             self._cutter = FrameCutter(self._answer)
         self._socket.settimeout(self._access.timeout_s)
         try:
-            self._socket.sendall(frame)
+            for piece in _few(frame):
+                self._socket.sendall(piece)
         except OSError as error:
             raise OutcomeUnknown(f"{self.address}: {error}") from error
 
@@ -217,7 +222,7 @@ class Line:
             return
         if code == ResponseCode.SUCCESS or code in _STORED:
             del self._unanswered[opaque]
-            self._in_flight -= len(frame)
+            self._in_flight -= _size(frame)
         elif code in _LATER:
             self._again.append(frame)
         else:
@@ -237,6 +242,16 @@ _STORED: Final = frozenset(
         ResponseCode.FLUSH_SLAVE_TIMEOUT,
     )
 )
+
+
+def _size(frame: Frame) -> int:
+    return sum(map(len, frame))
+
+
+def _few(frame: Frame) -> Frame:
+    """Long pieces as they are; many short ones are joined, for each is a call of its own."""
+    is_long = _size(frame) >= _LONG_PIECES * len(frame)
+    return frame if is_long else (b"".join(frame),)
 
 
 def _refusal(address: str, command: Command) -> EscrowError:

@@ -13,6 +13,7 @@ at the head of a file, else that of the next message that is there, so that offs
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -68,6 +69,11 @@ class ConsumeQueue:
     def add(self, log_offset: int, size: int, tags_code: int) -> None:
         self.tail += _pack_entry(log_offset, size, tags_code)
         self.next += 1  # type: ignore[assignment]  # no QueueOffset(): every send comes by here
+
+    def add_run(self, places: Sequence[tuple[int, int, int]]) -> None:
+        """Log offset, queue offset and size of many, none of which has a tag."""
+        self.tail += b"".join([_pack_entry(log_offset, size, 0) for log_offset, _, size in places])
+        self.next = QueueOffset(self.next + len(places))
 
     def drop_last(self) -> None:
         """Take the last `add` back: its message did not reach the log."""

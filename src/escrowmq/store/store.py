@@ -14,24 +14,15 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Sequence
+from itertools import starmap
 from typing import Final
 
 import msgspec
 
-from escrowmq.errors import (
-    RecordRefused,
-    StoreError,
-    StoreFailed,
-    StoreFull,
-)
-from escrowmq.message.facts import derive, has_keys, has_queue_entry
+from escrowmq.errors import RecordRefused, StoreError, StoreFailed, StoreFull
+from escrowmq.message.facts import SHOWN_AND_KEYED, derive
 from escrowmq.message.offsets import LogOffset, QueueOffset
-from escrowmq.message.record import (
-    PROPERTIES_BYTES_MAX,
-    SEAL_BYTES_MAX,
-    NewRecord,
-    encoded_size,
-)
+from escrowmq.message.record import PROPERTIES_BYTES_MAX, SEAL_BYTES_MAX, NewRecord, encoded_size
 from escrowmq.message.sysflag import TRANSACTION_MASK
 from escrowmq.store.checkpoint import CheckpointJob
 from escrowmq.store.commitlog import CommitLog, Flush, Removal
@@ -39,18 +30,15 @@ from escrowmq.store.consumequeue import ConsumeQueue
 from escrowmq.store.deleted import DeletedTopics
 from escrowmq.store.disk import Disk, Lock, OpenViews, remove_file, write_file
 from escrowmq.store.keyindex import KeyIndex, WaitingKey
-from escrowmq.store.logbatch import Batch
 from escrowmq.store.queuetable import QueueTable, refuse_bad_name
 from escrowmq.store.reads import StoreReads
 from escrowmq.store.recover import Recovery, recover
 from escrowmq.store.redo import PATH as REDO_PATH
+from escrowmq.store.runs import RunBatch
 from escrowmq.store.settings import StoreSettings
 
 LOCK_PATH: Final = "lock"
 ABORT_PATH: Final = "abort"
-_SHOWN_AND_KEYED: Final = [
-    (has_queue_entry(kind), has_keys(kind)) for kind in range(TRANSACTION_MASK + 1)
-]
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False):
@@ -149,26 +137,29 @@ class MessageStore(StoreReads):
         """All records in one write, or none and an error. A crash leaves a prefix of them."""
         self._refuse_if_full()
         stored_ms = now_ms if now_ms > self._stored_ms else self._stored_ms
-        batch = Batch(self._log)
+        batch = RunBatch(self._log)
         add, find_or_make, small_bytes = batch.add, self._queues.find_or_make, self._small_bytes
         placed: list[Placed] = []
         added: list[ConsumeQueue] = []
         waiting: list[WaitingKey] = []
         wait = waiting.append
         queue: ConsumeQueue | None = None
+        ahead = iter(records)
         try:
-            for record in records:
+            for record in ahead:
+                if record.lone_key:
+                    run = batch.add_run(self._queues, records, len(placed), stored_ms, small_bytes)
+                    placed += starmap(Placed, run.places)
+                    if run.note(added, waiting, ahead):
+                        continue
                 topic, queue_id, sys_flag = record.topic, record.queue_id, record.sys_flag
-                properties, lone = record.properties, record.lone_key
+                properties = record.properties
                 if len(record.body) + len(properties) > small_bytes:
                     self._refuse_unfit(record)
                 if 0 in properties:
                     raise RecordRefused("a zero byte in the properties")
-                if lone:
-                    tags_code, keys = 0, [lone]
-                else:
-                    tags_code, keys = record.derived or derive(topic, properties, stored_ms)
-                is_shown, is_keyed = _SHOWN_AND_KEYED[sys_flag & TRANSACTION_MASK]
+                tags_code, keys = record.derived or derive(topic, properties, stored_ms)
+                is_shown, is_keyed = SHOWN_AND_KEYED[sys_flag & TRANSACTION_MASK]
                 if is_shown:
                     if queue is None or queue.queue_id != queue_id or queue.topic != topic:
                         queue = find_or_make(topic, queue_id)
@@ -190,11 +181,20 @@ class MessageStore(StoreReads):
             if isinstance(error, struct.error):
                 raise RecordRefused(f"a number that a record cannot hold: {error}") from error
             raise
-        self._stored_ms = stored_ms
+        self._note(placed, added, waiting, stored_ms)
+        return placed
+
+    def _note(
+        self,
+        placed: list[Placed],
+        added: list[ConsumeQueue],
+        waiting: list[WaitingKey],
+        now_ms: int,
+    ) -> None:
+        self._stored_ms = now_ms
         self._queues.dirty.update(added)
         self._index.waiting += waiting if self._index.is_on else ()
         self._last_record = placed[-1].log_offset if placed else self._last_record
-        return placed
 
     def _refuse_if_full(self) -> None:
         if not self.accepts_writes:
