@@ -224,6 +224,7 @@ class Life:
 
     def _topics(self, choose: random.Random) -> list[str]:
         fixed = {
+            "no id": ["transfers"],  # two would be two transactions: nothing holds them together
             "cut short": ["receipts", "receipts"],
             "twice unguarded": choose.choice((["receipts"], ["transfers", "receipts"])),
             "twice guarded": ["transfers"],

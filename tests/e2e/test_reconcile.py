@@ -78,7 +78,10 @@ def view(engine: duckdb.DuckDBPyConnection, name: str, directory: Path) -> None:
 
 def not_as_it_was(bank: Bank, made: Path) -> list[object]:
     """Rows of a ledger that are not what happened, and the other way round; by DuckDB alone."""
-    columns = ", ".join(f'"{name}"' for name in LEDGER.names)
+    columns = ", ".join(
+        f'epoch_us("{field.name}")' if pa.types.is_timestamp(field.type) else f'"{field.name}"'
+        for field in LEDGER
+    )
     with duckdb.connect() as engine:
         view(engine, "made", made)
         view(engine, "happened", bank.ledger)

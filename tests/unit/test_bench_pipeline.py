@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
+from bench.measure import Plan
+from bench.pipeline import STEPS, Step, rows
 from bench.pipeline_input import FIRST_HALF, PLANTED, Log, expected, make_books, name_of
 from escrowmq.escrow.shapes import decode_op
 from escrowmq.message import names
@@ -62,3 +66,14 @@ def test_the_books_lack_what_was_planted(tmp_path: Path) -> None:
     assert counts["bob", "escrowmq_inbox"] == 2
     assert counts["smith", "escrowmq_inbox"] == counts["smith", "transfer"] == booked - 3 * 2
     assert sum(expected(COUNT).values()) == 2 * len(PLANTED)
+
+
+def test_steps_that_are_done_are_told_and_not_done_again(tmp_path: Path) -> None:
+    for count, seconds in ((1_000, 60.0), (10_000, 300.0)):
+        (tmp_path / f"{count}").mkdir()
+        for name in STEPS:
+            took = asdict(Step(seconds, 2 * seconds, 3 << 30, 5 << 20, 1.5))
+            (tmp_path / f"{count}" / f"{name}.json").write_text(json.dumps(took))
+    told = rows(Plan(transactions=(1_000, 10_000), work=str(tmp_path)))
+    assert told.rows[0] == ["1,000", "ledger", "1.0", "120 s", "3.0 GiB", "5 MiB"]
+    assert told.rows[-2] == ["1,000 to 10,000", "time", "5.0x", "goal 11.0x", "", ""]
