@@ -25,7 +25,7 @@ from bench.broker import Told
 from bench.measure import Plan
 from bench.pipeline_input import BOOKS, expected, make_input
 from bench.samples import directory
-from bench.spark_read import cpu_s, family_of
+from bench.spark_read import Meter, family_of
 
 COLUMNS = ("transactions", "step", "minutes", "processor time", "peak memory", "on disk")
 LOOK_S = 2.0
@@ -125,10 +125,11 @@ def _run(words: list[str], work: Path) -> tuple[Step, int, str]:
     environment = {**os.environ, "SPARK_LOCAL_DIRS": str(work / "spark")}
     with (work / "said").open("w") as said, (work / "errors").open("w") as errors:
         process = subprocess.Popen(command, stdout=said, stderr=errors, env=environment)
+        meter = Meter(process.pid)
         before, seconds, spent, peak = time.monotonic(), 0.0, 0.0, 0
         try:
             while process.poll() is None:
-                spent = max(spent, cpu_s(process.pid))
+                spent = max(spent, meter.spent_s())
                 peak = max(peak, sum(map(_memory_bytes, family_of(process.pid))))
                 time.sleep(LOOK_S)
                 now = time.monotonic()

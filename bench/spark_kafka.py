@@ -23,7 +23,7 @@ from bench.kafka import CONNECTOR, KAFKA, Kafka, connector_jars
 from bench.measure import Plan
 from bench.samples import directory
 from bench.servers import EscrowMQ, client
-from bench.spark_read import cpu_s, session
+from bench.spark_read import Meter, session
 
 COLUMNS: Final = ("what", "rows/s", "CPU us/row", "Spark", "broker", "CPU to Kafka's", "goal")
 BODY_BYTES: Final = 1024
@@ -153,13 +153,13 @@ def _measured(
 
 
 def _cost(jvm: int, variant: Variant) -> Cost:
-    spark_before, broker_before = cpu_s(jvm), cpu_s(*variant.broker.pids)
+    spark, broker = Meter(jvm), Meter(*variant.broker.pids)
     began_s = time.perf_counter()
     variant.run()
     took_s = time.perf_counter() - began_s
-    spark_s = cpu_s(jvm) - spark_before
+    spark_s = spark.spent_s()
     time.sleep(variant.rest_s)
-    broker_s = cpu_s(*variant.broker.pids) - broker_before
+    broker_s = broker.spent_s()
     rows = variant.rows
     return Cost(rows / took_s, spark_s * 1e6 / rows, broker_s * 1e6 / rows)
 

@@ -154,12 +154,11 @@ def measured(spark: SparkSession, server: EscrowMQ, count: int, rounds: int) -> 
             frame_.write.format("noop").mode("overwrite").save()
         for _ in range(rounds):
             for kind in kinds:
-                before, began = cpu_s(jvm, *server.pids), time.perf_counter()
+                meter, began = Meter(jvm, *server.pids), time.perf_counter()
                 frames[kind].write.format("noop").mode("overwrite").save()
                 took = time.perf_counter() - began
                 figures[kind].rates.append(count / took)
-                spent = cpu_s(jvm, *server.pids) - before
-                figures[kind].cpu_us.append(spent * 1e6 / count)
+                figures[kind].cpu_us.append(meter.spent_s() * 1e6 / count)
         limit = figures["limit"].rate
         for kind in kinds:
             told.setdefault(kind, []).append(figures[kind].words(limit))
@@ -187,17 +186,33 @@ def frame(spark: SparkSession, server: EscrowMQ, kind: str, columns: str, count:
     return reader.option("servers", server.namesrv_address).load()
 
 
-def cpu_s(*pids: int) -> float:
-    """Of these processes and all that they started."""
-    stats = _stats()
-    # User and system, its own and its dead children's.
-    ticks = (sum(map(int, stats[pid][11:15])) for pid in _families(stats, pids) if pid in stats)
-    return sum(ticks) / os.sysconf("SC_CLK_TCK")
+class Meter:
+    """The processor time of some processes and all that they start, from now on.
+
+    By process, not as a sum: Spark ends Python workers that have been idle for a minute, and
+    nobody keeps their time.
+    """
+
+    def __init__(self, *pids: int) -> None:
+        self._pids = pids
+        self._before = _ticks(*pids)
+
+    def spent_s(self) -> float:
+        now = _ticks(*self._pids)
+        spent = sum(ticks - self._before.get(pid, 0) for pid, ticks in now.items())
+        return spent / os.sysconf("SC_CLK_TCK")
 
 
 def family_of(*pids: int) -> set[int]:
     """These processes and all that they started."""
     return _families(_stats(), pids)
+
+
+def _ticks(*pids: int) -> dict[int, int]:
+    """User and system, its own and its dead children's, of each of these and their families."""
+    stats = _stats()
+    families = _families(stats, pids)
+    return {pid: sum(map(int, stats[pid][11:15])) for pid in families if pid in stats}
 
 
 def _stats() -> dict[int, list[str]]:

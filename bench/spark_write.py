@@ -6,23 +6,20 @@ row: it changes little with whatever else the machine does. A rate does.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from bench.broker import Told
 from bench.figures import ratio
 from bench.measure import Plan
 from bench.samples import directory
-from bench.servers import EscrowMQ, client, family
+from bench.servers import EscrowMQ, client
 
 COLUMNS = ("what", "rows/s", "CPU us/row", "of which broker", "to at-least-once", "goal")
 BODY_BYTES = 1024
 QUEUES = 8
-_TICKS = os.sysconf("SC_CLK_TCK")
 NOTES = (
     "Rows are made by the JVM (`range`, a constant body). Variants take turns; a figure is the "
     "median of its rounds. Processor time is that of the JVM, its Python workers and the broker, "
@@ -61,6 +58,8 @@ def _measured(
     spark: Any, server: EscrowMQ, kind: str, count: int, topic: str
 ) -> tuple[float, float, float]:
     """Rows a second, and microseconds of processor time a row: of all, and of the broker."""
+    from bench.spark_read import Meter  # Spark is an extra
+
     jvm = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
     table = spark.range(0, count, numPartitions=2).selectExpr(
         f"cast(repeat('x', {BODY_BYTES}) as binary) as body"
@@ -71,24 +70,11 @@ def _measured(
             creator.create_topic(topic, queues=QUEUES)
         writer = table.write.format("escrowmq").mode("append").option("topic", topic)
         writer = writer.option("servers", server.namesrv_address).option("guarantee", kind)
-    before, broker_before, began_s = _cpu_s([jvm]), _cpu_s(server.pids), time.perf_counter()
+    meter, broker, began_s = Meter(jvm), Meter(*server.pids), time.perf_counter()
     writer.save()
     took_s = time.perf_counter() - began_s
-    broker_s = _cpu_s(server.pids) - broker_before
-    spark_s = _cpu_s([jvm]) - before
+    broker_s, spark_s = broker.spent_s(), meter.spent_s()
     return count / took_s, (spark_s + broker_s) * 1e6 / count, broker_s * 1e6 / count
-
-
-def _cpu_s(pids: Sequence[int]) -> float:
-    """Of these, of their children, and of those children that are gone."""
-    total = 0
-    for pid in family(pids):
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        total += sum(map(int, fields[11:15]))
-    return total / _TICKS
 
 
 def _table(found: dict[str, list[tuple[float, float, float]]]) -> list[Sequence[str]]:
