@@ -205,15 +205,3 @@ def test_a_program_reads_and_writes_exactly_once(cluster: SparkCluster, tmp_path
     # Tasks ran below both workers' directories, and nowhere else.
     workers = {str(Path(place).parent.parent) for place in told["places"]}
     assert workers == {str(cluster.work_directory(number)) for number in range(2)}
-
-
-def test_a_master_that_is_not_there_is_no_difference(cluster: SparkCluster, tmp_path: Path) -> None:
-    """Exit code 1 would say that ledger and database differ."""
-    path = tmp_path / "bank.db"
-    sqlite3.connect(path).close()
-    asked = ("--ledger", str(tmp_path), "--database", f"sqlite:///{path}")
-    done = cluster.run(
-        [COMMAND, "pipeline", "reconcile", *asked, "--master", "spark://127.0.0.1:1"]
-    )
-    assert done.returncode == 2, done.stderr
-    assert "Spark did not start with master spark://127.0.0.1:1" in done.stderr
