@@ -31,7 +31,7 @@ QUEUES: Final = 8
 # What Kafka's source has, but for the kind of its time.
 LIKE_KAFKA: Final = "keys,body,topic,queue_id,queue_offset,store_time"
 READS: Final = 2  # times as many rows as are written: a read is over soon
-WARM_UPS: Final = 2  # runs of each: a cold JVM costs ten times more
+WARM_UPS: Final = 6  # runs of each: a cold JVM costs ten times more, and two are too few
 REST_S: Final = 1.5
 KAFKA_READ, KAFKA_WRITE = "Kafka: read", "Kafka: write"
 READ: Final = "ours: read, the same columns"
