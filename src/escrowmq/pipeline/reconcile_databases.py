@@ -62,9 +62,10 @@ _ARROW: Final = {
     "bigint": pa.int64(),
     "decimal(28,6)": pa.decimal128(28, 6),
 }
+_POSTGRES: Final = "org.postgresql.Driver"
 _MARIA: Final = "org.mariadb.jdbc.Driver"
 _DRIVERS: Final = {
-    "postgresql": ("org.postgresql.Driver", "jdbc:postgresql"),
+    "postgresql": (_POSTGRES, "jdbc:postgresql"),
     "mysql": (_MARIA, "jdbc:mariadb"),
     "mariadb": (_MARIA, "jdbc:mariadb"),
 }
@@ -249,9 +250,12 @@ class JdbcDatabase:
 
 
 def _known_to_spark(url: str) -> tuple[str, Mapping[str, str]]:
-    """Spark knows MariaDB by the name of MySQL alone. By its own name it would be asked for "id",
-    which it takes for a text and no column."""
+    """Java finds a driver whose jar came later only if it is named. And Spark knows MariaDB by the
+    name of MySQL alone: by its own it would be asked for "id", which it takes for a text and no
+    column."""
     address, _, query = url.partition("?")
+    if address.startswith("jdbc:postgresql:"):
+        return url, {"driver": _POSTGRES}
     if not address.startswith("jdbc:mariadb:"):
         return url, {}
     address = "jdbc:mysql:" + address.removeprefix("jdbc:mariadb:")
