@@ -13,7 +13,7 @@ from escrowmq.escrow.recoveredlog import RecoveredLog
 from escrowmq.escrow.shapes import facts_of
 from escrowmq.message import names
 
-LOOKED_AT_MAX: Final = 16_384  # halves, of which each takes a start about 5 us
+LOOKED_AT_MAX: Final = 16_384  # halves: a fraction of a second of a start
 
 
 def remember_settled(escrow: Escrow, store: RecoveredLog) -> None:
