@@ -27,7 +27,7 @@ from sqlalchemy.pool import NullPool
 
 from escrowmq.binding.marker import INBOX, MARKERS
 from escrowmq.errors import CannotReconcile
-from escrowmq.pipeline.session import has_class
+from escrowmq.pipeline.session import has_class, reason_of
 
 T = TypeVar("T")
 
@@ -243,7 +243,7 @@ class JdbcDatabase:
         try:
             return self._spark.read.jdbc(self._url, f"({query}) q", properties=self._settings)
         except (PySparkException, Py4JJavaError) as error:
-            said = first_line(error)
+            said = reason_of(error)
             if "suitable driver" in said or "ClassNotFound" in said:
                 said += "; give Spark the driver's jar: --conf spark.jars=FILE"
             raise CannotReconcile(f"{self._name}: {said}") from error
@@ -300,7 +300,7 @@ class SqlDatabase:
                 return work(connection)
         except (SQLAlchemyError, ImportError) as error:
             where = self._url.render_as_string(hide_password=True)
-            raise CannotReconcile(f"{where}: {first_line(error)}") from error
+            raise CannotReconcile(f"{where}: {reason_of(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,8 +343,3 @@ def _told(connection: Connection, query: str) -> list[tuple[Any, ...]]:
 def _text(query: str) -> TextClause:
     """As it is: a colon in a query of the user's is no parameter."""
     return text(re.sub(r"(?<![:\w\\]):(?=\w)", r"\\:", query))
-
-
-def first_line(error: BaseException) -> str:
-    said = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
-    return (said.strip() or type(error).__name__).splitlines()[0]
