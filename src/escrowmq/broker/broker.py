@@ -15,13 +15,7 @@ from escrowmq.access.guard import Guard
 from escrowmq.access.rules import Action, Kind, Need
 from escrowmq.broker.admin import Admin
 from escrowmq.broker.admin_access import access_handlers
-from escrowmq.broker.admin_broker import (
-    About,
-    AdminBroker,
-    FixedSettings,
-    Settings,
-    nothing_to_do,
-)
+from escrowmq.broker.admin_broker import About, AdminBroker, FixedSettings, Settings, nothing_to_do
 from escrowmq.broker.admin_groups import AdminGroups
 from escrowmq.broker.admin_offsets import AdminOffsets
 from escrowmq.broker.admin_relay import AdminRelay
@@ -323,7 +317,8 @@ class Broker:
         need = Need(Kind.TOPIC, topic, Action.PUB)
         return key is not None and self._guard.may(key, line.peer, need)  # type: ignore[attr-defined]
 
-    def end_turn(self, now_ms: int) -> None:
+    def end_turn(self, now_ms: int) -> bool:
+        """Append and answer. Whether there is more to do in a turn that should come soon."""
         self._now_ms = now_ms
         if self.topics.dirty or self.groups.dirty:
             # Before anybody is told: a message whose topic a crash forgets cannot be read.
@@ -332,10 +327,12 @@ class Broker:
             except StoreError as error:
                 log.warning("topics or groups not saved: %s", error)
                 self.turn.refuse(error)
-                return
+                return False
         self.transactions.checks.end_turn(now_ms)
+        self.decisions.end_turn(now_ms)
         self.turn.settle(now_ms)
         self._choose_sends()
+        return self.decisions.has_more
 
     def _choose_sends(self) -> None:
         accept = self.overload.handler()
@@ -370,7 +367,7 @@ class Broker:
         self._now_ms = now_ms
         self.pulls.expire(now_ms)
         self.transactions.tick(now_ms)
-        self.decisions.tick(now_ms)
+        self.decisions.tick()
         self._admin.tick(now_ms)
         self._admin_broker.tick(now_ms)
         self._choose_sends()

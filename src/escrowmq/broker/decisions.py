@@ -1,8 +1,8 @@
 """One request, many halves: group decisions, and the batches of a writer.
 
-A decision and what follows from it go to the log in one append. If that would be more than a few
-megabytes it goes in pieces, one per turn, so that others are served in between; what has
-been delivered stays out of sight until the last piece is there.
+A decision and what follows from it go to the log in one append. If that would be more than a
+megabyte it goes in pieces, one per turn, so that others are served in between; what has been
+delivered stays out of sight until the last piece is there.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class Decisions:
         self._escrow = transactions.escrow
         self._arrived = arrived
         self._unfinished: deque[_Unfinished] = deque()
+        self._is_stuck = False  # a piece could not be stored; `tick` tries again
         # Where something is out of sight, or will be. Whoever else decides over several halves and
         # has one there waits: it would be seen in part, or keep another's part back.
         self._held: set[tuple[str, int]] = set()
@@ -182,9 +183,18 @@ class Decisions:
         self._escrow.writers.expect(decision)
         self._put_piece(unfinished, [decision_record(decision, now_ms=now_ms)], now_ms)
 
-    def tick(self, now_ms: int) -> None:
+    def tick(self) -> None:
+        """There may be room again."""
+        self._is_stuck = False
+
+    @property
+    def has_more(self) -> bool:
+        """Whether another turn would bring something forward."""
+        return bool(self._unfinished) and not self._is_stuck
+
+    def end_turn(self, now_ms: int) -> None:
         """The next piece of whatever is under way."""
-        for _ in range(len(self._unfinished)):
+        for _ in range(len(self._unfinished) if self.has_more else 0):
             self._put_piece(self._unfinished.popleft(), [], now_ms)
 
     def _put_piece(self, unfinished: _Unfinished, before: list[NewRecord], now_ms: int) -> None:
@@ -224,6 +234,7 @@ class Decisions:
             else:  # decided, and the rest could not be stored now: it will be
                 unfinished.give_back(piece)
                 self._unfinished.append(unfinished)
+                self._is_stuck = True
 
         self._turn.put(records, answered, stored=stored)
 

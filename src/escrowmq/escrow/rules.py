@@ -23,7 +23,7 @@ class EscrowRules:
     open_bytes_max: int = 64 << 30
     group_open_max: int = 1_000_000
     group_open_bytes_max: int = 32 << 30
-    piece_bytes: int = 4 << 20  # of a decision over many halves goes to the log at a time
+    piece_bytes: int = 1 << 20  # of a decision over many halves goes to the log at a time
     intervals_ms: dict[str, int] = field(default_factory=dict)  # by topic or group
     immunities_ms: dict[str, int] = field(default_factory=dict)
 

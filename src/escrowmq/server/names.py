@@ -45,8 +45,9 @@ class _NameServerPort:
                 return
         line.write(self._names.handle(request, line, now_ms=now_ms))
 
-    def end_turn(self, now_ms: int) -> None:
+    def end_turn(self, now_ms: int) -> bool:
         self._kept.save()
+        return False
 
     def line_closed(self, line: TcpLine) -> None:
         self._names.line_closed(line)

@@ -59,7 +59,9 @@ class Answering(Protocol):
     """What answers the requests of a port: the broker, or the name server."""
 
     def handle(self, line: TcpLine, request: Request[Any], now_ms: int) -> None: ...
-    def end_turn(self, now_ms: int) -> None: ...
+    def end_turn(self, now_ms: int) -> bool:
+        """Whether it wants another turn soon."""
+
     def line_closed(self, line: TcpLine) -> None: ...
 
 
@@ -227,8 +229,9 @@ class Port:
             self._loop.call_soon(self.end_turn)
 
     def end_turn(self) -> None:
+        wants_more = False
         try:
-            self._service.end_turn(self.turn_ms)
+            wants_more = self._service.end_turn(self.turn_ms)
         except Exception:  # a bug of ours must not keep back the answers of others
             log.exception("a turn failed")
         written, self._written = self._written, []
@@ -243,6 +246,8 @@ class Port:
                     line.hold(True)
         if was_scheduled:
             self.turn_seconds.observe(self._clock.elapsed_s() - self.turn_s)
+        if wants_more:
+            self.turn_soon()  # after those whose requests have come by then
 
     def look_after_lines(self) -> None:
         """Now and then: close the silent ones, read on from those that were held."""

@@ -128,6 +128,19 @@ def test_a_large_group_is_seen_only_when_all_of_it_is_there() -> None:
     assert len(bench.bodies()) == MANY
 
 
+def test_a_large_group_wants_turns_until_it_is_done_and_no_tick() -> None:
+    bench = EscrowBench(rules=IN_PIECES)
+    places = park_many(bench)
+    bench.broker.handle(bench.line, an_end_of_many(list(places), COMMIT), bench.now_ms)
+    turns = 1
+    while bench.broker.end_turn(bench.now_ms):
+        assert bench.bodies() == []
+        turns += 1
+    assert turns > 2
+    assert bench.line.answer().code == 0
+    assert len(bench.bodies()) == MANY
+
+
 def test_a_large_group_that_found_no_room_hides_nothing_afterwards() -> None:
     bench = EscrowBench(rules=IN_PIECES)
     places = park_many(bench)
@@ -144,6 +157,7 @@ def test_a_large_group_whose_later_piece_finds_no_room_gets_it_when_there_is_som
     bench.turn(an_end_of_many(list(places), COMMIT))
     bench.store.accepts_writes = False
     bench.tick(100)
+    assert not bench.broker.end_turn(bench.now_ms), "turn after turn, and the disk is full"
     bench.store.accepts_writes = True
     for _ in range(MANY):
         bench.tick(100)

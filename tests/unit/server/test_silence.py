@@ -105,8 +105,14 @@ def test_it_finds_what_looking_at_all_of_them_would() -> None:
 class Nobody:
     """Answers nothing."""
 
+    def __init__(self, *, turns: int = 1) -> None:
+        self.turns_left = turns
+
     def handle(self, line: TcpLine, request: object, now_ms: int) -> None: ...
-    def end_turn(self, now_ms: int) -> None: ...
+    def end_turn(self, now_ms: int) -> bool:
+        self.turns_left -= 1
+        return self.turns_left > 0
+
     def line_closed(self, line: TcpLine) -> None: ...
 
 
@@ -142,3 +148,15 @@ def test_a_port_drops_a_silent_line_also_if_it_reads_nothing_and_keeps_the_other
             peer.close()
 
     asyncio.run(asyncio.wait_for(watch(), 20))
+
+
+def test_a_port_makes_turns_as_long_as_they_are_wanted() -> None:
+    async def watch() -> None:
+        service = Nobody(turns=5)
+        port = Port(service, ManualClock(), PortLimits())
+        port.turn_soon()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert service.turns_left == 0
+
+    asyncio.run(watch())
