@@ -9,9 +9,17 @@ from hypothesis import strategies as st
 
 from escrowmq.errors import BrokenBody
 from escrowmq.message.batch import BatchItem, decode_batch, encode_batch
+from escrowmq.message.newrun import KEY_BEGIN, NewRun, decode_bulk
 from tests.property.wire_strategies import bodies, int32
 
 items = st.lists(st.builds(BatchItem, int32, bodies, bodies), max_size=5)
+keys = st.from_regex(rb"[0-9A-Za-z]{1,40}", fullmatch=True)
+lone_keys = keys.map(lambda key: KEY_BEGIN + key + b"\x02")
+bulk_items = st.lists(st.builds(BatchItem, int32, bodies, lone_keys), min_size=1, max_size=6)
+
+
+def items_of(run: NewRun) -> list[BatchItem]:
+    return [BatchItem(one.flag, one.body, one.properties) for one in run.records()]
 
 
 @given(items)
@@ -47,3 +55,31 @@ def test_damage_is_refused_or_is_another_batch(batch: list[BatchItem], data: st.
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(BrokenBody):
         assert len(encode_batch(decode_batch(bytes(damaged)))) == len(damaged)
+
+
+@given(bulk_items)
+def test_a_bulk_batch_is_the_same_in_columns(batch: list[BatchItem]) -> None:
+    found = decode_bulk(encode_batch(batch))
+    assert found is not None
+    assert items_of(found.run("T", 0, b"", 0, 0, b"\0" * 8, 0)) == batch
+
+
+@given(bulk_items, items.filter(bool), st.data())
+def test_what_is_no_bulk_batch_is_not_taken_for_one(
+    bulk: list[BatchItem], others: list[BatchItem], data: st.DataObject
+) -> None:
+    mixed = data.draw(st.permutations(bulk + others))
+    assert decode_bulk(encode_batch(mixed)) is None
+
+
+@given(bulk_items, st.data())
+def test_a_damaged_bulk_batch_is_read_as_others_are_or_not_at_all(
+    batch: list[BatchItem], data: st.DataObject
+) -> None:
+    damaged = bytearray(encode_batch(batch))
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    cut = bytes(damaged[: data.draw(st.integers(1, len(damaged)))])
+    found = decode_bulk(cut)
+    if found is not None:
+        assert items_of(found.run("T", 0, b"", 0, 0, b"\0" * 8, 0)) == decode_batch(cut)

@@ -109,7 +109,7 @@ def test_groups_that_are_stored_in_pieces_do_not_keep_parts_of_each_other_back(s
 def test_what_is_out_of_sight_does_not_expire() -> None:
     with World(2, producers=1) as world:
         world.run(2)
-        world.producers[0].begin(4, size=300)
+        world.producers[0].begin(30, size=300)
         transactions = served(world).broker.transactions
         while not transactions.escrow.unfinished:
             world.step()

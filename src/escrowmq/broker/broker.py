@@ -43,7 +43,7 @@ from escrowmq.consume.locks import QueueLocks
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import LocalProtocolError, RequestRefused, StoreError
 from escrowmq.message.ids import UniqueKeys, decode_host
-from escrowmq.message.record import NewRecord
+from escrowmq.message.newrun import ToAppend
 from escrowmq.store.configfiles import delays_file, groups_file, offsets_file, topics_file
 from escrowmq.store.disk import Disk
 from escrowmq.store.store import MessageStore
@@ -281,7 +281,7 @@ class Broker:
             code.CONSUME_MESSAGE_DIRECTLY: relay.consume_directly,
         }
 
-    def _arrived(self, records: Sequence[NewRecord]) -> None:
+    def _arrived(self, records: Sequence[ToAppend]) -> None:
         self.pulls.arrived(records, self._now_ms)
 
     def handle(self, line: Line, request: Request[Any], now_ms: int) -> None:

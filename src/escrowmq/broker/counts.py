@@ -9,19 +9,21 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Sequence
+from operator import itemgetter
 from typing import Any, Final, Protocol
 
 from escrowmq.broker.topics import TIMER_TOPIC
 from escrowmq.message import names
-from escrowmq.message.record import NewRecord
+from escrowmq.message.newrun import ToAppend
 from escrowmq.metrics import SECONDS, Distribution
-from escrowmq.store.store import Placed
+from escrowmq.store.placed import Placed
 from escrowmq.wire.codes import ResponseCode
 from escrowmq.wire.fastpath import Request
 
 NORMAL: Final = "normal"
 DELAY: Final = "delay"
 TRANSACTION: Final = "transaction"
+_size = itemgetter(2)  # of a place
 _LATER: Final = frozenset((names.SCHEDULE_TOPIC, TIMER_TOPIC))  # where delayed messages wait
 
 KIB: Final = 1024
@@ -30,11 +32,12 @@ APPEND_RECORDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Sent(Protocol):
-    """A send whose records were appended: `count` of them from `first` on."""
+    """A send whose records were appended: `count` of them from `first` on, or one run."""
 
     request: Request[Any]
     first: int
     count: int
+    is_alone: bool
 
 
 class Counts:
@@ -51,16 +54,17 @@ class Counts:
         self.send_seconds = Distribution(SECONDS)
 
     def appended(
-        self, sends: Sequence[Sent], records: Sequence[NewRecord], placed: Sequence[Placed]
+        self, sends: Sequence[Sent], records: Sequence[ToAppend], placed: Sequence[Placed]
     ) -> None:
         """Once per append: how much came for each topic."""
         if records:
-            self.appends.observe(len(records))
-            self.stored += len(records)
+            count = len(records) + sum([len(place.run) - 1 for place in placed if place.run])
+            self.appends.observe(count)
+            self.stored += count
         usual = 0
         fresh: dict[tuple[str, int], int] = {}
         for send in sends:
-            if send.count == 1:
+            if send.is_alone:
                 alike = records[send.first].topic, placed[send.first].size
                 fresh[alike] = fresh.get(alike, 0) + 1
         for (topic, size), times in fresh.items():
@@ -71,7 +75,7 @@ class Counts:
             self._appended_unusual(sends, records, placed)
 
     def _appended_unusual(
-        self, sends: Sequence[Sent], records: Sequence[NewRecord], placed: Sequence[Placed]
+        self, sends: Sequence[Sent], records: Sequence[ToAppend], placed: Sequence[Placed]
     ) -> None:
         """Batches, and what is delayed: it counts for the topic it was sent to."""
         for send in sends:
@@ -79,9 +83,10 @@ class Counts:
             if topic in _LATER:
                 topic = send.request.head.fields.topic
                 self.came(topic, DELAY, placed[send.first].size)
-            elif send.count > 1:
-                sizes = Counter([p.size for p in placed[send.first : send.first + send.count]])
-                for size, times in sizes.items():
+            elif not send.is_alone:
+                places = placed[send.first : send.first + send.count]
+                sizes = map(_size, places[0].run) if places[0].run else [p.size for p in places]
+                for size, times in Counter(sizes).items():
                     self._sizes_of(topic, NORMAL).observe(size, times)
 
     def came(self, topic: str, kind: str, size: int) -> None:

@@ -37,8 +37,10 @@ from escrowmq.escrow.groups import (
 from escrowmq.escrow.verdict import State, Verdict
 from escrowmq.escrow.writers import Decision, Winner, Writer, decision_record
 from escrowmq.message import names
+from escrowmq.message.newrun import ToAppend
 from escrowmq.message.record import NewRecord
-from escrowmq.store.store import MessageStore, Placed
+from escrowmq.store.placed import Placed
+from escrowmq.store.store import MessageStore
 from escrowmq.wire.answers import answer, refuse
 from escrowmq.wire.bodies import encode_body
 from escrowmq.wire.bodies_transaction import BatchWinners, HalfPlaces, WinningAttempt, WriterState
@@ -64,7 +66,7 @@ class Decisions:
         store: MessageStore,
         turn: Turn,
         transactions: Transactions,
-        arrived: Callable[[Sequence[NewRecord]], None],
+        arrived: Callable[[Sequence[ToAppend]], None],
     ) -> None:
         self._store = store
         self._turn = turn
@@ -197,9 +199,9 @@ class Decisions:
         for _ in range(len(self._unfinished) if self.has_more else 0):
             self._put_piece(self._unfinished.popleft(), [], now_ms)
 
-    def _put_piece(self, unfinished: _Unfinished, before: list[NewRecord], now_ms: int) -> None:
+    def _put_piece(self, unfinished: _Unfinished, before: list[ToAppend], now_ms: int) -> None:
         piece = unfinished.next_piece()
-        records = list(before)
+        records: list[ToAppend] = list(before)
         for change in piece:
             records += self._transactions.rerouted(change, now_ms)
         following = unfinished.peek()
@@ -239,7 +241,7 @@ class Decisions:
         self._turn.put(records, answered, stored=stored)
 
     def _hold(
-        self, unfinished: _Unfinished, records: list[NewRecord], places: Sequence[Placed]
+        self, unfinished: _Unfinished, records: list[ToAppend], places: Sequence[Placed]
     ) -> None:
         """Nobody has seen them yet: they were appended in this very turn."""
         for record, place in zip(records, places, strict=True):

@@ -21,6 +21,7 @@ from escrowmq.escrow.snapshot import PATH, Snapshot, decode_snapshot, encode_sna
 from escrowmq.escrow.verdict import State
 from escrowmq.escrow.writers import Decision
 from escrowmq.message import names
+from escrowmq.message.newrun import NewRun, ToAppend
 from escrowmq.message.record import NewRecord
 from escrowmq.store.disk import Disk, read_file, replace_file
 from escrowmq.store.store import MessageStore
@@ -33,15 +34,19 @@ NOTED_AFTER_BYTES: Final = 64 << 20  # of log since the last note; a start reads
 Reroute = Callable[[NewRecord, int], NewRecord]
 
 
-def rerouted(change: Change, reroute: Reroute, now_ms: int) -> list[NewRecord]:
+def rerouted(change: Change, reroute: Reroute, now_ms: int) -> list[ToAppend]:
     """A delay counts from the commit: the final waits where delayed messages wait."""
     if change.state is not State.COMMITTED:
         return change.records
     return [_rerouted(record, reroute, now_ms) for record in change.records]
 
 
-def _rerouted(record: NewRecord, reroute: Reroute, now_ms: int) -> NewRecord:
-    if not _is_delayed(record.properties) or record.topic == names.OP_TOPIC:
+def _rerouted(record: ToAppend, reroute: Reroute, now_ms: int) -> ToAppend:
+    if (
+        type(record) is NewRun
+        or not _is_delayed(record.properties)
+        or record.topic == names.OP_TOPIC
+    ):
         return record
     try:
         return reroute(record, now_ms)
@@ -85,7 +90,7 @@ class EscrowMemory:
             records = [_rerouted(record, self._reroute, now_ms) for record in found.records]
             placed = store.append(records, now_ms=now_ms)
             for place, record in zip(placed, records, strict=True):
-                if record.topic == names.OP_TOPIC:
+                if type(record) is not NewRun and record.topic == names.OP_TOPIC:
                     self.escrow.cursors.op_written(place.queue_offset, int(record.body))
             store.flush()
         for decision in found.decisions:

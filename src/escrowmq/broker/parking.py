@@ -18,7 +18,7 @@ from escrowmq.escrow.shapes import facts_of, half_of, plain_half
 from escrowmq.message import names
 from escrowmq.message.record import NewRecord
 from escrowmq.message.sysflag import TRANSACTION_MASK
-from escrowmq.store.store import Placed
+from escrowmq.store.placed import Placed
 from escrowmq.wire.answers import SendAnswers, answer
 from escrowmq.wire.codes import ResponseCode
 from escrowmq.wire.fastpath import Request
@@ -96,7 +96,6 @@ class Parking:
             host,
             times,
             0,
-            b"",
             derived,
         )
         entry = self.escrow.half_to_be(fields.topic, queue_id, group, key, now_ms, line)

@@ -32,8 +32,8 @@ from escrowmq.consume.pull import (
 from escrowmq.consume.subscription import Subscription, tag_filter
 from escrowmq.consume.waiting import HeldPull, WaitingPulls
 from escrowmq.message.facts import derive, has_queue_entry
+from escrowmq.message.newrun import NewRun, ToAppend
 from escrowmq.message.offsets import QueueOffset
-from escrowmq.message.record import NewRecord
 from escrowmq.store.read import SCANNED_MAX
 from escrowmq.store.store import MessageStore
 from escrowmq.wire.answers import answer, pulled
@@ -95,7 +95,7 @@ class Pulls:
             return
         self._read(line, request, wanted, now_ms, is_first_look=True)
 
-    def arrived(self, records: Sequence[NewRecord], now_ms: int) -> None:
+    def arrived(self, records: Sequence[ToAppend], now_ms: int) -> None:
         """New messages can be read: wake those who waited for them."""
         if not len(self._waiting):
             return
@@ -103,8 +103,12 @@ class Pulls:
         for record in records:
             place = record.topic, record.queue_id
             if self._waiting.has(*place) and has_queue_entry(record.sys_flag):
-                code, _ = derive(record.topic, record.properties, now_ms)
                 tags_codes, properties = codes.setdefault(place, ([], []))
+                if type(record) is NewRun:
+                    tags_codes += [0] * len(record.bodies)
+                    properties += record.properties()
+                    continue
+                code, _ = derive(record.topic, record.properties, now_ms)
                 tags_codes.append(code)
                 properties.append(record.properties)
         for (topic, queue_id), (tags_codes, properties) in codes.items():

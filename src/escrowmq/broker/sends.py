@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final
@@ -31,7 +31,8 @@ from escrowmq.broker.turn import Turn
 from escrowmq.errors import BrokenBody, RequestRefused
 from escrowmq.message.batch import BatchItem, decode_batch
 from escrowmq.message.ids import UniqueKeys
-from escrowmq.message.properties import change_properties, find_property, lone_key
+from escrowmq.message.newrun import ToAppend, decode_bulk
+from escrowmq.message.properties import change_properties, find_property
 from escrowmq.message.record import PROPERTIES_BYTES_MAX, NewRecord
 from escrowmq.message.sysflag import TRANSACTION_MASK
 from escrowmq.store.configfiles import TopicConfig
@@ -235,7 +236,7 @@ class Sends:
 
     def _batch_records(
         self, line: Line, request: Request[SendMessage], queue_id: int, now_ms: int
-    ) -> list[NewRecord]:
+    ) -> Sequence[ToAppend]:
         fields = request.head.fields
         if fields.topic.startswith(RETRY_PREFIX) or fields.sys_flag & TRANSACTION_MASK:
             raise RequestRefused(
@@ -243,36 +244,31 @@ class Sends:
             )
         self._refuse_long(len(request.body))
         topic, sys_flag, born_ms = fields.topic, fields.sys_flag, fields.born_timestamp
-        born_host, times, added = line.peer_host, fields.reconsume_times, self._added
-        records = []
-        for item in _items(request.body):
-            properties = item.properties
-            key = lone_key(properties) if len(properties) <= _SHORT_TEXT else b""
-            if key:
-                properties += added
-            else:
-                text = properties.decode("utf-8", "replace")
-                if is_special(text):
-                    raise RequestRefused(
-                        ResponseCode.MESSAGE_ILLEGAL, "no message of a batch is delayed"
-                    )
-                properties = self._properties(text, now_ms)
-            records.append(
-                NewRecord(
-                    topic,
-                    queue_id,
-                    item.body,  # type: ignore[arg-type]  # a view, as that of a single message
-                    properties,
-                    item.flag,
-                    sys_flag,
-                    born_ms,
-                    born_host,
-                    times,
-                    0,
-                    key,
-                )
+        born_host, times = line.peer_host, fields.reconsume_times
+        bulk = decode_bulk(request.body)
+        if bulk is not None and bulk.keys:
+            marks = self._added
+            return [bulk.run(topic, queue_id, marks, sys_flag, born_ms, born_host, times)]
+        return [
+            NewRecord(
+                topic,
+                queue_id,
+                item.body,  # type: ignore[arg-type]  # a view, as that of a single message
+                self._properties_in_batch(item.properties, now_ms),
+                item.flag,
+                sys_flag,
+                born_ms,
+                born_host,
+                times,
             )
-        return records
+            for item in _items(request.body)
+        ]
+
+    def _properties_in_batch(self, given: bytes, now_ms: int) -> bytes:
+        text = given.decode("utf-8", "replace")
+        if is_special(text):
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "no message of a batch is delayed")
+        return self._properties(text, now_ms)
 
     def _park_packed(
         self, line: Line, request: Request[SendMessage], queue_id: int, now_ms: int, waits: bool
@@ -284,17 +280,17 @@ class Sends:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL, "a writer's batch is transactional, and no retry"
             )
-        keys = set()
-        items = _items(request.body)
-        for item in items:
-            properties = item.properties
-            key = lone_key(properties) if len(properties) <= _SHORT_TEXT else b""
-            keys.add(key or self._key_of_odd(properties, record, now_ms))
-        if len(keys) != len(items):
+        bulk = decode_bulk(request.body)
+        if bulk is not None and bulk.keys:
+            keys = bulk.keys
+        else:
+            items = _items(request.body)
+            keys = [self._key_of_odd(item.properties, record, now_ms) for item in items]
+        if len(set(keys)) != len(keys):
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL, "the messages of a writer's batch share a UNIQ_KEY"
             )
-        self._park(line, request, record, now_ms, waits, len(items))
+        self._park(line, request, record, now_ms, waits, len(keys))
 
     def _key_of_odd(self, given: bytes, record: NewRecord, now_ms: int) -> bytes:
         """Of one of a writer's batch that has other properties too: it may also be delayed."""

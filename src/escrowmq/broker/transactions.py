@@ -36,11 +36,13 @@ from escrowmq.escrow.shapes import PRODUCER
 from escrowmq.escrow.verdict import COMMIT, STATE_OF, State, Verdict
 from escrowmq.escrow.writers import Writer, decision_record
 from escrowmq.message.ids import encode_offset_id
+from escrowmq.message.newrun import ToAppend
 from escrowmq.message.offsets import LogOffset
 from escrowmq.message.record import NewRecord
 from escrowmq.message.sysflag import TRANSACTION_COMMIT
 from escrowmq.store.disk import Disk
-from escrowmq.store.store import MessageStore, Placed
+from escrowmq.store.placed import Placed
+from escrowmq.store.store import MessageStore
 from escrowmq.wire.answers import SendAnswers, answer
 from escrowmq.wire.codes import FLAG_ONEWAY, ResponseCode
 from escrowmq.wire.fastpath import Request
@@ -200,7 +202,7 @@ class Transactions:
         settling = _Settling(self.escrow, change, done, now_ms, len(records))
         self._turn.join(settling, records)
 
-    def rerouted(self, change: Change, now_ms: int) -> list[NewRecord]:
+    def rerouted(self, change: Change, now_ms: int) -> list[ToAppend]:
         return rerouted(change, self._reroute, now_ms)
 
     def _answer_decided(
@@ -343,7 +345,6 @@ def _final(half: Half, fresh: FreshHalf) -> NewRecord:
         fresh.born_host,
         fresh.reconsume_times,
         half.log_offset,
-        b"",
         fresh.derived,
     )
 

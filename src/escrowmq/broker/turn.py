@@ -17,9 +17,11 @@ from escrowmq.broker.line import Line
 from escrowmq.broker.putcodes import CODES_OF_PUTS
 from escrowmq.errors import RecordRefused, StoreError, StoreFailed
 from escrowmq.message.ids import encode_offset_ids
+from escrowmq.message.newrun import NewRun, ToAppend
 from escrowmq.message.record import NewRecord
+from escrowmq.store.placed import Placed
 from escrowmq.store.status import PutStatus, status_of
-from escrowmq.store.store import MessageStore, Placed
+from escrowmq.store.store import MessageStore
 from escrowmq.wire.answers import SendAnswers, answer
 from escrowmq.wire.codes import ResponseCode
 from escrowmq.wire.fastpath import Request
@@ -29,12 +31,13 @@ log = logging.getLogger(__name__)
 
 
 class _Send(msgspec.Struct, gc=False):
-    """A send whose records are in the batch: `count` of them from `first` on."""
+    """A send whose records are in the batch: `count` of them from `first` on, or one run."""
 
     line: Line
     request: Request[Any]
     first: int
     count: int
+    is_alone: bool  # one message
     queue_id: int  # that was asked for, wherever the record goes first
     waits: bool  # for the flush, if the broker flushes before it answers
 
@@ -89,7 +92,7 @@ class Turn:
         answers: SendAnswers,
         *,
         when_flushed: WhenFlushed | None = None,
-        arrived: Callable[[Sequence[NewRecord]], None] = lambda records: None,
+        arrived: Callable[[Sequence[ToAppend]], None] = lambda records: None,
         counts: Counts | None = None,
         wall_ms: Callable[[int], int] = lambda now_ms: now_ms,
     ) -> None:
@@ -100,7 +103,7 @@ class Turn:
         self._when_flushed = when_flushed
         self._arrived = arrived
         self._counts = Counts() if counts is None else counts
-        self._records: list[NewRecord] = []
+        self._records: list[ToAppend] = []
         self._sends: list[_Send] = []
         self._puts: list[Part] = []
 
@@ -109,25 +112,26 @@ class Turn:
     def send(self, line: Line, request: Request[Any], record: NewRecord, queue_id: int) -> None:
         """One message of a client, who waits for the flush."""
         records = self._records
-        self._sends.append(_Send(line, request, len(records), 1, queue_id, True))
+        self._sends.append(_Send(line, request, len(records), 1, True, queue_id, True))
         records.append(record)
 
     def send_all(
         self,
         line: Line,
         request: Request[Any],
-        records: Sequence[NewRecord],
+        records: Sequence[ToAppend],
         queue_id: int,
         *,
         waits: bool,
     ) -> None:
-        first = len(self._records)
-        self._sends.append(_Send(line, request, first, len(records), queue_id, waits))
+        first, count = len(self._records), len(records)
+        is_alone = count == 1 and type(records[0]) is not NewRun
+        self._sends.append(_Send(line, request, first, count, is_alone, queue_id, waits))
         self._records += records
 
     def put(
         self,
-        records: Sequence[NewRecord],
+        records: Sequence[ToAppend],
         done: Done | None = None,
         *,
         stored: Callable[[Sequence[Placed]], None] | None = None,
@@ -141,7 +145,7 @@ class Turn:
         """
         self.join(_Put(len(records), stored, done, waits), records)
 
-    def join(self, part: Part, records: Sequence[NewRecord]) -> None:
+    def join(self, part: Part, records: Sequence[ToAppend]) -> None:
         """The same for one that knows itself what is to be done then."""
         part.first = len(self._records)
         self._puts.append(part)
@@ -205,7 +209,7 @@ class Turn:
             self._when_flushed(self._store.end, flushed)
 
     def _settle_one_by_one(
-        self, sends: list[_Send], puts: list[Part], records: list[NewRecord], now_ms: int
+        self, sends: list[_Send], puts: list[Part], records: list[ToAppend], now_ms: int
     ) -> None:
         """Somebody's record does not fit: the others of this turn must not pay for it."""
         everybody: list[_Send | Part] = [*sends, *puts]
@@ -231,7 +235,7 @@ class Turn:
             put.done(code, placed)
         sent = self._answers.sent
         for send in sends:
-            if send.count == 1:
+            if send.is_alone:
                 place = placed[send.first]
                 log_offset, queue_offset = place.log_offset, place.queue_offset
                 data = sent(send.request, log_offset, send.queue_id, queue_offset, code)
@@ -241,9 +245,11 @@ class Turn:
 
     def _answer_batch(self, send: _Send, placed: list[Placed], code: int) -> None:
         places = placed[send.first : send.first + send.count]
+        log_offsets: list[int] = [place[0] for place in places[0].run]
+        log_offsets = log_offsets or [place.log_offset for place in places]
         answers = self._answers
         fields = SendMessageAnswer(
-            msg_id=",".join(encode_offset_ids(answers.store_host, [p.log_offset for p in places])),
+            msg_id=",".join(encode_offset_ids(answers.store_host, log_offsets)),
             queue_id=send.queue_id,
             queue_offset=places[0].queue_offset,
             region=answers.region,

@@ -40,6 +40,7 @@ from escrowmq.escrow.shapes import NOWHERE, HalfFacts, Past, copy_of, op_of, str
 from escrowmq.escrow.verdict import COMMITTED, ROLLED_BACK, STATE_OF, STRANDED, State, Verdict
 from escrowmq.escrow.writers import Writers
 from escrowmq.message import names
+from escrowmq.message.newrun import ToAppend
 from escrowmq.message.offsets import LogOffset
 from escrowmq.message.record import NewRecord, StoredRecord
 
@@ -60,7 +61,7 @@ class Change(msgspec.Struct, frozen=True):
 
     half: Half
     state: State
-    records: list[NewRecord]
+    records: list[ToAppend]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +198,7 @@ class Escrow:
     ) -> Change:
         """The records that settle it: final, or finals, and op side by side, in this order.
         `final`: its caller has it already."""
-        records = [
+        records: list[ToAppend] = [
             op_of(half.queue_offset, state, by, reason, also=half.older, host=host, now_ms=now_ms)
         ]
         if final is not None:
@@ -337,7 +338,7 @@ class Escrow:
     def strand(self, half: Half, why: str, record: StoredRecord, *, now_ms: int) -> Change:
         half.is_deciding = True
         half.why = why
-        records = [
+        records: list[ToAppend] = [
             stranded_of(record, why),
             op_of(half.queue_offset, State.STRANDED, "broker", why, now_ms=now_ms),
         ]

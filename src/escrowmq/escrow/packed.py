@@ -11,7 +11,8 @@ from typing import Final
 
 from escrowmq.escrow.shapes import PACKED, final_of
 from escrowmq.message.batch import decode_batch
-from escrowmq.message.properties import find_property, lone_key
+from escrowmq.message.newrun import ToAppend, decode_bulk
+from escrowmq.message.properties import find_property
 from escrowmq.message.record import NewRecord, StoredRecord
 from escrowmq.message.sysflag import TRANSACTION_COMMIT, with_transaction_type
 
@@ -23,33 +24,28 @@ def is_packed(properties: bytes) -> bool:
     return properties.find(_MARK) >= 0
 
 
-def finals_of(half: StoredRecord, topic: str, queue_id: int) -> list[NewRecord]:
+def finals_of(half: StoredRecord, topic: str, queue_id: int) -> list[ToAppend]:
     """The messages as their consumers will see them; each names the half that it came from."""
     if not is_packed(half.properties):
         return [final_of(half, topic, queue_id)]
-    added = b"".join(
+    marks = b"".join(
         b"%b\x01%b\x02" % (name, find_property(half.properties, name) or b"")
         for name in _MARKS_OF_THE_BROKER
     )
     sys_flag = with_transaction_type(half.sys_flag, TRANSACTION_COMMIT)
-    born_ms, born_host, times = half.born_ms, half.born_host, half.reconsume_times
-    log_offset = half.log_offset
-    finals = []
-    for item in decode_batch(half.body):
-        properties = bytes(item.properties)
-        finals.append(
-            NewRecord(
-                topic,
-                queue_id,
-                item.body,  # type: ignore[arg-type]  # a view: it is appended before this turn ends
-                properties + added,
-                item.flag,
-                sys_flag,
-                born_ms,
-                born_host,
-                times,
-                log_offset,
-                lone_key(properties),
-            )
+    born = half.born_ms, half.born_host, half.reconsume_times, half.log_offset
+    bulk = decode_bulk(half.body)
+    if bulk is not None:
+        return [bulk.run(topic, queue_id, marks, sys_flag, *born)]
+    return [
+        NewRecord(
+            topic,
+            queue_id,
+            item.body,  # type: ignore[arg-type]  # a view: it is appended before this turn ends
+            item.properties + marks,
+            item.flag,
+            sys_flag,
+            *born,
         )
-    return finals
+        for item in decode_batch(half.body)
+    ]

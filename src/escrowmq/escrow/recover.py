@@ -30,6 +30,7 @@ from escrowmq.escrow.takeover import Takeover
 from escrowmq.escrow.verdict import State
 from escrowmq.escrow.writers import Decision, Writers, decode_decision
 from escrowmq.message import names
+from escrowmq.message.newrun import one_by_one
 from escrowmq.message.properties import find_property
 from escrowmq.message.record import NewRecord, StoredRecord
 from escrowmq.message.sysflag import TRANSACTION_COMMIT, transaction_type
@@ -337,7 +338,7 @@ def _complete(
         return
     key = find_property(last.properties, b"UNIQ_KEY") or b""
     if is_packed(record.properties):
-        finals = finals_of(record, half.topic, half.queue_id)
+        finals = list(one_by_one(finals_of(record, half.topic, half.queue_id)))
         keys = [find_property(final.properties, b"UNIQ_KEY") for final in finals]
         if key not in keys:
             return

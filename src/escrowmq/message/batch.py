@@ -18,10 +18,10 @@ from escrowmq.errors import BrokenBody, LocalProtocolError
 
 PROPERTIES_BYTES_MAX: Final = 0x7FFF
 
-_HEAD = struct.Struct(">iiiii")
+BATCH_HEAD: Final = struct.Struct(">iiiii")
 _PROPERTIES_LENGTH = struct.Struct(">h")
-_HEAD_BYTES = _HEAD.size
-_FIXED_BYTES = _HEAD.size + _PROPERTIES_LENGTH.size
+_HEAD_BYTES = BATCH_HEAD.size
+_FIXED_BYTES = BATCH_HEAD.size + _PROPERTIES_LENGTH.size
 
 
 class BatchItem(msgspec.Struct, frozen=True, gc=False):
@@ -35,7 +35,7 @@ def encode_batch(items: Iterable[BatchItem]) -> bytes:
     for item in items:
         size = _FIXED_BYTES + len(item.body) + len(item.properties)
         try:
-            head = _HEAD.pack(size, 0, 0, item.flag, len(item.body))
+            head = BATCH_HEAD.pack(size, 0, 0, item.flag, len(item.body))
             properties_length = _PROPERTIES_LENGTH.pack(len(item.properties))
         except struct.error as error:
             raise LocalProtocolError(f"message {len(pieces) // 4} of a batch: {error}") from error
@@ -48,7 +48,11 @@ def decode_batch(body: bytes | memoryview) -> list[BatchItem]:
     view, whole = memoryview(body), bytes(body)  # short pieces of bytes are cheaper than views
     items: list[BatchItem] = []
     at, end, last = 0, len(whole), len(whole) - _FIXED_BYTES
-    head, properties_length, add = _HEAD.unpack_from, _PROPERTIES_LENGTH.unpack_from, items.append
+    head, properties_length, add = (
+        BATCH_HEAD.unpack_from,
+        _PROPERTIES_LENGTH.unpack_from,
+        items.append,
+    )
     while at < end:
         if at > last:
             raise BrokenBody(f"message {len(items)} of a batch: {end - at} bytes are no message")

@@ -15,8 +15,6 @@ from escrowmq.errors import LocalProtocolError
 
 _NAME_END = "\x01"
 _ITEM_END = "\x02"
-_KEY_BEGIN = b"UNIQ_KEY\x01"
-_KEY_END = 2
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
@@ -52,16 +50,6 @@ def find_property(encoded: bytes, name: bytes) -> bytes | None:
         value = rest.partition(b"\x02")[0]
         if value:
             return value  # an empty one is as good as none
-
-
-def lone_key(properties: bytes) -> bytes:
-    """The unique key, if letters and digits of it are all there is: so a bulk sender has it. b"" if
-    it takes a closer look."""
-    if properties.startswith(_KEY_BEGIN) and properties[-1] == _KEY_END:
-        key = properties[len(_KEY_BEGIN) : -1]
-        if key.isalnum():
-            return key
-    return b""
 
 
 def change_properties(

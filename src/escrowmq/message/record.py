@@ -94,9 +94,6 @@ class NewRecord(msgspec.Struct, frozen=True, gc=False):
     born_host: bytes = b"\0" * 8
     reconsume_times: int = 0
     prepared_offset: int = 0
-    # Its unique key, if whoever made it knows that it has no other key and no tag: then nobody has
-    # to look for them. b"": they are looked for.
-    lone_key: bytes = b""
     # Its tags code and all its keys, if whoever made it knows them already.
     derived: tuple[int, list[bytes]] | None = None
 

@@ -62,6 +62,7 @@ _ARROW: Final = {
     "bigint": pa.int64(),
     "decimal(28,6)": pa.decimal128(28, 6),
 }
+_PLAIN: Final = {str: pa.string(), int: pa.int64()}
 _POSTGRES: Final = "org.postgresql.Driver"
 _MARIA: Final = "org.mariadb.jdbc.Driver"
 _DRIVERS: Final = {
@@ -288,7 +289,7 @@ class SqlDatabase:
         cut = cuts(self._spark, self, query, key)
         bounds = _ranges(key, cut, self._url.get_backend_name())
         parts = [f"SELECT {', '.join(types)} FROM ({query}) q WHERE {bound}" for bound in bounds]
-        reader = _Reader(self._url.render_as_string(hide_password=False), parts, types)
+        reader = RangeReader(self._url.render_as_string(hide_password=False), parts, types)
         schema = ", ".join(f"{name} {kind}" for name, kind in types.items())
         numbers = self._spark.range(0, len(parts), 1, len(parts))
         return numbers.mapInArrow(reader.read, schema)
@@ -304,7 +305,7 @@ class SqlDatabase:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class RangeReader:
     """In a task: the rows of one range, some thousands at a time."""
 
     url: str
@@ -317,7 +318,9 @@ class _Reader:
             for number in batch.column(0).to_pylist():
                 with engine.connect() as connection:
                     stream = connection.execution_options(yield_per=ROWS_AT_ONCE)
-                    for rows in stream.execute(_text(self.parts[number])).partitions():
+                    found = stream.execute(_text(self.parts[number]))
+                    # Said once more: by itself it is a row at a time where there is no cursor.
+                    for rows in found.partitions(ROWS_AT_ONCE):
                         yield self._batch(rows)
 
     def _batch(self, rows: Sequence[Any]) -> pa.RecordBatch:
@@ -327,9 +330,11 @@ class _Reader:
 
 
 def _array(kind: str, values: Sequence[Any]) -> pa.Array:
-    as_kind = {"string": str, "int": int, "bigint": int}.get(kind, _money)
-    there = (None if value is None else as_kind(value) for value in values)
-    return pa.array(there, type=_ARROW[kind])
+    plain = str if kind == "string" else int
+    if set(map(type, values)) <= {plain, type(None)}:
+        return pa.array(values, type=_PLAIN[plain]).cast(_ARROW[kind])
+    as_kind = plain if kind in ("string", "int", "bigint") else _money
+    return pa.array([None if one is None else as_kind(one) for one in values], type=_ARROW[kind])
 
 
 def _money(value: Any) -> Decimal:

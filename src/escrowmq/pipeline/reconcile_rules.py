@@ -179,7 +179,7 @@ def _rolled_back_effect() -> Column:
 
 def _not_received(ripe_ms: int) -> Column:
     settled = _outcome("committed") & _ripe("decided_ms", ripe_ms)
-    alone = settled & F.col("received_rows").isNull()
+    alone = settled & (_delivered() > 0) & F.col("received_rows").isNull()
     return _finding(alone, "the receiver has no row")
 
 

@@ -14,13 +14,11 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Sequence
-from itertools import starmap
 from typing import Final
-
-import msgspec
 
 from escrowmq.errors import RecordRefused, StoreError, StoreFailed, StoreFull
 from escrowmq.message.facts import SHOWN_AND_KEYED, derive
+from escrowmq.message.newrun import NewRun, ToAppend
 from escrowmq.message.offsets import LogOffset, QueueOffset
 from escrowmq.message.record import PROPERTIES_BYTES_MAX, SEAL_BYTES_MAX, NewRecord, encoded_size
 from escrowmq.message.sysflag import TRANSACTION_MASK
@@ -30,23 +28,16 @@ from escrowmq.store.consumequeue import ConsumeQueue
 from escrowmq.store.deleted import DeletedTopics
 from escrowmq.store.disk import Disk, Lock, OpenViews, remove_file, write_file
 from escrowmq.store.keyindex import KeyIndex, WaitingKey
+from escrowmq.store.placed import Place, Placed
 from escrowmq.store.queuetable import QueueTable, refuse_bad_name
 from escrowmq.store.reads import StoreReads
 from escrowmq.store.recover import Recovery, recover
 from escrowmq.store.redo import PATH as REDO_PATH
-from escrowmq.store.runs import RunBatch
+from escrowmq.store.runs import RunBatch, waiting_keys
 from escrowmq.store.settings import StoreSettings
 
 LOCK_PATH: Final = "lock"
 ABORT_PATH: Final = "abort"
-
-
-class Placed(msgspec.Struct, frozen=True, gc=False):
-    """Where a record went."""
-
-    log_offset: LogOffset
-    queue_offset: QueueOffset
-    size: int
 
 
 class MessageStore(StoreReads):
@@ -133,7 +124,7 @@ class MessageStore(StoreReads):
 
     # --- appending -----------------------------------------------------------------------------
 
-    def append(self, records: Sequence[NewRecord], *, now_ms: int) -> list[Placed]:
+    def append(self, records: Sequence[ToAppend], *, now_ms: int) -> list[Placed]:
         """All records in one write, or none and an error. A crash leaves a prefix of them."""
         self._refuse_if_full()
         stored_ms = now_ms if now_ms > self._stored_ms else self._stored_ms
@@ -144,14 +135,15 @@ class MessageStore(StoreReads):
         waiting: list[WaitingKey] = []
         wait = waiting.append
         queue: ConsumeQueue | None = None
-        ahead = iter(records)
         try:
-            for record in ahead:
-                if record.lone_key:
-                    run = batch.add_run(self._queues, records, len(placed), stored_ms, small_bytes)
-                    placed += starmap(Placed, run.places)
-                    if run.note(added, waiting, ahead):
-                        continue
+            for record in records:
+                if type(record) is NewRun:
+                    queue = find_or_make(record.topic, record.queue_id)
+                    places = self._add_run(batch, record, queue, stored_ms)
+                    added += [queue] * len(places)
+                    waiting += waiting_keys(record, places, stored_ms)
+                    placed.append(Placed.of_run(places))
+                    continue
                 topic, queue_id, sys_flag = record.topic, record.queue_id, record.sys_flag
                 properties = record.properties
                 if len(record.body) + len(properties) > small_bytes:
@@ -205,6 +197,17 @@ class MessageStore(StoreReads):
             queue.drop_last()
         for queue in added if last is None else [*added, last]:
             self._queues.forget(queue)
+
+    def _add_run(
+        self, batch: RunBatch, run: NewRun, queue: ConsumeQueue, stored_ms: int
+    ) -> list[Place]:
+        longest = len(max(run.bodies, key=len)) + len(max(run.keys, key=len)) + len(run.marks)
+        if longest + 1024 > self._small_bytes:
+            for record in run.records():
+                self._refuse_unfit(record)
+        places = batch.add_run(run, queue.next, stored_ms)
+        queue.add_run(places)
+        return places
 
     def _refuse_unfit(self, record: NewRecord) -> None:
         body_bytes, properties_bytes = len(record.body), len(record.properties)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 
 from escrowmq.errors import RecordRefused, StoreError
 from escrowmq.message.ids import encode_host
+from escrowmq.message.newrun import NewRun, ToAppend, one_by_one
 from escrowmq.message.record import NewRecord
-from escrowmq.message.sysflag import TRANSACTION_COMMIT, TRANSACTION_PREPARED
+from escrowmq.message.sysflag import BORN_HOST_IPV6, TRANSACTION_COMMIT
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import FaultyDisk
 from tests.stores import NOW_MS, TINY, open_store
@@ -19,36 +19,31 @@ from tests.stores import NOW_MS, TINY, open_store
 MARKS = b"MSG_REGION\x01DefaultRegion\x02"
 
 
-def a_record(number: int, **changes: Any) -> NewRecord:
-    key = b"K%05d" % number
+def a_run(first: int, count: int, **changes: Any) -> NewRun:
+    numbers = range(first, first + count)
     fields: dict[str, Any] = {
         "topic": "T",
         "queue_id": 1,
-        "body": b"%d" % number * (number % 40),
-        "properties": b"UNIQ_KEY\x01%s\x02" % key + MARKS * (number % 3),
+        "bodies": [memoryview(b"%d" % number * (number % 40)) for number in numbers],
+        "keys": [b"K%05d" % number for number in numbers],
+        "flags": [number % 3 for number in numbers],
+        "marks": MARKS,
+        "sys_flag": 0,
         "born_ms": NOW_MS - 5,
-        "lone_key": key,
+        "born_host": encode_host("127.0.0.1", 9),
     }
-    return NewRecord(**{**fields, **changes})
+    return NewRun(**{**fields, **changes})
 
 
-def one_by_one(record: NewRecord) -> NewRecord:
-    """The same, but its keys have to be looked for."""
-    return msgspec.structs.replace(record, lone_key=b"")
-
-
-MIXED = [
-    *(a_record(number) for number in range(12)),
-    a_record(12, queue_id=2),
-    a_record(13, topic="U"),
-    a_record(14, born_host=encode_host("::1", 5)),
-    a_record(15, flag=7, reconsume_times=3, prepared_offset=99),
-    a_record(16, born_ms=NOW_MS - 6),
-    a_record(17, properties=b"UNIQ_KEY\x01x\x02TAGS\x01t\x02", lone_key=b""),
-    a_record(18, sys_flag=TRANSACTION_COMMIT),
-    a_record(19, sys_flag=TRANSACTION_PREPARED),
-    a_record(20, body=b"long" * 400),
-    *(a_record(number) for number in range(21, 60)),  # over the end of several files
+MIXED: list[ToAppend] = [
+    a_run(0, 12),
+    a_run(12, 1, queue_id=2),
+    a_run(13, 2, topic="U"),
+    a_run(15, 2, born_host=encode_host("::1", 5), sys_flag=BORN_HOST_IPV6),
+    NewRecord("T", 1, b"alone", b"UNIQ_KEY\x01x\x02TAGS\x01t\x02"),
+    a_run(17, 2, reconsume_times=3, prepared_offset=99, sys_flag=TRANSACTION_COMMIT),
+    a_run(19, 3, marks=b"", keys=[b"K00019", b"K20", b"K0000000021"]),
+    a_run(22, 38),  # over the end of several files
 ]
 
 
@@ -62,30 +57,56 @@ def stored(store: MessageStore, topic: str, queue_id: int) -> bytes:
 def test_runs_are_as_if_each_had_come_alone(sealed: bool, host: str) -> None:
     settings = replace(TINY, sealed=sealed)
     kept = []
-    for records in (MIXED, [one_by_one(record) for record in MIXED]):
+    for records in (MIXED, list(one_by_one(MIXED))):
         disk = FaultyDisk()
         store = MessageStore.open(disk, settings, store_host=encode_host(host, 1))
         placed = store.append(records, now_ms=NOW_MS)
+        places = [
+            place
+            for one in placed
+            for place in one.run or [(one.log_offset, one.queue_offset, one.size)]
+        ]
+        assert sum(one.size for one in placed) == sum(size for _, _, size in places)
         queues = [stored(store, topic, at) for topic, at in (("T", 1), ("T", 2), ("U", 1))]
         assert all(queues)
         keys = [
             [record.log_offset for record in store.find_by_key("T", f"K{n:05d}")] for n in range(60)
         ]
-        kept.append((placed, queues, keys))
+        kept.append((places, queues, keys))
         store.close()
     assert kept[0] == kept[1]
+    assert sum(map(len, kept[0][2])) == 60 - 2 - 2  # two are of another topic, two odd
 
 
-def test_one_that_is_refused_takes_all_of_its_run_back() -> None:
+def test_a_run_is_found_again_after_a_crash() -> None:
     disk = FaultyDisk()
     store = open_store(disk)
-    good = [a_record(number) for number in range(5)]
+    store.append(MIXED, now_ms=NOW_MS)
+    queues = [stored(store, topic, at) for topic, at in (("T", 1), ("T", 2), ("U", 1))]
+    store.flush()
+    store.abandon()
+    again = open_store(disk)
+    assert queues == [stored(again, topic, at) for topic, at in (("T", 1), ("T", 2), ("U", 1))]
+    again.close()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        a_run(5, 2, bodies=[memoryview(b""), memoryview(b"x" * 5000)]),
+        a_run(5, 2, born_ms=1 << 70),
+        a_run(5, 2, queue_id=1 << 40),
+        a_run(5, 2, topic="V" * 300),
+    ],
+)
+def test_one_that_is_refused_takes_all_before_it_back(bad: NewRun) -> None:
+    store = open_store(FaultyDisk())
+    good = a_run(0, 5)
     with pytest.raises(RecordRefused):
-        store.append([*good, a_record(5, body=b"x" * 5000)], now_ms=NOW_MS)
-    with pytest.raises(RecordRefused):
-        store.append([*good, a_record(5, flag=1 << 40)], now_ms=NOW_MS)
+        store.append([good, bad], now_ms=NOW_MS)
     assert store.max_offset("T", 1) == 0
-    assert [place.queue_offset for place in store.append(good, now_ms=NOW_MS)] == list(range(5))
+    (placed,) = store.append([good], now_ms=NOW_MS)
+    assert [queue_offset for _, queue_offset, _ in placed.run] == list(range(5))
     store.close()
     with pytest.raises(StoreError):
-        store.append(good, now_ms=NOW_MS)
+        store.append([good], now_ms=NOW_MS)

@@ -1,0 +1,124 @@
+"""Runs: messages of one queue that have nothing but a body and a unique key.
+
+The batch of a bulk sender is one. What is the same for all of them is kept once, and the rest in
+columns: such a sender brings hundreds of thousands a second, and an object for each is too much.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final, final
+
+import msgspec
+
+from escrowmq.message.batch import BATCH_HEAD
+from escrowmq.message.record import NewRecord
+
+KEY_BEGIN: Final = b"UNIQ_KEY\x01"
+_KEY_END: Final = 2
+_LENGTH: Final = struct.Struct(">h")
+_TAIL_BYTES_MIN: Final = _LENGTH.size + len(KEY_BEGIN) + 2  # a key of one letter, and its end
+_TAIL_BYTES_MAX: Final = _TAIL_BYTES_MIN + 254
+_FIXED_BYTES: Final = BATCH_HEAD.size + _TAIL_BYTES_MIN
+
+
+@final
+class NewRun(msgspec.Struct, frozen=True, gc=False):
+    """Messages to be appended one behind the other, for consumers to see."""
+
+    topic: str
+    queue_id: int
+    bodies: list[memoryview]
+    keys: list[bytes]
+    flags: list[int]
+    marks: bytes  # the properties that each has behind its key
+    sys_flag: int
+    born_ms: int
+    born_host: bytes
+    reconsume_times: int = 0
+    prepared_offset: int = 0
+
+    def properties(self) -> list[bytes]:
+        return [b"%b%b\x02%b" % (KEY_BEGIN, key, self.marks) for key in self.keys]
+
+    def records(self) -> Iterator[NewRecord]:
+        """The same one by one."""
+        columns = zip(self.bodies, self.properties(), self.flags, strict=True)
+        for body, properties, flag in columns:
+            yield NewRecord(
+                self.topic,
+                self.queue_id,
+                body,  # type: ignore[arg-type]  # a view, as that of a single message
+                properties,
+                flag,
+                self.sys_flag,
+                self.born_ms,
+                self.born_host,
+                self.reconsume_times,
+                self.prepared_offset,
+            )
+
+
+ToAppend = NewRecord | NewRun
+
+
+def one_by_one(found: Sequence[ToAppend]) -> Iterator[NewRecord]:
+    for one in found:
+        if type(one) is NewRun:
+            yield from one.records()
+        else:
+            yield one
+
+
+class BulkBatch(msgspec.Struct, frozen=True, gc=False):
+    bodies: list[memoryview]
+    keys: list[bytes]
+    flags: list[int]
+
+    def run(
+        self,
+        topic: str,
+        queue_id: int,
+        marks: bytes,
+        sys_flag: int,
+        born_ms: int,
+        born_host: bytes,
+        reconsume_times: int,
+        prepared_offset: int = 0,
+    ) -> NewRun:
+        columns = self.bodies, self.keys, self.flags
+        born = born_ms, born_host
+        times = reconsume_times, prepared_offset
+        return NewRun(topic, queue_id, *columns, marks, sys_flag, *born, *times)
+
+
+def decode_bulk(body: bytes | memoryview) -> BulkBatch | None:
+    """The body of a batch (`message/batch.py`) whose messages have nothing but a unique key, of
+    letters and digits. None if it is another one, or broken: `decode_batch` finds out."""
+    view, whole = memoryview(body), bytes(body)  # short pieces of bytes are cheaper than views
+    bodies: list[memoryview] = []
+    keys: list[bytes] = []
+    flags: list[int] = []
+    at, end, last = 0, len(whole), len(whole) - _FIXED_BYTES
+    head, head_bytes, tail_min = BATCH_HEAD.unpack_from, BATCH_HEAD.size, _TAIL_BYTES_MIN
+    tail_bytes, begin = -1, b""
+    while at < end:
+        if at > last:
+            return None
+        size, _, _, flag, body_bytes = head(whole, at)
+        body_at = at + head_bytes
+        body_end = body_at + body_bytes
+        at += size
+        if body_bytes < 0 or at > end or not tail_min <= at - body_end <= _TAIL_BYTES_MAX:
+            return None
+        tail = whole[body_end:at]  # from the length of the properties on
+        if at - body_end != tail_bytes:  # mostly it is the same for all
+            tail_bytes = at - body_end
+            begin = _LENGTH.pack(tail_bytes - _LENGTH.size) + KEY_BEGIN
+        if not tail.startswith(begin) or tail[-1] != _KEY_END:
+            return None
+        bodies.append(view[body_at:body_end])
+        keys.append(tail[len(begin) : -1])
+        flags.append(flag)
+    return BulkBatch(bodies, keys, flags) if b"".join(keys).isalnum() else None
