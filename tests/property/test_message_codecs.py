@@ -129,8 +129,8 @@ waiting = st.tuples(st.sampled_from(["T", "TopicTest", "%RETRY%g"]), heads, tail
 
 @given(st.lists(waiting, max_size=30))
 def test_many_keys_are_hashed_as_each_of_them(keys: list[tuple[str, bytes, bytes]]) -> None:
-    many = [(topic, head + tail, 0, 0) for topic, head, tail in keys]
-    assert key_hashes(many) == [key_hash(topic, key) for topic, key, _, _ in many]
+    topics, texts = [topic for topic, _, _ in keys], [head + tail for _, head, tail in keys]
+    assert key_hashes(topics, texts) == list(map(key_hash, topics, texts))
 
 
 @given(HOSTS, st.integers(-(1 << 63), (1 << 63) - 1))

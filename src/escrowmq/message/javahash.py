@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from operator import mul
 from typing import Final
 
 _WORD = 0xFFFFFFFF
 _LENGTH_MAX = 256
-_ONE_LANE = (1).to_bytes(8, "little")
 _MASK_LANE = _WORD.to_bytes(8, "little")
 
 # 31^0, 31^1, … and, by length, the same in falling order: a hash is then one sum of products.
@@ -32,8 +32,9 @@ def unsigned_hash(text: str) -> int:
     return value
 
 
-def hashes_of_tails(before: int, tails: Sequence[bytes]) -> Sequence[int]:
-    """Unsigned hashes of ASCII texts that share a beginning, whose hash is `before`, and a length.
+def hashes_of_tails(before: Sequence[int], tails: Sequence[bytes]) -> Sequence[int]:
+    """Unsigned hashes of texts that end in these, which are ASCII and of one length. `before`: the
+    hashes of what is before them, as numbers of up to 33 bits.
 
     All at once, in lanes of eight bytes of one large number: a step grows a lane by five bits,
     so that six steps fit before the lanes have to be cut back to 32.
@@ -41,7 +42,7 @@ def hashes_of_tails(before: int, tails: Sequence[bytes]) -> Sequence[int]:
     count, length = len(tails), len(tails[0])
     joined = b"".join(tails)
     mask = int.from_bytes(_MASK_LANE * count, "little")
-    total = before * int.from_bytes(_ONE_LANE * count, "little")
+    total = int.from_bytes(struct.pack(f"<{count}Q", *before), "little")
     for column in range(length):
         lanes = bytearray(8 * count)
         lanes[::8] = joined[column::length]

@@ -12,6 +12,7 @@ from escrowmq.broker.topics import Topics
 from escrowmq.broker.turn import Turn
 from escrowmq.consume.locks import QueueLocks
 from escrowmq.errors import RequestRefused
+from escrowmq.message.newrun import one_by_one
 from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import NewRecord
 from escrowmq.store.configfiles import GroupConfig, groups_file, topics_file
@@ -41,7 +42,9 @@ class Bench:
             self.locks,
             reroute=lambda record, _: record,  # test_delays.py has the real one
             turn=Turn(
-                self.store, SendAnswers(store_host=HOST), arrived=lambda new: self.made.extend(new)
+                self.store,
+                SendAnswers(store_host=HOST),
+                arrived=lambda new: self.made.extend(one_by_one(new)),
             ),
         )
         self.groups.put(GroupConfig(group_name="g"), now_ms=NOW_MS)
