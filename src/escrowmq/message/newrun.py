@@ -96,23 +96,23 @@ class BulkBatch(msgspec.Struct, frozen=True, gc=False):
 def decode_bulk(body: bytes | memoryview) -> BulkBatch | None:
     """The body of a batch (`message/batch.py`) whose messages have nothing but a unique key, of
     letters and digits. None if it is another one, or broken: `decode_batch` finds out."""
-    view, whole = memoryview(body), bytes(body)  # short pieces of bytes are cheaper than views
+    view = memoryview(body)
     bodies: list[memoryview] = []
     keys: list[bytes] = []
     flags: list[int] = []
-    at, end, last = 0, len(whole), len(whole) - _FIXED_BYTES
+    at, end, last = 0, len(view), len(view) - _FIXED_BYTES
     head, head_bytes, tail_min = BATCH_HEAD.unpack_from, BATCH_HEAD.size, _TAIL_BYTES_MIN
     tail_bytes, begin = -1, b""
     while at < end:
         if at > last:
             return None
-        size, _, _, flag, body_bytes = head(whole, at)
+        size, _, _, flag, body_bytes = head(view, at)
         body_at = at + head_bytes
         body_end = body_at + body_bytes
         at += size
         if body_bytes < 0 or at > end or not tail_min <= at - body_end <= _TAIL_BYTES_MAX:
             return None
-        tail = whole[body_end:at]  # from the length of the properties on
+        tail = view[body_end:at].tobytes()  # from the length of the properties on
         if at - body_end != tail_bytes:  # mostly it is the same for all
             tail_bytes = at - body_end
             begin = _LENGTH.pack(tail_bytes - _LENGTH.size) + KEY_BEGIN
