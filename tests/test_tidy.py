@@ -277,11 +277,32 @@ def test_the_changelog_and_the_version_agree() -> None:
     assert not released or released[0] == version, f"CHANGELOG.md: {released[0]} is not {version}"
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in ROOT.glob("*.md")))
+PAPERS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "bench").rglob("*.md"),
+    )
+)
+
+
+@pytest.mark.parametrize("name", PAPERS)
 def test_links_between_the_papers_lead_somewhere(name: str) -> None:
-    found = []
-    for number, line in enumerate((ROOT / name).read_text().splitlines(), 1):
-        for target in re.findall(r"\]\(([^)#\s]+)", line):
-            if "://" not in target and not (ROOT / target).exists():
-                found.append(at(ROOT / name, number, f"{target} does not exist"))
+    paper, found = ROOT / name, []
+    for number, line in enumerate(paper.read_text().splitlines(), 1):
+        for target, heading in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", line):
+            if "://" in target:
+                continue
+            path = paper.parent / target if target else paper
+            if not path.exists():
+                found.append(at(paper, number, f"{target} does not exist"))
+            elif heading and heading not in headings(path):
+                found.append(at(paper, number, f"{target} has no heading {heading}"))
     report(found)
+
+
+def headings(paper: Path) -> set[str]:
+    """As GitHub names them in links."""
+    lines = re.findall(r"^#+ (.*)$", paper.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).strip().replace(" ", "-") for line in lines}

@@ -246,7 +246,7 @@ class Sends:
         topic, sys_flag, born_ms = fields.topic, fields.sys_flag, fields.born_timestamp
         born_host, times = line.peer_host, fields.reconsume_times
         bulk = decode_bulk(request.body)
-        if bulk is not None and bulk.keys:
+        if bulk is not None:
             marks = self._added
             return [bulk.run(topic, queue_id, marks, sys_flag, born_ms, born_host, times)]
         return [
@@ -281,7 +281,7 @@ class Sends:
                 ResponseCode.MESSAGE_ILLEGAL, "a writer's batch is transactional, and no retry"
             )
         bulk = decode_bulk(request.body)
-        if bulk is not None and bulk.keys:
+        if bulk is not None:
             keys = bulk.keys
         else:
             items = _items(request.body)
