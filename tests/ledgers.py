@@ -77,6 +77,7 @@ PLANTS: Final = (
     "lost",  # committed in the database, the ledger does not know it
     "rolled back",  # committed in the database, rolled back at the broker
     "cut short",  # two messages, one is there
+    "never delivered",  # committed at the broker, its message is nowhere
     "no row",  # committed at the broker, no marker
     "tombstone",  # committed at the broker, the database says it never was
     "no id",  # committed without TX_ID
@@ -96,10 +97,12 @@ PLANTS: Final = (
     "two guarded",
     "other group",
 )
+UNSEEN: Final = ("no effect", "young effect", "lost", "never delivered", "young row")  # by Smith
 KIND_OF: Final = {
     "lost": ("row_without_message",),
     "rolled back": ("row_without_message",),
     "cut short": ("row_without_message",),
+    "never delivered": ("row_without_message",),
     "no row": ("message_without_row",),
     "tombstone": ("message_without_row",),
     "no id": ("message_without_row",),
@@ -226,6 +229,7 @@ class Life:
         fixed = {
             "no id": ["transfers"],  # two would be two transactions: nothing holds them together
             "cut short": ["receipts", "receipts"],
+            "never delivered": ["transfers"],
             "twice unguarded": choose.choice((["receipts"], ["transfers", "receipts"])),
             "twice guarded": ["transfers"],
             "two guarded": ["transfers", "receipts"],
@@ -255,13 +259,13 @@ class Life:
                 yield self.id, self.cents, self.at_ms
 
     def received(self) -> Iterator[tuple[object, ...]]:
-        is_lacking = self.plant in ("no effect", "young effect", "lost", "young row")
+        is_lacking = self.plant in UNSEEN
         if self.group == "bank" and self.outcome == "committed" and not is_lacking:
             wrong = 1 if self.plant == "wrong amount" else 0
             yield self.id, self.cents + wrong, self.at_ms
 
     def inbox(self) -> Iterator[tuple[object, ...]]:
-        if self.plant in ("no effect", "young effect", "lost", "young row"):
+        if self.plant in UNSEEN:
             return
         if self.outcome != "committed" and self.plant != "ghost":
             return
@@ -296,14 +300,14 @@ class Life:
                 for _, topic, offset in sorted(self.finals(), key=lambda one: one[1:])
                 if self.outcome == "committed"
             ],
-            "visible_ms": 1 if self.outcome == "committed" else None,
+            "visible_ms": 1 if self.outcome == "committed" and self.finals() else None,
             "day": parked.date(),
         }
 
     def finals(self) -> list[Delivered]:
         """If it was committed."""
         numbers = list(range(len(self.topics)))
-        if self.plant == "cut short":
+        if self.plant in ("cut short", "never delivered"):
             numbers.pop()
         elif self.plant == "twice unguarded":
             numbers.append(self.topics.index("receipts"))

@@ -156,6 +156,7 @@ def prove(spark: SparkSession, bank: Bank, made: Path) -> None:  # noqa: F811
         limits=LIMITS,
     )
     with reconcile(spark, wanted) as result:
+        plan = result.differences._jdf.queryExecution().executedPlan().toString()
         rows = result.differences.select("kind", "transaction_id").collect()
         told = result.summary
     found = [tuple(row) for row in rows]
@@ -168,6 +169,9 @@ def prove(spark: SparkSession, bank: Bank, made: Path) -> None:  # noqa: F811
     assert told.repeats_taken_once > 0
     assert told.not_compared > 0
     assert told.consumers == {"smith-bank": ["transfers"]}
+    # No side is so small that each task could have all of it.
+    assert "SortMergeJoin" in plan
+    assert "BroadcastHashJoin" not in plan
 
 
 @pytest.fixture(scope="module")

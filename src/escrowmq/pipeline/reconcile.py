@@ -36,7 +36,7 @@ def consumers_of(ledger: DataFrame, inbox: DataFrame) -> dict[str, list[str]]:
     messages = plain.select(
         F.col("topics")[0].alias("topic"), F.explode("message_ids").alias("message_id")
     )
-    pairs = messages.join(inbox, "message_id").select("consumer_group", "topic").distinct()
+    pairs = messages.join(_large(inbox), "message_id").select("consumer_group", "topic").distinct()
     found: dict[str, list[str]] = {}
     for group, topic in sorted(map(tuple, pairs.limit(LISTED_MAX).collect())):
         found.setdefault(group, []).append(topic)
@@ -74,7 +74,7 @@ def compared(ledger: DataFrame, sides: Sides, limits: Limits) -> DataFrame:
     both = _beside(both, _bookings(sides.received, "received"), _booked("received"))
     if sides.inbox is not None:
         effects = _effects(ledger, sides.inbox, sides, limits)
-        both = both.join(effects, "transaction_id", "left")
+        both = both.join(_large(effects), "transaction_id", "left")
     at_ms = F.coalesce("parked_ms", "claimed_ms", "sent_ms", "received_ms")
     in_scope = F.lit(True)
     if sides.groups:
@@ -155,6 +155,12 @@ def _beside(both: DataFrame, side: DataFrame | None, columns: Mapping[str, str])
     return both.select("*", *nulls)
 
 
+def _large(frame: DataFrame) -> DataFrame:
+    """Spark takes what comes from a database for a handful of rows, and would hand all of them to
+    everybody: with ten million it has no memory left."""
+    return frame.hint("merge")
+
+
 def _effects(ledger: DataFrame, inbox: DataFrame, sides: Sides, limits: Limits) -> DataFrame:
     """By transaction: how many of its messages had an effect in each consumer group, and in how
     many places at most."""
@@ -166,7 +172,7 @@ def _effects(ledger: DataFrame, inbox: DataFrame, sides: Sides, limits: Limits) 
         for number, group in enumerate(sides.consumers)
     ]
     return (
-        messages.join(taken, "message_id")
+        messages.join(_large(taken), "message_id")
         .groupBy("transaction_id")
         .agg(
             F.max("places").alias("places"),
