@@ -77,7 +77,7 @@ def machine() -> str:
     return (
         f"{os.cpu_count()} cores, load {load:.1f} before, {platform.system()} "
         f"{platform.machine()}, {platform.python_implementation()} {platform.python_version()}"
-        f"{'' if optimised else ' (built without optimisations)'}"
+        f"{'' if optimised else ' (configured without --enable-optimizations)'}"
     )
 
 
