@@ -8,40 +8,52 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+from typing import Final
 
 import click
 
-from escrowmq.cli.broker import broker
-from escrowmq.cli.completion import completion
-from escrowmq.cli.config import config
-from escrowmq.cli.doctor import doctor
-from escrowmq.cli.group import group
-from escrowmq.cli.message import message
-from escrowmq.cli.pipeline import pipeline
-from escrowmq.cli.serve import serve
-from escrowmq.cli.store import store
-from escrowmq.cli.topic import topic
-from escrowmq.cli.transaction import transaction
 from escrowmq.errors import EscrowError
 
+COMMANDS: Final = (
+    "broker",
+    "completion",
+    "config",
+    "doctor",
+    "group",
+    "message",
+    "pipeline",
+    "serve",
+    "store",
+    "topic",
+    "transaction",
+)
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class Commands(click.Group):
+    """Each is a module of its name, imported when it is wanted: all of them together take as long
+    as a broker takes to start."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in COMMANDS:
+            return _loaded(cmd_name)
+        for name in COMMANDS:  # so that click can say which of them was meant
+            self.add_command(_loaded(name))
+        return None
+
+
+def _loaded(name: str) -> click.Command:
+    command: click.Command = getattr(import_module(f"escrowmq.cli.{name}"), name)
+    return command
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="escrowmq", prog_name="escrowmq")
 def cli() -> None:
     """Transactional messages that commit together with your database."""
-
-
-cli.add_command(broker)
-cli.add_command(completion)
-cli.add_command(config)
-cli.add_command(doctor)
-cli.add_command(group)
-cli.add_command(message)
-cli.add_command(pipeline)
-cli.add_command(serve)
-cli.add_command(store)
-cli.add_command(topic)
-cli.add_command(transaction)
 
 
 def main() -> None:
