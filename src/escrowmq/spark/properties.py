@@ -18,6 +18,8 @@ import pyarrow.compute as pc
 from escrowmq.spark.records import Bytes, Numbers, cut
 
 _NAME_END, _ITEM_END = 1, 2
+_BITS_MAX = 32
+_Items = tuple[Numbers, Numbers, Numbers, Numbers]
 
 
 class PropertyTable:
@@ -49,18 +51,29 @@ class PropertyTable:
     def as_map(self) -> pa.Array:
         names = cut(self._data, self._begin, self._value_at - 1)
         codes = names.dictionary_encode()
-        marks = self._row * max(1, len(codes.dictionary)) + codes.indices.to_numpy()
-        kept = np.arange(len(marks))
-        # Of two that are named alike in one message, the last: so it is the first from behind.
-        _, from_behind = np.unique(marks[::-1], return_index=True)
-        if len(from_behind) < len(marks):
+        rows, begins, ends = self._row, self._value_at, self._end
+        if self._may_repeat(codes.indices.to_numpy(), len(codes.dictionary)):
+            # Of two that are named alike in one message, the last: so it is the first from behind.
+            marks = rows * len(codes.dictionary) + codes.indices.to_numpy()
+            _, from_behind = np.unique(marks[::-1], return_index=True)
             kept = np.sort(len(marks) - 1 - from_behind)
-            names, codes = names.take(pa.array(kept)), codes.take(pa.array(kept))
-        counts = np.bincount(self._row[kept], minlength=self._rows)
+            codes = codes.take(pa.array(kept))
+            rows, begins, ends = rows[kept], begins[kept], ends[kept]
+        counts = np.bincount(rows, minlength=self._rows)
         edges = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-        values = cut(self._data, self._value_at[kept], self._end[kept])
+        values = cut(self._data, begins, ends)
         spelled = text(codes.dictionary).take(codes.indices)
         return pa.MapArray.from_arrays(pa.array(edges), spelled, text(values))
+
+    def _may_repeat(self, codes: npt.NDArray[np.int32], names: int) -> bool:
+        """Whether a name may come twice in a message: a bit for each, added up and laid together,
+        is not the same then."""
+        if names > _BITS_MAX:
+            return True
+        bits = np.left_shift(np.int64(1), codes.astype(np.int64))
+        firsts = np.flatnonzero(np.diff(self._row, prepend=-1))
+        added, together = np.add.reduceat(bits, firsts), np.bitwise_or.reduceat(bits, firsts)
+        return bool((added != together).any())
 
     def _called(self, name: bytes) -> Numbers:
         items = np.flatnonzero(self._value_at - 1 - self._begin == len(name))
@@ -87,15 +100,34 @@ class PropertyTable:
         return self._items[3]
 
     @cached_property
-    def _items(self) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-        data, edges = self._data, self._edges
-        within = data[edges[0] : edges[-1]]
-        separators = np.flatnonzero(within == _ITEM_END) + edges[0]
+    def _items(self) -> _Items:
+        within = self._data[self._edges[0] : self._edges[-1]]
+        separators = np.flatnonzero(within == _ITEM_END) + self._edges[0]
+        name_ends = np.flatnonzero(within == _NAME_END) + self._edges[0]
+        found = self._read_off(separators, name_ends)
+        return self._searched(separators, name_ends) if found is None else found
+
+    def _read_off(self, separators: Numbers, name_ends: Numbers) -> _Items | None:
+        """Without a search, if every message ends with a separator and each item has its two
+        sides and nothing else, as nearly all do."""
+        edges, count = self._edges, len(separators)
+        if not count or count != len(name_ends):
+            return None
+        upto = np.searchsorted(separators, edges[1:])  # of each message, behind its last one
+        begins = np.empty_like(separators)
+        begins[0], begins[1:] = edges[0], separators[:-1] + 1
+        is_ended = (separators[upto - 1] + 1 == edges[1:]).all()
+        if not is_ended or not ((begins < name_ends) & (name_ends + 1 < separators)).all():
+            return None
+        rows = np.repeat(np.arange(self._rows), np.diff(upto, prepend=0))
+        return begins, name_ends + 1, separators, rows
+
+    def _searched(self, separators: Numbers, name_ends: Numbers) -> _Items:
+        edges = self._edges
         ends = _merged(separators, edges[1:])
         begins = _merged(separators + 1, edges[:-1])
         # A separator that ends a message makes an item of nothing behind it: so do begin and end
         # stay in step, and all of these go with the rest that is not name and value.
-        name_ends = np.flatnonzero(within == _NAME_END) + edges[0]
         following = np.searchsorted(name_ends, begins)
         values = np.append(name_ends, edges[-1])[following] + 1
         sound = (values < ends) & (values - 1 > begins)

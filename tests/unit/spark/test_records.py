@@ -73,11 +73,42 @@ def test_a_record_at_the_wrong_place_or_with_wrong_lengths_does_not_add_up() -> 
 
 @given(st.lists(st.lists(st.sampled_from(b"ab\x01\x02\xff")).map(bytes), min_size=1, max_size=5))
 def test_properties_are_read_as_one_by_one(rows: list[bytes]) -> None:
+    check_properties(rows)
+
+
+def check_properties(rows: list[bytes]) -> None:
     table = PropertyTable(block([NewRecord("T", 0, b"", row) for row in rows]).properties)
     alone = [decode_properties(row) for row in rows]
-    assert [dict(row) for row in table.as_map().to_pylist()] == alone
+    found = table.as_map().to_pylist()
+    assert [sorted(row) for row in found] == [sorted(one.items()) for one in alone]
     for name in ("a", "ab", "b"):
         assert table.value_of(name).to_pylist() == [one.get(name) for one in alone]
+
+
+NAMES = [b"a", b"ab", b"b", *(b"n%d" % number for number in range(40))]
+ITEMS = st.builds(
+    lambda name, value: name + b"\x01" + value + b"\x02",
+    st.sampled_from(NAMES),
+    st.sampled_from([b"1", b"22", b"\xff"]),
+)
+ODD = st.sampled_from([b"a\x01\x02", b"\x01b\x02", b"a\x01b\x01c\x02", b"b", b"ab\x01last"])
+
+
+@given(
+    st.lists(st.lists(ITEMS, max_size=5).map(b"".join), min_size=1, max_size=6),
+    st.none() | st.tuples(st.integers(0, 5), ODD),
+)
+def test_properties_as_they_mostly_are_are_read_as_one_by_one(
+    rows: list[bytes], odd: tuple[int, bytes] | None
+) -> None:
+    if odd is not None:
+        rows[odd[0] % len(rows)] += odd[1]
+    check_properties(rows)
+
+
+def test_more_names_than_there_are_bits_are_read_too() -> None:
+    rows = [b"".join(name + b"\x01v\x02" for name in [*NAMES, b"a"])]
+    check_properties(rows)
 
 
 def test_a_part_of_a_column_is_read_like_the_whole() -> None:
