@@ -26,9 +26,10 @@ from escrowmq.store.configfiles import (
     topics_file,
 )
 from escrowmq.store.disk import RealDisk
-from escrowmq.store.keyindex import ENTRY, HEADER, key_hash
+from escrowmq.store.keyindex import ENTRY, HEADER
 from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import MessageStore
+from escrowmq.store.waitingkeys import key_hash
 from tests.interop import fixtures
 from tests.interop.observe import message_view
 from tests.interop.records import MAGIC_V2, decode_record

@@ -14,7 +14,7 @@ from escrowmq.message.ids import (
 )
 from escrowmq.message.javahash import java_hash, unsigned_hash
 from escrowmq.message.properties import decode_properties, encode_properties, find_property
-from escrowmq.store.keyindex import key_hash, key_hashes
+from escrowmq.store.waitingkeys import WaitingRun, key_hash, key_hashes, run_hashes
 
 TEXT = st.text(
     st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), min_size=1, max_size=9
@@ -140,3 +140,25 @@ def test_hosts_and_offset_ids_come_back(host: tuple[str, int], log_offset: int) 
     text = encode_offset_id(encoded, log_offset)
     assert len(text) in (32, 56)
     assert decode_offset_id(text) == (encoded, log_offset)
+
+
+RUNS = st.integers(1, 40).flatmap(
+    lambda length: st.tuples(
+        st.lists(st.sampled_from([b"A", b"b", b"\xc3"]), min_size=length, max_size=length),
+        st.lists(st.binary(min_size=1, max_size=length), min_size=1, max_size=5),
+    )
+)
+
+
+@given(TEXT, RUNS)
+@example("T", ([b"A"] * 32, [b"%08X" % number for number in range(3)]))
+def test_keys_of_a_run_are_hashed_like_each_alone(
+    topic: str, run: tuple[list[bytes], list[bytes]]
+) -> None:
+    """Keys of one length, most of which begin alike."""
+    common, ends = run
+    whole = b"".join(common)
+    keys = [(whole[: len(common) - len(end)] + end)[: len(common)] for end in ends]
+    keys = [key.ljust(len(common), b"x") for key in keys]
+    found = run_hashes(WaitingRun(topic, keys, list(range(len(keys))), 0))
+    assert found == [key_hash(topic, key) for key in keys]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Sequence
-from operator import itemgetter
 from typing import Any, Final, Protocol
 
 from escrowmq.broker.topics import TIMER_TOPIC
@@ -23,7 +22,6 @@ from escrowmq.wire.fastpath import Request
 NORMAL: Final = "normal"
 DELAY: Final = "delay"
 TRANSACTION: Final = "transaction"
-_size = itemgetter(2)  # of a place
 _LATER: Final = frozenset((names.SCHEDULE_TOPIC, TIMER_TOPIC))  # where delayed messages wait
 
 KIB: Final = 1024
@@ -58,7 +56,7 @@ class Counts:
     ) -> None:
         """Once per append: how much came for each topic."""
         if records:
-            count = len(records) + sum([len(place.run) - 1 for place in placed if place.run])
+            count = len(records) + sum([len(place.run.sizes) - 1 for place in placed if place.run])
             self.appends.observe(count)
             self.stored += count
         usual = 0
@@ -85,7 +83,8 @@ class Counts:
                 self.came(topic, DELAY, placed[send.first].size)
             elif not send.is_alone:
                 places = placed[send.first : send.first + send.count]
-                sizes = map(_size, places[0].run) if places[0].run else [p.size for p in places]
+                run = places[0].run
+                sizes = run.sizes if run else [place.size for place in places]
                 for size, times in Counter(sizes).items():
                     self._sizes_of(topic, NORMAL).observe(size, times)
 

@@ -245,8 +245,10 @@ class Turn:
 
     def _answer_batch(self, send: _Send, placed: list[Placed], code: int) -> None:
         places = placed[send.first : send.first + send.count]
-        log_offsets: list[int] = [place[0] for place in places[0].run]
-        log_offsets = log_offsets or [place.log_offset for place in places]
+        run = places[0].run
+        log_offsets = run.log_offsets if run else [place.log_offset for place in places]
+        if send.request.head.fields.bulk:
+            log_offsets = log_offsets[:1]
         answers = self._answers
         fields = SendMessageAnswer(
             msg_id=",".join(encode_offset_ids(answers.store_host, log_offsets)),

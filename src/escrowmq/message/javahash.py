@@ -9,7 +9,8 @@ from typing import Final
 
 _WORD = 0xFFFFFFFF
 _LENGTH_MAX = 256
-_MASK_LANE = _WORD.to_bytes(8, "little")
+_LANE_BYTES = 8
+_MASK_LANE = _WORD.to_bytes(_LANE_BYTES, "little")
 
 # 31^0, 31^1, … and, by length, the same in falling order: a hash is then one sum of products.
 POWERS: Final = [pow(31, exponent, 1 << 32) for exponent in range(_LENGTH_MAX + 1)]
@@ -34,22 +35,31 @@ def unsigned_hash(text: str) -> int:
 
 def hashes_of_tails(before: Sequence[int], tails: Sequence[bytes]) -> Sequence[int]:
     """Unsigned hashes of texts that end in these, which are ASCII and of one length. `before`: the
-    hashes of what is before them, as numbers of up to 33 bits.
+    hashes of what is before them, as numbers of up to 33 bits."""
+    begun = struct.pack(f"<{len(tails)}Q", *before)
+    return _hash_on(begun, b"".join(tails), len(tails[0]), 0)
 
-    All at once, in lanes of eight bytes of one large number: a step grows a lane by five bits,
-    so that six steps fit before the lanes have to be cut back to 32.
-    """
-    count, length = len(tails), len(tails[0])
-    joined = b"".join(tails)
+
+def hashes_with_head(before: int, joined: bytes, length: int, head_bytes: int) -> Sequence[int]:
+    """The same for texts of one length, joined, that all begin alike. `before`: the hash of what is
+    before the rest of each."""
+    begun = before.to_bytes(_LANE_BYTES, "little") * (len(joined) // length)
+    return _hash_on(begun, joined, length, head_bytes)
+
+
+def _hash_on(begun: bytes, joined: bytes, length: int, first: int) -> Sequence[int]:
+    """All at once, in lanes of eight bytes of one large number: a step grows a lane by five bits,
+    so that six steps fit before the lanes have to be cut back to 32."""
+    count = len(joined) // length
     mask = int.from_bytes(_MASK_LANE * count, "little")
-    total = int.from_bytes(struct.pack(f"<{count}Q", *before), "little")
-    for column in range(length):
-        lanes = bytearray(8 * count)
-        lanes[::8] = joined[column::length]
+    total = int.from_bytes(begun, "little")
+    for step, column in enumerate(range(first, length)):
+        lanes = bytearray(_LANE_BYTES * count)
+        lanes[::_LANE_BYTES] = joined[column::length]
         total = total * 31 + int.from_bytes(lanes, "little")
-        if column % 6 == 5:
+        if step % 6 == 5:
             total &= mask
-    return memoryview((total & mask).to_bytes(8 * count, "little")).cast("Q")
+    return memoryview((total & mask).to_bytes(_LANE_BYTES * count, "little")).cast("Q")
 
 
 def _utf16_units(text: str) -> memoryview:

@@ -18,6 +18,8 @@ from escrowmq.message.record import NewRecord
 KEY_BEGIN: Final = b"UNIQ_KEY\x01"
 _KEY_END: Final = 2
 _LENGTH: Final = struct.Struct(">h")
+_HEAD: Final = struct.Struct(">i8xii")  # BATCH_HEAD: its size, flag and length of the body
+assert _HEAD.size == BATCH_HEAD.size
 _TAIL_BYTES_MIN: Final = _LENGTH.size + len(KEY_BEGIN) + 2  # a key of one letter, and its end
 _TAIL_BYTES_MAX: Final = _TAIL_BYTES_MIN + 254
 _FIXED_BYTES: Final = BATCH_HEAD.size + _TAIL_BYTES_MIN
@@ -30,7 +32,7 @@ class NewRun(msgspec.Struct, frozen=True, gc=False):
     topic: str
     queue_id: int
     bodies: list[memoryview]
-    keys: list[bytes]
+    keys: list[bytes]  # all of one length
     flags: list[int]
     marks: bytes  # the properties that each has behind its key
     sys_flag: int
@@ -95,30 +97,44 @@ class BulkBatch(msgspec.Struct, frozen=True, gc=False):
 
 def decode_bulk(body: bytes | memoryview) -> BulkBatch | None:
     """The body of a batch (`message/batch.py`) whose messages have nothing but a unique key, of
-    letters and digits. None if it is another one, or broken: `decode_batch` finds out."""
+    letters and digits, all of one length. None if it is another one, or broken: `decode_batch`
+    finds out."""
     view = memoryview(body)
     bodies: list[memoryview] = []
-    keys: list[bytes] = []
+    tails: list[memoryview] = []  # from the length of the properties on
     flags: list[int] = []
     at, end, last = 0, len(view), len(view) - _FIXED_BYTES
-    head, head_bytes, tail_min = BATCH_HEAD.unpack_from, BATCH_HEAD.size, _TAIL_BYTES_MIN
-    tail_bytes, begin = -1, b""
+    head, head_bytes, tail_min = _HEAD.unpack_from, _HEAD.size, _TAIL_BYTES_MIN
     while at < end:
         if at > last:
             return None
-        size, _, _, flag, body_bytes = head(view, at)
+        size, flag, body_bytes = head(view, at)
         body_at = at + head_bytes
         body_end = body_at + body_bytes
         at += size
-        if body_bytes < 0 or at > end or not tail_min <= at - body_end <= _TAIL_BYTES_MAX:
-            return None
-        tail = view[body_end:at].tobytes()  # from the length of the properties on
-        if at - body_end != tail_bytes:  # mostly it is the same for all
-            tail_bytes = at - body_end
-            begin = _LENGTH.pack(tail_bytes - _LENGTH.size) + KEY_BEGIN
-        if not tail.startswith(begin) or tail[-1] != _KEY_END:
+        if body_bytes < 0 or at > end or at - body_end < tail_min:
             return None
         bodies.append(view[body_at:body_end])
-        keys.append(tail[len(begin) : -1])
+        tails.append(view[body_end:at])
         flags.append(flag)
-    return BulkBatch(bodies, keys, flags) if b"".join(keys).isalnum() else None
+    keys = _lone_keys(tails)
+    return BulkBatch(bodies, keys, flags) if keys else None
+
+
+def _lone_keys(tails: list[memoryview]) -> list[bytes]:
+    """The keys in these, if all are of one length and nothing else is there; else none."""
+    lengths = set(map(len, tails))
+    if len(lengths) != 1:
+        return []
+    (length,) = lengths
+    if length > _TAIL_BYTES_MAX:
+        return []
+    joined, count = b"".join(tails), len(tails)
+    begin = _LENGTH.pack(length - _LENGTH.size) + KEY_BEGIN
+    same = [*enumerate(begin), (length - 1, _KEY_END)]
+    if any(joined[at::length] != bytes((byte,)) * count for at, byte in same):
+        return []
+    keys = [
+        joined[at : at + length - len(begin) - 1] for at in range(len(begin), len(joined), length)
+    ]
+    return keys if b"".join(keys).isalnum() else []

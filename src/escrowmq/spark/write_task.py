@@ -168,6 +168,7 @@ class Sender:
             properties=properties,
             batch=is_batch,
             broker_name=target.broker,
+            bulk=is_batch or None,
         )
         self._brokers.line(target.broker).send(code, fields, packet.pieces, packet.size)
 

@@ -21,8 +21,9 @@ from escrowmq.message.record import StoredRecord
 from escrowmq.store.check_log import LogCheck, Stop
 from escrowmq.store.disk import Disk, OpenViews
 from escrowmq.store.findings import Findings, Severity
-from escrowmq.store.keyindex import DIRECTORY, ENTRY, HEADER, SLOT, IndexFile, key_hash
+from escrowmq.store.keyindex import DIRECTORY, ENTRY, HEADER, SLOT, IndexFile
 from escrowmq.store.settings import StoreSettings
+from escrowmq.store.waitingkeys import key_hash
 
 _OFFSET_AT: Final = 4  # of the log offset in an entry
 _OFFSET = struct.Struct(">q")

@@ -13,6 +13,7 @@ at the head of a file, else that of the next message that is there, so that offs
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +22,7 @@ from escrowmq.errors import StoreDamaged
 from escrowmq.message.offsets import QueueOffset
 from escrowmq.store.commitlog import file_name, is_file_name
 from escrowmq.store.disk import Disk, File, OpenViews
+from escrowmq.store.rows import packed_rows
 from escrowmq.store.settings import QUEUE_ENTRY_BYTES
 
 DIRECTORY: Final = "consumequeue"
@@ -70,10 +72,11 @@ class ConsumeQueue:
         self.tail += _pack_entry(log_offset, size, tags_code)
         self.next += 1  # type: ignore[assignment]  # no QueueOffset(): every send comes by here
 
-    def add_run(self, places: Sequence[tuple[int, int, int]]) -> None:
-        """Log offset, queue offset and size of many, none of which has a tag."""
-        self.tail += b"".join([_pack_entry(log_offset, size, 0) for log_offset, _, size in places])
-        self.next = QueueOffset(self.next + len(places))
+    def add_run(self, log_offsets: Sequence[int], sizes: Sequence[int]) -> None:
+        """Many, none of which has a tag."""
+        no_tags = array("Q", bytes(8 * len(sizes)))
+        self.tail += packed_rows(array("Q", log_offsets), array("I", sizes), no_tags)
+        self.next = QueueOffset(self.next + len(sizes))
 
     def drop_last(self) -> None:
         """Take the last `add` back: its message did not reach the log."""

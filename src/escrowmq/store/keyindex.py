@@ -18,18 +18,17 @@ import itertools
 import struct
 import sys
 from array import array
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Final
 
 from escrowmq.clock import file_stamp
-from escrowmq.message.javahash import POWERS, hashes_of_tails, unsigned_hash
 from escrowmq.message.offsets import LogOffset
 from escrowmq.store.disk import Disk, OpenViews, remove_file
 from escrowmq.store.redo import PATH as REDO_PATH
 from escrowmq.store.redo import FileChange, apply_changes, load_redo, write_redo
+from escrowmq.store.rows import packed_rows
+from escrowmq.store.waitingkeys import KeyColumns, Waiting, key_hash, newest_first
 
 DIRECTORY: Final = "index"
 HEADER: Final = struct.Struct(">qqqqii")
@@ -37,61 +36,7 @@ SLOT: Final = struct.Struct(">i")
 ENTRY: Final = struct.Struct(">iqii")
 FOUND_MAX: Final = 64
 SECONDS_MAX: Final = 0x7FFFFFFF
-_TAIL_BYTES: Final = 8
-_SIGN: Final = 0x80000000
 assert (HEADER.size, SLOT.size, ENTRY.size) == (40, 4, 20)
-
-# A key waiting for the files: topic, key, log offset, stored ms.
-WaitingKey = tuple[str, bytes, int, int]
-
-
-def key_hash(topic: str, key: bytes) -> int:
-    return _absolute(unsigned_hash(f"{topic}#{key.decode('utf-8', 'replace')}"))
-
-
-def key_hashes(topics: Sequence[str], keys: Sequence[bytes]) -> list[int]:
-    """The same for many: those of one length are hashed together, whatever their topics."""
-    if len(set(map(len, keys))) == 1 and _is_usual(keys[0]) and b"".join(keys).isascii():
-        return _hashes_alike(topics, keys)
-    found = [0] * len(keys)
-    alike: defaultdict[int, list[int]] = defaultdict(list)
-    for place, key in enumerate(keys):
-        if _is_usual(key) and key.isascii():
-            alike[len(key)].append(place)
-        else:
-            found[place] = key_hash(topics[place], key)
-    for places in alike.values():
-        hashes = _hashes_alike([topics[at] for at in places], [keys[at] for at in places])
-        for place, value in zip(places, hashes, strict=True):
-            found[place] = value
-    return found
-
-
-def _is_usual(key: bytes) -> bool:
-    return _TAIL_BYTES < len(key) < len(POWERS)
-
-
-def _hashes_alike(topics: Sequence[str], keys: Sequence[bytes]) -> list[int]:
-    """Of ASCII keys of one length. Most differ from others in their last characters alone, a time
-    and a counter: what is before them is hashed once."""
-    heads = [key[:-_TAIL_BYTES] for key in keys]
-    by_head = {head: unsigned_hash(head.decode("ascii")) for head in set(heads)}
-    power = POWERS[len(heads[0])]
-    by_topic = {topic: _topic_hash(topic) * power & 0xFFFFFFFF for topic in set(topics)}
-    before = [by_topic[topic] + by_head[head] for topic, head in zip(topics, heads, strict=True)]
-    hashes = hashes_of_tails(before, [key[-_TAIL_BYTES:] for key in keys])
-    # As `_absolute` does it.
-    return [value if value < _SIGN else ((1 << 32) - value) % _SIGN for value in hashes]
-
-
-@lru_cache(maxsize=16_384)
-def _topic_hash(topic: str) -> int:
-    return unsigned_hash(f"{topic}#")
-
-
-def _absolute(value: int) -> int:
-    """Java's absolute value of a hash code; of the one number that has none, 0."""
-    return value if value < _SIGN else ((1 << 32) - value) % _SIGN
 
 
 @dataclass(slots=True)
@@ -127,7 +72,7 @@ class IndexFlush:
     """Keys on their way to the files. `run` may go to a thread, and again after it failed."""
 
     index: KeyIndex
-    keys: list[WaitingKey]
+    keys: list[Waiting]
     files: list[IndexFile]  # in the end, as they will be
     now_ms: int
     # One that failed, perhaps half done: it must be done whole before anything else.
@@ -155,7 +100,7 @@ class KeyIndex:
         self._entries = entries
         self._entries_at = HEADER.size + slots * SLOT.size
         self._file_bytes = self._entries_at + entries * ENTRY.size
-        self.waiting: list[WaitingKey] = []
+        self.waiting: list[Waiting] = []
         self._flush: IndexFlush | None = None
         self.files: list[IndexFile] = []
 
@@ -183,13 +128,13 @@ class KeyIndex:
     def plan(self, flush: IndexFlush) -> tuple[list[IndexFile], list[FileChange]]:
         files = [replace(file) for file in flush.files]
         changes = []
-        remaining = flush.keys
-        while remaining:
+        keys, done = KeyColumns.of(flush.keys), 0
+        while done < len(keys.hashes):
             if not files or files[-1].is_closed or files[-1].count >= self._entries:
                 files.append(IndexFile(_new_name(files, flush.now_ms)))
             room = self._entries - files[-1].count
-            changes.append(self._change(files[-1], remaining[:room]))
-            remaining = remaining[room:]
+            changes.append(self._change(files[-1], keys.part(done, done + room)))
+            done += room
         return files, changes
 
     def carry_out(self, changes: list[FileChange]) -> None:
@@ -197,32 +142,30 @@ class KeyIndex:
             write_redo(self._disk, changes)
             apply_changes(self._disk, changes)
 
-    def _change(self, file: IndexFile, keys: list[WaitingKey]) -> FileChange:
+    def _change(self, file: IndexFile, keys: KeyColumns) -> FileChange:
         """The writes that put these keys into a file, and the file's new header."""
-        # Column by column, not key by key: there is one for every message that is sent.
+        hashes, log_offsets, stored = keys
         first = file.count
         if first == 1:
-            file.begin_ms, file.begin_offset = keys[0][3], keys[0][2]
-        topics, texts, log_offsets, stored = zip(*keys, strict=True)
-        hashes = key_hashes(topics, texts)
+            file.begin_ms, file.begin_offset = stored[0], log_offsets[0]
         slots = [value % self._slots for value in hashes]
         previous = self._heads(file, slots)
         file.used_slots += previous.count(0)
         newest = dict(zip(slots, itertools.count(first), strict=False))  # the last one per slot
         if len(newest) < len(slots):
-            file.used_slots -= _chain(slots, previous, first)
+            file.used_slots -= _chain(slots, previous, first, newest)
         seconds = self._seconds(stored, file.begin_ms)
-        entries = _table(
+        entries = packed_rows(
             array("I", hashes), array("Q", log_offsets), array("I", seconds), array("I", previous)
         )
-        file.count = first + len(keys)
+        file.count = first + len(hashes)
         file.end_offset, file.end_ms = log_offsets[-1], stored[-1]
         positions = [HEADER.size + slot * SLOT.size for slot in newest]
         return FileChange(
             path=file.path,
             size=self._file_bytes,
             writes=[(self._entries_at + first * ENTRY.size, entries), (0, file.header())],
-            words=_table(array("I", positions), array("I", newest.values())),
+            words=packed_rows(array("I", positions), array("I", newest.values())),
         )
 
     def _heads(self, file: IndexFile, slots: list[int]) -> list[int]:
@@ -247,7 +190,7 @@ class KeyIndex:
         seen = set()
         sought = (topic, key)
         for waiting in self._not_in_files():
-            for entry_topic, entry_key, log_offset, stored_ms in reversed(waiting):
+            for entry_topic, entry_key, log_offset, stored_ms in newest_first(waiting):
                 is_it = (entry_topic, entry_key) == sought and begin_ms <= stored_ms <= end_ms
                 if is_it and log_offset not in seen:
                     seen.add(log_offset)
@@ -259,7 +202,7 @@ class KeyIndex:
                         seen.add(log_offset)
                         yield LogOffset(log_offset)
 
-    def _not_in_files(self) -> Iterator[list[WaitingKey]]:
+    def _not_in_files(self) -> Iterator[list[Waiting]]:
         yield self.waiting
         flush = self._flush
         while flush is not None:
@@ -342,31 +285,19 @@ class KeyIndex:
         remove_file(self._disk, file.path)
 
 
-def _table(*columns: array[int]) -> bytes:
-    """Row by row, as `struct` packs them; a row at a time is three times slower."""
-    width, begin = sum(column.itemsize for column in columns), 0
-    table = bytearray(width * len(columns[0]))
-    for column in columns:
-        if sys.byteorder == "little":
-            column.byteswap()
-        data, item_bytes = column.tobytes(), column.itemsize
-        for at in range(item_bytes):
-            table[begin + at :: width] = data[at::item_bytes]
-        begin += item_bytes
-    return bytes(table)
-
-
-def _chain(slots: list[int], previous: list[int], first: int) -> int:
+def _chain(slots: list[int], previous: list[int], first: int, newest: dict[int, int]) -> int:
     """Let entries that came together into one slot follow each other; how many did so in a slot
     that was empty before."""
-    seen: dict[int, int] = {}
+    numbered = zip(slots, itertools.count(first), strict=False)
+    shared = {slot for slot, number in numbered if newest[slot] != number}
+    before: dict[int, int] = {}
     were_empty = 0
-    for at, slot in enumerate(slots):
-        before = seen.get(slot)
-        if before is not None:
+    for at in [at for at, slot in enumerate(slots) if slot in shared]:
+        slot = slots[at]
+        if slot in before:
             were_empty += not previous[at]
-            previous[at] = before
-        seen[slot] = first + at
+            previous[at] = before[slot]
+        before[slot] = first + at
     return were_empty
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from escrowmq.message.offsets import LogOffset, QueueOffset
 
-Place = tuple[int, int, int]  # log offset, queue offset, size
+
+class RunPlaces(NamedTuple):
+    """Of each record of a run; in their queue they lie one behind the other."""
+
+    log_offsets: list[int]
+    sizes: list[int]
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False):
@@ -17,10 +22,11 @@ class Placed(msgspec.Struct, frozen=True, gc=False):
     log_offset: LogOffset
     queue_offset: QueueOffset
     size: int
-    run: Sequence[Place] = ()
+    run: RunPlaces | None = None
 
     @classmethod
-    def of_run(cls, places: Sequence[Place]) -> Placed:
-        log_offset, queue_offset, _ = places[0]
-        size = sum([size for _, _, size in places])
-        return cls(LogOffset(log_offset), QueueOffset(queue_offset), size, places)
+    def of_run(cls, places: RunPlaces, queue_next: QueueOffset) -> Placed:
+        """`queue_next`: behind the last of them."""
+        log_offsets, sizes = places
+        queue_offset = QueueOffset(queue_next - len(sizes))
+        return cls(LogOffset(log_offsets[0]), queue_offset, sum(sizes), places)

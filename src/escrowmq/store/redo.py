@@ -7,8 +7,10 @@ had begun.
 
 from __future__ import annotations
 
-import struct
+import sys
+from array import array
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 from zlib import crc32
@@ -19,9 +21,9 @@ from escrowmq.store.disk import Disk, File, parent, read_file, write_file
 
 PATH: Final = "escrowmq.redo"
 _CRC_BYTES: Final = 4
-_WORD_AT: Final = struct.Struct(">II")
-_pack_word = struct.Struct(">I").pack_into
+_WORD_BYTES: Final = 4
 _PAGE_BYTES: Final = 4096
+_CLOSE_BYTES: Final = 256  # from one word to the next: sixteen of them in a page
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,33 @@ def apply_changes(disk: Disk, changes: list[FileChange]) -> None:
 
 
 def _write_words(file: File, words: bytes) -> None:
-    """One write for all words of a page: they are many, and a call each would be slow."""
-    pages: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    for pair in _WORD_AT.iter_unpack(words):
-        pages[pair[0] // _PAGE_BYTES].append(pair)
-    for page in sorted(pages):
-        begin = page * _PAGE_BYTES
-        content = bytearray(file.view()[begin : begin + _PAGE_BYTES])
-        for position, word in pages[page]:
-            _pack_word(content, position - begin, word)
-        file.write_at(begin, content)
+    """They are many, and a call for each would be slow: those of a page are one write; where most
+    pages have some, all are."""
+    if not words:
+        return
+    pairs = array("I", words)
+    positions, values = pairs[0::2], pairs[1::2]
+    if sys.byteorder == "little":
+        positions.byteswap()  # the values stay as they lie in the file
+    begin, end = min(positions), max(positions) + _WORD_BYTES
+    if end - begin <= len(positions) * _CLOSE_BYTES:
+        _write_among(file, begin, end, positions, values)
+        return
+    pages: defaultdict[int, list[int]] = defaultdict(list)
+    for at, position in enumerate(positions):
+        pages[position // _PAGE_BYTES].append(at)
+    for page, places in sorted(pages.items()):
+        first = page * _PAGE_BYTES
+        those, theirs = [positions[at] for at in places], [values[at] for at in places]
+        _write_among(file, first, first + _PAGE_BYTES, those, theirs)
+
+
+def _write_among(
+    file: File, begin: int, end: int, positions: Sequence[int], values: Sequence[int]
+) -> None:
+    """These words, and what lies between them as it is."""
+    content = bytearray(file.view()[begin:end])
+    words = memoryview(content)[: len(content) // _WORD_BYTES * _WORD_BYTES].cast("I")
+    for position, value in zip(positions, values, strict=True):
+        words[(position - begin) // _WORD_BYTES] = value
+    file.write_at(begin, content)

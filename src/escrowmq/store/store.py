@@ -27,14 +27,15 @@ from escrowmq.store.commitlog import CommitLog, Flush, Removal
 from escrowmq.store.consumequeue import ConsumeQueue
 from escrowmq.store.deleted import DeletedTopics
 from escrowmq.store.disk import Disk, Lock, OpenViews, remove_file, write_file
-from escrowmq.store.keyindex import KeyIndex, WaitingKey
-from escrowmq.store.placed import Place, Placed
+from escrowmq.store.keyindex import KeyIndex
+from escrowmq.store.placed import Placed, RunPlaces
 from escrowmq.store.queuetable import QueueTable, refuse_bad_name
 from escrowmq.store.reads import StoreReads
 from escrowmq.store.recover import Recovery, recover
 from escrowmq.store.redo import PATH as REDO_PATH
-from escrowmq.store.runs import RunBatch, waiting_keys
+from escrowmq.store.runs import RunBatch
 from escrowmq.store.settings import StoreSettings
+from escrowmq.store.waitingkeys import Waiting, WaitingRun
 
 LOCK_PATH: Final = "lock"
 ABORT_PATH: Final = "abort"
@@ -132,7 +133,7 @@ class MessageStore(StoreReads):
         add, find_or_make, small_bytes = batch.add, self._queues.find_or_make, self._small_bytes
         placed: list[Placed] = []
         added: list[ConsumeQueue] = []
-        waiting: list[WaitingKey] = []
+        waiting: list[Waiting] = []
         wait = waiting.append
         queue: ConsumeQueue | None = None
         try:
@@ -140,9 +141,9 @@ class MessageStore(StoreReads):
                 if type(record) is NewRun:
                     queue = find_or_make(record.topic, record.queue_id)
                     places = self._add_run(batch, record, queue, stored_ms)
-                    added += [queue] * len(places)
-                    waiting += waiting_keys(record, places, stored_ms)
-                    placed.append(Placed.of_run(places))
+                    added += [queue] * len(places.sizes)
+                    wait(WaitingRun(record.topic, record.keys, places.log_offsets, stored_ms))
+                    placed.append(Placed.of_run(places, queue.next))
                     continue
                 topic, queue_id, sys_flag = record.topic, record.queue_id, record.sys_flag
                 properties = record.properties
@@ -180,7 +181,7 @@ class MessageStore(StoreReads):
         self,
         placed: list[Placed],
         added: list[ConsumeQueue],
-        waiting: list[WaitingKey],
+        waiting: list[Waiting],
         now_ms: int,
     ) -> None:
         self._stored_ms = now_ms
@@ -200,13 +201,13 @@ class MessageStore(StoreReads):
 
     def _add_run(
         self, batch: RunBatch, run: NewRun, queue: ConsumeQueue, stored_ms: int
-    ) -> list[Place]:
-        longest = len(max(run.bodies, key=len)) + len(max(run.keys, key=len)) + len(run.marks)
+    ) -> RunPlaces:
+        longest = max(map(len, run.bodies)) + len(run.keys[0]) + len(run.marks)
         if longest + 1024 > self._small_bytes:
             for record in run.records():
                 self._refuse_unfit(record)
         places = batch.add_run(run, queue.next, stored_ms)
-        queue.add_run(places)
+        queue.add_run(places.log_offsets, places.sizes)
         return places
 
     def _refuse_unfit(self, record: NewRecord) -> None:

@@ -27,6 +27,8 @@ class SendMessage(Header, frozen=True, kw_only=True):
     max_reconsume_times: Int32 | None = None
     batch: bool = False  # this decides how the body is read, not the request code
     broker_name: str | None = field(default=None, name="bname")
+    # Ours: of a batch, only the first id is wanted in the answer; RocketMQ does not look at it.
+    bulk: bool | None = None
 
 
 class SendMessageV2(SendMessage, frozen=True, kw_only=True):

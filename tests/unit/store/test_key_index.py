@@ -10,9 +10,10 @@ import struct
 import pytest
 
 from escrowmq.store.disk import OpenViews, read_file, remove_file, write_file
-from escrowmq.store.keyindex import KeyIndex, key_hash
+from escrowmq.store.keyindex import KeyIndex
 from escrowmq.store.redo import PATH as REDO_PATH
 from escrowmq.store.redo import load_redo
+from escrowmq.store.waitingkeys import key_hash
 from escrowmq.testing import FaultyDisk, MemoryDisk, PowerCut
 from tests.stores import NOW_MS
 
