@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -21,6 +22,7 @@ from bench.broker import Told
 from bench.figures import ratio
 from bench.kafka import CONNECTOR, KAFKA, Kafka, connector_jars
 from bench.measure import Plan
+from bench.memory import full_of_pages
 from bench.samples import directory
 from bench.servers import EscrowMQ, client
 from bench.spark_read import Meter, session
@@ -65,7 +67,7 @@ def rows(plan: Plan) -> Told:
     """Raises Unavailable where Kafka cannot be had."""
     count = 50_000 if plan.quick else 200_000
     jars = connector_jars()
-    with directory() as path:
+    with directory() as path, nullcontext() if plan.quick else full_of_pages(path):
         kafka = Kafka(path / "kafka", partitions=QUEUES)
         ours = EscrowMQ(path / "ours", {"diskMaxUsedSpaceRatio": 99})
         spark = None
@@ -198,5 +200,9 @@ def _notes(count: int) -> list[str]:
         "Kafka's sink writes at least once. Exactly once it cannot.",
         "Variants take turns in one session; a figure is the median of its rounds. Processor time "
         "is that of Spark's JVM and its Python workers, and of the broker until a while after.",
+        "Memory is full of file pages before it begins (`bench/memory.py`): on a fresh virtual "
+        "machine the kernel waits for the host at every new page of a log.",
+        "EscrowMQ flushes its log twice a second, in its own time; Kafka leaves that to the "
+        "kernel, whose time is nobody's here.",
         f"Load of the machine at the end: {os.getloadavg()[0]:.1f}.",
     ]

@@ -9,21 +9,25 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from bench.broker import Told
 from bench.figures import ratio
 from bench.measure import Plan
+from bench.memory import full_of_pages
 from bench.samples import directory
 from bench.servers import EscrowMQ, client
 
 COLUMNS = ("what", "rows/s", "CPU us/row", "of which broker", "to at-least-once", "goal")
 BODY_BYTES = 1024
 QUEUES = 8
+WARM_UPS = 4  # rounds: a cold JVM costs several times more
 NOTES = (
     "Rows are made by the JVM (`range`, a constant body). Variants take turns; a figure is the "
     "median of its rounds. Processor time is that of the JVM, its Python workers and the broker, "
     "user and system together. `noop` throws the same rows away inside the JVM.",
+    "Memory is full of file pages before it begins (`bench/memory.py`).",
 )
 
 
@@ -39,14 +43,14 @@ def rows(plan: Plan) -> Told:
     spark.dataSource.register(EscrowSource)
     kinds = ("noop", "at-least-once", "exactly-once")
     found: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
-    with directory() as path:
-        server = EscrowMQ(path, {})
+    with directory() as path, nullcontext() if plan.quick else full_of_pages(path):
+        server = EscrowMQ(path / "server", {})
         server.start()
         try:
-            for number in range(plan.rounds + 1):  # the first one warms up
+            for number in range(plan.rounds + WARM_UPS):
                 for kind in kinds:
                     figures = _measured(spark, server, kind, count, f"bench-{kind}")
-                    if number:
+                    if number >= WARM_UPS:
                         found[kind].append(figures)
         finally:
             server.stop()
