@@ -32,15 +32,10 @@ NOTES = (
 
 
 def rows(plan: Plan) -> Told:
-    from pyspark.sql import SparkSession
-
-    from escrowmq.spark.source import EscrowSource
+    from bench.spark_read import session  # Spark is an extra
 
     count = 50_000 if plan.quick else 300_000
-    spark = (
-        SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
-    )
-    spark.dataSource.register(EscrowSource)
+    spark = session()
     kinds = ("noop", "at-least-once", "exactly-once")
     found: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
     with directory() as path, nullcontext() if plan.quick else full_of_pages(path):
