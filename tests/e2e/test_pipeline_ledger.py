@@ -11,10 +11,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from escrowmq import Message, Producer, ReceivedMessage, Rollback, Verdict
 from escrowmq.errors import PipelineFailed
-from escrowmq.pipeline.ledger import ledger
-from escrowmq.pipeline.ledger_run import EVENTS, Round, read_ledger, run_ledger
+from escrowmq.pipeline.ledger import events_of, ledger
+from escrowmq.pipeline.ledger_copies import PARQUET
+from escrowmq.pipeline.ledger_run import EVENTS, Round, _Ledger, read_ledger, run_ledger
 from escrowmq.pipeline.ledger_schema import LEDGER
-from escrowmq.pipeline.progress import Progress
+from escrowmq.pipeline.progress import Progress, silent
 from escrowmq.pipeline.sources import Source
 from escrowmq.pipeline.tables import Table
 from escrowmq.spark.schema import MESSAGE, TRANSACTION
@@ -182,6 +183,35 @@ def test_days_are_those_of_utc(spark: SparkSession, tmp_path: Path) -> None:
     elsewhere.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     with pytest.raises(PipelineFailed, match="days would be those of Asia/Tokyo"):
         run_ledger(elsewhere, tmp_path, paths=[tmp_path])
+
+
+def test_a_half_that_is_read_late_moves_its_transaction(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its first half came on the day before, at a broker that could not be read until now."""
+    day_ms = 24 * 3600 * 1000
+    midnight_ms = day_ms // 2  # NOON is where times count from
+    in_time, late = Told(), Told()
+    in_time.half(0, midnight_ms + 1000, "m1", marker_id="alone on its day")
+    in_time.half(1, midnight_ms + day_ms + 1000, "m2", marker_id="not alone")
+    in_time.half(2, midnight_ms + day_ms + 2000, "m3", marker_id="stays")
+    late.half(0, midnight_ms - 1000, "m4", marker_id="alone on its day")
+    late.half(1, midnight_ms - 500 + day_ms, "m5", marker_id="not alone")
+    for row in late.rows:
+        row["broker"] = "a"
+    run = _Ledger(spark, tmp_path, silent, PARQUET)
+    with run.table.writing(), run._events.writing(), run._finals.writing():
+        for number, told in enumerate((in_time, late)):
+            values = [tuple(row.get(name) for name in TRANSACTION.names) for row in told.rows]
+            records = spark.createDataFrame(values, TRANSACTION.spark()).coalesce(1)
+            run._events.append(number, events_of(records))
+            run._merge()
+    rows = by_id(read_ledger(spark, tmp_path))
+    days = {name: row["day"].toordinal() - NOON.toordinal() for name, row in rows.items()}
+    assert days == {"alone on its day": 0, "not alone": 1, "stays": 2}
+    assert {row["messages"] for row in rows.values()} == {1, 2}
+    links = {path.name for path in tmp_path.glob("day=*")}
+    assert links == {f"day={row['day']}" for row in rows.values()}
 
 
 # --- beside a broker -----------------------------------------------------------------------------

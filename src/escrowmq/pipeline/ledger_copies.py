@@ -77,11 +77,14 @@ def _to_delta(rows: DataFrame, place: str, days: Sequence[str] | None) -> None:
 
 
 def _to_iceberg(rows: DataFrame, place: str, days: Sequence[str] | None) -> None:
+    from pyspark.sql import functions  # the command line names formats without Spark
+
     spark = rows.sparkSession
     spark.conf.set(f"spark.sql.catalog.{_CATALOG}", _CLASSES[ICEBERG])
     spark.conf.set(f"spark.sql.catalog.{_CATALOG}.type", "hadoop")
     spark.conf.set(f"spark.sql.catalog.{_CATALOG}.warehouse", place)
     if days is not None and spark.catalog.tableExists(_TABLE):
-        rows.writeTo(_TABLE).overwritePartitions()
+        # Named, not those that have rows: a day whose last transaction has moved is empty now.
+        rows.writeTo(_TABLE).overwrite(functions.col("day").isin(*days))
     else:
         rows.writeTo(_TABLE).using("iceberg").partitionedBy("day").createOrReplace()

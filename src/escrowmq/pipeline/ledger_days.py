@@ -16,7 +16,8 @@ from escrowmq.pipeline.ledger import ledger_of
 
 
 def touched_days(events: DataFrame, new_events: DataFrame, new_finals: DataFrame) -> list[str]:
-    """The days of the transactions that these new records belong to."""
+    """The days that the transactions of these new records are in, or were in before: each day that
+    one of their halves came on."""
     halves = events.where("kind = 'half'")
     # A half that is new, and halves that something new was said of.
     found = [new_events.where("kind = 'half'")]
@@ -31,10 +32,11 @@ def touched_days(events: DataFrame, new_events: DataFrame, new_finals: DataFrame
     [span] = touched.agg(_day(f.min("at")), _day(f.max("at"))).collect()
     if span[0] is None:
         return []
-    # Its day is that of its first half, which may be the day before.
+    # Its day is that of its first half, which may be the day before; and if that one is read
+    # late, the transaction stood where its other halves are.
     near = halves.where(_between_days(span[0], span[1])).select(_id(), "at")
     whole = near.join(touched.select("id").distinct(), "id", "left_semi")
-    days = whole.groupBy("id").agg(_day(f.min("at")).alias("day")).select("day").distinct()
+    days = whole.select(_day(f.col("at")).alias("day")).distinct()
     return sorted(row["day"] for row in days.collect())
 
 

@@ -204,6 +204,7 @@ class _Ledger:
         self._report(Progress("building days"))
         events = self._events.read(spark, EVENTS)
         finals = self._finals.read(spark, FINALS)
+        days = None
         if manifest.parts and not all_days:
             days = touched_days(
                 events,
@@ -217,40 +218,46 @@ class _Ledger:
         path = self.table.write(rows.hint("rebalance", "day"), ["day"])
         made = sorted((self.table.parts_directory / path).glob("day=*"))
         parts = [part_of_directory(self.table, f"{path}/{day.name}", 0) for day in made]
-        names = {day.name for day in made}
-        kept = [] if all_days else [p for p in manifest.parts if Path(p.path).name not in names]
+        # A day that has no rows any more goes with the others that are built anew.
+        anew = None if days is None else [f"day={day}" for day in days]
+        kept = [] if anew is None else [p for p in manifest.parts if _day_of(p) not in anew]
         merged = {
             "transactions": self._events.manifest.next_batch,
             "finals": self._finals.manifest.next_batch,
         }
         now = sorted([*kept, *parts], key=_day_of)
-        self.table.publish(parts=now, state=merged, names=self._copy(now, parts))
+        self.table.publish(parts=now, state=merged, names=self._copy(now, parts, days))
         self._link()
         count = self.table.read(spark, LEDGER, parts).count() if parts else 0
         return tuple(day.name.removeprefix("day=") for day in made), count
 
-    def _copy(self, parts: Sequence[Part], new: Sequence[Part]) -> dict[str, list[str]]:
-        """To the other format, before these parts are the ledger: a round that is cut off here is
-        done again. The manifest's names, with which format has all of it then: a copy that one
-        round has passed over is made anew."""
+    def _copy(
+        self, parts: Sequence[Part], new: Sequence[Part], days: Sequence[str] | None
+    ) -> dict[str, list[str]]:
+        """The days that were built anew (None: all) to the other format, before these parts are the
+        ledger: a round that is cut off here is done again. The manifest's names, with which format
+        has all of it then: a copy that one round has passed over is made anew."""
         names = self.table.manifest.names
         copies: list[str] = []
         if self._format != PARQUET:
             has_the_rest = self._format in names.get("copies", []) and len(new) < len(parts)
             rows = self.table.read(self._spark, LEDGER, new if has_the_rest else parts)
-            days = [_day_of(part).removeprefix("day=") for part in new] if has_the_rest else None
-            copy_days(rows, self._out, self._format, days)
+            copy_days(rows, self._out, self._format, days if has_the_rest else None)
             copies = [self._format]
         return {**names, "copies": copies}
 
     def _link(self) -> None:
         """Each link is replaced at once; a file system without links goes without."""
+        days = {_day_of(part) for part in self.table.manifest.parts}
         with suppress(OSError, NotImplementedError):
+            for link in self._out.glob("day=*"):
+                if link.name not in days:
+                    link.unlink()
             for part in self.table.manifest.parts:
                 new = self._out / "_link"
                 new.unlink(missing_ok=True)
                 new.symlink_to(Path("_parts") / part.path, target_is_directory=True)
-                os.replace(new, self._out / Path(part.path).name)
+                os.replace(new, self._out / _day_of(part))
 
     def _compact(self) -> None:
         """Only what is merged is in it then, so nothing looks new again."""
