@@ -3,7 +3,8 @@
     with SparkCluster(tmp_path) as cluster:
         cluster.run([COMMAND, "pipeline", "ledger", ..., "--master", cluster.url])
 
-Each worker has one core and gives one executor of 512 MiB. PySpark carries all that is needed.
+Each worker has one core and an address of its own, and gives one executor of 512 MiB. PySpark
+carries all that is needed.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class SparkCluster:
             for number in range(self._workers):
                 self._start(
                     f"worker-{number}",
-                    *("org.apache.spark.deploy.worker.Worker", "--host", host, "--cores", "1"),
+                    *("org.apache.spark.deploy.worker.Worker", "--cores", "1"),
+                    *("--host", f"127.0.0.{number + 1}"),  # or Spark takes them for one machine
                     *("--memory", _MEMORY, "--webui-port", "0"),
                     *("--work-dir", str(self.work_directory(number)), self.url),
                 )

@@ -24,6 +24,7 @@ from escrowmq.sql import Escrow, Inbox
 from tests.brokers import COMMAND, Served
 from tests.sparkclusters import HOME, SparkCluster
 from tests.sparks import ROOT, need_java
+from tests.speculation_program import ROWS
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 
@@ -205,3 +206,35 @@ def test_a_program_reads_and_writes_exactly_once(cluster: SparkCluster, tmp_path
     # Tasks ran below both workers' directories, and nowhere else.
     workers = {str(Path(place).parent.parent) for place in told["places"]}
     assert workers == {str(cluster.work_directory(number)) for number in range(2)}
+
+
+def test_a_task_that_runs_twice_at_once_is_written_once(
+    cluster: SparkCluster, tmp_path: Path
+) -> None:
+    settings = {
+        "spark.speculation": "true",
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.quantile": "0.5",
+        "spark.speculation.minTaskRuntime": "100ms",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "5",
+    }
+    signs = tmp_path / "signs"
+    signs.mkdir()
+    with Served(tmp_path / "broker") as served:
+        with served.client() as client:
+            client.create_topic("speculated", queues=QUEUES)
+        done = cluster.run(
+            [
+                *(HOME / "bin" / "spark-submit", "--master", cluster.url),
+                *(word for pair in settings.items() for word in ("--conf", "=".join(pair))),
+                *(ROOT / "tests" / "speculation_program.py", served.namesrv_address, signs),
+            ]
+        )
+        assert done.returncode == 0, done.stderr
+        assert bodies(served, "speculated") == list(range(ROWS))
+    counted = json.loads(done.stdout.splitlines()[-1])
+    told = {(attempt, verdict): count for attempt, verdict, count in counted}
+    verdicts = {verdict for _, verdict in told}
+    assert verdicts == {"committed", "rolled_back"}, "the one that hung had rows parked"
+    assert sum(count for (_, verdict), count in told.items() if verdict == "committed") == ROWS
+    assert {path.name for path in signs.iterdir()} >= {"0-0", "0-1"}
