@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -39,7 +40,7 @@ def main(servers: str, signs: str) -> None:
         (Path(signs) / f"{context.partitionId()}-{attempt}").touch()
         for number, batch in enumerate(batches):
             if hangs and number == HANGS_AT:
-                time.sleep(HANGS_S)
+                Event().wait(HANGS_S)
             yield batch
 
     numbers = spark.range(0, ROWS, numPartitions=PARTITIONS)
@@ -53,7 +54,7 @@ def main(servers: str, signs: str) -> None:
     found = attempts(spark, servers)
     while any(verdict is None for _, verdict, _ in found):
         assert time.monotonic() < deadline_s, found
-        time.sleep(1)
+        Event().wait(1)
         found = attempts(spark, servers)
     sys.stdout.write(json.dumps(found))
     spark.stop()
