@@ -28,7 +28,10 @@ pytestmark = pytest.mark.slow
 
 HARMLESS = 105  # a route: a name server answers it, a broker says that it does not know it
 MAY_STAY_SILENT = {RequestCode.END_TRANSACTION}  # an unknown verdict is never answered
-MAY_BE_LATE = {RequestCode.DELETE_TOPIC_IN_BROKER}  # it waits until nobody writes to the files
+MAY_BE_LATE = {
+    RequestCode.DELETE_TOPIC_IN_BROKER,  # it waits until nobody writes to the files
+    RequestCode.PREPARE_BACKUP,  # it waits for a flush, if something was appended just now
+}
 MISSING = object()
 ODD_TEXTS = (
     *("", "abc", "-1", "-2147483649", str(2**31), str(2**31 - 1), str(2**63 - 1), str(2**64)),
