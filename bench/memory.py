@@ -1,8 +1,8 @@
 """Memory as on a machine that has been up for a while: full of file pages.
 
 On a virtual machine that is fresh, or has memory free, every page of a log that grows is one that
-the host must find first, here at about one and a half microseconds of system time for each KiB. That is
-the host's price, and who writes at which moment pays it or does not.
+the host must find first, here at about one and a half microseconds of system time for each KiB.
+That is the host's price, and who writes at which moment pays it or does not.
 """
 
 from __future__ import annotations

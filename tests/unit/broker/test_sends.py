@@ -220,6 +220,16 @@ def test_a_batch_is_stored_as_single_messages(bench: Bench) -> None:
     assert answer.ext_fields["queueOffset"] == "0"
 
 
+@pytest.mark.parametrize("properties", [b"TAGS\x01a", b"UNIQ_KEY\x01K%d\x02"])
+def test_a_bulk_batch_is_answered_with_its_first_id(bench: Bench, properties: bytes) -> None:
+    numbered = [properties.replace(b"%d", b"%d" % number) for number in range(3)]
+    items = [BatchItem(0, b"x", one) for one in numbered]
+    answer = bench.send(body=encode_batch(items), batch=True, bulk=True, queue_id=1)
+    first, *others = stored(bench.store, "T", 1)
+    assert len(others) == 2
+    assert answer.ext_fields["msgId"] == f"{HOST.hex().upper()}{first.log_offset:016X}"
+
+
 def test_a_message_of_a_batch_is_found_by_its_key_and_has_no_tag(bench: Bench) -> None:
     bench.send(body=encode_batch([BatchItem(0, b"x", b"UNIQ_KEY\x01K1\x02")]), batch=True)
     [record] = stored(bench.store, "T")
