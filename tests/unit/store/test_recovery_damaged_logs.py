@@ -1,0 +1,363 @@
+"""A table of damaged logs: what a start keeps of each, what it reports, and what it cuts off.
+
+Every log of the table holds the same twelve messages, in two queues by turns. The topic of the
+first queue is short and that of the second is long, so that every other record has the second of
+the two record layouts and its magic. Eight of the messages lie below the checkpoint. All of them
+lie in one file, so that only the checkpoint tells damage from the torn end of a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import pytest
+
+from escrowmq.message.record import MAGIC_V1, MAGIC_V2, StoredRecord
+from escrowmq.store.checkpoint import PATH as CHECKPOINT_PATH
+from escrowmq.store.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from escrowmq.store.commitlog import CommitLog
+from escrowmq.store.consumequeue import ENTRY
+from escrowmq.store.deleted import DeletedTopics
+from escrowmq.store.disk import OpenViews
+from escrowmq.store.keyindex import KeyIndex
+from escrowmq.store.queuetable import QueueTable
+from escrowmq.store.recover import Recovery, recover
+from escrowmq.store.redo import PATH as REDO_PATH
+from escrowmq.store.settings import StoreSettings
+from escrowmq.testing.disks import MemoryDisk
+from tests.stores import HOST, NOW_MS, TINY, assert_clean, fill, open_store, sample
+from tests.unit.store.recovering import check_content, detached, end_of
+
+COUNT: Final = 12
+CHECKPOINTED: Final = 8  # so many lie below the checkpoint
+TOPICS: Final = ("short", "long" * 32)
+SETTINGS: Final = StoreSettings(
+    segment_bytes=1 << 14, queue_file_bytes=200, index_slots=7, index_entries=100
+)
+
+QUEUE_ID_AT: Final = 12  # bytes into a record
+QUEUE_OFFSET_AT: Final = 20
+BODY_AT: Final = 88
+
+Records = list[StoredRecord]
+Damaging = Callable[[MemoryDisk, Records], None]
+
+
+def write_messages(disk: MemoryDisk) -> Records:
+    """Append all messages, make a checkpoint on the way, and end like a killed process."""
+    store = open_store(disk, SETTINGS)
+    for number in range(COUNT):
+        if number == CHECKPOINTED:
+            store.checkpoint()
+        message = sample(number, topic=TOPICS[number % 2], queue_id=0)
+        store.append([message], now_ms=NOW_MS + number)
+    store.flush()
+    records = [detached(record) for record in store.records()]
+    store.abandon()
+    assert [record.magic for record in records] == [MAGIC_V1, MAGIC_V2] * (COUNT // 2)
+    assert end_of(records) < SETTINGS.segment_bytes
+    return records
+
+
+def overwrite(disk: MemoryDisk, path: str, position: int, data: bytes) -> None:
+    file = disk.open(path)
+    file.write_at(position, data)
+    file.close()
+
+
+def overwrite_log(disk: MemoryDisk, log_offset: int, data: bytes) -> None:
+    overwrite(disk, f"commitlog/{0:020d}", log_offset, data)
+
+
+def remove_queues(disk: MemoryDisk) -> None:
+    """Make the next start read the log from its first record. It still knows what was durable."""
+    for topic in TOPICS:
+        for name in disk.names(f"consumequeue/{topic}/0"):
+            disk.remove(f"consumequeue/{topic}/0/{name}")
+
+
+def saved_checkpoint(disk: MemoryDisk) -> Checkpoint:
+    checkpoint = load_checkpoint(disk)
+    assert checkpoint is not None
+    return checkpoint
+
+
+# --- damage to records ---------------------------------------------------------------------------
+
+
+def change_body(disk: MemoryDisk, record: StoredRecord) -> None:
+    overwrite_log(disk, record.log_offset + BODY_AT, b"\xee")
+
+
+def change_magic(disk: MemoryDisk, record: StoredRecord) -> None:
+    overwrite_log(disk, record.log_offset + 4, b"\xee")
+
+
+def take_first_place(disk: MemoryDisk, record: StoredRecord) -> None:
+    """Let a record claim the queue offset of the first message. No checksum covers this field."""
+    overwrite_log(disk, record.log_offset + QUEUE_OFFSET_AT, bytes(8))
+
+
+def change_topic(disk: MemoryDisk, record: StoredRecord) -> None:
+    """Put a slash into the topic, which no topic may have. No checksum covers this field."""
+    length_bytes = 1 if record.magic == MAGIC_V1 else 2
+    topic_at = record.log_offset + BODY_AT + len(record.body) + length_bytes
+    overwrite_log(disk, topic_at, b"/")
+
+
+def change_queue_id(disk: MemoryDisk, record: StoredRecord) -> None:
+    overwrite_log(disk, record.log_offset + QUEUE_ID_AT, (-1).to_bytes(4, "big", signed=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DamagedLog:
+    """Which records are damaged, how, and what the start says about them."""
+
+    damage: Callable[[MemoryDisk, StoredRecord], None]
+    numbers: tuple[int, ...]
+    why: str
+    has_checkpoint: bool = True
+    reads_from_the_start: bool = True
+
+
+CHECKSUM: Final = "the body's checksum is wrong"
+TAKEN: Final = "another has its place in the queue"
+
+STEPPED_OVER: Final = {
+    "a record before one of the second layout": DamagedLog(
+        damage=change_body, numbers=(2,), why=CHECKSUM
+    ),
+    "a record before one of the first layout": DamagedLog(
+        damage=change_body, numbers=(3,), why=CHECKSUM
+    ),
+    "neighbours of both layouts that still look like records": DamagedLog(
+        damage=change_body, numbers=(2, 3), why=CHECKSUM
+    ),
+    "neighbours of both layouts that no longer look like records": DamagedLog(
+        damage=change_magic, numbers=(2, 3, 4), why="magic 0xeea320a7 is not a record's"
+    ),
+    "a place in the queue that is taken": DamagedLog(
+        damage=take_first_place, numbers=(4,), why=TAKEN
+    ),
+    "a place that is taken, in the second layout": DamagedLog(
+        damage=take_first_place, numbers=(5,), why=TAKEN
+    ),
+    "a topic that no queue can have": DamagedLog(
+        damage=change_topic, numbers=(4,), why="only letters, digits"
+    ),
+    "a queue id that no queue can have": DamagedLog(
+        damage=change_queue_id, numbers=(4,), why="queue id -1 is not a queue's"
+    ),
+}
+
+CUT_OFF: Final = {
+    "a checksum behind the checkpoint": DamagedLog(
+        damage=change_body, numbers=(9,), why=CHECKSUM, reads_from_the_start=False
+    ),
+    "a taken place behind the checkpoint": DamagedLog(
+        damage=take_first_place, numbers=(10,), why=TAKEN, reads_from_the_start=False
+    ),
+    "a taken place behind the checkpoint, all of the log read": DamagedLog(
+        damage=take_first_place, numbers=(9,), why=TAKEN
+    ),
+    "a bad topic behind the checkpoint": DamagedLog(
+        damage=change_topic, numbers=(9,), why="only letters", reads_from_the_start=False
+    ),
+    "a taken place without a checkpoint": DamagedLog(
+        damage=take_first_place, numbers=(4,), why=TAKEN, has_checkpoint=False
+    ),
+}
+
+
+def damaged_disk(case: DamagedLog) -> tuple[MemoryDisk, Records]:
+    disk = MemoryDisk()
+    records = write_messages(disk)
+    for number in case.numbers:
+        case.damage(disk, records[number])
+    if case.reads_from_the_start:
+        remove_queues(disk)
+    if not case.has_checkpoint:
+        disk.remove(CHECKPOINT_PATH)
+    return disk, records
+
+
+@pytest.mark.parametrize("case", STEPPED_OVER.values(), ids=STEPPED_OVER.keys())
+def test_damage_to_durable_records_loses_those_records_alone(case: DamagedLog) -> None:
+    disk, records = damaged_disk(case)
+    first, behind = case.numbers[0], case.numbers[-1] + 1
+    store = open_store(disk, SETTINGS)
+    [damage] = store.recovery.damaged
+    assert damage.begin == records[first].log_offset
+    assert damage.end == records[behind].log_offset
+    assert case.why in damage.why
+    assert store.recovery.torn is None
+    assert store.recovery.records == COUNT - len(case.numbers)
+    assert store.end == end_of(records)
+    lost = [records[number] for number in case.numbers]
+    rest = [record for record in records if record not in lost]
+    check_content(store, rest, missing=lost)
+    store.abandon()
+    again = open_store(disk, SETTINGS)
+    assert not again.recovery.rebuilt_queues
+    assert again.recovery.damaged == []  # reported once: what is mended is believed from now on
+    check_content(again, rest, missing=lost)
+    again.close()
+
+
+@pytest.mark.parametrize("case", CUT_OFF.values(), ids=CUT_OFF.keys())
+def test_damage_that_may_be_the_torn_end_of_a_crash_ends_the_log(case: DamagedLog) -> None:
+    disk, records = damaged_disk(case)
+    [first] = case.numbers
+    store = open_store(disk, SETTINGS)
+    assert store.recovery.torn is not None
+    assert case.why in store.recovery.torn
+    assert store.recovery.damaged == []
+    assert store.end == records[first].log_offset
+    check_content(store, records[:first], missing=records[first:])
+    store.append([sample(100, topic=TOPICS[first % 2], queue_id=0)], now_ms=NOW_MS + 100)
+    store.close()
+    assert_clean(disk, SETTINGS)
+
+
+# --- checkpoints and queues that do not fit the log ----------------------------------------------
+
+
+def end_checkpoint_behind_its_record(disk: MemoryDisk, records: Records) -> None:
+    """It still counts the same queue entries: only the end of the record says that it is wrong."""
+    checkpoint = saved_checkpoint(disk)
+    save_checkpoint(disk, replace(checkpoint, log_offset=checkpoint.log_offset + 1))
+
+
+def end_checkpoint_inside_its_record(disk: MemoryDisk, records: Records) -> None:
+    checkpoint = saved_checkpoint(disk)
+    save_checkpoint(disk, replace(checkpoint, log_offset=checkpoint.log_offset - 1))
+
+
+def name_an_older_record_as_last(disk: MemoryDisk, records: Records) -> None:
+    last = records[CHECKPOINTED - 2].log_offset
+    save_checkpoint(disk, replace(saved_checkpoint(disk), last_record=last))
+
+
+def name_no_record_as_last(disk: MemoryDisk, records: Records) -> None:
+    save_checkpoint(disk, replace(saved_checkpoint(disk), last_record=-1))
+
+
+def move_an_entry_to_the_other_queue(disk: MemoryDisk, records: Records) -> None:
+    """One queue lacks its last entry and the other has one too many, so the totals still fit."""
+    last = records[CHECKPOINTED - 1]
+    end = (CHECKPOINTED // 2) * ENTRY.size
+    overwrite(disk, f"consumequeue/{TOPICS[1]}/0/{0:020d}", end - ENTRY.size, bytes(ENTRY.size))
+    entry = ENTRY.pack(last.log_offset, last.size, 0)
+    overwrite(disk, f"consumequeue/{TOPICS[0]}/0/{0:020d}", end, entry)
+
+
+MISFITS: Final[dict[str, Damaging]] = {
+    "a checkpoint that ends behind its last record": end_checkpoint_behind_its_record,
+    "a checkpoint that ends inside its last record": end_checkpoint_inside_its_record,
+    "a checkpoint whose last record ends earlier": name_an_older_record_as_last,
+    "a checkpoint that names no last record": name_no_record_as_last,
+    "two queues whose next offsets do not fit": move_an_entry_to_the_other_queue,
+}
+
+
+@pytest.mark.parametrize("damage", MISFITS.values(), ids=MISFITS.keys())
+def test_what_does_not_fit_the_log_is_rebuilt_from_it(damage: Damaging) -> None:
+    disk = MemoryDisk()
+    records = write_messages(disk)
+    damage(disk, records)
+    store = open_store(disk, SETTINGS)
+    assert store.recovery.rebuilt_queues
+    assert store.recovery.walked_from == 0
+    assert store.recovery.records == COUNT
+    assert store.recovery.torn is None
+    assert store.recovery.damaged == []
+    check_content(store, records)
+    store.close()
+    assert_clean(disk, SETTINGS)
+
+
+def test_a_checkpoint_that_fits_saves_the_walk_over_what_lies_below() -> None:
+    disk = MemoryDisk()
+    records = write_messages(disk)
+    store = open_store(disk, SETTINGS)
+    assert not store.recovery.rebuilt_queues
+    assert store.recovery.walked_from == records[CHECKPOINTED].log_offset
+    assert store.recovery.records == COUNT - CHECKPOINTED
+    check_content(store, records)
+    store.close()
+
+
+def test_a_checkpoint_that_names_a_record_of_a_removed_file_is_not_believed() -> None:
+    disk = MemoryDisk()
+    store = open_store(disk, TINY)
+    fill(store, range(40))
+    store.checkpoint()
+    store.remove_oldest_file()
+    store.checkpoint()
+    fill(store, range(40, 44))
+    store.flush()
+    records = [detached(record) for record in store.records()]
+    store.abandon()
+    save_checkpoint(disk, replace(saved_checkpoint(disk), last_record=0))
+    store = open_store(disk, TINY)
+    assert store.recovery.walked_from == store.begin == TINY.segment_bytes
+    assert store.recovery.damaged == []
+    check_content(store, records)
+    store.close()
+    assert_clean(disk, TINY)
+
+
+# --- long walks ----------------------------------------------------------------------------------
+
+
+def walk(disk: MemoryDisk, spill: Callable[[], None]) -> Recovery:
+    """Recover a log without a store around it, to see when memory is to be written out."""
+    views = OpenViews(disk)
+    log = CommitLog(disk, segment_bytes=SETTINGS.segment_bytes, store_host=HOST)
+    queues = QueueTable(disk, views, DeletedTopics(disk), file_bytes=SETTINGS.queue_file_bytes)
+    index = KeyIndex(disk, views, slots=SETTINGS.index_slots, entries=SETTINGS.index_entries)
+    return recover(disk, log, queues, index, clean=False, spill=spill)
+
+
+def remove_index(disk: MemoryDisk) -> None:
+    disk.remove(REDO_PATH)  # else the next start writes the keys of the last checkpoint again
+    for name in disk.names("index"):
+        disk.remove(f"index/{name}")
+
+
+@pytest.mark.parametrize(
+    ("remove", "spills"),
+    [
+        (remove_queues, COUNT // 3),
+        # The index below the checkpoint is a walk of its own, before that over the tail.
+        (remove_index, CHECKPOINTED // 3 + (COUNT - CHECKPOINTED) // 3),
+    ],
+    ids=["queues and index are rebuilt", "the index is rebuilt"],
+)
+def test_a_long_walk_writes_out_its_memory_now_and_then(
+    remove: Callable[[MemoryDisk], None], spills: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("escrowmq.store.recover.SPILL_RECORDS", 3)
+    disk = MemoryDisk()
+    records = write_messages(disk)
+    remove(disk)
+    calls: list[None] = []
+    recovery = walk(disk, spill=lambda: calls.append(None))
+    assert recovery.end == end_of(records)
+    assert len(calls) == spills
+
+
+@pytest.mark.parametrize("remove", [remove_queues, remove_index])
+def test_a_long_walk_finds_the_same_as_a_short_walk(
+    remove: Callable[[MemoryDisk], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("escrowmq.store.recover.SPILL_RECORDS", 3)
+    disk = MemoryDisk()
+    records = write_messages(disk)
+    remove(disk)
+    store = open_store(disk, SETTINGS)
+    check_content(store, records)
+    store.close()
+    assert_clean(disk, SETTINGS)
