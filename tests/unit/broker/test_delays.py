@@ -220,11 +220,36 @@ def test_a_timer_that_overtook_another_is_not_delivered_again_after_a_restart(
     assert bench.deliver(NOW_MS + 9000) == [b"slow"]
 
 
+@pytest.mark.parametrize("delays_ms", [(2000, 9000), (9000, 2000)], ids=["in order", "overtaken"])
+def test_all_waiting_timers_come_after_a_restart(bench: Bench, delays_ms: tuple[int, int]) -> None:
+    for delay_ms in delays_ms:
+        bench.send(b"%d" % delay_ms, TIMER_DELAY_MS=str(delay_ms))
+    assert bench.deliver(NOW_MS + 1000) == []
+    bench.restart()
+    assert bench.deliver(NOW_MS + 2000) == [b"2000"]
+    bench.restart()
+    assert bench.deliver(NOW_MS + 9000) == [b"9000"]
+    bench.restart()
+    assert bench.deliver(NOW_MS + HOUR_MS) == []
+
+
 def test_without_a_save_it_comes_again_rather_than_never(bench: Bench) -> None:
     bench.send(b"level", DELAY="1")
     bench.deliver(NOW_MS + 1000)
     bench.restart(saved=False)
     assert bench.deliver(NOW_MS + 1000) == [b"level"]
+
+
+def test_a_position_is_saved_only_when_what_was_delivered_is_durable(bench: Bench) -> None:
+    bench.send(b"level", DELAY="1")
+    due = bench.delays.due(NOW_MS + 1000)
+    bench.store.append(due.records, now_ms=NOW_MS + 1000)
+    bench.delays.delivered(due)
+    bench.delays.save()
+    assert delays_file(bench.disk).numbers() == {}
+    bench.store.flush()
+    bench.delays.save()
+    assert delays_file(bench.disk).numbers()[1] == 1
 
 
 @pytest.mark.parametrize("table", [{"1": 99, "0": 99}, {"1": -5, "0": -5}, {"77": 3}])
