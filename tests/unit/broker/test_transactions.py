@@ -109,6 +109,17 @@ def test_more_than_may_be_open_is_refused_until_some_are_decided() -> None:
     bench.park("c")
 
 
+@pytest.mark.parametrize("check", [False, True], ids=["from a producer", "as a check's answer"])
+def test_unknown_for_a_half_that_was_never_parked_is_refused(check: bool) -> None:
+    bench = EscrowBench()
+    parked = bench.park("k")
+    never_parked = (parked.queue_offset + 1, parked.log_offset)
+    answer = bench.end(never_parked, UNKNOWN, check=check)
+    assert answer.code == 1
+    assert f"no half was parked at {never_parked[0]}" in answer.remark
+    assert bench.state(parked) == "open"
+
+
 def test_a_moved_half_is_as_open_at_its_old_place() -> None:
     bench = EscrowBench()
     place = bench.park("k")
