@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -199,6 +201,20 @@ def test_whoever_answered_last_is_asked_first() -> None:
     bench.broker.handle(other, an_end(place, 0, check=True), bench.now_ms)
     bench.tick(INTERVAL_MS)
     assert [key for key, _ in questions(other)] == ["k"]
+
+
+def test_a_closed_line_that_was_asked_is_not_kept_in_memory() -> None:
+    bench, asked_line = EscrowBench(), FakeLine("asked")
+    bench.park("k")
+    bench.leave(bench.line)
+    bench.heartbeat(asked_line, "p")
+    bench.tick(IMMUNITY_MS)
+    assert [key for key, _ in questions(asked_line)] == ["k"]  # and it never answers
+    bench.leave(asked_line)
+    line_in_memory = weakref.ref(asked_line)
+    del asked_line
+    gc.collect()
+    assert line_in_memory() is None
 
 
 def test_it_is_stranded_once_though_it_was_due_twice() -> None:
