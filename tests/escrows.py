@@ -315,9 +315,14 @@ def a_writer_query(writer: str = "w") -> Request[Any]:
 
 
 def a_batch_decision(
-    batch: int, fence: int, winners: list[tuple[str, int]], *, writer: str = "w"
+    batch: int,
+    fence: int,
+    winners: list[tuple[str, int]],
+    *,
+    writer: str = "w",
+    last: bool = False,
 ) -> Request[Any]:
-    fields = DecideBatch(writer=writer, batch=batch, fence=fence)
+    fields = DecideBatch(writer=writer, batch=batch, fence=fence, last=last)
     named = [WinningAttempt(attempt=attempt, count=count) for attempt, count in winners]
     return ask(RequestCode.DECIDE_BATCH, fields, encode_body(BatchWinners(winners=named)))
 

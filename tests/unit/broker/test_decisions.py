@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from escrowmq.escrow.writers import decode_decision
 from escrowmq.message import names
 from escrowmq.store.settings import StoreSettings
 from tests.escrows import (
@@ -24,7 +25,7 @@ from tests.escrows import (
     place_of,
     writer_of,
 )
-from tests.unit.broker.asking import FakeLine, bodies
+from tests.unit.broker.asking import FakeLine, bodies, stored
 
 CONTRADICTED, FENCED = 3701, 3702
 IN_PIECES = replace(ESCROW, piece_bytes=1000)
@@ -361,6 +362,32 @@ def test_a_writer_is_remembered_when_the_log_file_with_its_decision_goes() -> No
     again = bench.killed(with_note=False)
     state = writer_of(again.asks(a_writer_query()))
     assert (state.fence, state.batch) == (fence, 7)
+
+
+def test_only_a_writer_that_goes_on_is_written_again_when_the_log_below_must_go() -> None:
+    bench = EscrowBench()
+    for writer, is_last in (("finished", True), ("active", False)):
+        fence = bench.register(writer).fence
+        bench.asks(a_batch_decision(7, fence, [], writer=writer, last=is_last))
+    log_end, first_new = bench.store.end, len(stored(bench.store, names.DECISION_TOPIC))
+    for _ in range(2):  # the second time the active writer is above already
+        bench.broker.transactions.make_way(log_end, bench.now_ms)
+        bench.turn()
+    new_records = stored(bench.store, names.DECISION_TOPIC)[first_new:]
+    assert [decode_decision(record).writer for record in new_records] == ["active"]
+
+
+def test_a_writer_that_decided_its_last_batch_is_forgotten_with_the_log_file() -> None:
+    small = StoreSettings(segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99)
+    bench = EscrowBench(settings=small)
+    bench.asks(a_batch_decision(7, bench.register().fence, [], last=True))
+    for number in range(60):
+        bench.end(bench.park(f"k{number}", body=b"x" * 200), COMMIT)
+    assert bench.remove_log_file()
+    again = bench.stopped()
+    assert list(again.escrow.writers) == []
+    state = writer_of(again.asks(a_writer_query()))
+    assert (state.fence, state.batch) == (0, -1)
 
 
 def test_nobody_is_told_of_a_decision_before_it_is_durable() -> None:
