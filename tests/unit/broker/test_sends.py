@@ -166,6 +166,21 @@ def test_pop_marks_are_taken_off(bench: Bench) -> None:
     assert "POP_CK" not in bench.first()
 
 
+def test_a_message_that_is_sent_on_has_the_marks_of_this_broker_alone(bench: Bench) -> None:
+    """A consumer sends on what it received, with the marks of the broker it came from."""
+    received = "TAGS\x01a\x02MSG_REGION\x01far\x02TRACE_ON\x01false\x02CLUSTER\x01C9\x02"
+    bench.send(properties=f"UNIQ_KEY\x01k\x02{received}")
+    [record] = stored(bench.store, "T")
+    # The bytes, because a mark that is there twice is there once in a dict.
+    assert sorted(record.properties.rstrip(b"\x02").split(b"\x02")) == [
+        b"CLUSTER\x01C1",
+        b"MSG_REGION\x01DefaultRegion",
+        b"TAGS\x01a",
+        b"TRACE_ON\x01true",
+        b"UNIQ_KEY\x01k",
+    ]
+
+
 def test_a_one_way_send_is_stored_and_not_answered(bench: Bench) -> None:
     bench.broker.handle(bench.line, a_send(one_way=2), NOW_MS)
     bench.broker.handle(bench.line, a_send("a/b", one_way=2), NOW_MS)
