@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from escrowmq.consume.waiting import HeldPull, WaitingPulls
 from escrowmq.message.offsets import QueueOffset
+from tests.leftovers import leftovers
 
 WAITING_MAX = 8
 PER_LINE_MAX = 3
+PATIENCE_MS = 1_000
+WOKEN_AT_ONCE = 100  # enough for those that have left to be cleared out
 
 queue_ids = st.integers(0, 2)
 lines = st.sampled_from("abcd")
@@ -82,6 +85,23 @@ class WaitingMachine(RuleBasedStateMachine):
         left = self.waiting.arrived("t", queue_id, last, codes if known else None)
         self.leave(left, expected)
 
+    @precondition(lambda self: len(self.model) < WAITING_MAX)
+    @rule(impatient=st.integers(0, 5))
+    def wake_at_once(self, impatient: int) -> None:
+        """On a busy queue pulls leave as soon as they have come, most of them long before they
+        are due; the impatient ones stood before the others that wait."""
+        for number in range(WOKEN_AT_ONCE):
+            pull = Pull(
+                topic="busy",
+                queue_id=0,
+                wanted=QueueOffset(0),
+                due_ms=self.now_ms + (0 if number < impatient else PATIENCE_MS),
+                line="busy",
+                payload=-1,
+            )
+            assert self.waiting.add(pull)
+            assert self.waiting.arrived("busy", 0, 1) == [pull]
+
     @rule(passes_ms=st.integers(0, 40))
     def wait(self, passes_ms: int) -> None:
         self.now_ms += passes_ms
@@ -111,6 +131,14 @@ class WaitingMachine(RuleBasedStateMachine):
     def the_next_due_time_is_known(self) -> None:
         due = min((pull.due_ms for pull, _ in self.model), default=None)
         assert self.waiting.next_due_ms() == due
+
+    def teardown(self) -> None:
+        """Nothing stays when all have left."""
+        for line in "abcd":
+            self.waiting.line_closed(line)
+        assert len(self.waiting) == 0
+        assert self.waiting.next_due_ms() is None
+        assert leftovers(self.waiting) == {}
 
 
 TestWaitingPulls = pytest.mark.slow(WaitingMachine.TestCase)

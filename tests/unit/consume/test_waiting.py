@@ -8,6 +8,7 @@ import pytest
 
 from escrowmq.consume.waiting import HeldPull, WaitingPulls
 from escrowmq.message.offsets import QueueOffset
+from tests.leftovers import leftovers
 
 
 def pull(
@@ -151,3 +152,43 @@ def test_pulls_that_have_left_do_not_pile_up() -> None:
         assert names(waiting.arrived("orders", 0, number + 1)) == [str(number)]
     assert len(waiting._heap) < 100
     assert waiting.next_due_ms() == 99_999
+
+
+def test_after_clearing_out_the_earliest_pull_still_comes_first() -> None:
+    waiting = WaitingPulls[str]()
+    waiting.add(pull("woken", due_ms=100))
+    waiting.add(pull("late", queue_id=1, due_ms=900))
+    waiting.add(pull("soon", queue_id=1, due_ms=200))
+    for number in range(100):
+        waiting.add(pull(str(number), due_ms=1_000))
+    assert len(waiting.arrived("orders", 0, 11)) == 101  # far more than what waits
+    assert waiting.next_due_ms() == 200
+    assert names(waiting.expire(200)) == ["soon"]
+    assert names(waiting.expire(900)) == ["late"]
+
+
+def test_a_line_that_was_full_has_room_again_when_a_pull_leaves() -> None:
+    waiting = WaitingPulls[str](waiting_max=2, per_line_max=1)
+    assert waiting.add(pull("a"))
+    assert not waiting.add(pull("b", queue_id=1))
+    assert names(waiting.arrived("orders", 0, 11)) == ["a"]
+    assert waiting.add(pull("b", queue_id=1))
+
+
+@pytest.mark.parametrize("departure", ["a message", "time", "closed lines", "the end"])
+def test_nothing_stays_when_all_pulls_have_left(departure: str) -> None:
+    waiting = WaitingPulls[str]()
+    for number in range(4):
+        waiting.add(pull(queue_id=number % 2, line=f"line-{number}"))
+    if departure == "a message":
+        for queue_id in range(2):
+            waiting.arrived("orders", queue_id, 11)
+    elif departure == "time":
+        waiting.expire(15_000)
+    elif departure == "closed lines":
+        for number in range(4):
+            waiting.line_closed(f"line-{number}")
+    else:
+        waiting.release_all()
+    assert waiting.next_due_ms() is None
+    assert leftovers(waiting) == {}
