@@ -10,8 +10,10 @@ from escrowmq.consume.groups import ConsumerGroups, Habits
 from escrowmq.consume.members import Client, Members
 from escrowmq.consume.subscription import Subscription
 from escrowmq.errors import TableFull
+from tests.leftovers import leftovers
 
 MEMBERS_MAX = 6
+PER_LINE_MAX = 3
 EXPIRED_MS = 100
 
 names = st.sampled_from(["g", "h"])
@@ -23,7 +25,10 @@ wanted = st.dictionaries(st.sampled_from(["orders", "stock", "mail"]), st.intege
 class GroupsMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.groups = ConsumerGroups(Members(members_max=MEMBERS_MAX, expired_ms=EXPIRED_MS))
+        self.table = Members(
+            members_max=MEMBERS_MAX, per_line_max=PER_LINE_MAX, expired_ms=EXPIRED_MS
+        )
+        self.groups = ConsumerGroups(self.table)
         self.members: dict[tuple[str, str], tuple[int, int]] = {}  # line, last seen
         self.topics: dict[str, dict[str, int]] = {}  # group -> topic -> version
         self.prints: dict[str, int] = {}
@@ -47,6 +52,10 @@ class GroupsMachine(RuleBasedStateMachine):
         without_sub: bool,
     ) -> None:
         key = name, client_id
+        is_new = key not in self.members or self.members[key][0] != line
+        has_room = key in self.members or len(self.members) < MEMBERS_MAX
+        on_line = sum(where == line for where, _ in self.members.values())
+        is_refused = is_new and (not has_room or on_line >= PER_LINE_MAX)
         try:
             joined = self.groups.heartbeat(
                 name,
@@ -58,10 +67,9 @@ class GroupsMachine(RuleBasedStateMachine):
                 now_ms=self.now_ms,
             )
         except TableFull:
-            assert key not in self.members
-            assert len(self.members) == MEMBERS_MAX
+            assert is_refused
             return
-        is_new = key not in self.members or self.members[key][0] != line
+        assert not is_refused
         self.members[key] = line, self.now_ms
         before = self.topics.setdefault(name, {})
         known = self.prints.get(name, 0)
@@ -120,6 +128,14 @@ class GroupsMachine(RuleBasedStateMachine):
             group = self.groups.find(name)
             versions = {t: s.version for t, s in group.subscriptions.items()} if group else {}
             assert versions == self.topics.get(name, {})
+
+    def teardown(self) -> None:
+        """Nothing stays when all have left."""
+        for line in {line for line, _ in self.members.values()}:
+            self.groups.line_closed(line)
+        assert len(self.table) == 0
+        assert leftovers(self.table) == {}
+        assert leftovers(self.groups) == {}
 
 
 TestConsumerGroups = pytest.mark.slow(GroupsMachine.TestCase)

@@ -6,6 +6,7 @@ import pytest
 
 from escrowmq.consume.members import EXPIRED_MS, Client, Members
 from escrowmq.errors import TableFull
+from tests.leftovers import leftovers
 
 
 def client(client_id: str, line: str = "line-1") -> Client:
@@ -118,3 +119,40 @@ def test_there_is_a_bound_for_one_line() -> None:
     with pytest.raises(TableFull):
         members.join("g", client("b", "line-1"), now_ms=0)
     assert [member.client.line for member in members.of("g")] == ["line-1", "line-2"]
+
+
+def test_on_a_full_line_a_member_still_sends_heartbeats() -> None:
+    members = Members(per_line_max=2)
+    members.join("g", client("a"), now_ms=0)
+    members.join("h", client("a"), now_ms=0)
+    assert not members.join("g", client("a"), now_ms=7)
+    member = members.find("g", "a")
+    assert member is not None
+    assert member.seen_ms == 7
+
+
+def test_a_membership_that_ends_makes_room_on_its_line() -> None:
+    members = Members(members_max=2, per_line_max=1)
+    members.join("g", client("a"), now_ms=0)
+    members.leave("g", "a", "line-1")
+    assert members.join("h", client("b"), now_ms=0)
+    assert members.join("h", client("b", "line-2"), now_ms=0)
+    assert members.join("g", client("a"), now_ms=0)
+    assert len(members) == 2
+
+
+@pytest.mark.parametrize("departure", ["goodbye", "closed line", "silence"])
+def test_nothing_stays_of_clients_that_have_left(departure: str) -> None:
+    members = Members()
+    for group, client_id in (("g", "a"), ("h", "a"), ("g", "b")):
+        members.join(group, client(client_id, "old"), now_ms=0)
+        members.join(group, client(client_id, "new"), now_ms=0)
+    if departure == "goodbye":
+        for group, client_id in (("g", "a"), ("h", "a"), ("g", "b")):
+            members.leave(group, client_id, "new")
+    elif departure == "closed line":
+        members.line_closed("new")
+    else:
+        members.expire(EXPIRED_MS + 1)
+    assert len(members) == 0
+    assert leftovers(members) == {}
