@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup check databases java test demo sim chaos spark-crash spark-cluster interop bench lock clean
+.PHONY: help setup check databases java test demo sim chaos spark-crash spark-cluster interop bench mutants lock clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,10 +58,13 @@ interop: $(READY)  ## both directions against Apache RocketMQ 4.9.7 and 5.5.0 (n
 bench: $(READY)  ## figures as ratios in one run, kept in bench/results/; PARTS="broker broker-tx escrow ..."
 	$(BIN)/python -m bench $(PARTS)
 
+mutants: $(READY)  ## plant small mistakes in a copy of src, list those that no test notices (COUNT=…, SEED=…, PACKAGES="store escrow", TESTS="tests/unit …")
+	$(BIN)/python -m tests.mutants --count $(or $(COUNT),50) --seed $(or $(SEED),1) $(addprefix --package ,$(PACKAGES)) $(if $(TESTS),--tests $(TESTS))
+
 lock:  ## resolve the development dependencies again
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url -o requirements/dev.txt pyproject.toml requirements/dev.in
 
 clean:  ## remove .venv and what tools left behind
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .mutants

@@ -1,0 +1,175 @@
+"""A copy of the tree in which mistakes are planted and tests run. The checkout stays as it is."""
+
+from __future__ import annotations
+
+import compileall
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.mutants import pytest_runner
+from tests.mutants.pytest_runner import RunRequest, RunResult
+from tests.mutants.selection import Mutant
+
+NOT_COPIED: Final = (
+    ".git",
+    ".venv",
+    "venv",
+    ".mutants",
+    ".hypothesis",
+    ".*_cache",
+    "__pycache__",
+    "*-data",
+    "*-demo",
+    "build",
+    "dist",
+)
+PYTEST_ARGUMENTS: Final = ("-q", "--no-header", "--tb=line", "-p", "no:cacheprovider")
+
+
+@dataclass(frozen=True, slots=True)
+class PytestRun:
+    """The end of a pytest process. The exit code is None if its time ran out."""
+
+    exit_code: int | None
+    failed: tuple[str, ...]
+    output: str
+    result: RunResult
+
+
+class Workspace:
+    """The copy, with a directory for temporary files beside it."""
+
+    def __init__(self, checkout: Path, directory: Path) -> None:
+        self.tree = directory / "tree"
+        self._temporary = directory / "tmp"
+        self._request_file = directory / "request.json"
+        self._result_file = directory / "result.json"
+        self._output_file = directory / "output.txt"
+        shutil.copytree(
+            checkout, self.tree, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED)
+        )
+        # Compiled once here, because runs with mutants write no bytecode.
+        compileall.compile_dir(self.tree / "src", quiet=2)
+        compileall.compile_dir(self.tree / "tests", quiet=2)
+
+    @contextlib.contextmanager
+    def planted(self, mutant: Mutant) -> Iterator[None]:
+        """Put a mistake into the copy, and take it out again at the end."""
+        path = self.tree / mutant.path
+        original = path.read_text(encoding="utf-8")
+        # Bytecode counts as fresh if the source has the same size and second of change, as a
+        # mutant often has. Without a bytecode file the source is compiled in every run.
+        Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
+        path.write_text(mutant.mutation.apply(original), encoding="utf-8")
+        try:
+            yield
+        finally:
+            path.write_text(original, encoding="utf-8")
+
+    def record(self, tests: Sequence[str], data_file: Path) -> PytestRun:
+        """Run all the tests and record the lines that each of them runs."""
+        arguments = ["-m", "not nightly", *tests]
+        return self._run(arguments, data_file=data_file)
+
+    def run(
+        self, chosen: Sequence[str], recorded: Sequence[str], *, seed: int, timeout_s: float
+    ) -> PytestRun:
+        """Run the chosen tests in their order until the first fails."""
+        arguments = ["-x", f"--hypothesis-seed={seed}", *_files(chosen)]
+        return self._run(arguments, chosen=chosen, recorded=recorded, timeout_s=timeout_s)
+
+    def run_without_mutant(self, chosen: Sequence[str], recorded: Sequence[str]) -> PytestRun:
+        """Run all the chosen tests on the source as it is."""
+        return self._run(_files(chosen), chosen=chosen, recorded=recorded)
+
+    def _run(
+        self,
+        arguments: Sequence[str],
+        *,
+        chosen: Sequence[str] | None = None,
+        recorded: Sequence[str] = (),
+        data_file: Path | None = None,
+        timeout_s: float | None = None,
+    ) -> PytestRun:
+        self._clean()
+        request = RunRequest(
+            arguments=[*PYTEST_ARGUMENTS, f"--basetemp={self._temporary / 'pytest'}", *arguments],
+            chosen=None if chosen is None else list(chosen),
+            recorded=list(recorded),
+            source=str(self.tree / "src"),
+            data_file=str(data_file),
+            result_file=str(self._result_file),
+        )
+        self._request_file.write_text(json.dumps(request), encoding="utf-8")
+        command = [sys.executable, pytest_runner.__file__, str(self._request_file)]
+        exit_code = self._wait(command, timeout_s)
+        result = RunResult(failed=[], seconds={}, lines={})
+        if self._result_file.exists():
+            result = json.loads(self._result_file.read_text(encoding="utf-8"))
+        output = self._output_file.read_text(encoding="utf-8", errors="replace")
+        return PytestRun(exit_code, tuple(result["failed"]), output, result)
+
+    def _wait(self, command: Sequence[str], timeout_s: float | None) -> int | None:
+        """Return the exit code, or None when time ran out. No process of the run is left behind."""
+        with (
+            self._output_file.open("wb") as output,
+            subprocess.Popen(
+                command,
+                cwd=self.tree,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            ) as process,
+        ):
+            try:
+                return process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                return None
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+    def _environment(self) -> dict[str, str]:
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PYTEST_", "COVERAGE_", "COV_CORE_"))
+        }
+        return {
+            **inherited,
+            "PYTHONPATH": str(self.tree / "src"),  # ahead of an editable install
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "TMPDIR": str(self._temporary),
+        }
+
+    def _clean(self) -> None:
+        """Remove what the run before left, among it hypothesis' database of failing examples."""
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        shutil.rmtree(self.tree / ".hypothesis", ignore_errors=True)
+        self._temporary.mkdir(exist_ok=True)
+        self._result_file.unlink(missing_ok=True)
+
+
+def _files(tests: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(test.partition("::")[0] for test in tests))
+
+
+@contextlib.contextmanager
+def workspace(checkout: Path) -> Iterator[Workspace]:
+    """Copy the checkout to a temporary directory for as long as the block runs."""
+    # A short name: tests put Unix sockets below it, whose paths must fit in 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as name:
+        yield Workspace(checkout, Path(name).resolve())
