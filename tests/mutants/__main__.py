@@ -17,8 +17,8 @@ from tests.mutants.workspace import Workspace, workspace
 
 ROOT: Final = Path(__file__).parents[2]
 QUICK_SUITES: Final = ("tests/unit", "tests/property")
-SHARE_OF_TIMEOUT: Final = 0.25
-"""How much of a mutant's time its tests may take without it, so that only a hang needs more."""
+SHARE_OF_TIMEOUT: Final = 0.5
+"""How much of a mutant's time its tests may fill by their recorded, that is traced, durations."""
 TESTS_FAILED: Final = 1  # exit codes of pytest
 NO_TESTS_COLLECTED: Final = 5
 
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         "--tests", nargs="+", default=list(QUICK_SUITES), help=f"[{' '.join(QUICK_SUITES)}]"
     )
     parser.add_argument(
-        "--tests-per-mutant", type=int, default=200, help="most tests to run, nearest first [200]"
+        "--tests-per-mutant", type=int, default=500, help="most tests to run, nearest first [500]"
     )
     parser.add_argument(
         "--seconds", type=float, default=60.0, help="per mutant; a hang is noticed then [60]"
