@@ -1,0 +1,1 @@
+"""The SQLAlchemy binding, on SQLite files and without a broker."""

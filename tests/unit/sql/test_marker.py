@@ -1,0 +1,72 @@
+"""A checker that loses the race for a marker's row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, event, insert, select
+
+from escrowmq.message.verdict import Verdict
+from escrowmq.sql.marker import ask
+from escrowmq.sql.tables import make_tables, markers
+
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    """A database with the tables of the binding. A file, so that connections share it."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'bank.db'}")
+    with engine.connect() as connection:
+        make_tables(connection)
+    yield engine
+    engine.dispose()
+
+
+def stored_rows(engine: Engine) -> list[tuple[object, ...]]:
+    with engine.connect() as connection:
+        return [tuple(row) for row in connection.execute(select(markers))]
+
+
+def insert_before_the_checker(
+    checker: Connection, engine: Engine, row: dict[str, object]
+) -> list[str]:
+    """Commit `row` from another connection after the checker has read and before it inserts.
+
+    Returns a list that receives the checker's statement, so that a test can tell that it happened.
+    """
+    statements: list[str] = []
+
+    @event.listens_for(checker, "before_cursor_execute")
+    def commit_row(*arguments: object) -> None:
+        statement = str(arguments[2])
+        if statement.startswith("INSERT"):
+            statements.append(statement)
+            with engine.begin() as other:
+                other.execute(insert(markers), row)
+
+    return statements
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [("committed", Verdict.COMMIT), ("tombstone", Verdict.ROLLBACK)],
+)
+def test_a_checker_that_loses_the_race_gives_the_winners_answer_at_once(
+    engine: Engine, outcome: str, expected: Verdict
+) -> None:
+    winner = {
+        "id": "t",
+        "outcome": outcome,
+        "at_ms": NOW_MS,
+        "producer_group": "bank",
+        "messages": 1,
+    }
+    with engine.connect() as checker:
+        inserts = insert_before_the_checker(checker, engine, winner)
+        verdict = ask(checker, "t", group="bank", now_ms=NOW_MS + 1)
+    assert len(inserts) == 1
+    assert verdict is expected
+    assert stored_rows(engine) == [tuple(winner.values())]
