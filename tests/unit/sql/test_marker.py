@@ -1,4 +1,4 @@
-"""A checker that loses the race for a marker's row."""
+"""A marker's row, and a checker that loses the race for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, insert, select
 
 from escrowmq.message.verdict import Verdict
-from escrowmq.sql.marker import ask
+from escrowmq.sql.marker import ask, claim
 from escrowmq.sql.tables import make_tables, markers
 
 NOW_MS = 1_700_000_000_000
@@ -70,3 +70,15 @@ def test_a_checker_that_loses_the_race_gives_the_winners_answer_at_once(
     assert len(inserts) == 1
     assert verdict is expected
     assert stored_rows(engine) == [tuple(winner.values())]
+
+
+def test_an_owner_claims_one_message_unless_it_counts_them(engine: Engine) -> None:
+    with engine.begin() as owner:
+        claim(owner, "t", group="bank", now_ms=NOW_MS)
+    assert stored_rows(engine) == [("t", "committed", NOW_MS, "bank", 1)]
+
+
+def test_a_tombstone_has_no_messages(engine: Engine) -> None:
+    with engine.connect() as checker:
+        assert ask(checker, "t", group="bank", now_ms=NOW_MS) is Verdict.ROLLBACK
+    assert stored_rows(engine) == [("t", "tombstone", NOW_MS, "bank", 0)]
