@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import count
 
 from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, insert, select
+from sqlalchemy.orm import DeclarativeBase
 
 from escrowmq import Message, ReceivedMessage
 from escrowmq.sql import Escrow
@@ -20,6 +21,16 @@ transfers = Table(
     "transfer", tables, Column("id", String(64), primary_key=True), Column("amount", Integer)
 )
 _numbers = count()
+
+
+class _Mapped(DeclarativeBase):
+    metadata = tables
+
+
+class Transfer(_Mapped):
+    """A row that a session holds back until it is flushed."""
+
+    __table__ = transfers
 
 
 def new_topic(word: str) -> str:

@@ -19,6 +19,7 @@ from escrowmq.sql.tables import make_tables, markers
 from tests.brokers import Served
 from tests.databases import DatabaseServer
 from tests.e2e.sql.bank import (
+    Transfer,
     delivered,
     message_called,
     new_topic,
@@ -144,6 +145,32 @@ async def test_a_lost_answer_to_commit_is_found_out_with_await(
                 bodies = sorted([(await consumer.receive()).body for _ in range(2)])
             assert bodies == [b"a", b"a again"]
             assert await saved(engine) == ["a"]
+
+
+async def test_what_fails_in_the_last_flush_is_rolled_back_with_await(
+    served: Served, async_url: str
+) -> None:
+    topic = new_topic("async-flush")
+    async with (
+        opened(async_url) as engine,
+        AsyncEscrow(engine, served.namesrv_address, group=topic) as escrow,
+    ):
+        async with escrow.transaction() as (session, _):
+            await session.execute(insert(transfers).values(id="a", amount=1))
+        with pytest.raises(IntegrityError):
+            await _add_and_send(escrow, topic, "a")
+        assert open_halves(served) == 0
+        # A failed COMMIT would have been looked up in the database, which leaves a tombstone.
+        async with engine.connect() as connection:
+            assert (await connection.execute(select(markers.c.id))).all() == []
+    assert delivered(served, topic) == []
+
+
+async def _add_and_send(escrow: AsyncEscrow, topic: str, name: str) -> None:
+    """The row reaches the database in the last flush."""
+    async with escrow.transaction() as (session, tx):
+        session.add(Transfer(id=name, amount=1))
+        await tx.send(Message(topic, name.encode()))
 
 
 async def test_a_lock_is_told_from_other_errors_with_await(async_url: str) -> None:

@@ -20,6 +20,7 @@ from escrowmq.sql.tables import markers
 from tests.brokers import Served
 from tests.databases import DatabaseServer
 from tests.e2e.sql.bank import (
+    Transfer,
     delivered,
     new_topic,
     open_halves,
@@ -78,6 +79,28 @@ def test_what_the_database_refuses_at_the_end_is_rolled_back(
             pay(escrow, topic, "a")
     assert delivered(served, topic) == [b"a", b"a again"]
     assert open_halves(served) == 0
+
+
+def test_what_fails_in_the_last_flush_is_rolled_back_without_asking_the_database(
+    served: Served, engine: Engine
+) -> None:
+    topic = new_topic("flush")
+    with Escrow(engine, served.namesrv_address, group=topic) as escrow:
+        pay(escrow, new_topic("paid"), "a")
+        paid = marked(engine)
+        with pytest.raises(IntegrityError):
+            _add_and_send(escrow, topic, "a")
+        assert open_halves(served) == 0
+    assert delivered(served, topic) == []
+    # A failed COMMIT would have been looked up in the database, which leaves a tombstone.
+    assert marked(engine) == paid
+
+
+def _add_and_send(escrow: Escrow, topic: str, name: str) -> None:
+    """The row reaches the database in the last flush."""
+    with escrow.transaction() as (session, tx):
+        session.add(Transfer(id=name, amount=1))
+        tx.send(Message(topic, name.encode()))
 
 
 def test_a_half_that_cannot_be_sent_rolls_the_database_back(sqlite: Engine) -> None:
