@@ -178,6 +178,36 @@ def write_ledger(directory: Path, rows: list[dict[str, Any]]) -> None:
     )
 
 
+def ledger_row(transaction_id: str, at_ms: int, **changes: Any) -> dict[str, Any]:
+    """Return a transaction of group `bank` that its producer committed 5 ms after `at_ms`, with one
+    message in topic `transfers`. `changes` replaces columns."""
+    parked = _moment(at_ms)
+    columns = {
+        "transaction_id": transaction_id,
+        "marker_id": transaction_id,
+        "group": "bank",
+        "topics": ["transfers"],
+        "messages": 1,
+        "message_ids": [f"message of {transaction_id}"],
+        "brokers": ["broker-a"],
+        "parked_at": parked,
+        "first_check": None,
+        "last_check": None,
+        "checks": 0,
+        "answered_by": None,
+        "outcome": "committed",
+        "decided_at": _moment(at_ms + 5),
+        "decided_by": "producer",
+        "decision_ms": 5,
+        "finals": [
+            {"topic": "transfers", "broker": "broker-a", "queue_id": 0, "queue_offset": 0},
+        ],
+        "visible_ms": 1,
+        "day": parked.date(),
+    }
+    return columns | changes
+
+
 def _insert(database: sqlite3.Connection, table: str, rows: Iterable[tuple[object, ...]]) -> None:
     marks = ", ".join("?" * {"escrowmq_marker": 5}.get(table, 3))
     database.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
