@@ -229,6 +229,10 @@ def test_the_command_ends_with_zero_if_nothing_differs(
         (["--ledger", "{ledger}", "--database", "sqlite:////no.db"], "there is no file /no.db"),
         (["--ledger", "{ledger}", "--database", "bob"], "give an address"),
         (
+            ["--ledger", "{ledger}", "--database", "sqlite:///{empty}"],
+            "no database has a table escrowmq_marker or escrowmq_inbox",
+        ),
+        (
             ["--ledger", "{ledger}", "--database", "sqlite:///{bob}", "--sql", "select 1 as one"],
             "no column transaction_id, only one",
         ),
@@ -248,10 +252,13 @@ def test_the_command_ends_with_zero_if_nothing_differs(
 def test_what_cannot_be_read_is_said(
     spark: SparkSession,  # noqa: F811
     small: Bank,
+    tmp_path: Path,
     arguments: list[str],
     reason: str,
 ) -> None:
-    names = {"ledger": small.ledger, "bob": small.bob}
+    empty = tmp_path / "empty.db"
+    empty.touch()
+    names = {"ledger": small.ledger, "bob": small.bob, "empty": empty}
     done = asked(*(one.format(**names) for one in arguments))
     assert isinstance(done.exception, CannotReconcile)
     assert reason in str(done.exception)
