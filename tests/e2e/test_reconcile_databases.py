@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -107,18 +107,28 @@ def test_postgresql_is_read_by_ranges_of_time(
         databases.query_rows(spark, postgres, "SELECT transaction_id FROM nowhere")
 
 
+def execute_in_derby(
+    session: SparkSession, url: str, statements: Sequence[str], directory: Path
+) -> None:
+    """Run statements in a database inside Spark's JVM, whose driver comes with Spark."""
+    jvm: Any = session.sparkContext._jvm  # PySpark has no public name for its JVM
+    jvm.java.lang.System.setProperty("derby.stream.error.file", str(directory / "derby.log"))
+    connection = jvm.java.sql.DriverManager.getConnection(url)
+    for statement in statements:
+        connection.createStatement().execute(statement)
+    connection.close()
+
+
 def test_a_database_whose_driver_spark_has_is_read_over_jdbc(
     spark: SparkSession,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    jvm: Any = spark.sparkContext._jvm
-    jvm.java.lang.System.setProperty("derby.stream.error.file", str(tmp_path / "derby.log"))
-    connection = jvm.java.sql.DriverManager.getConnection(DERBY)
-    statement = connection.createStatement()
     columns = "id varchar(64), outcome varchar(16), at_ms bigint, producer_group varchar(9)"
-    statement.execute(f"CREATE TABLE escrowmq_marker ({columns}, messages integer)")
-    statement.execute("INSERT INTO escrowmq_marker VALUES ('escrow-1', 'committed', 5, 'bank', 2)")
-    connection.close()
+    statements = [
+        f"CREATE TABLE escrowmq_marker ({columns}, messages integer)",
+        "INSERT INTO escrowmq_marker VALUES ('escrow-1', 'committed', 5, 'bank', 2)",
+    ]
+    execute_in_derby(spark, DERBY, statements, tmp_path)
     frame = databases.marker_rows(spark, DERBY)
     assert frame is not None
     assert frame.columns == list(databases.MARKER_TYPES)
@@ -131,3 +141,25 @@ def test_a_database_whose_driver_spark_has_is_read_over_jdbc(
         databases.marker_rows(spark, "jdbc:derby:memory:nothing-there")
     with pytest.raises(CannotReconcile, match=r"jdbc:mariadb://nowhere/bank: .* spark\.jars=FILE"):
         databases.marker_rows(spark, "jdbc:mariadb://nowhere/bank?password=secret")
+
+
+def test_a_question_over_jdbc_is_answered_with_a_few_rows(
+    spark: SparkSession,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = "jdbc:derby:memory:questions;create=true"
+    values = ", ".join(f"('escrow-{number}', {number})" for number in range(9))
+    statements = [
+        "CREATE TABLE line (transaction_id varchar(64), cents bigint)",
+        f"INSERT INTO line VALUES {values}",
+    ]
+    execute_in_derby(spark, url, statements, tmp_path)
+    database = databases.JdbcDatabase(spark, url, {})
+    answer = database.ask("SELECT transaction_id, cents FROM line WHERE cents > 6")
+    assert sorted(answer) == [("escrow-7", 7), ("escrow-8", 8)]
+    assert database.ask("SELECT cents FROM line WHERE cents > 9") == []
+    # The number of rows is the first question about every range; few rows are one range.
+    assert databases.cuts(spark, database, "SELECT cents FROM line", "cents") == []
+    monkeypatch.setattr(databases, "RANGES_MAX", 4)
+    assert len(database.ask("SELECT cents FROM line")) == 4
