@@ -141,6 +141,18 @@ def test_bookings_before_the_window_are_not_reported(
     }
 
 
+def test_bookings_without_a_time_are_as_old_as_their_transaction(
+    spark: SparkSession,  # noqa: F811
+    books: Books,
+) -> None:
+    moments = OUTSIDE | INSIDE
+    books.insert("transfer", [(name, 100, at_ms) for name, at_ms in moments.items()])
+    write_ledger(books.ledger, [ledger_row(name, at_ms) for name, at_ms in moments.items()])
+    differences, summary = books.compare(spark, sql="SELECT transaction_id FROM transfer")
+    assert differences == set()
+    assert summary.transactions == len(INSIDE)
+
+
 def as_a_time(now_ms: int) -> str:
     return utc_text(now_ms - 2 * DAY_MS)
 

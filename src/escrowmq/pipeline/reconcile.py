@@ -68,7 +68,10 @@ def findings(ledger: DataFrame, sides: Sides, limits: Limits) -> DataFrame:
 
 def compared(ledger: DataFrame, sides: Sides, limits: Limits) -> DataFrame:
     """One row per transaction that any side knows, with what each says of it."""
-    both = _life(ledger, limits)
+    # A booking without a time can be older than the window: only the whole ledger shows that.
+    books = [frame for frame in (sides.sent, sides.received) if frame is not None]
+    have_times = all("at_ms" in frame.columns for frame in books)
+    both = _life(window(ledger, limits) if have_times else ledger)
     both = _beside(both, _claims(sides.markers), _CLAIMS)
     both = _beside(both, _bookings(sides.sent, "sent"), _booked("sent"))
     both = _beside(both, _bookings(sides.received, "received"), _booked("received"))
@@ -95,9 +98,9 @@ def window(ledger: DataFrame, limits: Limits) -> DataFrame:
 # --- what each side says -------------------------------------------------------------------------
 
 
-def _life(ledger: DataFrame, limits: Limits) -> DataFrame:
+def _life(ledger: DataFrame) -> DataFrame:
     parked = F.coalesce("parked_at", "first_check", "decided_at")
-    return window(ledger, limits).select(
+    return ledger.select(
         "transaction_id",
         F.lit(True).alias("in_ledger"),
         "group",
