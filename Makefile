@@ -41,7 +41,7 @@ demo: $(READY) java  ## Bob pays Smith while processes are killed; Spark proves 
 	$(BIN)/python -m escrowmq.demo
 
 sim: $(READY)  ## long: every fault position, many seeds, fuzzing, 10,000 topics, a ledger of 1,000,000 (SEEDS=… makes it longer)
-	ESCROWMQ_SEEDS=$(or $(SEEDS),2000) HYPOTHESIS_PROFILE=long $(BIN)/pytest -n auto --timeout 0 tests/property tests/simulation tests/e2e/test_broker_crowds.py tests/e2e/sql/test_crashes.py tests/e2e/test_reconcile.py
+	ESCROWMQ_SEEDS=$(or $(SEEDS),2000) HYPOTHESIS_PROFILE=long $(BIN)/pytest -n auto --timeout 0 tests/property tests/simulation tests/e2e/broker/test_crowds.py tests/e2e/sql/test_crashes.py tests/e2e/pipeline/test_reconcile.py
 
 chaos: $(READY)  ## kill, freeze, cut off and fill up a broker at work, account for every message (MINUTES=…, SEED=…)
 	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),2) $(if $(SEED),--seed $(SEED))
@@ -50,7 +50,7 @@ spark-crash: $(READY) java  ## kill Spark and the broker at every step of a writ
 	$(BIN)/python -m tests.spark_crash --runs $(or $(RUNS),45) --seed $(or $(SEED),1)
 
 spark-cluster: $(READY) java  ## every pipeline on a Spark master with two workers
-	$(BIN)/pytest -v tests/e2e/test_spark_cluster.py
+	$(BIN)/pytest -v tests/e2e/spark/test_cluster.py
 
 interop: $(READY)  ## both directions against Apache RocketMQ 4.9.7 and 5.5.0 (needs Java and Maven)
 	$(BIN)/pytest -v --timeout 900 tests/interop

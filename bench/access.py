@@ -13,8 +13,8 @@ from pathlib import Path
 from bench.broker import Told
 from bench.measure import Plan
 from bench.samples import directory
-from tests.brokers import Served
-from tests.signing import Certificates, SignedClient
+from tests.support.brokers import Served
+from tests.support.signing import Certificates, SignedClient
 
 COLUMNS = ("what", "messages/s", "CPU of the server for each", "to plain")
 NOTES = (

@@ -14,7 +14,7 @@ from bench.generator import Outcome, run
 from bench.measure import Plan
 from bench.samples import directory
 from bench.servers import EscrowMQ, client, first_send_s, memory_bytes
-from escrowmq.escrow.shapes import half_of
+from escrowmq.escrow.records import half_of
 from escrowmq.message.record import NewRecord
 from escrowmq.store.disk import RealDisk
 from escrowmq.store.settings import StoreSettings

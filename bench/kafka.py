@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from tests.brokers import free_ports
 from tests.interop.apache import BrokerFailed, Leashed
 from tests.interop.jars import Artifact, fetch_all
+from tests.support.brokers import free_ports
 
 KAFKA: Final = "4.3.1"
 CONNECTOR: Final = "4.2.0"  # of the Spark it was made for; no newer one is out

@@ -42,8 +42,8 @@ from bench.measure import Plan
 from escrowmq import Message
 from escrowmq.blocking import Consumer, Producer
 from escrowmq.sql import Escrow
-from tests.brokers import Served
-from tests.databases import Postgres
+from tests.support.brokers import Served
+from tests.support.databases import Postgres
 
 THREADS = 8
 ACCOUNTS = 1_000

@@ -19,12 +19,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from escrowmq.escrow.journal import Step, journal_of
-from escrowmq.escrow.shapes import half_of, op_of
-from escrowmq.escrow.verdict import State
-from escrowmq.message.ids import encode_host
-from escrowmq.message.record import CRC_MASK, NewRecord, encode_blank, encode_record
-from escrowmq.message.sysflag import TRANSACTION_COMMIT
+from escrowmq.escrow.records import Step, half_of, journal_of, op_of
+from escrowmq.message.keys import encode_host
+from escrowmq.message.record import (
+    CRC_MASK,
+    TRANSACTION_COMMIT,
+    NewRecord,
+    encode_blank,
+    encode_record,
+)
+from escrowmq.message.transaction import State
 
 Longs = NDArray[np.int64]
 

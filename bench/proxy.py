@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from bench.servers import Apache
-from tests.brokers import free_ports
 from tests.interop.apache import Leashed, _listens
+from tests.support.brokers import free_ports
 
 VERSION: Final = "5.5.0"
 

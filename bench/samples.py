@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from escrowmq.message.ids import encode_host
+from escrowmq.message.keys import encode_host
 from escrowmq.message.record import NewRecord
 from escrowmq.store.disk import RealDisk
 from escrowmq.store.settings import StoreSettings

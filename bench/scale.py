@@ -14,8 +14,8 @@ from bench.broker import Told
 from bench.measure import Plan
 from bench.others import Latency, latency_of_others, own_mib
 from bench.servers import EscrowMQ, client, first_send_s, lay_topics
-from tests.brokers import begin_pull
 from tests.interop.remoting import Client
+from tests.support.brokers import begin_pull
 
 PIPELINED = 200
 SETTINGS = {"escrowConnectionsMax": 11_000, "serverChannelMaxIdleTimeSeconds": 3600}

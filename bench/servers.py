@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from bench.generator import Load, Outcome, built, run
-from escrowmq.server.supervise import PORT_STEP
-from tests.brokers import free_ports
+from escrowmq.server.supervisor import PORT_STEP
 from tests.interop.apache import ApacheRocketMQ, Leashed
 from tests.interop.jars import VERSIONS, find
 from tests.interop.remoting import Client, Refused
+from tests.support.brokers import free_ports
 
 OURS: Final = "EscrowMQ"
 ECHO: Final = "echo"

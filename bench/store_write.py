@@ -13,7 +13,7 @@ import uvloop
 from bench.measure import Row, alternate
 from bench.samples import HOST, NOW_MS, directory, open_store, sample
 from escrowmq.message.record import NewRecord, encode_record
-from escrowmq.server.groupcommit import GroupCommit
+from escrowmq.server.tasks import GroupCommit
 from escrowmq.store.status import PutStatus
 from escrowmq.store.store import MessageStore
 

@@ -13,8 +13,8 @@ from bench.generator import Outcome, run
 from bench.measure import Plan
 from bench.samples import directory
 from bench.servers import EscrowMQ, client
-from tests.brokers import begin_pull, next_answer
 from tests.interop.remoting import COMMIT, Client
+from tests.support.brokers import begin_pull, next_answer
 
 COLUMNS = ("what", "p50", "p99", "goal")
 TOPIC, OTHERS = "bench-visible", "bench-others"

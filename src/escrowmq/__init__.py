@@ -7,44 +7,42 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from escrowmq.client.access import Access
-    from escrowmq.client.consumer import Consumer
-    from escrowmq.client.ending import Outcome
+    from escrowmq.client.consumer.consumer import Consumer
+    from escrowmq.client.consumer.fetcher import Limits
+    from escrowmq.client.consumer.pull_consumers import LiteConsumer, PullConsumer
     from escrowmq.client.filters import Sql
-    from escrowmq.client.limits import Limits
-    from escrowmq.client.listener import (
+    from escrowmq.client.messages import Message, Queue, ReceivedMessage, SendResult, SendStatus
+    from escrowmq.client.producer.producer import Producer
+    from escrowmq.client.producer.transaction import Outcome, Transaction
+    from escrowmq.client.producer.transaction_producer import (
         TransactionListener,
         TransactionProducer,
         TransactionSendResult,
     )
-    from escrowmq.client.lite import LiteConsumer
-    from escrowmq.client.messages import Message, Queue, ReceivedMessage, SendResult, SendStatus
-    from escrowmq.client.producer import Producer
-    from escrowmq.client.puller import PullConsumer
-    from escrowmq.client.transaction import Transaction
     from escrowmq.errors import Rollback
-    from escrowmq.message.verdict import Verdict
+    from escrowmq.message.transaction import Verdict
 
 # Where each name lives. Loaded when it is first wanted: a broker does not need the client.
 _HOMES = {
     "Access": "escrowmq.client.access",
-    "Consumer": "escrowmq.client.consumer",
-    "Limits": "escrowmq.client.limits",
-    "LiteConsumer": "escrowmq.client.lite",
+    "Consumer": "escrowmq.client.consumer.consumer",
+    "Limits": "escrowmq.client.consumer.fetcher",
+    "LiteConsumer": "escrowmq.client.consumer.pull_consumers",
     "Message": "escrowmq.client.messages",
-    "Outcome": "escrowmq.client.ending",
-    "Producer": "escrowmq.client.producer",
-    "PullConsumer": "escrowmq.client.puller",
+    "Outcome": "escrowmq.client.producer.transaction",
+    "Producer": "escrowmq.client.producer.producer",
+    "PullConsumer": "escrowmq.client.consumer.pull_consumers",
     "Queue": "escrowmq.client.messages",
     "ReceivedMessage": "escrowmq.client.messages",
     "Rollback": "escrowmq.errors",
     "SendResult": "escrowmq.client.messages",
     "SendStatus": "escrowmq.client.messages",
     "Sql": "escrowmq.client.filters",
-    "Transaction": "escrowmq.client.transaction",
-    "TransactionListener": "escrowmq.client.listener",
-    "TransactionProducer": "escrowmq.client.listener",
-    "TransactionSendResult": "escrowmq.client.listener",
-    "Verdict": "escrowmq.message.verdict",
+    "Transaction": "escrowmq.client.producer.transaction",
+    "TransactionListener": "escrowmq.client.producer.transaction_producer",
+    "TransactionProducer": "escrowmq.client.producer.transaction_producer",
+    "TransactionSendResult": "escrowmq.client.producer.transaction_producer",
+    "Verdict": "escrowmq.message.transaction",
 }
 
 __all__ = [

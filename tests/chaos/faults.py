@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from tests.brokers import NotStarted, Served
 from tests.chaos.relay import Relay
+from tests.support.brokers import NotStarted, Served
 
 PAUSE_S: Final = (0.3, 2.0)  # between two faults
 DISK_MIB: Final = 192

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.brokers import Served, free_ports
 from tests.chaos import actors
 from tests.chaos.actors import DECIDED, PLAIN, QUEUES, Raw, RawDecider, RawReader, RawSender, Stop
 from tests.chaos.faults import NOT_HERE, Faults, SmallDisk, say
@@ -20,7 +19,8 @@ from tests.chaos.ledger import Fate, Ledger, Place
 from tests.chaos.relay import Relay
 from tests.interop.records import Record
 from tests.interop.remoting import Client
-from tests.scraping import scrape
+from tests.support.brokers import Served, free_ports
+from tests.support.scraping import scrape
 
 SETTLED_S: Final = 120.0
 GROUPS: Final = ("chaos-push", "chaos-orderly", "chaos-raw")

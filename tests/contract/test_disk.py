@@ -14,14 +14,7 @@ import pytest
 
 from escrowmq.clock import ManualClock
 from escrowmq.errors import StoreError, StoreFailed, StoreLocked
-from escrowmq.store.disk import (
-    Disk,
-    RealDisk,
-    read_file,
-    remove_file,
-    replace_file,
-    write_file,
-)
+from escrowmq.store.disk import Disk, RealDisk, read_file, remove_file, replace_file, write_file
 from escrowmq.testing import FaultyDisk, MemoryDisk
 
 LetTimePass = Callable[[str], None]

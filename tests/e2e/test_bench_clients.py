@@ -9,8 +9,8 @@ import pytest
 
 from bench.clients import LOADS, TOPICS, Client, cpp_clients, create_topics, grpc_client, table
 from bench.measure import QUICK
-from tests.brokers import Served
-from tests.e2e.sql.bank import delivered
+from tests.support.brokers import Served
+from tests.support.sql_bank import delivered
 
 pytestmark = pytest.mark.slow
 

@@ -17,13 +17,13 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 from sqlalchemy import insert
 
-from escrowmq.binding.marker import COMMITTED
+from escrowmq.database.marker import COMMITTED
 from escrowmq.demo.__main__ import MARK, main
 from escrowmq.demo.audit import audit, verdict_table
 from escrowmq.demo.banks import BOB, SMITH, compare, found_bank, move, open_bank
-from escrowmq.sql.tables import inbox, markers
-from tests.ledgers import write_ledger
-from tests.sparks import QUIET, ROOT, spark  # noqa: F401
+from escrowmq.sql.statements import inbox, markers
+from tests.support.ledgers import write_ledger
+from tests.support.spark_session import QUIET, ROOT, spark  # noqa: F401
 
 pytestmark = [pytest.mark.filterwarnings(rule) for rule in QUIET]
 

@@ -17,8 +17,8 @@ from typing import IO
 import httpx
 import pytest
 
-from tests.brokers import Served, free_ports
-from tests.e2e.sql.bank import WAIT_S, delivered, open_halves, settled, wait_until
+from tests.support.brokers import Served, free_ports
+from tests.support.sql_bank import WAIT_S, delivered, open_halves, settled, wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.brokers import Served
+from tests.support.brokers import Served
 
 README = Path(__file__).parents[2] / "README.md"
 

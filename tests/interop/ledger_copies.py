@@ -15,9 +15,8 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from escrowmq.pipeline.ledger_copies import DELTA, copy_days, settings_of
-from escrowmq.pipeline.ledger_run import read_ledger, run_ledger
-from tests.sparks import session
+from escrowmq.pipeline.ledger.job import DELTA, copy_days, read_ledger, run_ledger, settings_of
+from tests.support.spark_session import session
 
 
 def copy_of(spark: SparkSession, kind: str, out: Path) -> DataFrame:

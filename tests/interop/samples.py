@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from escrowmq.message.ids import encode_host
+from escrowmq.message.keys import encode_host
 from escrowmq.message.properties import encode_properties
-from escrowmq.message.record import NewRecord
-from escrowmq.message.sysflag import (
+from escrowmq.message.record import (
     TRANSACTION_COMMIT,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
+    NewRecord,
 )
-from escrowmq.store.configfiles import (
+from escrowmq.store.config_files import (
     DataVersion,
     GroupConfig,
     TopicConfig,

@@ -8,10 +8,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from escrowmq.message.ids import encode_host
+from escrowmq.message.keys import encode_host
 from escrowmq.message.record import NewRecord, StoredRecord, encode_record
 from escrowmq.store.disk import RealDisk
-from escrowmq.store.read import ReadStatus
+from escrowmq.store.queue_reader import ReadStatus
 from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import MessageStore
 from tests.interop.records import MAGIC_BLANK, Record, decode_record

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_client_broadcast import (
+from tests.e2e.client.test_broadcast import (
     test_everybody_gets_everything_and_goes_on_from_its_file as broadcasts,
 )
-from tests.e2e.test_client_consumer import test_a_group_gets_every_message_once as shares
-from tests.e2e.test_client_lite import test_queues_are_pulled_by_hand as pulls
-from tests.e2e.test_client_orderly import (
+from tests.e2e.client.test_consumer import test_a_group_gets_every_message_once as shares
+from tests.e2e.client.test_lite_consumer import test_queues_are_pulled_by_hand as pulls
+from tests.e2e.client.test_orderly import (
     test_a_queue_is_in_order_though_one_fails_in_between as keeps_order,
 )
-from tests.e2e.test_client_push import test_an_exception_means_later as retries
+from tests.e2e.client.test_push_consumer import test_an_exception_means_later as retries
 from tests.interop.test_client_suite import start
 from tests.interop.test_client_suite import test_an_sql_filter_is_the_broker_s as filters
 

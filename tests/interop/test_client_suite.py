@@ -16,21 +16,21 @@ from types import ModuleType
 import pytest
 
 from escrowmq import Consumer, Message, Producer, PullConsumer, ReceivedMessage, Sql
-from escrowmq.client.answering import queue_offsets
+from escrowmq.client.consumer.broker_requests import queue_offsets
 from escrowmq.errors import BadSubscription
-from tests.clients import CONF, WAIT_S, Broker, numbered, receive, send, until
-from tests.e2e import (
-    test_client_broadcast,
-    test_client_consumer,
-    test_client_lite,
-    test_client_orderly,
-    test_client_producer,
-    test_client_push,
-    test_client_replies,
+from tests.e2e.client import (
+    test_broadcast,
+    test_consumer,
+    test_lite_consumer,
+    test_orderly,
+    test_producer,
+    test_push_consumer,
+    test_request_reply,
 )
 from tests.interop import jars
 from tests.interop.apache import ApacheRocketMQ
 from tests.interop.remoting import Client
+from tests.support.clients import CONF, WAIT_S, Broker, numbered, receive, send, until
 
 pytestmark = [pytest.mark.apache, pytest.mark.nightly]
 
@@ -75,22 +75,22 @@ def take_over(module: ModuleType, names: Collection[str] = ()) -> None:
 
 
 for each in (
-    test_client_broadcast,
-    test_client_consumer,
-    test_client_lite,
-    test_client_orderly,
-    test_client_push,
+    test_broadcast,
+    test_consumer,
+    test_lite_consumer,
+    test_orderly,
+    test_push_consumer,
 ):
     take_over(each)
 take_over(
-    test_client_replies,
+    test_request_reply,
     {
         "test_each_request_gets_its_own_reply",
         "test_no_reply_in_time_is_said_and_one_that_comes_late_is_dropped",
     },
 )
 take_over(
-    test_client_producer,
+    test_producer,
     {
         "test_a_message_arrives_as_it_was_sent",
         "test_one_sharding_key_is_one_queue",

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from escrowmq.namesrv.namesrv import NameServer
-from escrowmq.namesrv.routes import Registration
-from escrowmq.wire.bodies import TopicConfig, TopicRoute, decode_body
-from escrowmq.wire.codes import JSON
-from escrowmq.wire.command import Command, decode_command
-from escrowmq.wire.connection import Connection
-from escrowmq.wire.fastpath import Request
-from escrowmq.wire.frame import Frame, FrameReader
+from escrowmq.namesrv.name_server import NameServer
+from escrowmq.namesrv.route_table import Registration
+from escrowmq.remoting.bodies import TopicConfig, TopicRoute, decode_body
+from escrowmq.remoting.codes import JSON
+from escrowmq.remoting.command import Command, decode_command
+from escrowmq.remoting.connection import Connection
+from escrowmq.remoting.frame import Frame, FrameReader
+from escrowmq.remoting.requests import Request
 from tests.interop import fixtures
 from tests.interop.remoting import loads
 

@@ -17,7 +17,8 @@ import pytest
 from escrowmq.message.properties import find_property
 from escrowmq.message.record import StoredRecord
 from escrowmq.store.checkpoint import load_rocketmq_checkpoint
-from escrowmq.store.configfiles import (
+from escrowmq.store.columns import key_hash
+from escrowmq.store.config_files import (
     GroupConfig,
     TopicConfig,
     delays_file,
@@ -26,10 +27,9 @@ from escrowmq.store.configfiles import (
     topics_file,
 )
 from escrowmq.store.disk import RealDisk
-from escrowmq.store.keyindex import ENTRY, HEADER
+from escrowmq.store.key_index import HEADER, INDEX_ENTRY
 from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import MessageStore
-from escrowmq.store.waitingkeys import key_hash
 from tests.interop import fixtures
 from tests.interop.observe import message_view
 from tests.interop.records import MAGIC_V2, decode_record
@@ -45,7 +45,7 @@ from tests.interop.stores import (
     read_all,
     settings_of,
 )
-from tests.stores import assert_clean
+from tests.support.stores import assert_clean
 
 CASES = [(version, ending) for version in fixtures.VERSIONS for ending in fixtures.ENDINGS]
 
@@ -220,9 +220,11 @@ def index_entries(files: dict[str, bytes], settings: StoreSettings) -> list[tupl
     found = []
     for _, data in sorted(files.items()):
         count = HEADER.unpack_from(data)[-1]
-        at = HEADER.size + settings.index_slots * 4 + ENTRY.size  # entry 0 is never used
-        entries = data[at : at + (count - 1) * ENTRY.size]
-        found += [(value, log_offset) for value, log_offset, _, _ in ENTRY.iter_unpack(entries)]
+        at = HEADER.size + settings.index_slots * 4 + INDEX_ENTRY.size  # entry 0 is never used
+        entries = data[at : at + (count - 1) * INDEX_ENTRY.size]
+        found += [
+            (value, log_offset) for value, log_offset, _, _ in INDEX_ENTRY.iter_unpack(entries)
+        ]
     return found
 
 

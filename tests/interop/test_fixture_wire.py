@@ -10,17 +10,15 @@ from typing import Any
 import pytest
 
 from escrowmq.errors import UnknownRequest
-from escrowmq.message.ids import encode_host
-from escrowmq.message.offsets import LogOffset
-from escrowmq.message.record import decode_record
-from escrowmq.wire.answers import SendAnswers
-from escrowmq.wire.bodies import Heartbeat, TopicRoute, decode_body, encode_body
-from escrowmq.wire.codes import JSON, ROCKETMQ, RequestCode
-from escrowmq.wire.command import Command, decode_command, encode_command
-from escrowmq.wire.fastpath import Request, decode_head, head_of
-from escrowmq.wire.frame import Frame, FrameReader, encode_frame
-from escrowmq.wire.headers import decode_header, encode_header
-from escrowmq.wire.requests import request_kind
+from escrowmq.message.keys import encode_host
+from escrowmq.message.record import LogOffset, decode_record
+from escrowmq.remoting.bodies import Heartbeat, TopicRoute, decode_body, encode_body
+from escrowmq.remoting.codes import JSON, ROCKETMQ, RequestCode
+from escrowmq.remoting.command import Command, decode_command, encode_command
+from escrowmq.remoting.frame import Frame, FrameReader, encode_frame
+from escrowmq.remoting.headers import decode_header, encode_header
+from escrowmq.remoting.requests import Request, decode_head, head_of, request_kind
+from escrowmq.remoting.responses import SendAnswers
 from tests.interop import fixtures, records
 from tests.interop.remoting import loads
 from tests.interop.stores import as_record, cut

@@ -13,8 +13,8 @@ import pyspark
 import pytest
 
 from tests.interop.jars import Unavailable, find, library
-from tests.ledgers import Bank
-from tests.sparks import ROOT, environment
+from tests.support.ledgers import Bank
+from tests.support.spark_session import ROOT, environment
 
 pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql import Row, SparkSession
 
-from escrowmq.pipeline.ledger_run import read_ledger, run_ledger
-from escrowmq.pipeline.reconcile import Limits
-from escrowmq.pipeline.reconcile_run import Wanted, reconcile
-from escrowmq.pipeline.sources import Source
+from escrowmq.pipeline.job import Source
+from escrowmq.pipeline.ledger.job import read_ledger, run_ledger
+from escrowmq.pipeline.reconcile.compare import Limits
+from escrowmq.pipeline.reconcile.job import Wanted, reconcile
 from tests.interop.apache import ApacheRocketMQ
 from tests.interop.remoting import COMMIT, ROLLBACK, Client
-from tests.ledgers import TABLES
-from tests.sparks import QUIET, patiently, spark
+from tests.support.ledgers import TABLES
+from tests.support.spark_session import QUIET, patiently, spark
 
 __all__ = ["spark"]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.brokers import Served
 from tests.interop.clients.environments import Unavailable
 from tests.interop.clients.play import Told, play
-from tests.signing import Certificates, SignedClient
+from tests.support.brokers import Served
+from tests.support.signing import Certificates, SignedClient
 
 ADMIN = "operator-key", "operator-secret-1"
 CLIENT = "client-key", "client-secret-22"

@@ -17,11 +17,11 @@ from typing import Any, Final
 import pytest
 from sqlalchemy import BigInteger, Column, MetaData, String, Table, create_engine, insert
 
-from escrowmq.sql.tables import inbox, make_tables, markers
-from tests.databases import DatabaseServer, Maria, Postgres
+from escrowmq.sql.statements import inbox, make_tables, markers
 from tests.interop.jars import Unavailable, find, library
-from tests.ledgers import Bank
-from tests.sparks import ROOT, environment
+from tests.support.databases import DatabaseServer, Maria, Postgres
+from tests.support.ledgers import Bank
+from tests.support.spark_session import ROOT, environment
 
 pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(900)]
 

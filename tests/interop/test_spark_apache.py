@@ -10,10 +10,10 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from escrowmq.errors import NoRoute
-from escrowmq.spark import read_options as options
+from escrowmq.spark import options
+from escrowmq.spark.data_source import EscrowSource
+from escrowmq.spark.readers import StreamReader
 from escrowmq.spark.schema import MESSAGE
-from escrowmq.spark.source import EscrowSource
-from escrowmq.spark.stream import StreamReader
 from tests.interop.apache import ApacheRocketMQ
 from tests.interop.fixtures import ENDINGS, VERSIONS, Ending, unpack_store
 from tests.interop.remoting import COMMIT, ROLLBACK, Client

@@ -13,7 +13,7 @@ from escrowmq.errors import ConfigError
 from tests.interop.apache import ApacheRocketMQ
 from tests.interop.records import Record
 from tests.interop.remoting import Client
-from tests.sparksinks import Query, numbers
+from tests.support.spark_sinks import Query, numbers
 
 pytestmark = [pytest.mark.apache, pytest.mark.slow]
 

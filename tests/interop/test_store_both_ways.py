@@ -27,7 +27,7 @@ from tests.interop.serving import (
     what_is_served,
 )
 from tests.interop.stores import log_bytes, open_store, read_all, settings_of
-from tests.stores import assert_clean
+from tests.support.stores import assert_clean
 
 pytestmark = [pytest.mark.apache, pytest.mark.slow]
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.escrow.journal import decode_step
+from escrowmq.escrow.records import decode_step
 from escrowmq.message import names
 from escrowmq.message.properties import decode_properties
 from tests.interop import jars
@@ -31,7 +31,7 @@ from tests.interop.ours import EscrowMQ
 from tests.interop.remoting import HALF_TOPIC, OP_TOPIC, Client
 from tests.interop.samples import now_ms
 from tests.interop.stores import open_store, settings_of
-from tests.stores import assert_clean
+from tests.support.stores import assert_clean
 
 pytestmark = [pytest.mark.apache, pytest.mark.slow]
 log = logging.getLogger(__name__)  # shown with `-o log_cli=true --log-level=info`

@@ -9,18 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrowmq.access.addresses import Addresses
-from escrowmq.access.files import read_rules
-from escrowmq.access.guard import Guard
-from escrowmq.access.rules import Action, Kind, Need
-from escrowmq.access.signature import Signer, content_of, fits, signature_of
+from escrowmq.auth.acl import Action, Addresses, Kind, Need, read_rules
+from escrowmq.auth.signature import Signer, content_of, fits, signature_of
+from escrowmq.auth.validator import Guard
 from escrowmq.errors import AccessRefused, AccessRulesBroken
+from escrowmq.remoting.codes import JSON, ROCKETMQ, RequestCode
+from escrowmq.remoting.connection import Connection
+from escrowmq.remoting.headers import SendMessageV2
+from escrowmq.remoting.requests import Request
 from escrowmq.secret import Secret
-from escrowmq.wire.codes import JSON, ROCKETMQ, RequestCode
-from escrowmq.wire.connection import Connection
-from escrowmq.wire.fastpath import Request
-from escrowmq.wire.headers_send import SendMessageV2
-from tests.signing import signature
+from tests.support.signing import signature
 
 NAMES = st.text(min_size=1, max_size=10)
 FIELDS = st.dictionaries(NAMES, st.text(max_size=20), max_size=8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrowmq.client.assignment import (
+from escrowmq.client.consumer.rebalance import (
     Strategy,
     average,
     by_config,

@@ -8,9 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.errors import BrokenBody
-from escrowmq.message.batch import BatchItem, decode_batch, encode_batch
-from escrowmq.message.newrun import KEY_BEGIN, NewRun, decode_bulk
-from tests.property.wire_strategies import bodies, int32
+from escrowmq.message.batch import (
+    KEY_BEGIN,
+    BatchItem,
+    NewRun,
+    decode_batch,
+    decode_bulk,
+    encode_batch,
+)
+from tests.support.remoting_strategies import bodies, int32
 
 items = st.lists(st.builds(BatchItem, int32, bodies, bodies), max_size=5)
 letters = st.sampled_from(b"09AZaz")

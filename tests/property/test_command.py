@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.errors import BrokenHeader
-from escrowmq.wire.codes import JSON, ROCKETMQ
-from escrowmq.wire.command import Command, decode_command, encode_command
-from tests.property.wire_strategies import binary_commands, commands, texts
+from escrowmq.remoting.codes import JSON, ROCKETMQ
+from escrowmq.remoting.command import Command, decode_command, encode_command
+from tests.support.remoting_strategies import binary_commands, commands, texts
 
 
 @given(commands())

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.errors import BrokenBody
-from escrowmq.message import sysflag
+from escrowmq.message import record as sysflag
 from escrowmq.message.compression import compress_body, decompress_body
 
 kinds = st.sampled_from(

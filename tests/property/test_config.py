@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.config import SETTINGS, Config, Setting
-from escrowmq.config.kinds import (
+from escrowmq.config.properties_file import read_properties, write_property
+from escrowmq.config.setting_types import (
     Addresses,
     DelayLevels,
     Hidden,
@@ -21,7 +22,6 @@ from escrowmq.config.kinds import (
     Whole,
     YesNo,
 )
-from escrowmq.config.properties import read_properties, write_property
 from escrowmq.errors import ConfigError
 from escrowmq.secret import Secret
 

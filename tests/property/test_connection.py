@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from escrowmq.errors import NotSent
-from escrowmq.wire import answers
-from escrowmq.wire.codes import JSON, ROCKETMQ, RequestCode
-from escrowmq.wire.connection import Answer, Call, Connection, Stray
-from escrowmq.wire.fastpath import Request
-from escrowmq.wire.headers_consume import QueueOf
+from escrowmq.remoting import responses as answers
+from escrowmq.remoting.codes import JSON, ROCKETMQ, RequestCode
+from escrowmq.remoting.connection import Answer, Call, Connection, Stray
+from escrowmq.remoting.headers import QueueOf
+from escrowmq.remoting.requests import Request
 
 CALLS_MAX = 3
 ends = st.integers(0, 1)

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from escrowmq.consume.groups import ConsumerGroups, Habits
-from escrowmq.consume.members import Client, Members
+from escrowmq.consume.members import Client, ConsumerGroups, Habits, Members
 from escrowmq.consume.subscription import Subscription
 from escrowmq.errors import TableFull
-from tests.leftovers import leftovers
+from tests.support.leftovers import leftovers
 
 MEMBERS_MAX = 6
 PER_LINE_MAX = 3

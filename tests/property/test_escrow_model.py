@@ -17,7 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from escrowmq.message import names
 from escrowmq.message.properties import find_property
 from escrowmq.store.settings import StoreSettings
-from tests.escrows import (
+from tests.interop.remoting import Answer
+from tests.support.broker_requests import FakeLine, a_send, stored
+from tests.support.escrows import (
     COMMIT,
     ESCROW,
     ROLLBACK,
@@ -34,9 +36,7 @@ from tests.escrows import (
     questions,
     writer_of,
 )
-from tests.interop.remoting import Answer
-from tests.stores import assert_clean
-from tests.unit.broker.asking import FakeLine, a_send, stored
+from tests.support.stores import assert_clean
 
 SMALL = StoreSettings(
     segment_bytes=4096,

@@ -13,12 +13,11 @@ from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from escrowmq.errors import BrokenHeader, RequestRefused
-from escrowmq.wire.codes import JSON, RequestCode
-from escrowmq.wire.command import decode_command
-from escrowmq.wire.fastpath import decode_head, head_of
-from escrowmq.wire.headers import encode_header
-from escrowmq.wire.requests import REQUESTS
-from tests.property.wire_strategies import headers_of, texts
+from escrowmq.remoting.codes import JSON, RequestCode
+from escrowmq.remoting.command import decode_command
+from escrowmq.remoting.headers import encode_header
+from escrowmq.remoting.requests import REQUESTS, decode_head, head_of
+from tests.support.remoting_strategies import headers_of, texts
 
 hot = [
     RequestCode.SEND_MESSAGE_V2,

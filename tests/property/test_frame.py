@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.errors import RemoteProtocolError
-from escrowmq.wire.frame import FrameReader, encode_frame
-from tests.property.wire_strategies import bodies, cut
+from escrowmq.remoting.frame import FrameReader, encode_frame
+from tests.support.remoting_strategies import bodies, cut
 
 Plain = tuple[int, bytes, bytes]
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.errors import BadField
-from escrowmq.wire.headers import Header, decode_header, encode_header
-from tests.property.wire_strategies import a_few, header_kinds, headers_of, texts
+from escrowmq.remoting.headers import Header, decode_header, encode_header
+from tests.support.remoting_strategies import a_few, header_kinds, headers_of, texts
 
 
 @pytest.mark.parametrize("kind", header_kinds, ids=lambda kind: kind.__name__)

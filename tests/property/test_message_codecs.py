@@ -5,16 +5,17 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from escrowmq.message.facts import derive
-from escrowmq.message.ids import (
+from escrowmq.message.keys import (
     decode_host,
     decode_offset_id,
+    derive,
     encode_host,
     encode_offset_id,
+    java_hash,
+    unsigned_hash,
 )
-from escrowmq.message.javahash import java_hash, unsigned_hash
 from escrowmq.message.properties import decode_properties, encode_properties, find_property
-from escrowmq.store.waitingkeys import WaitingRun, key_hash, key_hashes, run_hashes
+from escrowmq.store.columns import WaitingRun, key_hash, key_hashes, run_hashes
 
 TEXT = st.text(
     st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), min_size=1, max_size=9

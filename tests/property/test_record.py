@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.errors import CorruptRecord
-from escrowmq.message.offsets import LogOffset
-from escrowmq.message.record import NewRecord, decode_record, encode_record, encoded_size
+from escrowmq.message.record import LogOffset, NewRecord, decode_record, encode_record, encoded_size
 
 INT = st.integers(-(1 << 31), (1 << 31) - 1)
 LONG = st.integers(-(1 << 63), (1 << 63) - 1)

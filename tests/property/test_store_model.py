@@ -14,17 +14,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from escrowmq.errors import RecordRefused, StoreFull
-from escrowmq.message.javahash import java_hash
-from escrowmq.message.offsets import LogOffset
+from escrowmq.message.keys import java_hash
 from escrowmq.message.properties import encode_properties
-from escrowmq.message.record import NewRecord
+from escrowmq.message.record import LogOffset, NewRecord
 from escrowmq.store.disk import Usage
-from escrowmq.store.expire import expire
-from escrowmq.store.read import ReadStatus
+from escrowmq.store.queue_reader import ReadStatus
+from escrowmq.store.retention import expire
 from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import MemoryDisk
-from tests.stores import HOST, NOW_MS, assert_clean
+from tests.support.stores import HOST, NOW_MS, assert_clean
 
 SETTINGS = StoreSettings(
     segment_bytes=4096,

@@ -10,24 +10,34 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from escrowmq.escrow.verdict import Verdict
-from escrowmq.testing.network import End
-from escrowmq.wire.bodies import ConsumerEntry, Heartbeat, ProducerEntry, decode_body, encode_body
-from escrowmq.wire.bodies_transaction import BatchWinners, HalfPlaces, WinningAttempt, WriterState
-from escrowmq.wire.codes import RequestCode, ResponseCode
-from escrowmq.wire.connection import Answer
-from escrowmq.wire.fastpath import Request
-from escrowmq.wire.headers import Header
-from escrowmq.wire.headers_consume import PullMessage
-from escrowmq.wire.headers_send import EndTransaction, SendMessage
-from escrowmq.wire.headers_transaction import (
+from escrowmq.message.transaction import Verdict
+from escrowmq.remoting.bodies import (
+    BatchWinners,
+    ConsumerEntry,
+    HalfPlaces,
+    Heartbeat,
+    ProducerEntry,
+    WinningAttempt,
+    WriterState,
+    decode_body,
+    encode_body,
+)
+from escrowmq.remoting.codes import RequestCode, ResponseCode
+from escrowmq.remoting.connection import Answer
+from escrowmq.remoting.headers import (
     DecideBatch,
+    EndTransaction,
     EndTransactions,
+    Header,
+    PullMessage,
     RegisterWriter,
     ResumeTransaction,
+    SendMessage,
     SettleTransaction,
     WriterName,
 )
+from escrowmq.remoting.requests import Request
+from escrowmq.testing.network import End
 from tests.simulation.escrow_truth import QUEUES, Message, Place, Queue
 
 if TYPE_CHECKING:

@@ -11,26 +11,26 @@ from collections import deque
 from collections.abc import Callable
 
 from escrowmq.broker.broker import Broker, BrokerRules
-from escrowmq.broker.sends import SendRules
-from escrowmq.broker.topics import TopicRules
-from escrowmq.broker.transactions import TransactionRules
+from escrowmq.broker.metadata import TopicRules
+from escrowmq.broker.processors.send import SendRules
+from escrowmq.broker.transactions.end import TransactionRules
 from escrowmq.clock import ManualClock
 from escrowmq.errors import StoreError
-from escrowmq.escrow.rules import EscrowRules
-from escrowmq.message.ids import UniqueKeys, encode_host
-from escrowmq.message.offsets import LogOffset
+from escrowmq.escrow.checks import EscrowRules
+from escrowmq.message.keys import UniqueKeys, encode_host
+from escrowmq.message.record import LogOffset
+from escrowmq.remoting.connection import Refused
+from escrowmq.remoting.requests import Request
+from escrowmq.remoting.responses import refuse
 from escrowmq.store.checkpoint import CheckpointJob
-from escrowmq.store.commitlog import Flush
+from escrowmq.store.commit_log import Flush
 from escrowmq.store.disk import Usage
-from escrowmq.store.expire import has_to_go
+from escrowmq.store.retention import has_to_go
 from escrowmq.store.settings import StoreSettings
 from escrowmq.store.status import PutStatus
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import FaultyDisk
 from escrowmq.testing.network import End
-from escrowmq.wire.answers import refuse
-from escrowmq.wire.connection import Refused
-from escrowmq.wire.fastpath import Request
 
 HOST = encode_host("10.0.0.1", 10911)
 ROOMY = Usage(total_bytes=100, free_bytes=50)

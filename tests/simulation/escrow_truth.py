@@ -15,15 +15,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
 
-from escrowmq.escrow.verdict import State
 from escrowmq.message.names import HALF_TOPIC
+from escrowmq.message.transaction import State
+from escrowmq.remoting.bodies import WriterState
+from escrowmq.remoting.codes import RequestCode
+from escrowmq.remoting.headers import CheckTransactionState, Header
 from escrowmq.testing.disks import FaultyDisk
-from escrowmq.wire.bodies_transaction import WriterState
-from escrowmq.wire.codes import RequestCode
-from escrowmq.wire.headers import Header
-from escrowmq.wire.headers_send import CheckTransactionState
 from tests.simulation.escrow_broker import ESCROW, BrokerProcess
-from tests.stores import assert_clean
+from tests.support.stores import assert_clean
 
 Queue = tuple[str, int]
 Place = tuple[int, int]  # queue offset and log offset of a half

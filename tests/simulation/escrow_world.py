@@ -16,9 +16,8 @@ from random import Random
 
 from escrowmq.clock import ManualClock
 from escrowmq.errors import StoreError, StoreFailed, StoreFull
-from escrowmq.escrow.rules import EscrowRules
-from escrowmq.testing.disks import FaultyDisk, PowerCut
-from escrowmq.testing.inode import Survival
+from escrowmq.escrow.checks import EscrowRules
+from escrowmq.testing.disks import FaultyDisk, PowerCut, Survival
 from escrowmq.testing.network import CALM, End, Network, Weather
 from tests.simulation.escrow_actors import Client, Consumer, Driver, How, Operator, Producer
 from tests.simulation.escrow_broker import ESCROW, BrokerProcess, Complaints

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from random import Random
 
 from escrowmq.errors import StoreError, StoreFull
-from escrowmq.message.ids import encode_host
+from escrowmq.message.keys import encode_host
 from escrowmq.message.record import NewRecord
 from escrowmq.store.disk import Usage
-from escrowmq.store.expire import expire
+from escrowmq.store.retention import expire
 from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import FaultyDisk
-from tests.stores import assert_clean
+from tests.support.stores import assert_clean
 
 HOST = encode_host("127.0.0.1", 10911)
 SETTINGS = StoreSettings(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from escrowmq.testing.inode import Survival
+from escrowmq.testing.disks import Survival
 from tests.simulation.escrow_world import World
 
 BLOCKS = 8

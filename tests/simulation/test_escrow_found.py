@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.escrow.halves import Half
-from escrowmq.message.offsets import LogOffset
+from escrowmq.escrow.half_table import Half
+from escrowmq.message.record import LogOffset
 from tests.simulation.escrow_broker import ESCROW, BrokerProcess
 from tests.simulation.escrow_truth import judge_disk
 from tests.simulation.escrow_world import World

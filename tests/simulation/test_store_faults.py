@@ -14,7 +14,7 @@ import pytest
 from escrowmq.errors import StoreError, StoreFailed, StoreFull
 from escrowmq.testing import FaultyDisk
 from tests.simulation.store_run import SETTINGS, StoreRun, outcome
-from tests.stores import NOW_MS, open_store, sample
+from tests.support.stores import NOW_MS, open_store, sample
 
 
 def go_on(run: StoreRun) -> None:

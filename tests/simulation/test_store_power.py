@@ -16,9 +16,9 @@ import pytest
 
 from escrowmq.store.settings import StoreSettings
 from escrowmq.testing import FaultyDisk, PowerCut
-from escrowmq.testing.inode import Survival
+from escrowmq.testing.disks import Survival
 from tests.simulation.store_run import SETTINGS, StoreRun
-from tests.stores import NOW_MS, assert_clean, open_store, sample
+from tests.support.stores import NOW_MS, assert_clean, open_store, sample
 
 SEEDS = int(os.environ.get("ESCROWMQ_SEEDS", "200"))
 LONG = "ESCROWMQ_SEEDS" in os.environ

@@ -17,7 +17,7 @@ import pyspark
 
 from tests.spark_crash.cases import LOCAL
 from tests.spark_crash.points import DIRECTORY
-from tests.sparks import environment
+from tests.support.spark_session import environment
 
 WAIT_S: Final = 600.0  # a driver needs ten seconds, on a busy machine minutes
 

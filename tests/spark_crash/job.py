@@ -20,7 +20,7 @@ from typing import Any
 from escrowmq.spark import local_session
 from tests.spark_crash.points import DIRECTORY, DRIVER_PIDS, note_pids
 from tests.spark_crash.source import CrashDataSource
-from tests.sparks import SETTINGS, SLOW_START
+from tests.support.spark_session import SETTINGS, SLOW_START
 
 JAVA_OPTIONS = "ESCROW_CRASH_JAVA"  # like -XX:SharedArchiveFile=… -Xlog:disable
 _QUICKLY = SETTINGS["spark.driver.extraJavaOptions"]

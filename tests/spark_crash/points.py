@@ -15,9 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from escrowmq.spark import write_sink, write_task, writer
-from escrowmq.spark.write_lines import Frame, Line
-from escrowmq.wire.codes import RequestCode
+from escrowmq.remoting.codes import RequestCode
+from escrowmq.spark import exactly_once as write_sink
+from escrowmq.spark import writers as write_task
+from escrowmq.spark import writers as writer
+from escrowmq.spark.send_pipeline import Frame, Line
 
 DIRECTORY = "ESCROW_CRASH_DIRECTORY"
 FROZEN, THAWED = "frozen", "thawed"

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from tests.brokers import Served
 from tests.spark_crash.cases import Case, Outcome
 from tests.spark_crash.drivers import WAIT_S, Drivers
 from tests.spark_crash.points import (
@@ -23,6 +22,7 @@ from tests.spark_crash.points import (
     fired_file,
     note_pids,
 )
+from tests.support.brokers import Served
 
 STEP: Final = 200  # rows in an epoch
 RUN_S: Final = 120.0  # of a chain, for each of its runs

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StringType, StructField, StructType
 
-from escrowmq.spark.source import EscrowSource
+from escrowmq.spark.data_source import EscrowSource
 from tests.spark_crash import points
 
 points.install()

@@ -13,11 +13,10 @@ import numpy as np
 from bench.measure import Plan
 from bench.pipeline import STEPS, Step, rows
 from bench.pipeline_input import FIRST_HALF, PLANTED, Log, expected, make_books, name_of
-from escrowmq.escrow.shapes import decode_op
+from escrowmq.escrow.records import decode_op
 from escrowmq.message import names
-from escrowmq.message.offsets import LogOffset
 from escrowmq.message.properties import decode_properties
-from escrowmq.message.record import StoredRecord, decode_record
+from escrowmq.message.record import LogOffset, StoredRecord, decode_record
 
 COUNT = 2_000
 

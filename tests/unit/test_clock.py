@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from escrowmq.broker.broker import Broker, BrokerRules
-from escrowmq.broker.sends import SendRules
+from escrowmq.broker.processors.send import SendRules
 from escrowmq.clock import ManualClock, SteadyClock
-from escrowmq.message.ids import UniqueKeys
+from escrowmq.message.keys import UniqueKeys
+from escrowmq.remoting.codes import RequestCode
+from escrowmq.remoting.headers import NoFields
 from escrowmq.testing.disks import MemoryDisk
-from escrowmq.wire.codes import RequestCode
-from escrowmq.wire.headers import NoFields
-from tests.escrows import EscrowBench
-from tests.stores import HOST, NOW_MS, open_store
-from tests.unit.broker.asking import RULES, FakeLine, a_pull, a_send, ask, bodies
+from tests.support.broker_requests import RULES, FakeLine, a_pull, a_send, ask, bodies
+from tests.support.escrows import EscrowBench
+from tests.support.stores import HOST, NOW_MS, open_store
 
 HOUR_MS = 3_600_000
 JUMPS = [pytest.param(5 * HOUR_MS, id="forwards"), pytest.param(-5 * HOUR_MS, id="backwards")]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.cli.config import as_json, example_lines, markdown_lines, text_lines
-from escrowmq.cli.serve import role_warnings
+from escrowmq.cli.commands.config import as_json, example_lines, markdown_lines, text_lines
+from escrowmq.cli.commands.serve import role_warnings
 from escrowmq.config import (
     SETTINGS,
     BrokerConfig,
@@ -20,10 +20,10 @@ from escrowmq.config import (
     Source,
     StoreConfig,
 )
-from escrowmq.config.catalogue import GROUPS
-from escrowmq.config.properties import Property, read_properties
+from escrowmq.config.loading import GROUPS
+from escrowmq.config.properties_file import Property, read_properties
+from escrowmq.config.rocketmq_keys import FORMER_KEYS, ROCKETMQ_KEYS
 from escrowmq.errors import ConfigError
-from escrowmq.rocketmq_keys import FORMER_KEYS, ROCKETMQ_KEYS
 
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from escrowmq.cli.serve import serve
-from escrowmq.config.catalogue import BY_ENVIRONMENT
+from escrowmq.cli.commands.serve import serve
+from escrowmq.config.loading import BY_ENVIRONMENT
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from escrowmq.metrics import Collector, Counter, Distribution, Family, Gauge, Histogram, Registry
-from tests.scraping import parse
+from tests.support.scraping import parse
 
 
 def text_of(*families: Family, **labels: str) -> str:

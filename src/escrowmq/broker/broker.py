@@ -11,45 +11,43 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from escrowmq.access.guard import Guard
-from escrowmq.access.rules import Action, Kind, Need
-from escrowmq.broker.admin import Admin
-from escrowmq.broker.admin_access import access_handlers
-from escrowmq.broker.admin_broker import About, AdminBroker, FixedSettings, Settings, nothing_to_do
-from escrowmq.broker.admin_groups import AdminGroups
-from escrowmq.broker.admin_offsets import AdminOffsets
-from escrowmq.broker.admin_relay import AdminRelay
-from escrowmq.broker.backups import Backups
-from escrowmq.broker.clients import Clients
-from escrowmq.broker.counts import Counts
-from escrowmq.broker.decisions import Decisions
-from escrowmq.broker.delays import DelayRules, Delays
-from escrowmq.broker.groups import Groups
-from escrowmq.broker.line import Line
-from escrowmq.broker.operators import Operators
-from escrowmq.broker.overload import SENDS, Overload, OverloadRules
-from escrowmq.broker.permissions import Permissions
-from escrowmq.broker.pulls import PullRules, Pulls
-from escrowmq.broker.queries import Queries, unsupported
-from escrowmq.broker.replies import Replies
-from escrowmq.broker.retries import Retries
-from escrowmq.broker.sends import SendRules, Sends
-from escrowmq.broker.statistics import Statistics, utc_day
-from escrowmq.broker.topics import TopicRules, Topics
-from escrowmq.broker.transactions import TransactionRules, Transactions
+from escrowmq.auth.acl import Action, Kind, Need
+from escrowmq.auth.validator import Guard
+from escrowmq.broker.delayed_messages import DelayRules, Delays
+from escrowmq.broker.dispatch import Line, Permissions
+from escrowmq.broker.flow_control import SENDS, Overload, OverloadRules
+from escrowmq.broker.metadata import Groups, TopicRules, Topics
+from escrowmq.broker.processors.admin_broker import (
+    About,
+    AdminBroker,
+    Backups,
+    FixedSettings,
+    Settings,
+    nothing_to_do,
+)
+from escrowmq.broker.processors.admin_groups import AdminGroups, AdminOffsets, AdminRelay
+from escrowmq.broker.processors.admin_metadata import Admin, access_handlers
+from escrowmq.broker.processors.clients import Clients
+from escrowmq.broker.processors.pull import PullRules, Pulls
+from escrowmq.broker.processors.query import Queries, unsupported
+from escrowmq.broker.processors.send import SendRules, Sends
+from escrowmq.broker.processors.send_back import Replies, Retries
+from escrowmq.broker.statistics import Counts, Statistics, utc_day
+from escrowmq.broker.transactions.admin import Operators
+from escrowmq.broker.transactions.end import TransactionRules, Transactions
+from escrowmq.broker.transactions.group_decisions import Decisions
 from escrowmq.broker.turn import Turn, WhenFlushed
-from escrowmq.consume.groups import ConsumerGroups, ProducerGroups
-from escrowmq.consume.locks import QueueLocks
+from escrowmq.consume.members import ConsumerGroups, ProducerGroups, QueueLocks
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import LocalProtocolError, RequestRefused, StoreError
-from escrowmq.message.ids import UniqueKeys, decode_host
-from escrowmq.message.newrun import ToAppend
-from escrowmq.store.configfiles import delays_file, groups_file, offsets_file, topics_file
+from escrowmq.message.batch import ToAppend
+from escrowmq.message.keys import UniqueKeys, decode_host
+from escrowmq.remoting.codes import RequestCode, ResponseCode
+from escrowmq.remoting.requests import Request
+from escrowmq.remoting.responses import refuse
+from escrowmq.store.config_files import delays_file, groups_file, offsets_file, topics_file
 from escrowmq.store.disk import Disk
 from escrowmq.store.store import MessageStore
-from escrowmq.wire.answers import refuse
-from escrowmq.wire.codes import RequestCode, ResponseCode
-from escrowmq.wire.fastpath import Request
 
 log = logging.getLogger(__name__)
 

@@ -12,20 +12,19 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from escrowmq.broker.counts import Counts
-from escrowmq.broker.line import Line
-from escrowmq.broker.putcodes import CODES_OF_PUTS
+from escrowmq.broker.dispatch import CODES_OF_PUTS, Line
+from escrowmq.broker.statistics import Counts
 from escrowmq.errors import RecordRefused, StoreError, StoreFailed
-from escrowmq.message.ids import encode_offset_ids
-from escrowmq.message.newrun import NewRun, ToAppend
+from escrowmq.message.batch import NewRun, ToAppend
+from escrowmq.message.keys import encode_offset_ids
 from escrowmq.message.record import NewRecord
-from escrowmq.store.placed import Placed
+from escrowmq.remoting.codes import ResponseCode
+from escrowmq.remoting.headers import SendMessageAnswer
+from escrowmq.remoting.requests import Request
+from escrowmq.remoting.responses import SendAnswers, answer
+from escrowmq.store.commit_log import Placed
 from escrowmq.store.status import PutStatus, status_of
 from escrowmq.store.store import MessageStore
-from escrowmq.wire.answers import SendAnswers, answer
-from escrowmq.wire.codes import ResponseCode
-from escrowmq.wire.fastpath import Request
-from escrowmq.wire.headers_send import SendMessageAnswer
 
 log = logging.getLogger(__name__)
 

@@ -22,11 +22,11 @@ from escrowmq.errors import (
     TransportError,
     UnknownRequest,
 )
-from escrowmq.wire.bodies import ClusterInfo, decode_body
-from escrowmq.wire.codes import RequestCode, ResponseCode, request_name
-from escrowmq.wire.command import Command
-from escrowmq.wire.connection import Answer, Call, Connection
-from escrowmq.wire.headers import Header
+from escrowmq.remoting.bodies import ClusterInfo, decode_body
+from escrowmq.remoting.codes import RequestCode, ResponseCode, request_name
+from escrowmq.remoting.command import Command
+from escrowmq.remoting.connection import Answer, Call, Connection
+from escrowmq.remoting.headers import Header
 
 TIMEOUT_S: Final = 10.0
 WINDOW: Final = 64  # calls on their way at once, so that one flush answers many

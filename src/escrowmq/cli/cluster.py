@@ -10,14 +10,19 @@ import msgspec
 from escrowmq.cli.brokers import Brokers
 from escrowmq.cli.call import BrokerPlace, Caller, Reply, reason_of
 from escrowmq.errors import EscrowError, RequestRefused
-from escrowmq.wire.bodies import decode_body
-from escrowmq.wire.bodies_transaction import TransactionEntry, TransactionList, TransactionStory
-from escrowmq.wire.codes import RequestCode, ResponseCode
-from escrowmq.wire.headers import Header, decode_header
-from escrowmq.wire.headers_transaction import (
+from escrowmq.remoting.bodies import (
+    TransactionEntry,
+    TransactionList,
+    TransactionStory,
+    decode_body,
+)
+from escrowmq.remoting.codes import RequestCode, ResponseCode
+from escrowmq.remoting.headers import (
+    Header,
     ListTransactions,
     SettleTransactionAnswer,
     TransactionName,
+    decode_header,
 )
 
 

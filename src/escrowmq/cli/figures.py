@@ -7,13 +7,12 @@ from typing import Any, Final
 
 import msgspec
 
-from escrowmq.broker.groups import is_system_group
-from escrowmq.broker.topics import DLQ_PREFIX, RETRY_PREFIX
+from escrowmq.broker.metadata import DLQ_PREFIX, RETRY_PREFIX, is_system_group
 from escrowmq.cli.call import Caller
 from escrowmq.errors import BrokenBody, RequestRefused
-from escrowmq.message.fastjson import lenient_json
-from escrowmq.wire.bodies import QueueName, TopicConfig, TopicConfigs, TopicList, decode_body
-from escrowmq.wire.bodies_admin import (
+from escrowmq.parsing import lenient_json
+from escrowmq.remoting.bodies import QueueName, TopicConfig, TopicConfigs, TopicList, decode_body
+from escrowmq.remoting.bodies_admin import (
     ConsumeOffset,
     ConsumerConnections,
     GroupList,
@@ -22,9 +21,9 @@ from escrowmq.wire.bodies_admin import (
     queue_of,
     queue_tables,
 )
-from escrowmq.wire.codes import RequestCode, ResponseCode
-from escrowmq.wire.headers_admin import BrokerConsumeStats, ConsumeStatsOf, TopicName
-from escrowmq.wire.headers_consume import ConsumerGroup
+from escrowmq.remoting.codes import RequestCode, ResponseCode
+from escrowmq.remoting.headers import ConsumerGroup
+from escrowmq.remoting.headers_admin import BrokerConsumeStats, ConsumeStatsOf, TopicName
 
 Offsets = dict[QueueName, TopicOffset]
 Progress = dict[QueueName, ConsumeOffset]

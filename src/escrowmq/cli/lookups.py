@@ -8,11 +8,11 @@ from typing import Final
 from escrowmq.cli.brokers import Brokers
 from escrowmq.cli.call import Caller
 from escrowmq.cli.figures import topic_configs
-from escrowmq.cli.found import Found, records_in
+from escrowmq.cli.rendering import Found, records_in
 from escrowmq.errors import NoSuchRecord, RemoteProtocolError, RequestRefused
-from escrowmq.message.ids import decode_host, decode_offset_id
-from escrowmq.wire.codes import RequestCode, ResponseCode
-from escrowmq.wire.headers_consume import PullMessage, QueryMessage, ViewMessage
+from escrowmq.message.keys import decode_host, decode_offset_id
+from escrowmq.remoting.codes import RequestCode, ResponseCode
+from escrowmq.remoting.headers import PullMessage, QueryMessage, ViewMessage
 
 # RocketMQ's own group for this: it commits nothing, so nobody is disturbed.
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"

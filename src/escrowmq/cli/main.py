@@ -46,7 +46,7 @@ class Commands(click.Group):
 
 
 def _loaded(name: str) -> click.Command:
-    command: click.Command = getattr(import_module(f"escrowmq.cli.{name}"), name)
+    command: click.Command = getattr(import_module(f"escrowmq.cli.commands.{name}"), name)
     return command
 
 

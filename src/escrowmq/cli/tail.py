@@ -13,16 +13,15 @@ from typing import Final
 from escrowmq.cli.brokers import Brokers
 from escrowmq.cli.call import BrokerPlace, Caller
 from escrowmq.cli.figures import GONE, topic_offsets
-from escrowmq.cli.found import Found, records_in
 from escrowmq.cli.lookups import HAS_SUBSCRIPTION, TOOLS_GROUP
 from escrowmq.cli.options import EARLIEST, LATEST
-from escrowmq.cli.watch import pause
+from escrowmq.cli.output import pause
+from escrowmq.cli.rendering import Found, records_in
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import EscrowError, NoRoute, RequestRefused
-from escrowmq.wire.codes import RequestCode, ResponseCode
-from escrowmq.wire.command import Command
-from escrowmq.wire.headers import decode_header
-from escrowmq.wire.headers_consume import OffsetAnswer, PullMessage, SearchOffset
+from escrowmq.remoting.codes import RequestCode, ResponseCode
+from escrowmq.remoting.command import Command
+from escrowmq.remoting.headers import OffsetAnswer, PullMessage, SearchOffset, decode_header
 
 _ROUND_S: Final = 0.2
 _LOOK_AGAIN_S: Final = 5.0  # for queues that are new, and brokers that came back

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 
-from escrowmq.access.signature import Signer
+from escrowmq.auth.signature import Signer
+from escrowmq.remoting.connection import Sign
 from escrowmq.secret import Secret
-from escrowmq.wire.connection import Sign
 
 
 @dataclass(frozen=True, slots=True)

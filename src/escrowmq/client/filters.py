@@ -1,5 +1,6 @@
 """What a consumer wants of a topic: everything ("*"), some tags ("a || b"), or what an SQL92
-expression over the properties says (`Sql("price > 3")`)."""
+expression over the properties says (`Sql("price > 3")`).
+"""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from escrowmq.errors import BadSubscription
-from escrowmq.message.javahash import java_hash
-from escrowmq.wire.bodies import SubscriptionEntry
+from escrowmq.message.keys import java_hash
+from escrowmq.remoting.bodies import SubscriptionEntry
 
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"

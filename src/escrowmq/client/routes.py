@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from escrowmq.client.line import Reply
-from escrowmq.client.lines import Lines
+from escrowmq.client.connection import Lines, Reply
 from escrowmq.client.messages import Queue
 from escrowmq.clock import Clock
 from escrowmq.errors import (
@@ -22,10 +21,10 @@ from escrowmq.errors import (
     TransportError,
     WrongProcess,
 )
-from escrowmq.wire.bodies import ClusterInfo, TopicRoute, decode_body
-from escrowmq.wire.codes import RequestCode, ResponseCode
-from escrowmq.wire.headers import Header
-from escrowmq.wire.headers_namesrv import GetRoute
+from escrowmq.remoting.bodies import ClusterInfo, TopicRoute, decode_body
+from escrowmq.remoting.codes import RequestCode, ResponseCode
+from escrowmq.remoting.headers import Header
+from escrowmq.remoting.headers_admin import GetRoute
 
 log = logging.getLogger(__name__)
 

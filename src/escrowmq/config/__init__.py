@@ -16,25 +16,27 @@ A key that only RocketMQ has is a warning; one that nobody has is a ConfigError.
 
 from __future__ import annotations
 
-from escrowmq.config.catalogue import SETTINGS, Setting
-from escrowmq.config.groups import (
+from escrowmq.config.loading import SETTINGS, Config, Entry, Origin, Resolved, Setting, Source
+from escrowmq.config.settings import (
     BrokerConfig,
     BrokerRole,
+    ClientAuth,
     ConsumeConfig,
     DelayConfig,
     FlushMode,
+    LogConfig,
+    LogFormat,
+    LogLevel,
     MetricsConfig,
     MetricsExporter,
     NamesrvConfig,
     NetworkConfig,
+    OverloadConfig,
+    SecurityConfig,
     StoreConfig,
+    TlsMode,
+    TransactionConfig,
 )
-from escrowmq.config.logs import LogConfig, LogFormat, LogLevel
-from escrowmq.config.overload import OverloadConfig
-from escrowmq.config.resolve import Config, Entry, Resolved
-from escrowmq.config.security import ClientAuth, SecurityConfig, TlsMode
-from escrowmq.config.sources import Origin, Source
-from escrowmq.config.transactions import TransactionConfig
 
 __all__ = [
     "SETTINGS",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from escrowmq.message.offsets import QueueOffset
+from escrowmq.message.record import QueueOffset
 
 _SEPARATOR = "@"  # in neither name
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from escrowmq.consume.groups import ConsumerGroup
+from escrowmq.consume.members import ConsumerGroup
 from escrowmq.consume.subscription import SQL92, Subscription, parse_subscription, with_filter
 from escrowmq.errors import BadSubscription
 

@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from escrowmq.consume.sql92 import SqlFilter, sql_filter
 from escrowmq.errors import BadSubscription
-from escrowmq.message.javahash import java_hash
+from escrowmq.message.keys import java_hash
 
 Kind = Literal["TAG", "SQL92"]
 

@@ -1,5 +1,6 @@
 """Bob pays Smith, while processes are killed, decisions get lost and local transactions fail.
-Then Spark compares what the broker wrote down with the books of both banks."""
+Then Spark compares what the broker wrote down with the books of both banks.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def main(
 
 def _check_spark() -> None:
     """Before anything else: nobody wants to hear it after two minutes."""
-    from escrowmq.spark.session import check_java, check_pyspark
+    from escrowmq.spark.data_source import check_java, check_pyspark
 
     check_pyspark()
     check_java()

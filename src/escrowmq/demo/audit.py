@@ -1,5 +1,6 @@
 """The second part: Spark reads what the broker wrote down about each transaction, and compares it
-with the books of both banks."""
+with the books of both banks.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from escrowmq.demo.banks import Books
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from escrowmq.pipeline.reconcile_summary import Summary
+    from escrowmq.pipeline.reconcile.job import Summary
 
 BOOKS: Final = "SELECT transaction_id, cents / 100.0 AS amount, at_ms FROM transfer"
 _LOST: Final = ("row_without_message", "consumed_without_effect")
@@ -57,9 +58,9 @@ def audit(
     make_ledger: MakeLedger = stream_ledger,
 ) -> tuple[Summary, Path]:
     """What the comparison says, and where its report is."""
-    from escrowmq.pipeline.reconcile import Limits
-    from escrowmq.pipeline.reconcile_cli import write_report
-    from escrowmq.pipeline.reconcile_run import Wanted, reconcile
+    from escrowmq.cli.commands.pipeline import write_report
+    from escrowmq.pipeline.reconcile.compare import Limits
+    from escrowmq.pipeline.reconcile.job import Wanted, reconcile
 
     ledger = directory / "ledger"
     make_ledger(spark, servers, ledger)

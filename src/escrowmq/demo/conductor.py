@@ -22,7 +22,7 @@ from escrowmq.clock import SystemClock
 from escrowmq.demo.banks import BOB, SMITH, booked, found_bank, open_bank
 from escrowmq.demo.processes import BrokerProcess, Process, last_line
 from escrowmq.errors import DemoFailed
-from escrowmq.wire.headers_transaction import ListTransactions
+from escrowmq.remoting.headers import ListTransactions
 
 PAYERS: Final = 3
 STEP_S: Final = 0.1

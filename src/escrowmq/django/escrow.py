@@ -13,9 +13,10 @@ from typing import Any
 from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
-from escrowmq.binding.caretaker import Caretaker, Chores
-from escrowmq.binding.held import HeldMessages
-from escrowmq.binding.marker import (
+from escrowmq.blocking import Producer
+from escrowmq.client.messages import ReceivedMessage
+from escrowmq.clock import Clock, SystemClock
+from escrowmq.database.marker import (
     MARKERS,
     MARKERS_KEPT_MS,
     checked_kept_ms,
@@ -23,12 +24,10 @@ from escrowmq.binding.marker import (
     new_id,
     place_of,
 )
-from escrowmq.blocking import Producer
-from escrowmq.client.messages import ReceivedMessage
-from escrowmq.clock import Clock, SystemClock
+from escrowmq.database.transaction import Caretaker, Chores, HeldMessages
 from escrowmq.django import statements
 from escrowmq.errors import CommitUnknown, ConfigError, Rollback
-from escrowmq.message.verdict import Verdict
+from escrowmq.message.transaction import Verdict
 
 log = logging.getLogger(__name__)
 

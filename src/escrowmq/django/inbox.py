@@ -9,11 +9,11 @@ from itertools import islice
 
 from django.db import DEFAULT_DB_ALIAS, IntegrityError, close_old_connections, transaction
 
-from escrowmq.binding.caretaker import Chores
-from escrowmq.binding.marker import INBOX, INBOX_KEPT_MS
 from escrowmq.blocking import Consumer
 from escrowmq.client.messages import ReceivedMessage
 from escrowmq.clock import Clock, SystemClock
+from escrowmq.database.marker import INBOX, INBOX_KEPT_MS
+from escrowmq.database.transaction import Chores
 from escrowmq.django import statements
 
 log = logging.getLogger(__name__)

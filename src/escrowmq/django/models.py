@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from escrowmq.binding.marker import ID_CHARS_MAX, INBOX, MARKERS
+from escrowmq.database.marker import ID_CHARS_MAX, INBOX, MARKERS
 
 if TYPE_CHECKING:
     _Text = models.CharField[str, str]

@@ -7,7 +7,7 @@ from typing import Any, Final
 from django.db import IntegrityError, OperationalError, connections, transaction
 from django.db.utils import DatabaseError
 
-from escrowmq.binding.marker import (
+from escrowmq.database.marker import (
     COMMITTED,
     INBOX,
     MARKERS,
@@ -18,7 +18,7 @@ from escrowmq.binding.marker import (
     is_lock,
     short_lock_wait,
 )
-from escrowmq.message.verdict import Verdict
+from escrowmq.message.transaction import Verdict
 
 _INSERT: Final = (
     f"INSERT INTO {MARKERS} (id, outcome, at_ms, producer_group, messages) "

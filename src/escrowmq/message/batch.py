@@ -4,17 +4,23 @@
 
 `size` counts all of it, itself too. Magic and crc are zero; the broker computes the crc of
 each body when it stores it. Properties are encoded as in properties.py.
+
+Runs: messages of one queue that have nothing but a body and a unique key.
+
+The batch of a bulk sender is one. What is the same for all of them is kept once, and the rest in
+columns: such a sender brings hundreds of thousands a second, and an object for each is too much.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, final
 
 import msgspec
 
 from escrowmq.errors import BrokenBody, LocalProtocolError
+from escrowmq.message.record import NewRecord
 
 PROPERTIES_BYTES_MAX: Final = 0x7FFF
 
@@ -72,3 +78,128 @@ def decode_batch(body: bytes | memoryview) -> list[BatchItem]:
         add(BatchItem(flag, view[body_at:body_end], whole[body_end + 2 : following]))
         at = following
     return items
+
+
+KEY_BEGIN: Final = b"UNIQ_KEY\x01"
+_KEY_END: Final = 2
+_LENGTH: Final = struct.Struct(">h")
+_HEAD: Final = struct.Struct(">i8xii")  # BATCH_HEAD: its size, flag and length of the body
+assert _HEAD.size == BATCH_HEAD.size
+_TAIL_BYTES_MIN: Final = _LENGTH.size + len(KEY_BEGIN) + 2  # a key of one letter, and its end
+_TAIL_BYTES_MAX: Final = _TAIL_BYTES_MIN + 254
+_RUN_FIXED_BYTES: Final = BATCH_HEAD.size + _TAIL_BYTES_MIN
+
+
+@final
+class NewRun(msgspec.Struct, frozen=True, gc=False):
+    """Messages to be appended one behind the other, for consumers to see."""
+
+    topic: str
+    queue_id: int
+    bodies: list[memoryview]
+    keys: list[bytes]  # all of one length
+    flags: list[int]
+    marks: bytes  # the properties that each has behind its key
+    sys_flag: int
+    born_ms: int
+    born_host: bytes
+    reconsume_times: int = 0
+    prepared_offset: int = 0
+
+    def properties(self) -> list[bytes]:
+        return [b"%b%b\x02%b" % (KEY_BEGIN, key, self.marks) for key in self.keys]
+
+    def records(self) -> Iterator[NewRecord]:
+        """The same one by one."""
+        columns = zip(self.bodies, self.properties(), self.flags, strict=True)
+        for body, properties, flag in columns:
+            yield NewRecord(
+                self.topic,
+                self.queue_id,
+                body,  # type: ignore[arg-type]  # a view, as that of a single message
+                properties,
+                flag,
+                self.sys_flag,
+                self.born_ms,
+                self.born_host,
+                self.reconsume_times,
+                self.prepared_offset,
+            )
+
+
+ToAppend = NewRecord | NewRun
+
+
+def one_by_one(found: Sequence[ToAppend]) -> Iterator[NewRecord]:
+    for one in found:
+        if type(one) is NewRun:
+            yield from one.records()
+        else:
+            yield one
+
+
+class BulkBatch(msgspec.Struct, frozen=True, gc=False):
+    bodies: list[memoryview]
+    keys: list[bytes]
+    flags: list[int]
+
+    def run(
+        self,
+        topic: str,
+        queue_id: int,
+        marks: bytes,
+        sys_flag: int,
+        born_ms: int,
+        born_host: bytes,
+        reconsume_times: int,
+        prepared_offset: int = 0,
+    ) -> NewRun:
+        columns = self.bodies, self.keys, self.flags
+        born = born_ms, born_host
+        times = reconsume_times, prepared_offset
+        return NewRun(topic, queue_id, *columns, marks, sys_flag, *born, *times)
+
+
+def decode_bulk(body: bytes | memoryview) -> BulkBatch | None:
+    """The body of a batch (`message/batch.py`) whose messages have nothing but a unique key, of
+    letters and digits, all of one length. None if it is another one, or broken: `decode_batch`
+    finds out."""
+    view = memoryview(body)
+    bodies: list[memoryview] = []
+    tails: list[memoryview] = []  # from the length of the properties on
+    flags: list[int] = []
+    at, end, last = 0, len(view), len(view) - _RUN_FIXED_BYTES
+    head, head_bytes, tail_min = _HEAD.unpack_from, _HEAD.size, _TAIL_BYTES_MIN
+    while at < end:
+        if at > last:
+            return None
+        size, flag, body_bytes = head(view, at)
+        body_at = at + head_bytes
+        body_end = body_at + body_bytes
+        at += size
+        if body_bytes < 0 or at > end or at - body_end < tail_min:
+            return None
+        bodies.append(view[body_at:body_end])
+        tails.append(view[body_end:at])
+        flags.append(flag)
+    keys = _lone_keys(tails)
+    return BulkBatch(bodies, keys, flags) if keys else None
+
+
+def _lone_keys(tails: list[memoryview]) -> list[bytes]:
+    """The keys in these, if all are of one length and nothing else is there; else none."""
+    lengths = set(map(len, tails))
+    if len(lengths) != 1:
+        return []
+    (length,) = lengths
+    if length > _TAIL_BYTES_MAX:
+        return []
+    joined, count = b"".join(tails), len(tails)
+    begin = _LENGTH.pack(length - _LENGTH.size) + KEY_BEGIN
+    same = [*enumerate(begin), (length - 1, _KEY_END)]
+    if any(joined[at::length] != bytes((byte,)) * count for at, byte in same):
+        return []
+    keys = [
+        joined[at : at + length - len(begin) - 1] for at in range(len(begin), len(joined), length)
+    ]
+    return keys if b"".join(keys).isalnum() else []

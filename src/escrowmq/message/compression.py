@@ -14,7 +14,7 @@ from typing import Final
 import lz4.frame
 
 from escrowmq.errors import BrokenBody, LocalProtocolError
-from escrowmq.message import sysflag
+from escrowmq.message import record as sysflag
 
 if sys.version_info >= (3, 14):
     from compression import zstd

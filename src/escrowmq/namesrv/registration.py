@@ -20,8 +20,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from escrowmq.errors import RequestRefused
-from escrowmq.wire import headers_namesrv as headers
-from escrowmq.wire.bodies import (
+from escrowmq.remoting import headers_admin as headers
+from escrowmq.remoting.bodies import (
     DataVersion,
     RegisterBrokerBody,
     Settings,
@@ -30,9 +30,9 @@ from escrowmq.wire.bodies import (
     decode_body,
     encode_body,
 )
-from escrowmq.wire.codes import RequestCode, ResponseCode
-from escrowmq.wire.command import Command
-from escrowmq.wire.headers import H, Header, NoFields, decode_header
+from escrowmq.remoting.codes import RequestCode, ResponseCode
+from escrowmq.remoting.command import Command
+from escrowmq.remoting.headers import H, Header, NoFields, decode_header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,10 +17,9 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from escrowmq.pipeline.archive import read_archive, run_archive
-    from escrowmq.pipeline.ledger_run import read_ledger, run_ledger
-    from escrowmq.pipeline.replay import Wanted, run_replay
-    from escrowmq.pipeline.sources import Source
+    from escrowmq.pipeline.archive import Wanted, read_archive, run_archive, run_replay
+    from escrowmq.pipeline.job import Source
+    from escrowmq.pipeline.ledger.job import read_ledger, run_ledger
 
 __all__ = [
     "Source",
@@ -34,13 +33,13 @@ __all__ = [
 
 # Imported when they are used: they need PySpark, and the command line does not.
 _HOMES: Final = {
-    "Source": "sources",
-    "Wanted": "replay",
+    "Source": "job",
+    "Wanted": "archive",
     "read_archive": "archive",
-    "read_ledger": "ledger_run",
+    "read_ledger": "ledger.job",
     "run_archive": "archive",
-    "run_ledger": "ledger_run",
-    "run_replay": "replay",
+    "run_ledger": "ledger.job",
+    "run_replay": "archive",
 }
 
 

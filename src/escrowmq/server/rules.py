@@ -6,17 +6,17 @@ from importlib.metadata import version
 from typing import Final
 
 from escrowmq.broker.broker import BrokerRules
-from escrowmq.broker.delays import DelayRules
-from escrowmq.broker.overload import OverloadRules
-from escrowmq.broker.pulls import PullRules
-from escrowmq.broker.sends import SendRules
-from escrowmq.broker.topics import WRITE, TopicRules
-from escrowmq.broker.transactions import TransactionRules
+from escrowmq.broker.delayed_messages import DelayRules
+from escrowmq.broker.flow_control import OverloadRules
+from escrowmq.broker.metadata import WRITE, TopicRules
+from escrowmq.broker.processors.pull import PullRules
+from escrowmq.broker.processors.send import SendRules
+from escrowmq.broker.transactions.end import TransactionRules
 from escrowmq.config import Config, TlsMode
-from escrowmq.escrow.rules import EscrowRules
-from escrowmq.server.access import Access
-from escrowmq.server.tcp import PortLimits, PortSecurity
-from escrowmq.server.upkeep import UpkeepSettings
+from escrowmq.escrow.checks import EscrowRules
+from escrowmq.server.remoting_server import PortLimits, PortSecurity
+from escrowmq.server.security import Access
+from escrowmq.server.tasks import UpkeepSettings
 from escrowmq.store.settings import StoreSettings
 
 TICK_S: Final = 0.1

@@ -19,27 +19,17 @@ from typing import Any
 import uvloop
 
 from escrowmq.broker.broker import Broker
-from escrowmq.broker.counts import Counts
+from escrowmq.broker.statistics import Counts
 from escrowmq.clock import Clock, SteadyClock, SystemClock, local_day
 from escrowmq.config import Config, FlushMode, Resolved
 from escrowmq.errors import EscrowError, StoreError, StoreFull
-from escrowmq.message.ids import UniqueKeys, encode_host
+from escrowmq.message.keys import UniqueKeys, encode_host
 from escrowmq.metrics import Registry
-from escrowmq.server.access import Access, inner_account, refuse_open_doors
-from escrowmq.server.groupcommit import GroupCommit
-from escrowmq.server.live import LiveSettings
-from escrowmq.server.logs import set_up_logs
-from escrowmq.server.loops import running
-from escrowmq.server.metrics import (
-    access_metrics,
-    add_broker_metrics,
-    registry_of,
-    store_metrics,
-)
-from escrowmq.server.metrics_http import Health, serving
-from escrowmq.server.names import name_server
-from escrowmq.server.online import OnlineSettings
-from escrowmq.server.registrar import Registrar, registrars_of
+from escrowmq.server.http_server import Health, serving
+from escrowmq.server.live_config import LiveSettings, OnlineSettings, set_up_logs
+from escrowmq.server.metrics import access_metrics, add_broker_metrics, registry_of, store_metrics
+from escrowmq.server.namesrv import Registrar, name_server, registrars_of
+from escrowmq.server.remoting_server import Port, bind, port_of, reachable
 from escrowmq.server.rules import (
     broker_rules,
     port_limits,
@@ -48,10 +38,10 @@ from escrowmq.server.rules import (
     tick_interval_s,
     upkeep_settings,
 )
-from escrowmq.server.tcp import Port, bind, port_of, reachable
-from escrowmq.server.upkeep import Upkeep
+from escrowmq.server.security import Access, inner_account, refuse_open_doors
+from escrowmq.server.tasks import GroupCommit, Upkeep, running
 from escrowmq.store.disk import Disk, RealDisk
-from escrowmq.store.expire import look_for_room
+from escrowmq.store.retention import look_for_room
 from escrowmq.store.store import MessageStore
 
 log = logging.getLogger(__name__)

@@ -9,22 +9,23 @@ from typing import Final
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import BadOption, NoRoute, NotSent, RequestRefused, TransportError
 from escrowmq.message import names
-from escrowmq.spark.access import Access
-from escrowmq.spark.line import Asked, BlockingLine, Reply
-from escrowmq.spark.offsets import Offsets, QueueKey
-from escrowmq.spark.pull import HAS_SUBSCRIPTION
-from escrowmq.spark.suggest import suggestion
-from escrowmq.wire.bodies import TopicList, TopicRoute, decode_body
-from escrowmq.wire.codes import RequestCode, ResponseCode
-from escrowmq.wire.headers import Header, NoFields
-from escrowmq.wire.headers_consume import (
+from escrowmq.parsing import suggestion
+from escrowmq.remoting.bodies import TopicList, TopicRoute, decode_body
+from escrowmq.remoting.codes import RequestCode, ResponseCode
+from escrowmq.remoting.headers import (
+    Header,
+    NoFields,
     PullMessage,
     QueryConsumerOffset,
     QueueOf,
     SearchOffset,
     UpdateConsumerOffset,
 )
-from escrowmq.wire.headers_namesrv import GetRoute
+from escrowmq.remoting.headers_admin import GetRoute
+from escrowmq.spark.line import Asked, BlockingLine, Reply
+from escrowmq.spark.offsets import Offsets, QueueKey
+from escrowmq.spark.options import Access
+from escrowmq.spark.range_pull import HAS_SUBSCRIPTION
 
 ROUTES_FRESH_S: Final = 5.0
 _READ: Final = 4

@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import NamedTuple
 
 from escrowmq.errors import FrameTooLong, NotSent, OutcomeUnknown, RequestRefused
-from escrowmq.spark.access import Access
-from escrowmq.wire.codes import JSON
-from escrowmq.wire.command import Command, decode_command, encode_command
-from escrowmq.wire.frame import FRAME_LENGTH_MAX, HEADER_LENGTH_MAX, encode_frame
-from escrowmq.wire.headers import Header, encode_header
+from escrowmq.remoting.codes import JSON
+from escrowmq.remoting.command import Command, decode_command, encode_command
+from escrowmq.remoting.frame import FRAME_LENGTH_MAX, HEADER_LENGTH_MAX, encode_frame
+from escrowmq.remoting.headers import Header, encode_header
+from escrowmq.spark.options import Access
 
 _PREFIX = struct.Struct(">II")
 

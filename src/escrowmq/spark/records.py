@@ -16,8 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.errors import BrokenBody
-from escrowmq.message.record import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
-from escrowmq.message.sysflag import BORN_HOST_IPV6, STORE_HOST_IPV6
+from escrowmq.message.record import (
+    BORN_HOST_IPV6,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD_BYTES_MIN,
+    STORE_HOST_IPV6,
+)
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]

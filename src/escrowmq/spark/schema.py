@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import types as sql
 
 from escrowmq.errors import BadOption
-from escrowmq.spark.suggest import suggestion
+from escrowmq.parsing import suggestion
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 STRINGS: Final = pa.map_(pa.string(), pa.string())

@@ -7,14 +7,14 @@ from typing import Final
 
 from escrowmq.clock import SystemClock
 from escrowmq.errors import NoRoute, NotSent, RequestRefused, TransportError
-from escrowmq.spark.access import Access
-from escrowmq.spark.write_frames import Target
-from escrowmq.spark.write_lines import Line
-from escrowmq.wire.bodies import ClusterInfo, TopicRoute, decode_body
-from escrowmq.wire.codes import RequestCode, ResponseCode
-from escrowmq.wire.fastpath import Body
-from escrowmq.wire.headers import Header
-from escrowmq.wire.headers_namesrv import GetRoute
+from escrowmq.remoting.bodies import ClusterInfo, TopicRoute, decode_body
+from escrowmq.remoting.codes import RequestCode, ResponseCode
+from escrowmq.remoting.headers import Header
+from escrowmq.remoting.headers_admin import GetRoute
+from escrowmq.remoting.requests import Body
+from escrowmq.spark.options import Access
+from escrowmq.spark.row_encoding import Target
+from escrowmq.spark.send_pipeline import Line
 
 TEMPLATE: Final = "TBW102"  # an unknown topic is made from it by the first send
 QUEUES_MADE: Final = 4

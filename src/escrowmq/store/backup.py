@@ -21,10 +21,10 @@ import msgspec
 
 from escrowmq.errors import StoreDamaged, StoreError, StoreFailed
 from escrowmq.store.check import Report, check_store, is_store
-from escrowmq.store.configfiles import DIRECTORY as CONFIG_DIRECTORY
-from escrowmq.store.consumequeue import DIRECTORY as QUEUE_DIRECTORY
+from escrowmq.store.config_files import DIRECTORY as CONFIG_DIRECTORY
+from escrowmq.store.consume_queue import DIRECTORY as QUEUE_DIRECTORY
 from escrowmq.store.disk import Disk, parent, read_file, replace_file, write_file
-from escrowmq.store.logfiles import LogFiles
+from escrowmq.store.log_files import LogFiles
 from escrowmq.store.store import ABORT_PATH
 
 PATH: Final = "escrowmq.backup"

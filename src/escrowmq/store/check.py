@@ -13,20 +13,18 @@ from typing import Final
 from zlib import crc32
 
 from escrowmq.errors import ProtocolError, StoreDamaged, StoreError, StoreFailed
-from escrowmq.message.facts import derive, has_queue_entry
-from escrowmq.message.fastjson import lenient_json
-from escrowmq.store.check_index import IndexCheck
-from escrowmq.store.check_log import LogCheck, Stop
-from escrowmq.store.check_queues import QueueCheck
+from escrowmq.message.keys import derive, has_queue_entry
+from escrowmq.parsing import lenient_json
+from escrowmq.store.check_indexes import IndexCheck, QueueCheck
+from escrowmq.store.check_log import Finding, Findings, LogCheck, Report, Severity, Stop
 from escrowmq.store.checkpoint import PATH as CHECKPOINT_PATH
 from escrowmq.store.checkpoint import ROCKETMQ_BYTES, ROCKETMQ_PATH
-from escrowmq.store.commitlog import DIRECTORY as LOG_DIRECTORY
-from escrowmq.store.deleted import DeletedTopics
+from escrowmq.store.commit_log import DIRECTORY as LOG_DIRECTORY
+from escrowmq.store.consume_queue import DeletedTopics
 from escrowmq.store.disk import Disk, Lock, read_file
-from escrowmq.store.findings import Finding, Findings, Report, Severity
-from escrowmq.store.logfiles import LogFiles
-from escrowmq.store.redo import PATH as REDO_PATH
-from escrowmq.store.redo import FileChange, load_redo
+from escrowmq.store.key_index import PATH as REDO_PATH
+from escrowmq.store.key_index import FileChange, load_redo
+from escrowmq.store.log_files import LogFiles
 from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import ABORT_PATH, LOCK_PATH
 

@@ -18,11 +18,11 @@ from zlib import crc32
 
 import msgspec
 
-from escrowmq.message.offsets import LogOffset
-from escrowmq.store.commitlog import Flush
-from escrowmq.store.consumequeue import QueueFlush
+from escrowmq.message.record import LogOffset
+from escrowmq.store.commit_log import Flush
+from escrowmq.store.consume_queue import QueueFlush
 from escrowmq.store.disk import Disk, read_file, replace_file, write_file
-from escrowmq.store.keyindex import IndexFlush, expired_files
+from escrowmq.store.key_index import IndexFlush, expired_files
 
 PATH: Final = "escrowmq.checkpoint"
 ROCKETMQ_PATH: Final = "checkpoint"

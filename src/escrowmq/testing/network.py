@@ -22,10 +22,10 @@ from random import Random
 from typing import Protocol
 
 from escrowmq.clock import Clock
-from escrowmq.message.ids import encode_host
-from escrowmq.wire.connection import Connection, Event
-from escrowmq.wire.fastpath import Body
-from escrowmq.wire.headers import Header
+from escrowmq.message.keys import encode_host
+from escrowmq.remoting.connection import Connection, Event
+from escrowmq.remoting.headers import Header
+from escrowmq.remoting.requests import Body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.brokers import Served
-from tests.e2e.messaging.asking import numbers
 from tests.interop.remoting import Client
+from tests.support.brokers import Served
+from tests.support.messaging import numbers
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.brokers import Served
-from tests.e2e.messaging.asking import bodies, numbers, v1
 from tests.interop.records import decode_records
 from tests.interop.remoting import Answer, Client
+from tests.support.brokers import Served
+from tests.support.messaging import bodies, numbers, v1
 
 pytestmark = pytest.mark.slow
 

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from tests.brokers import begin_pull, next_answer
-from tests.e2e.messaging.asking import bodies
 from tests.interop.records import decode_records
 from tests.interop.remoting import Client
+from tests.support.brokers import begin_pull, next_answer
+from tests.support.messaging import bodies
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.brokers import Served
-from tests.e2e.messaging.asking import bodies, now_ms, v1, wait_for
 from tests.interop.remoting import Client
+from tests.support.brokers import Served
+from tests.support.messaging import bodies, now_ms, v1, wait_for
 
 pytestmark = pytest.mark.slow
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.brokers import Served, next_answer
-from tests.e2e.messaging.asking import bodies, now_ms, v1, wait_for
 from tests.interop.records import encode_properties
 from tests.interop.remoting import Client
+from tests.support.brokers import Served, next_answer
+from tests.support.messaging import bodies, now_ms, v1, wait_for
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.brokers import Served, free_ports
-from tests.e2e.security.guarding import ADMIN, SECRETS, guarded
-from tests.signing import Certificates, SignedClient
+from tests.support.acl_broker import ADMIN, SECRETS, guarded
+from tests.support.brokers import Served, free_ports
+from tests.support.signing import Certificates, SignedClient
 
 
 @pytest.fixture(scope="module")

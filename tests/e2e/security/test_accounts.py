@@ -7,9 +7,9 @@ import struct
 
 import pytest
 
-from tests.brokers import Served
-from tests.e2e.security.guarding import ADMIN, NO_PERMISSION, WRITER, send_fields
-from tests.signing import SignedClient, signature
+from tests.support.acl_broker import ADMIN, NO_PERMISSION, WRITER, send_fields
+from tests.support.brokers import Served
+from tests.support.signing import SignedClient, signature
 
 FIELDS = send_fields("orders")
 GOOD = {**FIELDS, "AccessKey": WRITER[0]}

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import WAIT_S, NotStarted, Served
-from tests.e2e.security.guarding import (
+from tests.support.acl_broker import (
     ADMIN,
     READER,
     RULES,
@@ -21,7 +20,8 @@ from tests.e2e.security.guarding import (
     refused,
     send_fields,
 )
-from tests.signing import SignedClient
+from tests.support.brokers import WAIT_S, NotStarted, Served
+from tests.support.signing import SignedClient
 
 # --- name server and metrics ---------------------------------------------------------------------
 

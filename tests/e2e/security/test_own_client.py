@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from escrowmq import Access, Consumer, Message, Producer
 from escrowmq.cli.main import cli
 from escrowmq.errors import EscrowError, NotSent, RequestRefused
-from tests.e2e.security.guarding import ADMIN, READER, WRITER, guarded
-from tests.signing import Certificates, SignedClient
+from tests.support.acl_broker import ADMIN, READER, WRITER, guarded
+from tests.support.signing import Certificates, SignedClient
 
 # --- our client ----------------------------------------------------------------------------------
 

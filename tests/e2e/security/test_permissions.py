@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import Served
-from tests.e2e.security.guarding import ADMIN, READER, USER, WRITER, guarded, refused, send_fields
 from tests.interop.remoting import Answer, Sent
-from tests.signing import SignedClient
+from tests.support.acl_broker import ADMIN, READER, USER, WRITER, guarded, refused, send_fields
+from tests.support.brokers import Served
+from tests.support.signing import SignedClient
 
 
 def heartbeat(client: SignedClient, group: str, topic: str) -> Answer:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import WAIT_S, Served
-from tests.e2e.security.guarding import eventually
-from tests.signing import Certificates, SignedClient
+from tests.support.acl_broker import eventually
+from tests.support.brokers import WAIT_S, Served
+from tests.support.signing import Certificates, SignedClient
 
 
 @pytest.fixture(scope="module")

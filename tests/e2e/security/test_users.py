@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.brokers import Served
-from tests.e2e.security.guarding import ADMIN, SECRETS, USER, WRITER, eventually, guarded, refused
 from tests.interop.remoting import Answer
-from tests.signing import SignedClient
+from tests.support.acl_broker import ADMIN, SECRETS, USER, WRITER, eventually, guarded, refused
+from tests.support.brokers import Served
+from tests.support.signing import SignedClient
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from tests.brokers import Served
-from tests.databases import DatabaseServer, Maria, Postgres
-from tests.e2e.sql.bank import tables
+from tests.support.brokers import Served
+from tests.support.databases import DatabaseServer, Maria, Postgres
+from tests.support.sql_bank import tables
 
 SERVERS: dict[str, type[DatabaseServer]] = {"postgresql": Postgres, "mariadb": Maria}
 KINDS = ("sqlite", *SERVERS)

@@ -14,11 +14,11 @@ from escrowmq import Consumer, Message, ReceivedMessage, Rollback, Verdict
 from escrowmq.clock import ManualClock
 from escrowmq.errors import CommitUnknown, ConfigError, EndedInside, NotHeld, TransportError
 from escrowmq.sql import AsyncEscrow, AsyncInbox
-from escrowmq.sql.marker import ask, claim
-from escrowmq.sql.tables import make_tables, markers
-from tests.brokers import Served
-from tests.databases import DatabaseServer
-from tests.e2e.sql.bank import (
+from escrowmq.sql.statements import ask, claim, make_tables, markers
+from tests.e2e.sql.conftest import url_of
+from tests.support.brokers import Served
+from tests.support.databases import DatabaseServer
+from tests.support.sql_bank import (
     Transfer,
     delivered,
     message_called,
@@ -28,8 +28,7 @@ from tests.e2e.sql.bank import (
     tables,
     transfers,
 )
-from tests.e2e.sql.conftest import url_of
-from tests.e2e.sql.proxy import CuttingProxy
+from tests.support.tcp_proxy import CuttingProxy
 
 pytestmark = pytest.mark.slow
 

@@ -21,10 +21,11 @@ from rich.table import Table
 from sqlalchemy import Engine, create_engine, event
 
 from escrowmq.sql import Escrow
-from tests.brokers import Served
-from tests.databases import DatabaseServer
-from tests.e2e.sql import crashing
-from tests.e2e.sql.bank import (
+from tests.e2e.sql.conftest import url_of
+from tests.support import sql_crashes as crashing
+from tests.support.brokers import Served
+from tests.support.databases import DatabaseServer
+from tests.support.sql_bank import (
     WAIT_S,
     delivered,
     new_topic,
@@ -34,8 +35,7 @@ from tests.e2e.sql.bank import (
     tables,
     wait_until,
 )
-from tests.e2e.sql.conftest import url_of
-from tests.e2e.sql.crashing import POINTS, REFUSED
+from tests.support.sql_crashes import POINTS, REFUSED
 
 pytestmark = pytest.mark.slow
 
@@ -103,7 +103,7 @@ def begin(
     tables.create_all(engine)
     name = new_topic(f"{kind}-{how}-{point}".replace(" ", "-"))
     escrow = stack.enter_context(Escrow(engine, served.namesrv_address, group=name))
-    module = "tests.e2e.sql.crashing"
+    module = "tests.support.sql_crashes"
     command = [sys.executable, "-m", module, url + more, served.namesrv_address, name, point, how]
     child = subprocess.Popen(command)
     crash = Crash(kind, point, how, engine, escrow, name, child)

@@ -16,17 +16,17 @@ from django.db import DatabaseError, IntegrityError, connections, transaction
 from sqlalchemy import create_engine, inspect, make_url
 
 from escrowmq import Message, ReceivedMessage, Rollback, Verdict
-from escrowmq.binding.held import HeldMessages
-from escrowmq.binding.marker import HOUR_MS
 from escrowmq.clock import ManualClock
+from escrowmq.database.marker import HOUR_MS
+from escrowmq.database.transaction import HeldMessages
 from escrowmq.django import Escrow, Inbox
 from escrowmq.django import escrow as shared
 from escrowmq.errors import ConfigError
 from escrowmq.sql import metadata
-from tests.brokers import Served
-from tests.databases import DatabaseServer, Postgres
-from tests.e2e.sql.bank import delivered, message_called, new_topic, open_halves, settled
 from tests.e2e.sql.conftest import url_of
+from tests.support.brokers import Served
+from tests.support.databases import DatabaseServer, Postgres
+from tests.support.sql_bank import delivered, message_called, new_topic, open_halves, settled
 
 pytestmark = pytest.mark.slow
 

@@ -16,10 +16,11 @@ from escrowmq.blocking import Producer
 from escrowmq.clock import ManualClock
 from escrowmq.errors import CommitUnknown, ConfigError, EndedInside, NotHeld, TransportError
 from escrowmq.sql import Escrow
-from escrowmq.sql.tables import markers
-from tests.brokers import Served
-from tests.databases import DatabaseServer
-from tests.e2e.sql.bank import (
+from escrowmq.sql.statements import markers
+from tests.e2e.sql.conftest import url_of
+from tests.support.brokers import Served
+from tests.support.databases import DatabaseServer
+from tests.support.sql_bank import (
     Transfer,
     delivered,
     new_topic,
@@ -31,8 +32,7 @@ from tests.e2e.sql.bank import (
     transfers,
     wait_until,
 )
-from tests.e2e.sql.conftest import url_of
-from tests.e2e.sql.proxy import CuttingProxy
+from tests.support.tcp_proxy import CuttingProxy
 
 pytestmark = pytest.mark.slow
 

@@ -13,9 +13,9 @@ from escrowmq import Message, ReceivedMessage
 from escrowmq.blocking import Consumer
 from escrowmq.clock import ManualClock
 from escrowmq.sql import Escrow, Inbox
-from escrowmq.sql.tables import inbox as rows
-from tests.brokers import Served
-from tests.e2e.sql.bank import message_called, new_topic, saved, transfers
+from escrowmq.sql.statements import inbox as rows
+from tests.support.brokers import Served
+from tests.support.sql_bank import message_called, new_topic, saved, transfers
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,15 @@ from escrowmq import Verdict
 from escrowmq.clock import ManualClock
 from escrowmq.errors import ConfigError
 from escrowmq.sql import Escrow
-from escrowmq.sql.marker import ask, claim, count, forget_before, refuse_unsafe
-from escrowmq.sql.tables import make_tables, markers
+from escrowmq.sql.statements import (
+    ask,
+    claim,
+    count,
+    forget_before,
+    make_tables,
+    markers,
+    refuse_unsafe,
+)
 
 pytestmark = pytest.mark.slow
 

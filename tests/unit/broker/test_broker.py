@@ -8,18 +8,17 @@ from typing import Any
 import pytest
 
 from escrowmq.broker.broker import Broker, BrokerRules
-from escrowmq.broker.sends import SendRules
-from escrowmq.message.ids import UniqueKeys
-from escrowmq.store.configfiles import GroupConfig
+from escrowmq.broker.processors.send import SendRules
+from escrowmq.message.keys import UniqueKeys
+from escrowmq.remoting.codes import RequestCode
+from escrowmq.remoting.headers import ConsumerSendMessageBack, QueueOf, UpdateConsumerOffset
+from escrowmq.remoting.headers_admin import CreateTopic
+from escrowmq.store.config_files import GroupConfig
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import FaultyDisk, MemoryDisk
-from escrowmq.wire.codes import RequestCode
-from escrowmq.wire.headers_admin import CreateTopic
-from escrowmq.wire.headers_consume import QueueOf, UpdateConsumerOffset
-from escrowmq.wire.headers_send import ConsumerSendMessageBack
 from tests.interop.remoting import Answer
-from tests.stores import HOST, NOW_MS, assert_clean, open_store
-from tests.unit.broker.asking import RULES, FakeLine, a_pull, a_send, ask, bodies
+from tests.support.broker_requests import RULES, FakeLine, a_pull, a_send, ask, bodies
+from tests.support.stores import HOST, NOW_MS, assert_clean, open_store
 
 
 class Bench:

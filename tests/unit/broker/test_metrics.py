@@ -6,23 +6,22 @@ import json
 from typing import Any
 
 from escrowmq.broker.broker import Broker, BrokerRules
-from escrowmq.broker.counts import Counts
 from escrowmq.broker.metrics import BrokerMetrics
-from escrowmq.broker.sends import SendRules
+from escrowmq.broker.processors.send import SendRules
+from escrowmq.broker.statistics import Counts
 from escrowmq.clock import ManualClock
 from escrowmq.message.batch import BatchItem, encode_batch
-from escrowmq.message.ids import UniqueKeys
+from escrowmq.message.keys import UniqueKeys
 from escrowmq.message.properties import encode_properties
 from escrowmq.metrics import Registry
+from escrowmq.remoting.codes import RequestCode
+from escrowmq.remoting.headers import ConsumerSendMessageBack, NoFields
+from escrowmq.remoting.headers_admin import TopicName
 from escrowmq.store.status import PutStatus
 from escrowmq.testing.disks import MemoryDisk
-from escrowmq.wire.codes import RequestCode
-from escrowmq.wire.headers import NoFields
-from escrowmq.wire.headers_admin import TopicName
-from escrowmq.wire.headers_send import ConsumerSendMessageBack
-from tests.scraping import Page, parse
-from tests.stores import HOST, NOW_MS, open_store
-from tests.unit.broker.asking import RULES, FakeLine, a_pull, a_send, ask
+from tests.support.broker_requests import RULES, FakeLine, a_pull, a_send, ask
+from tests.support.scraping import Page, parse
+from tests.support.stores import HOST, NOW_MS, open_store
 
 UNIQUE = "UNIQ_KEY\x01AC\x02"  # without it a send takes the long way
 

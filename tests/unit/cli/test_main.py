@@ -10,14 +10,14 @@ from importlib import import_module
 import click
 from click.testing import CliRunner
 
-import escrowmq.cli
+import escrowmq.cli.commands
 from escrowmq.cli.main import COMMANDS, cli
 
 
 def test_every_module_with_a_command_of_its_name_is_one() -> None:
     found = []
-    for module in pkgutil.iter_modules(escrowmq.cli.__path__):
-        command = getattr(import_module(f"escrowmq.cli.{module.name}"), module.name, None)
+    for module in pkgutil.iter_modules(escrowmq.cli.commands.__path__):
+        command = getattr(import_module(f"escrowmq.cli.commands.{module.name}"), module.name, None)
         if isinstance(command, click.Command):
             found.append(module.name)
     assert sorted(found) == sorted(COMMANDS)
@@ -32,8 +32,8 @@ def test_a_command_does_not_import_the_others() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     imported = done.stdout.decode().splitlines()[-1]
-    assert "escrowmq.cli.config" in imported
-    assert not [name for name in COMMANDS if name != "config" and f"cli.{name}'" in imported]
+    assert "escrowmq.cli.commands.config" in imported
+    assert not [name for name in COMMANDS if name != "config" and f"commands.{name}'" in imported]
 
 
 def test_a_wrong_name_is_answered_with_the_one_that_was_meant() -> None:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import click
 import pytest
 
-from escrowmq.cli.checkup import checkup_lines, ok, problem, warning
-from escrowmq.cli.found import Found, found_line, found_lines, records_in
-from escrowmq.cli.machines import disk_ratio, rate, up_s
+from escrowmq.cli.commands.broker import Look, disk_ratio, rate, size_text, summary, up_s
+from escrowmq.cli.commands.doctor_checks import checkup_lines, ok, problem, warning
 from escrowmq.cli.options import duration_ms, place_in_time
-from escrowmq.cli.top import Look, size_text, summary
+from escrowmq.cli.rendering import Found, found_line, found_lines, records_in
 from escrowmq.clock import moment_ms
 from escrowmq.errors import CorruptRecord
-from escrowmq.message.ids import encode_host
+from escrowmq.message.keys import encode_host
 from escrowmq.message.properties import encode_properties
 from escrowmq.message.record import NewRecord, encode_record
-from escrowmq.wire.bodies import QueueName
-from escrowmq.wire.bodies_admin import TopicOffset, by_queue, queue_of, queue_tables
+from escrowmq.remoting.bodies import QueueName
+from escrowmq.remoting.bodies_admin import TopicOffset, by_queue, queue_of, queue_tables
 
 HOST = encode_host("127.0.0.1", 10911)
 CONTEXT = click.Context(click.Command("c"))

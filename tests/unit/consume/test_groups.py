@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.consume.groups import (
+from escrowmq.consume.members import (
     BROADCASTING,
+    EXPIRED_MS,
+    Client,
     ConsumerGroups,
     Habits,
     Joined,
+    Members,
     ProducerGroups,
 )
-from escrowmq.consume.members import EXPIRED_MS, Client, Members
 from escrowmq.consume.subscription import Subscription
 from escrowmq.errors import TableFull
 

@@ -6,7 +6,7 @@ import pytest
 
 from escrowmq.consume.members import EXPIRED_MS, Client, Members
 from escrowmq.errors import TableFull
-from tests.leftovers import leftovers
+from tests.support.leftovers import leftovers
 
 
 def client(client_id: str, line: str = "line-1") -> Client:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from escrowmq.consume.offsets import ConsumerOffsets, start_of
-from escrowmq.message.offsets import QueueOffset
+from escrowmq.message.record import QueueOffset
 
 
 def test_what_was_committed_last_counts_also_when_it_goes_back() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from escrowmq.consume.groups import BROADCASTING, ConsumerGroup, Habits
+from escrowmq.consume.members import BROADCASTING, ConsumerGroup, Habits
 from escrowmq.consume.pull import (
     BULK_BYTES_MAX,
     BULK_COUNT_MAX,
@@ -24,8 +24,8 @@ from escrowmq.consume.pull import (
     subscription_sent,
 )
 from escrowmq.consume.subscription import Kind, Subscription
-from escrowmq.store.configfiles import GroupConfig, TopicConfig
-from escrowmq.store.read import ReadStatus
+from escrowmq.store.config_files import GroupConfig, TopicConfig
+from escrowmq.store.queue_reader import ReadStatus
 
 
 @dataclass

@@ -15,8 +15,7 @@ from escrowmq.consume.subscription import (
     with_filter,
 )
 from escrowmq.errors import BadSubscription
-from escrowmq.message.facts import derive
-from escrowmq.message.javahash import java_hash
+from escrowmq.message.keys import derive, java_hash
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrowmq.escrow.cursors import Cursors
+from escrowmq.escrow.half_table import Cursors
 
 
 def test_they_stand_at_the_first_open_half_and_the_first_op_that_matters() -> None:

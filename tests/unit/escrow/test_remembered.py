@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from escrowmq.escrow import remembered
+from escrowmq.escrow import recovery as remembered
 from escrowmq.message import names
-from tests.escrows import COMMIT, ROLLBACK, EscrowBench
+from tests.support.escrows import COMMIT, ROLLBACK, EscrowBench
 
 STARTS: dict[str, Callable[[EscrowBench], EscrowBench]] = {
     "stopped": EscrowBench.stopped,

@@ -6,9 +6,9 @@ import pytest
 
 from escrowmq.message import names
 from escrowmq.message.record import StoredRecord, moved
-from tests.escrows import COMMIT, ESCROW, ROLLBACK, EscrowBench, questions
-from tests.stores import sample
-from tests.unit.escrow.test_recover import Theirs, noted, place
+from tests.support.escrows import COMMIT, ESCROW, ROLLBACK, EscrowBench, questions
+from tests.support.stores import sample
+from tests.unit.escrow.test_recovery import Theirs, noted, place
 
 
 def ours_first(theirs: Theirs, key: str) -> StoredRecord:

@@ -14,9 +14,9 @@ from escrowmq.escrow.writers import (
     decision_record,
     decode_decision,
 )
-from tests.escrows import EscrowBench
-from tests.stores import sample
-from tests.unit.broker.asking import stored
+from tests.support.broker_requests import stored
+from tests.support.escrows import EscrowBench
+from tests.support.stores import sample
 
 
 def decide(writers: Writers, batch: int, *winners: Winner, fence: int = 0) -> Decision | None:

@@ -11,7 +11,7 @@ import lz4.frame
 import pytest
 
 from escrowmq.errors import BrokenBody, LocalProtocolError
-from escrowmq.message import sysflag
+from escrowmq.message import record as sysflag
 from escrowmq.message.compression import compress_body, decompress_body
 
 KINDS = [sysflag.COMPRESSION_ZLIB, sysflag.COMPRESSION_LZ4, sysflag.COMPRESSION_ZSTD]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from escrowmq.errors import LocalProtocolError, RemoteProtocolError
-from escrowmq.message.ids import (
+from escrowmq.message.keys import (
     UniqueKeys,
     decode_host,
     decode_offset_id,

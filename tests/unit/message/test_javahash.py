@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.message.javahash import java_hash, unsigned_hash
+from escrowmq.message.keys import java_hash, unsigned_hash
 
 
 @pytest.mark.parametrize(

@@ -13,23 +13,23 @@ from zlib import crc32
 import pytest
 
 from escrowmq.errors import CorruptRecord, RecordRefused
-from escrowmq.message.facts import derive
-from escrowmq.message.ids import encode_host
-from escrowmq.message.offsets import LogOffset, QueueOffset
+from escrowmq.message.keys import derive, encode_host
 from escrowmq.message.record import (
     BLANK,
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
     RECORD_BYTES_MIN,
+    LogOffset,
     NewRecord,
+    QueueOffset,
     StoredRecord,
     decode_record,
     encode_blank,
     encode_record,
     encoded_size,
 )
-from escrowmq.store.consumequeue import ENTRY
+from escrowmq.store.consume_queue import ENTRY
 
 VECTOR = """
 00000073 daa320a7 3610a686 00000002 00000000 0000000000000007 0000000000001000 00000000

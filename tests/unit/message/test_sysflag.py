@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.message import sysflag
+from escrowmq.message import record as sysflag
 
 
 def test_every_bit_has_its_place() -> None:

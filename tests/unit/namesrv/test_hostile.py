@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from escrowmq.namesrv.registration import query_version, register
-from escrowmq.wire import headers_namesrv as headers
-from escrowmq.wire.bodies import QueueRoute, TopicRoute, encode_body
-from escrowmq.wire.codes import JSON, ROCKETMQ, RequestCode
-from escrowmq.wire.headers import encode_header
-from tests.unit.namesrv.asking import A, B, Desk, everything, topic, version
+from escrowmq.remoting import headers_admin as headers
+from escrowmq.remoting.bodies import QueueRoute, TopicRoute, encode_body
+from escrowmq.remoting.codes import JSON, ROCKETMQ, RequestCode
+from escrowmq.remoting.headers import encode_header
+from tests.support.namesrv_requests import A, B, Desk, everything, topic, version
 
 STOCK = TopicRoute(
     queue_datas=[QueueRoute(broker_name="a", read_queue_nums=1, write_queue_nums=1, perm=6)]

@@ -20,11 +20,11 @@ from escrowmq.namesrv.registration import (
     register,
     unregister,
 )
-from escrowmq.wire.bodies import TopicConfig
-from escrowmq.wire.codes import FLAG_RESPONSE, RequestCode
-from escrowmq.wire.command import Command
-from escrowmq.wire.headers import encode_header
-from tests.unit.namesrv.asking import SLAVE, A, Desk, topic, version
+from escrowmq.remoting.bodies import TopicConfig
+from escrowmq.remoting.codes import FLAG_RESPONSE, RequestCode
+from escrowmq.remoting.command import Command
+from escrowmq.remoting.headers import encode_header
+from tests.support.namesrv_requests import SLAVE, A, Desk, topic, version
 
 
 def answered(code: int = 0, remark: str = "", **ext_fields: str) -> Command:

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from escrowmq.errors import StoreError, StoreFailed
-from escrowmq.server.groupcommit import GroupCommit
+from escrowmq.server.tasks import GroupCommit
 from escrowmq.store.status import PutStatus
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import FaultyDisk, MemoryDisk
 from escrowmq.testing.disks import OnFault
-from tests.stores import NOW_MS, open_store, sample
+from tests.support.stores import NOW_MS, open_store, sample
 
 GIVE_UP_S = 20  # a test that hangs; no test takes a thousandth of it
 

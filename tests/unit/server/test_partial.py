@@ -7,8 +7,8 @@ import socket
 from collections.abc import Callable
 
 from escrowmq.clock import ManualClock
-from escrowmq.server.tcp import Port, PortLimits, bind, port_of
-from tests.unit.server.test_silence import Nobody
+from escrowmq.server.remoting_server import Port, PortLimits, bind, port_of
+from tests.unit.server.test_idle_connections import Nobody
 
 IDLE_S = 100
 _HEADER = b'{"code":105,"opaque":1,"flag":0,"version":401,"extFields":{"topic":"t"}}'

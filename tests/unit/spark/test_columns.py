@@ -10,18 +10,18 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from escrowmq.errors import BadOption, BrokenBody
 from escrowmq.message.compression import compress_body
-from escrowmq.message.ids import encode_host, encode_offset_id
-from escrowmq.message.record import NewRecord
-from escrowmq.message.sysflag import (
+from escrowmq.message.keys import encode_host, encode_offset_id
+from escrowmq.message.record import (
     COMPRESSION_LZ4,
     COMPRESSION_ZLIB,
     COMPRESSION_ZSTD,
+    NewRecord,
     with_compression,
 )
 from escrowmq.spark.columns import MessageColumns
 from escrowmq.spark.schema import MESSAGE, TRANSACTION, Columns
-from tests.stores import HOST, NOW_MS, properties
-from tests.unit.spark.blocks import block
+from tests.support.record_blocks import block
+from tests.support.stores import HOST, NOW_MS, properties
 
 COMPLETE = NewRecord(
     topic="orders",

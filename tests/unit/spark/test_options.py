@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from escrowmq.errors import BadOption
-from escrowmq.spark import read_options as read
-from escrowmq.spark.access import Access, access_of
+from escrowmq.spark import options as read
 from escrowmq.spark.offsets import Position, QueueKey, flat, nested
-from escrowmq.spark.options import SERVERS, Option, choose, whole
-from escrowmq.spark.read_options import read_options
+from escrowmq.spark.options import SERVERS, Access, Option, access_of, choose, read_options, whole
 
 GIVEN = {"servers": "s:1", "subscribe": "orders"}
 

@@ -8,15 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.errors import BrokenBody
-from escrowmq.message.ids import encode_host
-from escrowmq.message.offsets import LogOffset
+from escrowmq.message.keys import encode_host
 from escrowmq.message.properties import decode_properties
-from escrowmq.message.record import NewRecord, decode_record, encode_record
-from escrowmq.spark.columns import MessageColumns
-from escrowmq.spark.properties import PropertyTable
+from escrowmq.message.record import LogOffset, NewRecord, decode_record, encode_record
+from escrowmq.spark.columns import MessageColumns, PropertyTable
 from escrowmq.spark.records import Records
-from tests.stores import HOST, NOW_MS
-from tests.unit.spark.blocks import block
+from tests.support.record_blocks import block
+from tests.support.stores import HOST, NOW_MS
 
 HOSTS = st.sampled_from([HOST, encode_host("::1", 99), encode_host("10.1.2.3", 65_535)])
 RECORDS = st.builds(

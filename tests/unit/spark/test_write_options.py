@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from escrowmq.errors import ConfigError
-from escrowmq.spark.write_options import WriteOptions, write_options
+from escrowmq.spark.options import WriteOptions, write_options
 
 SERVERS = {"servers": "127.0.0.1:9876"}
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, insert, select
 
-from escrowmq.message.verdict import Verdict
-from escrowmq.sql.marker import ask, claim
-from escrowmq.sql.tables import make_tables, markers
+from escrowmq.message.transaction import Verdict
+from escrowmq.sql.statements import ask, claim, make_tables, markers
 
 NOW_MS = 1_700_000_000_000
 

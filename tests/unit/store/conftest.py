@@ -8,7 +8,7 @@ import pytest
 
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import MemoryDisk
-from tests.stores import open_store
+from tests.support.stores import open_store
 
 
 @pytest.fixture

@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from escrowmq.message.ids import encode_host
+from escrowmq.message.keys import encode_host
 from escrowmq.message.record import encode_record
 from escrowmq.store.disk import read_file
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import FaultyDisk, MemoryDisk
-from tests.stores import (
+from tests.support.store_appends import FIRST_FILE, all_bodies, append, bodies, plain
+from tests.support.stores import (
     HOST,
     NOW_MS,
     TINY,
     open_store,
     properties,
 )
-from tests.unit.store.appending import FIRST_FILE, all_bodies, append, bodies, plain
 
 SECOND_FILE = f"commitlog/{4096:020d}"
 

@@ -8,23 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.errors import (
-    RecordRefused,
-    StoreError,
-    StoreFull,
-    StoreLocked,
-)
+from escrowmq.errors import RecordRefused, StoreError, StoreFull, StoreLocked
 from escrowmq.message.record import NewRecord
 from escrowmq.store.disk import RealDisk
-from escrowmq.store.read import ReadStatus
+from escrowmq.store.queue_reader import ReadStatus
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import MemoryDisk
-from tests.stores import (
+from tests.support.store_appends import all_bodies, append, bodies, plain
+from tests.support.stores import (
     NOW_MS,
     TINY,
     open_store,
 )
-from tests.unit.store.appending import all_bodies, append, bodies, plain
 
 
 def state(store: MessageStore) -> object:

@@ -11,7 +11,7 @@ from escrowmq.store.backup import PATH, back_up, read_manifest, restore
 from escrowmq.store.disk import Disk, read_file, write_file
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import MemoryDisk
-from tests.stores import NOW_MS, fill, open_store
+from tests.support.stores import NOW_MS, fill, open_store
 
 OFFSETS = "config/consumerOffset.json"
 TOPICS = "config/topics.json"

@@ -17,8 +17,7 @@ from escrowmq.store.check import check_store
 from escrowmq.store.disk import RealDisk
 from escrowmq.testing.disks import MemoryDisk
 from tests.interop.fixtures import ENDINGS, VERSIONS, Ending, unpack_store
-from tests.stores import NOW_MS, TINY, assert_clean, examine, fill, open_store, properties, sample
-from tests.unit.store.planting import (
+from tests.support.store_damage import (
     RECORDS,
     change,
     damage,
@@ -31,6 +30,16 @@ from tests.unit.store.planting import (
     notes,
     records,
     the_damage,
+)
+from tests.support.stores import (
+    NOW_MS,
+    TINY,
+    assert_clean,
+    examine,
+    fill,
+    open_store,
+    properties,
+    sample,
 )
 
 TORN = b"\xda\xa3\x20\xa7 half a record"

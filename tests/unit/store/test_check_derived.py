@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from escrowmq.store.check import Severity, check_store
-from escrowmq.store.check_index import DEFAULT, Geometry
+from escrowmq.store.check_indexes import DEFAULT, Geometry
+from escrowmq.store.check_log import PER_FILE_MAX
 from escrowmq.store.disk import RealDisk
-from escrowmq.store.findings import PER_FILE_MAX
-from tests.stores import NOW_MS, TINY, examine, fill, open_store, sample
-from tests.unit.store.planting import (
+from tests.support.store_damage import (
     RECORDS,
     change,
     damage,
@@ -29,6 +28,7 @@ from tests.unit.store.planting import (
     records,
     the_damage,
 )
+from tests.support.stores import NOW_MS, TINY, examine, fill, open_store, sample
 
 
 @pytest.fixture

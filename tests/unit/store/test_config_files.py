@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from escrowmq.errors import StoreDamaged, StoreError
-from escrowmq.store.configfiles import (
+from escrowmq.store.config_files import (
     ConfigFile,
     DataVersion,
     GroupConfig,
@@ -21,7 +21,7 @@ from escrowmq.store.configfiles import (
 )
 from escrowmq.store.disk import Disk, read_file, write_file
 from escrowmq.testing import FaultyDisk, MemoryDisk, PowerCut
-from escrowmq.testing.inode import Survival
+from escrowmq.testing.disks import Survival
 
 # As a Java broker writes them: pretty-printed with tabs, number keys without quotes.
 TOPICS = """{

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from escrowmq.message.javahash import java_hash
+from escrowmq.message.keys import java_hash
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import MemoryDisk
-from tests.stores import (
+from tests.support.store_appends import append, found_bodies, keyed, plain
+from tests.support.stores import (
     NOW_MS,
     TINY,
     open_store,
     properties,
     sample,
 )
-from tests.unit.store.appending import append, found_bodies, keyed, plain
 
 
 @pytest.fixture(params=["in memory", "in files", "in both"])

@@ -6,16 +6,14 @@ from random import Random
 
 import pytest
 
-from escrowmq.errors import (
-    StoreFailed,
-)
+from escrowmq.errors import StoreFailed
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import FaultyDisk, MemoryDisk
-from tests.stores import (
+from tests.support.store_appends import all_bodies, append, bodies, found_bodies, keyed, plain
+from tests.support.stores import (
     assert_clean,
     open_store,
 )
-from tests.unit.store.appending import all_bodies, append, bodies, found_bodies, keyed, plain
 
 
 def test_a_flush_covers_what_was_appended_before_it_began(store: MessageStore) -> None:

@@ -9,7 +9,7 @@ import pytest
 from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import MemoryDisk
-from tests.stores import TINY, assert_clean, fill, open_store
+from tests.support.stores import TINY, assert_clean, fill, open_store
 
 OFF = replace(TINY, index_enabled=False)
 ENDINGS = pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])

@@ -9,13 +9,12 @@ import struct
 
 import pytest
 
+from escrowmq.store.columns import key_hash
 from escrowmq.store.disk import OpenViews, read_file, remove_file, write_file
-from escrowmq.store.keyindex import KeyIndex
-from escrowmq.store.redo import PATH as REDO_PATH
-from escrowmq.store.redo import load_redo
-from escrowmq.store.waitingkeys import key_hash
+from escrowmq.store.key_index import PATH as REDO_PATH
+from escrowmq.store.key_index import KeyIndex, load_redo
 from escrowmq.testing import FaultyDisk, MemoryDisk, PowerCut
-from tests.stores import NOW_MS
+from tests.support.stores import NOW_MS
 
 SLOTS = 7
 ENTRIES = 6

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from escrowmq.errors import StoreFull
-from escrowmq.store.expire import look_for_room
+from escrowmq.store.retention import look_for_room
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import MemoryDisk
-from tests.stores import NOW_MS, TINY, assert_clean, fill, open_store, sample
+from tests.support.stores import NOW_MS, TINY, assert_clean, fill, open_store, sample
 
 
 def bodies(store: MessageStore) -> list[bytes]:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from escrowmq.message.record import StoredRecord
-from tests.stores import NOW_MS, TINY, assert_clean, sample
-from tests.unit.store.recovering import (
+from tests.support.store_recovery import (
     ALL,
     HALF,
     check_life,
@@ -22,6 +21,7 @@ from tests.unit.store.recovering import (
     read_all,
     reopen,
 )
+from tests.support.stores import NOW_MS, TINY, assert_clean, sample
 
 pytestmark = pytest.mark.slow  # dozens of real fsyncs each
 

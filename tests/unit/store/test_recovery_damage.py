@@ -10,8 +10,7 @@ import pytest
 from escrowmq.errors import StoreDamaged
 from escrowmq.message.record import StoredRecord
 from escrowmq.store.store import MessageStore
-from tests.stores import NOW_MS, TINY, assert_clean, fill, sample
-from tests.unit.store.recovering import (
+from tests.support.store_recovery import (
     HALF,
     check_content,
     check_life,
@@ -24,6 +23,7 @@ from tests.unit.store.recovering import (
     read_all,
     reopen,
 )
+from tests.support.stores import NOW_MS, TINY, assert_clean, fill, sample
 
 pytestmark = pytest.mark.slow  # dozens of real fsyncs each
 

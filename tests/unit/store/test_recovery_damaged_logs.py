@@ -17,18 +17,16 @@ import pytest
 from escrowmq.message.record import MAGIC_V1, MAGIC_V2, StoredRecord
 from escrowmq.store.checkpoint import PATH as CHECKPOINT_PATH
 from escrowmq.store.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from escrowmq.store.commitlog import CommitLog
-from escrowmq.store.consumequeue import ENTRY
-from escrowmq.store.deleted import DeletedTopics
+from escrowmq.store.commit_log import CommitLog
+from escrowmq.store.consume_queue import ENTRY, DeletedTopics, QueueTable
 from escrowmq.store.disk import OpenViews
-from escrowmq.store.keyindex import KeyIndex
-from escrowmq.store.queuetable import QueueTable
-from escrowmq.store.recover import Recovery, recover
-from escrowmq.store.redo import PATH as REDO_PATH
+from escrowmq.store.key_index import PATH as REDO_PATH
+from escrowmq.store.key_index import KeyIndex
+from escrowmq.store.recovery import Recovery, recover
 from escrowmq.store.settings import StoreSettings
 from escrowmq.testing.disks import MemoryDisk
-from tests.stores import HOST, NOW_MS, TINY, assert_clean, fill, open_store, sample
-from tests.unit.store.recovering import check_content, detached, end_of
+from tests.support.store_recovery import check_content, detached, end_of
+from tests.support.stores import HOST, NOW_MS, TINY, assert_clean, fill, open_store, sample
 
 COUNT: Final = 12
 CHECKPOINTED: Final = 8  # so many lie below the checkpoint
@@ -339,7 +337,7 @@ def remove_index(disk: MemoryDisk) -> None:
 def test_a_long_walk_writes_out_its_memory_now_and_then(
     remove: Callable[[MemoryDisk], None], spills: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("escrowmq.store.recover.SPILL_RECORDS", 3)
+    monkeypatch.setattr("escrowmq.store.recovery.SPILL_RECORDS", 3)
     disk = MemoryDisk()
     records = write_messages(disk)
     remove(disk)
@@ -353,7 +351,7 @@ def test_a_long_walk_writes_out_its_memory_now_and_then(
 def test_a_long_walk_finds_the_same_as_a_short_walk(
     remove: Callable[[MemoryDisk], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("escrowmq.store.recover.SPILL_RECORDS", 3)
+    monkeypatch.setattr("escrowmq.store.recovery.SPILL_RECORDS", 3)
     disk = MemoryDisk()
     records = write_messages(disk)
     remove(disk)

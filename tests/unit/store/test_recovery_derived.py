@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.stores import NOW_MS, TINY, fill, sample
-from tests.unit.store.recovering import ALL, check_life, detached, end_of, make, reopen
+from tests.support.store_recovery import ALL, check_life, detached, end_of, make, reopen
+from tests.support.stores import NOW_MS, TINY, fill, sample
 
 pytestmark = pytest.mark.slow  # dozens of real fsyncs each
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from escrowmq.errors import StoreDamaged
-from tests.stores import TINY
-from tests.unit.store.recovering import check_content, check_life, make, reopen
+from tests.support.store_recovery import check_content, check_life, make, reopen
+from tests.support.stores import TINY
 
 pytestmark = pytest.mark.slow  # dozens of real fsyncs each
 

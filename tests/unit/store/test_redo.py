@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from escrowmq.store.redo import FileChange, apply_changes
+from escrowmq.store.key_index import FileChange, apply_changes
 from escrowmq.testing.disks import FaultyDisk
 
 SIZE = 5 * 4096 + 100

@@ -12,7 +12,7 @@ from escrowmq.store.check import check_store
 from escrowmq.store.disk import Disk
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import FaultyDisk, MemoryDisk
-from tests.stores import NOW_MS, TINY, fill, open_store, sample
+from tests.support.stores import NOW_MS, TINY, fill, open_store, sample
 
 
 def queue_lengths(store: MessageStore) -> dict[tuple[str, int], int]:

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from escrowmq.errors import StoreError, StoreFailed, StoreFull
 from escrowmq.store.disk import read_file, replace_file, write_file
 from escrowmq.testing import FaultyDisk, MemoryDisk, PowerCut
-from escrowmq.testing.inode import SECTOR, Survival
+from escrowmq.testing.disks import SECTOR, Survival
 
 SEEDS = 60
 OLD, NEW = b"old " * 400, b"new, longer " * 170

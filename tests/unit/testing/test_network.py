@@ -6,13 +6,13 @@ from random import Random
 
 import pytest
 
+from escrowmq.remoting.codes import RequestCode
+from escrowmq.remoting.connection import Answer, Stray
+from escrowmq.remoting.headers import WriterName
+from escrowmq.remoting.requests import Request
+from escrowmq.remoting.responses import succeed
 from escrowmq.testing import ManualClock, Network, Weather
 from escrowmq.testing.network import CALM, End
-from escrowmq.wire.answers import succeed
-from escrowmq.wire.codes import RequestCode
-from escrowmq.wire.connection import Answer, Stray
-from escrowmq.wire.fastpath import Request
-from escrowmq.wire.headers_transaction import WriterName
 
 
 class Somebody:

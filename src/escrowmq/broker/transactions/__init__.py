@@ -1,0 +1,1 @@
+"""The transaction requests, checks and recovery of a broker."""

@@ -1,0 +1,1 @@
+"""The commands of `escrowmq`, one module per command group."""

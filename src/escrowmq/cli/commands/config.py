@@ -1,0 +1,109 @@
+"""`escrowmq config`: every setting, its value, and where that came from."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+
+import click
+
+from escrowmq.cli.output import reader_may_leave
+from escrowmq.config import SETTINGS, Config, Entry, Resolved
+from escrowmq.config.properties_file import write_property
+
+
+@click.command()
+@click.option(
+    "-c", "file", metavar="FILE", type=click.Path(path_type=Path), help="broker.conf or TOML."
+)
+@click.option("--changed", is_flag=True, help="Only what is not at its default.")
+@click.option("--json", "in_json", is_flag=True, help="One JSON object instead of text.")
+@click.option("--example", is_flag=True, help="Print a file with every setting instead.")
+@click.option("--markdown", is_flag=True, hidden=True)
+def config(file: Path | None, changed: bool, in_json: bool, example: bool, markdown: bool) -> None:
+    """Print every setting, its value and where that came from.
+
+    Later sources win: defaults, the file, ESCROWMQ_… variables. A setting that only RocketMQ has
+    is a warning; one that nobody has is an error, with exit code 2.
+    """
+    with reader_may_leave():
+        if example or markdown:
+            for line in example_lines() if example else markdown_lines():
+                click.echo(line)
+            return
+        resolved = Config.resolve(file, os.environ)
+        warn(resolved)
+        entries = [entry for entry in resolved.entries() if entry.is_changed or not changed]
+        if in_json:
+            click.echo(json.dumps({"settings": [as_json(entry) for entry in entries]}))
+        else:
+            for line in text_lines(entries):
+                click.echo(line)
+
+
+def warn(resolved: Resolved) -> None:
+    for warning in resolved.warnings:
+        click.echo(f"escrowmq: warning: {warning}", err=True)
+
+
+def text_lines(entries: Iterable[Entry]) -> Iterator[str]:
+    for group, members in groupby(entries, lambda entry: entry.setting.group):
+        yield f"[{group}]"
+        for entry in members:
+            value = f"{entry.text} {entry.setting.unit}".rstrip()
+            yield f"{f'{entry.setting.conf} = {value}':<60}  ({entry.origin})"
+            yield f"    {entry.setting.help}"
+        yield ""
+
+
+def as_json(entry: Entry) -> dict[str, object]:
+    """Numbers and truth as such, the rest as a file spells it."""
+    setting = entry.setting
+    return {
+        "key": setting.conf,
+        "name": setting.name,
+        "group": setting.group,
+        "value": entry.value if isinstance(entry.value, int) else entry.text,
+        "unit": setting.unit,
+        "source": entry.origin.source.value,
+        "place": entry.origin.place,
+        "environment": setting.environment,
+        "help": setting.help,
+    }
+
+
+def example_lines() -> Iterator[str]:
+    yield "# Every setting of EscrowMQ at its default. Take away a # to change one."
+    yield "# Names are RocketMQ's, but for those that begin with escrow."
+    for group, members in groupby(SETTINGS, lambda setting: setting.group):
+        yield ""
+        yield f"# --- {group} ---"
+        for setting in members:
+            unit = f" [{setting.unit}]" if setting.unit else ""
+            yield ""
+            yield f"# {setting.help}{unit}"
+            yield f"# Allowed: {setting.kind.allowed}."
+            yield f"#{write_property(setting.conf, setting.kind.show(setting.default))}"
+
+
+def markdown_lines() -> Iterator[str]:
+    for group, members in groupby(SETTINGS, lambda setting: setting.group):
+        yield ""
+        yield f"### {group}"
+        yield ""
+        yield "| key | default | allowed | what | TOML, environment |"
+        yield "|---|---|---|---|---|"
+        for setting in members:
+            text = setting.kind.show(setting.default)
+            default = f"`{text}`" if text else "none"
+            cells = (
+                f"`{setting.conf}`",
+                f"{default} {setting.unit}".rstrip(),
+                setting.kind.allowed,
+                setting.help,
+                f"`{setting.name}`, `{setting.environment}`",
+            )
+            yield f"| {' | '.join(cells)} |"

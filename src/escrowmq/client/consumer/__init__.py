@@ -1,0 +1,1 @@
+"""Consumers: pull messages, run handlers, commit offsets."""

@@ -1,0 +1,1 @@
+"""Producers: send messages, alone or in transactions."""

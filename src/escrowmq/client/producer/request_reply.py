@@ -1,0 +1,140 @@
+"""Ask by a message and be answered by one, as RocketMQ's clients do it.
+
+    producer.request   a message with CORRELATION_ID, REPLY_TO_CLIENT and TTL, stored like any other
+    consumer.reply     SEND_REPLY_MESSAGE_V2 to the broker that it came from, which knows who asked
+    the broker         PUSH_REPLY_MESSAGE_TO_CLIENT to the client that waits
+
+A reply is for one process, and for as long as it waits: it is pushed once, and not again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from escrowmq.client.connection import Line
+from escrowmq.client.consumer.queue_client import ANSWER_S
+from escrowmq.client.messages import BODY_BYTES_MAX, Queue, ReceivedMessage, SendResult
+from escrowmq.client.routes import TEMPLATE
+from escrowmq.errors import LocalProtocolError, OutcomeUnknown, RemoteProtocolError
+from escrowmq.message import names
+from escrowmq.message.compression import decompress_body
+from escrowmq.message.properties import decode_properties, encode_properties
+from escrowmq.remoting.codes import RequestCode
+from escrowmq.remoting.headers import PushReplyMessage, SendMessageV2
+from escrowmq.remoting.requests import Request
+from escrowmq.remoting.responses import succeed
+
+log = logging.getLogger(__name__)
+
+CORRELATION_ID: Final = "CORRELATION_ID"
+REPLY_TO: Final = "REPLY_TO_CLIENT"
+TTL_MS: Final = "TTL"
+TTL_DEFAULT_MS: Final = "3000"
+KIND: Final = "MSG_TYPE"
+CLUSTER: Final = "CLUSTER"  # the broker writes it into every message
+DEFAULT_CLUSTER: Final = "DefaultCluster"
+
+Send = Callable[[dict[str, str]], Awaitable[SendResult]]  # with these properties more
+
+
+class Replies:
+    """The side that asks: who waits for what."""
+
+    def __init__(self, client_id: str) -> None:
+        self._client_id = client_id  # as the brokers know it from its heartbeats
+        self._waiting: dict[str, asyncio.Future[ReceivedMessage]] = {}
+
+    async def ask(self, send: Send, timeout_s: float) -> ReceivedMessage:
+        """Raises OutcomeUnknown if no reply came in time, and what sending raises."""
+        correlation_id = secrets.token_hex(16)
+        marks = {
+            CORRELATION_ID: correlation_id,
+            REPLY_TO: self._client_id,
+            TTL_MS: str(max(1, int(timeout_s * 1000))),
+        }
+        replied: asyncio.Future[ReceivedMessage] = asyncio.get_running_loop().create_future()
+        self._waiting[correlation_id] = replied
+        try:
+            async with asyncio.timeout(timeout_s):
+                await send(marks)
+                return await replied
+        except TimeoutError as error:
+            raise OutcomeUnknown(
+                f"no reply in {timeout_s:g} s: a consumer of the topic must call reply(), in time"
+            ) from error
+        finally:
+            del self._waiting[correlation_id]
+
+    def arrived(self, line: Line, request: Request[PushReplyMessage]) -> None:
+        line.write(succeed(request))
+        try:
+            message = _reply_of(request.head.fields, bytes(request.body))
+        except RemoteProtocolError as error:
+            log.warning("a reply cannot be read address=%s: %s", line.address, error)
+            return
+        replied = self._waiting.get(message.properties.get(CORRELATION_ID, ""))
+        if replied is None or replied.done():
+            log.info("a reply that nobody waits for any more id=%s", message.message_id)
+            return
+        replied.set_result(message)
+
+
+def _reply_of(fields: PushReplyMessage, body: bytes) -> ReceivedMessage:
+    properties = decode_properties(fields.properties.encode())
+    return ReceivedMessage(
+        topic=fields.topic,
+        body=decompress_body(body, fields.sys_flag, body_bytes_max=BODY_BYTES_MAX),
+        keys=properties.get(names.KEYS, ""),
+        tags=properties.get(names.TAGS, ""),
+        properties=properties,
+        message_id=properties.get(names.UNIQUE_KEY, ""),
+        offset_id="",
+        queue_id=fields.queue_id,
+        queue_offset=-1,  # pushed, not read from a queue
+        born_ms=fields.born_timestamp,
+        stored_ms=fields.store_timestamp,
+        reconsume_times=fields.reconsume_times,
+        flag=fields.flag,
+        log_offset=-1,
+    )
+
+
+async def send_reply(
+    message: ReceivedMessage,
+    body: bytes,
+    properties: Mapping[str, str],
+    *,
+    line: Line,
+    queue: Queue,
+    group: str,
+    now_ms: int,
+) -> None:
+    """To the broker that `queue` is on. Raises TransportError or RequestRefused."""
+    asked = message.properties
+    if CORRELATION_ID not in asked or REPLY_TO not in asked:
+        raise LocalProtocolError(
+            f"message {message.message_id} is no request: it was not sent by producer.request"
+        )
+    marks = {
+        KIND: "reply",
+        CORRELATION_ID: asked[CORRELATION_ID],
+        REPLY_TO: asked[REPLY_TO],
+        TTL_MS: asked.get(TTL_MS) or TTL_DEFAULT_MS,
+        names.UNIQUE_KEY: secrets.token_hex(16).upper(),
+        names.WAIT_STORED: "true",
+    }
+    header = SendMessageV2(
+        producer_group=group,
+        topic=f"{asked.get(CLUSTER, DEFAULT_CLUSTER)}_REPLY_TOPIC",
+        default_topic=TEMPLATE,
+        default_topic_queue_nums=1,
+        queue_id=0,
+        born_timestamp=now_ms,
+        properties=encode_properties({**properties, **marks}).decode(),
+        broker_name=queue.broker,
+    )
+    await line.ask(RequestCode.SEND_REPLY_MESSAGE_V2, header, body, timeout_s=ANSWER_S)

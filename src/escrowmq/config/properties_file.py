@@ -1,0 +1,102 @@
+r"""Java's properties files: `key=value` lines, as java.util.Properties reads them.
+
+The key ends at the first `=`, `:` or blank. `#` and `!` begin a comment, at the beginning of a line
+only. A line that ends with a backslash goes on in the next, whose leading blanks do not count.
+`\t \n \r \f \uXXXX` are escapes; before anything else a backslash just goes away.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from escrowmq.errors import ConfigError
+
+_BLANKS: Final = " \t\f"
+_LINE_END: Final = re.compile(r"\r\n|\r|\n")
+_KEY: Final = re.compile(r"(?:[^\\=: \t\f]|\\.)*", re.DOTALL)
+_GAP: Final = re.compile(r"[ \t\f]*[=:]?[ \t\f]*")
+_ESCAPE: Final = re.compile(r"\\(u.{0,4}|.)", re.DOTALL)
+_CODE_UNIT: Final = re.compile(r"u[0-9A-Fa-f]{4}", re.ASCII)
+_CONTROLS: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_TO_ESCAPE: Final = re.compile(r"[\\\t\n\r\f]")
+_ESCAPED: Final = {character: f"\\{letter}" for letter, character in _CONTROLS.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Property:
+    key: str
+    value: str
+    line: int  # the one that it begins in, from 1
+
+
+def read_properties(text: str) -> Iterator[Property]:
+    for line, logical in _logical_lines(text):
+        key = _KEY.match(logical)
+        assert key is not None  # it matches nothing at all, too
+        gap = _GAP.match(logical, key.end())
+        assert gap is not None
+        value = logical[gap.end() :]
+        yield Property(key=_unescape(key[0], line), value=_unescape(value, line), line=line)
+
+
+def write_property(key: str, value: str) -> str:
+    """One line, without its end, that reads as this key and value."""
+    escaped = _escape(value)
+    if value[:1] == " ":
+        escaped = f"\\{escaped}"
+    return f"{re.sub('[=: #!]', _backslash, _escape(key))}={escaped}"
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """A line and those it goes on in; neither empty ones nor comments."""
+    begun: str | None = None
+    begin = 0
+    for number, natural in enumerate(_LINE_END.split(text), 1):
+        line = natural.lstrip(_BLANKS)
+        if not begun:
+            # Also behind a lone backslash: there is nothing yet to go on with.
+            if line[:1] in ("#", "!") or (line == "" and begun is None):
+                continue
+            begin = number if begun is None else begin
+        line = (begun or "") + line
+        begun = None
+        if _goes_on(line):
+            begun = line[:-1]
+        elif line:
+            yield begin, line
+    if begun:
+        yield begin, begun
+
+
+def _goes_on(line: str) -> bool:
+    return (len(line) - len(line.rstrip("\\"))) % 2 == 1
+
+
+def _unescape(text: str, line: int) -> str:
+    if "\\" not in text:
+        return text
+
+    def plain(found: re.Match[str]) -> str:
+        escape = found[1]
+        if escape[0] != "u":
+            return _CONTROLS.get(escape, escape)
+        if _CODE_UNIT.fullmatch(escape) is None:
+            raise ConfigError(f"line {line}: {found[0]!r} is not \\u and four hexadecimal digits")
+        return chr(int(escape[1:], 16))
+
+    units = _ESCAPE.sub(plain, text)
+    try:  # a character beyond 16 bits is written as two escapes
+        return units.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+    except UnicodeDecodeError:
+        raise ConfigError(f"line {line}: half of a \\uXXXX\\uXXXX pair is missing") from None
+
+
+def _escape(text: str) -> str:
+    return _TO_ESCAPE.sub(lambda found: _ESCAPED.get(found[0], f"\\{found[0]}"), text)
+
+
+def _backslash(found: re.Match[str]) -> str:
+    return f"\\{found[0]}"

@@ -1,0 +1,154 @@
+"""The marker: did this local transaction commit? Asked so that the answer can never change.
+
+The owner inserts its id first: the row becomes visible with its work or not at all. A checker
+tries to insert a tombstone under the same id:
+
+    it waits in vain        the owner is still at work                      UNKNOWN
+    the row is the owner's  it has committed                                COMMIT
+    the row is a tombstone  somebody has answered before                    ROLLBACK
+    it succeeds             rolled back, died, or never began               ROLLBACK for ever:
+                            an owner that wakes up late fails on its own insert
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from escrowmq.client.messages import ReceivedMessage
+from escrowmq.client.producer.transaction import TX_ID
+from escrowmq.errors import ConfigError
+from escrowmq.message.transaction import Verdict
+
+log = logging.getLogger(__name__)
+
+MARKERS: Final = "escrowmq_marker"
+INBOX: Final = "escrowmq_inbox"
+COMMITTED: Final = "committed"
+TOMBSTONE: Final = "tombstone"
+_VERDICTS: Final = {COMMITTED: Verdict.COMMIT, TOMBSTONE: Verdict.ROLLBACK}
+
+ID_CHARS_MAX: Final = 64
+_OURS: Final = "escrow-"
+_AT: Final = "@"
+
+HOUR_MS: Final = 3_600_000
+# A broker asks about a transaction for as long as it keeps its log: 72 hours unless told otherwise.
+MARKERS_KEPT_MS: Final = 96 * HOUR_MS
+# No transaction may be open for longer: its tombstone would be gone.
+LONGEST_MS: Final = HOUR_MS
+# A message comes again as long as the log has it; an operator may send a dead letter later.
+INBOX_KEPT_MS: Final = 168 * HOUR_MS
+ROWS_AT_ONCE: Final = 500  # that are removed in one transaction
+
+_SQLITE_BUSY, _SQLITE_LOCKED = 5, 6
+_LOCKED_STATES: Final = {"55P03", "40001", "40P01"}  # lock not available; two that lost a race
+_LOCKED_NUMBERS: Final = {1205, 1213, 3572}  # waited too long; deadlock; would have to wait
+
+
+def new_id(place: str = "") -> str:
+    """Of a transaction. `place`: which of several databases knows about it."""
+    found = f"{_OURS}{secrets.token_hex(16)}{_AT + place if place else ''}"
+    if len(found) > ID_CHARS_MAX:
+        raise ConfigError(f"the name of database {place!r} is too long for an id")
+    return found
+
+
+def id_of(message: ReceivedMessage) -> str | None:
+    """What to look for in the database; None, and a log, if it is no transaction of a binding."""
+    found = message.properties.get(TX_ID, "")
+    if found.startswith(_OURS):
+        return found
+    log.error(
+        "message=%s was not sent through a database binding; give the binding a group of its own",
+        message.message_id,
+    )
+    return None
+
+
+def place_of(transaction_id: str) -> str:
+    return transaction_id.partition(_AT)[2]
+
+
+class Burial(enum.Enum):
+    """What became of a tombstone."""
+
+    DONE = enum.auto()
+    TAKEN = enum.auto()  # somebody's row is there
+    LOCKED = enum.auto()  # somebody is at work on it
+
+
+def decide(
+    transaction_id: str,
+    *,
+    read: Callable[[], str | None],
+    bury: Callable[[], Burial],
+    may_be_forgotten: bool,
+) -> Verdict:
+    """A checker's question. `may_be_forgotten`: so old that its row may have been removed, and
+    that there is none says nothing."""
+    outcome = read()
+    if outcome is None:
+        if may_be_forgotten:
+            log.error(
+                "transaction=%s is older than markers are kept: an operator must settle it",
+                transaction_id,
+            )
+            return Verdict.UNKNOWN
+        match bury():
+            case Burial.DONE:
+                return Verdict.ROLLBACK
+            case Burial.LOCKED:
+                return Verdict.UNKNOWN
+            case Burial.TAKEN:
+                outcome = read()  # committed while we waited
+    return Verdict.UNKNOWN if outcome is None else _VERDICTS[outcome]
+
+
+def is_lock(error: BaseException | None) -> bool:
+    """Whether a driver's error says that somebody else holds the row, and nothing worse."""
+    if error is None:
+        return False
+    sqlite_code = getattr(error, "sqlite_errorcode", None)
+    if sqlite_code is not None:
+        return sqlite_code & 0xFF in (_SQLITE_BUSY, _SQLITE_LOCKED)
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    number = error.args[0] if error.args else None  # MariaDB's drivers; its state says nothing
+    return state in _LOCKED_STATES or number in _LOCKED_NUMBERS
+
+
+@contextmanager
+def short_lock_wait(database: str, scalar: Callable[[str], object]) -> Iterator[None]:
+    """Inside a transaction: its next statement waits a moment for a lock, not longer. What is
+    changed for that is as it was afterwards."""
+    match database:
+        case "postgresql":
+            scalar("SET LOCAL lock_timeout = '300ms'")  # ends with the transaction
+            yield
+        case "mysql" | "mariadb":
+            before = scalar("SELECT @@SESSION.innodb_lock_wait_timeout")
+            scalar("SET SESSION innodb_lock_wait_timeout = 1")  # it counts whole seconds
+            try:
+                yield
+            finally:
+                scalar(f"SET SESSION innodb_lock_wait_timeout = {before}")
+        case "sqlite":
+            before = scalar("PRAGMA busy_timeout")
+            scalar("PRAGMA busy_timeout = 300")
+            try:
+                yield
+            finally:
+                scalar(f"PRAGMA busy_timeout = {before}")
+        case _:
+            raise ConfigError(f"{database}: use SQLite, PostgreSQL, MariaDB or MySQL")
+
+
+def checked_kept_ms(kept_ms: int) -> int:
+    """Raises ConfigError if tombstones would go before their owners can have given up."""
+    if kept_ms < LONGEST_MS:
+        raise ConfigError(f"markers are kept for {LONGEST_MS} ms at least, not {kept_ms}")
+    return kept_ms

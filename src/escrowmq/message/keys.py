@@ -1,0 +1,231 @@
+"""Message ids: where a record lies (offset id), and what its sender calls it (unique key).
+
+    offset id    store ip 4 or 16 | port 4 | log offset 8                    upper-case hex
+    unique key   client ip 4 or 16 | pid 2 | process 4 | ms in month 4 | counter 2    upper-case hex
+
+Both have 32 characters on IPv4 and 56 on IPv6, so length does not tell them apart.
+
+Java's String.hashCode, which RocketMQ uses for tags and for the key index.
+
+What queues and indexes keep of a record: its tags code, its keys, whether it is shown at all.
+
+The store derives the same from a message that is being appended and from a record found again
+after a crash, so it is written once, here, over the encoded properties.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import struct
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from operator import mul
+from typing import Final
+
+from escrowmq.errors import LocalProtocolError, RemoteProtocolError
+from escrowmq.message import names
+from escrowmq.message.properties import find_property
+from escrowmq.message.record import TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
+
+_PORT = struct.Struct(">i")
+_OFFSET = struct.Struct(">q")
+_UNIQUE_TAIL = struct.Struct(">HIIH")
+
+
+def encode_host(address: str, port: int) -> bytes:
+    """An address as records hold it: 8 bytes for IPv4, 20 for IPv6."""
+    try:
+        return ipaddress.ip_address(address).packed + _PORT.pack(port)
+    except (ValueError, struct.error) as error:
+        raise LocalProtocolError(f"not an address: {address!r} port {port}") from error
+
+
+def decode_host(host: bytes) -> tuple[str, int]:
+    if len(host) not in (8, 20):
+        raise RemoteProtocolError(f"a host of {len(host)} bytes, not 8 or 20")
+    return str(ipaddress.ip_address(host[:-4])), _PORT.unpack(host[-4:])[0]
+
+
+def encode_offset_id(store_host: bytes, log_offset: int) -> str:
+    return (store_host + _OFFSET.pack(log_offset)).hex().upper()
+
+
+def encode_offset_ids(store_host: bytes, log_offsets: Iterable[int]) -> list[str]:
+    """The same for many of one store."""
+    host = store_host.hex().upper()
+    return ["%s%016X" % (host, log_offset) for log_offset in log_offsets]  # noqa: UP031  # faster
+
+
+def decode_offset_id(text: str) -> tuple[bytes, int]:
+    """The store's host and the log offset that an offset id names."""
+    try:
+        raw = bytes.fromhex(text)
+    except ValueError:
+        raise RemoteProtocolError(f"message id {text!r} is not hexadecimal") from None
+    if len(raw) not in (16, 28):
+        raise RemoteProtocolError(f"message id {text!r} has {len(raw)} bytes, not 16 or 28")
+    return raw[:-8], _OFFSET.unpack(raw[-8:])[0]
+
+
+class UniqueKeys:
+    """Makes unique keys for one process. `month_began_ms` moves on with the calendar."""
+
+    def __init__(self, *, address: str, process_id: int, salt: int) -> None:
+        self._ip = ipaddress.ip_address(address).packed
+        self._process_id = process_id & 0xFFFF
+        self._salt = salt & 0xFFFFFFFF
+        self._counter = itertools.count()
+
+    def next(self, *, now_ms: int, month_began_ms: int) -> str:
+        elapsed_ms = (now_ms - month_began_ms) & 0xFFFFFFFF
+        count = next(self._counter) & 0xFFFF
+        tail = _UNIQUE_TAIL.pack(self._process_id, self._salt, elapsed_ms, count)
+        return (self._ip + tail).hex().upper()
+
+
+_WORD = 0xFFFFFFFF
+_LENGTH_MAX = 256
+_LANE_BYTES = 8
+_MASK_LANE = _WORD.to_bytes(_LANE_BYTES, "little")
+
+# 31^0, 31^1, … and, by length, the same in falling order: a hash is then one sum of products.
+POWERS: Final = [pow(31, exponent, 1 << 32) for exponent in range(_LENGTH_MAX + 1)]
+DESCENDING_POWERS: Final = [POWERS[:length][::-1] for length in range(_LENGTH_MAX + 1)]
+
+
+def java_hash(text: str) -> int:
+    """h = 31 h + u over the UTF-16 code units, as a signed 32-bit number."""
+    value = unsigned_hash(text)
+    return value - (1 << 32) if value & 0x80000000 else value
+
+
+def unsigned_hash(text: str) -> int:
+    units = text.encode() if text.isascii() else _utf16_units(text)
+    value = 0
+    for begin in range(0, len(units), _LENGTH_MAX):
+        part = units[begin : begin + _LENGTH_MAX]
+        total: int = sum(map(mul, part, DESCENDING_POWERS[len(part)]))
+        value = (value * POWERS[len(part)] + total) & _WORD
+    return value
+
+
+def hashes_of_tails(before: Sequence[int], tails: Sequence[bytes]) -> Sequence[int]:
+    """Unsigned hashes of texts that end in these, which are ASCII and of one length. `before`: the
+    hashes of what is before them, as numbers of up to 33 bits."""
+    begun = struct.pack(f"<{len(tails)}Q", *before)
+    return _hash_on(begun, b"".join(tails), len(tails[0]), 0)
+
+
+def hashes_with_head(before: int, joined: bytes, length: int, head_bytes: int) -> Sequence[int]:
+    """The same for texts of one length, joined, that all begin alike. `before`: the hash of what is
+    before the rest of each."""
+    begun = before.to_bytes(_LANE_BYTES, "little") * (len(joined) // length)
+    return _hash_on(begun, joined, length, head_bytes)
+
+
+def _hash_on(begun: bytes, joined: bytes, length: int, first: int) -> Sequence[int]:
+    """All at once, in lanes of eight bytes of one large number: a step grows a lane by five bits,
+    so that six steps fit before the lanes have to be cut back to 32."""
+    count = len(joined) // length
+    mask = int.from_bytes(_MASK_LANE * count, "little")
+    total = int.from_bytes(begun, "little")
+    for step, column in enumerate(range(first, length)):
+        lanes = bytearray(_LANE_BYTES * count)
+        lanes[::_LANE_BYTES] = joined[column::length]
+        total = total * 31 + int.from_bytes(lanes, "little")
+        if step % 6 == 5:
+            total &= mask
+    return memoryview((total & mask).to_bytes(_LANE_BYTES * count, "little")).cast("Q")
+
+
+def _utf16_units(text: str) -> memoryview:
+    return memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H")
+
+
+# 1s 5s 10s 30s, 1 to 10 minutes, 20m 30m 1h 2h
+DELAY_LEVELS_MS: Final[tuple[int, ...]] = (
+    *(1_000, 5_000, 10_000, 30_000),
+    *(minutes * 60_000 for minutes in (*range(1, 11), 20, 30, 60, 120)),
+)
+
+
+_ALIKE_BYTES: Final = 24
+
+
+def has_queue_entry(sys_flag: int) -> bool:
+    """RocketMQ's prepared and rolled-back records take no place in their queue."""
+    return not sys_flag & TRANSACTION_PREPARED  # this bit is set in both
+
+
+def has_keys(sys_flag: int) -> bool:
+    """Rolled-back records are not found by key either."""
+    return sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK
+
+
+# Both, by the bits of a transaction in the sysFlag: every append looks.
+SHOWN_AND_KEYED: Final = [
+    (has_queue_entry(bits), has_keys(bits)) for bits in range(TRANSACTION_MASK + 1)
+]
+
+
+def derive(topic: str, properties: bytes, stored_ms: int) -> tuple[int, list[bytes]]:
+    """The tags code of a record's queue entry, and its keys: the unique one, then the user's."""
+    if len(properties) <= _ALIKE_BYTES and topic != names.SCHEDULE_TOPIC:
+        return _derive_alike(properties)
+    return _derive(topic, properties, stored_ms)
+
+
+@lru_cache(maxsize=256)
+def _derive_alike(properties: bytes) -> tuple[int, list[bytes]]:
+    """So short that many records have the very same: ops, and messages with a tag alone. Nobody
+    changes the list."""
+    return _derive("", properties, 0)
+
+
+def _derive(topic: str, properties: bytes, stored_ms: int) -> tuple[int, list[bytes]]:
+    items = b"\x02" + properties
+    code = 0
+    keys: list[bytes] = []
+    # Cutting at a literal is the fastest way to one value: this is on the path of every send.
+    _, found, rest = items.rpartition(b"\x02TAGS\x01")
+    if found:
+        code = _tag_hash(rest.partition(b"\x02")[0] or _last_value(items, b"TAGS"))
+    _, found, rest = items.rpartition(b"\x02UNIQ_KEY\x01")
+    if found:
+        unique = rest.partition(b"\x02")[0] or _last_value(items, b"UNIQ_KEY")
+        if unique:
+            keys.append(unique)
+    _, found, rest = items.rpartition(b"\x02KEYS\x01")
+    if found:
+        given = rest.partition(b"\x02")[0] or _last_value(items, b"KEYS")
+        keys += filter(None, given.split(b" "))
+    if topic == names.SCHEDULE_TOPIC:
+        code = _due_ms(items, stored_ms) or code
+    return code, keys
+
+
+def _last_value(items: bytes, name: bytes) -> bytes:
+    """An empty value is as good as none: the last one before it counts."""
+    return find_property(items, name) or b""
+
+
+def _due_ms(items: bytes, stored_ms: int) -> int:
+    """Queues of the schedule topic carry the time at which a message is due."""
+    level = delay_level(_last_value(items, b"DELAY"), len(DELAY_LEVELS_MS))
+    return stored_ms + DELAY_LEVELS_MS[level - 1] if level else 0
+
+
+def delay_level(text: bytes, highest: int) -> int:
+    """1 to the highest; 0 for none. A number past the highest means the highest."""
+    if not text.isdigit():
+        return 0
+    digits = text.lstrip(b"0")
+    return min(int(digits[:9] or b"0"), highest)
+
+
+def _tag_hash(tag: bytes) -> int:
+    return tag_code(tag.decode("utf-8", "replace"))
+
+
+tag_code = lru_cache(maxsize=4096)(java_hash)

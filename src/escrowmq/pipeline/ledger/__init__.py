@@ -1,0 +1,1 @@
+"""The ledger: one row per transaction."""

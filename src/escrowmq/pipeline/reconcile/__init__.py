@@ -1,0 +1,1 @@
+"""Reconciliation: compare the ledger with databases."""

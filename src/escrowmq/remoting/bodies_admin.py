@@ -1,0 +1,225 @@
+"""Bodies of what operators ask a broker, as RocketMQ's tools read them.
+
+Java keeps some of its tables by queue, and fastjson writes such a table with objects for keys:
+
+    {"offsetTable":{{"brokerName":"a","queueId":0,"topic":"orders"}:{"maxOffset":3},...}}
+
+That is not JSON, and what the tools of every release read; `by_queue` writes it, `queue_tables`
+reads it.
+
+Bodies about users and their policies, as RocketMQ 5's tools read them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import field
+
+from escrowmq.errors import BrokenBody
+from escrowmq.parsing import lenient_json
+from escrowmq.remoting.bodies import JsonBody, QueueName, SubscriptionEntry, decode_body
+from escrowmq.remoting.command import Int32, Int64
+
+
+class TopicOffset(JsonBody, frozen=True, kw_only=True):
+    """Of one queue, in GET_TOPIC_STATS_INFO's answer."""
+
+    min_offset: Int64
+    max_offset: Int64
+    last_update_timestamp: Int64
+
+
+class ConsumeOffset(JsonBody, frozen=True, kw_only=True):
+    """Of one queue, in GET_CONSUME_STATS's answer."""
+
+    broker_offset: Int64
+    consumer_offset: Int64
+    pull_offset: Int64
+    last_timestamp: Int64  # of the last message that was consumed
+
+
+class ClientEntry(JsonBody, frozen=True, kw_only=True):
+    client_id: str
+    client_addr: str
+    language: str
+    version: Int32
+
+
+class ProducerConnections(JsonBody, frozen=True, kw_only=True):
+    connection_set: list[ClientEntry]
+
+
+class ConsumerConnections(JsonBody, frozen=True, kw_only=True):
+    connection_set: list[ClientEntry]
+    subscription_table: dict[str, SubscriptionEntry]
+    consume_type: str
+    message_model: str
+    consume_from_where: str
+
+
+class ProducerInfo(JsonBody, frozen=True, kw_only=True):
+    client_id: str
+    remote_ip: str = field(name="remoteIP")
+    language: str
+    version: Int32
+    last_update_timestamp: Int64
+
+
+class Producers(JsonBody, frozen=True, kw_only=True):
+    """By group."""
+
+    data: dict[str, list[ProducerInfo]]
+
+
+class GroupList(JsonBody, frozen=True, kw_only=True):
+    group_list: list[str]
+
+
+class SubscriptionOf(JsonBody, frozen=True, kw_only=True):
+    topic: str
+    group: str
+    subscription_data: SubscriptionEntry
+
+
+class TimeSpan(JsonBody, frozen=True, kw_only=True):
+    message_queue: QueueName
+    min_time_stamp: Int64
+    max_time_stamp: Int64
+    consume_time_stamp: Int64
+    delay_time: Int64
+
+
+class TimeSpans(JsonBody, frozen=True, kw_only=True):
+    consume_time_span_set: list[TimeSpan]
+
+
+class Rate(JsonBody, frozen=True, kw_only=True):
+    sum: Int64
+    tps: float
+    avgpt: float  # per request
+
+
+class Rates(JsonBody, frozen=True, kw_only=True):
+    stats_minute: Rate
+    stats_hour: Rate
+    stats_day: Rate
+
+
+class QueueEntry(JsonBody, frozen=True, kw_only=True):
+    physic_offset: Int64
+    physic_size: Int32
+    tags_code: Int64
+    eval: bool = False  # whether the group's filter takes it
+    msg: str | None = None
+
+
+class QueueEntries(JsonBody, frozen=True, kw_only=True):
+    max_queue_index: Int64
+    min_queue_index: Int64
+    queue_data: list[QueueEntry]
+    subscription_data: SubscriptionEntry | None = None
+    filter_data: str | None = None
+
+
+class QueueOffsetForC(JsonBody, frozen=True, kw_only=True):
+    topic: str
+    broker_name: str
+    queue_id: Int32
+    offset: Int64
+
+
+class ResetOffsetsForC(JsonBody, frozen=True, kw_only=True):
+    """RESET_CONSUMER_CLIENT_OFFSET for clients in C++."""
+
+    offset_table: list[QueueOffsetForC]
+
+
+class Table(JsonBody, frozen=True, kw_only=True):
+    """GET_BROKER_RUNTIME_INFO's answer."""
+
+    table: dict[str, str]
+
+
+def by_queue(table: Mapping[QueueName, JsonBody | int], **others: object) -> bytes:
+    """`offsetTable` with queues as keys, and whatever else the body has."""
+    entries = (
+        b"%b:%b" % (_encode(queue), b"%d" % value if isinstance(value, int) else _encode(value))
+        for queue, value in table.items()
+    )
+    pieces = [b'"offsetTable":{%b}' % b",".join(entries)]
+    pieces += [b'"%b":%b' % (name.encode(), _encode(value)) for name, value in others.items()]
+    return b"{%b}" % b",".join(pieces)
+
+
+# A string is taken whole; an object that a colon follows is a key.
+_STRING_OR_QUEUE: Final = re.compile(
+    r"""
+      (?P<key>\{(?:[^{}"]|"(?:[^"\\]|\\.)*+")*+\})(?=\s*+:)
+    | "(?:[^"\\]|\\.)*+(?:"|\\?\Z)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def queue_tables(body: bytes) -> Any:
+    """What such a body says; queues as keys are texts, for `queue_of`. Raises BrokenBody."""
+    try:
+        text = _STRING_OR_QUEUE.sub(_quote_queue, str(body, "utf-8"))
+    except UnicodeDecodeError as error:
+        raise BrokenBody(f"a table by queue: {error}") from error
+    return lenient_json(text.encode())
+
+
+def _quote_queue(match: re.Match[str]) -> str:
+    key = match["key"]
+    return match[0] if key is None else _encode(key).decode()
+
+
+def queue_of(key: str) -> QueueName:
+    return decode_body(QueueName, key.encode())
+
+
+def broker_consume_stats(
+    groups: Iterable[tuple[str, list[bytes]]], *, address: str, total_diff: int
+) -> bytes:
+    """GET_BROKER_CONSUME_STATS's answer: for each group what `by_queue` made of each topic."""
+    entries = b",".join(b"{%b:[%b]}" % (_encode(name), b",".join(of)) for name, of in groups)
+    return b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d,"totalInflightDiff":0}' % (
+        _encode(address),
+        entries,
+        total_diff,
+    )
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+HIDDEN = "***"
+
+
+class UserInfo(JsonBody, frozen=True, kw_only=True):
+    username: str
+    password: str = HIDDEN  # RocketMQ shows it
+    user_type: str  # Super, Normal
+    user_status: str  # enable, disable
+
+
+class PolicyEntryInfo(JsonBody, frozen=True, kw_only=True):
+    resource: str  # Topic:name, Topic:prefix*, *
+    actions: list[str]
+    source_ips: list[str] | None = None
+    decision: str  # Allow, Deny
+
+
+class PolicyInfo(JsonBody, frozen=True, kw_only=True):
+    policy_type: str  # Custom, Default
+    entries: list[PolicyEntryInfo]
+
+
+class AclInfo(JsonBody, frozen=True, kw_only=True):
+    subject: str
+    policies: list[PolicyInfo]

@@ -1,0 +1,228 @@
+"""One command, and the two encodings of its header.
+
+JSON:  {"code":105,"language":"PYTHON","version":479,"opaque":1,"flag":0,
+        "remark":"...","extFields":{"topic":"TBW102"}}        no remark, no extFields if empty
+
+ROCKETMQ, all integers big-endian and signed:
+
+    code 2 | language 1 | version 2 | opaque 4 | flag 4
+    | remark length 4 | remark | fields length 4 | fields
+
+    fields:  key length 2 | key | value length 4 | value      repeated
+
+What comes in is read generously: any value in extFields becomes text (numbers and booleans as
+they were written), a null there is skipped, unknown keys and unknown languages do not matter.
+What goes out is strict: values in extFields are JSON strings, because C++ clients skip
+everything else.
+
+ROCKETMQ has no empty value: Java reads a length of zero as null. So an empty key or value is
+neither written nor read there, and "" does not survive it. Nor do codes above 32,767: we refuse
+to write one, and POP_MESSAGE (200050) from a peer that cut it to 16 bits is read as 3442. POP
+works with JSON only.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated, Final
+
+import msgspec
+
+from escrowmq.errors import BrokenHeader, LocalProtocolError
+from escrowmq.remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE, JSON, VERSION, Language
+
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+INT32_MAX: Final = 2**31 - 1
+
+_FIXED = struct.Struct(">hbhii")
+_INT = struct.Struct(">i")
+_SHORT = struct.Struct(">h")
+_LANGUAGES = {language.name: language for language in Language}
+_LANGUAGE_CODES = {language.value: language for language in Language}
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    code: int
+    opaque: int
+    language: Language = Language.PYTHON
+    version: int = VERSION
+    flag: int = 0
+    remark: str = ""
+    ext_fields: dict[str, str] = {}
+
+    @property
+    def is_response(self) -> bool:
+        return bool(self.flag & FLAG_RESPONSE)
+
+    @property
+    def is_oneway(self) -> bool:
+        return bool(self.flag & FLAG_ONEWAY)
+
+
+class _Written(msgspec.Struct, rename="camel", omit_defaults=True):
+    """A header as we write it. Only remark and extFields may be left out."""
+
+    code: int
+    language: str
+    version: int
+    opaque: int
+    flag: int
+    remark: str = ""
+    ext_fields: dict[str, str] = {}
+
+
+class _Strict(msgspec.Struct, kw_only=True, rename="camel"):
+    """A header as most peers write it: its extFields are strings."""
+
+    code: Int32
+    language: str | None = None
+    version: Int32 = 0
+    opaque: Int32 = 0
+    flag: Int32 = 0
+    remark: str | None = None
+    ext_fields: dict[str, str] | None = None
+
+
+class _Generous(msgspec.Struct, kw_only=True, rename="camel"):
+    code: Int32
+    language: msgspec.Raw = msgspec.Raw(b"null")
+    version: Int32 = 0
+    opaque: Int32 = 0
+    flag: Int32 = 0
+    remark: msgspec.Raw = msgspec.Raw(b"null")
+    ext_fields: dict[str, msgspec.Raw] | None = None
+
+
+_decode_strict = msgspec.json.Decoder(_Strict, strict=False).decode
+_decode_generous = msgspec.json.Decoder(_Generous, strict=False).decode
+_decode_text = msgspec.json.Decoder(str).decode
+
+
+def decode_command(serializer: int, header: bytes) -> Command:
+    """Raises BrokenHeader, whatever is wrong."""
+    return _decode_json(header) if serializer == JSON else _decode_rocketmq(header)
+
+
+def encode_command(command: Command, serializer: int = JSON) -> bytes:
+    return _encode_json(command) if serializer == JSON else _encode_rocketmq(command)
+
+
+def _decode_json(header: bytes) -> Command:
+    try:
+        text = header.decode()
+        try:
+            return _from_strict(_decode_strict(text))
+        except msgspec.ValidationError:
+            return _from_generous(_decode_generous(text))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BrokenHeader(f"JSON header: {error}") from error
+
+
+def _from_strict(read: _Strict) -> Command:
+    return Command(
+        code=read.code,
+        language=_LANGUAGES.get(read.language or "", Language.OTHER),
+        version=read.version,
+        opaque=read.opaque,
+        flag=read.flag,
+        remark=read.remark or "",
+        ext_fields=read.ext_fields or {},
+    )
+
+
+def _from_generous(read: _Generous) -> Command:
+    texts = {name: _text(raw) for name, raw in (read.ext_fields or {}).items()}
+    return Command(
+        code=read.code,
+        language=_LANGUAGES.get(_text(read.language) or "", Language.OTHER),
+        version=read.version,
+        opaque=read.opaque,
+        flag=read.flag,
+        remark=_text(read.remark) or "",
+        ext_fields={name: text for name, text in texts.items() if text is not None},
+    )
+
+
+def _text(raw: msgspec.Raw) -> str | None:
+    """A JSON string as what it says; null as None; anything else as it was written."""
+    written = bytes(raw)
+    if written.startswith(b'"'):
+        return _decode_text(written)
+    return None if written == b"null" else written.decode()
+
+
+def _encode_json(command: Command) -> bytes:
+    try:
+        return msgspec.json.encode(
+            _Written(
+                command.code,
+                command.language.name,
+                command.version,
+                command.opaque,
+                command.flag,
+                command.remark,
+                command.ext_fields,
+            )
+        )
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(f"code {command.code}: not valid text: {error}") from error
+
+
+def _decode_rocketmq(header: bytes) -> Command:
+    try:
+        code, language, version, opaque, flag = _FIXED.unpack_from(header)
+        remark, at = _sized(header, _FIXED.size, _INT, "remark")
+        block, at = _sized(header, at, _INT, "extFields")
+        if at != len(header):
+            raise BrokenHeader(f"ROCKETMQ header: {len(header) - at} bytes too many")
+        return Command(
+            code=code,
+            language=_LANGUAGE_CODES.get(language, Language.OTHER),
+            version=version,
+            opaque=opaque,
+            flag=flag,
+            remark=remark.decode(),
+            ext_fields=_decode_block(block),
+        )
+    except (struct.error, UnicodeDecodeError) as error:
+        raise BrokenHeader(f"ROCKETMQ header: {error}") from error
+
+
+def _decode_block(block: bytes) -> dict[str, str]:
+    fields, at = {}, 0
+    while at < len(block):
+        key, at = _sized(block, at, _SHORT, "key")
+        value, at = _sized(block, at, _INT, "value")
+        if key and value:
+            fields[key.decode()] = value.decode()
+    return fields
+
+
+def _sized(data: bytes, at: int, size: struct.Struct, what: str) -> tuple[bytes, int]:
+    (length,) = size.unpack_from(data, at)
+    begin = at + size.size
+    end = begin + length
+    if length < 0 or end > len(data):
+        raise BrokenHeader(
+            f"ROCKETMQ header: {what} of {length} bytes, {len(data) - begin} are left"
+        )
+    return data[begin:end], end
+
+
+def _encode_rocketmq(command: Command) -> bytes:
+    try:
+        remark = command.remark.encode()
+        pieces: list[bytes] = []
+        for key, value in command.ext_fields.items():
+            if key and value:
+                name, text = key.encode(), value.encode()
+                pieces += (_SHORT.pack(len(name)), name, _INT.pack(len(text)), text)
+        block = b"".join(pieces)
+        fixed = _FIXED.pack(
+            command.code, command.language, command.version, command.opaque, command.flag
+        )
+    except (struct.error, UnicodeEncodeError) as error:
+        raise LocalProtocolError(f"code {command.code} does not fit ROCKETMQ: {error}") from error
+    return b"".join((fixed, _INT.pack(len(remark)), remark, _INT.pack(len(block)), block))

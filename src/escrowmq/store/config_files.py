@@ -1,0 +1,189 @@
+"""config/*.json: topics, consumer groups, offsets, as RocketMQ keeps them.
+
+Each file has its last version beside it (`.bak`), which is read when the main one is missing, empty
+or broken. What a file holds and we have no use for is kept and written back as it was.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from escrowmq.errors import ProtocolError, StoreDamaged
+from escrowmq.parsing import lenient_json
+from escrowmq.store.disk import Disk, read_file, replace_file
+
+DIRECTORY: Final = "config"
+READ_AND_WRITE: Final = 6
+
+Offsets = dict[str, dict[int, int]]  # "topic@group" -> queue id -> offset
+
+
+class _Entry(msgspec.Struct, kw_only=True, rename="camel"):
+    """One row of a table: the fields we know, and those that we only carry along, if any."""
+
+    other: dict[str, Any] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="(other)")
+
+
+class TopicConfig(_Entry, kw_only=True, rename="camel"):
+    topic_name: str
+    read_queue_nums: int = 16
+    write_queue_nums: int = 16
+    perm: int = READ_AND_WRITE
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: int = 0
+    order: bool = False
+    attributes: dict[str, str] = {}
+
+
+class GroupConfig(_Entry, kw_only=True, rename="camel"):
+    group_name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    consume_message_orderly: bool = False
+    retry_queue_nums: int = 1
+    retry_max_times: int = 16
+    broker_id: int = 0
+    which_broker_when_consume_slowly: int = 1
+    notify_consumer_ids_changed_enable: bool = True
+    group_sys_flag: int = 0
+    consume_timeout_minute: int = 15
+    attributes: dict[str, str] = {}
+
+
+E = TypeVar("E", bound=_Entry)
+
+
+class DataVersion(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Moves with every change, so that a name server notices it."""
+
+    state_version: int = 0
+    timestamp: int = 0
+    counter: int = 0
+
+    def next(self, now_ms: int) -> DataVersion:
+        return DataVersion(
+            state_version=self.state_version, timestamp=now_ms, counter=self.counter + 1
+        )
+
+
+class ConfigFile:
+    """One file and what is in it, as plain values. `save` keeps the version before."""
+
+    def __init__(self, disk: Disk, name: str) -> None:
+        self._disk = disk
+        self._path = f"{DIRECTORY}/{name}"
+        self._is_whole = False  # the file itself, not the version before it
+        self.content = self._load()
+
+    def version(self) -> DataVersion:
+        return _converted(self.content.get("dataVersion") or {}, DataVersion, self._path)
+
+    def table(self, key: str) -> dict[str, Any]:
+        table = self.content.get(key) or {}
+        if not isinstance(table, dict):
+            raise StoreDamaged(f"{self._path}: {key} is not a table")
+        return table
+
+    def entries(self, key: str, kind: type[E]) -> dict[str, E]:
+        return {name: _entry(row, kind, self._path) for name, row in self.table(key).items()}
+
+    def offsets(self, key: str = "offsetTable") -> Offsets:
+        return _converted(self.table(key), Offsets, self._path)
+
+    def numbers(self, key: str = "offsetTable") -> dict[int, int]:
+        return _converted(self.table(key), dict[int, int], self._path)
+
+    def marks(self, key: str) -> dict[str, int]:
+        return _converted(self.table(key), dict[str, int], self._path)
+
+    def save(self, **tables: Any) -> None:
+        """Replace these tables; entries and versions become what RocketMQ writes.
+
+        Whoever makes a topic waits for this, with ten thousand others in the file too: it is
+        not read again, and nothing of it goes through Python's own JSON.
+        """
+        before = read_file(self._disk, self._path) if self._is_whole else None
+        if before is not None:
+            replace_file(self._disk, self._path + ".bak", before)
+        for name, table in tables.items():
+            self.content[name] = plain(table)
+        text = msgspec.json.format(msgspec.json.encode(self.content))
+        replace_file(self._disk, self._path, text)
+        self._is_whole = True
+
+    def _load(self) -> dict[str, Any]:
+        tried = False
+        for path in (self._path, self._path + ".bak"):
+            data = read_file(self._disk, path)
+            tried = tried or bool(data)
+            content = _parsed(data) if data else None
+            if content is not None:
+                self._is_whole = path == self._path
+                return content
+        if tried:
+            raise StoreDamaged(f"{self._path} cannot be read, and neither can its .bak")
+        return {}
+
+
+def topics_file(disk: Disk) -> ConfigFile:
+    """`topicConfigTable`: TopicConfig by name."""
+    return ConfigFile(disk, "topics.json")
+
+
+def groups_file(disk: Disk) -> ConfigFile:
+    """`subscriptionGroupTable`: GroupConfig by name."""
+    return ConfigFile(disk, "subscriptionGroup.json")
+
+
+def offsets_file(disk: Disk) -> ConfigFile:
+    """`offsetTable`: how far each group has read each queue."""
+    return ConfigFile(disk, "consumerOffset.json")
+
+
+def delays_file(disk: Disk) -> ConfigFile:
+    """`offsetTable`: how far each delay level has been delivered."""
+    return ConfigFile(disk, "delayOffset.json")
+
+
+def _parsed(data: bytes) -> dict[str, Any] | None:
+    try:
+        content = lenient_json(data)
+    except ProtocolError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
+T = TypeVar("T")
+
+
+def _converted(value: Any, kind: type[T], path: str) -> T:
+    try:
+        return msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise StoreDamaged(f"{path}: {error}") from error
+
+
+def _entry(row: Any, kind: type[E], path: str) -> E:
+    entry = _converted(row, kind, path)
+    other = {name: value for name, value in row.items() if name not in _known(kind)}
+    entry.other = other or msgspec.UNSET
+    return entry
+
+
+def _known(kind: type[_Entry]) -> frozenset[str]:
+    return frozenset(kind.__struct_encode_fields__)
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold: entries with the fields they only carry, versions, tables of them."""
+    if isinstance(value, _Entry):
+        if value.other is msgspec.UNSET:
+            return value  # as it stands
+        row: dict[str, Any] = msgspec.to_builtins(value)
+        return row | row.pop("(other)")
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    return msgspec.to_builtins(value)

@@ -1,0 +1,497 @@
+"""A consume queue: where in the log the n-th message of one queue lies, 20 bytes each.
+
+    log offset 8 | record size 4 | tags code 8        entry n at byte 20 n of its files
+
+Files lie under consumequeue/<topic>/<queue id>/, each of equal length, named by the byte they
+begin with. All of it follows from the log. New entries gather in memory (`tail`) and reach the
+files with a checkpoint; a crash loses only what recovery puts back from the log.
+
+A blank entry (…, 0x7FFFFFFF, 0) holds the place of a message that is gone: its log offset is 0
+at the head of a file, else that of the next message that is there, so that offsets never fall.
+
+Topics that were deleted: how far into the log their records count no more.
+
+The log keeps a deleted topic's records until they expire, and recovery gives every record of the
+log its queue entry. So a deletion is noted before anything is removed, and the note stays until the
+last of these records is gone: `config/escrowDeletedTopics.json`, topic -> log offset.
+
+All consume queues of a store, by topic and queue id.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from escrowmq.errors import RecordRefused, StoreDamaged, StoreFailed
+from escrowmq.message.record import TOPIC_BYTES_MAX, QueueOffset
+from escrowmq.store.columns import packed_rows
+from escrowmq.store.commit_log import file_name, is_file_name
+from escrowmq.store.config_files import ConfigFile
+from escrowmq.store.disk import Disk, File, OpenViews
+from escrowmq.store.settings import QUEUE_ENTRY_BYTES
+
+DIRECTORY: Final = "consumequeue"
+ENTRY: Final = struct.Struct(">qiq")
+_pack_entry = ENTRY.pack
+BLANK_SIZE: Final = 0x7FFFFFFF
+BLANK_ENTRY: Final = ENTRY.pack(0, BLANK_SIZE, 0)
+assert ENTRY.size == QUEUE_ENTRY_BYTES
+
+
+@dataclass(slots=True)
+class QueueFlush:
+    """Entries on their way to the files of one queue. `run` may go to a thread."""
+
+    queue: ConsumeQueue
+    first: QueueOffset
+    entries: bytes
+
+    def place(self) -> tuple[str, int]:
+        return self.queue.topic, self.queue.queue_id
+
+    def run(self) -> None:
+        self.queue.write_entries(self.first, self.entries)
+
+
+class ConsumeQueue:
+    def __init__(
+        self, disk: Disk, views: OpenViews, topic: str, queue_id: int, *, file_bytes: int
+    ) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.next = QueueOffset(0)
+        self.tail = bytearray()
+        self._disk = disk
+        self._views = views
+        self._directory = f"{DIRECTORY}/{topic}/{queue_id}"
+        self._file_bytes = file_bytes
+        self._min_offset = -1, self.next  # as of this beginning of the log
+        self._holds = 0
+        self._held_from = self.next
+        self._stored = 0  # entries that the files hold; `tail` follows them
+        self._bases = [int(n) for n in disk.names(self._directory) if is_file_name(n)]
+
+    # --- writing -------------------------------------------------------------------------------
+
+    def add(self, log_offset: int, size: int, tags_code: int) -> None:
+        self.tail += _pack_entry(log_offset, size, tags_code)
+        self.next += 1  # type: ignore[assignment]  # no QueueOffset(): every send comes by here
+
+    def add_run(self, log_offsets: Sequence[int], sizes: Sequence[int]) -> None:
+        """Many, none of which has a tag."""
+        no_tags = array("Q", bytes(8 * len(sizes)))
+        self.tail += packed_rows(array("Q", log_offsets), array("I", sizes), no_tags)
+        self.next = QueueOffset(self.next + len(sizes))
+
+    def drop_last(self) -> None:
+        """Take the last `add` back: its message did not reach the log."""
+        del self.tail[-QUEUE_ENTRY_BYTES:]
+        self.next = QueueOffset(self.next - 1)
+
+    def start_at(self, queue_offset: QueueOffset) -> None:
+        """Begin an empty queue behind messages that are gone."""
+        self._min_offset = -1, queue_offset
+        self._stored = self.next = queue_offset
+
+    def add_blanks(self, upto: QueueOffset, log_offset: int) -> None:
+        self.tail += ENTRY.pack(log_offset, BLANK_SIZE, 0) * (upto - self.next)
+        self.next = upto
+
+    def begin_flush(self) -> QueueFlush:
+        return QueueFlush(self, QueueOffset(self._stored), bytes(self.tail))
+
+    def finish_flush(self, flush: QueueFlush) -> None:
+        del self.tail[: len(flush.entries)]
+        self._stored += len(flush.entries) // QUEUE_ENTRY_BYTES
+
+    def write_entries(self, first: QueueOffset, entries: bytes) -> None:
+        position, written = first * QUEUE_ENTRY_BYTES, 0
+        while written < len(entries):
+            base = position - position % self._file_bytes
+            part = entries[written : written + base + self._file_bytes - position]
+            file = self._file_for_writing(base, position)
+            try:
+                file.write_at(position - base, part)
+                file.sync()
+            finally:
+                file.close()
+            written += len(part)
+            position += len(part)
+
+    def _file_for_writing(self, base: int, position: int) -> File:
+        path = self._path(base)
+        if base in self._bases:
+            return self._disk.open(path)
+        file = self._disk.create(path, self._file_bytes)
+        if not self._bases and position > base:
+            # The first file of a queue that does not begin at 0: what came before is gone.
+            file.write_at(0, BLANK_ENTRY * ((position - base) // QUEUE_ENTRY_BYTES))
+        self._disk.sync_directory(self._directory)
+        self._bases.append(base)
+        return file
+
+    # --- reading -------------------------------------------------------------------------------
+
+    @property
+    def end(self) -> QueueOffset:
+        """Up to where it may be read."""
+        return self._held_from if self._holds else self.next
+
+    def hold(self, queue_offset: int) -> None:
+        if not self._holds:
+            self._held_from = QueueOffset(queue_offset)
+        self._holds += 1
+
+    def show(self) -> None:
+        self._holds -= 1
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._bases and not self.tail
+
+    def entries(self, first: int, count: int) -> bytes | memoryview | bytearray:
+        """Entries from `first` on: at most `count`, fewer where a file or the stored part ends."""
+        count = min(count, self.next - first)
+        if count <= 0:
+            return b""
+        if first >= self._stored:
+            begin = (first - self._stored) * QUEUE_ENTRY_BYTES
+            return self.tail[begin : begin + count * QUEUE_ENTRY_BYTES]
+        position = first * QUEUE_ENTRY_BYTES
+        base = position - position % self._file_bytes
+        begin = position - base
+        count = min(count, self._stored - first)
+        end = min(begin + count * QUEUE_ENTRY_BYTES, self._file_bytes)
+        return self._view(base)[begin:end]
+
+    def entry(self, queue_offset: int) -> tuple[int, int, int]:
+        log_offset, size, tags_code = ENTRY.unpack(self.entries(queue_offset, 1))
+        return log_offset, size, tags_code
+
+    @property
+    def first(self) -> QueueOffset:
+        """The lowest offset that has an entry; its message may be gone from the log."""
+        return QueueOffset(self._bases[0] // QUEUE_ENTRY_BYTES if self._bases else self._stored)
+
+    def min_offset(self, log_begin: int) -> QueueOffset:
+        """The first entry whose message the log still has."""
+        if self._min_offset[0] != log_begin:
+            self._min_offset = log_begin, self._find_min_offset(log_begin)
+        return self._min_offset[1]
+
+    def _find_min_offset(self, log_begin: int) -> QueueOffset:
+        low, high = self.first, self.next
+        while low < high:
+            middle = QueueOffset((low + high) // 2)
+            log_offset, size, _ = self.entry(middle)
+            if log_offset < log_begin or (size == BLANK_SIZE and log_offset == 0):
+                low = QueueOffset(middle + 1)
+            else:
+                high = middle
+        return low
+
+    def _view(self, base: int) -> memoryview:
+        return self._views.view(self._path(base))
+
+    def _path(self, base: int) -> str:
+        return f"{self._directory}/{file_name(base)}"
+
+    # --- recovery and expiry -------------------------------------------------------------------
+
+    @property
+    def is_held(self) -> bool:
+        return self._holds > 0
+
+    def is_older_than(self, log_offset: int) -> bool:
+        """Whether its files speak of records before that place; so does one that is empty."""
+        for base in self._bases[:1]:
+            for found, size, _ in ENTRY.iter_unpack(self._view(base)):
+                if size and not (size == BLANK_SIZE and found == 0):
+                    return bool(found < log_offset)
+        return True
+
+    def delete(self) -> None:
+        """Remove its files, for good."""
+        for base in self._bases:
+            self._views.forget(self._path(base))
+            self._disk.remove(self._path(base))
+        self._bases.clear()
+        if self._disk.exists(self._directory):
+            self._disk.sync_directory(self._directory)
+            if not self._disk.names(self._directory):  # else somebody else's
+                self._disk.remove(self._directory)
+
+    def find_end(self, log_end: int) -> QueueOffset:
+        """Believe the files up to the first entry that is not wholly below `log_end`."""
+        self._stored = self.next = self.first
+        for base in reversed(self._bases):
+            view = self._view(base)
+            low, high = 0, self._file_bytes // QUEUE_ENTRY_BYTES
+            if not _is_below(view, 0, log_end):
+                continue
+            while low < high:
+                middle = (low + high) // 2
+                if _is_below(view, middle, log_end):
+                    low = middle + 1
+                else:
+                    high = middle
+            self._stored = self.next = QueueOffset(base // QUEUE_ENTRY_BYTES + low)
+            break
+        return self.next
+
+    def rewind(self, queue_offset: QueueOffset) -> None:
+        """Forget every entry from `queue_offset` on, in memory and in the files."""
+        self._min_offset = -1, queue_offset
+        self.tail.clear()
+        position = queue_offset * QUEUE_ENTRY_BYTES
+        for base in reversed(list(self._bases)):
+            path = self._path(base)
+            self._views.forget(path)
+            if base > position or (base == position and base != self._bases[0]):
+                self._disk.remove(path)
+                self._bases.remove(base)
+            elif position < base + self._file_bytes:
+                file = self._disk.open(path)
+                try:
+                    file.resize(max(0, position - base))
+                    file.resize(self._file_bytes)
+                    file.sync()
+                finally:
+                    file.close()
+        if self._bases:
+            self._disk.sync_directory(self._directory)
+        self._stored = self.next = min(self.next, queue_offset)
+
+    def has_leftovers(self) -> bool:
+        """Whether the files hold anything behind the last entry that is believed."""
+        position = self._stored * QUEUE_ENTRY_BYTES
+        for base in self._bases:
+            if base + self._file_bytes <= position:
+                continue
+            at = max(0, position - base)
+            view = self._view(base)
+            if any(view[at : at + QUEUE_ENTRY_BYTES]):
+                return True
+        return False
+
+    def first_after(self, log_begin: int) -> int:
+        """What `first` will be after `remove_expired`."""
+        expired = self._expired_files(log_begin)
+        return self._bases[expired] // QUEUE_ENTRY_BYTES if expired else self.first
+
+    def remove_expired(self, log_begin: int) -> int:
+        """Drop files whose every message is gone from the log; the last file stays."""
+        expired = self._expired_files(log_begin)
+        for _ in range(expired):
+            base = self._bases.pop(0)
+            self._views.forget(self._path(base))
+            self._disk.remove(self._path(base))
+        if expired:
+            self._disk.sync_directory(self._directory)
+        return expired
+
+    def _expired_files(self, log_begin: int) -> int:
+        count = 0
+        while count + 1 < len(self._bases):
+            following = self._bases[count + 1]
+            if following >= self._stored * QUEUE_ENTRY_BYTES:
+                break
+            log_offset, size, _ = self.entry(following // QUEUE_ENTRY_BYTES - 1)
+            if log_offset >= log_begin and (size != BLANK_SIZE or log_offset > 0):
+                break
+            count += 1
+        return count
+
+    def refuse_other_lengths(self) -> None:
+        """Before anything is changed: the files may be right, and the settings wrong."""
+        for base in self._bases:
+            size = len(self._view(base))
+            if base % self._file_bytes or size > self._file_bytes:
+                raise StoreDamaged(
+                    f"{self._path(base)} has {size} bytes, and queues are to be in files of "
+                    f"{self._file_bytes}; set mappedFileSizeConsumeQueue to what it was"
+                )
+
+    def mend_lengths(self) -> bool:
+        """Fill up files that a crash has left short. Whether none is missing or was short that
+        others follow: all of it is then as it was written."""
+        span = self._bases[-1] - self._bases[0] if self._bases else 0
+        whole = span == (len(self._bases) - 1) * self._file_bytes if self._bases else True
+        for base in self._bases:
+            if len(self._view(base)) < self._file_bytes:
+                self._views.forget(self._path(base))
+                file = self._disk.open(self._path(base))
+                try:
+                    file.resize(self._file_bytes)
+                finally:
+                    file.close()
+                whole = whole and base == self._bases[-1]
+        return whole
+
+
+def _is_below(view: memoryview, index: int, log_end: int) -> bool:
+    log_offset, size, _ = ENTRY.unpack_from(view, index * QUEUE_ENTRY_BYTES)
+    if size == BLANK_SIZE:
+        return True
+    return bool(size > 0 and log_offset >= 0 and log_offset + size <= log_end)
+
+
+def queue_directories(disk: Disk) -> list[tuple[str, int]]:
+    """Every (topic, queue id) that has a directory."""
+    return [
+        (topic, int(queue_id))
+        for topic in disk.names(DIRECTORY)
+        for queue_id in disk.names(f"{DIRECTORY}/{topic}")
+        if queue_id.isdigit() and len(queue_id) <= 10 and int(queue_id) < 1 << 31
+    ]
+
+
+_TABLE = "deletedTopics"
+
+
+class DeletedTopics:
+    def __init__(self, disk: Disk) -> None:
+        self._file = ConfigFile(disk, "escrowDeletedTopics.json")
+        self._ends = self._file.marks(_TABLE)
+
+    def covers(self, topic: str, log_offset: int) -> bool:
+        """Whether a record of this topic, there in the log, was deleted with it."""
+        return bool(self._ends) and log_offset < self._ends.get(topic, 0)
+
+    def end_of(self, topic: str) -> int:
+        return self._ends.get(topic, 0)
+
+    def __contains__(self, topic: str) -> bool:
+        return topic in self._ends
+
+    def note(self, topic: str, *, log_begin: int, log_end: int) -> None:
+        """From now on, also after a crash, nothing below the end of the log is of this topic."""
+        self._save({**self._kept(log_begin, log_end), topic: log_end})
+
+    def opened(self, *, log_begin: int, log_end: int) -> None:
+        """Once the log's end is known: it may be before what a crash has torn off, and what is
+        appended there must not count as deleted."""
+        kept = self._kept(log_begin, log_end)
+        if kept != self._ends:
+            self._save(kept)
+
+    def _kept(self, log_begin: int, log_end: int) -> dict[str, int]:
+        return {topic: min(end, log_end) for topic, end in self._ends.items() if end > log_begin}
+
+    def _save(self, ends: dict[str, int]) -> None:
+        self._file.save(**{_TABLE: ends})
+        self._ends = ends
+
+
+# RocketMQ's rule; here it also keeps a topic from naming a path outside the store.
+_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+
+class QueueTable:
+    def __init__(
+        self, disk: Disk, views: OpenViews, deleted: DeletedTopics, *, file_bytes: int
+    ) -> None:
+        self._disk = disk
+        self.deleted = deleted
+        self._views = views
+        self._file_bytes = file_bytes
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._is_closed = False
+        self.dirty: set[ConsumeQueue] = set()  # those with entries that no file has yet
+
+    def __iter__(self) -> Iterator[ConsumeQueue]:
+        return iter(self._queues.values())
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        if self._is_closed:
+            raise StoreFailed("the store is closed")
+        return self._queues.get((topic, queue_id))
+
+    def find_or_make(self, topic: str, queue_id: int) -> ConsumeQueue:
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            refuse_bad_name(topic, queue_id)
+            queue = ConsumeQueue(
+                self._disk, self._views, topic, queue_id, file_bytes=self._file_bytes
+            )
+            self._queues[topic, queue_id] = queue
+        return queue
+
+    def close(self) -> None:
+        """It looks empty from now on to nobody: whoever asks is refused."""
+        self._is_closed = True
+
+    def forget(self, queue: ConsumeQueue) -> None:
+        """A queue that was made for a message which then was refused."""
+        if queue.is_empty and not queue.next:
+            self._queues.pop((queue.topic, queue.queue_id), None)
+
+    def open(self) -> None:
+        self._queues.clear()
+        self.dirty.clear()
+        for topic, queue_id in queue_directories(self._disk):
+            if is_topic_name(topic):  # else somebody else's
+                self.find_or_make(topic, queue_id)
+        for queue in self:
+            queue.refuse_other_lengths()
+        # A crash may have left some files of a topic that was being deleted.
+        for topic in {queue.topic for queue in self if queue.topic in self.deleted}:
+            self._remove([q for q in self.of(topic) if q.is_older_than(self.deleted.end_of(topic))])
+
+    def of(self, topic: str) -> list[ConsumeQueue]:
+        return [queue for queue in self if queue.topic == topic]
+
+    def remove_topic(self, topic: str) -> int:
+        """The files of all its queues: how many queues those were."""
+        gone = self.of(topic)
+        self._remove(gone)
+        return len(gone)
+
+    def _remove(self, queues: list[ConsumeQueue]) -> None:
+        for queue in queues:
+            self._queues.pop((queue.topic, queue.queue_id), None)
+            self.dirty.discard(queue)
+            queue.delete()
+        for topic in {queue.topic for queue in queues}:
+            directory = f"{DIRECTORY}/{topic}"
+            if self._disk.exists(directory):
+                self._disk.sync_directory(directory)
+                if not self._disk.names(directory):
+                    self._disk.remove(directory)
+
+    def believe(self, log_end: int) -> bool:
+        """Trust the files as far as they speak of records below `log_end`; wipe the rest.
+        Whether none of them is missing or cut short."""
+        whole = True
+        for queue in self:
+            whole = queue.mend_lengths() and whole
+            end = queue.find_end(log_end)
+            if queue.has_leftovers():
+                queue.rewind(end)
+        return whole
+
+    def totals(self, log_begin: int = 0) -> tuple[int, int, int]:
+        """How many queues have had a message, how many messages all of them together, and the
+        sum of where they begin, once what lies below `log_begin` is removed."""
+        used = [queue for queue in self if queue.next]
+        firsts = [queue.first_after(log_begin) for queue in used]
+        return len(used), sum(queue.next for queue in used), sum(firsts)
+
+
+def is_topic_name(topic: str) -> bool:
+    return bool(_TOPIC.fullmatch(topic)) and len(topic) <= TOPIC_BYTES_MAX
+
+
+def refuse_bad_name(topic: str, queue_id: int) -> None:
+    if not is_topic_name(topic):
+        raise RecordRefused(f"topic {topic[:300]!r}: only letters, digits and %|_- name one")
+    if not 0 <= queue_id < 1 << 31:
+        raise RecordRefused(f"queue id {queue_id} is not a queue's")

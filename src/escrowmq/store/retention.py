@@ -1,0 +1,76 @@
+"""Forget old messages: by age once a day, earlier when the disk fills up.
+
+used more than         what happens
+expire_ratio           files past their time go at any hour
+force_expire_ratio     the oldest go, whatever their age
+refuse_ratio           and no new message is taken
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from escrowmq.message.record import LogOffset
+from escrowmq.store.disk import Usage
+from escrowmq.store.settings import StoreSettings
+from escrowmq.store.store import MessageStore
+
+REMOVED_MAX = 10  # files per pass: no checkpoint is made meanwhile
+
+
+def may_remove(
+    modified_ms: int, *, now_ms: int, hour: int, used_ratio: float, settings: StoreSettings
+) -> bool:
+    """Whether a log file that was last written then has to go now. Pure."""
+    if used_ratio > settings.force_expire_ratio:
+        return True
+    if now_ms - modified_ms <= settings.reserved_hours * 3_600_000:
+        return False
+    return hour in settings.delete_hours or used_ratio > settings.expire_ratio
+
+
+def look_for_room(store: MessageStore, usage: Usage) -> None:
+    """Whether messages are taken, as full as the disk is."""
+    store.accepts_writes = usage.used_ratio <= store.settings.refuse_ratio
+
+
+def has_to_go(
+    store: MessageStore,
+    *,
+    now_ms: int,
+    hour: int,
+    usage: Usage,
+    keep_from: LogOffset | None = None,
+) -> bool:
+    """Whether the oldest file has to, as full as the disk is; and whether that is too full to
+    take messages. Nothing from `keep_from` on ever has to."""
+    settings, used_ratio = store.settings, usage.used_ratio
+    look_for_room(store, usage)
+    base = store.begin
+    end = base + settings.segment_bytes
+    # The file that is being written stays, and so does what no checkpoint covers yet.
+    if end >= store.end or end > store.checkpointed:
+        return False
+    if keep_from is not None and end > keep_from:
+        return False
+    return may_remove(
+        store.modified_ms(base), now_ms=now_ms, hour=hour, used_ratio=used_ratio, settings=settings
+    )
+
+
+def expire(
+    store: MessageStore,
+    *,
+    now_ms: int,
+    hour: int,
+    usage: Callable[[], Usage],
+    keep_from: LogOffset | None = None,
+) -> int:
+    """One pass, oldest file first: how many went."""
+    removed = 0
+    while removed < REMOVED_MAX and has_to_go(
+        store, now_ms=now_ms, hour=hour, usage=usage(), keep_from=keep_from
+    ):
+        store.remove_oldest_file()
+        removed += 1
+    return removed

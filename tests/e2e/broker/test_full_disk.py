@@ -1,0 +1,79 @@
+"""A start on a disk without a byte of room: for reads, or refused with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.faults import SmallDisk
+from tests.interop.remoting import COMMIT, Refused
+from tests.support.brokers import NotStarted, Served
+from tests.support.clients import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+NOT_AVAILABLE = 14
+CONF = {"cleanResourceInterval": 100, "diskSpaceCleanForciblyRatio": 100}
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    with SmallDisk(tmp_path / "data", mib=64) as disk:
+        if disk.kind != "ext4":
+            pytest.skip(f"no small disk: {disk.why}")
+        yield disk
+
+
+def code_of_send(served: Served) -> int:
+    with served.client() as client:
+        try:
+            client.send("t", b"more")
+        except Refused as refused:
+            return refused.answer.code
+    return 0
+
+
+async def test_a_broker_that_was_killed_on_a_full_disk_starts_for_reads(
+    tmp_path: Path, disk: SmallDisk
+) -> None:
+    sent = [b"%d" % number for number in range(50)]
+    with Served(tmp_path, conf=CONF) as served:
+        with served.client() as client:
+            client.create_topic("t", queues=1)
+            for body in sent:
+                client.send("t", body)
+            half = client.send_half("t", b"half", {"UNIQ_KEY": "7F00000100010000000000000001"})
+            disk.fill()
+        served.kill()
+        served.start()
+        assert code_of_send(served) == NOT_AVAILABLE
+        with served.client() as client:
+            assert [record.body for record in client.pull_all("t", 0)] == sent
+            assert client.end_transaction(half, COMMIT, topic="t").code != 0
+        served.stop()  # without a checkpoint, for which there is no room
+        served.start()
+        with served.client() as client:
+            assert [record.body for record in client.pull_all("t", 0)] == sent
+        disk.free()
+        await until(lambda: code_of_send(served) == 0)
+        with served.client() as client:
+            assert client.end_transaction(half, COMMIT, topic="t").code == 0
+            found = [record.body for record in client.pull_all("t", 0)]
+    assert found == [*sent, b"more", b"half"]
+    served.assert_clean()
+
+
+def test_where_nothing_can_be_written_one_line_says_what_to_do(
+    tmp_path: Path, disk: SmallDisk
+) -> None:
+    disk.fill()
+    served = Served(tmp_path, conf=CONF)
+    with pytest.raises(NotStarted) as refused:
+        served.start()
+    assert refused.value.exit_code == 2
+    last = refused.value.errors.splitlines()[-1]
+    assert "No space left on device" in last
+    assert f"make 64 MiB of room in {served.data}" in last
+    assert "Traceback" not in refused.value.errors

@@ -1,0 +1,511 @@
+"""`escrowmq topic|group|message|broker|doctor …` against a real broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.shell_completion import get_completion_class
+
+from escrowmq.cli.main import cli
+from tests.interop.remoting import Client
+from tests.support.brokers import COMMAND, WAIT_S, Served, free_ports
+from tests.support.commands import Ran, run
+
+pytestmark = pytest.mark.slow
+
+ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+PATIENT = {"transactionTimeOut": 600_000, "transactionCheckInterval": 600_000}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with Served(tmp_path_factory.mktemp("people"), conf=PATIENT) as server:
+        yield server
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[Client]:
+    with served.client() as connected:
+        yield connected
+
+
+@pytest.fixture(autouse=True)
+def asked(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command asks this cluster, unless it says otherwise."""
+    monkeypatch.setenv("NAMESRV_ADDR", served.namesrv_address)
+
+
+def did(*arguments: str, stdin: bytes = b"") -> Ran:
+    ran = run(*arguments, stdin=stdin)
+    assert ran.code == 0, ran
+    return ran
+
+
+def told(*arguments: str) -> Any:
+    ran = did(*arguments, "--json")
+    assert ran.err == ""
+    return ran.json
+
+
+def refused(*arguments: str) -> str:
+    ran = run(*arguments)
+    assert ran.code == 2, ran
+    return ran.err
+
+
+def send(client: Client, topic: str, *bodies: bytes, keys: str = "", queue: int = 0) -> None:
+    for body in bodies:
+        client.send(topic, body, {"KEYS": keys} if keys else {}, queue_id=queue)
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < deadline_s, "it never came to that"
+
+
+@contextmanager
+def dead_broker(served: Served) -> Iterator[str]:
+    """One that the name server knows, and that nobody can reach."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    fields = {
+        "brokerName": "broker-dead",
+        "brokerAddr": address,
+        "clusterName": "DefaultCluster",
+        "haServerAddr": "",
+        "brokerId": 0,
+        "compressed": False,
+        "bodyCrc32": 0,
+    }
+    with served.name_client() as names:
+        names.expect(103, fields, b'{"topicConfigSerializeWrapper":{},"filterServerList":[]}')
+        yield address
+        del fields["haServerAddr"], fields["compressed"], fields["bodyCrc32"]
+        names.expect(104, fields)
+
+
+# --- topics --------------------------------------------------------------------------------------
+
+
+def test_a_topic_is_made_shown_changed_and_deleted(client: Client) -> None:
+    assert "would be created" in did("topic", "create", "life", "--dry-run").out
+    assert "life" not in did("topic", "list").out
+    did("topic", "create", "life", "--queues", "2", "--attribute", "color=red")
+    assert "escrowmq topic update" in refused("topic", "create", "life")
+    send(client, "life", b"1", b"2")
+    [row] = [row for row in told("topic", "list", "-l") if row["topic"] == "life"]
+    assert (row["read_queues"], row["perm"], row["messages"]) == (2, "rw", 2)
+    assert ISO.fullmatch(row["last_stored"])
+    assert "TBW102" not in did("topic", "list").out
+    assert "TBW102" in did("topic", "list", "--all").out
+
+    [there] = told("topic", "show", "life")["brokers"]
+    assert there["attributes"] == {"color": "red"}
+    assert [queue["end"] for queue in there["queues"]] == [2, 0]
+    assert "-> 4 queues" in did("topic", "update", "life", "--queues", "4", "--dry-run").out
+    did("topic", "update", "life", "--queues", "4", "--perm", "r", "--attribute", "color=")
+    [there] = told("topic", "show", "life")["brokers"]
+    assert (there["read_queues"], there["perm"], there["attributes"]) == (4, "r", {})
+    assert "--yes" in refused("topic", "update", "life", "--queues", "1")
+    did("topic", "update", "life", "--queues", "1", "--yes")
+
+    assert "2 messages" in did("topic", "delete", "life", "--dry-run").out
+    assert "--yes" in refused("topic", "delete", "life")
+    assert "life  deleted on 1 broker" in did("topic", "delete", "life", "--yes").out
+    assert "escrowmq topic list" in refused("topic", "show", "life")
+    assert "escrowmq topic list" in refused("topic", "delete", "life", "--yes")
+
+
+# --- groups --------------------------------------------------------------------------------------
+
+
+def test_a_group_is_shown_reset_and_deleted(client: Client) -> None:
+    client.create_topic("bills", queues=1)
+    client.create_group("pay")
+    send(client, "bills", *(b"%d" % number for number in range(5)))
+    client.commit_offset("pay", "bills", 0, 3)
+    [row] = [row for row in told("group", "list") if row["group"] == "pay"]
+    assert (row["lag"], row["members"], row["topics"]) == (2, 0, ["bills"])
+    [queue] = told("group", "lag", "pay")
+    assert (queue["read"], queue["end"], queue["lag"]) == (3, 5, 2)
+    assert ISO.fullmatch(queue["read_up_to"])
+    assert next(row for row in told("group", "lag") if row["group"] == "pay")["lag"] == 2
+    assert "nobody of it is connected" in did("group", "show", "pay").out
+    assert "group lag" not in refused("group", "show", "nope")
+
+    planned = told("group", "reset", "pay", "--to", "earliest", "--dry-run")
+    assert [(move["from"], move["to"]) for move in planned] == [(3, 0)]
+    assert client.committed_offset("pay", "bills", 0) == 3
+    assert "--yes" in refused("group", "reset", "pay", "--to", "earliest")
+    did("group", "reset", "pay", "--to", "earliest", "--yes")
+    assert client.committed_offset("pay", "bills", 0) == 0
+    did("group", "reset", "pay", "--to", "latest", "--topic", "bills", "--yes")
+    assert client.committed_offset("pay", "bills", 0) == 5
+    did("group", "reset", "pay", "--to", "2020-01-01T00:00", "--yes")
+    assert client.committed_offset("pay", "bills", 0) == 0
+    assert "2026-01-01T00:00" in refused("group", "reset", "pay", "--to", "soon")
+    assert "group list" in refused("group", "reset", "nope", "--to", "latest", "--yes")
+
+    assert "5 messages not read" in did("group", "delete", "pay", "--dry-run").out
+    did("group", "delete", "pay", "--yes")
+    assert "pay" not in [row["group"] for row in told("group", "list")]
+
+
+def test_nothing_is_done_unless_somebody_says_yes(served: Served, client: Client) -> None:
+    client.create_topic("kept", queues=1)
+    send(client, "kept", b"1")
+    assert "Nothing was changed." in at_terminal(served, "n", "topic", "delete", "kept")
+    assert told("topic", "show", "kept")["brokers"][0]["messages"] == 1
+    assert "kept  deleted" in at_terminal(served, "y", "topic", "delete", "kept")
+
+
+def at_terminal(served: Served, answer: str, *arguments: str) -> str:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [COMMAND, *arguments, "-n", served.namesrv_address],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    os.write(ours, f"{answer}\n".encode())
+    seen = b""
+    try:
+        while chunk := os.read(ours, 4096):
+            seen += chunk
+    except OSError:  # the terminal is gone
+        pass
+    finally:
+        os.close(ours)
+    process.wait(WAIT_S)
+    return seen.decode()
+
+
+# --- messages ------------------------------------------------------------------------------------
+
+
+def test_a_message_is_sent_and_found_in_every_way(client: Client, tmp_path: Path) -> None:
+    client.create_topic("letters", queues=2)
+    sent = told(
+        *("message", "send", "letters", "--body", "hello", "--key", "k1", "--key", "k2"),
+        *("--tag", "new", "--property", "a=b", "--sharding-key", "s"),
+    )
+    assert sent["status"] == "SEND_OK"
+    place = ("--queue", str(sent["queue"]), "--offset", str(sent["queue_offset"]))
+    for way in (
+        ("--key", "k1"),
+        ("--key", "k2", "--since", "2020-01-01"),
+        ("--unique-key", sent["unique_key"]),
+        ("--id", sent["id"]),
+        place,
+    ):
+        found = told("message", "find", "letters", *way)
+        assert found["id"] == sent["id"], way
+    assert (found["body"], found["tags"], found["keys"]) == ("hello", "new", "k1 k2")
+    assert found["properties"]["a"] == "b"
+    for name in (sent["id"], sent["unique_key"]):
+        assert told("message", "show", name)["body"] == "hello"
+    text = did("message", "show", sent["unique_key"], "--topic", "letters").out
+    assert text.endswith("\nhello\n")
+
+    for way in (
+        ("--key", "none"),
+        ("--key", "k1", "--until", "2020-01-01"),
+        ("--unique-key", "none"),
+        ("--offset", "99"),
+    ):
+        assert "no message" in refused("message", "find", "letters", *way)
+    assert "one of --key" in refused("message", "find", "letters")
+    assert "no message" in refused("message", "show", "F" * 32)
+
+    (tmp_path / "body").write_bytes(b"\xff\x00\x01")
+    sent = told("message", "send", "letters", "--file", str(tmp_path / "body"))
+    assert told("message", "show", sent["id"])["body_hex"] == "ff0001"
+    assert "ff 00 01" in did("message", "show", sent["id"]).out
+
+
+def test_lines_are_messages(client: Client) -> None:
+    client.create_topic("lines", queues=1)
+    assert "would send 3 bytes" in did("message", "send", "lines", "--dry-run", stdin=b"one\n").out
+    ran = did("message", "send", "lines", "--json", stdin=b"one\ntwo\n\n\r\nthree")
+    assert len(ran.lines) == 3
+    assert [record.body for record in client.pull_all("lines", 0)] == [b"one", b"two", b"three"]
+    assert "nothing to send" in refused("message", "send", "lines")
+    assert "NAME=VALUE" in refused("message", "send", "lines", "--body", "x", "--property", "y")
+
+
+def test_a_delayed_message_is_not_there_at_once(client: Client) -> None:
+    client.create_topic("later", queues=1)
+    did("message", "send", "later", "--body", "x", "--delay", "2h")
+    assert client.max_offset("later", 0) == 0
+
+
+def test_tail_shows_what_was_asked_for(client: Client) -> None:
+    client.create_topic("tailed", queues=2)
+    for number in range(6):
+        tags = "even" if number % 2 == 0 else "odd"
+        client.send("tailed", b"%d" % number, {"TAGS": tags}, queue_id=number % 2)
+
+    def bodies(*options: str) -> list[str]:
+        ran = did("message", "tail", "tailed", "--no-follow", "--json", *options)
+        return [json.loads(line)["body"] for line in ran.lines]
+
+    assert sorted(bodies("--from", "earliest")) == list("012345")
+    assert bodies("--from", "earliest", "--tag", "even") == list("024")
+    assert len(bodies("--from", "earliest", "--limit", "2")) == 2
+    assert sorted(bodies("--from", "2020-01-01T00:00+02:00")) == list("012345")
+    assert bodies() == []
+    assert "escrowmq topic list" in refused("message", "tail", "nowhere")
+
+
+def test_tail_follows_and_moves_nobody(served: Served, client: Client) -> None:
+    client.create_topic("followed", queues=1)
+    client.create_group("reader")
+    send(client, "followed", b"first")
+    client.commit_offset("reader", "followed", 0, 1)
+    groups = told("group", "list", "--all")
+    process = subprocess.Popen(
+        [COMMAND, "message", "tail", "followed", "--from", "earliest", "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["body"] == "first"
+        send(client, "followed", b"second")
+        assert json.loads(process.stdout.readline())["body"] == "second"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    after = told("group", "list", "--all")
+    assert [row["group"] for row in after] == [row["group"] for row in groups]
+    assert client.committed_offset("reader", "followed", 0) == 1
+
+
+# --- brokers -------------------------------------------------------------------------------------
+
+
+def test_brokers_show_figures_and_take_settings(served: Served, client: Client) -> None:
+    [row] = told("broker", "list")
+    assert (row["broker"], row["address"]) == ("broker-a", served.address)
+    assert row["takes_messages"]
+    assert "brokerVersionDesc" in did("broker", "show", "broker-a").out
+    assert "escrowmq broker list" in refused("broker", "show", "nobody")
+    key = "escrowInFlightBytesMax"
+    before = told("broker", "config", "get", key)["broker-a"][key]
+    pair = f"{key}={int(before) + 1}"
+    assert f"{before} -> " in did("broker", "config", "set", pair, "--dry-run").out
+    assert "--yes" in refused("broker", "config", "set", pair)
+    assert told("broker", "config", "get", key)["broker-a"][key] == before
+    did("broker", "config", "set", pair, "--yes")
+    assert told("broker", "config", "get", key)["broker-a"][key] == str(int(before) + 1)
+    assert "restart" in refused("broker", "config", "set", "listenPort=1", "--yes")
+    assert "config get" in refused("broker", "config", "get", "nothing")
+
+
+def test_top_counts_between_two_looks(client: Client) -> None:
+    client.create_topic("busy", queues=1)
+    process = subprocess.Popen(
+        [COMMAND, "broker", "top", "--every", "0.3", "--json"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        rates = [0.0]
+        while not rates[0]:
+            send(client, "busy", b"1")
+            look = json.loads(process.stdout.readline())
+            rates = [row["in_per_s"] for row in look["topics"] if row["topic"] == "busy"]
+        assert look["topics"][0]["topic"] == "busy"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    lines = did("broker", "top", "--every", "0.1", "--count", "1").lines
+    assert lines[0].startswith("escrowmq top  ")
+    assert lines[2].split()[:3] == ["BROKER", "IN/S", "OUT/S"]
+
+
+def test_lists_are_watched_until_somebody_has_seen_enough(served: Served) -> None:
+    process = subprocess.Popen(
+        [COMMAND, "topic", "list", "--json", "--watch", "0.1"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        for _ in range(2):
+            assert isinstance(json.loads(process.stdout.readline()), list)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# --- several brokers, and those that fail --------------------------------------------------------
+
+
+def test_a_broker_that_fails_does_not_hide_the_others(served: Served, client: Client) -> None:
+    client.create_topic("seen", queues=1)
+    send(client, "seen", b"1", keys="k")
+    with dead_broker(served) as address:
+        for arguments in (
+            ("topic", "list"),
+            ("topic", "show", "seen"),
+            ("group", "list"),
+            ("group", "lag"),
+            ("broker", "list"),
+            ("broker", "config", "get"),
+            ("message", "find", "seen", "--key", "k"),
+            ("message", "tail", "seen", "--from", "earliest", "--no-follow"),
+        ):
+            ran = run(*arguments)
+            assert ran.code == 2, arguments
+            assert address in ran.err, arguments
+            assert ran.out, arguments
+        assert "nothing was changed" in refused("topic", "delete", "seen", "--yes")
+        assert "nothing was changed" in refused("topic", "create", "other")
+        only = did("topic", "create", "other", "--broker", "broker-a")
+        assert "created on broker-a" in only.out
+        [problem] = [
+            one
+            for one in run("doctor", "--json", "--quiet").json
+            if one["what"] == "broker broker-dead"
+        ]
+        assert problem["level"] == "problem"
+    assert told("topic", "show", "seen")["brokers"][0]["messages"] == 1
+
+
+def test_all_brokers_of_a_cluster_are_asked(served: Served, tmp_path: Path) -> None:
+    conf = {"brokerName": "broker-b", "namesrvAddr": served.namesrv_address}
+    with Served(tmp_path, role="broker", conf=conf) as second:
+        until(lambda: len(told("broker", "list")) == 2)
+        ran = did("topic", "create", "wide", "--queues", "1")
+        assert [line.split(" on ")[1][:8] for line in ran.lines] == ["broker-a", "broker-b"]
+        for server, body in ((served, b"a"), (second, b"b")):
+            with server.client() as client:
+                client.create_group("wide-group")
+                send(client, "wide", body, keys="same")
+                client.commit_offset("wide-group", "wide", 0, 1)
+        [row] = [row for row in told("topic", "list", "-l") if row["topic"] == "wide"]
+        assert (row["brokers"], row["messages"]) == (["broker-a", "broker-b"], 2)
+        found = did("message", "find", "wide", "--key", "same", "--json").lines
+        assert [json.loads(line)["broker"] for line in found] == ["broker-a", "broker-b"]
+        tailed = did("message", "tail", "wide", "--from", "earliest", "--no-follow").lines
+        assert len(tailed) == 2
+        did("group", "reset", "wide-group", "--to", "earliest", "--yes")
+        assert [row["lag"] for row in told("group", "lag", "wide-group")] == [1, 1]
+        did("topic", "delete", "wide", "--yes")
+        assert "wide" not in did("topic", "list").out
+
+
+def test_who_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = free_ports(1)
+    monkeypatch.setenv("NAMESRV_ADDR", f"127.0.0.1:{port}")
+    for arguments in (("topic", "list"), ("group", "lag"), ("broker", "list")):
+        assert f"127.0.0.1:{port} cannot be reached" in refused(*arguments)
+
+
+# --- the shell -----------------------------------------------------------------------------------
+
+
+def completed(*words: str) -> list[str]:
+    kind = get_completion_class("bash")
+    assert kind is not None
+    shell = kind(cli, {}, "escrowmq", "_ESCROWMQ_COMPLETE")
+    return [item.value for item in shell.get_completions(list(words[:-1]), words[-1])]
+
+
+def test_names_are_completed_and_silence_is_no_error(client: Client) -> None:
+    client.create_topic("completed-topic")
+    client.create_group("completed-group")
+    assert completed("topic", "show", "completed-t") == ["completed-topic"]
+    assert completed("group", "lag", "completed-g") == ["completed-group"]
+    assert completed("topic", "list", "--broker", "br") == ["broker-a"]
+    assert completed("topic", "show", "-n", "127.0.0.1:1", "completed") == []
+    assert "_ESCROWMQ_COMPLETE" in did("completion", "bash").out
+
+
+# --- what is wrong -------------------------------------------------------------------------------
+
+
+def examined(*arguments: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+    """By level."""
+    ran = run("doctor", "--json", *arguments)
+    found: dict[str, list[dict[str, Any]]] = {"ok": [], "warning": [], "problem": []}
+    for one in ran.json:
+        assert bool(one["remedy"]) == (one["level"] != "ok"), one
+        found[one["level"]].append(one)
+    return ran.code, found
+
+
+def details(found: list[dict[str, Any]]) -> str:
+    return "\n".join(one["detail"] for one in found)
+
+
+def test_doctor_finds_what_waits_for_an_operator(tmp_path: Path) -> None:
+    hasty = {
+        "transactionTimeOut": 300,
+        "transactionCheckInterval": 300,
+        "transactionCheckMax": 1,
+        "escrowInsecure": "true",
+        "bindAddress": "0.0.0.0",
+        "brokerIP1": "127.0.0.1",
+    }
+    with Served(tmp_path, conf=hasty) as served, served.client() as client:
+        where = ("-c", str(served.conf), "--data", str(served.data), "-n", served.namesrv_address)
+        client.create_topic("orders", queues=1)
+        client.create_group("gone")
+        send(client, "orders", b"1", b"2")
+        client.commit_offset("gone", "orders", 0, 1)
+        client.create_topic("%DLQ%gone", queues=1)
+        send(client, "%DLQ%gone", b"dead")
+        client.heartbeat("me", producer_groups=("pay",))
+        client.send_half("orders", b"h", {"UNIQ_KEY": "A"}, group="pay")
+        until(lambda: "stranded" in details(examined(*where)[1]["problem"]))
+        code, found = examined(*where)
+    assert code == 1
+    assert details(found["problem"]) == (
+        "1 transaction is stranded: nobody is asked about them any more"
+    )
+    warned = details(found["warning"])
+    assert "group gone has not read 1 messages, and nobody of it is connected" in warned
+    assert "group gone has 1 dead letters" in warned
+    assert "listens on 0.0.0.0 and asks nobody who he is" in warned
+    assert "its clock agrees with ours" in details(found["ok"])
+    assert "a broker runs on it" in details(found["ok"])
+
+
+def test_doctor_finds_what_is_wrong_with_a_machine(tmp_path: Path, served: Served) -> None:
+    conf = tmp_path / "broker.conf"
+    port = served.address.rpartition(":")[2]
+    conf.write_text(f"listenPort={port}\nbindAddress=0.0.0.0\nescrowNamesrvPort=0\n")
+    code, found = examined("--local", "-c", str(conf), "--data", str(tmp_path / "data"))
+    assert code == 1
+    assert "no broker runs on the data directory" in details(found["problem"])
+    assert "0.0.0.0 without accounts: serve refuses to start" in details(found["problem"])
+    assert "the first start makes it" in details(found["ok"])
+
+    (tmp_path / "left").mkdir()
+    (tmp_path / "left" / "abort").touch()
+    conf.write_text("listenPort=0\nescrowNamesrvPort=0\n")
+    code, found = examined("--local", "-c", str(conf), "--data", str(tmp_path / "left"))
+    assert code == 0
+    assert "did not stop in order" in details(found["warning"])
+
+    conf.write_text("listenPort=many\n")
+    code, found = examined("--local", "-c", str(conf))
+    assert code == 1
+    assert "listenPort" in details(found["problem"])

@@ -1,0 +1,227 @@
+"""`escrowmq store …` as a user runs it: exit codes, what is printed, and what is not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from escrowmq.message import record as sysflag
+from escrowmq.message.compression import compress_body
+from escrowmq.store.disk import RealDisk
+from escrowmq.store.settings import StoreSettings
+from tests.support.stores import HOST, NOW_MS, fill, open_store, properties, sample
+
+pytestmark = pytest.mark.slow
+
+RECORDS = 40
+COMMAND = Path(sys.executable).with_name("escrowmq")
+SETTINGS = StoreSettings(
+    segment_bytes=8192, queue_file_bytes=200, index_slots=50, index_entries=200
+)
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def lines(*arguments: str | Path) -> list[Any]:
+    result = run("store", "dump", *arguments, "--json")
+    assert (result.returncode, result.stderr) == (0, "")
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that no test changes."""
+    return make(tmp_path_factory.mktemp("made") / "store")
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """One with a wrong byte in its second record."""
+    path = make(tmp_path / "store")
+    first = lines(path, "--limit", "1")[0]
+    with (path / f"commitlog/{0:020d}").open("r+b") as file:
+        file.seek(first["size"] + 88)
+        file.write(b"X")
+    return path
+
+
+def make(path: Path) -> Path:
+    store = open_store(RealDisk(path), SETTINGS)
+    fill(store, range(RECORDS))
+    store.close()
+    return path
+
+
+# --- check -----------------------------------------------------------------------------------
+
+
+def test_a_clean_store_exits_with_0_and_says_so(made: Path) -> None:
+    result = run("store", "check", made)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert f"{RECORDS} records" in result.stdout
+    assert result.stdout.rstrip().endswith("clean")
+    assert len(result.stdout.splitlines()) == 1
+
+
+def test_a_damaged_store_exits_with_1_and_names_the_place(broken: Path) -> None:
+    result = run("store", "check", broken)
+    assert result.returncode == 1
+    assert result.stdout.startswith(f"DAMAGE commitlog/{0:020d} at byte ")
+    assert "checksum" in result.stdout
+    assert "DAMAGED in 1 places" in result.stdout
+
+
+def test_a_report_in_json_can_be_read_by_programs(made: Path, broken: Path) -> None:
+    report = json.loads(run("store", "check", made, "--json").stdout)
+    assert report["clean"] is True
+    assert report["findings"] == []
+    assert (report["records"], report["keys"]) == (RECORDS, 3 * RECORDS)
+    result = run("store", "check", broken, "--json")
+    assert result.returncode == 1
+    report = json.loads(result.stdout)
+    assert report["clean"] is False
+    [finding] = report["findings"]
+    assert finding["severity"] == "damage"
+    assert finding["where"] == f"commitlog/{0:020d}"
+    assert finding["position"] > 0
+
+
+def test_what_cannot_be_looked_at_exits_with_2_and_one_line(tmp_path: Path) -> None:
+    for directory, reason in ((tmp_path / "none", "no such directory"), (tmp_path, "not a store")):
+        for command in ("check", "dump"):
+            result = run("store", command, directory)
+            assert (result.returncode, result.stdout) == (2, "")
+            assert result.stderr.startswith(f"escrowmq: {directory}: {reason}")
+            assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_store_that_a_broker_owns_can_be_dumped_but_not_checked(tmp_path: Path) -> None:
+    store = open_store(RealDisk(tmp_path), SETTINGS)
+    fill(store, range(5))
+    try:
+        result = run("store", "check", tmp_path)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert "another broker owns" in result.stderr
+        assert len(lines(tmp_path)) == 5
+    finally:
+        store.close()
+    assert run("store", "check", tmp_path).returncode == 0
+
+
+# --- dump ------------------------------------------------------------------------------------
+
+
+def test_a_dump_shows_every_record_in_order(made: Path) -> None:
+    dumped = lines(made)
+    assert [record["unique_key"] for record in dumped] == [f"U{n:04d}" for n in range(RECORDS)]
+    first = dumped[0]
+    assert first["stored"] == "2023-11-14T22:13:20.000Z"
+    assert (first["topic"], first["queue"], first["queue_offset"]) == ("T0", 0, 0)
+    assert (first["tags"], first["keys"]) == ("tag0", "k0 all")
+    assert first["body"] == "body 0 "
+    assert first["born_host"] == "127.0.0.1:10911"
+
+
+def test_a_dump_can_be_narrowed_down(made: Path) -> None:
+    everything = lines(made)
+    assert lines(made, "--topic", "T1") == [r for r in everything if r["topic"] == "T1"]
+    assert lines(made, "--topic", "T1", "--queue", "0") == []
+    assert [r["keys"] for r in lines(made, "--key", "k7")] == ["k7 all"]
+    assert [r["keys"] for r in lines(made, "--key", "U0007")] == ["k7 all"]
+    assert lines(made, "--limit", "3") == everything[:3]
+    assert lines(made, "--from", str(everything[9]["log_offset"])) == everything[9:]
+    assert lines(made, "--from", str(everything[9]["log_offset"] - 1)) == everything[9:]
+    assert lines(made, "--from", "99999999") == []
+    assert "body" not in lines(made, "--limit", "1", "--no-body")[0]
+
+
+def test_a_dump_is_readable(made: Path) -> None:
+    result = run("store", "dump", made, "--limit", "2", "--no-body")
+    words = result.stdout.splitlines()[0].split("  ")
+    assert [word.strip() for word in words if word][:6] == [
+        "0",
+        "2023-11-14T22:13:20.000Z",
+        "T0/0 #0",
+        "tags=tag0",
+        "keys=k0 all",
+        "unique=U0000",
+    ]
+    assert len(result.stdout.splitlines()) == 2
+    assert "body" not in result.stdout
+
+
+def test_bodies_are_text_or_hex_and_never_move_the_cursor(tmp_path: Path) -> None:
+    store = open_store(RealDisk(tmp_path), SETTINGS)
+    zipped = sysflag.with_compression(0, sysflag.COMPRESSION_ZLIB)
+    bodies = {
+        b"plain": 0,
+        b"two\nlines": sysflag.TRANSACTION_COMMIT,
+        b"\x1b[2J": 0,
+        b"\xff\x00": sysflag.TRANSACTION_PREPARED,
+        compress_body(b"packed"): zipped,
+        b"not zlib": zipped,
+        b"long " * 100: 0,
+    }
+    odd = properties(TAGS="\x1b[31m")
+    for body, sys_flag in bodies.items():
+        record = sample(0, body=body, sys_flag=sys_flag, properties=odd, born_host=HOST)
+        store.append([record], now_ms=NOW_MS)
+    store.close()
+    text = run("store", "dump", tmp_path).stdout
+    assert "\x1b" not in text
+    shown = [line.strip() for line in text.splitlines()[1::2]]
+    assert shown[:6] == ["plain", r"two\nlines", "hex 1b5b324a", "hex ff00", "packed", "not zlib"]
+    assert shown[6].endswith("…")
+    heads = text.splitlines()[::2]
+    assert "commit" in heads[1]
+    assert "prepared" in heads[3]
+    assert "compressed" in heads[4]
+    dumped = lines(tmp_path)
+    assert dumped[3]["body_hex"] == "ff00"
+    assert dumped[6]["body"] == "long " * 100
+
+
+def test_a_dump_goes_on_behind_damage(broken: Path) -> None:
+    result = run("store", "dump", broken)
+    assert result.returncode == 0
+    assert "NO RECORD: the body's checksum is wrong" in result.stdout
+    dumped = lines(broken)
+    assert len(dumped) == RECORDS
+    assert [record.get("bad") for record in dumped[:3]] == [
+        None,
+        "the body's checksum is wrong",
+        None,
+    ]
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(made: Path) -> None:
+    for command in ("dump", "check"):
+        # `true` reads nothing; the pipe is closed before or while the command writes.
+        script = f"{COMMAND} store {command} {made} | true; echo ${{PIPESTATUS[0]}}"
+        result = subprocess.run(
+            ["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert (result.stdout, result.stderr) == ("0\n", "")
+
+
+# --- the command itself ----------------------------------------------------------------------
+
+
+def test_the_command_knows_its_version() -> None:
+    assert run("--version").stdout == f"escrowmq, version {version('escrowmq')}\n"
+
+
+def test_a_wrong_command_line_exits_with_2() -> None:
+    result = run("store", "chekc", "x")
+    assert result.returncode == 2
+    assert "No such command" in result.stderr

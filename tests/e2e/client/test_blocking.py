@@ -1,0 +1,84 @@
+"""The blocking face of the client, used by several threads."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from escrowmq import Message, ReceivedMessage, Rollback, Verdict
+from escrowmq.blocking import Consumer, Producer
+from escrowmq.errors import LocalProtocolError
+from tests.support.brokers import Served
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    conf = {"transactionTimeOut": 500, "transactionCheckInterval": 500}
+    with Served(tmp_path_factory.mktemp("blocking"), conf=conf) as served:
+        yield served
+
+
+def receive(served: Served, topic: str, count: int) -> list[bytes]:
+    with Consumer(served.namesrv_address, group=f"g-{topic}", subscribe={topic: "*"}) as consumer:
+        return [message.body for _, message in zip(range(count), consumer, strict=False)]
+
+
+def test_many_threads_send_through_one_producer(served: Served) -> None:
+    bodies = [b"%d" % number for number in range(40)]
+    with Producer(served.namesrv_address, group="p") as producer, ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda body: producer.send(Message("threads", body)), bodies))
+    assert sorted(receive(served, "threads", 40)) == sorted(bodies)
+
+
+def test_a_call_that_is_interrupted_is_given_up_and_the_client_works_on(served: Served) -> None:
+    with Producer(served.namesrv_address, group="p", timeout_s=60) as producer:
+        producer.send(Message("interrupted", b"before"))
+        interrupt = threading.Timer(
+            0.3, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)
+        )
+        with served.frozen(), pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            interrupt.start()
+            producer.send(Message("interrupted", b"maybe"))
+        producer.send(Message("interrupted", b"after"))
+
+
+def test_a_blocking_call_on_the_loops_own_thread_is_refused(served: Served) -> None:
+    refused: list[LocalProtocolError] = []
+    with Producer(served.namesrv_address, group="own-thread") as producer:
+
+        @producer.checker("own-thread")
+        async def check(message: ReceivedMessage) -> Verdict:
+            try:
+                producer.send(Message("own-thread", b"from the loop"))
+            except LocalProtocolError as error:
+                refused.append(error)
+            return Verdict.COMMIT
+
+        with pytest.raises(ZeroDivisionError), producer.transaction(Message("own-thread", b"x")):
+            raise ZeroDivisionError
+        assert receive(served, "own-thread", 1) == [b"x"]
+    assert "wait for itself" in str(refused[0])
+
+
+def test_a_block_commits_rolls_back_or_is_asked_about(served: Served) -> None:
+    with Producer(served.namesrv_address, group="p") as producer:
+
+        @producer.checker("paid")
+        def was_it_saved(message: ReceivedMessage) -> Verdict:
+            return Verdict.COMMIT if message.body == b"crashed" else Verdict.ROLLBACK
+
+        with producer.transaction(Message("paid", b"first")) as tx:
+            tx.send(Message("paid", b"second"))
+        assert tx.outcome is not None
+        assert (tx.outcome.state, tx.outcome.acknowledged) == ("committed", True)
+        with producer.transaction(Message("paid", b"no")) as tx:
+            raise Rollback
+        with pytest.raises(ZeroDivisionError), producer.transaction(Message("paid", b"crashed")):
+            raise ZeroDivisionError
+        assert sorted(receive(served, "paid", 3)) == [b"crashed", b"first", b"second"]

@@ -1,0 +1,63 @@
+"""Broadcasting: everybody gets everything, and notes how far it is in a file of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from escrowmq import Consumer
+from escrowmq.errors import ConfigError, LocalProtocolError
+from tests.support.brokers import Served
+from tests.support.clients import CONF, Broker, numbered, receive, send
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Served(tmp_path_factory.mktemp("broadcast"), conf=CONF) as served:
+        yield served
+
+
+def listener(served: Broker, topic: str, offsets: Path) -> Consumer:
+    return Consumer(
+        served.namesrv_address,
+        group=f"g-{topic}",
+        subscribe={topic: "*"},
+        broadcast=True,
+        offsets=offsets,
+    )
+
+
+async def test_everybody_gets_everything_and_goes_on_from_its_file(
+    served: Broker, tmp_path: Path
+) -> None:
+    await send(served, "cast", *numbered(8))
+    one, two = tmp_path / "one" / "offsets.json", tmp_path / "two.json"
+    async with listener(served, "cast", one) as first, listener(served, "cast", two) as second:
+        assert sorted(await receive(first, 8)) == numbered(8)
+        assert sorted(await receive(second, 8)) == numbered(8)
+    await send(served, "cast", b"more")
+    async with listener(served, "cast", one) as first:
+        assert await receive(first, 1) == [b"more"]
+    noted = json.loads(one.read_text())["offsets"]
+    assert sum(row["offset"] for row in noted) == 9
+
+
+async def test_a_file_has_one_consumer_and_must_be_readable(served: Broker, tmp_path: Path) -> None:
+    path = tmp_path / "offsets.json"
+    await send(served, "alone", b"x")
+    async with listener(served, "alone", path) as first:
+        with pytest.raises(ConfigError, match="another consumer"):
+            async with listener(served, "alone", path):
+                pass
+        message = await first.receive()
+        with pytest.raises(LocalProtocolError, match="broadcasts"):
+            await first.later(message)
+    path.write_text("{")
+    with pytest.raises(ConfigError, match="remove it"):
+        async with listener(served, "alone", path):
+            pass

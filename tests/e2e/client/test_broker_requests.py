@@ -1,0 +1,151 @@
+"""What an operator asks of a consumer through its broker: state, places, a reset, one message."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from escrowmq import Consumer, ReceivedMessage
+from escrowmq.client.connection import Line
+from escrowmq.client.consumer.broker_requests import keyed, queue_offsets
+from escrowmq.client.messages import Queue
+from escrowmq.errors import RequestRefused
+from escrowmq.remoting.codes import RequestCode
+from escrowmq.remoting.connection import Answer, Connection
+from escrowmq.remoting.headers import (
+    ConsumeDirectly,
+    ConsumerRunning,
+    ConsumerStatus,
+    Header,
+    PullMessage,
+    ResetConsumerOffset,
+)
+from escrowmq.remoting.requests import Request
+from tests.support.brokers import Served
+from tests.support.clients import CONF, WAIT_S, Broker, numbered, send, until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Served(tmp_path_factory.mktemp("answers"), conf=CONF) as served:
+        yield served
+
+
+class _Asking:
+    """The broker's end of a line: puts a question and takes the answer."""
+
+    def __init__(self) -> None:
+        self._connection = Connection()
+        self._answered = asyncio.get_running_loop().create_future()
+
+    def write(self, data: bytes) -> None:
+        self._connection.receive(data)
+        self._answered.set_result(next(iter(self._connection.events())))
+
+    async def ask(
+        self, consumer: Consumer, code: RequestCode, fields: Header, body: bytes = b""
+    ) -> Answer:
+        theirs = Connection()
+        theirs.receive(self._connection.call(code, fields, body, deadline_s=WAIT_S)[1])
+        request = cast("Request[Any]", next(iter(theirs.events())))
+        consumer._answering.asked(cast("Line", self), request)
+        async with asyncio.timeout(WAIT_S):
+            return cast("Answer", await self._answered)
+
+
+async def test_a_consumer_tells_what_it_does_and_goes_where_it_is_told(served: Broker) -> None:
+    await send(served, "asked", *numbered(8))
+    consumer = Consumer(served.namesrv_address, group="g-asked")
+    seen: list[bytes] = []
+
+    @consumer.on("asked")
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append(message.body)
+
+    running = asyncio.create_task(consumer.run())
+    await until(lambda: len(seen) == 8)
+    client_id = consumer._member.membership.client_id
+
+    told = await _Asking().ask(
+        consumer,
+        RequestCode.GET_CONSUMER_RUNNING_INFO,
+        ConsumerRunning(consumer_group="g-asked", client_id=client_id),
+    )
+    assert told.command.code == 0
+    assert b'"PROP_CONSUME_TYPE": "CONSUME_PASSIVELY"' in bytes(told.body)
+    assert bytes(told.body).count(b'"cachedMsgCount"') == len(consumer.queues)
+
+    status = ConsumerStatus(topic="asked", group="g-asked")
+    code = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
+    told = await _Asking().ask(consumer, code, status)
+    offsets = queue_offsets(bytes(told.body))
+    assert sum(offsets.values()) == 8
+
+    reset = ResetConsumerOffset(topic="asked", group="g-asked", timestamp=0)
+    queues = [queue for queue in consumer.queues if queue.topic == "asked"]
+    body = b'{"offsetTable":%b}' % keyed([(queue, "0") for queue in queues])
+    told = await _Asking().ask(consumer, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, reset, body)
+    assert told.command.code == 0
+    await until(lambda: len(seen) == 16)
+    assert sorted(seen) == sorted(numbered(8) * 2)
+
+    stranger = ConsumerStatus(topic="asked", group="another")
+    assert (await _Asking().ask(consumer, code, stranger)).command.code == 1
+    await consumer.close()
+    await running
+
+
+async def test_one_message_is_processed_on_demand(served: Broker) -> None:
+    await send(served, "direct", b"x")
+    consumer = Consumer(served.namesrv_address, group="g-direct")
+    seen: list[bytes] = []
+
+    @consumer.on("direct")
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append(message.body)
+        if len(seen) == 3:
+            raise OSError("enough")
+
+    running = asyncio.create_task(consumer.run())
+    await until(lambda: len(seen) == 1)
+    pull = next(pull for pull in consumer._member.pulls.values() if pull.position)
+    line = await consumer._member.membership.line_to(pull.queue.address)
+    record = await _record(line, pull.queue)
+    fields = ConsumeDirectly(consumer_group="g-direct", broker_name=pull.queue.broker)
+    results = []
+    for _ in range(2):
+        told = await _Asking().ask(consumer, RequestCode.CONSUME_MESSAGE_DIRECTLY, fields, record)
+        results.append(json.loads(bytes(told.body))["consumeResult"])
+    assert results == ["CR_SUCCESS", "CR_THROW_EXCEPTION"]
+    assert seen == [b"x"] * 3
+    await consumer.close()
+    await running
+
+
+async def _record(line: Line, queue: Queue) -> bytes:
+    fields = PullMessage(
+        consumer_group="any",
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        queue_offset=0,
+        max_msg_nums=1,
+        sys_flag=4,
+        subscription="*",
+    )
+    return bytes((await line.ask(RequestCode.PULL_MESSAGE, fields, timeout_s=WAIT_S)).body)
+
+
+def test_offsets_come_as_java_or_as_c_writes_them() -> None:
+    java = b'{"offsetTable":{{"brokerName":"b","queueId":1,"topic":"t"}:12}}'
+    c = b'{"offsetTable":[{"brokerName":"b","queueId":1,"topic":"t","offset":12}]}'
+    assert queue_offsets(java) == queue_offsets(c) == {("t", "b", 1): 12}
+    assert queue_offsets(b'{"offsetTable":{}}') == {}
+    for broken in (b"", b"{", b'{"offsetTable":[{}]}', b"\xff"):
+        with pytest.raises(RequestRefused):
+            queue_offsets(broken)

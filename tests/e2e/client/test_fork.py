@@ -1,0 +1,148 @@
+"""A client in a child of fork: a blocking producer goes on there, an asyncio one says no."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+
+from escrowmq import Message, ReceivedMessage, Verdict
+from escrowmq import Producer as AsyncProducer
+from escrowmq.blocking import Consumer, Producer
+from escrowmq.errors import WrongProcess
+from tests.support.brokers import Served
+
+pytestmark = [
+    pytest.mark.slow,
+    # Python warns of what is tested here: a fork while other threads run.
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning"),
+]
+
+CHILDREN = 3
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    conf = {"transactionTimeOut": 500, "transactionCheckInterval": 500}
+    with Served(tmp_path_factory.mktemp("fork"), conf=conf) as served:
+        yield served
+
+
+def in_a_child(work: Callable[[], object]) -> int:
+    """Its exit code: 0 if nothing was raised there."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def received(served: Served, topic: str, count: int) -> list[bytes]:
+    with Consumer(served.namesrv_address, group=f"g-{topic}", subscribe={topic: "*"}) as consumer:
+        return sorted(message.body for _, message in zip(range(count), consumer, strict=False))
+
+
+def test_a_producer_of_the_parent_sends_in_its_children(served: Served) -> None:
+    with Producer(served.namesrv_address, group="p") as producer:
+        producer.send(Message("forked", b"parent before"))
+        for number in range(CHILDREN):
+            assert in_a_child(partial(producer.send, Message("forked", b"%d" % number))) == 0
+            producer.send(Message("forked", b"parent after %d" % number))
+    expected = [b"parent before"]
+    expected += [b"%d" % n for n in range(CHILDREN)]
+    expected += [b"parent after %d" % n for n in range(CHILDREN)]
+    assert received(served, "forked", len(expected)) == sorted(expected)
+
+
+def test_children_of_multiprocessing_each_have_their_own_connection(served: Served) -> None:
+    with Producer(served.namesrv_address, group="p") as producer:
+        producer.send(Message("pooled", b"parent"))
+        context = multiprocessing.get_context("fork")
+        children = [
+            context.Process(target=lambda n=n: producer.send(Message("pooled", b"%d" % n)))
+            for n in range(CHILDREN)
+        ]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join(60)
+        assert [child.exitcode for child in children] == [0] * CHILDREN
+    assert received(served, "pooled", CHILDREN + 1) == [b"0", b"1", b"2", b"parent"]
+
+
+def test_a_fork_while_other_threads_send_leaves_no_lock_behind(served: Served) -> None:
+    stopped = threading.Event()
+    with Producer(served.namesrv_address, group="p") as producer:
+
+        def send_on() -> None:
+            while not stopped.is_set():
+                producer.send(Message("busy", b"x"))
+
+        threads = [threading.Thread(target=send_on) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        codes = [in_a_child(lambda: producer.send(Message("busy-child", b"c"))) for _ in range(6)]
+        stopped.set()
+        for thread in threads:
+            thread.join()
+    assert codes == [0] * 6
+    assert received(served, "busy-child", 6) == [b"c"] * 6
+
+
+def test_a_child_answers_for_what_it_leaves_open(served: Served) -> None:
+    """Checkers that were registered in the parent are known to the child's own client."""
+    with Producer(served.namesrv_address, group="forked-checks") as producer:
+
+        @producer.checker("left-open")
+        def commit(message: ReceivedMessage) -> Verdict:
+            return Verdict.COMMIT
+
+        producer.send(Message("left-open", b"first"))
+
+        def leave_open() -> None:
+            tx = producer.transaction(Message("left-open", b"from the child"))
+            tx.__enter__()
+            with Consumer(
+                served.namesrv_address, group="child", subscribe={"left-open": "*"}
+            ) as consumer:
+                while consumer.receive().body != b"from the child":
+                    pass
+
+        assert in_a_child(leave_open) == 0
+
+
+def test_a_transaction_of_the_parent_is_not_ended_by_a_child(served: Served) -> None:
+    with (
+        Producer(served.namesrv_address, group="p") as producer,
+        producer.transaction(Message("parents", b"x")) as tx,
+    ):
+
+        def use_it() -> None:
+            with pytest.raises(WrongProcess, match="fork"):
+                tx.send(Message("parents", b"y"))
+
+        assert in_a_child(use_it) == 0
+    assert tx.outcome is not None
+    assert tx.outcome.acknowledged
+    assert received(served, "parents", 1) == [b"x"]
+
+
+async def test_an_asyncio_client_says_that_it_is_another_processes(served: Served) -> None:
+    async with AsyncProducer(served.namesrv_address, group="p") as producer:
+        await producer.send(Message("awaited", b"parent"))
+
+        def use_it() -> None:
+            with pytest.raises(WrongProcess, match="make a client in each child"):
+                asyncio.run(producer.send(Message("awaited", b"child")))
+
+        assert in_a_child(use_it) == 0
+        await producer.send(Message("awaited", b"parent again"))

@@ -1,0 +1,155 @@
+"""Lite and pull consumers: where to read is up to their users."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from escrowmq import LiteConsumer, PullConsumer, blocking
+from escrowmq.errors import LocalProtocolError, NoRoute
+from tests.support.brokers import Served
+from tests.support.clients import CONF, WAIT_S, Broker, numbered, of_topic, send, send_to, until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Served(tmp_path_factory.mktemp("lite"), conf=CONF) as served:
+        yield served
+
+
+async def poll(lite: LiteConsumer, count: int) -> list[bytes]:
+    found: list[bytes] = []
+    async with asyncio.timeout(WAIT_S):
+        while len(found) < count:
+            found += [message.body for message in await lite.poll(1)]
+    return found
+
+
+async def test_what_was_polled_is_noted_and_the_next_one_goes_on(served: Broker) -> None:
+    await send(served, "polled", *numbered(10))
+    subscribe = {"polled": "*"}
+    async with LiteConsumer(served.namesrv_address, group="g-l", subscribe=subscribe) as lite:
+        assert sorted(await poll(lite, 10)) == numbered(10)
+        assert await lite.poll(0.05) == []
+    await send(served, "polled", b"more")
+    async with LiteConsumer(served.namesrv_address, group="g-l", subscribe=subscribe) as lite:
+        assert await poll(lite, 1) == [b"more"]
+
+
+async def test_without_auto_commit_nothing_is_noted_until_it_is_said(served: Broker) -> None:
+    await send(served, "manual", *numbered(6))
+
+    def lite() -> LiteConsumer:
+        return LiteConsumer(
+            served.namesrv_address, group="g-m", subscribe={"manual": "*"}, auto_commit=False
+        )
+
+    async with lite() as first:
+        assert sorted(await poll(first, 6)) == numbered(6)
+    async with lite() as second:
+        assert sorted(await poll(second, 6)) == numbered(6)
+        await second.commit()
+        noted = [await second.committed(queue) for queue in second.assigned]
+        assert sum(offset or 0 for offset in noted) == 6
+    await send(served, "manual", b"more")
+    async with lite() as third:
+        assert await poll(third, 1) == [b"more"]
+
+
+async def test_assigned_queues_can_be_read_from_anywhere_and_paused(served: Broker) -> None:
+    await send(served, "seeked", b"make")
+    await send_to(served, "seeked", 1, *numbered(3, "old"))
+    await asyncio.sleep(0.05)
+    moment = datetime.now(tz=UTC)
+    await send_to(served, "seeked", 1, *numbered(3, "new"))
+    async with LiteConsumer(served.namesrv_address, group="g-s", auto_commit=False) as lite:
+        one, other = (await lite.queues("seeked"))[1:3]
+        await lite.assign([one])
+        assert lite.assigned == [one]
+        first = await poll(lite, 6)
+        everything = numbered(3, "old") + numbered(3, "new")
+        assert [body for body in first if body != b"make"] == everything
+        await lite.seek_to_begin(one)
+        assert await poll(lite, len(first)) == first
+        await lite.seek(one, await lite._member.calls.latest(one) - 2)
+        assert await poll(lite, 2) == everything[-2:]
+        await lite.seek_to_time(one, moment)
+        assert (await poll(lite, 3))[-3:] == numbered(3, "new")
+        await lite.seek_to_end(one)
+        lite.pause(one)
+        await send_to(served, "seeked", 1, b"last")
+        assert await lite.poll(0.3) == []
+        lite.resume(one)
+        assert await poll(lite, 1) == [b"last"]
+        await lite.assign([other])
+        assert lite.assigned == [other]
+        with pytest.raises(LocalProtocolError, match="assigned"):
+            lite.pause(one)
+        with pytest.raises(ValueError, match="negative"):
+            await lite.seek(other, -1)
+
+
+async def test_lite_members_share_the_queues_out(served: Broker) -> None:
+    await send(served, "halved", b"made")
+
+    def lite() -> LiteConsumer:
+        subscribe = {"halved": "*"}
+        return LiteConsumer(served.namesrv_address, group="g-h", subscribe=subscribe)
+
+    async with lite() as first, lite() as second:
+        await until(
+            lambda: (
+                len(of_topic(first.assigned, "halved")) == 2
+                and len(of_topic(second.assigned, "halved")) == 2
+            )
+        )
+        with pytest.raises(LocalProtocolError, match="shared out"):
+            await first.assign(second.assigned)
+
+
+async def test_queues_are_pulled_by_hand(served: Broker) -> None:
+    await send(served, "dug", b"make")
+    await send_to(served, "dug", 2, *numbered(40))
+    async with PullConsumer(served.namesrv_address, group="g-d") as puller:
+        queue = (await puller.queues("dug"))[2]
+        assert not await puller.committed(queue)
+        begin = await puller.latest(queue) - 40
+        pulled = await puller.pull(queue, begin, most=5)
+        assert [message.body for message in pulled.messages] == numbered(5)
+        assert pulled.next_offset == begin + 5
+        await puller.commit(queue, pulled.next_offset)
+        assert await puller.committed(queue) == begin + 5
+        end = await puller.latest(queue)
+        assert (await puller.pull(queue, end)).messages == []
+        waiting = asyncio.create_task(puller.pull(queue, end, wait_s=10))
+        await send_to(served, "dug", 2, b"late")
+        assert [message.body for message in (await waiting).messages] == [b"late"]
+        assert await puller.at(queue, datetime.fromtimestamp(0, tz=UTC)) == 0
+        assert len(await puller.assigned("dug")) == 4
+        with pytest.raises(NoRoute):
+            await puller.queues("nowhere")
+
+
+def test_the_blocking_ones_do_the_same(served: Broker) -> None:
+    address = served.namesrv_address
+    asyncio.run(send(served, "plain", *numbered(4)))
+    with blocking.LiteConsumer(address, group="g-p", subscribe={"plain": "*"}) as lite:
+        found: list[bytes] = []
+        while len(found) < 4:
+            found += [message.body for message in lite.poll(10)]
+        assert sorted(found) == numbered(4)
+        lite.commit()
+        queue = lite.assigned[0]
+        lite.seek_to_end(queue)
+        lite.pause(queue)
+        lite.resume(queue)
+    with blocking.PullConsumer(address, group="g-p") as puller:
+        queues = puller.queues("plain")
+        assert sum(puller.committed(queue) or 0 for queue in queues) == 4
+        bodies = [m.body for queue in queues for m in puller.pull(queue, 0).messages]
+        assert sorted(bodies) == numbered(4)

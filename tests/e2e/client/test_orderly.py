@@ -1,0 +1,159 @@
+"""Orderly consumers: one message of a queue at a time, one reader of a queue at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from escrowmq import Consumer, PullConsumer, ReceivedMessage
+from escrowmq.client.consumer import rebalance as member_module
+from escrowmq.client.heartbeat import Membership
+from escrowmq.clock import SystemClock
+from tests.support.brokers import Served
+from tests.support.clients import CONF, WAIT_S, Broker, numbered, of_topic, send, until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Served(tmp_path_factory.mktemp("orderly"), conf=CONF) as served:
+        yield served
+
+
+def orderly(served: Broker, group: str, **more: object) -> Consumer:
+    return Consumer(served.namesrv_address, group=group, orderly=True, suspend_s=0.1, **more)  # type: ignore[arg-type]
+
+
+async def test_a_queue_is_in_order_though_one_fails_in_between(served: Broker) -> None:
+    for key in "xyz":
+        await send(served, "steps", *numbered(8, key), sharding_key=key)
+    consumer = orderly(served, "g-steps")
+    seen: list[bytes] = []
+    failed: list[int] = []
+    busy: set[int] = set()
+
+    @consumer.on("steps")
+    async def handle(message: ReceivedMessage) -> None:
+        assert message.queue_id not in busy
+        busy.add(message.queue_id)
+        await asyncio.sleep(0.01)
+        busy.remove(message.queue_id)
+        if message.body == b"y003" and len(failed) < 2:
+            failed.append(message.reconsume_times)
+            raise OSError("not yet")
+        seen.append(message.body)
+
+    running = asyncio.create_task(consumer.run())
+    await until(lambda: len(seen) == 24)
+    consumer.stop()
+    await running
+    assert failed == [0, 1]
+    for first in (b"x", b"y", b"z"):
+        mine = [body for body in seen if body.startswith(first)]
+        assert mine == sorted(mine)
+        assert len(mine) == 8
+
+
+async def test_one_that_fails_too_often_is_put_aside(served: Broker) -> None:
+    await send(served, "barred", *numbered(3), sharding_key="k")
+    consumer = orderly(served, "g-barred", times_max=2)
+    seen: list[tuple[bytes, int]] = []
+
+    @consumer.on("barred")
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append((message.body, message.reconsume_times))
+        if message.body == b"001":
+            raise OSError("never")
+
+    running = asyncio.create_task(consumer.run())
+    await until(lambda: (b"002", 0) in seen)
+    await consumer.close()
+    await running
+    assert seen == [(b"000", 0), (b"001", 0), (b"001", 1), (b"001", 2), (b"002", 0)]
+    async with PullConsumer(served.namesrv_address, group="undertaker") as puller:
+        (queue,) = await puller.queues("%DLQ%g-barred")
+        assert [message.body for message in (await puller.pull(queue, 0)).messages] == [b"001"]
+
+
+async def test_a_second_one_takes_over_where_the_first_one_stopped(served: Broker) -> None:
+    await send(served, "handed", *numbered(6), sharding_key="k")
+    subscribe = {"handed": "*"}
+    async with orderly(served, "g-handed", subscribe=subscribe) as first:
+        async with asyncio.timeout(WAIT_S):
+            seen = [(await first.receive()).body for _ in range(3)]
+        second = orderly(served, "g-handed", subscribe=subscribe)
+        async with second:
+            # What is in hand keeps its queue locked until it is done with.
+            await until(lambda: len(first.queues) < 5)
+            receiving = asyncio.create_task(first.receive())
+            await until(
+                lambda: (
+                    len(of_topic(first.queues, "handed")) == 2
+                    and len(of_topic(second.queues, "handed")) == 2
+                )
+            )
+            rest = asyncio.create_task(second.receive())
+            await asyncio.wait([receiving, rest], return_when="FIRST_COMPLETED", timeout=WAIT_S)
+            owner = first if receiving.done() else second
+            seen.append((receiving if receiving.done() else rest).result().body)
+            async with asyncio.timeout(WAIT_S):
+                seen += [(await owner.receive()).body for _ in range(2)]
+            for task in (receiving, rest):
+                task.cancel()
+            await asyncio.gather(receiving, rest, return_exceptions=True)
+        await until(lambda: len(of_topic(first.queues, "handed")) == 4)
+    assert seen == numbered(6)
+
+
+async def test_a_queue_whose_lock_another_has_is_let_go(
+    served: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a long stop of the process, when its locks have run out."""
+    monkeypatch.setattr(member_module, "LOCK_S", 0.2)
+    await send(served, "stolen", b"x")
+    async with orderly(served, "g-stolen", subscribe={"stolen": "*"}) as one:
+        await until(lambda: len(of_topic(one.queues, "stolen")) == 4)
+        queue = next(queue for queue in one.queues if queue.topic == "stolen")
+        membership = one._member.membership
+        thief = Membership(
+            served.namesrv_address,
+            lambda line, request: None,
+            group="g-stolen",
+            client_id="thief",
+            entry=one._member.entry,
+            clock=SystemClock(),
+        )
+        async with asyncio.timeout(WAIT_S):
+            await membership.unlock([queue])
+            while not (await thief.lock([queue]))[queue]:  # it was renewed in between
+                await membership.unlock([queue])
+        await until(lambda: queue not in one.queues)
+        assert (await membership.lock([queue])) == {queue: False}
+        await thief.unlock([queue])
+        await thief.leave()
+        await until(lambda: queue in one.queues)
+
+
+async def test_a_failure_while_leaving_is_the_next_owner_s(served: Broker) -> None:
+    await send(served, "refused", *numbered(3), sharding_key="k")
+    first = orderly(served, "g-refused")
+    begun = asyncio.Event()
+    may_fail = asyncio.Event()
+
+    @first.on("refused")
+    async def handle(message: ReceivedMessage) -> None:
+        begun.set()
+        await may_fail.wait()
+        raise OSError("no")
+
+    running = asyncio.create_task(first.run())
+    async with asyncio.timeout(WAIT_S):
+        await begun.wait()
+        first.stop()
+        may_fail.set()
+        await running
+        async with orderly(served, "g-refused", subscribe={"refused": "*"}) as second:
+            assert [(await second.receive()).body for _ in range(3)] == numbered(3)

@@ -1,0 +1,163 @@
+"""The client's producer against a real broker, also one that dies and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from escrowmq import Message, Producer, ReceivedMessage, Rollback, SendStatus, Verdict
+from escrowmq.errors import (
+    EscrowError,
+    NoRoute,
+    RequestRefused,
+    TransactionContradicted,
+    TransportError,
+)
+from tests.support.brokers import Served
+
+pytestmark = pytest.mark.slow
+
+CONF = {"transactionTimeOut": 1000, "transactionCheckInterval": 500}
+WAIT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with Served(tmp_path_factory.mktemp("client"), conf=CONF) as served:
+        yield served
+
+
+def bodies(served: Served, topic: str) -> list[bytes]:
+    with served.client() as reader:
+        return [record.body for queue in range(4) for record in reader.pull_all(topic, queue)]
+
+
+async def until(served: Served, topic: str, expected: list[bytes]) -> None:
+    """Wait for messages that only check-back brings."""
+    async with asyncio.timeout(WAIT_S):
+        while sorted(bodies(served, topic)) != sorted(expected):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+async def test_a_message_arrives_as_it_was_sent(served: Served) -> None:
+    async with Producer(served.namesrv_address, group="p") as producer:
+        result = await producer.send(
+            Message("audit", b"hello", keys=["k1", "k2"], tags="created", properties={"a": "b"})
+        )
+    assert result.status is SendStatus.SEND_OK
+    with served.client() as reader:
+        [record] = reader.pull_all("audit", result.queue.queue_id)
+    assert record.body == b"hello"
+    assert record.properties["KEYS"] == "k1 k2"
+    assert (record.properties["TAGS"], record.properties["a"]) == ("created", "b")
+    assert record.properties["UNIQ_KEY"] == result.message_id
+
+
+async def test_one_sharding_key_is_one_queue(served: Served) -> None:
+    async with Producer(served.namesrv_address, group="p") as producer:
+        results = [
+            await producer.send(Message("sharded", b"%d" % n, sharding_key="customer-7"))
+            for n in range(8)
+        ]
+    assert len({result.queue.queue_id for result in results}) == 1
+    assert bodies(served, "sharded") == [b"%d" % n for n in range(8)]
+
+
+async def test_leaving_the_block_commits_all_of_it(served: Served) -> None:
+    async with Producer(served.namesrv_address, group="p") as producer:
+        async with producer.transaction(Message("orders", b"o-1")) as tx:
+            await tx.send(Message("stock", b"o-1"))
+            assert bodies(served, "orders") == bodies(served, "stock") == []
+        assert tx.outcome is not None
+        assert (tx.outcome.state, tx.outcome.acknowledged) == ("committed", True)
+    assert bodies(served, "orders") == bodies(served, "stock") == [b"o-1"]
+
+
+async def test_rollback_ends_at_the_block(served: Served) -> None:
+    async with Producer(served.namesrv_address, group="p") as producer:
+        async with producer.transaction(Message("rolled", b"no")) as tx:
+            raise Rollback
+        assert tx.outcome is not None
+        assert tx.outcome.state == "rolled_back"
+        with pytest.raises(TransactionContradicted):
+            await tx.send(Message("rolled", b"too late"))
+    assert bodies(served, "rolled") == []
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "function"])
+async def test_after_any_other_exception_the_checker_decides(served: Served, kind: str) -> None:
+    topic = f"checked-{kind}"
+    asked: list[ReceivedMessage] = []
+
+    def answer(message: ReceivedMessage) -> Verdict | None:
+        asked.append(message)
+        if len(asked) == 1:
+            raise ValueError("the first time it does not know")
+        return None if len(asked) == 2 else Verdict.COMMIT
+
+    async def answer_later(message: ReceivedMessage) -> Verdict | None:
+        return answer(message)
+
+    async with Producer(served.namesrv_address, group=f"g-{kind}") as producer:
+        producer.checker(topic)(answer_later if kind == "coroutine" else answer)
+        with pytest.raises(ZeroDivisionError):
+            async with producer.transaction(Message(topic, b"maybe", keys="k")) as tx:
+                raise ZeroDivisionError
+        assert tx.outcome is not None
+        assert tx.outcome.state == "open"
+        await until(served, topic, [b"maybe"])
+    assert {message.transaction_id for message in asked} == {tx.id}
+    assert {(message.topic, message.body, message.keys) for message in asked} == {
+        (topic, b"maybe", "k")
+    }
+
+
+async def test_on_error_says_what_an_exception_means(served: Served) -> None:
+    async with Producer(served.namesrv_address, group="p") as producer:
+        with pytest.raises(ZeroDivisionError):
+            async with producer.transaction(
+                Message("certain", b"x"), on_error=Verdict.ROLLBACK
+            ) as tx:
+                raise ZeroDivisionError
+        assert tx.outcome is not None
+        assert (tx.outcome.state, tx.outcome.acknowledged) == ("rolled_back", True)
+
+
+async def test_who_was_decided_on_otherwise_hears_of_it(served: Served) -> None:
+    async with Producer(served.namesrv_address, group="p") as producer:
+        with pytest.raises(TransactionContradicted):  # noqa: PT012
+            async with producer.transaction(Message("contradicted", b"x")) as tx:
+                [half] = tx.halves
+                fields = producer._ends.fields_of(half, Verdict.ROLLBACK)
+                line = await producer._line_to(half.queue, False)
+                await line.ask(37, fields, timeout_s=3)
+    assert bodies(served, "contradicted") == []
+
+
+async def test_errors_say_whether_to_try_again(served: Served) -> None:
+    async with Producer(served.namesrv_address, group="p", retries=0) as producer:
+        with pytest.raises(RequestRefused) as refused:
+            await producer.send(Message("RMQ_SYS_TRANS_HALF_TOPIC", b"x"))
+        assert not refused.value.may_have_happened
+    async with Producer("127.0.0.1:1", group="p") as producer:
+        with pytest.raises(TransportError) as failed:
+            await producer.send(Message("audit", b"x"))
+        assert failed.value.retriable
+        assert not isinstance(failed.value, NoRoute)
+
+
+async def test_a_broker_that_comes_back_is_used_again(tmp_path: Path) -> None:
+    with Served(tmp_path, conf={**CONF, "flushDiskType": "SYNC_FLUSH"}) as served:
+        async with Producer(served.namesrv_address, group="p", timeout_s=2) as producer:
+            await producer.send(Message("survivor", b"before"))
+            await asyncio.to_thread(served.kill)
+            with pytest.raises(EscrowError):
+                await producer.send(Message("survivor", b"nobody there"))
+            await asyncio.to_thread(served.start)
+            await producer.send(Message("survivor", b"after"))
+            async with producer.transaction(Message("survivor", b"in a transaction")):
+                pass
+        assert sorted(bodies(served, "survivor")) == [b"after", b"before", b"in a transaction"]

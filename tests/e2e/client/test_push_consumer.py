@@ -1,0 +1,302 @@
+"""Messages handed to functions: at once, again when they fail, and a stop that finishes them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from escrowmq import Consumer, Message, PullConsumer, ReceivedMessage, blocking
+from escrowmq.client.consumer import consumer as consumer_module
+from escrowmq.client.consumer.queue_client import send_back
+from escrowmq.errors import BadSubscription, LocalProtocolError
+from tests.support.brokers import Served
+from tests.support.clients import CONF, WAIT_S, Broker, numbered, send, until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Served(tmp_path_factory.mktemp("push"), conf=CONF) as served:
+        yield served
+
+
+async def open_offsets(served: Broker, group: str, topic: str) -> int:
+    """How many messages of a topic the group has yet to acknowledge."""
+    async with PullConsumer(served.namesrv_address, group=group) as puller:
+        return sum(
+            [
+                await puller.latest(queue) - (await puller.committed(queue) or 0)
+                for queue in await puller.queues(topic)
+            ]
+        )
+
+
+async def test_functions_and_coroutines_each_get_what_they_registered_for(served: Broker) -> None:
+    await send(served, "pushed", b"a", tags="a")
+    await send(served, "pushed", b"b", tags="b")
+    await send(served, "pushed", b"c", tags="c")
+    await send(served, "aside", b"d")
+    consumer = Consumer(served.namesrv_address, group="g-pushed")
+    seen: list[tuple[str, bytes]] = []
+
+    @consumer.on("pushed", "a")
+    async def on_loop(message: ReceivedMessage) -> None:
+        seen.append(("loop", message.body))
+
+    @consumer.on("pushed", "b || x")
+    def in_thread(message: ReceivedMessage) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        seen.append(("thread", message.body))
+
+    @consumer.on("aside")
+    async def aside(message: ReceivedMessage) -> None:
+        seen.append(("aside", message.body))
+
+    running = asyncio.create_task(consumer.run())
+    await until(lambda: len(seen) == 3)
+    await consumer.close()
+    await running
+    assert sorted(seen) == [("aside", b"d"), ("loop", b"a"), ("thread", b"b")]
+    assert await open_offsets(served, "g-pushed", "pushed") == 0
+
+
+async def test_a_function_may_come_later_and_widen_what_is_wanted(served: Broker) -> None:
+    await send(served, "grown", b"first", tags="a")
+    consumer = Consumer(served.namesrv_address, group="g-grown")
+    seen: list[bytes] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append(message.body)
+
+    consumer.on("grown", "a")(handle)
+    running = asyncio.create_task(consumer.run())
+    await until(lambda: seen == [b"first"])
+    await until(lambda: len(consumer.queues) == 5)  # that of retries too
+    consumer.on("grown", "b")(handle)
+    consumer.on("sprung")(handle)
+    await send(served, "grown", b"second", tags="b")
+    await send(served, "sprung", b"third")
+    await until(lambda: sorted(seen) == [b"first", b"second", b"third"])
+    consumer.stop()
+    await running
+
+
+async def test_so_many_run_at_once_and_no_more(served: Broker) -> None:
+    await send(served, "wide", *numbered(20))
+    consumer = Consumer(served.namesrv_address, group="g-wide", at_once=4)
+    now, most, done = 0, 0, 0
+
+    @consumer.on("wide")
+    async def handle(message: ReceivedMessage) -> None:
+        nonlocal now, most, done
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.02)
+        now -= 1
+        done += 1
+
+    running = asyncio.create_task(consumer.run())
+    await until(lambda: done == 20)
+    consumer.stop()
+    await running
+    assert most == 4
+
+
+async def test_an_exception_means_later(served: Broker) -> None:
+    await send(served, "flaky", b"x")
+    consumer = Consumer(served.namesrv_address, group="g-flaky")
+    times: list[int] = []
+
+    @consumer.on("flaky")
+    async def handle(message: ReceivedMessage) -> None:
+        times.append(message.reconsume_times)
+        if len(times) < 3:
+            raise OSError("not now")
+        consumer.stop()
+
+    async with asyncio.timeout(WAIT_S):
+        await consumer.run()
+    assert times == [0, 1, 2]
+
+
+async def test_a_stop_finishes_what_is_in_hand_and_leaves_the_rest(served: Broker) -> None:
+    await send(served, "halted", *numbered(12))
+    consumer = Consumer(served.namesrv_address, group="g-halted", at_once=3)
+    begun: list[bytes] = []
+    ended: list[bytes] = []
+    may_end = asyncio.Event()
+
+    @consumer.on("halted")
+    async def handle(message: ReceivedMessage) -> None:
+        begun.append(message.body)
+        await may_end.wait()
+        ended.append(message.body)
+
+    running = asyncio.create_task(consumer.run())
+    await until(lambda: len(begun) == 3)
+    closing = asyncio.create_task(consumer.close())
+    await asyncio.sleep(0.1)
+    assert not closing.done()
+    may_end.set()
+    await closing
+    await running
+    assert sorted(begun) == sorted(ended)
+    assert len(ended) == 3
+    second = Consumer(served.namesrv_address, group="g-halted", subscribe={"halted": "*"})
+    async with second, asyncio.timeout(WAIT_S):
+        rest = {(await second.receive()).body for _ in range(9)}
+    assert rest | set(ended) == set(numbered(12))
+
+
+SCRIPT = """
+import asyncio, sys
+from escrowmq import Consumer
+
+async def main():
+    consumer = Consumer(sys.argv[1], group="g-signal")
+
+    @consumer.on("signalled")
+    async def handle(message):
+        print("began", flush=True)
+        await asyncio.sleep(1)
+        print("ended", flush=True)
+
+    await consumer.run()
+    print("left", flush=True)
+
+asyncio.run(main())
+"""
+BLOCKING = """
+import sys, threading
+from escrowmq.blocking import Consumer
+
+consumer = Consumer(sys.argv[1], group="g-signal")
+
+@consumer.on("signalled")
+def handle(message):
+    print("began", flush=True)
+    threading.Event().wait(1)
+    print("ended", flush=True)
+
+consumer.run()
+print("left", flush=True)
+"""
+
+
+async def started(script: str, served: Broker, directory: Path) -> asyncio.subprocess.Process:
+    path = directory / "script.py"
+    path.write_text(script)
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, str(path), served.namesrv_address), stdout=asyncio.subprocess.PIPE
+    )
+
+
+@pytest.mark.parametrize("script", [SCRIPT, BLOCKING], ids=["asyncio", "blocking"])
+async def test_a_signal_ends_the_process_after_the_message_in_hand(
+    served: Broker, script: str, tmp_path: Path
+) -> None:
+    await send(served, "signalled", b"x")
+    process = await started(script, served, tmp_path)
+    assert process.stdout is not None
+    async with asyncio.timeout(WAIT_S):
+        assert await process.stdout.readline() == b"began\n"
+        process.send_signal(signal.SIGTERM)
+        assert await process.stdout.read() == b"ended\nleft\n"
+        assert await process.wait() == 0
+    assert await open_offsets(served, "g-signal", "signalled") == 0
+
+
+async def test_a_member_that_is_killed_leaves_its_messages_to_the_others(
+    served: Broker, tmp_path: Path
+) -> None:
+    await send(served, "orphaned", b"x")
+    script = SCRIPT.replace("signalled", "orphaned").replace("g-signal", "g-orphaned")
+    process = await started(script.replace("sleep(1)", "sleep(1000)"), served, tmp_path)
+    assert process.stdout is not None
+    async with asyncio.timeout(WAIT_S):
+        assert await process.stdout.readline() == b"began\n"
+        one = Consumer(served.namesrv_address, group="g-orphaned", subscribe={"orphaned": "*"})
+        async with one:
+            process.kill()
+            await process.wait()
+            assert (await one.receive()).body == b"x"
+
+
+async def test_what_its_broker_has_lost_is_sent_again_from_the_copy(served: Broker) -> None:
+    await send(served, "kept", b"x")
+    one = Consumer(served.namesrv_address, group="g-kept", subscribe={"kept": "*"})
+    async with one, asyncio.timeout(WAIT_S):
+        message = await one.receive()
+        await send_back(
+            replace(message, log_offset=1 << 40),
+            next(queue for queue in one.queues if queue.topic == "kept"),
+            line_to=one._member.membership.line_to,
+            group="g-kept",
+            delay_level=1,
+        )
+        again = await one.receive()
+        assert (again.topic, again.body, again.reconsume_times) == ("kept", b"x", 1)
+
+
+async def test_a_message_survives_a_broker_that_is_down_when_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot be given back: it comes again here. And what comes after the restart, comes."""
+    monkeypatch.setattr(consumer_module, "AGAIN_S", 0.1)
+    with Served(tmp_path, conf=CONF) as served:
+        await send(served, "outlived", b"x")
+        consumer = Consumer(served.namesrv_address, group="g-outlived")
+        seen: list[tuple[bytes, int]] = []
+
+        @consumer.on("outlived")
+        async def handle(message: ReceivedMessage) -> None:
+            seen.append((message.body, message.reconsume_times))
+            if len(seen) == 1:
+                await asyncio.to_thread(served.kill)
+                raise OSError
+
+        running = asyncio.create_task(consumer.run())
+        await until(lambda: len(seen) == 2)
+        await asyncio.to_thread(served.start)
+        await send(served, "outlived", b"y")
+        await until(lambda: len(seen) == 3)
+        await consumer.close()
+        await running
+        assert seen == [(b"x", 0), (b"x", 1), (b"y", 0)]
+        assert await open_offsets(served, "g-outlived", "outlived") == 0
+
+
+async def test_handlers_that_cannot_be_told_apart_are_refused(served: Broker) -> None:
+    consumer = Consumer(served.namesrv_address, group="g")
+    with pytest.raises(LocalProtocolError, match="on\\(\\)"):
+        await consumer.run()
+    with pytest.raises(TypeError):
+        consumer.on("t")(3)  # type: ignore[arg-type]
+    with pytest.raises(BadSubscription):
+        consumer.on("t", "||")
+    await consumer.close()
+
+
+def test_a_blocking_consumer_hands_messages_to_threads(served: Broker) -> None:
+    with blocking.Producer(served.namesrv_address, group="p") as producer:
+        for body in numbered(3):
+            producer.send(Message("blocked", body))
+    consumer = blocking.Consumer(served.namesrv_address, group="g-blocked", at_once=2)
+    seen: list[bytes] = []
+
+    @consumer.on("blocked")
+    def handle(message: ReceivedMessage) -> None:
+        seen.append(message.body)
+        if len(seen) == 3:
+            consumer.stop()
+
+    consumer.run()
+    assert sorted(seen) == numbered(3)

@@ -1,0 +1,159 @@
+"""Requests and replies over a real broker, and handlers that go on with the producer's trace."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from escrowmq import Consumer, Message, Producer, ReceivedMessage, blocking
+from escrowmq.errors import LocalProtocolError, OutcomeUnknown
+from tests.support.brokers import Served
+from tests.support.clients import CONF, WAIT_S, until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with Served(tmp_path_factory.mktemp("replies"), conf=CONF) as served:
+        yield served
+
+
+async def test_each_request_gets_its_own_reply(served: Served) -> None:
+    async with (
+        Producer(served.namesrv_address, group="asks") as producer,
+        Producer(served.namesrv_address, group="asks") as other,
+        Consumer(served.namesrv_address, group="replies") as consumer,
+    ):
+
+        @consumer.on("questions")
+        async def reply(message: ReceivedMessage) -> None:
+            await consumer.reply(message, b"re: " + message.body, properties={"a": "b"})
+
+        running = asyncio.create_task(consumer.run())
+        asked = [
+            (one.request(Message("questions", b"%d" % n), WAIT_S), b"re: %d" % n)
+            for n, one in enumerate([producer, other] * 5)
+        ]
+        replies = await asyncio.gather(*(reply for reply, _ in asked))
+        consumer.stop()
+        await running
+    assert [reply.body for reply in replies] == [body for _, body in asked]
+    assert {reply.properties["a"] for reply in replies} == {"b"}
+
+
+async def test_a_large_request_in_a_namespace_is_replied_to(served: Served) -> None:
+    at, size = served.namesrv_address, 20_000
+    async with (
+        Producer(at, group="asks", namespace="n") as producer,
+        Consumer(at, group="large", subscribe={"large": "*"}, namespace="n") as consumer,
+    ):
+        asking = asyncio.create_task(producer.request(Message("large", b"x" * size), WAIT_S))
+        message = await consumer.receive()
+        await consumer.reply(message, message.body)
+        assert (await asking).body == b"x" * size
+
+
+async def test_no_reply_in_time_is_said_and_one_that_comes_late_is_dropped(served: Served) -> None:
+    at = served.namesrv_address
+    async with (
+        Producer(at, group="asks") as producer,
+        Consumer(at, group="late", subscribe={"late": "*"}) as consumer,
+    ):
+        await producer.send(Message("late", b"makes the topic"))
+        await consumer.receive()
+        with pytest.raises(OutcomeUnknown, match=r"no reply in 0.5 s"):
+            await producer.request(Message("late", b"?"), 0.5)
+        await consumer.reply(await consumer.receive(), b"too late")
+        asking = asyncio.create_task(producer.request(Message("late", b"again"), WAIT_S))
+        await consumer.reply(await consumer.receive(), b"in time")
+        assert (await asking).body == b"in time"
+        assert producer._replies._waiting == {}
+
+
+async def test_only_a_request_that_is_in_hand_is_replied_to(served: Served) -> None:
+    at = served.namesrv_address
+    async with (
+        Producer(at, group="asks") as producer,
+        Consumer(at, group="wrong", subscribe={"wrong": "*"}) as consumer,
+    ):
+        for body in (b"1", b"2"):
+            await producer.send(Message("wrong", body))
+        first = await consumer.receive()
+        with pytest.raises(LocalProtocolError, match="is no request"):
+            await consumer.reply(first, b"x")
+        await consumer.receive()
+        with pytest.raises(LocalProtocolError, match="in hand"):
+            await consumer.reply(first, b"x")
+
+
+def test_threads_ask_and_reply(served: Served) -> None:
+    at = served.namesrv_address
+
+    with (
+        blocking.Producer(at, group="asks") as producer,
+        blocking.Consumer(at, group="blocking", subscribe={"blocking": "*"}) as consumer,
+    ):
+
+        def reply_once() -> None:
+            consumer.reply(consumer.receive(), b"yes")
+
+        replier = threading.Thread(target=reply_once)
+        replier.start()
+        assert producer.request(Message("blocking", b"?"), WAIT_S).body == b"yes"
+        replier.join()
+
+
+# --- traces --------------------------------------------------------------------------------------
+
+
+async def test_handlers_go_on_with_the_trace_of_who_sent(served: Served) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    current: dict[bytes, int] = {}
+    consumer = Consumer(served.namesrv_address, group="traced", telemetry=provider)
+
+    def note(message: ReceivedMessage) -> None:
+        current[message.body] = trace.get_current_span().get_span_context().span_id
+
+    @consumer.on("traced", "loop")
+    async def on_the_loop(message: ReceivedMessage) -> None:
+        note(message)
+
+    @consumer.on("traced", "thread")
+    def in_a_thread(message: ReceivedMessage) -> None:
+        note(message)
+        if not message.reconsume_times:
+            raise ZeroDivisionError
+
+    async with Producer(served.namesrv_address, group="p", telemetry=provider) as producer:
+        await producer.send(Message("traced", b"l", tags="loop"))
+        await producer.send(Message("traced", b"t", tags="thread"))
+    running = asyncio.create_task(consumer.run())
+    await until(lambda: len(processed(exporter)) == 3)  # the one that failed came again
+    consumer.stop()
+    await running
+    sent = {
+        span.context.span_id
+        for span in exporter.get_finished_spans()
+        if span.name == "send traced" and span.context is not None
+    }
+    spans = processed(exporter)
+    assert {span.parent.span_id for span in spans if span.parent is not None} == sent
+    ids = {span.context.span_id for span in spans if span.context is not None}
+    assert set(current.values()) <= ids
+    failed = [span for span in spans if not span.status.is_ok]
+    assert len(failed) == 1
+    assert [event.name for event in failed[0].events] == ["exception"]
+
+
+def processed(exporter: InMemorySpanExporter) -> list[ReadableSpan]:
+    return [span for span in exporter.get_finished_spans() if span.name.startswith("process")]

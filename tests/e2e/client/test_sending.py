@@ -1,0 +1,251 @@
+"""What a producer can do with a message, against a real broker: batches, order, delays,
+compression, namespaces, traces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from escrowmq import Consumer, Message, Producer, Queue, ReceivedMessage, Verdict, blocking
+from escrowmq.client.telemetry import Telemetry
+from escrowmq.errors import LocalProtocolError, RequestRefused
+from tests.interop.records import Record
+from tests.support.brokers import Served
+
+pytestmark = pytest.mark.slow
+
+CONF = {"transactionTimeOut": 500, "transactionCheckInterval": 500}
+WAIT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with Served(tmp_path_factory.mktemp("sending"), conf=CONF) as served:
+        yield served
+
+
+def stored(served: Served, topic: str) -> list[Record]:
+    with served.client() as reader:
+        return [record for queue in range(4) for record in reader.pull_all(topic, queue)]
+
+
+async def received(served: Served, topic: str, count: int) -> list[ReceivedMessage]:
+    found: list[ReceivedMessage] = []
+    async with (
+        asyncio.timeout(WAIT_S),
+        Consumer(served.namesrv_address, group=f"g-{topic}", subscribe={topic: "*"}) as consumer,
+    ):
+        while len(found) < count:
+            found.append(await consumer.receive())
+    return found
+
+
+# --- batches -------------------------------------------------------------------------------------
+
+
+async def test_a_batch_is_stored_in_order_with_an_id_for_each(served: Served) -> None:
+    messages = [
+        Message("batched", b"%d" % n, keys=f"k{n}", tags="x", properties={"n": str(n)}, flag=n)
+        for n in range(50)
+    ]
+    async with Producer(served.namesrv_address, group="p") as producer:
+        results = await producer.send_batch(messages)
+    records = stored(served, "batched")
+    assert [record.body for record in records] == [message.body for message in messages]
+    assert [record.properties["UNIQ_KEY"] for record in records] == [
+        result.message_id for result in results
+    ]
+    assert [record.queue_offset for record in records] == [
+        result.queue_offset for result in results
+    ]
+    assert [record.properties["KEYS"] for record in records] == [f"k{n}" for n in range(50)]
+    assert len({result.offset_id for result in results}) == 50
+    with served.client() as reader:
+        for record, result in zip(records, results, strict=True):
+            assert reader.view_by_id(result.offset_id).body == record.body
+
+
+async def test_a_batch_beyond_the_limit_takes_several_requests(served: Served) -> None:
+    messages = [Message("cut", b"%04d" % n * 100, sharding_key="s") for n in range(40)]
+    async with Producer(served.namesrv_address, group="p", batch_bytes_max=2000) as producer:
+        results = await producer.send_batch(messages)
+    assert [record.body for record in stored(served, "cut")] == [m.body for m in messages]
+    assert len({result.message_id for result in results}) == 40
+    assert [result.queue_offset for result in results] == list(range(40))
+
+
+def test_threads_send_batches_too(served: Served) -> None:
+    with blocking.Producer(served.namesrv_address, group="p") as producer:
+        [queue, *_] = producer.queues("blocking-batch")
+        messages = [Message("blocking-batch", b"a"), Message("blocking-batch", b"b")]
+        results = producer.send_batch(messages, queue=queue)
+        with pytest.raises(LocalProtocolError, match="one topic"):
+            producer.send_batch([Message("a", b""), Message("b", b"")])
+    assert [result.queue.queue_id for result in results] == [queue.queue_id] * 2
+
+
+# --- order, one way ------------------------------------------------------------------------------
+
+
+async def test_a_selector_decides_the_queue(served: Served) -> None:
+    def by_size(queues: Sequence[Queue], message: Message) -> Queue:
+        return queues[len(message.body) % len(queues)]
+
+    async with Producer(served.namesrv_address, group="p") as producer:
+        for size in (1, 5, 9, 2):
+            await producer.send(Message("selected", b"x" * size), queue=by_size)
+    with served.client() as reader:
+        assert [len(record.body) for record in reader.pull_all("selected", 1)] == [1, 5, 9]
+        assert [len(record.body) for record in reader.pull_all("selected", 2)] == [2]
+
+
+async def test_what_is_sent_one_way_arrives(served: Served) -> None:
+    async with Producer(served.namesrv_address, group="p") as producer:
+        for number in range(100):
+            await producer.send_one_way(Message("one-way", b"%d" % number))
+    found = await received(served, "one-way", 100)
+    assert sorted(int(message.body) for message in found) == list(range(100))
+
+
+# --- delays --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["delay_level", "delay_s", "deliver_at"])
+async def test_a_delayed_message_comes_when_it_is_due(served: Served, kind: str) -> None:
+    topic = kind.replace("_", "-")
+    later = datetime.now(UTC) + timedelta(seconds=1)
+    message = {
+        "delay_level": Message(topic, b"later", delay_level=1),
+        "delay_s": Message(topic, b"later", delay_s=1),
+        "deliver_at": Message(topic, b"later", deliver_at=later),
+    }[kind]
+    async with Producer(served.namesrv_address, group="p") as producer:
+        await producer.send(message)
+        await producer.send(Message(topic, b"now"))
+    assert [record.body for record in stored(served, topic)] == [b"now"]
+    found = {message.body: message for message in await received(served, topic, 2)}
+    waited_ms = found[b"later"].stored_ms - found[b"later"].born_ms
+    assert waited_ms >= 900
+
+
+async def test_a_delay_in_a_transaction_counts_from_the_commit(served: Served) -> None:
+    async with Producer(served.namesrv_address, group="p") as producer:
+        async with producer.transaction(Message("delayed-half", b"x", delay_s=1)):
+            pass
+        assert stored(served, "delayed-half") == []
+    [message] = await received(served, "delayed-half", 1)
+    assert message.stored_ms - message.born_ms >= 900
+
+
+async def test_a_delay_beyond_the_brokers_limit_is_refused_by_it(served: Served) -> None:
+    async with Producer(served.namesrv_address, group="p") as producer:
+        with pytest.raises(RequestRefused, match="limit") as refused:
+            await producer.send(Message("too-late", b"x", delay_s=365 * 86_400))
+    assert not refused.value.retriable
+
+
+# --- compression ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
+async def test_a_long_body_travels_short(served: Served, kind: str) -> None:
+    body = b"the same again and again " * 2000
+    topic = f"compressed-{kind}"
+    async with Producer(served.namesrv_address, group="p", compression=kind) as producer:
+        await producer.send(Message(topic, body))
+        async with producer.transaction(Message(topic, body)):
+            pass
+    assert all(len(record.body) < 5000 for record in stored(served, topic))
+    assert [message.body for message in await received(served, topic, 2)] == [body, body]
+
+
+# --- namespaces ----------------------------------------------------------------------------------
+
+
+async def test_two_namespaces_do_not_see_each_other(served: Served) -> None:
+    asked: list[str] = []
+    for name in ("one", "two"):
+        async with Producer(served.namesrv_address, group="p", namespace=name) as producer:
+
+            @producer.checker("shared")
+            async def commit(message: ReceivedMessage) -> Verdict:
+                asked.append(message.topic)
+                return Verdict.COMMIT
+
+            result = await producer.send(Message("shared", name.encode()))
+            assert result.queue.topic == "shared"
+            with pytest.raises(ZeroDivisionError):
+                async with producer.transaction(Message("shared", b"asked")):
+                    raise ZeroDivisionError
+            async with asyncio.timeout(WAIT_S):
+                while len(stored(served, f"{name}%shared")) < 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+        assert {record.body for record in stored(served, f"{name}%shared")} == {
+            name.encode(),
+            b"asked",
+        }
+    assert set(asked) == {"shared"}
+
+
+# --- traces --------------------------------------------------------------------------------------
+
+
+async def test_a_trace_goes_from_the_sender_through_the_checker_to_the_consumer(
+    served: Served,
+) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    async with Producer(served.namesrv_address, group="traced", telemetry=provider) as producer:
+
+        @producer.checker("traced")
+        async def commit(message: ReceivedMessage) -> Verdict:
+            return Verdict.COMMIT
+
+        await producer.send(Message("traced", b"plain"))
+        await producer.send_batch([Message("traced", b"a"), Message("traced", b"b")])
+        with pytest.raises(ZeroDivisionError):
+            async with producer.transaction(Message("traced", b"half"), name="work"):
+                raise ZeroDivisionError
+        with pytest.raises(RequestRefused):
+            await producer.send(Message("RMQ_SYS_TRANS_HALF_TOPIC", b"x"))
+        messages = {m.body: m for m in await received(served, "traced", 4)}
+    tracing = Telemetry.of(provider)
+    assert tracing is not None
+    with tracing.continued("process", messages[b"half"]):
+        pass
+    spans: dict[str, list[ReadableSpan]] = {}
+    for span in exporter.get_finished_spans():
+        spans.setdefault(span.name, []).append(span)
+    [transaction] = spans["transaction work"]
+    half = next(span for span in spans["send traced"] if span.parent is not None)
+    assert half.parent is not None
+    assert half.parent.span_id == transaction.context.span_id
+    for name in ("check traced", "process traced"):
+        for span in spans[name]:
+            assert span.parent is not None
+            assert span.parent.span_id == half.context.span_id
+    assert transaction.status.is_ok is False
+    [refused] = spans["send RMQ_SYS_TRANS_HALF_TOPIC"]
+    assert refused.status.is_ok is False
+    assert messages[b"a"].properties["traceparent"] == messages[b"b"].properties["traceparent"]
+
+
+def test_a_blocking_send_is_part_of_its_callers_trace(served: Served) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with (
+        blocking.Producer(served.namesrv_address, group="p", telemetry=provider) as producer,
+        provider.get_tracer("test").start_as_current_span("request") as request,
+    ):
+        producer.send(Message("traced-blocking", b"x"))
+    [sent] = [span for span in exporter.get_finished_spans() if span.name.startswith("send")]
+    assert sent.parent is not None
+    assert sent.parent.span_id == request.get_span_context().span_id

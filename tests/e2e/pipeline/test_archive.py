@@ -1,0 +1,148 @@
+"""Archive and replay beside a real broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections import Counter
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from escrowmq.errors import PipelineFailed
+from escrowmq.pipeline.archive import (
+    Archived,
+    Wanted,
+    archive_table,
+    read_archive,
+    run_archive,
+    run_replay,
+    save_plan,
+    send_chunk,
+)
+from escrowmq.pipeline.archive import _load as load_plan
+from escrowmq.pipeline.job import Source
+from tests.support.brokers import COMMAND, Served
+from tests.support.spark_session import QUIET, environment, patiently, spark
+
+__all__ = ["spark"]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    *(pytest.mark.filterwarnings(rule) for rule in QUIET),
+]
+
+COUNT = 60
+
+
+def send(served: Served, first: int, count: int) -> None:
+    with served.client() as client:
+        for number in range(first, first + count):
+            given = {"UNIQ_KEY": f"m{number}", "TAGS": "ab"[number % 2], "own": f"p{number}"}
+            client.send("orders", b"%d" % number, given, queue_id=number % 2)
+
+
+def bodies(served: Served, topic: str) -> list[int]:
+    with served.client() as client:
+        found = [record for queue in range(2) for record in client.pull_all(topic, queue)]
+    return sorted(int(record.body) for record in found)
+
+
+def archive(spark: SparkSession, served: Served, out: Path, *, compact: bool = False) -> Archived:
+    source = Source(served.namesrv_address, batch_messages=25)
+    return patiently(
+        lambda: run_archive(spark, out, source=source, topics=["orders"], compact=compact)
+    )
+
+
+def test_a_topic_goes_into_an_archive_and_back(spark: SparkSession, tmp_path: Path) -> None:
+    out = tmp_path / "archive"
+    with Served(tmp_path / "broker") as served:
+        with served.client() as client:
+            for topic in ("orders", "again", "limited"):
+                client.create_topic(topic, queues=2)
+        send(served, 0, COUNT)
+        assert archive(spark, served, out) == Archived(COUNT, 0)
+        assert len(archive_table(out).manifest.parts) == 3
+        send(served, COUNT, 10)
+        assert archive(spark, served, out, compact=True) == Archived(10, 4)
+        assert len(archive_table(out).manifest.parts) == 1
+        rows = read_archive(spark, out)
+        ids = Counter(row["message_id"] for row in rows.select("message_id").collect())
+        assert ids == Counter(f"m{number}" for number in range(COUNT + 10))
+        with pytest.raises(PipelineFailed, match="also archives orders"):
+            run_archive(spark, out, source=Source(served.namesrv_address), topics=["other"])
+        _check_replay(spark, served, out)
+        _check_pieces(spark, served, out)
+        shutil.rmtree(out / "_checkpoint")
+        with pytest.raises(PipelineFailed, match="bring it back"):
+            archive(spark, served, out)
+
+
+def _check_replay(spark: SparkSession, served: Served, out: Path) -> None:
+    wanted = Wanted(str(out), served.namesrv_address, "again", where="tags = 'a'")
+    expected = list(range(0, COUNT + 10, 2))
+    done = run_replay(spark, wanted)
+    assert (done.messages, done.was_done) == (len(expected), False)
+    assert bodies(served, "again") == expected
+    with served.client() as client:
+        record = client.pull_all("again", 0)[0]
+    assert record.properties["own"] == f"p{int(record.body)}"
+    # The same again, also if it died before it could note that it was done.
+    assert run_replay(spark, wanted).was_done
+    file = out / "_replays" / f"{done.name}.json"
+    plan = load_plan(file)
+    assert plan is not None
+    rows = read_archive(spark, out).where(wanted.where)
+    send_chunk(rows, wanted, plan.chunks[-1], len(plan.chunks) - 1)
+    assert bodies(served, "again") == expected
+    with pytest.raises(PipelineFailed, match="another --name"):
+        run_replay(spark, replace(wanted, name=done.name, where=""))
+    with pytest.raises(PipelineFailed, match="nothing_of_the_kind"):
+        run_replay(spark, replace(wanted, where="nothing_of_the_kind = 1"))
+
+
+def _check_pieces(spark: SparkSession, served: Served, out: Path) -> None:
+    """A range of time, in chunks, cut off after the first and gone on with."""
+    times = [row[0] for row in read_archive(spark, out).select("store_time").collect()]
+    first, last = min(times).astimezone(), max(times).astimezone()
+    wanted = Wanted(
+        *(str(out), served.namesrv_address, "limited", first, last, "", "slow"), rate=1000
+    )
+    assert isinstance(first, datetime)
+    expected = sum(time < max(times) for time in times)
+    assert run_replay(spark, wanted).messages == expected
+    assert len(bodies(served, "limited")) == expected
+    file = out / "_replays" / "slow.json"
+    plan = load_plan(file)
+    assert plan is not None
+    assert plan.done == len(plan.chunks)
+    save_plan(file, plan)
+    assert run_replay(spark, wanted).messages == 0
+
+
+def test_the_command_tells_how_far_it_is(tmp_path: Path) -> None:
+    out = tmp_path / "archive"
+    with Served(tmp_path / "broker") as served:
+        with served.client() as client:
+            client.create_topic("orders", queues=2)
+        send(served, 0, 5)
+        where = ("-n", served.namesrv_address, "--topic", "orders", "--master", "local[2]")
+        done = subprocess.run(
+            [COMMAND, "pipeline", "archive", *where, "--out", str(out), "--json"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, **environment()},
+        )
+    assert done.returncode == 0, done.stderr
+    *steps, last = (json.loads(line) for line in done.stdout.splitlines())
+    assert steps[0]["step"] == "messages"
+    assert steps[0]["rows"] == 5
+    assert last == {"done": "archive", "out": str(out), "messages": 5, "compacted": 0}

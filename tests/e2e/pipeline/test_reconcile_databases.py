@@ -1,0 +1,165 @@
+"""Tables of databases as frames: in ranges, with nothing left out between them, and over JDBC."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from sqlalchemy import create_engine, insert
+
+from escrowmq.errors import CannotReconcile
+from escrowmq.pipeline.reconcile import databases
+from escrowmq.sql.statements import make_tables, markers
+from tests.support.databases import Postgres
+from tests.support.spark_session import QUIET, spark  # noqa: F401
+
+pytestmark = [
+    *(pytest.mark.filterwarnings(rule) for rule in QUIET),
+    pytest.mark.timeout(600),
+]
+
+DERBY = "jdbc:derby:memory:reconcile;create=true"
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranges of seven rows."""
+    monkeypatch.setattr(databases, "ROWS_PER_RANGE", 7)
+    monkeypatch.setattr(databases, "RANGES_PER_CORE", 10)
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    """Times come twice and thrice, so that ranges cannot be cut anywhere."""
+    return [
+        {
+            "id": f"escrow-{number}",
+            "outcome": "committed",
+            "at_ms": 1_790_000_000_000 + number // 3,
+            "producer_group": "ba'nk",
+            "messages": 1,
+        }
+        for number in range(count)
+    ]
+
+
+def test_ranges_leave_nothing_out_and_nothing_comes_twice(
+    spark: SparkSession,  # noqa: F811
+    tmp_path: Path,
+    narrow: None,
+) -> None:
+    path = tmp_path / "bank.db"
+    with sqlite3.connect(path) as bank:
+        bank.execute("CREATE TABLE line (transaction_id, cents)")
+        ids = [None, None, *(f"it's {number % 40}:a" for number in range(98))]
+        bank.executemany("INSERT INTO line VALUES (?, ?)", [(one, 0.1) for one in ids])
+    bank.close()
+    query = "SELECT transaction_id, cents AS Amount FROM line WHERE 'a:b' <> '100%';"
+    frame = databases.query_rows(spark, f"sqlite:///{path}", query)
+    assert frame.rdd.getNumPartitions() > 5
+    found = [tuple(row) for row in frame.collect()]
+    assert sorted(str(one) for one, _ in found) == sorted(map(str, ids))
+    assert {amount for _, amount in found} == {Decimal("0.1")}
+
+
+def test_a_database_without_our_tables_has_none(
+    spark: SparkSession,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "bank.db"
+    sqlite3.connect(path).close()
+    path.touch()
+    assert databases.marker_rows(spark, f"sqlite:///{path}") is None
+    with pytest.raises(CannotReconcile, match="in memory"):
+        databases.marker_rows(spark, "sqlite://")
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    if Postgres.lack():
+        pytest.skip(Postgres.lack())
+    with Postgres() as server:
+        yield server.new_database()
+
+
+def test_postgresql_is_read_by_ranges_of_time(
+    spark: SparkSession,  # noqa: F811
+    postgres: str,
+    narrow: None,
+) -> None:
+    engine = create_engine(postgres)
+    with engine.connect() as connection:
+        make_tables(connection)
+        with connection.begin():
+            connection.execute(insert(markers), rows(50))
+    engine.dispose()
+    since_ms = 1_790_000_000_002
+    frame = databases.marker_rows(spark, postgres, since_ms)
+    assert frame is not None
+    assert frame.rdd.getNumPartitions() > 4
+    expected = sorted(tuple(row.values()) for row in rows(50) if row["at_ms"] >= since_ms)
+    assert sorted(tuple(row) for row in frame.collect()) == expected
+    with pytest.raises(CannotReconcile, match="nowhere"):
+        databases.query_rows(spark, postgres, "SELECT transaction_id FROM nowhere")
+
+
+def execute_in_derby(
+    session: SparkSession, url: str, statements: Sequence[str], directory: Path
+) -> None:
+    """Run statements in a database inside Spark's JVM, whose driver comes with Spark."""
+    jvm: Any = session.sparkContext._jvm  # PySpark has no public name for its JVM
+    jvm.java.lang.System.setProperty("derby.stream.error.file", str(directory / "derby.log"))
+    connection = jvm.java.sql.DriverManager.getConnection(url)
+    for statement in statements:
+        connection.createStatement().execute(statement)
+    connection.close()
+
+
+def test_a_database_whose_driver_spark_has_is_read_over_jdbc(
+    spark: SparkSession,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    columns = "id varchar(64), outcome varchar(16), at_ms bigint, producer_group varchar(9)"
+    statements = [
+        f"CREATE TABLE escrowmq_marker ({columns}, messages integer)",
+        "INSERT INTO escrowmq_marker VALUES ('escrow-1', 'committed', 5, 'bank', 2)",
+    ]
+    execute_in_derby(spark, DERBY, statements, tmp_path)
+    frame = databases.marker_rows(spark, DERBY)
+    assert frame is not None
+    assert frame.columns == list(databases.MARKER_TYPES)
+    assert [tuple(row) for row in frame.collect()] == [("escrow-1", "committed", 5, "bank", 2)]
+    assert databases.inbox_rows(spark, DERBY) is None
+    query = "SELECT id AS transaction_id, messages * 1.5 AS amount FROM escrowmq_marker"
+    booked = databases.query_rows(spark, DERBY, query)
+    assert [tuple(row) for row in booked.collect()] == [("escrow-1", Decimal(3))]
+    with pytest.raises(CannotReconcile, match="jdbc:derby"):
+        databases.marker_rows(spark, "jdbc:derby:memory:nothing-there")
+    with pytest.raises(CannotReconcile, match=r"jdbc:mariadb://nowhere/bank: .* spark\.jars=FILE"):
+        databases.marker_rows(spark, "jdbc:mariadb://nowhere/bank?password=secret")
+
+
+def test_a_question_over_jdbc_is_answered_with_a_few_rows(
+    spark: SparkSession,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = "jdbc:derby:memory:questions;create=true"
+    values = ", ".join(f"('escrow-{number}', {number})" for number in range(9))
+    statements = [
+        "CREATE TABLE line (transaction_id varchar(64), cents bigint)",
+        f"INSERT INTO line VALUES {values}",
+    ]
+    execute_in_derby(spark, url, statements, tmp_path)
+    database = databases.JdbcDatabase(spark, url, {})
+    answer = database.ask("SELECT transaction_id, cents FROM line WHERE cents > 6")
+    assert sorted(answer) == [("escrow-7", 7), ("escrow-8", 8)]
+    assert database.ask("SELECT cents FROM line WHERE cents > 9") == []
+    # The number of rows is the first question about every range; few rows are one range.
+    assert databases.cuts(spark, database, "SELECT cents FROM line", "cents") == []
+    monkeypatch.setattr(databases, "RANGES_MAX", 4)
+    assert len(database.ask("SELECT cents FROM line")) == 4

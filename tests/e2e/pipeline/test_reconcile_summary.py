@@ -1,0 +1,129 @@
+"""The numbers of a reconciliation, counted from a ledger of a few rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from pyspark.sql import SparkSession
+
+from escrowmq.pipeline.reconcile.compare import KINDS, TAKEN_ONCE, Limits, Sides
+from escrowmq.pipeline.reconcile.job import CHECKS, LATENCY_MS, Summary, summarize
+from tests.support.ledgers import NOW_MS, OPEN_MS, ledger_row, write_ledger
+from tests.support.spark_session import QUIET, spark  # noqa: F401
+
+pytestmark = [
+    *(pytest.mark.filterwarnings(rule) for rule in QUIET),
+    pytest.mark.timeout(600),
+]
+
+START_MS: Final = NOW_MS - 10 * OPEN_MS
+UNDECIDED: Final[dict[str, Any]] = {
+    "decided_at": None,
+    "decided_by": None,
+    "decision_ms": None,
+    "finals": [],
+}
+
+
+def summary_of(
+    session: SparkSession,
+    directory: Path,
+    rows: list[dict[str, Any]],
+    *,
+    kinds: Sequence[str] = (),
+    groups: Sequence[str] = (),
+) -> Summary:
+    """`kinds`: the kind of each row that the comparison found."""
+    write_ledger(directory, rows)
+    ledger = session.read.parquet(str(directory))
+    findings = session.createDataFrame([(kind,) for kind in kinds], "kind string")
+    return summarize(ledger, findings, Sides(groups=groups), Limits(NOW_MS))
+
+
+def test_checks_are_counted_by_how_often_a_transaction_was_asked_about(
+    spark: SparkSession,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    times_asked = [None, 0, 0, 1, 2, 2, 3, 4, 7, 8, 15, 16, 99]
+    rows = [
+        ledger_row(f"t{number}", START_MS + number, checks=checks)
+        for number, checks in enumerate(times_asked)
+    ]
+    summary = summary_of(spark, tmp_path / "ledger", rows)
+    assert CHECKS == (1, 2, 3, 4, 8, 16)
+    assert summary.checks == [3, 1, 2, 1, 2, 2, 2]
+    assert summary.by_check == {"committed": 10, "rolled_back": 0, "stranded": 0, "open": 0}
+    assert summary.resolved_by_check == 10
+
+
+def test_outcomes_are_counted_with_and_without_checks(
+    spark: SparkSession,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    rolled_back = {"outcome": "rolled_back", "finals": []}
+    rows = [
+        ledger_row("t0", START_MS),
+        ledger_row("t1", START_MS, checks=1),
+        ledger_row("t2", START_MS, **rolled_back),
+        ledger_row("t3", START_MS, checks=2, **rolled_back),
+        ledger_row("t4", START_MS, checks=5, **rolled_back),
+        ledger_row("t5", START_MS, checks=15, outcome="stranded", **UNDECIDED),
+        ledger_row("t6", START_MS, outcome="open", **UNDECIDED),
+    ]
+    summary = summary_of(spark, tmp_path / "ledger", rows)
+    assert summary.outcomes == {"committed": 2, "rolled_back": 3, "stranded": 1, "open": 1}
+    assert summary.by_check == {"committed": 1, "rolled_back": 2, "stranded": 1, "open": 0}
+    assert summary.resolved_by_check == 3
+
+
+def test_differences_are_counted_by_kind_without_what_an_inbox_took_once(
+    spark: SparkSession,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    kinds = ["stranded", TAKEN_ONCE, "still_open", "stranded", TAKEN_ONCE, TAKEN_ONCE]
+    rows = [ledger_row("t0", START_MS)]
+    summary = summary_of(spark, tmp_path / "ledger", rows, kinds=kinds)
+    assert summary.differences == dict.fromkeys(KINDS, 0) | {"stranded": 2, "still_open": 1}
+    assert summary.repeats_taken_once == 3
+    assert not summary.agree
+
+
+def test_latencies_are_counted_for_transactions_that_were_decided(
+    spark: SparkSession,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    latencies_ms = [0, 2, 3, 29, 30, 999, 1000, 600_000]
+    rows = [
+        ledger_row(f"t{number}", START_MS, decision_ms=latency_ms)
+        for number, latency_ms in enumerate(latencies_ms)
+    ]
+    rows.append(ledger_row("undecided", START_MS, outcome="open", **UNDECIDED))
+    summary = summary_of(spark, tmp_path / "ledger", rows)
+    assert LATENCY_MS == (3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 60_000, 600_000)
+    assert summary.latency == [2, 1, 1, 1, 0, 1, 1, 0, 0, 0, 0, 1]
+
+
+def test_transactions_are_counted_in_the_step_of_time_in_which_they_began(
+    spark: SparkSession,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    rows = [
+        ledger_row("t0", START_MS),
+        ledger_row("t1", START_MS + 999),
+        ledger_row("t2", START_MS + 2000),
+        ledger_row("t3", START_MS + 2500, outcome="open", **UNDECIDED),
+        ledger_row("t4", START_MS, group="shop"),
+    ]
+    summary = summary_of(spark, tmp_path / "ledger", rows, groups=["bank"])
+    assert (summary.first_ms, summary.last_ms, summary.width_ms) == (
+        START_MS,
+        START_MS + 2500,
+        1000,
+    )
+    assert summary.over_time["committed"] == [2, 0, 1]
+    assert summary.over_time["open"] == [0, 0, 1]
+    assert summary.transactions == 4
+    assert summary.not_compared == 1

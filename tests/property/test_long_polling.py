@@ -1,0 +1,144 @@
+"""Waiting pulls against a plain list of them: every pull leaves once, and for the right reason."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from escrowmq.consume.long_polling import HeldPull, WaitingPulls
+from escrowmq.message.record import QueueOffset
+from tests.support.leftovers import leftovers
+
+WAITING_MAX = 8
+PER_LINE_MAX = 3
+PATIENCE_MS = 1_000
+WOKEN_AT_ONCE = 100  # enough for those that have left to be cleared out
+
+queue_ids = st.integers(0, 2)
+lines = st.sampled_from("abcd")
+code_lists = st.lists(st.integers(0, 3), min_size=1, max_size=4)
+
+Pull = HeldPull[int]
+
+
+class WaitingMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting = WaitingPulls[int](waiting_max=WAITING_MAX, per_line_max=PER_LINE_MAX)
+        self.model: list[tuple[Pull, frozenset[int] | None]] = []
+        self.max_offsets = [0, 0, 0]
+        self.now_ms = 0
+        self.number = 0
+
+    def leave(self, left: list[Pull], expected: list[Pull]) -> None:
+        assert left == expected
+        self.model = [entry for entry in self.model if entry[0] not in left]
+
+    @rule(
+        queue_id=queue_ids,
+        line=lines,
+        ahead=st.integers(0, 2),
+        patience_ms=st.integers(0, 50),
+        wanted=st.none() | st.frozensets(st.integers(0, 3)),
+    )
+    def hold(
+        self,
+        queue_id: int,
+        line: str,
+        ahead: int,
+        patience_ms: int,
+        wanted: frozenset[int] | None,
+    ) -> None:
+        self.number += 1
+        pull = Pull(
+            topic="t",
+            queue_id=queue_id,
+            wanted=QueueOffset(self.max_offsets[queue_id] + ahead),
+            due_ms=self.now_ms + patience_ms,
+            line=line,
+            payload=self.number,
+            accepts=None if wanted is None else wanted.__contains__,
+        )
+        on_line = sum(held.line == line for held, _ in self.model)
+        has_room = len(self.model) < WAITING_MAX and on_line < PER_LINE_MAX
+        assert self.waiting.add(pull) is has_room
+        if has_room:
+            self.model.append((pull, wanted))
+
+    @rule(queue_id=queue_ids, codes=code_lists, known=st.booleans())
+    def append(self, queue_id: int, codes: list[int], known: bool) -> None:
+        first = self.max_offsets[queue_id]
+        last = self.max_offsets[queue_id] = first + len(codes)
+        arrived = list(enumerate(codes, start=first))
+        expected = [
+            pull
+            for pull, wanted in self.model
+            if pull.queue_id == queue_id
+            and pull.wanted < last
+            and (
+                wanted is None
+                or not known
+                or any(at >= pull.wanted and code in wanted for at, code in arrived)
+            )
+        ]
+        left = self.waiting.arrived("t", queue_id, last, codes if known else None)
+        self.leave(left, expected)
+
+    @precondition(lambda self: len(self.model) < WAITING_MAX)
+    @rule(impatient=st.integers(0, 5))
+    def wake_at_once(self, impatient: int) -> None:
+        """On a busy queue pulls leave as soon as they have come, most of them long before they
+        are due; the impatient ones stood before the others that wait."""
+        for number in range(WOKEN_AT_ONCE):
+            pull = Pull(
+                topic="busy",
+                queue_id=0,
+                wanted=QueueOffset(0),
+                due_ms=self.now_ms + (0 if number < impatient else PATIENCE_MS),
+                line="busy",
+                payload=-1,
+            )
+            assert self.waiting.add(pull)
+            assert self.waiting.arrived("busy", 0, 1) == [pull]
+
+    @rule(passes_ms=st.integers(0, 40))
+    def wait(self, passes_ms: int) -> None:
+        self.now_ms += passes_ms
+        over = [pull for pull, _ in self.model if pull.due_ms <= self.now_ms]
+        over.sort(key=lambda pull: (pull.due_ms, pull.payload))
+        self.leave(self.waiting.expire(self.now_ms), over)
+
+    @rule(line=lines)
+    def close(self, line: str) -> None:
+        on_line = [pull for pull, _ in self.model if pull.line == line]
+        self.leave(self.waiting.line_closed(line), on_line)
+
+    @rule()
+    def stop(self) -> None:
+        left = self.waiting.release_all()
+        left.sort(key=lambda pull: pull.payload)
+        self.leave(left, [pull for pull, _ in self.model])
+
+    @invariant()
+    def as_many_wait_as_should(self) -> None:
+        assert len(self.waiting) == len(self.model)
+        for queue_id in range(3):
+            expected = any(pull.queue_id == queue_id for pull, _ in self.model)
+            assert self.waiting.has("t", queue_id) is expected
+
+    @invariant()
+    def the_next_due_time_is_known(self) -> None:
+        due = min((pull.due_ms for pull, _ in self.model), default=None)
+        assert self.waiting.next_due_ms() == due
+
+    def teardown(self) -> None:
+        """Nothing stays when all have left."""
+        for line in "abcd":
+            self.waiting.line_closed(line)
+        assert len(self.waiting) == 0
+        assert self.waiting.next_due_ms() is None
+        assert leftovers(self.waiting) == {}
+
+
+TestWaitingPulls = pytest.mark.slow(WaitingMachine.TestCase)

@@ -1,0 +1,211 @@
+"""PostgreSQL and MariaDB as real processes: private ones, in a directory of their own, on loopback.
+
+    with Postgres() as server:
+        engine = create_engine(server.new_database())
+
+`lack()` says why a server cannot be started here, or nothing. Neither runs as root: root starts
+them as the user that Debian's package has made.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from abc import abstractmethod
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
+
+import psycopg
+import pymysql
+
+from tests.support.brokers import free_ports
+
+START_S = 180.0
+STOP_S = 30.0
+LOOK_S = 0.05  # between two looks
+
+
+class DatabaseServer:
+    """Its files are gone when it is."""
+
+    user: ClassVar[str]  # that root becomes
+    programs: ClassVar[tuple[str, ...]]
+    folders: ClassVar[tuple[str, ...]] = ()  # where they lie, if not on the path
+
+    def __init__(self) -> None:
+        self._numbers = count()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.directory = Path(tempfile.mkdtemp(prefix="escrowmq-db-"))
+        self.port = free_ports(1)[0]
+
+    @classmethod
+    def lack(cls) -> str:
+        for name in cls.programs:
+            if cls._find(name) is None:
+                return f"{name} is not installed: `make databases`"
+        if os.geteuid() == 0:
+            try:
+                pwd.getpwnam(cls.user)
+            except KeyError:
+                return f"there is no user {cls.user} to run {cls.programs[0]}: `make databases`"
+        return ""
+
+    @classmethod
+    def _find(cls, name: str) -> str | None:
+        found = [found for folder in cls.folders for found in Path("/").glob(f"{folder}/{name}")]
+        return str(max(found)) if found else shutil.which(name)
+
+    def __enter__(self) -> Self:
+        if os.geteuid() == 0:
+            shutil.chown(self.directory, self.user)
+        try:
+            self._make()
+            self._process = self._start(self._command())
+            self._wait()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    @abstractmethod
+    def _make(self) -> None: ...
+    @abstractmethod
+    def _command(self) -> list[str]: ...
+    @abstractmethod
+    def execute(self, sql: str) -> None: ...
+    @abstractmethod
+    def new_database(self) -> str: ...
+
+    def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
+        program = self._find(command[0])
+        assert program is not None
+        with (self.directory / "log").open("ab") as log:
+            return subprocess.Popen(
+                [program, *command[1:]],
+                stdout=log,
+                stderr=log,
+                cwd=self.directory,
+                user=self.user if os.geteuid() == 0 else None,
+                env={"PATH": os.environ["PATH"], "LC_ALL": "C", "HOME": str(self.directory)},
+            )
+
+    def _run(self, command: list[str]) -> None:
+        code = self._start(command).wait(START_S)
+        assert code == 0, (self.directory / "log").read_text()
+
+    def _wait(self) -> None:
+        """Until it answers."""
+        assert self._process is not None
+        deadline_s = time.monotonic() + START_S
+        while True:
+            try:
+                self.execute("SELECT 1")
+                return
+            except (psycopg.OperationalError, pymysql.err.OperationalError):
+                ended = self._process.poll() is not None
+                if ended or time.monotonic() > deadline_s:
+                    raise AssertionError((self.directory / "log").read_text()) from None
+                threading.Event().wait(LOOK_S)
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGQUIT if self.user == "postgres" else signal.SIGKILL)
+            try:
+                self._process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _name(self) -> str:
+        name = f"bank{next(self._numbers)}"
+        self.execute(f"CREATE DATABASE {name}")
+        return name
+
+
+class Postgres(DatabaseServer):
+    """`durable`: commits reach the disk, as a figure needs it; a test does not."""
+
+    user = "postgres"
+    programs = ("initdb", "postgres")
+    folders = ("usr/lib/postgresql/*/bin",)
+
+    def __init__(self, *, durable: bool = False) -> None:
+        super().__init__()
+        self._durable = durable
+
+    def _make(self) -> None:
+        options = ["--auth=trust", "--username=escrow", "--no-sync", "--encoding=UTF8"]
+        self._run(["initdb", "-D", str(self.directory / "data"), *options])
+
+    def _command(self) -> list[str]:
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "port": self.port,
+            "unix_socket_directories": "",
+            "max_connections": 100,
+            "shared_buffers": "32MB",
+            "fsync": "on" if self._durable else "off",
+        }
+        given = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        return ["postgres", "-D", str(self.directory / "data"), *given]
+
+    def execute(self, sql: str) -> None:
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            connection.execute(sql.encode())
+
+    @property
+    def dsn(self) -> str:
+        return f"host=127.0.0.1 port={self.port} user=escrow dbname=postgres connect_timeout=5"
+
+    def new_database(self) -> str:
+        return f"postgresql+psycopg://escrow@127.0.0.1:{self.port}/{self._name()}"
+
+
+class Maria(DatabaseServer):
+    user = "mysql"
+    programs = ("mariadb-install-db", "mariadbd")
+    folders = ("usr/sbin", "usr/bin")
+
+    def _make(self) -> None:
+        where = f"--datadir={self.directory / 'data'}"
+        options = ["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]
+        self._run(["mariadb-install-db", *options, where])
+
+    def _command(self) -> list[str]:
+        return [
+            "mariadbd",
+            "--no-defaults",
+            f"--datadir={self.directory / 'data'}",
+            "--bind-address=127.0.0.1",
+            f"--port={self.port}",
+            f"--socket={self.directory / 'socket'}",
+            f"--pid-file={self.directory / 'pid'}",
+            "--innodb-buffer-pool-size=32M",
+        ]
+
+    def execute(self, sql: str) -> None:
+        connection = pymysql.connect(host="127.0.0.1", port=self.port, user="root")
+        try:
+            connection.cursor().execute(sql)
+        finally:
+            connection.close()
+
+    def new_database(self) -> str:
+        return f"mysql+pymysql://root@127.0.0.1:{self.port}/{self._name()}?charset=utf8mb4"

@@ -1,0 +1,140 @@
+"""A name server asked through real frames, and the brokers that the tests register."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from escrowmq.namesrv.name_server import NameServer
+from escrowmq.namesrv.registration import Ask, BrokerCard, register
+from escrowmq.remoting import responses as answers
+from escrowmq.remoting.bodies import DataVersion, JsonBody, TopicConfig, decode_body
+from escrowmq.remoting.codes import FLAG_ONEWAY, JSON, VERSION
+from escrowmq.remoting.command import Command, decode_command, encode_command
+from escrowmq.remoting.connection import Connection, Refused
+from escrowmq.remoting.frame import FrameReader, encode_frame
+from escrowmq.remoting.headers import Header, encode_header
+from escrowmq.remoting.requests import Request
+
+J = TypeVar("J", bound=JsonBody)
+
+NOW = 1_700_000_000_000
+
+A = BrokerCard(cluster="c", name="a", address="10.0.0.1:10911", ha_address="10.0.0.1:10912")
+B = BrokerCard(cluster="c", name="b", address="10.0.0.2:10911", ha_address="10.0.0.2:10912")
+SLAVE = BrokerCard(
+    cluster="c", name="a", address="10.0.0.3:10911", ha_address="10.0.0.3:10912", broker_id=1
+)
+
+
+def topic(name: str, queues: int = 4, *, perm: int = 6, flag: int = 0) -> TopicConfig:
+    return TopicConfig(
+        topic_name=name,
+        read_queue_nums=queues,
+        write_queue_nums=queues,
+        perm=perm,
+        topic_sys_flag=flag,
+    )
+
+
+def version(counter: int = 1, *, state: int = 0) -> DataVersion:
+    return DataVersion(state_version=state, timestamp=NOW, counter=counter)
+
+
+@dataclass(frozen=True)
+class Heard:
+    command: Command
+    body: bytes
+
+    @property
+    def code(self) -> int:
+        return self.command.code
+
+    @property
+    def remark(self) -> str:
+        return self.command.remark
+
+    @property
+    def fields(self) -> dict[str, str]:
+        return self.command.ext_fields
+
+    def json(self) -> Any:
+        """Read by a parser that takes nothing but strict JSON."""
+        return json.loads(self.body)
+
+    def read(self, kind: type[J]) -> J:
+        return decode_body(kind, self.body)
+
+
+class Desk:
+    """Requests go in as bytes and answers come out as bytes, as on a socket."""
+
+    def __init__(self, server: NameServer | None = None) -> None:
+        self.server = server or NameServer()
+        self.now_ms = NOW
+        self.line: object = "a line"
+
+    def send(
+        self,
+        code: int,
+        fields: Header | dict[str, str] | None = None,
+        body: bytes = b"",
+        *,
+        flag: int = 0,
+        version: int = VERSION,
+        serializer: int = JSON,
+    ) -> bytes:
+        """What comes back, uncut."""
+        ext = encode_header(fields) if isinstance(fields, Header) else fields or {}
+        command = Command(code=code, opaque=7, flag=flag, version=version, ext_fields=ext)
+        line = Connection()
+        line.receive(encode_frame(serializer, encode_command(command, serializer), body))
+        [event] = line.events()
+        match event:
+            case Request():
+                return self.server.handle(event, self.line, now_ms=self.now_ms)
+            case Refused(request=request, error=error):
+                return answers.refuse(request, error)
+        raise AssertionError(event)
+
+    def ask(
+        self,
+        code: int,
+        fields: Header | dict[str, str] | None = None,
+        body: bytes = b"",
+        *,
+        version: int = VERSION,
+        serializer: int = JSON,
+    ) -> Heard:
+        reader = FrameReader()
+        reader.receive(self.send(code, fields, body, version=version, serializer=serializer))
+        [frame] = reader.frames()
+        command = decode_command(frame.serializer, frame.header)
+        assert command.is_response
+        assert command.opaque == 7
+        return Heard(command, bytes(frame.body))
+
+    def make(self, ask: Ask) -> Heard:
+        return self.ask(ask.code, ask.fields, ask.body)
+
+    def post(self, ask: Ask) -> bytes:
+        return self.send(ask.code, ask.fields, ask.body, flag=FLAG_ONEWAY)
+
+    def register(
+        self, broker: BrokerCard, *topics: TopicConfig, counter: int = 1, state: int = 0
+    ) -> Heard:
+        return self.make(register(broker, topics, version(counter, state=state)))
+
+
+def everything(server: NameServer) -> object:
+    """All that can be seen of a name server, for comparison."""
+    routes = server.routes
+    return (
+        routes.clusters(),
+        routes.brokers(),
+        {name: routes.route(name) for name in routes.topics()},
+        routes.address_count,
+        server.settings.dump(),
+        server.settings.revision,
+    )

@@ -1,0 +1,19 @@
+"""Buffers of records, as a pull answers with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from escrowmq.message.record import NewRecord, encode_record
+from escrowmq.spark.records import Records
+from tests.support.stores import HOST, NOW_MS
+
+
+def block(records: Sequence[NewRecord], *, first: int = 0, store_host: bytes = HOST) -> Records:
+    """One behind the other, from this queue offset on."""
+    data = b""
+    for number, record in enumerate(records):
+        data += encode_record(record, first + number, 1000 + len(data), NOW_MS + number, store_host)
+    return Records.all_of(np.frombuffer(data, np.uint8))

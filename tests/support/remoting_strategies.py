@@ -1,0 +1,83 @@
+"""What the wire's property tests draw: headers of every kind, commands, cuts of a stream."""
+
+from __future__ import annotations
+
+import types
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from escrowmq.remoting.codes import Language
+from escrowmq.remoting.command import Command
+from escrowmq.remoting.headers import Header
+from escrowmq.remoting.requests import REQUESTS
+
+int32 = st.integers(-(2**31), 2**31 - 1)
+texts = st.text(st.characters(codec="utf-8"), max_size=12)
+bodies = st.binary(max_size=40)
+
+# For a test that runs once per kind of header: there are fifty.
+a_few = settings(max_examples=max(settings().max_examples // 6, 10))
+
+header_kinds = sorted(
+    {kind for pair in REQUESTS.values() for kind in (pair.request, pair.answer)},
+    key=lambda kind: kind.__name__,
+)
+
+
+def commands(*, code: st.SearchStrategy[int] = int32, version_max: int = 2**31 - 1) -> Any:
+    return st.builds(
+        Command,
+        code=code,
+        opaque=int32,
+        language=st.sampled_from(Language),
+        version=st.integers(-version_max - 1, version_max),
+        flag=int32,
+        remark=texts,
+        ext_fields=st.dictionaries(texts, texts, max_size=4),
+    )
+
+
+def binary_commands() -> st.SearchStrategy[Command]:
+    """Commands that ROCKETMQ can hold: short codes and versions, nothing empty."""
+    full = texts.filter(bool)
+    return st.builds(
+        Command,
+        code=st.integers(-(2**15), 2**15 - 1),
+        opaque=int32,
+        language=st.sampled_from(Language),
+        version=st.integers(-(2**15), 2**15 - 1),
+        flag=int32,
+        remark=texts,
+        ext_fields=st.dictionaries(full, full, max_size=4),
+    )
+
+
+def headers_of(kind: type[Header]) -> st.SearchStrategy[Header]:
+    hints = get_type_hints(kind, include_extras=True)
+    return st.builds(kind, **{name: _values(hints[name]) for name in kind.__struct_fields__})
+
+
+def _values(hint: Any) -> st.SearchStrategy[Any]:
+    origin = get_origin(hint)
+    if origin is Annotated:
+        (bounds,) = get_args(hint)[1:]
+        return st.integers(bounds.ge, bounds.le)
+    if origin in (types.UnionType, Union):
+        return st.one_of(*map(_values, get_args(hint)))
+    plain: dict[Any, st.SearchStrategy[Any]] = {
+        str: texts,
+        bool: st.booleans(),
+        types.NoneType: st.none(),
+    }
+    return plain[hint]
+
+
+@st.composite
+def cut(draw: st.DrawFn, stream: bytes) -> list[bytes]:
+    """The stream in pieces, some of them empty."""
+    cuts = sorted(draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    return [
+        stream[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(stream)], strict=True)
+    ]

@@ -1,0 +1,94 @@
+"""A process that stops at one point of a transaction: killed, or frozen until somebody resumes it.
+
+    python -m tests.support.sql_crashes URL NAMESRV NAME POINT kill|freeze
+
+NAME is its group, its topic and its row. It watches the calls from outside; the library has no
+hooks for this. Exit code 3: the database has refused the commit.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+from sqlalchemy import create_engine, event, insert
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from escrowmq import Message, blocking
+from escrowmq.client.producer.transaction import Outcome
+from escrowmq.message.transaction import Verdict
+from escrowmq.sql import Escrow
+from tests.support.sql_bank import transfers
+
+BEFORE_MARKER, AFTER_MARKER = "before marker", "after marker"
+BEFORE_HALF, AFTER_HALF = "before half", "after half"
+BEFORE_COMMIT, AFTER_COMMIT = "before commit", "after commit"
+BEFORE_END, AFTER_END = "before end", "after end"
+POINTS = (
+    *(BEFORE_MARKER, AFTER_MARKER, BEFORE_HALF, AFTER_HALF),
+    *(BEFORE_COMMIT, AFTER_COMMIT, BEFORE_END, AFTER_END),
+)
+SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
+REFUSED = 3
+
+
+def main(url: str, namesrv: str, name: str, point: str, how: str) -> int:
+    engine = create_engine(url)
+    is_here = True
+
+    def reach(here: str) -> None:
+        nonlocal is_here
+        if here == point and is_here:
+            is_here = False  # once
+            os.kill(os.getpid(), SIGNALS[how])
+
+    with Escrow(engine, namesrv, group=name) as escrow:
+        watch(engine, reach)
+        try:
+            with escrow.transaction() as (session, tx):
+                session.execute(insert(transfers).values(id=name, amount=1))
+                reach(BEFORE_HALF)
+                tx.send(Message(name, b"paid"))
+                reach(AFTER_HALF)
+        except DBAPIError:
+            return REFUSED
+        reach(AFTER_END)
+    return 0
+
+
+def watch(engine: Any, reach: Any) -> None:
+    def is_marker(given: tuple[Any, ...]) -> bool:
+        return str(given[2]).startswith("INSERT INTO escrowmq_marker")
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def before(*given: Any) -> None:
+        if is_marker(given):
+            reach(BEFORE_MARKER)
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def after(*given: Any) -> None:
+        if is_marker(given):
+            reach(AFTER_MARKER)
+
+    @event.listens_for(engine, "commit")
+    def commits(_: Any) -> None:
+        reach(BEFORE_COMMIT)
+
+    @event.listens_for(Session, "after_commit")
+    def committed(_: Any) -> None:
+        reach(AFTER_COMMIT)
+
+    end = blocking.Transaction.end
+
+    def watched(self: blocking.Transaction, verdict: Verdict) -> Outcome:
+        reach(BEFORE_END)
+        return end(self, verdict)
+
+    blocking.Transaction.end = watched  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

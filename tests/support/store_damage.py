@@ -1,0 +1,74 @@
+"""Small real stores in which one thing gets broken, and what a check says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from escrowmq.message.record import StoredRecord
+from escrowmq.store.check import Finding, Report, Severity
+from escrowmq.store.disk import RealDisk
+from escrowmq.store.log_files import BadPlace, LogFiles
+from tests.support.stores import TINY, examine, fill, open_store
+
+RECORDS = 60
+
+
+def make(path: Path, *, killed: bool = False) -> Path:
+    """Several files of each kind, and a checkpoint half way; closed in order, or given up."""
+    store = open_store(RealDisk(path))
+    fill(store, range(RECORDS // 2))
+    store.checkpoint()
+    fill(store, range(RECORDS // 2, RECORDS))
+    store.flush()
+    store.abandon() if killed else store.close()
+    return path
+
+
+def records(store: Path) -> list[StoredRecord]:
+    return [met for met in LogFiles(RealDisk(store)).walk() if not isinstance(met, BadPlace)]
+
+
+def log_end(store: Path) -> int:
+    last = records(store)[-1]
+    return last.log_offset + last.size
+
+
+def log_place(store: Path, log_offset: int) -> tuple[Path, int]:
+    base = log_offset - log_offset % TINY.segment_bytes
+    return store / f"commitlog/{base:020d}", log_offset - base
+
+
+def change(path: Path, position: int, edit: Callable[[bytes], bytes] | bytes) -> None:
+    """Write bytes at a place, or flip them."""
+    with path.open("r+b") as file:
+        file.seek(position)
+        new = edit if isinstance(edit, bytes) else edit(file.read(1))
+        file.seek(position)
+        file.write(new)
+
+
+def flip(old: bytes) -> bytes:
+    return bytes([old[0] ^ 1])
+
+
+def damage(report: Report) -> list[Finding]:
+    return [finding for finding in report.findings if finding.severity is Severity.DAMAGE]
+
+
+def notes(report: Report) -> list[Finding]:
+    return [finding for finding in report.findings if finding.severity is Severity.NOTE]
+
+
+def the_damage(store: Path) -> Finding:
+    found = damage(examine(store))
+    assert len(found) == 1, found
+    return found[0]
+
+
+def name(store: Path, path: Path) -> str:
+    return str(path.relative_to(store))
+
+
+def index_files(store: Path) -> list[Path]:
+    return sorted((store / "index").iterdir())

@@ -1,0 +1,133 @@
+"""A store that was stopped or killed, and what has to be so after the next start.
+
+A directory is made, something in it is changed, and it is opened again. `check_life` then reads all
+of it back by log, queue and key, appends on, stops in order, opens again and lets the check look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from escrowmq.message.keys import has_queue_entry
+from escrowmq.message.properties import decode_properties
+from escrowmq.message.record import StoredRecord
+from escrowmq.store.disk import RealDisk
+from escrowmq.store.settings import StoreSettings
+from escrowmq.store.store import MessageStore
+from tests.support.stores import NOW_MS, TINY, assert_clean, fill, open_store, sample
+
+HALF = 24  # so many samples lie below the last checkpoint
+ALL = 40
+
+
+def make(root: Path, *, killed: bool, settings: StoreSettings = TINY) -> list[StoredRecord]:
+    """Samples 0 to ALL - 1 in several files of each kind; the later ones after a checkpoint."""
+    store = open_store(RealDisk(root), settings)
+    fill(store, range(9))
+    store.checkpoint()
+    fill(store, range(9, HALF))
+    store.checkpoint()
+    fill(store, range(HALF, ALL))
+    store.flush()
+    kept = [detached(record) for record in store.records()]
+    if killed:
+        store.abandon()
+    else:
+        store.close()
+    return kept
+
+
+def detached(record: StoredRecord) -> StoredRecord:
+    fields = {name: getattr(record, name) for name in record.__struct_fields__}
+    return StoredRecord(**{**fields, "body": bytes(record.body)})
+
+
+def place(root: Path, log_offset: int) -> tuple[Path, int]:
+    base = log_offset - log_offset % TINY.segment_bytes
+    return root / f"commitlog/{base:020d}", log_offset - base
+
+
+def overwrite(root: Path, log_offset: int, data: bytes) -> None:
+    path, position = place(root, log_offset)
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(data)
+
+
+def flip_bit(root: Path, record: StoredRecord) -> None:
+    """In the body, where the checksum sees it."""
+    overwrite(root, record.log_offset + 88, bytes([bytes(record.body)[0] ^ 1]))
+
+
+def end_of(records: list[StoredRecord]) -> int:
+    return records[-1].log_offset + records[-1].size
+
+
+def reopen(root: Path, settings: StoreSettings = TINY) -> MessageStore:
+    return open_store(RealDisk(root), settings)
+
+
+def check_life(
+    root: Path,
+    store: MessageStore,
+    expected: list[StoredRecord],
+    settings: StoreSettings = TINY,
+    *,
+    missing: Iterable[StoredRecord] = (),
+) -> None:
+    """The store holds just these; it goes on from there; and so does the next one."""
+    check_content(store, expected, missing)
+    store.append([sample(1000 + number) for number in range(20)], now_ms=NOW_MS)
+    store.close()
+    assert_clean(root, settings)
+    again = reopen(root, settings)
+    assert again.recovery.clean
+    assert again.recovery.records == 0
+    bodies = [bytes(record.body) for record in again.find_by_key("T1", "k1001")]
+    assert bodies == [sample(1001).body]
+    check_content(again, expected, missing, behind=20)
+    again.close()
+
+
+def check_content(
+    store: MessageStore,
+    expected: list[StoredRecord],
+    missing: Iterable[StoredRecord] = (),
+    behind: int = 0,
+) -> None:
+    by_queue: dict[tuple[str, int], list[StoredRecord]] = {}
+    for record in expected:
+        assert store.record_at(record.log_offset) == record
+        key = decode_properties(record.properties)["UNIQ_KEY"]
+        assert [found.log_offset for found in store.find_by_key(record.topic, key)] == [
+            record.log_offset
+        ]
+        if has_queue_entry(record.sys_flag):
+            by_queue.setdefault((record.topic, record.queue_id), []).append(record)
+    for queue, records in by_queue.items():
+        assert read_all(store, queue, records[0].queue_offset)[: len(records)] == [
+            (record.queue_offset, record.body) for record in records
+        ]
+        assert store.min_offset(*queue) == records[0].queue_offset
+        assert store.max_offset(*queue) == records[-1].queue_offset + 1 + behind // 2
+    for record in missing:
+        key = decode_properties(record.properties)["UNIQ_KEY"]
+        assert store.find_by_key(record.topic, key) == []
+        served = read_all(store, (record.topic, record.queue_id), 0)
+        assert record.body not in [body for _, body in served]
+
+
+def read_all(store: MessageStore, queue: tuple[str, int], at: int) -> list[tuple[int, bytes]]:
+    """(queue offset, body) of all that consumers of a queue would get."""
+    served = []
+    at = max(at, store.min_offset(*queue))
+    while at < store.max_offset(*queue):
+        found = store.read(*queue, at, count_max=1)
+        for data in found.slices:
+            length = int.from_bytes(data[84:88], "big")
+            offset = int.from_bytes(data[20:28], "big")
+            assert offset == at
+            served.append((offset, bytes(data[88 : 88 + length])))
+        at = found.next
+    return served

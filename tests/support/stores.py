@@ -1,0 +1,71 @@
+"""Small stores for tests: tiny files, sample records, and the check that ends every store test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from escrowmq.message.keys import encode_host
+from escrowmq.message.properties import encode_properties
+from escrowmq.message.record import NewRecord
+from escrowmq.store.check import Report, Severity, check_store
+from escrowmq.store.disk import Disk, RealDisk
+from escrowmq.store.settings import StoreSettings
+from escrowmq.store.store import MessageStore
+
+HOST = encode_host("127.0.0.1", 10911)
+NOW_MS = 1_700_000_000_000
+
+# Some ten records to a log file, five entries to a queue file, twenty keys to an index file.
+TINY = StoreSettings(
+    segment_bytes=4096,
+    queue_file_bytes=100,
+    index_slots=7,
+    index_entries=20,
+    message_bytes_max=2048,
+)
+
+
+def sample(number: int = 0, **changes: Any) -> NewRecord:
+    """A record that differs from the next one in everything a store derives from it."""
+    fields: dict[str, Any] = {
+        "topic": f"T{number % 2}",
+        "queue_id": number % 2,
+        "body": b"body %d " % number * (1 + number % 30),
+        "properties": properties(
+            TAGS=f"tag{number % 3}", UNIQ_KEY=f"U{number:04d}", KEYS=f"k{number} all"
+        ),
+        "born_ms": NOW_MS + number,
+        "born_host": HOST,
+    }
+    return NewRecord(**{**fields, **changes})
+
+
+def properties(**values: str) -> bytes:
+    return encode_properties(values)
+
+
+def open_store(disk: Disk, settings: StoreSettings = TINY) -> MessageStore:
+    return MessageStore.open(disk, settings, store_host=HOST)
+
+
+def fill(store: MessageStore, numbers: Iterable[int], *, batch: int = 3) -> None:
+    """Samples with these numbers, some in one append, one millisecond apart."""
+    waiting = list(numbers)
+    for begin in range(0, len(waiting), batch):
+        part = waiting[begin : begin + batch]
+        store.append([sample(number) for number in part], now_ms=NOW_MS + part[0])
+
+
+def examine(store: Disk | str | os.PathLike[str], settings: StoreSettings = TINY) -> Report:
+    disk = RealDisk(store) if isinstance(store, str | os.PathLike) else store
+    return check_store(disk, settings)
+
+
+def assert_clean(store: Disk | str | os.PathLike[str], settings: StoreSettings = TINY) -> Report:
+    """Nothing that was written is missing or wrong. To be asked at the end of a store test."""
+    report = examine(store, settings)
+    damage = [f for f in report.findings if f.severity is Severity.DAMAGE]
+    assert not damage, "\n".join(f"{f.where} at {f.position}: {f.what}" for f in damage)
+    return report

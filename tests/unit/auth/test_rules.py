@@ -1,0 +1,204 @@
+"""What accounts grant, by the two kinds of file, and which texts are no rules."""
+
+from __future__ import annotations
+
+import pytest
+
+from escrowmq.auth.acl import Action, Addresses, Kind, Need, read_rules
+from escrowmq.errors import AccessRulesBroken
+
+PLAIN = """
+globalWhiteRemoteAddresses:
+- 10.10.103.*
+- 192.168.0.*
+accounts:
+- accessKey: RocketMQ
+  secretKey: 01234567
+  whiteRemoteAddress:
+  admin: false
+  defaultTopicPerm: DENY
+  defaultGroupPerm: SUB
+  topicPerms:
+  - topicA=DENY
+  - topicB=PUB|SUB
+  - topicC=SUB
+  groupPerms:
+  - groupA=DENY
+  - groupB=PUB|SUB
+- accessKey: rocketmq2
+  secretKey: 12345678
+  whiteRemoteAddress: 192.168.1.*
+  admin: true
+"""
+HERE = "127.0.0.1"
+
+
+def topic(name: str, actions: Action) -> Need:
+    return Need(Kind.TOPIC, name, actions)
+
+
+def group(name: str, actions: Action) -> Need:
+    return Need(Kind.GROUP, name, actions)
+
+
+ADMIN = Need(Kind.CLUSTER, "DefaultCluster", Action.UPDATE)
+
+
+@pytest.mark.parametrize(
+    ("need", "granted"),
+    [
+        (topic("topicA", Action.PUB), False),
+        (topic("topicA", Action.SUB), False),
+        (topic("topicB", Action.PUB), True),
+        (topic("topicB", Action.SUB), True),
+        (topic("topicC", Action.PUB), False),
+        (topic("topicC", Action.SUB | Action.GET), True),
+        (topic("another", Action.PUB), False),
+        (topic("topicB", Action.CREATE), False),
+        (topic("topicB", Action.DELETE), False),
+        (group("groupA", Action.SUB), False),
+        (group("groupB", Action.PUB), True),
+        (group("another", Action.SUB), True),
+        (group("another", Action.PUB), False),
+        (ADMIN, False),
+    ],
+    ids=str,
+)
+def test_an_account_of_plain_acl_has_what_it_says(need: Need, granted: bool) -> None:
+    rules = read_rules(PLAIN)
+    assert rules.accounts["RocketMQ"].allows(need, HERE) is granted
+    assert rules.accounts["rocketmq2"].allows(need, HERE) is True
+
+
+def test_a_secret_of_digits_keeps_its_zero() -> None:
+    assert read_rules(PLAIN).accounts["RocketMQ"].secret_key.reveal() == "01234567"
+
+
+def test_an_administrator_with_permissions_has_only_those() -> None:
+    """As in RocketMQ."""
+    account = read_rules(
+        "accounts: [{accessKey: operator, secretKey: 12345678, admin: true, topicPerms: [a=SUB]}]"
+    ).accounts["operator"]
+    assert account.allows(ADMIN, HERE)
+    assert account.allows(topic("a", Action.SUB), HERE)
+    assert not account.allows(topic("b", Action.PUB), HERE)
+
+
+USERS = """
+users:
+- {username: root, password: rootroot, userType: Super}
+- {username: gone, password: gonegone, userType: Super, userStatus: disable}
+- {username: alice, password: alicealice}
+acls:
+- subject: User:alice
+  policies:
+  - policyType: Default
+    entries:
+    - {resource: "Topic:*", actions: [Get], decision: Allow}
+  - policyType: Custom
+    entries:
+    - {resource: "Topic:order*", actions: "Pub,Sub", decision: Allow}
+    - {resource: "Topic:orders-secret", actions: [All], decision: Deny}
+    - {resource: "Topic:inner", actions: [Sub], sourceIps: [10.0.0.0/8], decision: Allow}
+    - {resource: "Group:*", actions: [Sub], decision: Allow}
+    - {resource: "Group:*", actions: [Sub], sourceIps: [192.168.9.9], decision: Deny}
+    - {resource: "Cluster:DefaultCluster", actions: [Get], decision: Allow}
+"""
+
+
+@pytest.mark.parametrize(
+    ("need", "host", "granted"),
+    [
+        (topic("orders", Action.PUB), HERE, True),
+        (topic("orders-secret", Action.PUB), HERE, False),  # the closest entry decides
+        (topic("inner", Action.SUB), "10.1.2.3", True),
+        (topic("inner", Action.SUB), "11.1.2.3", False),
+        (topic("any", Action.GET), HERE, True),  # no custom entry matches
+        (topic("any", Action.PUB), HERE, False),
+        (topic("orders", Action.GET), HERE, True),
+        (group("g", Action.SUB), HERE, True),
+        (group("g", Action.SUB), "192.168.9.9", False),  # of two as close, the one that denies
+        (Need(Kind.CLUSTER, "DefaultCluster", Action.GET), HERE, True),
+        (ADMIN, HERE, False),
+    ],
+    ids=str,
+)
+def test_a_user_has_what_its_policies_say(need: Need, host: str, granted: bool) -> None:
+    rules = read_rules(USERS)
+    assert rules.accounts["alice"].allows(need, host) is granted
+    assert rules.accounts["root"].allows(need, host) is True
+    assert rules.accounts["gone"].is_enabled is False
+
+
+ALMOST_SECRET = "hush-hush-1234"
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("accounts: [{accessKey: abcdefg}]", "secretKey"),
+        ("accounts: [{accessKey: abc, secretKey: hush-hush-1234}]", "7 characters"),
+        ("accounts: [{accessKey: abcdefg, secretKey: hush}]", "its secret has 7"),
+        ("accounts: [{accessKey: abcdefg, secretKey: hush-hush-1234, admn: true}]", "admn"),
+        ("accounts: [{accessKey: abcdefg, secretKey: hush-hush-1234, admin: maybe}]", "bool"),
+        ("accounts: [{accessKey: abcdefg, secretKey: hush-hush-1234, topicPerms: [a]}]", "name="),
+        ("accounts: [{accessKey: abcdefg, secretKey: hush-hush-1234, topicPerms: [a=X]}]", "PUB"),
+        ("accounts: [{accessKey: abcdefg, secretKey: hush-hush-1234\n", "line"),
+        ("acounts: []", "acounts"),
+        ("globalWhiteRemoteAddresses: [10.0.0.300]", "no pattern"),
+        ("[1, 2]", "object"),
+        ("users: [{username: a, password: hush-hush-1234, userType: King}]", "userType"),
+        ("acls: [{subject: 'User:nobody'}]", "no user nobody"),
+        (
+            "users: [{username: a, password: hush-hush-1234}, "
+            "{username: a, password: hush-hush-1234}]",
+            "twice",
+        ),
+        (
+            "users: [{username: a, password: hush-hush-1234}]\n"
+            "acls: [{subject: 'User:a', policies: [{entries: "
+            "[{resource: 'Tpic:x', actions: [Pub], decision: Allow}]}]}]",
+            "resource must be",
+        ),
+    ],
+)
+def test_what_is_no_rule_is_refused_and_no_secret_repeated(text: str, wrong: str) -> None:
+    with pytest.raises(AccessRulesBroken, match=wrong) as caught:
+        read_rules(text)
+    assert ALMOST_SECRET not in f"{caught.value!r}"
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
+
+
+def test_rules_do_not_show_their_secrets() -> None:
+    assert "01234567" not in repr(read_rules(PLAIN))
+    assert "alicealice" not in repr(read_rules(USERS))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "inside", "outside"),
+    [
+        ("*", ["1.2.3.4", "::1"], ["", "name"]),
+        ("192.168.0.7", ["192.168.0.7", "::ffff:192.168.0.7"], ["192.168.0.70", "92.168.0.7"]),
+        ("192.168.0.*", ["192.168.0.0", "192.168.0.255"], ["192.168.1.0"]),
+        ("192.168.*", ["192.168.7.1"], ["192.169.0.1"]),
+        ("192.168.1-10.*", ["192.168.1.1", "192.168.10.255"], ["192.168.11.1", "192.168.0.1"]),
+        ("10.0.0.{1,7}", ["10.0.0.1", "10.0.0.7"], ["10.0.0.17", "10.0.0.2"]),
+        ("10.0.0.1,10.0.0.2", ["10.0.0.1", "10.0.0.2"], ["10.0.0.3"]),
+        ("10.0.0.0/8", ["10.255.0.1"], ["11.0.0.1", "::1"]),
+        ("fe80:0:0:0:1:*", ["fe80::1:2:3:4"], ["fe80::2:2:3:4", "10.0.0.1"]),
+        ("fe80::{1,2}", ["fe80::2"], ["fe80::3"]),
+        ("", [], ["127.0.0.1"]),
+    ],
+)
+def test_a_pattern_fits_its_addresses(pattern: str, inside: list[str], outside: list[str]) -> None:
+    addresses = Addresses([pattern])
+    assert [host for host in inside if host not in addresses] == []
+    assert [host for host in outside if host in addresses] == []
+
+
+@pytest.mark.parametrize(
+    "pattern", ["10.0.0", "10.0.0.256", "10.0.0.9-1", "a.b.c.d", "10.0.0.{}", "10.0.0.0/64", "1:2"]
+)
+def test_what_is_no_pattern_is_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match="no pattern of addresses"):
+        Addresses([pattern])

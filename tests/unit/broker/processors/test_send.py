@@ -1,0 +1,328 @@
+"""Sends, one refusal after the other in RocketMQ's order, and what is stored of the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from escrowmq.broker.broker import Broker, BrokerRules
+from escrowmq.broker.processors.send import SendRules
+from escrowmq.message.batch import BatchItem, encode_batch
+from escrowmq.message.keys import UniqueKeys, derive
+from escrowmq.remoting.codes import RequestCode
+from escrowmq.remoting.headers import ConsumerSendMessageBack
+from escrowmq.store.config_files import GroupConfig, TopicConfig
+from escrowmq.store.status import PutStatus
+from escrowmq.testing.disks import MemoryDisk
+from tests.interop.remoting import Answer
+from tests.support.broker_requests import (
+    RULES,
+    FakeLine,
+    a_send,
+    ask,
+    bodies,
+    properties_of,
+    stored,
+)
+from tests.support.stores import HOST, NOW_MS, assert_clean, open_store
+
+
+class Bench:
+    def __init__(self, *, sync: bool = False, **rules: Any) -> None:
+        self.disk = MemoryDisk()
+        self.store = open_store(self.disk)
+        sends = SendRules(cluster="C1", store_host=HOST, message_bytes_max=2048, **rules)
+        self.waiting: list[Any] = []
+        self.broker = Broker(
+            self.disk,
+            self.store,
+            BrokerRules(topics=RULES, sends=sends),
+            UniqueKeys(address="127.0.0.1", process_id=1, salt=2),
+            when_flushed=(lambda _, tell: self.waiting.append(tell)) if sync else None,
+        )
+        self.line = FakeLine()
+        self.topic("T")
+
+    def topic(self, name: str, **changes: Any) -> None:
+        fields = {"topic_name": name, "read_queue_nums": 4, "write_queue_nums": 4}
+        self.broker.topics.put(TopicConfig(**{**fields, **changes}), now_ms=NOW_MS)
+
+    def send(self, topic: str = "T", body: bytes = b"body", **changes: Any) -> Answer:
+        self.broker.handle(self.line, a_send(topic, body, **changes), NOW_MS)
+        self.broker.end_turn(NOW_MS)
+        return self.line.answer()
+
+    def first(self, topic: str = "T") -> dict[str, str]:
+        return properties_of(stored(self.store, topic)[0])
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+@pytest.mark.parametrize(
+    ("topic", "changes", "code"),
+    [
+        ("", {}, 29),
+        ("a/b", {}, 29),
+        ("x" * 128, {}, 29),
+        ("a/b", {"queue_id": 99, "default_topic": ""}, 29),
+        ("SCHEDULE_TOPIC_XXXX", {"queue_id": 99}, 16),
+        ("RMQ_SYS_TRANS_HALF_TOPIC", {}, 16),
+        ("RMQ_SYS_TRANS_OP_HALF_TOPIC", {}, 16),
+        ("TRANS_CHECK_MAX_TIME_TOPIC", {}, 16),
+        ("SELF_TEST_TOPIC", {}, 16),
+        ("OFFSET_MOVED_EVENT", {}, 16),
+        ("rmq_sys_wheel_timer", {}, 16),
+        ("unknown", {"default_topic": "none", "queue_id": 99}, 17),
+        ("unknown", {"default_topic_queue_nums": -1}, 29),
+        ("T", {"queue_id": 4}, 29),
+        ("T", {"queue_id": 4, "properties": "a" * 40_000}, 29),
+        ("%RETRY%nobody", {}, 26),
+        ("%RETRY%nobody", {"queue_id": 1}, 29),
+        ("T", {"properties": "a" * 40_000}, 13),
+        ("T", {"body": b"x" * 2049}, 13),
+        ("read-only", {}, 16),
+    ],
+)
+def test_the_first_thing_that_is_wrong_is_named(
+    bench: Bench, topic: str, changes: dict[str, Any], code: int
+) -> None:
+    bench.topic("read-only", perm=4)
+    answer = bench.send(topic, **changes)
+    assert answer.code == code, answer.remark
+    assert list(bench.store.records()) == []
+
+
+def test_a_broker_that_is_not_writable_refuses_ordered_topics() -> None:
+    bench = Bench(writable=False)
+    bench.topic("ordered", order=True)
+    assert bench.send("ordered").code == 16
+
+
+def test_a_queue_may_be_one_of_the_read_queues() -> None:
+    """While a topic shrinks, its write queues are fewer than its read queues, or the other way."""
+    bench = Bench()
+    bench.topic("shrinking", read_queue_nums=8, write_queue_nums=2)
+    assert bench.send("shrinking", queue_id=7).code == 0
+    chosen = {int(bench.send("shrinking", queue_id=-1).ext_fields["queueId"]) for _ in range(40)}
+    assert chosen == {0, 1}
+
+
+def test_a_topic_without_write_queues_takes_nothing(bench: Bench) -> None:
+    """There would be no queue from which it could be read."""
+    bench.topic("closed", read_queue_nums=0, write_queue_nums=0)
+    assert bench.send("closed", queue_id=-1).code != 0
+    assert list(bench.store.records()) == []
+
+
+def test_an_answer_says_where_the_message_is(bench: Bench) -> None:
+    bench.send(queue_id=2)
+    answer = bench.send(queue_id=2)
+    second = stored(bench.store, "T", 2)[1]
+    assert answer.ext_fields["queueId"] == "2"
+    assert answer.ext_fields["queueOffset"] == "1"
+    assert answer.ext_fields["msgId"] == f"{HOST.hex().upper()}{second.log_offset:016X}"
+    assert answer.ext_fields["MSG_REGION"] == "DefaultRegion"
+    assert answer.ext_fields["TRACE_ON"] == "true"
+
+
+def test_the_broker_adds_its_properties(bench: Bench) -> None:
+    bench.send(properties="TAGS\x01a")
+    found = bench.first()
+    assert found.pop("UNIQ_KEY")
+    assert found == {
+        "TAGS": "a",
+        "MSG_REGION": "DefaultRegion",
+        "TRACE_ON": "true",
+        "CLUSTER": "C1",
+    }
+
+
+def test_a_unique_key_that_was_sent_is_kept(bench: Bench) -> None:
+    bench.send(properties="UNIQ_KEY\x01mine\x02")
+    assert bench.first()["UNIQ_KEY"] == "mine"
+
+
+@pytest.mark.parametrize("properties", ["MY_UNIQ_KEY\x01x\x02", "UNIQ_KEY\x01\x02"])
+def test_a_property_that_only_looks_like_a_unique_key_is_none(
+    bench: Bench, properties: str
+) -> None:
+    bench.send(properties=properties)
+    assert bench.first().get("UNIQ_KEY")
+
+
+def test_a_users_region_does_not_keep_the_broker_from_marking_its_own(bench: Bench) -> None:
+    bench.send(properties="MY_MSG_REGION\x01x\x02")
+    assert bench.first()["CLUSTER"] == "C1"
+
+
+def test_pop_marks_are_taken_off(bench: Bench) -> None:
+    """They are the broker's; a client that sends a message on may still have them."""
+    bench.send(properties="POP_CK\x010 1 2 3 4 b 5 6\x02TAGS\x01a\x02")
+    assert "POP_CK" not in bench.first()
+
+
+def test_a_message_that_is_sent_on_has_the_marks_of_this_broker_alone(bench: Bench) -> None:
+    """A consumer sends on what it received, with the marks of the broker it came from."""
+    received = "TAGS\x01a\x02MSG_REGION\x01far\x02TRACE_ON\x01false\x02CLUSTER\x01C9\x02"
+    bench.send(properties=f"UNIQ_KEY\x01k\x02{received}")
+    [record] = stored(bench.store, "T")
+    # The bytes, because a mark that is there twice is there once in a dict.
+    assert sorted(record.properties.rstrip(b"\x02").split(b"\x02")) == [
+        b"CLUSTER\x01C1",
+        b"MSG_REGION\x01DefaultRegion",
+        b"TAGS\x01a",
+        b"TRACE_ON\x01true",
+        b"UNIQ_KEY\x01k",
+    ]
+
+
+def test_a_one_way_send_is_stored_and_not_answered(bench: Bench) -> None:
+    bench.broker.handle(bench.line, a_send(one_way=2), NOW_MS)
+    bench.broker.handle(bench.line, a_send("a/b", one_way=2), NOW_MS)
+    bench.broker.end_turn(NOW_MS)
+    assert bench.line.answers() == []
+    assert bodies(bench.store, "T") == [b"body"]
+
+
+def test_nothing_is_stored_or_answered_before_the_turn_ends(bench: Bench) -> None:
+    lines = [FakeLine(str(number)) for number in range(3)]
+    for number, line in enumerate(lines):
+        bench.broker.handle(line, a_send(body=b"%d" % number), NOW_MS)
+    assert list(bench.store.records()) == []
+    assert [line.answers() for line in lines] == [[], [], []]
+    bench.broker.end_turn(NOW_MS)
+    assert bodies(bench.store, "T") == [b"0", b"1", b"2"]
+    assert [line.answer().ext_fields["queueOffset"] for line in lines] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        a_send(body=b"bad", properties="a\x01\0\x02"),
+        a_send(
+            batch=True,
+            body=encode_batch([BatchItem(0, b"x", b"a\x01" + b"x" * 1100), BatchItem(0, b"y")]),
+            properties="",
+        ),
+    ],
+    ids=["a zero byte", "a harmless batch"],
+)
+def test_whoever_shares_a_turn_with_a_bad_message_is_not_refused(bench: Bench, bad: Any) -> None:
+    other = FakeLine("other")
+    bench.broker.handle(bench.line, a_send(body=b"before"), NOW_MS)
+    bench.broker.handle(other, bad, NOW_MS)
+    bench.broker.handle(bench.line, a_send(body=b"after"), NOW_MS)
+    bench.broker.end_turn(NOW_MS)
+    assert [answer.code for answer in bench.line.answers()] == [0, 0]
+    assert len(other.answers()) == 1
+    found = bodies(bench.store, "T")
+    assert (found[0], found[-1]) == (b"before", b"after")
+
+
+def test_a_batch_is_stored_as_single_messages(bench: Bench) -> None:
+    items = [BatchItem(number, b"%d" % number, b"TAGS\x01a") for number in range(3)]
+    answer = bench.send(body=encode_batch(items), batch=True, queue_id=1)
+    found = stored(bench.store, "T", 1)
+    assert [bytes(record.body) for record in found] == [b"0", b"1", b"2"]
+    assert [record.flag for record in found] == [0, 1, 2]
+    ids = [f"{HOST.hex().upper()}{record.log_offset:016X}" for record in found]
+    assert answer.ext_fields["msgId"] == ",".join(ids)
+    assert answer.ext_fields["queueOffset"] == "0"
+
+
+@pytest.mark.parametrize("properties", [b"TAGS\x01a", b"UNIQ_KEY\x01K%d\x02"])
+def test_a_bulk_batch_is_answered_with_its_first_id(bench: Bench, properties: bytes) -> None:
+    numbered = [properties.replace(b"%d", b"%d" % number) for number in range(3)]
+    items = [BatchItem(0, b"x", one) for one in numbered]
+    answer = bench.send(body=encode_batch(items), batch=True, bulk=True, queue_id=1)
+    first, *others = stored(bench.store, "T", 1)
+    assert len(others) == 2
+    assert answer.ext_fields["msgId"] == f"{HOST.hex().upper()}{first.log_offset:016X}"
+
+
+def test_a_message_of_a_batch_is_found_by_its_key_and_has_no_tag(bench: Bench) -> None:
+    bench.send(body=encode_batch([BatchItem(0, b"x", b"UNIQ_KEY\x01K1\x02")]), batch=True)
+    [record] = stored(bench.store, "T")
+    assert derive("T", record.properties, 0) == (0, [b"K1"])
+    assert [found.log_offset for found in bench.store.find_by_key("T", "K1")] == [record.log_offset]
+
+
+@pytest.mark.parametrize(
+    ("topic", "changes"),
+    [
+        ("T", {"body": b""}),
+        ("T", {"body": b"garbage"}),
+        ("T", {"sys_flag": 4}),
+        ("T", {"body": encode_batch([BatchItem(0, b"x", b"DELAY\x011\x02")])}),
+        ("%RETRY%g", {}),
+    ],
+)
+def test_a_batch_that_may_not_be_one_is_refused(
+    bench: Bench, topic: str, changes: dict[str, Any]
+) -> None:
+    bench.broker.groups.put(GroupConfig(group_name="g"), now_ms=NOW_MS)
+    good = encode_batch([BatchItem(0, b"x")])
+    answer = bench.send(topic, **{"body": good, "batch": True, **changes})
+    assert answer.code == 13
+    assert list(bench.store.records()) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (PutStatus.PUT_OK, 0),
+        (PutStatus.FLUSH_DISK_TIMEOUT, 10),
+        (PutStatus.UNKNOWN_ERROR, 1),
+    ],
+)
+def test_with_sync_flush_the_answer_waits_for_the_flush(status: PutStatus, code: int) -> None:
+    bench = Bench(sync=True)
+    bench.broker.handle(bench.line, a_send(), NOW_MS)
+    bench.broker.end_turn(NOW_MS)
+    assert bench.line.answers() == []
+    [tell] = bench.waiting
+    tell(status)
+    answer = bench.line.answer()
+    assert (answer.code, answer.ext_fields["queueOffset"]) == (code, "0")
+
+
+def test_with_sync_flush_who_does_not_want_to_wait_is_answered_at_once() -> None:
+    bench = Bench(sync=True)
+    assert bench.send(properties="WAIT\x01false\x02").code == 0
+    bench.broker.handle(bench.line, a_send(properties="NO_WAIT\x01false\x02"), NOW_MS)
+    bench.broker.end_turn(NOW_MS)
+    assert bench.line.answers() == []  # that is a property of the user's
+
+
+def test_with_sync_flush_a_message_sent_back_is_safe_before_its_answer() -> None:
+    """The consumer commits past it then; a power cut must not lose it."""
+    bench = Bench(sync=True)
+    bench.broker.groups.put(GroupConfig(group_name="g"), now_ms=NOW_MS)
+    bench.broker.handle(bench.line, a_send(properties="WAIT\x01false\x02"), NOW_MS)
+    bench.broker.end_turn(NOW_MS)
+    bench.line.answers()
+    [record] = stored(bench.store, "T")
+    fields = ConsumerSendMessageBack(offset=record.log_offset, group="g", delay_level=1)
+    bench.broker.handle(bench.line, ask(RequestCode.CONSUMER_SEND_MSG_BACK, fields), NOW_MS)
+    bench.broker.end_turn(NOW_MS)
+    assert bench.line.answers() == []
+    for tell in bench.waiting:
+        tell(PutStatus.PUT_OK)
+    assert bench.line.answer().code == 0
+
+
+def test_the_store_is_clean_after_all_kinds_of_sends(bench: Bench) -> None:
+    for number in range(30):
+        bench.send(body=b"%d" % number, queue_id=number % 4, properties=f"KEYS\x01k{number}")
+    bench.send(properties="DELAY\x011\x02")
+    for end in (b"", b"TAGS\x01t\x02", b"KEYS\x01a b\x02"):
+        items = [
+            BatchItem(0, b"x", b"UNIQ_KEY\x01%dK%d\x02" % (len(end), n) + end) for n in range(5)
+        ]
+        bench.send(body=encode_batch(items), batch=True)
+    bench.store.close()
+    assert_clean(bench.disk)

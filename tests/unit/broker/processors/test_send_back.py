@@ -1,0 +1,191 @@
+"""Messages that were sent back, as records: where they go, and what they carry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from escrowmq.broker.metadata import Groups, Topics
+from escrowmq.broker.processors.send_back import Retries
+from escrowmq.broker.turn import Turn
+from escrowmq.consume.members import QueueLocks
+from escrowmq.errors import RequestRefused
+from escrowmq.message.batch import one_by_one
+from escrowmq.message.properties import decode_properties
+from escrowmq.message.record import NewRecord
+from escrowmq.remoting.codes import RequestCode
+from escrowmq.remoting.headers import ConsumerSendMessageBack, SendMessage
+from escrowmq.remoting.responses import SendAnswers
+from escrowmq.store.config_files import GroupConfig, groups_file, topics_file
+from escrowmq.testing.disks import MemoryDisk
+from tests.support.broker_requests import RULES, VERSION, FakeLine, ask
+from tests.support.stores import HOST, NOW_MS, open_store, properties, sample
+
+MINUTE_MS = 60_000
+
+
+class Bench:
+    def __init__(self) -> None:
+        disk = MemoryDisk()
+        self.store = open_store(disk)
+        self.topics = Topics(topics_file(disk), RULES)
+        self.groups = Groups(groups_file(disk), auto_create=True)
+        self.locks = QueueLocks()
+        self.made: list[NewRecord] = []
+        self.line = FakeLine()
+        self.retries = Retries(
+            self.store,
+            self.topics,
+            self.groups,
+            self.locks,
+            reroute=lambda record, _: record,  # test_delays.py has the real one
+            turn=Turn(
+                self.store,
+                SendAnswers(store_host=HOST),
+                arrived=lambda new: self.made.extend(one_by_one(new)),
+            ),
+        )
+        self.groups.put(GroupConfig(group_name="g"), now_ms=NOW_MS)
+
+    def failed(self, **changes: Any) -> int:
+        """The log offset of a message that was consumed in vain."""
+        fields = {"topic": "T", "properties": properties(TAGS="a", UNIQ_KEY="U")}
+        [placed] = self.store.append([sample(**{**fields, **changes})], now_ms=NOW_MS)
+        return placed.log_offset
+
+    def send_back(self, offset: int, *, version: int = VERSION, **changes: Any) -> int:
+        fields = {"offset": offset, "group": "g", "delay_level": 0}
+        header = ConsumerSendMessageBack(**{**fields, **changes})
+        request = ask(RequestCode.CONSUMER_SEND_MSG_BACK, header, version=version)
+        self.retries.sent_back(self.line, request, NOW_MS)
+        self.retries.turn.settle(NOW_MS)
+        return self.line.answer().code
+
+    def retried(self, record: NewRecord, *, version: int = VERSION, **changes: Any) -> NewRecord:
+        header = SendMessage(producer_group="p", topic=record.topic, queue_id=0, **changes)
+        return self.retries.retried(record, header, version, NOW_MS)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+@pytest.mark.parametrize(
+    ("times", "asked", "level"), [(0, 0, 3), (1, 0, 4), (9, 0, 12), (0, 1, 1), (5, 18, 18)]
+)
+def test_it_comes_again_later_and_later(bench: Bench, times: int, asked: int, level: int) -> None:
+    offset = bench.failed(reconsume_times=times, body=b"again", flag=7, sys_flag=1)
+    assert bench.send_back(offset, delay_level=asked) == 0
+    [record] = bench.made
+    assert (record.topic, record.queue_id, record.body) == ("%RETRY%g", 0, b"again")
+    assert (record.reconsume_times, record.flag, record.sys_flag) == (times + 1, 7, 1)
+    found = decode_properties(record.properties)
+    assert (found["DELAY"], found["RETRY_TOPIC"], found["TAGS"]) == (str(level), "T", "a")
+    assert found["ORIGIN_MESSAGE_ID"] == f"{HOST.hex().upper()}{offset:016X}"
+    assert bench.topics.find("%RETRY%g") is not None
+
+
+@pytest.mark.parametrize(
+    ("times", "changes"),
+    [
+        (0, {"delay_level": -1}),
+        (16, {}),
+        (99, {"delay_level": 5}),
+        (2, {"max_reconsume_times": 2}),
+        (0, {"max_reconsume_times": 0}),
+        (16, {"max_reconsume_times": 2, "version": 100}),  # too old to mean it
+        (16, {"max_reconsume_times": -1}),
+    ],
+)
+def test_past_hope_it_goes_to_the_dead_letters(
+    bench: Bench, times: int, changes: dict[str, Any]
+) -> None:
+    bench.send_back(bench.failed(reconsume_times=times), **changes)
+    [record] = bench.made
+    assert (record.topic, record.queue_id) == ("%DLQ%g", 0)
+    assert "DELAY" not in decode_properties(record.properties)
+    dead = bench.topics.find("%DLQ%g")
+    assert dead is not None
+    assert (dead.read_queue_nums, dead.write_queue_nums, dead.perm) == (1, 1, 6)
+
+
+@pytest.mark.parametrize(
+    ("times", "changes"),
+    [(15, {}), (16, {"max_reconsume_times": 17}), (2, {"max_reconsume_times": 2, "version": 100})],
+)
+def test_up_to_the_maximum_there_is_hope(bench: Bench, times: int, changes: dict[str, Any]) -> None:
+    bench.send_back(bench.failed(reconsume_times=times), **changes)
+    assert bench.made[0].topic == "%RETRY%g"
+
+
+def test_a_second_failure_keeps_the_first_topic_and_id(bench: Bench) -> None:
+    given = properties(RETRY_TOPIC="T", ORIGIN_MESSAGE_ID="first", UNIQ_KEY="U")
+    bench.send_back(bench.failed(topic="%RETRY%g", properties=given, reconsume_times=1))
+    found = decode_properties(bench.made[0].properties)
+    assert (found["RETRY_TOPIC"], found["ORIGIN_MESSAGE_ID"]) == ("T", "first")
+
+
+def test_a_group_without_retry_queues_drops_it_and_says_that_all_is_well(bench: Bench) -> None:
+    bench.groups.put(GroupConfig(group_name="g", retry_queue_nums=0), now_ms=NOW_MS)
+    assert bench.send_back(bench.failed()) == 0
+    assert bench.made == []
+
+
+def test_retries_are_spread_over_the_groups_retry_queues(bench: Bench) -> None:
+    bench.groups.put(GroupConfig(group_name="g", retry_queue_nums=3), now_ms=NOW_MS)
+    offset = bench.failed()
+    for _ in range(40):
+        bench.send_back(offset)
+    assert {record.queue_id for record in bench.made} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"), [({"group": "nobody"}, 26), ({"offset": 5}, 1), ({"offset": -1}, 1)]
+)
+def test_what_cannot_be_sent_back_is_refused(
+    bench: Bench, changes: dict[str, Any], code: int
+) -> None:
+    offset = bench.failed()
+    with pytest.raises(RequestRefused) as refused:
+        bench.send_back(**{"offset": offset, **changes})
+    assert refused.value.code == code
+    assert bench.made == []
+
+
+# --- sends to a retry topic ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("times", "changes", "topic"),
+    [
+        (0, {}, "%RETRY%g"),
+        (16, {}, "%RETRY%g"),
+        (17, {}, "%DLQ%g"),
+        (3, {"max_reconsume_times": 3}, "%RETRY%g"),
+        (4, {"max_reconsume_times": 3}, "%DLQ%g"),
+        (4, {"max_reconsume_times": 3, "version": 100}, "%RETRY%g"),
+    ],
+)
+def test_a_client_may_retry_itself_until_it_is_enough(
+    bench: Bench, times: int, changes: dict[str, Any], topic: str
+) -> None:
+    record = sample(topic="%RETRY%g", queue_id=0, reconsume_times=times)
+    assert bench.retried(record, **changes).topic == topic
+
+
+@pytest.mark.parametrize("ahead_ms", [0, -10 * MINUTE_MS, 10 * MINUTE_MS])
+def test_an_orderly_group_that_gives_up_a_message_does_not_see_it_again(
+    bench: Bench, ahead_ms: int
+) -> None:
+    """Whatever the consumer's clock says: the born time is its own."""
+    bench.locks.lock("g", "c1", [("T", 0)], now_ms=NOW_MS)
+    record = sample(topic="%RETRY%g", queue_id=0, born_ms=NOW_MS + ahead_ms)
+    assert bench.retried(record).topic == "%DLQ%g"
+
+
+def test_a_retry_of_a_group_that_is_not_configured_is_refused(bench: Bench) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        bench.retried(sample(topic="%RETRY%nobody"))
+    assert refused.value.code == 26

@@ -1,0 +1,263 @@
+"""Delayed messages on a store in memory: where they wait, when they come, and after a restart."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from escrowmq.broker.delayed_messages import DelayRules, Delays
+from escrowmq.errors import RequestRefused
+from escrowmq.message.properties import decode_properties
+from escrowmq.message.record import NewRecord
+from escrowmq.store.config_files import delays_file
+from escrowmq.testing.disks import MemoryDisk
+from tests.support.stores import NOW_MS, assert_clean, open_store, properties, sample
+
+LEVELS = "SCHEDULE_TOPIC_XXXX"
+TIMERS = "rmq_sys_wheel_timer"
+HOUR_MS = 3_600_000
+
+
+class Bench:
+    """Delays, their store, and the broker's part: what is due is appended."""
+
+    def __init__(self, rules: DelayRules | None = None) -> None:
+        self.disk = MemoryDisk()
+        self.rules = rules or DelayRules()
+        self._open()
+
+    def _open(self) -> None:
+        self.store = open_store(self.disk)
+        self.delays = Delays(self.store, delays_file(self.disk), self.rules)
+
+    def restart(self, *, saved: bool = True) -> None:
+        if saved:
+            self.delays.save()
+        self.store.close()
+        self._open()
+
+    def send(self, body: bytes, *, at_ms: int = NOW_MS, **given: str) -> None:
+        record = self.delays.reroute(self.record(body, **given), at_ms)
+        self.store.append([record], now_ms=at_ms)
+
+    def record(self, body: bytes, **given: str) -> NewRecord:
+        return sample(body=body, topic="T", queue_id=1, properties=properties(**given))
+
+    def deliver(self, at_ms: int) -> list[bytes]:
+        due = self.delays.due(at_ms)
+        if due.records:
+            self.store.append(due.records, now_ms=at_ms)
+        self.delays.delivered(due)
+        self.store.flush()
+        return [record.body for record in due.records]
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+# --- where they wait -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("level", "queue_id"), [("1", 0), ("2", 1), ("18", 17), ("19", 17), ("9" * 40, 17), ("007", 6)]
+)
+def test_a_level_has_a_queue_of_its_own(bench: Bench, level: str, queue_id: int) -> None:
+    record = bench.delays.reroute(bench.record(b"x", DELAY=level, TAGS="a"), NOW_MS)
+    assert (record.topic, record.queue_id) == (LEVELS, queue_id)
+    found = decode_properties(record.properties)
+    assert (found["REAL_TOPIC"], found["REAL_QID"], found["TAGS"]) == ("T", "1", "a")
+
+
+@pytest.mark.parametrize("level", ["0", "-1", "one", "1.5", "\u0661"])
+def test_a_level_that_is_none_delays_nothing(bench: Bench, level: str) -> None:
+    record = bench.record(b"x", DELAY=level)
+    assert bench.delays.reroute(record, NOW_MS) == record
+
+
+def test_with_fewer_levels_the_last_one_counts() -> None:
+    bench = Bench(DelayRules(levels_ms=(1000, 2000)))
+    record = bench.delays.reroute(bench.record(b"x", DELAY="5"), NOW_MS)
+    assert record.queue_id == 1
+
+
+def test_a_level_beyond_rocketmqs_eighteen_can_be_configured() -> None:
+    bench = Bench(DelayRules(levels_ms=tuple(range(1000, 21_000, 1000))))
+    record = bench.delays.reroute(bench.record(b"x", DELAY="20"), NOW_MS)
+    assert record.queue_id == 19
+
+
+@pytest.mark.parametrize(
+    ("given", "due_ms"),
+    [
+        ({"TIMER_DELIVER_MS": str(NOW_MS + 1)}, NOW_MS + 1),
+        ({"TIMER_DELAY_SEC": "2"}, NOW_MS + 2000),
+        ({"TIMER_DELAY_MS": "30"}, NOW_MS + 30),
+        ({"TIMER_DELAY_SEC": str(3 * 24 * 3600)}, NOW_MS + 3 * 24 * HOUR_MS),
+    ],
+)
+def test_a_timer_is_kept_with_its_time(bench: Bench, given: dict[str, str], due_ms: int) -> None:
+    record = bench.delays.reroute(bench.record(b"x", **given), NOW_MS)
+    assert (record.topic, record.queue_id) == (TIMERS, 0)
+    assert decode_properties(record.properties)["TIMER_OUT_MS"] == str(due_ms)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"TIMER_DELIVER_MS": str(NOW_MS)}, {"TIMER_DELIVER_MS": "1"}, {"TIMER_DELAY_MS": "0"}],
+)
+def test_a_time_that_has_come_delays_nothing(bench: Bench, given: dict[str, str]) -> None:
+    record = bench.record(b"x", **given)
+    assert bench.delays.reroute(record, NOW_MS) == record
+
+
+@pytest.mark.parametrize("name", ["TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"])
+@pytest.mark.parametrize("value", ["soon", "-1", "1.5", "9" * 18, "9" * 100])
+def test_a_time_that_makes_no_sense_is_refused(bench: Bench, name: str, value: str) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        bench.delays.reroute(bench.record(b"x", **{name: value}), NOW_MS)
+    assert refused.value.code == 13
+
+
+def test_a_time_too_far_away_is_refused(bench: Bench) -> None:
+    far = str(NOW_MS + 3 * 24 * HOUR_MS + 1)
+    with pytest.raises(RequestRefused):
+        bench.delays.reroute(bench.record(b"x", TIMER_DELIVER_MS=far), NOW_MS)
+
+
+def test_odd_properties_beside_the_delay_are_no_obstacle(bench: Bench) -> None:
+    """RocketMQ reads a name up to the first separator and takes the rest for the value."""
+    record = sample(topic="T", properties=b"odd\x01a\x01b\x02DELAY\x011\x02\x02nothing\x02")
+    rerouted = bench.delays.reroute(record, NOW_MS)
+    assert rerouted.topic == LEVELS
+
+
+# --- when they come ------------------------------------------------------------------------------
+
+
+def test_a_level_is_delivered_exactly_when_it_is_due(bench: Bench) -> None:
+    bench.send(b"1", DELAY="1", TAGS="a", UNIQ_KEY="U")
+    assert bench.deliver(NOW_MS + 999) == []
+    [record] = bench.delays.due(NOW_MS + 1000).records
+    assert (record.topic, record.queue_id, record.body) == ("T", 1, b"1")
+    assert decode_properties(record.properties) == {"TAGS": "a", "UNIQ_KEY": "U"}
+
+
+def test_a_timer_is_delivered_exactly_when_it_is_due(bench: Bench) -> None:
+    bench.send(b"1", TIMER_DELAY_MS="70", TAGS="a", UNIQ_KEY="U")
+    assert bench.deliver(NOW_MS + 69) == []
+    [record] = bench.delays.due(NOW_MS + 70).records
+    assert (record.topic, record.queue_id, record.body) == ("T", 1, b"1")
+    assert decode_properties(record.properties) == {"TAGS": "a", "UNIQ_KEY": "U"}
+
+
+def test_a_level_keeps_the_order_of_its_queue(bench: Bench) -> None:
+    for number in range(5):
+        bench.send(b"%d" % number, at_ms=NOW_MS + number, DELAY="1")
+    assert bench.deliver(NOW_MS + 1002) == [b"0", b"1", b"2"]
+    assert bench.deliver(NOW_MS + 1002) == []
+    assert bench.deliver(NOW_MS + 9000) == [b"3", b"4"]
+
+
+def test_timers_come_in_the_order_of_their_times(bench: Bench) -> None:
+    for delay in (300, 100, 200, 100):
+        bench.send(b"%d" % delay, TIMER_DELAY_MS=str(delay))
+    assert bench.deliver(NOW_MS + 200) == [b"100", b"100", b"200"]
+    assert bench.deliver(NOW_MS + 1000) == [b"300"]
+    assert bench.deliver(NOW_MS + HOUR_MS) == []
+
+
+def test_a_long_level_does_not_hold_up_a_short_one(bench: Bench) -> None:
+    bench.send(b"long", DELAY="18")
+    bench.send(b"short", DELAY="1")
+    assert bench.deliver(NOW_MS + 1000) == [b"short"]
+    assert bench.deliver(NOW_MS + 2 * HOUR_MS) == [b"long"]
+
+
+def test_a_turn_has_a_limit_and_the_rest_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("escrowmq.broker.delayed_messages.DELIVERED_PER_TURN_MAX", 3)
+    bench = Bench()
+    for number in range(4):
+        bench.send(b"l%d" % number, DELAY="1")
+        bench.send(b"t%d" % number, TIMER_DELAY_MS="10")
+    turns = [bench.deliver(NOW_MS + 5000) for _ in range(4)]
+    assert [len(turn) for turn in turns] == [3, 3, 2, 0]
+    assert list(itertools.chain(*turns)) == [b"l0", b"l1", b"l2", b"l3", b"t0", b"t1", b"t2", b"t3"]
+
+
+# --- restarts ------------------------------------------------------------------------------------
+
+
+def test_what_was_delivered_is_not_delivered_again_after_a_restart(bench: Bench) -> None:
+    bench.send(b"level", DELAY="1")
+    bench.send(b"timer", TIMER_DELAY_MS="10")
+    assert bench.deliver(NOW_MS + 1000) == [b"level", b"timer"]
+    bench.restart()
+    assert bench.deliver(NOW_MS + HOUR_MS) == []
+
+
+def test_what_was_not_due_comes_after_a_restart(bench: Bench) -> None:
+    bench.send(b"level", DELAY="2")
+    bench.send(b"timer", TIMER_DELAY_MS="7000")
+    assert bench.deliver(NOW_MS + 1000) == []
+    bench.restart()
+    assert bench.deliver(NOW_MS + 4999) == []
+    assert bench.deliver(NOW_MS + 5000) == [b"level"]
+    assert bench.deliver(NOW_MS + 7000) == [b"timer"]
+
+
+def test_a_timer_that_overtook_another_is_not_delivered_again_after_a_restart(
+    bench: Bench,
+) -> None:
+    bench.send(b"slow", TIMER_DELAY_MS="9000")
+    bench.send(b"fast", TIMER_DELAY_MS="10")
+    assert bench.deliver(NOW_MS + 10) == [b"fast"]
+    bench.restart()
+    assert bench.deliver(NOW_MS + 8999) == []
+    assert bench.deliver(NOW_MS + 9000) == [b"slow"]
+
+
+@pytest.mark.parametrize("delays_ms", [(2000, 9000), (9000, 2000)], ids=["in order", "overtaken"])
+def test_all_waiting_timers_come_after_a_restart(bench: Bench, delays_ms: tuple[int, int]) -> None:
+    for delay_ms in delays_ms:
+        bench.send(b"%d" % delay_ms, TIMER_DELAY_MS=str(delay_ms))
+    assert bench.deliver(NOW_MS + 1000) == []
+    bench.restart()
+    assert bench.deliver(NOW_MS + 2000) == [b"2000"]
+    bench.restart()
+    assert bench.deliver(NOW_MS + 9000) == [b"9000"]
+    bench.restart()
+    assert bench.deliver(NOW_MS + HOUR_MS) == []
+
+
+def test_without_a_save_it_comes_again_rather_than_never(bench: Bench) -> None:
+    bench.send(b"level", DELAY="1")
+    bench.deliver(NOW_MS + 1000)
+    bench.restart(saved=False)
+    assert bench.deliver(NOW_MS + 1000) == [b"level"]
+
+
+def test_a_position_is_saved_only_when_what_was_delivered_is_durable(bench: Bench) -> None:
+    bench.send(b"level", DELAY="1")
+    due = bench.delays.due(NOW_MS + 1000)
+    bench.store.append(due.records, now_ms=NOW_MS + 1000)
+    bench.delays.delivered(due)
+    bench.delays.save()
+    assert delays_file(bench.disk).numbers() == {}
+    bench.store.flush()
+    bench.delays.save()
+    assert delays_file(bench.disk).numbers()[1] == 1
+
+
+@pytest.mark.parametrize("table", [{"1": 99, "0": 99}, {"1": -5, "0": -5}, {"77": 3}])
+def test_an_odd_file_does_no_harm(bench: Bench, table: dict[str, Any]) -> None:
+    delays_file(bench.disk).save(offsetTable=table)
+    bench.store.close()
+    bench._open()
+    bench.send(b"level", DELAY="2")
+    assert bench.deliver(NOW_MS + 5000) == [b"level"]
+    bench.store.close()
+    assert_clean(bench.disk)

@@ -1,0 +1,124 @@
+"""Sends that are too many, by each limit: who is refused, who is not, and when it is over."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from escrowmq.broker.broker import Broker, BrokerRules
+from escrowmq.broker.flow_control import OverloadRules
+from escrowmq.broker.processors.send import SendRules
+from escrowmq.message.keys import UniqueKeys
+from escrowmq.remoting.codes import RequestCode
+from escrowmq.testing.disks import MemoryDisk
+from tests.support.broker_requests import RULES, FakeLine, a_pull, a_send, bodies
+from tests.support.stores import HOST, NOW_MS, open_store
+
+OK, BUSY = 0, 2
+
+
+class Bench:
+    def __init__(self, **limits: int) -> None:
+        disk = MemoryDisk()
+        self.store = open_store(disk)
+        self.rules = BrokerRules(
+            topics=RULES,
+            sends=SendRules(cluster="C", store_host=HOST),
+            overload=OverloadRules(**limits),
+        )
+        keys = UniqueKeys(address="127.0.0.1", process_id=1, salt=2)
+        self.broker = Broker(disk, self.store, self.rules, keys)
+        self.line = FakeLine()
+
+    def codes(self, *requests: Any, at_ms: int = NOW_MS, line: FakeLine | None = None) -> list[int]:
+        line = line or self.line
+        for request in requests:
+            self.broker.handle(line, request, at_ms)
+        self.broker.end_turn(at_ms)
+        return [answer.code for answer in line.answers()]
+
+
+def sends(count: int, **changes: Any) -> list[Any]:
+    return [a_send(**changes) for _ in range(count)]
+
+
+def test_a_connection_has_its_rate_and_another_one_its_own() -> None:
+    bench = Bench(connection_sends_max=3)
+    assert sorted(bench.codes(*sends(5))) == [OK, OK, OK, BUSY, BUSY]
+    assert bench.codes(*sends(3), line=FakeLine("127.0.0.1:2")) == [OK, OK, OK]
+    assert bench.codes(*sends(1), at_ms=NOW_MS + 100) == [OK]  # a third of one is back
+    assert sorted(bench.codes(*sends(4), at_ms=NOW_MS + 2_000)) == [OK, OK, OK, BUSY]
+    assert bench.broker.overload.refused == {"connection": 3}
+
+
+def test_a_topic_has_its_rate_whoever_sends() -> None:
+    bench = Bench(topic_sends_max=2)
+    assert bench.codes(*sends(2)) == [OK, OK]
+    assert bench.codes(*sends(1), line=FakeLine("127.0.0.1:2")) == [BUSY]
+    assert bench.codes(a_send("other")) == [OK]
+    assert bench.broker.overload.refused == {"topic": 1}
+
+
+@pytest.mark.parametrize("limit", ["connection_send_bytes_max", "topic_send_bytes_max"])
+def test_bytes_count_and_a_message_longer_than_the_rate_gets_through(limit: str) -> None:
+    bench = Bench(**{limit: 100})
+    assert bench.codes(a_send(body=b"x" * 250)) == [OK]
+    assert bench.codes(a_send(body=b"x"), at_ms=NOW_MS + 1_400) == [BUSY]
+    assert bench.codes(a_send(body=b"x"), at_ms=NOW_MS + 1_600) == [OK]
+
+
+def item(body: bytes) -> bytes:
+    return struct.pack(">iiiii", 22 + len(body), 0, 0, 0, len(body)) + body + b"\0\0"
+
+
+def test_each_message_of_a_batch_counts() -> None:
+    bench = Bench(connection_sends_max=3)
+    batch = a_send(body=item(b"a") + item(b"b") + item(b"c") + item(b"d"), batch=True)
+    assert bench.codes(batch) == [OK]
+    assert bench.codes(a_send(), at_ms=NOW_MS + 300) == [BUSY]
+    assert bench.codes(a_send(), at_ms=NOW_MS + 400) == [OK]
+
+
+def test_what_is_refused_for_another_reason_does_not_count() -> None:
+    bench = Bench(connection_sends_max=1)
+    assert OK not in bench.codes(*sends(3, queue_id=99))
+    assert bench.codes(a_send()) == [OK]
+
+
+def test_while_the_disk_is_behind_sends_are_refused_and_reads_are_not() -> None:
+    bench = Bench(unflushed_bytes_max=1_000)
+    assert bench.codes(a_send(body=b"x" * 2_000)) == [OK]
+    assert bench.codes(a_send()) == [BUSY]
+    assert bench.codes(a_pull()) == [OK]
+    bench.store.flush()
+    bench.broker.tick(NOW_MS + 100)
+    bench.broker.end_turn(NOW_MS + 100)
+    assert bench.codes(a_send()) == [OK]
+    assert len(bodies(bench.store, "T")) == 2
+    assert bench.broker.overload.refused == {"unflushed": 1}
+
+
+def test_limits_change_while_it_runs_and_cost_nothing_when_there_are_none() -> None:
+    bench = Bench()
+    handlers = bench.broker._handlers
+    assert handlers[RequestCode.SEND_MESSAGE_V2] == bench.broker.sends.accept
+    limited = BrokerRules(
+        topics=RULES, sends=bench.rules.sends, overload=OverloadRules(topic_sends_max=1)
+    )
+    bench.broker.change_rules(limited)
+    assert sorted(bench.codes(*sends(2))) == [OK, BUSY]
+    bench.broker.change_rules(bench.rules)
+    assert bench.codes(*sends(5)) == [OK] * 5
+    assert handlers[RequestCode.SEND_MESSAGE_V2] == bench.broker.sends.accept
+
+
+def test_who_is_gone_is_forgotten() -> None:
+    bench = Bench(connection_sends_max=1, topic_sends_max=1)
+    for number in range(100):
+        line = FakeLine(f"127.0.0.1:{number}")
+        bench.codes(a_send(f"t{number}"), line=line)
+        bench.broker.line_closed(line)
+    bench.broker.tick(NOW_MS + 20_000)
+    assert not bench.broker.overload._buckets

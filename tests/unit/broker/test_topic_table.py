@@ -1,0 +1,165 @@
+"""Topics: names, who may make one, and what is remembered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from escrowmq.broker.metadata import TEMPLATE_TOPIC, Topics, refuse_bad_topic_name
+from escrowmq.errors import RequestRefused
+from escrowmq.store.config_files import TopicConfig, topics_file
+from escrowmq.testing.disks import MemoryDisk
+from tests.support.broker_requests import RULES
+from tests.support.stores import NOW_MS
+
+
+def topics(disk: MemoryDisk | None = None, *, auto_create: bool = True) -> Topics:
+    rules = replace(RULES, auto_create=auto_create)
+    return Topics(topics_file(disk or MemoryDisk()), rules)
+
+
+def make(table: Topics, name: str, *, template: str, queues: int) -> TopicConfig | None:
+    return table.find_or_make(name, template=template, queues=queues, now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize(
+    ("asked", "made"), [(4, 4), (8, 8), (100, 8), (1, 1), (0, 0), (-1, 0), (-(2**31), 0)]
+)
+def test_a_new_topic_has_as_many_queues_as_both_sides_allow(asked: int, made: int) -> None:
+    topic = make(topics(), "T", template=TEMPLATE_TOPIC, queues=asked)
+    assert topic is not None
+    assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (made, made, 6)
+
+
+@pytest.mark.parametrize("template", ["", "no-such-topic", "BenchmarkTest", "T"])
+def test_nothing_is_made_from_a_template_that_is_none(template: str) -> None:
+    table = topics()
+    assert make(table, "T", template=template, queues=4) is None
+    assert table.find("T") is None
+
+
+def test_any_topic_with_the_inherit_bit_is_a_template() -> None:
+    table = topics()
+    pattern = TopicConfig(topic_name="P", read_queue_nums=3, write_queue_nums=2, perm=5)
+    table.put(pattern, now_ms=NOW_MS)
+    topic = make(table, "T", template="P", queues=9)
+    assert topic is not None
+    assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (2, 2, 4)
+
+
+def test_without_auto_creation_there_is_no_template() -> None:
+    table = topics(auto_create=False)
+    assert table.find(TEMPLATE_TOPIC) is None
+    assert make(table, "T", template=TEMPLATE_TOPIC, queues=4) is None
+
+
+def test_a_template_left_from_before_is_of_no_use_without_auto_creation() -> None:
+    disk = MemoryDisk()
+    topics(disk).save()
+    table = topics(disk, auto_create=False)
+    assert table.find(TEMPLATE_TOPIC) is not None
+    assert make(table, "T", template=TEMPLATE_TOPIC, queues=4) is None
+
+
+def test_a_template_left_from_before_is_not_shown_to_clients_as_one() -> None:
+    """Its route would tell producers that they may send to it; its perm is reset to 6."""
+    disk = MemoryDisk()
+    topics(disk).save()
+    left = topics(disk, auto_create=False).find(TEMPLATE_TOPIC)
+    assert left is not None
+    assert left.perm == 6
+
+
+def test_a_retry_topic_is_made_with_one_queue_whatever_the_template() -> None:
+    topic = make(topics(auto_create=False), "%RETRY%g", template="", queues=9)
+    assert topic is not None
+    assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (1, 1, 6)
+
+
+def test_a_known_topic_stays_as_it_is() -> None:
+    table = topics()
+    first = make(table, "T", template=TEMPLATE_TOPIC, queues=3)
+    version = table.version
+    assert make(table, "T", template="", queues=8) is first
+    assert table.make("T", queues=8, now_ms=NOW_MS) is first
+    assert table.version == version
+
+
+def test_every_change_moves_the_version_and_is_told() -> None:
+    told: list[int] = []
+    table = Topics(topics_file(MemoryDisk()), RULES, lambda: told.append(1))
+    begin = table.version.counter
+    table.make("T", queues=1, now_ms=NOW_MS)
+    assert table.remove("T", now_ms=NOW_MS + 1)
+    assert not table.remove("T", now_ms=NOW_MS + 2)
+    assert (table.version.counter, table.version.timestamp) == (begin + 2, NOW_MS + 1)
+    assert len(told) == 2
+
+
+def test_topics_and_their_version_are_there_after_a_restart() -> None:
+    disk = MemoryDisk()
+    table = topics(disk)
+    table.make("T", queues=5, now_ms=NOW_MS)
+    assert table.dirty
+    table.save()
+    assert not table.dirty
+    again = topics(disk)
+    assert again.find("T") == table.find("T")
+    assert again.version == table.version
+    assert not again.dirty
+
+
+def test_a_system_topic_of_the_file_is_not_overwritten() -> None:
+    disk = MemoryDisk()
+    table = topics(disk)
+    name = "RMQ_SYS_TRANS_HALF_TOPIC"
+    wide = TopicConfig(topic_name=name, read_queue_nums=7, write_queue_nums=7)
+    table.put(wide, now_ms=NOW_MS)
+    table.save()
+    found = topics(disk).find(name)
+    assert found is not None
+    assert found.write_queue_nums == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "queues", "perm"),
+    [
+        ("TBW102", 8, 7),
+        ("SELF_TEST_TOPIC", 1, 6),
+        ("BenchmarkTest", 1024, 6),
+        ("DefaultCluster", 16, 7),
+        ("broker-a", 1, 7),
+        ("OFFSET_MOVED_EVENT", 1, 6),
+        ("SCHEDULE_TOPIC_XXXX", 18, 6),
+        ("DefaultCluster_REPLY_TOPIC", 1, 6),
+        ("RMQ_SYS_TRANS_HALF_TOPIC", 1, 6),
+        ("RMQ_SYS_TRANS_OP_HALF_TOPIC", 1, 6),
+        ("rmq_sys_wheel_timer", 1, 6),
+    ],
+)
+def test_a_broker_begins_with_its_system_topics(name: str, queues: int, perm: int) -> None:
+    topic = topics().find(name)
+    assert topic is not None
+    assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (queues, queues, perm)
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "A-Z_0|9%", "x" * 127, "%RETRY%" + "g" * 248, "%DLQ%" + "g" * 250]
+)
+def test_good_names_are_taken(name: str) -> None:
+    refuse_bad_topic_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", " ", "a b", "a/b", "..", "a.b", "a\0", "a\n", "\u00e4", "x" * 128, "x" * 100_000),
+        *("%RETRY%" + "g" * 249, "%DLQ%" + "g" * 251, "%RETRY%\u00e4", "\u0661"),
+    ],
+)
+def test_bad_names_are_refused(name: str) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        refuse_bad_topic_name(name)
+    assert refused.value.code == 29
+    assert len(refused.value.remark) < 600

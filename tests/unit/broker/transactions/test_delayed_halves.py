@@ -1,0 +1,31 @@
+"""A transactional message with a delay: refused with its send, or delayed from its commit."""
+
+from __future__ import annotations
+
+from escrowmq.broker.delayed_messages import DelayRules
+from escrowmq.remoting.codes import ResponseCode
+from tests.support.broker_requests import a_send
+from tests.support.escrows import COMMIT, EscrowBench, Place
+
+TOO_LONG = f"TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01k\x02TIMER_DELAY_SEC\x01{10**8}\x02"
+
+
+def test_a_delay_that_is_not_served_is_refused_with_the_send() -> None:
+    bench = EscrowBench()
+    bench.broker.handle(bench.line, a_send(properties=TOO_LONG), bench.now_ms)
+    bench.turn()
+    assert bench.line.answer().code == ResponseCode.MESSAGE_ILLEGAL
+    assert len(bench.escrow.open) == 0
+
+
+def test_a_delay_that_is_not_served_any_more_does_not_keep_a_message_back() -> None:
+    bench = EscrowBench()
+    bench.broker.delays._rules = DelayRules(timer_max_ms=10**15)
+    bench.broker.handle(bench.line, a_send(properties=TOO_LONG), bench.now_ms)
+    bench.turn()
+    sent = bench.line.answer()
+    assert sent.code == 0
+    bench.broker.delays._rules = DelayRules()
+    [half] = bench.escrow.open
+    bench.end(Place(half.queue_offset, half.log_offset), COMMIT, group="p")
+    assert bench.bodies() == [b"body"]

@@ -1,0 +1,241 @@
+"""Ends and questions when something else happens at the same time: no room, no flush, no clock."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import replace
+
+import pytest
+
+from escrowmq.message import names
+from escrowmq.store.status import PutStatus
+from tests.support.broker_requests import FakeLine, a_pull, bodies
+from tests.support.escrows import (
+    COMMIT,
+    ESCROW,
+    ROLLBACK,
+    UNKNOWN,
+    EscrowBench,
+    a_half,
+    an_end,
+    questions,
+)
+
+IMMUNITY_MS, INTERVAL_MS = ESCROW.immunity_ms, ESCROW.interval_ms
+
+
+def test_nobody_is_told_anything_before_it_is_durable() -> None:
+    bench = EscrowBench(sync=True)
+    place = bench.park("k")
+    for request in (
+        an_end(place, COMMIT),
+        an_end(place, COMMIT),
+        an_end(place, UNKNOWN),
+        a_half("k"),
+        a_half("new"),
+    ):
+        bench.turn(request)
+        assert bench.line.answers() == []
+    bench.flush()
+    answers = bench.line.answers()
+    assert [answer.code for answer in answers] == [0] * 5
+    assert answers[2].ext_fields["state"] == "committed"
+    again = bench.power_cut()
+    assert again.bodies() == [b"k"]
+
+
+@pytest.mark.parametrize("verdict", [COMMIT, ROLLBACK])
+def test_an_end_that_is_not_durable_in_time_is_not_called_done(verdict: int) -> None:
+    bench = EscrowBench(sync=True)
+    place = bench.park("k")
+    bench.turn(an_end(place, verdict))
+    bench.flush(PutStatus.FLUSH_DISK_TIMEOUT)
+    assert bench.line.answer().code == 10
+    assert bench.end(place, verdict).code == 0
+
+
+def test_an_end_that_finds_no_room_changes_nothing() -> None:
+    bench = EscrowBench()
+    place = bench.park("k")
+    bench.store.accepts_writes = False
+    assert bench.end(place, COMMIT).code == 14
+    bench.store.accepts_writes = True
+    assert bench.state(place) == "open"
+    assert bench.end(place, ROLLBACK).code == 0
+    assert bench.bodies() == []
+
+
+def test_of_two_ends_in_one_turn_the_second_counts_if_the_first_found_no_room() -> None:
+    bench, other = EscrowBench(), FakeLine("other")
+    place = bench.park("k")
+    bench.store.accepts_writes = False
+    bench.broker.handle(bench.line, an_end(place, ROLLBACK), bench.now_ms)
+    bench.turn(an_end(place, COMMIT), line=other)
+    bench.store.accepts_writes = True
+    bench.turn()
+    assert bench.line.answer().code == 14
+    assert other.answer().code == 0
+    assert bench.bodies() == [b"k"]
+
+
+@pytest.mark.parametrize(("first", "second"), [(COMMIT, ROLLBACK), (ROLLBACK, COMMIT)])
+def test_of_two_ends_in_one_turn_the_first_counts(first: int, second: int) -> None:
+    bench, other = EscrowBench(sync=True), FakeLine("other")
+    place = bench.park("k")
+    bench.broker.handle(bench.line, an_end(place, first), bench.now_ms)
+    bench.turn(an_end(place, second), line=other)
+    bench.flush()
+    assert bench.line.answer().code == 0
+    assert other.answer().code == 3701
+    assert bench.bodies() == ([b"k"] if first == COMMIT else [])
+    assert bodies(bench.store, names.OP_TOPIC) == [b"0"]
+
+
+def test_a_half_that_is_refused_can_be_sent_again() -> None:
+    bench = EscrowBench()
+    bench.store.accepts_writes = False
+    bench.turn(a_half("k"), a_half("k"))
+    assert [answer.code == 0 for answer in bench.line.answers()] == [False, False]
+    bench.store.accepts_writes = True
+    assert bench.end(bench.park("k"), COMMIT).code == 0
+    assert bench.bodies() == [b"k"]
+
+
+def test_more_than_may_be_open_is_refused_until_some_are_decided() -> None:
+    bench = EscrowBench(rules=replace(ESCROW, open_max=2))
+    first, _ = bench.park("a"), bench.park("b")
+    assert bench.asks(a_half("c")).code == 2
+    assert bench.park("a") == first  # that is no new one
+    bench.end(first, ROLLBACK)
+    bench.park("c")
+
+
+@pytest.mark.parametrize("check", [False, True], ids=["from a producer", "as a check's answer"])
+def test_unknown_for_a_half_that_was_never_parked_is_refused(check: bool) -> None:
+    bench = EscrowBench()
+    parked = bench.park("k")
+    never_parked = (parked.queue_offset + 1, parked.log_offset)
+    answer = bench.end(never_parked, UNKNOWN, check=check)
+    assert answer.code == 1
+    assert f"no half was parked at {never_parked[0]}" in answer.remark
+    assert bench.state(parked) == "open"
+
+
+def test_a_moved_half_is_as_open_at_its_old_place() -> None:
+    bench = EscrowBench()
+    place = bench.park("k")
+    [half] = bench.escrow.open
+    bench.broker.transactions.renew(half, bench.now_ms)
+    bench.turn()
+    assert bench.state(place) == "open"
+    assert bench.end((place[0], place[1] + 1), COMMIT).code == 1
+    assert bench.end(place, COMMIT, group="q").code == 1
+    assert bench.end(place, ROLLBACK).code == 0
+    assert bench.state(place) == "rolled_back"
+
+
+def test_what_waits_for_its_group_is_asked_though_the_clock_went_back() -> None:
+    bench = EscrowBench()
+    bench.park("k")
+    bench.leave(bench.line)
+    bench.tick(IMMUNITY_MS)
+    bench.now_ms -= 5_000
+    back = FakeLine("back")
+    bench.heartbeat(back, "p")
+    for _ in range(3):
+        bench.tick(5_000)
+    assert [key for key, _ in questions(back)] == ["k"]
+
+
+def test_what_waits_for_its_group_is_asked_though_an_end_of_it_found_no_room() -> None:
+    bench = EscrowBench()
+    place = bench.park("k")
+    bench.leave(bench.line)
+    bench.tick(IMMUNITY_MS)
+    back = FakeLine("back")
+    bench.store.accepts_writes = False
+    bench.broker.handle(back, an_end(place, COMMIT), bench.now_ms)
+    bench.heartbeat(back, "p")
+    bench.store.accepts_writes = True
+    for _ in range(3):
+        bench.tick(5_000)
+    assert [key for key, _ in questions(back)] == ["k"]
+
+
+def test_a_question_that_did_not_leave_does_not_count() -> None:
+    class Stuffed(FakeLine):
+        def post(self, *_: object) -> bool:
+            return False
+
+    bench, line = EscrowBench(), Stuffed("stuffed")
+    bench.park("k", line=line)
+    for _ in range(10 * ESCROW.checks_max):
+        bench.tick(INTERVAL_MS)
+    [half] = bench.escrow.open
+    assert (half.checks, half.is_stranded) == (0, False)
+    bench.heartbeat(bench.line, "p")
+    bench.tick(INTERVAL_MS)
+    bench.tick(INTERVAL_MS)
+    assert "k" in [key for key, _ in questions(bench.line)]
+
+
+def test_a_sender_that_hangs_is_not_the_only_one_who_is_asked() -> None:
+    bench, hanging, other = EscrowBench(), FakeLine("hanging"), FakeLine("other")
+    bench.heartbeat(hanging, "p")
+    bench.heartbeat(other, "p")
+    bench.park("k", line=hanging)
+    bench.tick(IMMUNITY_MS)
+    assert [key for key, _ in questions(hanging)] == ["k"]
+    for _ in range(2):
+        bench.tick(INTERVAL_MS)
+    assert [key for key, _ in questions(other)] == ["k"]
+
+
+def test_whoever_answered_last_is_asked_first() -> None:
+    bench, hanging, other = EscrowBench(), FakeLine("hanging"), FakeLine("other")
+    bench.heartbeat(hanging, "p")
+    bench.heartbeat(other, "p")
+    place = bench.park("k", line=hanging)
+    bench.tick(IMMUNITY_MS)
+    bench.broker.handle(other, an_end(place, 0, check=True), bench.now_ms)
+    bench.tick(INTERVAL_MS)
+    assert [key for key, _ in questions(other)] == ["k"]
+
+
+def test_a_closed_line_that_was_asked_is_not_kept_in_memory() -> None:
+    bench, asked_line = EscrowBench(), FakeLine("asked")
+    bench.park("k")
+    bench.leave(bench.line)
+    bench.heartbeat(asked_line, "p")
+    bench.tick(IMMUNITY_MS)
+    assert [key for key, _ in questions(asked_line)] == ["k"]  # and it never answers
+    bench.leave(asked_line)
+    line_in_memory = weakref.ref(asked_line)
+    del asked_line
+    gc.collect()
+    assert line_in_memory() is None
+
+
+def test_it_is_stranded_once_though_it_was_due_twice() -> None:
+    bench = EscrowBench()
+    bench.park("k")
+    for _ in range(ESCROW.checks_max):
+        bench.tick(INTERVAL_MS)
+    again = bench.killed()  # where it is due by its parking, and by the last question
+    again.tick(10 * INTERVAL_MS)
+    again.tick(10 * INTERVAL_MS)
+    assert len(bodies(again.store, names.STRANDED_TOPIC)) == 1
+    assert again.escrow.counts.stranded == 1
+
+
+def test_a_waiting_pull_sees_a_half_when_it_is_committed_and_not_before() -> None:
+    bench, reader = EscrowBench(), FakeLine("reader")
+    bench.turn(a_pull(suspend_timeout_millis=600_000), line=reader)
+    first, second = bench.park("a"), bench.park("b")
+    bench.end(first, ROLLBACK)
+    assert reader.answers() == []
+    bench.end(second, COMMIT)
+    answer = reader.answer()
+    assert answer.code == 0
+    assert b"\x00\x00\x00\x01b" in answer.body

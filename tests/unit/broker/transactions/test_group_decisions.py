@@ -1,0 +1,408 @@
+"""Group decisions and writers: all or nothing, once, and never told before it is durable."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from escrowmq.escrow.writers import decode_decision
+from escrowmq.message import names
+from escrowmq.store.settings import StoreSettings
+from tests.support.broker_requests import FakeLine, bodies, stored
+from tests.support.escrows import (
+    COMMIT,
+    ESCROW,
+    ROLLBACK,
+    EscrowBench,
+    Place,
+    a_batch_decision,
+    a_half,
+    a_registration,
+    a_writer_query,
+    an_end,
+    an_end_of_many,
+    place_of,
+    writer_of,
+)
+
+CONTRADICTED, FENCED = 3701, 3702
+IN_PIECES = replace(ESCROW, piece_bytes=1000)
+MANY = 8  # more than one piece
+
+
+def attempt(writer: str = "w", batch: int = 0, name: str = "a", fence: int = 1) -> dict[str, str]:
+    return {
+        "ESCROW_WRITER": writer,
+        "ESCROW_BATCH": str(batch),
+        "ESCROW_ATTEMPT": name,
+        "ESCROW_FENCE": str(fence),
+    }
+
+
+def park_many(bench: EscrowBench, count: int = MANY) -> list[Place]:
+    return [bench.park(f"k{number}", body=b"x" * 200) for number in range(count)]
+
+
+# --- groups --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("verdict", "delivered"), [(COMMIT, [b"a", b"b"]), (ROLLBACK, [])])
+def test_a_group_is_decided_together(verdict: int, delivered: list[bytes]) -> None:
+    bench = EscrowBench()
+    places: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
+    answer = bench.asks(an_end_of_many(places, verdict))
+    assert (answer.code, answer.ext_fields["count"]) == (0, "2")
+    assert bench.bodies() == delivered
+    again = bench.asks(an_end_of_many(places, verdict))
+    assert (again.code, again.ext_fields["count"]) == (0, "0")
+    assert bench.bodies() == delivered
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda bench, places: bench.end(places[1], ROLLBACK),
+        lambda bench, places: places.append((99, 99)),
+        lambda bench, places: places.append((places[0][0], 12345)),
+        lambda bench, places: places.append(bench.park("other", group="q")),
+    ],
+    ids=["rolled back", "unknown", "wrong log offset", "another group's"],
+)
+def test_one_that_cannot_be_committed_refuses_the_whole_group(spoil: Any) -> None:
+    bench = EscrowBench()
+    places: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
+    spoil(bench, places)
+    assert bench.asks(an_end_of_many(places, COMMIT)).code != 0
+    assert bench.bodies() == []
+    assert bench.end(places[0], COMMIT).code == 0
+
+
+def test_a_half_named_twice_is_delivered_once() -> None:
+    bench = EscrowBench()
+    place = bench.park("a")
+    old = place
+    [half] = bench.escrow.open
+    bench.broker.transactions.renew(half, bench.now_ms)
+    bench.turn()
+    new = (half.queue_offset, half.log_offset)
+    assert bench.asks(an_end_of_many([old, new, old], COMMIT)).code == 0
+    assert bench.bodies() == [b"a"]
+
+
+def test_a_group_that_is_repeated_in_its_own_turn_is_not_called_a_contradiction() -> None:
+    bench = EscrowBench()
+    places: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
+    other = FakeLine("other")
+    bench.broker.handle(bench.line, an_end_of_many(places, COMMIT), bench.now_ms)
+    bench.broker.handle(other, an_end_of_many(places, COMMIT), bench.now_ms)
+    bench.broker.handle(other, an_end_of_many(places, ROLLBACK), bench.now_ms)
+    bench.turn()
+    bench.turn()
+    assert bench.line.answer().code == 0
+    assert sorted(answer.code for answer in other.answers()) == [0, CONTRADICTED]
+    assert bench.bodies() == [b"a", b"b"]
+
+
+def test_a_group_that_found_no_room_is_open_as_before() -> None:
+    bench = EscrowBench()
+    places: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
+    bench.store.accepts_writes = False
+    assert bench.asks(an_end_of_many(places, COMMIT)).code != 0
+    bench.store.accepts_writes = True
+    assert bench.state(places[0]) == "open"
+    assert bench.asks(an_end_of_many(places, ROLLBACK)).code == 0
+    assert bench.bodies() == []
+
+
+def test_a_large_group_is_seen_only_when_all_of_it_is_there() -> None:
+    bench = EscrowBench(rules=IN_PIECES)
+    places = park_many(bench)
+    bench.turn(an_end_of_many(list(places), COMMIT))
+    assert bench.bodies() == []
+    assert bench.line.answers() == []
+    while not (answers := bench.line.answers()):
+        assert bench.bodies() == []
+        bench.tick(100)
+    assert answers[0].code == 0
+    assert len(bench.bodies()) == MANY
+
+
+def test_a_large_group_wants_turns_until_it_is_done_and_no_tick() -> None:
+    bench = EscrowBench(rules=IN_PIECES)
+    places = park_many(bench)
+    bench.broker.handle(bench.line, an_end_of_many(list(places), COMMIT), bench.now_ms)
+    turns = 1
+    while bench.broker.end_turn(bench.now_ms):
+        assert bench.bodies() == []
+        turns += 1
+    assert turns > 2
+    assert bench.line.answer().code == 0
+    assert len(bench.bodies()) == MANY
+
+
+def test_a_large_group_that_found_no_room_hides_nothing_afterwards() -> None:
+    bench = EscrowBench(rules=IN_PIECES)
+    places = park_many(bench)
+    bench.store.accepts_writes = False
+    assert bench.asks(an_end_of_many(list(places), COMMIT)).code != 0
+    bench.store.accepts_writes = True
+    assert bench.end(places[0], COMMIT).code == 0
+    assert len(bench.bodies()) == 1
+
+
+def test_a_large_group_whose_later_piece_finds_no_room_gets_it_when_there_is_some() -> None:
+    bench = EscrowBench(rules=IN_PIECES)
+    places = park_many(bench)
+    bench.turn(an_end_of_many(list(places), COMMIT))
+    bench.store.accepts_writes = False
+    bench.tick(100)
+    assert not bench.broker.end_turn(bench.now_ms), "turn after turn, and the disk is full"
+    bench.store.accepts_writes = True
+    for _ in range(MANY):
+        bench.tick(100)
+    assert bench.line.answer().code == 0
+    assert len(bench.bodies()) == MANY
+
+
+@pytest.mark.parametrize("noted", [False, True])
+def test_a_large_group_is_carried_out_after_a_crash_in_the_middle(noted: bool) -> None:
+    """Also if the escrow was noted down between two of its pieces."""
+    bench = EscrowBench(rules=IN_PIECES)
+    places = park_many(bench)
+    bench.turn(an_end_of_many(list(places), COMMIT))
+    if noted:
+        bench.store.flush()
+        bench.broker.transactions.save(at_once=True)
+    again = bench.killed()
+    assert len(again.bodies()) == MANY
+    assert len(again.escrow.open) == 0
+
+
+# --- writers -------------------------------------------------------------------------------------
+
+
+def test_the_winners_of_a_batch_are_delivered_and_the_others_rolled_back() -> None:
+    bench = EscrowBench()
+    fence = bench.register().fence
+    won = [bench.park(f"a{n}", **attempt(name="a", fence=fence)) for n in range(2)]
+    lost = bench.park("b0", **attempt(name="b", fence=fence))
+    assert bench.asks(a_batch_decision(0, fence, [("a", 2)])).code == 0
+    assert bench.bodies() == [b"a0", b"a1"]
+    assert [bench.state(place) for place in (*won, lost)] == [
+        "committed",
+        "committed",
+        "rolled_back",
+    ]
+    assert all("ESCROW" not in str(record.properties) for record in bench.messages())
+
+
+def test_a_decision_that_is_asked_again_is_the_first_one() -> None:
+    bench = EscrowBench()
+    fence = bench.register().fence
+    bench.park("a0", **attempt(name="a", fence=fence))
+    first = writer_of(bench.asks(a_batch_decision(0, fence, [("a", 1)])))
+    again = writer_of(bench.asks(a_batch_decision(0, fence, [("b", 5)])))
+    assert again == first
+    assert bench.bodies() == [b"a0"]
+
+
+@pytest.mark.parametrize("winners", [[("a", 2)], [("a", 1), ("b", 1)], [("a", 0)]])
+def test_a_winner_that_is_not_all_there_refuses_the_decision(
+    winners: list[tuple[str, int]],
+) -> None:
+    bench = EscrowBench()
+    fence = bench.register().fence
+    place = bench.park("a0", **attempt(name="a", fence=fence))
+    assert bench.asks(a_batch_decision(0, fence, winners)).code == CONTRADICTED
+    assert bench.state(place) == "open"
+    assert bench.asks(a_batch_decision(0, fence, [("a", 1)])).code == 0
+
+
+def test_a_winner_that_is_named_twice_is_delivered_once() -> None:
+    bench = EscrowBench()
+    fence = bench.register().fence
+    bench.park("a0", **attempt(name="a", fence=fence))
+    bench.turn(a_batch_decision(0, fence, [("a", 1), ("a", 1)]))
+    bench.line.answers()
+    assert bench.bodies() in ([], [b"a0"])
+    assert bench.end(bench.park("after"), COMMIT).code == 0
+
+
+def test_a_batch_before_the_first_is_refused() -> None:
+    bench = EscrowBench()
+    fence = bench.register().fence
+    assert bench.asks(a_batch_decision(-1, fence, [("a", 1)])).code != 0
+
+
+def test_whoever_registered_before_decides_nothing() -> None:
+    bench = EscrowBench()
+    old, new = bench.register().fence, bench.register().fence
+    assert new > old
+    assert bench.asks(a_batch_decision(0, old, [])).code == FENCED
+    assert bench.asks(a_batch_decision(5, new, [])).code == 0
+    assert bench.asks(a_batch_decision(4, new, [])).code == FENCED
+    again = bench.killed()
+    assert again.asks(a_batch_decision(6, old, [])).code == FENCED
+    assert writer_of(again.asks(a_writer_query())).batch == 5
+
+
+def test_two_that_register_in_one_turn_get_two_fences() -> None:
+    bench, other = EscrowBench(), FakeLine("other")
+    bench.broker.handle(bench.line, a_registration(), bench.now_ms)
+    bench.broker.handle(other, a_registration(), bench.now_ms)
+    bench.turn()
+    fences = [writer_of(bench.line.answer()).fence, writer_of(other.answer()).fence]
+    assert fences == [1, 2]
+
+
+def test_two_that_register_before_one_flush_get_two_fences() -> None:
+    bench, other = EscrowBench(sync=True), FakeLine("other")
+    bench.turn(a_registration())
+    bench.turn(a_registration(), line=other)
+    bench.flush()
+    fences = [writer_of(bench.line.answer()).fence, writer_of(other.answer()).fence]
+    assert fences == [1, 2]
+
+
+def test_a_question_is_not_answered_with_a_decision_that_is_not_durable() -> None:
+    bench, other = EscrowBench(sync=True), FakeLine("other")
+    bench.turn(a_half("not durable yet"))
+    bench.turn(a_writer_query(), line=other)  # waits for that flush
+    flush = bench.store.begin_flush()
+    bench.turn(a_batch_decision(0, 0, []))
+    bench.finish(flush)
+    assert writer_of(other.answer()).batch == -1
+
+
+def test_decisions_that_find_no_room_are_as_if_never_made() -> None:
+    bench = EscrowBench()
+    fence = bench.register().fence
+    place = bench.park("a0", **attempt(batch=2, name="a", fence=fence))
+    bench.store.accepts_writes = False
+    bench.turn(a_batch_decision(0, fence, []), a_batch_decision(1, fence, []))
+    assert all(answer.code for answer in bench.line.answers())
+    assert bench.asks(a_batch_decision(2, fence, [("a", 1)])).code != 0
+    bench.store.accepts_writes = True
+    assert bench.state(place) == "open"
+    assert writer_of(bench.asks(a_writer_query())).batch == -1
+    assert bench.asks(a_batch_decision(2, fence, [("a", 1)])).code == 0
+    assert bench.bodies() == [b"a0"]
+
+
+def test_a_registration_that_finds_no_room_raises_no_fence() -> None:
+    bench = EscrowBench()
+    bench.store.accepts_writes = False
+    bench.turn(a_registration(), a_registration())
+    assert all(answer.code for answer in bench.line.answers())
+    bench.store.accepts_writes = True
+    assert bench.register().fence == 1
+
+
+def test_an_end_and_a_batch_decision_in_one_turn_do_not_both_win() -> None:
+    bench, other = EscrowBench(), FakeLine("other")
+    fence = bench.register().fence
+    place = bench.park("a0", **attempt(fence=fence))
+    bench.broker.handle(bench.line, an_end(place, ROLLBACK), bench.now_ms)
+    bench.broker.handle(other, a_batch_decision(0, fence, [("a", 1)]), bench.now_ms)
+    bench.turn()
+    bench.turn()
+    assert bench.line.answer().code == 0
+    assert other.answer().code == CONTRADICTED
+    assert bench.bodies() == []
+    assert len(bodies(bench.store, names.OP_TOPIC)) == 1
+
+
+def test_a_batch_decision_and_an_end_in_one_turn_do_not_both_win() -> None:
+    bench, other = EscrowBench(), FakeLine("other")
+    fence = bench.register().fence
+    place = bench.park("a0", **attempt(fence=fence))
+    bench.broker.handle(other, a_batch_decision(0, fence, [("a", 1)]), bench.now_ms)
+    bench.broker.handle(bench.line, an_end(place, ROLLBACK), bench.now_ms)
+    bench.turn()
+    bench.turn()
+    assert bench.line.answer().code == CONTRADICTED
+    assert other.answer().code == 0
+    assert bench.bodies() == [b"a0"]
+
+
+def test_a_late_half_of_a_batch_that_is_decided_is_rolled_back_and_nobody_is_asked() -> None:
+    bench = EscrowBench()
+    fence = bench.register().fence
+    bench.asks(a_batch_decision(3, fence, []))
+    late = bench.park("late", **attempt(batch=3, fence=fence))
+    early = bench.park("early", **attempt(batch=4, fence=fence))
+    bench.tick(bench.rules.immunity_ms)
+    assert bench.line.posted == []
+    assert [bench.state(late), bench.state(early)] == ["rolled_back", "open"]
+
+
+def test_a_late_half_that_finds_no_room_to_be_rolled_back_is_looked_at_again() -> None:
+    bench = EscrowBench()
+    fence = bench.register().fence
+    bench.asks(a_batch_decision(3, fence, []))
+    late = bench.park("late", **attempt(batch=3, fence=fence))
+    bench.store.accepts_writes = False
+    bench.tick(bench.rules.immunity_ms)
+    bench.store.accepts_writes = True
+    bench.tick(bench.rules.interval_ms)
+    assert bench.state(late) == "rolled_back"
+
+
+def test_a_writer_is_remembered_when_the_log_file_with_its_decision_goes() -> None:
+    small = StoreSettings(segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99)
+    bench = EscrowBench(settings=small)
+    fence = bench.register().fence
+    bench.asks(a_batch_decision(7, fence, []))
+    for number in range(60):
+        bench.end(bench.park(f"k{number}", body=b"x" * 200), COMMIT)
+    assert bench.remove_log_file()
+    assert bench.remove_log_file()
+    again = bench.killed(with_note=False)
+    state = writer_of(again.asks(a_writer_query()))
+    assert (state.fence, state.batch) == (fence, 7)
+
+
+def test_only_a_writer_that_goes_on_is_written_again_when_the_log_below_must_go() -> None:
+    bench = EscrowBench()
+    for writer, is_last in (("finished", True), ("active", False)):
+        fence = bench.register(writer).fence
+        bench.asks(a_batch_decision(7, fence, [], writer=writer, last=is_last))
+    log_end, first_new = bench.store.end, len(stored(bench.store, names.DECISION_TOPIC))
+    for _ in range(2):  # the second time the active writer is above already
+        bench.broker.transactions.make_way(log_end, bench.now_ms)
+        bench.turn()
+    new_records = stored(bench.store, names.DECISION_TOPIC)[first_new:]
+    assert [decode_decision(record).writer for record in new_records] == ["active"]
+
+
+def test_a_writer_that_decided_its_last_batch_is_forgotten_with_the_log_file() -> None:
+    small = StoreSettings(segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99)
+    bench = EscrowBench(settings=small)
+    bench.asks(a_batch_decision(7, bench.register().fence, [], last=True))
+    for number in range(60):
+        bench.end(bench.park(f"k{number}", body=b"x" * 200), COMMIT)
+    assert bench.remove_log_file()
+    again = bench.stopped()
+    assert list(again.escrow.writers) == []
+    state = writer_of(again.asks(a_writer_query()))
+    assert (state.fence, state.batch) == (0, -1)
+
+
+def test_nobody_is_told_of_a_decision_before_it_is_durable() -> None:
+    bench = EscrowBench(sync=True)
+    places: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
+    for request in (
+        an_end_of_many(places, COMMIT),
+        an_end_of_many(places, COMMIT),
+        a_registration(),
+        a_batch_decision(0, 1, []),
+        a_batch_decision(0, 1, []),
+        a_writer_query(),
+    ):
+        bench.turn(request)
+        assert bench.line.answers() == []
+    bench.flush()
+    assert [answer.code for answer in bench.line.answers()] == [0] * 6
+    place_of(bench.asks(a_half("c")))

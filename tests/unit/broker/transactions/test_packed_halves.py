@@ -1,0 +1,157 @@
+"""A writer's batch as one half: parked in one piece, delivered one by one, whatever breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from escrowmq.message import names
+from escrowmq.message.batch import BatchItem, encode_batch
+from escrowmq.message.properties import decode_properties
+from escrowmq.remoting.headers import SendMessage
+from escrowmq.remoting.requests import Request
+from tests.support.broker_requests import a_send
+from tests.support.escrows import (
+    COMMIT,
+    EscrowBench,
+    a_batch_decision,
+    a_half,
+    an_end,
+    place_of,
+)
+
+ILLEGAL = 13
+ATTEMPT = "ESCROW_WRITER\x01w\x02ESCROW_BATCH\x010\x02ESCROW_ATTEMPT\x01a\x02ESCROW_FENCE\x011\x02"
+
+
+def properties(key: str, more: str = "") -> bytes:
+    return f"UNIQ_KEY\x01{key}\x02{more}".encode()
+
+
+def a_pack(
+    bodies: Sequence[bytes],
+    *,
+    key: str = "pack",
+    texts: Sequence[bytes] | None = None,
+    outer: str = ATTEMPT,
+    half: str = "TRAN_MSG\x01true\x02",
+) -> Request[SendMessage]:
+    texts = texts or [properties(f"{key}-{number}") for number in range(len(bodies))]
+    items = [BatchItem(0, body, text) for body, text in zip(bodies, texts, strict=True)]
+    return a_send(
+        body=encode_batch(items),
+        producer_group="p",
+        topic="T",
+        properties=f"{half}PGROUP\x01p\x02UNIQ_KEY\x01{key}\x02{outer}",
+        sys_flag=4,
+        batch=True,
+    )
+
+
+def decided(bench: EscrowBench, count: int) -> int:
+    return bench.asks(a_batch_decision(0, 1, [("a", count)])).code
+
+
+def test_its_messages_are_delivered_one_by_one_and_in_order() -> None:
+    bench = EscrowBench()
+    bench.register()
+    for key, bodies in (("p", [b"1", b"2"]), ("q", [b"3"])):
+        assert bench.asks(a_pack(bodies, key=key)).code == 0
+    assert bench.bodies() == []
+    assert decided(bench, 2) == 0
+    assert bench.bodies() == [b"1", b"2", b"3"]
+    first = decode_properties(bench.messages()[0].properties)
+    assert first["UNIQ_KEY"] == "p-0"
+    assert first["CLUSTER"] == "C"
+    assert not [name for name in first if name.startswith(("ESCROW_", "TRAN_", "REAL_"))]
+
+
+def test_one_that_is_sent_again_is_the_same() -> None:
+    bench = EscrowBench()
+    bench.register()
+    first = place_of(bench.asks(a_pack([b"1", b"2"])))
+    assert place_of(bench.asks(a_pack([b"1", b"2"]))) == first
+    assert decided(bench, 1) == 0
+    assert bench.bodies() == [b"1", b"2"]
+
+
+def test_a_crash_anywhere_in_its_delivery_leaves_each_message_once() -> None:
+    bodies = [b"%d" % number * 50 for number in range(5)]
+    seen = set()
+    bench = EscrowBench()
+    bench.register()
+    delayed = properties("pack-2", "DELAY\x011\x02")
+    texts = [properties(f"pack-{n}") if n != 2 else delayed for n in range(5)]
+    bench.asks(a_pack(bodies, texts=texts))
+    bench.asks(a_pack([b"other"], key="other"))
+    before = bench.store.end
+    assert decided(bench, 2) == 0
+    expected = [*bodies[:2], *bodies[3:], b"other"]
+    for cut in range(before, bench.store.end + 1, 30):
+        after = bench.cut_off(cut)
+        found = after.bodies()
+        waiting = after.bodies("SCHEDULE_TOPIC_XXXX", 0)
+        seen.add(len(found))
+        if found:
+            assert found == expected, cut
+            assert waiting == [bodies[2]], cut
+            assert len(after.escrow.open) == 0
+        else:
+            assert len(after.escrow.open) == 2
+            assert decided(after, 2) == 0
+            assert after.bodies() == expected
+    assert seen == {0, len(expected)}
+
+
+def test_it_survives_being_appended_again() -> None:
+    bench = EscrowBench()
+    bench.register()
+    bench.asks(a_pack([b"1", b"2"]))
+    [half] = bench.escrow.open
+    bench.broker.transactions.renew(half, bench.now_ms)
+    bench.turn()
+    again = bench.killed(with_note=False)
+    assert decided(again, 1) == 0
+    assert again.bodies() == [b"1", b"2"]
+
+
+def test_an_operator_may_deliver_it_too() -> None:
+    bench = EscrowBench()
+    place = place_of(bench.asks(a_pack([b"1", b"2"])))
+    assert bench.asks(an_end(place, COMMIT)).code == 0
+    assert bench.bodies() == [b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        a_pack([b"1", b"2"], texts=[properties("k"), properties("k")]),
+        a_pack([b"1"], texts=[b""]),
+        a_pack([b"1"], texts=[b"KEYS\x01k\x02"]),
+        a_pack([b"1"], texts=[properties("k", "TRAN_MSG\x01true\x02")]),
+        a_pack([b"1"], texts=[properties("k", "TIMER_DELAY_MS\x01999999999999\x02")]),
+        a_pack([b"1"], texts=[b"UNIQ_KEY\x01k"]),
+        a_pack([b"1"], texts=[properties("k", "A\x01\0\x02")]),
+        a_pack([b"1"], half=""),
+        a_pack([]),
+    ],
+    ids=[
+        *("one key", "no properties", "no key", "half in a half", "delay", "open end", "zero byte"),
+        *("no half", "empty"),
+    ],
+)
+def test_what_could_not_be_delivered_is_refused_at_once(request_: Request[SendMessage]) -> None:
+    bench = EscrowBench()
+    bench.register()
+    assert bench.asks(request_).code != 0
+    assert len(bench.escrow.open) == 0
+
+
+def test_nobody_else_can_say_that_a_body_holds_many() -> None:
+    bench = EscrowBench()
+    place = bench.park("k", body=b"not a batch", ESCROW_PACKED="2")
+    assert bench.end(place, COMMIT).code == 0
+    assert bench.bodies() == [b"not a batch"]
+    assert bench.asks(a_half("k2", ESCROW_PACKED="7", topic="T")).code == 0
+    assert bench.store.max_offset(names.HALF_TOPIC, 0) == 2

@@ -1,0 +1,83 @@
+"""An open half that the log cannot give back: reported, and nobody and nothing waits for it."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from escrowmq.store.settings import StoreSettings
+from tests.support.escrows import COMMIT, ROLLBACK, EscrowBench, Place
+from tests.unit.broker.transactions.test_rocketmq_weak_points import IMMUNITY_MS
+
+SMALL = StoreSettings(segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99)
+
+
+def damage(bench: EscrowBench, place: Place, at: int) -> None:
+    """A byte of its record is not what it was."""
+    base = place.log_offset - place.log_offset % SMALL.segment_bytes
+    file = bench.disk.open(f"commitlog/{base:020d}")
+    was = file.view()[place.log_offset - base + at]
+    file.write_at(place.log_offset - base + at, bytes([was ^ 0xFF]))
+    file.close()
+
+
+def fill(bench: EscrowBench) -> None:
+    for number in range(40):
+        bench.end(bench.park(f"other {number}", body=b"x" * 200), ROLLBACK)
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["asked about", "never looked at"])
+def test_it_does_not_keep_its_log_file(is_known: bool, caplog: pytest.LogCaptureFixture) -> None:
+    bench = EscrowBench(settings=SMALL)
+    lost, whole = bench.park("lost"), bench.park("whole")
+    fill(bench)
+    damage(bench, lost, 90)
+    if is_known:
+        bench.heartbeat(bench.line, "p")
+        bench.tick(IMMUNITY_MS)
+    with caplog.at_level(logging.ERROR):
+        while bench.store.begin == 0:
+            assert bench.remove_log_file()
+    assert "half given up queue_offset=0: unreadable" in caplog.text
+    assert bench.escrow.counts.unreadable == 1
+    assert [half.key for half in bench.escrow.open] == [b"whole"]
+    assert bench.state_in_memory(whole) == "open"
+    assert bench.end(whole, COMMIT).code == 0
+    assert bench.end(lost, COMMIT).code != 0  # never taken for delivered
+    assert bench.bodies() == [b"whole"]
+
+
+def test_it_stays_as_long_as_its_log_file_may() -> None:
+    bench = EscrowBench(settings=SMALL)
+    lost = bench.park("lost")
+    damage(bench, lost, 90)
+    bench.heartbeat(bench.line, "p")
+    bench.tick(IMMUNITY_MS)
+    assert bench.state_in_memory(lost) == "open"
+    assert [half.is_unreadable for half in bench.escrow.open] == [True]
+    damage(bench, lost, 90)  # it is whole again: a cable was loose
+    fill(bench)
+    while bench.store.begin == 0:
+        assert bench.remove_log_file()
+    assert bench.end(lost, COMMIT).code == 0
+    assert bench.bodies() == [b"lost"]
+
+
+@pytest.mark.parametrize("with_note", [True, False])
+def test_a_start_reports_what_it_cannot_read(
+    with_note: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = EscrowBench(settings=SMALL)
+    lost, whole = bench.park("lost"), bench.park("whole")
+    fill(bench)
+    bench.store.checkpoint()
+    bench.broker.transactions.save(at_once=True)
+    damage(bench, lost, 4)  # its magic: it does not even look like a record
+    with caplog.at_level(logging.ERROR):
+        bench = bench.killed(with_note=with_note)
+    assert "halves unreadable queue_offsets=0..0" in caplog.text
+    assert bench.escrow.counts.unreadable == 1
+    assert bench.state_in_memory(whole) == "open"
+    while bench.store.begin == 0:
+        assert bench.remove_log_file()

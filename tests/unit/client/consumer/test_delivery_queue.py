@@ -1,0 +1,68 @@
+"""Messages that wait: the queues take turns, and an orderly queue has one out at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from escrowmq.client.consumer.fetcher import Waiting
+
+
+def drain(waiting: Waiting[str, int]) -> list[int]:
+    found = []
+    while (got := waiting.get_nowait()) is not None:
+        found.append(got[1])
+    return found
+
+
+async def test_queues_take_turns() -> None:
+    waiting = Waiting[str, int]()
+    waiting.put("a", [1, 2, 3])
+    waiting.put("b", [10])
+    waiting.put("a", [4])
+    assert len(waiting) == 5
+    assert drain(waiting) == [1, 10, 2, 3, 4]
+
+
+async def test_an_orderly_queue_waits_for_what_is_out() -> None:
+    waiting = Waiting[str, int](orderly=True)
+    waiting.put("a", [1, 2])
+    waiting.put("b", [10])
+    assert drain(waiting) == [1, 10]
+    back = asyncio.create_task(waiting.until_back("a"))
+    await asyncio.sleep(0)
+    assert not back.done()
+    waiting.put_first("a", 1)  # it failed
+    assert drain(waiting) == []
+    waiting.release("a")
+    await back
+    assert drain(waiting) == [1]
+    waiting.release("a")
+    assert drain(waiting) == [2]
+
+
+async def test_a_paused_queue_gives_nothing_and_loses_nothing() -> None:
+    waiting = Waiting[str, int]()
+    waiting.put("a", [1])
+    waiting.pause("a")
+    waiting.put("a", [2])
+    assert drain(waiting) == []
+    waiting.resume("a")
+    assert drain(waiting) == [1, 2]
+
+
+async def test_what_is_dropped_is_not_handed_out() -> None:
+    waiting = Waiting[str, int]()
+    waiting.put("a", [1])
+    waiting.drop("a")
+    waiting.put("b", [2])
+    assert await waiting.get() == ("b", 2)
+
+
+async def test_whoever_waits_is_told_that_it_is_closed() -> None:
+    waiting = Waiting[str, int]()
+    asking = [asyncio.create_task(waiting.get()) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting.close()
+    assert await asyncio.gather(*asking) == [None] * 3
+    waiting.put("a", [1])
+    assert await waiting.get() is None

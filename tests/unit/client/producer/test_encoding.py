@@ -1,0 +1,146 @@
+"""A message as it goes out: properties, delays, compression, batches."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escrowmq import Message
+from escrowmq.client.producer.sender import (
+    Packer,
+    cut,
+    items_of,
+    pack_batch,
+    properties_text,
+    refuse_mixed,
+)
+from escrowmq.errors import LocalProtocolError
+from escrowmq.message import record as sysflag
+from escrowmq.message.batch import decode_batch
+from escrowmq.message.compression import decompress_body
+from escrowmq.message.properties import decode_properties
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_size=1, max_size=9)
+
+
+@given(st.dictionaries(texts, texts, max_size=5), texts)
+def test_properties_are_read_as_they_were_given(given_ones: dict[str, str], key: str) -> None:
+    text = properties_text(Message("t", b"", properties=given_ones), key)
+    assert decode_properties(text.encode()) == {"UNIQ_KEY": key, "WAIT": "true", **given_ones}
+
+
+@given(st.dictionaries(st.text(max_size=3), st.text(max_size=3), min_size=1, max_size=3))
+def test_what_cannot_be_read_again_is_refused(given_ones: dict[str, str]) -> None:
+    message = Message("t", b"", properties=given_ones)
+    is_bad = any(
+        not part or "\x01" in part or "\x02" in part for item in given_ones.items() for part in item
+    )
+    if is_bad:
+        with pytest.raises(LocalProtocolError):
+            properties_text(message, "k")
+    else:
+        assert (
+            given_ones.items() <= decode_properties(properties_text(message, "k").encode()).items()
+        )
+
+
+def test_what_the_fields_say_is_in_the_properties() -> None:
+    message = Message(
+        "t", b"", keys=["k1", "k2"], tags="x", sharding_key="s", properties={"a": "b"}
+    )
+    found = decode_properties(properties_text(message, "id", {"more": "1"}).encode())
+    assert found == {
+        "UNIQ_KEY": "id",
+        "WAIT": "true",
+        "KEYS": "k1 k2",
+        "TAGS": "x",
+        "__SHARDINGKEY": "s",
+        "a": "b",
+        "more": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("delay", "name", "value"),
+    [
+        ({"delay_level": 3}, "DELAY", "3"),
+        ({"delay_s": 1.5}, "TIMER_DELAY_MS", "1500"),
+        ({"delay_s": 0.0001}, "TIMER_DELAY_MS", "1"),
+        ({"deliver_at": datetime(2030, 1, 1, tzinfo=UTC)}, "TIMER_DELIVER_MS", "1893456000000"),
+    ],
+)
+def test_a_delay_is_a_property(delay: dict[str, Any], name: str, value: str) -> None:
+    message = Message("t", b"", **delay)
+    assert decode_properties(properties_text(message, "k").encode())[name] == value
+    assert name not in properties_text(message, "k", delays=False)
+
+
+@pytest.mark.parametrize(
+    "delay",
+    [
+        {"delay_level": -1},
+        {"delay_level": 1.5},
+        {"delay_s": -0.1},
+        {"delay_s": float("nan")},
+        {"delay_s": float("inf")},
+        {"delay_level": 1, "delay_s": 1},
+        {"deliver_at": datetime(2030, 1, 1)},  # noqa: DTZ001
+    ],
+)
+def test_a_bad_delay_is_refused_before_it_is_sent(delay: dict[str, Any]) -> None:
+    with pytest.raises(LocalProtocolError):
+        Message("t", b"", **delay)
+
+
+@pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
+def test_a_long_body_is_compressed(kind: str) -> None:
+    body = b"much the same " * 1000
+    packed = Packer(over=4096, kind=kind).pack(Message("t", body), "t", "k", sys_flag=4)
+    assert len(packed.body) < len(body)
+    assert packed.sys_flag & sysflag.TRANSACTION_MASK == 4
+    assert sysflag.is_compressed(packed.sys_flag)
+    assert decompress_body(packed.body, packed.sys_flag, body_bytes_max=1 << 20) == body
+
+
+def test_what_is_short_or_does_not_shrink_goes_as_it_is() -> None:
+    noise = bytes(range(256)) * 16  # 4,096: not over the limit
+    assert Packer().pack(Message("t", noise), "t", "k").body is noise
+    assert Packer(over=10).pack(Message("t", b"no gain here"), "t", "k").sys_flag == 0
+    assert Packer(over=None).pack(Message("t", b"a" * 9999), "t", "k").sys_flag == 0
+
+
+def test_an_unknown_compression_is_refused() -> None:
+    with pytest.raises(ValueError, match="zlib, lz4, zstd"):
+        Packer(kind="gzip")
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([], "a message at least"),
+        ([Message("t", b""), Message("u", b"")], "one topic"),
+        ([Message("t", b"", delay_level=1)], "delayed"),
+        ([Message("t", b"", properties={"TRAN_MSG": "true"})], "transactional"),
+        ([Message("t", b"", sharding_key="a"), Message("t", b"", sharding_key="b")], "sharding"),
+    ],
+)
+def test_what_cannot_be_a_batch_is_said(messages: list[Message], said: str) -> None:
+    with pytest.raises(LocalProtocolError, match=said):
+        refuse_mixed(messages)
+
+
+@given(st.lists(st.binary(max_size=60), min_size=1, max_size=20), st.integers(1, 400))
+def test_a_cut_batch_is_all_of_it_in_order(bodies: list[bytes], bytes_max: int) -> None:
+    messages = [Message("t", body) for body in bodies]
+    items = items_of(messages, (str(number) for number in range(99)), {"a": "b"})
+    chunks = list(cut(items, bytes_max))
+    packed = [pack_batch("t", chunk, "") for chunk in chunks]
+    assert [bytes(item.body) for one in packed for item in decode_batch(one.body)] == bodies
+    assert all(
+        len(one.body) <= bytes_max or len(chunk) == 1
+        for one, chunk in zip(packed, chunks, strict=True)
+    )

@@ -1,0 +1,282 @@
+"""Ends against brokers of RocketMQ's kind that lose answers, refuse, or go away; and listeners."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from escrowmq import (
+    Message,
+    Producer,
+    ReceivedMessage,
+    Rollback,
+    SendStatus,
+    TransactionListener,
+    TransactionProducer,
+    Verdict,
+)
+from escrowmq.errors import HalfNotSafe, RequestRefused
+from escrowmq.remoting.codes import RequestCode, ResponseCode
+from escrowmq.remoting.requests import Request
+from escrowmq.remoting.responses import succeed
+from tests.support.peers import SENDS, Peers, refusing, silent
+
+END, END_MANY = RequestCode.END_TRANSACTION, RequestCode.END_TRANSACTIONS
+SEND = RequestCode.SEND_MESSAGE_V2
+SOON_S = 0.3
+
+
+def verdicts(peers: Peers, name: str = "a") -> list[int]:
+    return [request.head.fields.commit_or_rollback for request in peers[name].asked(END)]
+
+
+async def test_a_rocketmq_broker_gets_one_end_for_each_half_and_answers() -> None:
+    async with Peers("a", "b") as peers, Producer(peers.address, group="g") as producer:
+        async with producer.transaction(Message("t", b"1")) as tx:
+            for number in range(3):
+                await tx.send(Message("t", b"%d" % number))
+        assert tx.outcome is not None
+        assert (tx.outcome.acknowledged, tx.outcome.one_way) == (True, False)
+        assert sorted(verdicts(peers, "a") + verdicts(peers, "b")) == [8] * 4
+        assert not peers["a"].asked(END_MANY)
+
+
+async def test_a_commit_whose_answer_is_lost_is_not_repeated_there() -> None:
+    async with Peers("a") as peers:
+        peers["a"].answers[END] = silent
+        async with (
+            Producer(peers.address, group="g", timeout_s=SOON_S) as producer,
+            producer.transaction(Message("t", b"x")) as tx,
+        ):
+            pass
+        assert tx.outcome is not None
+        assert tx.outcome.state == "committed"
+        assert not tx.outcome.acknowledged
+        assert "no answer" in tx.outcome.detail
+        assert verdicts(peers) == [8]
+
+
+async def test_a_rollback_whose_answer_is_lost_is_repeated() -> None:
+    async with Peers("a") as peers:
+        answers = iter([silent, succeed])
+        peers["a"].answers[END] = lambda request: next(answers)(request)
+        async with (
+            Producer(peers.address, group="g", timeout_s=SOON_S) as producer,
+            producer.transaction(Message("t", b"x")) as tx,
+        ):
+            raise Rollback
+        assert tx.outcome is not None
+        assert tx.outcome.acknowledged
+        assert verdicts(peers) == [12, 12]
+
+
+async def test_what_was_told_is_not_told_again_when_a_later_one_is_busy() -> None:
+    async with Peers("a") as peers:
+        answers = iter([succeed, refusing(ResponseCode.SYSTEM_BUSY), succeed])
+        peers["a"].answers[END] = lambda request: next(answers)(request)
+        async with (
+            Producer(peers.address, group="g") as producer,
+            producer.transaction(Message("t", b"1")) as tx,
+        ):
+            await tx.send(Message("t", b"2"))
+        assert tx.outcome is not None
+        assert tx.outcome.acknowledged
+        places = [request.head.fields.commit_log_offset for request in peers["a"].asked(END)]
+        assert len(places) == 3
+        assert len(set(places)) == 2
+
+
+async def test_a_broker_that_knows_many_at_once_is_asked_once_and_again_if_need_be() -> None:
+    async with Peers("a") as peers:
+        peers["a"].answers[RequestCode.QUERY_WRITER] = succeed
+        answers = iter([silent, succeed])
+        peers["a"].answers[END_MANY] = lambda request: next(answers)(request)
+        async with (
+            Producer(peers.address, group="g", timeout_s=SOON_S) as producer,
+            producer.transaction(Message("t", b"1")) as tx,
+        ):
+            await tx.send(Message("t", b"2"))
+        assert tx.outcome is not None
+        assert tx.outcome.acknowledged
+        assert len(peers["a"].asked(END_MANY)) == 2
+        assert not peers["a"].asked(END)
+
+
+async def test_many_at_once_fall_back_to_one_by_one() -> None:
+    async with Peers("a") as peers:
+        peers["a"].answers[RequestCode.QUERY_WRITER] = succeed  # it seemed to be ours
+        async with (
+            Producer(peers.address, group="g") as producer,
+            producer.transaction(Message("t", b"1")) as tx,
+        ):
+            await tx.send(Message("t", b"2"))
+        assert tx.outcome is not None
+        assert tx.outcome.acknowledged
+        assert verdicts(peers) == [8, 8]
+
+
+async def test_a_refused_end_is_raised_and_the_other_broker_is_told_all_the_same() -> None:
+    async with Peers("a", "b") as peers:
+        peers["a"].answers[END] = refusing(ResponseCode.SYSTEM_ERROR, "no such half")
+        async with Producer(peers.address, group="g") as producer:
+            queues = await producer.queues("t")
+            with pytest.raises(RequestRefused, match="no such half"):  # noqa: PT012
+                async with producer.transaction() as tx:
+                    for broker in "ab":
+                        half = await producer.send(
+                            Message("t", b"x"),
+                            queue=next(queue for queue in queues if queue.broker == broker),
+                        )
+                        tx.halves.append(half)
+        assert tx.outcome is not None
+        assert not tx.outcome.acknowledged
+        assert verdicts(peers, "b") == [8]
+
+
+@pytest.mark.parametrize("code", [10, 11, 12])
+async def test_a_half_that_is_not_safe_ends_the_block_before_it_begins(code: int) -> None:
+    async with Peers("a") as peers:
+        peers["a"].answers[SEND] = lambda request: peers["a"].sent(request, code)
+        async with Producer(peers.address, group="g") as producer:
+            with pytest.raises(HalfNotSafe):
+                async with producer.transaction(Message("t", b"x")):
+                    pytest.fail("the local work must not be done")
+        assert verdicts(peers) == [12]
+
+
+async def test_a_delay_is_left_out_of_a_half_for_rocketmq_and_kept_for_ours() -> None:
+    async with Peers("a") as peers, Producer(peers.address, group="g") as producer:
+        async with producer.transaction(Message("t", b"x", delay_level=3)):
+            pass
+        await producer.send(Message("t", b"x", delay_level=3))
+        half, plain = peers["a"].asked(*SENDS)
+        assert "DELAY" not in half.head.fields.properties
+        assert "DELAY\x013" in plain.head.fields.properties
+    async with Peers("a") as peers:
+        peers["a"].answers[RequestCode.QUERY_WRITER] = succeed
+        async with (
+            Producer(peers.address, group="g") as producer,
+            producer.transaction(Message("t", b"x", delay_s=2)),
+        ):
+            pass
+        assert "TIMER_DELAY_MS\x012000" in peers["a"].asked(*SENDS)[0].head.fields.properties
+
+
+# --- listeners -----------------------------------------------------------------------------------
+
+
+class Says(TransactionListener):
+    """Answers what it is told to, and remembers what it was given."""
+
+    def __init__(self, said: Any) -> None:
+        self.said = said
+        self.executed: list[tuple[Message, Any]] = []
+
+    def execute_local_transaction(self, message: Message, arg: Any) -> Any:
+        self.executed.append((message, arg))
+        if isinstance(self.said, Exception):
+            raise self.said
+        return self.said
+
+    def check_local_transaction(self, message: ReceivedMessage) -> Verdict:
+        return Verdict.UNKNOWN
+
+
+class SaysLater(Says):
+    async def execute_local_transaction(self, message: Message, arg: Any) -> Any:
+        return super().execute_local_transaction(message, arg)
+
+
+@pytest.mark.parametrize("kind", [Says, SaysLater])
+@pytest.mark.parametrize(
+    ("said", "state", "told"),
+    [
+        (Verdict.COMMIT, Verdict.COMMIT, 8),
+        (Verdict.ROLLBACK, Verdict.ROLLBACK, 12),
+        (Verdict.UNKNOWN, Verdict.UNKNOWN, 0),
+        (None, Verdict.UNKNOWN, 0),
+        (OSError("disk on fire"), Verdict.UNKNOWN, 0),
+        (Rollback(), Verdict.ROLLBACK, 12),
+        ("COMMIT", Verdict.UNKNOWN, 0),
+    ],
+    ids=str,
+)
+async def test_what_the_listener_says_is_told(
+    kind: type[Says], said: Any, state: Verdict, told: int
+) -> None:
+    listener = kind(said)
+    async with (
+        Peers("a") as peers,
+        TransactionProducer(peers.address, group="g", listener=listener) as producer,
+    ):
+        result = await producer.send_in_transaction(Message("t", b"x"), arg=7)
+        async with asyncio.timeout(20):
+            while not peers["a"].asked(END):  # noqa: ASYNC110  # what is one way takes a moment
+                await asyncio.sleep(0.01)
+    [(message, arg)] = listener.executed
+    assert arg == 7
+    assert message.transaction_id == result.transaction_id == result.message_id
+    assert message.properties["__transactionId__"] == result.transaction_id
+    assert (result.status, result.local_state) == (SendStatus.SEND_OK, state)
+    assert (result.queue.topic, result.queue_offset) == ("t", 1)
+    [end] = peers["a"].asked(END)
+    assert end.head.fields.commit_or_rollback == told
+    assert end.head.is_oneway == (told == 0) == result.outcome.one_way
+    assert result.outcome.acknowledged == (told != 0)
+    if isinstance(said, OSError):
+        assert "disk on fire" in end.head.remark
+        assert result.error is said
+    elif said == "COMMIT":
+        assert "COMMIT" in end.head.remark
+
+
+@pytest.mark.parametrize("code", [10, 11, 12])
+async def test_a_status_other_than_ok_rolls_back_without_the_local_transaction(code: int) -> None:
+    listener = Says(Verdict.COMMIT)
+    async with Peers("a") as peers:
+        peers["a"].answers[SEND] = lambda request: peers["a"].sent(request, code)
+        async with TransactionProducer(peers.address, group="g", listener=listener) as producer:
+            result = await producer.send_in_transaction(Message("t", b"x"))
+    assert not listener.executed
+    assert (result.status.value, result.local_state) == (code, Verdict.ROLLBACK)
+    assert verdicts(peers) == [12]
+
+
+async def test_a_half_that_cannot_be_sent_is_an_error_and_nothing_more() -> None:
+    listener = Says(Verdict.COMMIT)
+    async with Peers("a") as peers:
+        peers["a"].answers[SEND] = refusing(ResponseCode.MESSAGE_ILLEGAL)
+        async with TransactionProducer(peers.address, group="g", listener=listener) as producer:
+            with pytest.raises(RequestRefused):
+                await producer.send_in_transaction(Message("t", b"x"))
+    assert not listener.executed
+    assert not peers["a"].asked(END)
+
+
+async def test_without_a_listener_there_is_no_producer() -> None:
+    with pytest.raises(TypeError, match="execute_local_transaction"):
+        TransactionProducer("127.0.0.1:1", group="g", listener=None)  # type: ignore[arg-type]
+
+
+async def test_names_are_wrapped_on_the_wire_and_not_for_the_user() -> None:
+    listener = Says(Verdict.COMMIT)
+    async with (
+        Peers("a") as peers,
+        TransactionProducer(
+            peers.address, group="g", listener=listener, namespace="ns"
+        ) as producer,
+    ):
+        result = await producer.send_in_transaction(Message("t", b"x"))
+        assert result.queue.topic == "t"
+        [batched] = await producer.send_batch([Message("t", b"x")])
+        assert batched.queue.topic == "t"
+        assert {queue.topic for queue in await producer.queues("t")} == {"t"}
+    sends: list[Request[Any]] = peers["a"].asked(*SENDS)
+    assert {request.head.fields.topic for request in sends} == {"ns%t"}
+    assert {request.head.fields.producer_group for request in sends} == {"ns%g"}
+    assert "PGROUP\x01ns%g\x02" in sends[0].head.fields.properties
+    assert "INSTANCE_ID\x01ns\x02" in sends[0].head.fields.properties
+    [end] = peers["a"].asked(END)
+    assert (end.head.fields.topic, end.head.fields.producer_group) == ("ns%t", "ns%g")

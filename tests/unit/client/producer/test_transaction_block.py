@@ -1,0 +1,64 @@
+"""A transaction whose end is on its way: it takes no more messages and no second verdict."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from escrowmq import Message, Producer, Verdict
+from escrowmq.client.producer.transaction import Outcome
+from escrowmq.errors import TransactionContradicted
+from escrowmq.remoting.codes import RequestCode
+from escrowmq.remoting.headers import EndTransaction
+from escrowmq.remoting.requests import Request
+from escrowmq.remoting.responses import succeed
+from tests.support.peers import SENDS, Peers
+
+END = RequestCode.END_TRANSACTION
+
+
+class FirstEndUnanswered:
+    """Answers every end but the first, and says when that one has arrived."""
+
+    def __init__(self) -> None:
+        self.arrived = asyncio.Event()
+
+    def __call__(self, request: Request[EndTransaction]) -> bytes | None:
+        if self.arrived.is_set():
+            return succeed(request)
+        self.arrived.set()
+        return None
+
+
+async def test_a_send_is_refused_while_the_end_is_on_its_way() -> None:
+    async with Peers("a") as peers, Producer(peers.address, group="g") as producer:
+        answering = peers["a"].answers[END] = FirstEndUnanswered()
+        async with producer.transaction(Message("t", b"1")) as transaction:
+            ending = asyncio.create_task(transaction.end(Verdict.ROLLBACK))
+            await answering.arrived.wait()
+            with pytest.raises(TransactionContradicted, match="has ended") as refusal:
+                await transaction.send(Message("t", b"2"))
+            assert refusal.value.state == "rolled_back"
+            await cancel(ending)
+        assert len(peers["a"].asked(*SENDS)) == 1
+
+
+async def test_an_end_that_was_cancelled_is_not_followed_by_another_verdict() -> None:
+    async with Peers("a") as peers, Producer(peers.address, group="g") as producer:
+        answering = peers["a"].answers[END] = FirstEndUnanswered()
+        async with producer.transaction(Message("t", b"1")) as transaction:
+            ending = asyncio.create_task(transaction.end(Verdict.ROLLBACK))
+            await answering.arrived.wait()
+            await cancel(ending)
+        ends = [request.head.fields.commit_or_rollback for request in peers["a"].asked(END)]
+        assert ends == [Verdict.ROLLBACK.value]
+        assert transaction.outcome is not None
+        assert transaction.outcome.verdict is Verdict.ROLLBACK
+        assert not transaction.outcome.acknowledged
+
+
+async def cancel(task: asyncio.Task[Outcome]) -> None:
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

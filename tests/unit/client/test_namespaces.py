@@ -1,0 +1,53 @@
+"""Names with a namespace: RocketMQ's form, for topics, groups, retries and dead letters."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escrowmq.client.messages import Namespace, is_system
+
+names = st.text(st.sampled_from("abcXYZ_-1"), min_size=1, max_size=8)
+
+
+@pytest.mark.parametrize(
+    ("plain", "wrapped"),
+    [
+        ("orders", "shop%orders"),
+        ("%RETRY%billing", "%RETRY%shop%billing"),
+        ("%DLQ%billing", "%DLQ%shop%billing"),
+        ("TBW102", "TBW102"),
+        ("rmq_sys_wheel_timer", "rmq_sys_wheel_timer"),
+        ("CID_RMQ_SYS_TRANS", "CID_RMQ_SYS_TRANS"),
+        ("", ""),
+    ],
+)
+def test_a_name_is_wrapped_as_rocketmq_does(plain: str, wrapped: str) -> None:
+    namespace = Namespace("shop")
+    assert namespace.wrap(plain) == wrapped
+    assert namespace.unwrap(wrapped) == plain
+
+
+def test_without_a_namespace_names_stay() -> None:
+    assert Namespace().wrap("orders") == Namespace().unwrap("orders") == "orders"
+
+
+def test_a_name_of_another_namespace_stays() -> None:
+    assert Namespace("shop").unwrap("bank%orders") == "bank%orders"
+
+
+def test_a_namespace_has_no_separator() -> None:
+    with pytest.raises(ValueError, match="%"):
+        Namespace("a%b")
+
+
+@given(names, names, st.sampled_from(["", "%RETRY%", "%DLQ%"]))
+def test_unwrapping_undoes_wrapping_and_wrapping_twice_is_once(
+    namespace: str, name: str, prefix: str
+) -> None:
+    one = Namespace(namespace)
+    wrapped = one.wrap(prefix + name)
+    assert one.wrap(wrapped) == wrapped
+    assert one.unwrap(wrapped) == prefix + name
+    assert is_system(name) or namespace in wrapped

@@ -1,0 +1,297 @@
+"""The records of a transaction, from the send to what its consumers see."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from escrowmq.broker.processors.send import is_plain_half
+from escrowmq.errors import CorruptRecord
+from escrowmq.escrow.half_table import Attempt
+from escrowmq.escrow.records import (
+    Step,
+    attempt_of,
+    copy_of,
+    decode_op,
+    decode_step,
+    facts_of,
+    final_of,
+    half_of,
+    immunity_ms,
+    journal_of,
+    op_of,
+    plain_half,
+    stranded_of,
+)
+from escrowmq.message import names
+from escrowmq.message.keys import derive
+from escrowmq.message.properties import decode_properties, encode_properties
+from escrowmq.message.record import LogOffset, NewRecord, StoredRecord, decode_record, encode_record
+from escrowmq.message.transaction import State
+from tests.support.broker_requests import a_send
+from tests.support.escrows import COMMIT, EscrowBench, an_end, place_of
+from tests.support.stores import HOST
+
+SENT = "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01k\x02"
+
+
+def kept(record: NewRecord, *, log_offset: int = 0, queue_offset: int = 0) -> StoredRecord:
+    data = encode_record(record, queue_offset, log_offset, 1_000, HOST)
+    return decode_record(data, 0, LogOffset(log_offset))
+
+
+def sent(properties: str = SENT, **changes: Any) -> NewRecord:
+    return NewRecord("T", 3, b"body", properties.encode(), **changes)
+
+
+def test_a_half_is_what_rocketmq_writes() -> None:
+    half = half_of(sent(flag=7, sys_flag=4 | 1, reconsume_times=2))
+    assert (half.topic, half.queue_id, half.body) == (names.HALF_TOPIC, 0, b"body")
+    assert (half.flag, half.sys_flag, half.reconsume_times) == (7, 1, 2)
+    assert decode_properties(half.properties) == {
+        "PGROUP": "p",
+        "UNIQ_KEY": "k",
+        "__transactionId__": "k",
+        "TRAN_MSG": "true",
+        "REAL_TOPIC": "T",
+        "REAL_QID": "3",
+    }
+
+
+names_of_properties = st.sampled_from(
+    [
+        "a",
+        "TAGS",
+        "KEYS",
+        "PGROUP",
+        "XREAL_",
+        "MY_TRAN_MSG",
+        "TRAN_MSG",
+        "REAL_TOPIC",
+        "REAL_QID",
+        "ESCROW_COPY_OF",
+        "ESCROW_WRITER",
+        "TRANSACTION_CHECK_TIMES",
+        "__transactionId__",
+    ]
+)
+values = st.sampled_from(["true", "TRAN_MSG", "x", "TRAN_MSG\x01true", "REAL_TOPIC\x01y", "9", " "])
+
+
+@given(st.lists(st.tuples(names_of_properties, values), max_size=8), st.integers(0, 8))
+def test_what_consumers_see_is_what_was_sent(items: list[tuple[str, str]], at: int) -> None:
+    """Whatever else stands in the properties, and wherever: half, copy and final keep it."""
+    items.insert(at, ("TRAN_MSG", "true"))
+    items.append(("UNIQ_KEY", "k"))
+    text = "".join(f"{name}\x01{value}\x02" for name, value in items)
+    record = sent(text)
+    half = kept(half_of(record), log_offset=50)
+    facts = facts_of(half)
+    assert facts is not None
+    assert (facts.topic, facts.queue_id, facts.key) == ("T", 3, b"k")
+    moved = kept(copy_of(half, 9), log_offset=90)
+    moved_facts = facts_of(moved)
+    assert moved_facts is not None
+    assert moved_facts.older == (9,)
+    assert msgspec.structs.replace(moved_facts, older=()) == facts
+    for source in (half, moved):
+        final = final_of(source, facts.topic, facts.queue_id)
+        assert (final.topic, final.queue_id, final.body) == ("T", 3, b"body")
+        assert (final.prepared_offset, final.sys_flag) == (source.log_offset, 8)
+        seen = decode_properties(final.properties)
+        gone = {"TRAN_MSG", "REAL_TOPIC", "REAL_QID", "ESCROW_COPY_OF", "ESCROW_WRITER"}
+        gone |= {"TRANSACTION_CHECK_TIMES", "__transactionId__"}
+        wanted = {n: v for n, v in decode_properties(record.properties).items() if n not in gone}
+        seen.pop("TRANSACTION_CHECK_TIMES", None)
+        assert seen == wanted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SENT,
+        SENT[:-1],
+        "UNIQ_KEY\x01k\x02TRAN_MSG\x01true\x02",
+        "UNIQ_KEY\x01k\x02PGROUP\x01\x02TRAN_MSG\x01true\x02",
+        "a\x01b\x02TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01k\x02KEYS\x01x y\x02",
+        "UNIQ_KEY\x01k0\x02TRAN_MSG\x01true\x02UNIQ_KEY\x01k\x02XPGROUP\x01x\x02PGROUP\x01p",
+        SENT + "TAGS\x01a\x02KEYS\x01 x  y ",
+        SENT + "TAGS\x01a\x02TAGS\x01\x02KEYS\x01x\x02KEYS\x01\x02",
+        SENT + "TAGS\x01\u00e9\x02KEYS\x01\u4e2d \u6587\x02XTAGS\x01b\x02XKEYS\x01z",
+    ],
+)
+def test_the_short_way_to_a_half_leads_where_the_long_one_does(text: str) -> None:
+    added = "CLUSTER\x01C\x02"
+    properties, of_final, group, key, derived = plain_half(text, added, "T", 3)
+    facts = facts_of(kept(NewRecord(names.HALF_TOPIC, 0, b"body", properties)))
+    end = "" if text.endswith("\x02") else "\x02"
+    long_way = facts_of(kept(half_of(sent(text + end + added))))
+    assert facts == long_way
+    assert facts is not None
+    assert (facts.group, facts.key) == (group, key)
+    stored = kept(NewRecord(names.HALF_TOPIC, 0, b"body", properties))
+    assert of_final == final_of(stored, "T", 3).properties
+    found = derive("T", of_final, 0)
+    assert found == derive(names.HALF_TOPIC, properties, 0)
+    assert derived in (found, None)
+    assert derived is not None or "\x01\x02" in text, "only an empty value takes the long way"
+
+
+@given(st.lists(st.tuples(names_of_properties, values), max_size=8), st.integers(0, 8))
+def test_what_is_plain_is_cut_as_what_is_not(items: list[tuple[str, str]], at: int) -> None:
+    items.insert(at, ("TRAN_MSG", "true"))
+    items.append(("UNIQ_KEY", "k"))
+    text = "".join(f"{name}\x01{value}\x02" for name, value in items)
+    assume(is_plain_half(text))
+    properties, of_final, group, key, derived = plain_half(text, "", "T", 3)
+    half = kept(NewRecord(names.HALF_TOPIC, 0, b"body", properties))
+    assert facts_of(half) == facts_of(half_of(sent(text)))
+    assert of_final == final_of(half, "T", 3).properties
+    assert derived == derive("T", of_final, 0) == derive(names.HALF_TOPIC, properties, 0)
+    assert (group, key) == (decode_properties(text.encode()).get("PGROUP", ""), b"k")
+
+
+@pytest.mark.parametrize(
+    ("properties", "parked"),
+    [
+        ("TRAN_MSG\x01true\x02UNIQ_KEY\x01k\x02", True),
+        ("UNIQ_KEY\x01k\x02TRAN_MSG\x01true", True),  # no separator at the end
+        ("a\x01b\x02TRAN_MSG\x01true\x02TRAN_MSG\x01true\x02", True),
+        ("MY_TRAN_MSG\x01true\x02UNIQ_KEY\x01k\x02", False),
+        ("a\x01TRAN_MSG\x01true\x02UNIQ_KEY\x01k\x02", False),  # within a value
+        ("TRAN_MSG\x01false\x02UNIQ_KEY\x01k\x02", False),
+        ("TRAN_MSG\x01true\x02TRAN_MSG\x01false\x02", False),  # the last one counts
+        ("TRAN_MSGtrue\x02UNIQ_KEY\x01k\x02", False),
+        ("TRAN_MSG\x01True\x02UNIQ_KEY\x01k\x02", False),
+    ],
+)
+def test_a_send_is_parked_by_its_property_alone(properties: str, parked: bool) -> None:
+    bench = EscrowBench()
+    bench.turn(a_send(body=b"x", properties=properties))
+    place = place_of(bench.line.answer())
+    assert bench.bodies() == ([] if parked else [b"x"])
+    assert len(bench.escrow.open) == parked
+    if parked:
+        assert bench.asks(an_end(place, COMMIT, group="")).code == 0
+        [record] = bench.messages()
+        assert "TRAN_MSG" not in decode_properties(record.properties)
+        assert bytes(record.body) == b"x"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, None),
+        ("5", 5_000),
+        ("0.5", 500),
+        (" 7 ", 7_000),
+        ("", None),
+        ("-1", None),
+        ("0", None),
+        ("nan", None),
+        ("inf", None),
+        ("1e400", None),
+        ("five", None),
+        ("99999999999999999999", None),
+    ],
+)
+def test_an_immunity_is_as_odd_as_it_may_come(text: str | None, expected: int | None) -> None:
+    assert immunity_ms(text) == expected
+
+
+@pytest.mark.parametrize("text", ["nan", "-5", "soon", "0"])
+def test_an_odd_immunity_leaves_it_to_the_broker(text: str) -> None:
+    bench = EscrowBench()
+    bench.park("k", CHECK_IMMUNITY_TIME_IN_SECONDS=text)
+    bench.tick(bench.rules.immunity_ms - 1)
+    assert bench.line.posted == []
+    bench.tick(1)
+    assert len(bench.line.posted) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "halves"),
+    [
+        (b"123", [123]),
+        (b"123,", [123]),
+        (b"123,124,", [123, 124]),
+        (b"0,5,7", [0, 5, 7]),
+        (b"", None),
+        (b",", None),
+        (b"x", None),
+        (b"1,x,", None),
+        (b"-1", None),
+        (b"1" * 30, None),
+    ],
+)
+def test_an_op_is_one_number_or_several(body: bytes, halves: list[int] | None) -> None:
+    found = decode_op(kept(NewRecord(names.OP_TOPIC, 0, body, b"TAGS\x01d\x02")))
+    assert (None if found is None else found.halves) == halves
+    if found is not None:
+        assert found.state is None  # RocketMQ does not say how it ended
+    assert decode_op(kept(NewRecord(names.OP_TOPIC, 0, body, b"TAGS\x01x\x02"))) is None
+
+
+@pytest.mark.parametrize("state", State)
+def test_an_op_of_ours_says_how_it_ended(state: State) -> None:
+    record = op_of(7, state, "producer 1.2.3.4:5", "because\x02of\x01it", also=(3, 5), now_ms=9)
+    assert record.body == b"7"  # which every RocketMQ can read
+    found = decode_op(kept(record))
+    assert found is not None
+    assert (found.halves, found.also, found.state) == ([7], [3, 5], state)
+    assert (found.by, found.reason) == ("producer 1.2.3.4:5", "because of it")
+
+
+@pytest.mark.parametrize(
+    "properties", [{}, {"REAL_QID": "1"}, {"REAL_TOPIC": "T", "REAL_QID": "x"}]
+)
+def test_what_says_not_where_it_wants_to_go_is_no_half(properties: dict[str, str]) -> None:
+    assert (
+        facts_of(kept(NewRecord(names.HALF_TOPIC, 0, b"", encode_properties(properties)))) is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, Attempt("w", 4, "a", 2)),
+        ({"ESCROW_FENCE": "x"}, Attempt("w", 4, "a", 0)),
+        ({"ESCROW_BATCH": "-4"}, None),
+        ({"ESCROW_BATCH": ""}, None),
+        ({"ESCROW_WRITER": ""}, None),
+    ],
+)
+def test_an_attempt_names_writer_and_batch(
+    changes: dict[str, str], expected: Attempt | None
+) -> None:
+    properties = {
+        "ESCROW_WRITER": "w",
+        "ESCROW_BATCH": "4",
+        "ESCROW_ATTEMPT": "a",
+        "ESCROW_FENCE": "2",
+    }
+    assert attempt_of(properties | changes) == expected
+
+
+def test_a_stranded_copy_says_why() -> None:
+    half = kept(half_of(sent(flag=7)))
+    record = stranded_of(half, "asked 3 times")
+    assert (record.topic, record.queue_id, record.flag) == (names.STRANDED_TOPIC, 0, 7)
+    assert decode_properties(record.properties)["ESCROW_REASON"] == "asked 3 times"
+
+
+def test_a_line_of_the_journal_is_read_as_it_was_written() -> None:
+    step = Step(2**40, "asked", 15, "1.2.3.4:5")
+    found = decode_step(kept(journal_of(step, now_ms=5)))
+    assert found == Step(2**40, "asked", 15, "1.2.3.4:5", 1_000)
+
+
+@pytest.mark.parametrize("body", [b"", b"short", struct.pack(">qBH", 1, 99, 1)])
+def test_what_is_no_line_of_a_journal_is_said_to_be_none(body: bytes) -> None:
+    with pytest.raises(CorruptRecord):
+        decode_step(kept(NewRecord(names.JOURNAL_TOPIC, 0, body)))

@@ -1,0 +1,231 @@
+"""A start over records that cannot be read: each is passed over, and all others count.
+
+A record is unreadable in one of two ways. Its queue entry still points at it and its body does not
+check out; or the queues were rebuilt around the damage, and a blank entry stands in its place.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import pytest
+
+from escrowmq.message import names
+from escrowmq.message.record import NewRecord, StoredRecord
+from tests.support.broker_requests import stored
+from tests.support.escrows import (
+    COMMIT,
+    ESCROW,
+    ROLLBACK,
+    EscrowBench,
+    a_batch_decision,
+    a_writer_query,
+    writer_of,
+)
+from tests.support.stores import NOW_MS
+from tests.unit.escrow.test_recovery import Theirs, place
+
+BODY_AT: Final = 88  # bytes into a record
+OP_PROPERTIES: Final = b"TAGS\x01d\x02"
+
+ways_to_be_unreadable = pytest.mark.parametrize(
+    "has_entry", [True, False], ids=["damaged body", "blank entry"]
+)
+
+
+def make_unreadable(bench: EscrowBench, record: StoredRecord, *, has_entry: bool = True) -> None:
+    """Damage a durable record; without an entry, make the next start rebuild its queue."""
+    bench.store.checkpoint()
+    file = bench.disk.open(f"commitlog/{0:020d}")
+    file.write_at(record.log_offset + BODY_AT, bytes([bytes(record.body)[0] ^ 0xFF]))
+    file.close()
+    if not has_entry:
+        directory = f"consumequeue/{record.topic}/{record.queue_id}"
+        for name in bench.disk.names(directory):
+            bench.disk.remove(f"{directory}/{name}")
+
+
+def append(bench: EscrowBench, topic: str, body: bytes, properties: bytes = b"") -> None:
+    bench.store.append([NewRecord(topic, 0, body, properties)], now_ms=NOW_MS)
+
+
+def settled_cursors(bench: EscrowBench) -> tuple[int, int]:
+    """The cursors after everything that is settled was passed, and the log flushed."""
+    for _ in range(2):
+        bench.tick()
+        bench.store.flush()
+    return bench.cursors()
+
+
+# --- ops -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "properties"),
+    [
+        (b"zero", OP_PROPERTIES),
+        (b"0,x", OP_PROPERTIES),
+        (b"", OP_PROPERTIES),
+        (b"9" * 19, OP_PROPERTIES),
+        (b"1", b"TAGS\x01x\x02"),
+    ],
+    ids=["no number", "a number and no number", "nothing", "too large", "another tag"],
+)
+@pytest.mark.parametrize("is_last", [True, False], ids=["last", "between others"])
+def test_an_op_that_names_no_half_settles_nothing(
+    body: bytes, properties: bytes, is_last: bool
+) -> None:
+    bench = EscrowBench()
+    committed, still_open, last = (bench.park(key) for key in ("committed", "open", "last"))
+    bench.end(committed, COMMIT)
+    if is_last:
+        bench.end(last, ROLLBACK)
+    append(bench, names.OP_TOPIC, body, properties)
+    if not is_last:
+        bench.end(last, ROLLBACK)
+    again = bench.killed(with_note=False)
+    states = [again.state_in_memory(half) for half in (committed, still_open, last)]
+    assert states == ["committed", "open", "rolled_back"]
+    assert settled_cursors(again) == (1, 1 if is_last else 2)
+    assert again.end(still_open, ROLLBACK).code == 0
+    assert settled_cursors(again) == (3, 4)
+
+
+def test_the_op_cursor_passes_an_op_that_names_no_half_at_the_end_of_its_queue() -> None:
+    bench = EscrowBench()
+    bench.end(bench.park("k"), COMMIT)
+    append(bench, names.OP_TOPIC, b"zero", OP_PROPERTIES)
+    assert settled_cursors(bench.killed(with_note=False)) == (1, 2)
+
+
+@ways_to_be_unreadable
+def test_without_its_op_a_committed_half_is_recognised_by_its_message(has_entry: bool) -> None:
+    bench = EscrowBench()
+    halves = [bench.park(f"k{number}") for number in range(3)]
+    for half in halves:
+        bench.end(half, COMMIT)
+    make_unreadable(bench, stored(bench.store, names.OP_TOPIC)[1], has_entry=has_entry)
+    again = bench.killed(with_note=False)
+    assert [again.state_in_memory(half) for half in halves] == ["committed"] * 3
+    assert again.end(halves[1], ROLLBACK).code == 3701
+    assert again.bodies() == [b"k0", b"k1", b"k2"]
+
+
+@ways_to_be_unreadable
+def test_without_its_op_a_rolled_back_half_is_open_again(has_entry: bool) -> None:
+    bench = EscrowBench()
+    halves = [bench.park(f"k{number}") for number in range(3)]
+    for half in halves:
+        bench.end(half, ROLLBACK)
+    make_unreadable(bench, stored(bench.store, names.OP_TOPIC)[1], has_entry=has_entry)
+    again = bench.killed(with_note=False)
+    states = [again.state_in_memory(half) for half in halves]
+    assert states == ["rolled_back", "open", "rolled_back"]
+    assert again.end(halves[1], ROLLBACK).code == 0
+    assert again.bodies() == []
+
+
+def test_an_unreadable_record_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    bench = EscrowBench()
+    bench.end(bench.park("k"), ROLLBACK)
+    bench.park("behind it")
+    make_unreadable(bench, stored(bench.store, names.OP_TOPIC)[0])
+    with caplog.at_level(logging.ERROR):
+        bench.killed(with_note=False)
+    assert f"unreadable topic={names.OP_TOPIC} queue_offset=0" in caplog.text
+
+
+# --- decisions and questions ---------------------------------------------------------------------
+
+
+def test_a_decision_that_makes_no_sense_is_reported_and_passed_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = EscrowBench()
+    append(bench, names.DECISION_TOPIC, b"no decision")
+    assert bench.asks(a_batch_decision(4, 0, [])).code == 0
+    append(bench, names.DECISION_TOPIC, b"")
+    with caplog.at_level(logging.ERROR):
+        again = bench.killed(with_note=False)
+    assert caplog.text.count("decision unreadable") == 2
+    assert writer_of(again.asks(a_writer_query())).batch == 4
+
+
+@ways_to_be_unreadable
+def test_the_last_decision_that_can_be_read_stands(has_entry: bool) -> None:
+    bench = EscrowBench()
+    for batch in (4, 5):
+        assert bench.asks(a_batch_decision(batch, 0, [])).code == 0
+    assert bench.asks(a_batch_decision(1, 0, [], writer="other")).code == 0
+    make_unreadable(bench, stored(bench.store, names.DECISION_TOPIC)[1], has_entry=has_entry)
+    again = bench.killed(with_note=False)
+    assert writer_of(again.asks(a_writer_query())).batch == 4
+    assert writer_of(again.asks(a_writer_query("other"))).batch == 1
+
+
+def test_a_question_whose_record_cannot_be_read_does_not_count() -> None:
+    bench = EscrowBench()
+    bench.park("k")
+    bench.heartbeat(bench.line, "p")
+    bench.tick(ESCROW.immunity_ms)
+    bench.tick(ESCROW.interval_ms)
+    first, second = stored(bench.store, names.JOURNAL_TOPIC)
+    append(bench, names.JOURNAL_TOPIC, b"no step")
+    make_unreadable(bench, second)
+    [half] = bench.killed(with_note=False).escrow.open
+    assert half.checks == 1
+    assert half.due_ms == first.stored_ms + ESCROW.interval_ms
+
+
+# --- halves in a directory of RocketMQ's ---------------------------------------------------------
+
+
+@ways_to_be_unreadable
+def test_an_unreadable_half_that_rocketmq_has_passed_is_over(has_entry: bool) -> None:
+    theirs = Theirs()
+    passed, unreadable, still_open = (theirs.half(key) for key in ("passed", "lost", "open"))
+    make_unreadable(theirs.bench, unreadable, has_entry=has_entry)
+    bench = theirs.opened(half_cursor=2)
+    assert [half.key for half in bench.escrow.open] == [b"open"]
+    for half in (passed, unreadable):
+        assert bench.state_in_memory(place(half)) == "rolled_back"
+        assert bench.end(place(half), COMMIT).code != 0
+    assert bench.end(place(still_open), COMMIT).code == 0
+    assert bench.bodies() == [b"open"]
+
+
+@ways_to_be_unreadable
+def test_an_unreadable_copy_that_rocketmq_has_passed_leads_to_no_living_half(
+    has_entry: bool,
+) -> None:
+    theirs = Theirs()
+    first = theirs.half("k")
+    unreadable = theirs.put_back(first)
+    newest = theirs.put_back(first, 2)
+    make_unreadable(theirs.bench, unreadable, has_entry=has_entry)
+    bench = theirs.opened(half_cursor=2)
+    assert bench.end(place(unreadable), COMMIT).code != 0
+    assert bench.bodies() == []
+    assert bench.end(place(first), COMMIT).code == 0
+    assert bench.end(place(newest), COMMIT).code == 0
+    assert bench.bodies() == [b"k"]
+
+
+@ways_to_be_unreadable
+def test_an_unreadable_half_that_rocketmq_has_settled_counts_as_rolled_back(
+    has_entry: bool,
+) -> None:
+    """Its key tells whether its message was delivered, and cannot be read."""
+    theirs = Theirs()
+    committed, unreadable, still_open = (theirs.half(key) for key in ("c", "lost", "open"))
+    theirs.deliver(committed)
+    theirs.op(committed, unreadable)
+    make_unreadable(theirs.bench, unreadable, has_entry=has_entry)
+    bench = theirs.opened()
+    assert [half.key for half in bench.escrow.open] == [b"open"]
+    assert bench.state_in_memory(place(committed)) == "committed"
+    assert bench.state_in_memory(place(unreadable)) == "rolled_back"
+    assert bench.end(place(unreadable), COMMIT).code != 0
+    assert bench.end(place(still_open), COMMIT).code == 0
+    assert bench.bodies() == [b"c", b"open"]

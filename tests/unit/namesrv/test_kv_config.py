@@ -1,0 +1,79 @@
+"""Keys and values, and the file that the owner keeps of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from escrowmq.errors import ConfigError, RequestRefused
+from escrowmq.namesrv.name_server import Settings
+
+
+def test_what_is_dumped_is_loaded_again() -> None:
+    settings = Settings()
+    settings.put("ORDER_TOPIC_CONFIG", "orders", "a:4")
+    settings.put("n", "k", "")
+    dumped = settings.dump()
+    assert dumped == {"configTable": {"ORDER_TOPIC_CONFIG": {"orders": "a:4"}, "n": {"k": ""}}}
+    assert Settings.load(dumped).dump() == dumped
+
+
+def test_an_empty_file_has_no_settings() -> None:
+    assert Settings.load({}).count == 0
+
+
+@pytest.mark.parametrize(
+    "content", [{"configTable": []}, {"configTable": {"n": 1}}, {"configTable": {"n": {"k": 1}}}]
+)
+def test_a_file_of_another_shape_is_named(content: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="kvConfig"):
+        Settings.load(content)
+
+
+def test_the_revision_moves_with_every_change_and_with_nothing_else() -> None:
+    settings = Settings()
+    settings.put("n", "k", "v")
+    settings.put("n", "k", "w")
+    assert settings.revision == 2
+    assert not settings.delete("n", "other")
+    assert settings.get("n", "k") == "w"
+    assert settings.revision == 2
+    assert settings.delete("n", "k")
+    assert settings.revision == 3
+
+
+def test_what_is_given_out_is_a_copy() -> None:
+    settings = Settings()
+    settings.put("n", "k", "v")
+    table = settings.namespace("n")
+    assert table is not None
+    table["k"] = "changed"
+    settings.dump()["configTable"]["n"]["k"] = "changed"
+    assert settings.get("n", "k") == "v"
+
+
+@pytest.mark.parametrize(
+    ("namespace", "key", "value", "why"),
+    [
+        ("", "k", "v", "namespace is empty"),
+        ("n", "", "v", "key is empty"),
+        ("n" * 513, "k", "v", "namespace has 513 characters"),
+        ("n", "k" * 513, "v", "key has 513 characters"),
+        ("n", "k", "v" * 65_537, "value has 65537 characters"),
+    ],
+)
+def test_names_and_values_have_limits(namespace: str, key: str, value: str, why: str) -> None:
+    settings = Settings()
+    with pytest.raises(RequestRefused, match=why):
+        settings.put(namespace, key, value)
+    assert (settings.dump(), settings.revision) == ({"configTable": {}}, 0)
+
+
+def test_there_is_a_limit_to_settings_but_not_to_changing_one() -> None:
+    settings = Settings(settings_max=1)
+    settings.put("n", "k", "v")
+    with pytest.raises(RequestRefused, match="1 settings are kept"):
+        settings.put("n", "l", "v")
+    settings.put("n", "k", "w")
+    assert settings.dump() == {"configTable": {"n": {"k": "w"}}}

@@ -1,0 +1,378 @@
+"""The rules by which brokers come, change and go, one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from escrowmq.errors import RequestRefused
+from escrowmq.namesrv.route_table import Registered, Registration, RouteTable
+from escrowmq.remoting.bodies import DataVersion, QueueRoute
+from tests.support.namesrv_requests import NOW, topic, version
+
+MASTER = Registration(
+    cluster="c",
+    name="a",
+    broker_id=0,
+    address="m:1",
+    ha_address="m:2",
+    acting_master=False,
+    topics=(topic("orders"), topic("TBW102", 8, perm=7)),
+    version=version(1),
+)
+SLAVE = replace(MASTER, broker_id=1, address="s:1", ha_address="s:2")
+OTHER = replace(MASTER, name="b", address="o:1", topics=(topic("orders", 2), topic("stock")))
+LINE, OTHER_LINE = object(), object()
+
+
+def table(*registrations: Registration) -> RouteTable:
+    routes = RouteTable()
+    for each in registrations:
+        routes.register(each, LINE, now_ms=NOW)
+    return routes
+
+
+def queues(routes: RouteTable, name: str, broker: str = "a") -> QueueRoute:
+    route = routes.route(name)
+    assert route is not None
+    [found] = [each for each in route.queue_datas if each.broker_name == broker]
+    return found
+
+
+def addresses(routes: RouteTable, broker: str = "a") -> dict[int, str]:
+    return routes.members("c", broker)
+
+
+# --- coming ------------------------------------------------------------------------------------
+
+
+def test_an_unknown_topic_has_no_route() -> None:
+    assert table(MASTER).route("no-such-topic") is None
+
+
+def test_a_first_registration_makes_a_route_of_every_topic() -> None:
+    routes = table(MASTER)
+    route = routes.route("TBW102")
+    assert route is not None
+    [broker] = route.broker_datas
+    assert (broker.broker_name, broker.cluster, broker.broker_addrs) == ("a", "c", {0: "m:1"})
+    assert queues(routes, "TBW102") == QueueRoute(
+        broker_name="a", read_queue_nums=8, write_queue_nums=8, perm=7
+    )
+
+
+def test_a_first_registration_with_a_single_topic_is_accepted() -> None:
+    assert table(replace(MASTER, topics=(topic("orders"),))).topics() == ["orders"]
+
+
+def test_a_broker_without_topics_is_a_broker_too() -> None:
+    routes = table(replace(MASTER, topics=()))
+    assert routes.clusters() == {"c": ["a"]}
+    assert routes.topics() == []
+
+
+def test_a_topic_on_two_brokers_has_both_in_its_route() -> None:
+    route = table(MASTER, OTHER).route("orders")
+    assert route is not None
+    assert [each.broker_name for each in route.queue_datas] == ["a", "b"]
+    assert [each.broker_name for each in route.broker_datas] == ["a", "b"]
+
+
+def test_a_changed_topic_is_taken_when_the_data_version_has_moved() -> None:
+    changed = replace(MASTER, topics=(topic("orders", 16),), version=version(2))
+    assert queues(table(MASTER, changed), "orders").read_queue_nums == 16
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [
+        DataVersion(state_version=1, timestamp=NOW, counter=1),
+        DataVersion(state_version=0, timestamp=NOW + 1, counter=1),
+        DataVersion(state_version=0, timestamp=NOW, counter=0),
+    ],
+    ids=["state", "timestamp", "counter, downwards"],
+)
+def test_any_part_of_the_data_version_counts(moved: DataVersion) -> None:
+    changed = replace(MASTER, topics=(topic("orders", 16),), version=moved)
+    assert queues(table(MASTER, changed), "orders").read_queue_nums == 16
+
+
+def test_a_changed_topic_goes_unnoticed_under_the_same_data_version() -> None:
+    changed = replace(MASTER, topics=(topic("orders", 16),))
+    assert queues(table(MASTER, changed), "orders").read_queue_nums == 4
+
+
+def test_a_new_topic_is_taken_under_the_same_data_version() -> None:
+    more = replace(MASTER, topics=(topic("stock"),))
+    assert table(MASTER, more).topics() == ["TBW102", "orders", "stock"]
+
+
+def test_topics_that_a_registration_leaves_out_are_kept() -> None:
+    less = replace(MASTER, topics=(topic("stock"),), version=version(2))
+    assert table(MASTER, less).topics() == ["TBW102", "orders", "stock"]
+
+
+def test_a_slave_is_told_where_its_master_is() -> None:
+    routes = RouteTable()
+    assert routes.register(SLAVE, LINE, now_ms=NOW) == Registered()
+    assert routes.register(MASTER, LINE, now_ms=NOW) == Registered()
+    assert routes.register(SLAVE, LINE, now_ms=NOW) == Registered("m:1", "m:2")
+    assert addresses(routes) == {0: "m:1", 1: "s:1"}
+
+
+def test_a_slaves_topics_do_not_count_beside_its_master() -> None:
+    slave = replace(SLAVE, topics=(topic("orders", 16), topic("stock")), version=version(9))
+    routes = table(MASTER, slave)
+    assert routes.topics() == ["TBW102", "orders"]
+    assert queues(routes, "orders").read_queue_nums == 4
+
+
+def test_without_a_master_the_lowest_slave_speaks_for_the_broker() -> None:
+    second = replace(SLAVE, broker_id=2, address="t:1", topics=(topic("stock"),))
+    routes = table(SLAVE, second)
+    assert routes.topics() == ["TBW102", "orders"]
+    routes.unregister("c", "a", "s:1")
+    routes.register(second, LINE, now_ms=NOW)
+    assert "stock" in routes.topics()
+
+
+def test_a_slave_too_old_to_act_as_master_never_speaks() -> None:
+    assert table(replace(SLAVE, acting_master=None)).topics() == []
+
+
+def test_a_slave_that_acts_as_master_is_not_written_to() -> None:
+    master, slave = replace(MASTER, acting_master=True), replace(SLAVE, acting_master=True)
+    routes = table(master, slave)
+    assert queues(routes, "orders").perm == 6
+    routes.unregister("c", "a", "m:1")
+    assert queues(routes, "orders").perm == 4
+    routes.register(master, LINE, now_ms=NOW)
+    assert queues(routes, "orders").perm == 6
+
+
+# --- who is who --------------------------------------------------------------------------------
+
+
+def test_an_address_under_a_new_id_is_moved_and_keeps_its_topics() -> None:
+    routes = table(SLAVE, replace(SLAVE, broker_id=0, topics=()))
+    assert addresses(routes) == {0: "s:1"}
+    assert routes.topics() == ["TBW102", "orders"]
+
+
+def test_an_address_under_a_new_name_leaves_the_old_one() -> None:
+    routes = table(MASTER, replace(MASTER, name="renamed", topics=(topic("stock"),)))
+    assert routes.clusters() == {"c": ["renamed"]}
+    assert routes.topics() == ["stock"]
+
+
+def test_a_broker_may_come_back_under_another_cluster() -> None:
+    routes = table(MASTER, replace(MASTER, cluster="d"))
+    assert routes.clusters() == {"d": ["a"]}
+
+
+def test_a_name_that_another_cluster_uses_is_refused() -> None:
+    routes = table(MASTER)
+    with pytest.raises(RequestRefused, match="belongs to cluster c, at m:1"):
+        routes.register(replace(MASTER, cluster="d", address="n:1"), LINE, now_ms=NOW)
+    assert routes.clusters() == {"c": ["a"]}
+
+
+def test_the_same_id_from_another_address_takes_over() -> None:
+    routes = table(MASTER, replace(MASTER, address="n:1", topics=(topic("orders", 16),)))
+    assert addresses(routes) == {0: "n:1"}
+    assert queues(routes, "orders").read_queue_nums == 16
+    assert routes.heard_of("c", "m:1", now_ms=NOW) is None
+
+
+def test_of_two_addresses_for_one_id_the_lower_state_version_loses() -> None:
+    routes = table(replace(MASTER, version=version(state=2)))
+    with pytest.raises(RequestRefused, match="m:1 with state version 2; n:1 has 1"):
+        routes.register(replace(MASTER, address="n:1", version=version(state=1)), LINE, now_ms=NOW)
+    assert addresses(routes) == {0: "m:1"}
+
+
+def test_a_loser_by_state_version_keeps_the_place_it_had() -> None:
+    routes = table(replace(MASTER, version=version(state=2)), SLAVE)
+    with pytest.raises(RequestRefused):
+        routes.register(replace(SLAVE, broker_id=0), LINE, now_ms=NOW)
+    assert addresses(routes) == {0: "m:1", 1: "s:1"}
+
+
+# --- going -------------------------------------------------------------------------------------
+
+
+def test_the_last_address_takes_the_broker_and_its_topics_along() -> None:
+    routes = table(MASTER, OTHER)
+    assert routes.unregister("c", "a", "m:1")
+    assert routes.clusters() == {"c": ["b"]}
+    assert routes.topics() == ["orders", "stock"]
+    assert routes.unregister("c", "b", "o:1")
+    assert (routes.clusters(), routes.topics(), routes.brokers()) == ({}, [], {})
+
+
+def test_a_slave_that_stays_keeps_the_topics() -> None:
+    routes = table(MASTER, SLAVE)
+    routes.unregister("c", "a", "m:1")
+    assert addresses(routes) == {1: "s:1"}
+    assert queues(routes, "orders").perm == 6
+
+
+@pytest.mark.parametrize(
+    ("cluster", "name", "address"),
+    [("c", "a", "n:1"), ("c", "b", "m:1"), ("d", "a", "m:1")],
+)
+def test_unregistering_somebody_else_changes_nothing(cluster: str, name: str, address: str) -> None:
+    routes = table(MASTER)
+    assert not routes.unregister(cluster, name, address)
+    assert addresses(routes) == {0: "m:1"}
+
+
+def test_a_broker_is_silent_for_120_seconds_at_most() -> None:
+    routes = table(MASTER)
+    assert routes.expire(now_ms=NOW + 120_000) == {}
+    assert routes.expire(now_ms=NOW + 120_001) == {"m:1": LINE}
+    assert routes.topics() == []
+
+
+def test_a_broker_may_ask_for_another_time_limit() -> None:
+    routes = table(replace(MASTER, silent_ms_max=10_000))
+    assert routes.expire(now_ms=NOW + 10_000) == {}
+    assert routes.expire(now_ms=NOW + 10_001) == {"m:1": LINE}
+
+
+def test_a_sign_of_life_starts_the_time_again() -> None:
+    routes = table(MASTER)
+    assert routes.heard_of("c", "m:1", now_ms=NOW + 100_000) == version(1)
+    assert routes.expire(now_ms=NOW + 220_000) == {}
+    assert routes.expire(now_ms=NOW + 220_001) == {"m:1": LINE}
+
+
+def test_a_sign_of_life_of_an_unknown_broker_makes_none() -> None:
+    routes = table(MASTER)
+    assert routes.heard_of("c", "n:1", now_ms=NOW) is None
+    assert routes.heard_of("d", "m:1", now_ms=NOW) is None
+    assert routes.address_count == 1
+
+
+def test_a_closed_line_removes_its_brokers_at_once() -> None:
+    routes = table(MASTER, SLAVE)
+    routes.register(OTHER, OTHER_LINE, now_ms=NOW)
+    assert sorted(routes.close(LINE)) == ["m:1", "s:1"]
+    assert routes.clusters() == {"c": ["b"]}
+
+
+def test_an_old_line_that_closes_late_removes_nothing() -> None:
+    routes = table(MASTER)
+    routes.register(MASTER, OTHER_LINE, now_ms=NOW)
+    assert routes.close(LINE) == []
+    assert addresses(routes) == {0: "m:1"}
+
+
+# --- topics ------------------------------------------------------------------------------------
+
+
+def test_wiping_takes_the_write_bit_and_nothing_else() -> None:
+    routes = table(MASTER, OTHER)
+    assert routes.wipe_write("a") == 2
+    assert queues(routes, "orders").perm == 4
+    assert queues(routes, "TBW102").perm == 5
+    assert queues(routes, "orders", "b").perm == 6
+
+
+def test_adding_gives_back_what_was_there_before() -> None:
+    routes = table(replace(MASTER, topics=(topic("orders", perm=4), topic("TBW102", perm=7))))
+    routes.wipe_write("a")
+    assert routes.add_write("a") == 2
+    assert queues(routes, "orders").perm == 4
+    assert queues(routes, "TBW102").perm == 7
+
+
+def test_a_wiped_broker_stays_wiped_when_it_registers_again() -> None:
+    routes = table(MASTER)
+    routes.wipe_write("a")
+    routes.register(replace(MASTER, topics=(topic("stock"),), version=version(2)), LINE, now_ms=NOW)
+    assert queues(routes, "orders").perm == queues(routes, "stock").perm == 4
+
+
+def test_a_master_that_comes_back_is_not_wiped() -> None:
+    routes = table(MASTER, SLAVE)
+    routes.wipe_write("a")
+    routes.unregister("c", "a", "m:1")
+    assert queues(routes, "orders").perm == 4
+    routes.register(MASTER, LINE, now_ms=NOW)
+    assert queues(routes, "orders").perm == 6
+
+
+def test_wiping_an_unknown_broker_touches_no_topic() -> None:
+    routes = table(MASTER)
+    assert routes.wipe_write("b") == routes.add_write("b") == 0
+
+
+def test_a_deleted_topic_is_gone_until_its_broker_brings_it_back() -> None:
+    routes = table(MASTER, OTHER)
+    assert routes.delete_topic("orders") == 2
+    assert routes.route("orders") is None
+    routes.register(MASTER, LINE, now_ms=NOW)
+    assert queues(routes, "orders").broker_name == "a"
+
+
+def test_a_topic_can_be_deleted_in_one_cluster_alone() -> None:
+    routes = table(MASTER, replace(OTHER, cluster="d"))
+    assert routes.delete_topic("orders", cluster="d") == 1
+    route = routes.route("orders")
+    assert route is not None
+    assert [each.broker_name for each in route.queue_datas] == ["a"]
+    assert routes.delete_topic("orders", cluster="e") == routes.delete_topic("none") == 0
+
+
+def test_a_single_topic_is_registered_for_a_known_broker() -> None:
+    routes = table(MASTER)
+    new = QueueRoute(broker_name="a", read_queue_nums=2, write_queue_nums=3, perm=6)
+    routes.register_topic("stock", [new])
+    assert queues(routes, "stock") == new
+    routes.unregister("c", "a", "m:1")
+    assert routes.topics() == []
+
+
+def test_a_single_topic_of_an_unknown_broker_is_refused_whole() -> None:
+    routes = table(MASTER)
+    known = QueueRoute(broker_name="a", read_queue_nums=2, write_queue_nums=3, perm=6)
+    unknown = QueueRoute(broker_name="x", read_queue_nums=2, write_queue_nums=3, perm=6)
+    with pytest.raises(RequestRefused, match="broker x is not registered"):
+        routes.register_topic("stock", [known, unknown])
+    assert routes.route("stock") is None
+
+
+def test_topics_of_a_cluster() -> None:
+    routes = table(MASTER, replace(OTHER, cluster="d"))
+    assert routes.topics(cluster="c") == ["TBW102", "orders"]
+    assert routes.topics(cluster="d") == ["orders", "stock"]
+    assert routes.topics(cluster="e") == []
+
+
+def test_members_of_another_cluster_are_not_shown() -> None:
+    assert table(MASTER).members("d", "a") == {}
+
+
+# --- limits ------------------------------------------------------------------------------------
+
+
+def test_there_is_a_limit_to_brokers() -> None:
+    routes = RouteTable(brokers_max=1)
+    routes.register(MASTER, LINE, now_ms=NOW)
+    with pytest.raises(RequestRefused, match="1 brokers are registered"):
+        routes.register(OTHER, LINE, now_ms=NOW)
+    routes.register(MASTER, LINE, now_ms=NOW)
+    assert routes.clusters() == {"c": ["a"]}
+
+
+def test_there_is_a_limit_to_topics() -> None:
+    routes = RouteTable(topics_max=2)
+    routes.register(MASTER, LINE, now_ms=NOW)
+    with pytest.raises(RequestRefused, match="1 more topics would be over the limit of 2"):
+        routes.register(OTHER, LINE, now_ms=NOW)
+    with pytest.raises(RequestRefused, match="over the limit"):
+        routes.register_topic("stock", [queues(routes, "orders")])
+    routes.register(replace(MASTER, version=version(2)), LINE, now_ms=NOW)
+    assert (routes.broker_count, routes.topic_count) == (1, 2)

@@ -1,0 +1,132 @@
+"""Frames as whole bytes, what is refused and how early, and what is not copied."""
+
+from __future__ import annotations
+
+import pytest
+
+from escrowmq.errors import (
+    FrameTooLong,
+    HeaderTooLong,
+    LocalProtocolError,
+    RemoteProtocolError,
+    UnknownSerializer,
+)
+from escrowmq.remoting.codes import JSON, ROCKETMQ
+from escrowmq.remoting.frame import FRAME_LENGTH_MAX, Frame, FrameReader, encode_frame, frame_prefix
+
+
+def frames_of(reader: FrameReader, chunk: bytes) -> list[Frame]:
+    reader.receive(chunk)
+    return list(reader.frames())
+
+
+def test_a_frame_byte_by_byte() -> None:
+    assert encode_frame(ROCKETMQ, b"head", b"body") == bytes.fromhex(
+        "0000000c 01000004 68656164 626f6479"
+    )
+
+
+def test_a_body_inside_one_chunk_is_a_view_of_it() -> None:
+    chunk = encode_frame(JSON, b"{}", b"first") + encode_frame(JSON, b"{}", b"second")
+    bodies = [frame.body for frame in frames_of(FrameReader(), chunk)]
+    assert [bytes(body) for body in bodies] == [b"first", b"second"]
+    assert all(body.obj is chunk for body in bodies)
+
+
+def test_the_views_of_a_frame_that_spans_chunks_cannot_be_written_to() -> None:
+    stream = encode_frame(JSON, b"{}", b"body")
+    reader = FrameReader()
+    assert frames_of(reader, stream[:11]) == []
+    (frame,) = frames_of(reader, stream[11:])
+    assert bytes(frame.body) == b"body"
+    assert frame.body.readonly
+
+
+def test_a_frame_after_one_that_spanned_chunks_is_not_copied() -> None:
+    stream = encode_frame(JSON, b"{}", b"first") + encode_frame(JSON, b"{}", b"second")
+    reader = FrameReader()
+    frames_of(reader, stream[:3])
+    rest = stream[3:]
+    _, second = frames_of(reader, rest)
+    assert second.body.obj is rest
+
+
+def test_an_empty_frame_has_an_empty_header_and_body() -> None:
+    (frame,) = frames_of(FrameReader(), bytes.fromhex("00000004 00000000"))
+    assert (frame.serializer, frame.header, bytes(frame.body)) == (JSON, b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("beginning", "error"),
+    [
+        ("00fffffd", FrameTooLong),
+        ("ffffffff", FrameTooLong),
+        ("00000003", FrameTooLong),
+        ("00000000", FrameTooLong),
+        ("00000010 0000000d", HeaderTooLong),
+        ("00000010 02000004", UnknownSerializer),
+        ("00000010 ff000004", UnknownSerializer),
+        ("16030100", FrameTooLong),  # a TLS handshake
+        ("47455420", FrameTooLong),  # "GET "
+    ],
+)
+@pytest.mark.parametrize("step", [1, 3, 100])
+def test_it_is_refused_as_soon_as_it_can_be_told(
+    beginning: str, error: type[RemoteProtocolError], step: int
+) -> None:
+    stream = bytes.fromhex(beginning)
+    reader = FrameReader()
+    last = (len(stream) - 1) // step * step
+    for at in range(0, last, step):
+        frames_of(reader, stream[at : at + step])
+    with pytest.raises(error):
+        frames_of(reader, stream[last:])
+    assert reader.held_bytes == 0
+
+
+def test_the_longest_frame_is_taken_and_one_byte_more_is_not() -> None:
+    limit = 16
+    assert frames_of(FrameReader(frame_length_max=limit), encode_frame(JSON, b"12345678", b"body"))
+    with pytest.raises(FrameTooLong):
+        frames_of(FrameReader(frame_length_max=limit), encode_frame(JSON, b"123456789", b"body"))
+    assert FRAME_LENGTH_MAX + 4 == 16 * 1024 * 1024
+
+
+def test_frames_before_the_bad_one_come_out_first() -> None:
+    reader = FrameReader()
+    reader.receive(encode_frame(JSON, b"{}", b"good") + bytes.fromhex("00000000 00000000"))
+    frames = reader.frames()
+    assert bytes(next(frames).body) == b"good"
+    with pytest.raises(FrameTooLong):
+        next(frames)
+
+
+def test_after_an_error_it_stays_failed_with_that_error() -> None:
+    reader = FrameReader()
+    with pytest.raises(FrameTooLong) as first:
+        frames_of(reader, b"\xff" * 8)
+    with pytest.raises(FrameTooLong) as second:
+        reader.receive(encode_frame(JSON, b"{}"))
+    with pytest.raises(FrameTooLong) as third:
+        list(reader.frames())
+    assert first.value is second.value is third.value
+
+
+def test_a_caller_may_stop_and_come_back() -> None:
+    reader = FrameReader()
+    reader.receive(encode_frame(JSON, b"1") + encode_frame(JSON, b"2") + encode_frame(JSON, b"3"))
+    assert next(reader.frames()).header == b"1"
+    assert [frame.header for frame in reader.frames()] == [b"2", b"3"]
+
+
+def test_receiving_before_draining_is_our_own_mistake() -> None:
+    reader = FrameReader()
+    reader.receive(encode_frame(JSON, b"1"))
+    with pytest.raises(LocalProtocolError):
+        reader.receive(b"more")
+
+
+def test_what_does_not_fit_a_frame_is_not_encoded() -> None:
+    assert frame_prefix(JSON, 4, FRAME_LENGTH_MAX - 8) == bytes.fromhex("00fffffc 00000004")
+    with pytest.raises(LocalProtocolError):
+        frame_prefix(JSON, 4, FRAME_LENGTH_MAX - 7)

@@ -1,0 +1,125 @@
+"""Headers as clients really send them, and what a handler is told when one does not fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from escrowmq.errors import BadField, UnknownRequest
+from escrowmq.remoting.codes import RequestCode, ResponseCode, request_name
+from escrowmq.remoting.headers import (
+    EndTransaction,
+    Header,
+    NoFields,
+    QueryMessage,
+    SendMessage,
+    SendMessageAnswer,
+    SendMessageV2,
+    UnregisterClient,
+    decode_header,
+    encode_header,
+)
+from escrowmq.remoting.requests import REQUESTS, request_kind
+
+LONG = {
+    "producerGroup": "group",
+    "topic": "orders",
+    "defaultTopic": "TBW102",
+    "defaultTopicQueueNums": "4",
+    "queueId": "3",
+    "sysFlag": "4",
+    "bornTimestamp": "1700000000000",
+    "flag": "0",
+    "properties": "TRAN_MSG\x01true\x02",
+    "reconsumeTimes": "0",
+    "unitMode": "false",
+    "maxReconsumeTimes": "16",
+    "batch": "true",
+    "bname": "broker-a",
+}
+
+
+def test_short_names_mean_what_the_long_ones_mean() -> None:
+    short = dict(zip("abcdefghijklmn", LONG.values(), strict=True))
+    one, two = decode_header(SendMessage, LONG), decode_header(SendMessageV2, short)
+    assert isinstance(two, SendMessage)
+    for name in SendMessage.__struct_fields__:
+        assert getattr(one, name) == getattr(two, name), name
+    assert encode_header(one) == LONG
+    assert encode_header(two) == short
+
+
+def test_a_one_for_true_as_cpp_sends_it() -> None:
+    end = decode_header(
+        EndTransaction,
+        {
+            "producerGroup": "group",
+            "tranStateTableOffset": "7",
+            "commitLogOffset": "4096",
+            "commitOrRollback": "8",
+            "fromTransactionCheck": "1",
+            "msgId": "7F00000100002A9F00000000075BCD15",
+            "transactionId": "",
+        },
+    )
+    assert end.from_transaction_check is True
+    assert (end.tran_state_table_offset, end.commit_log_offset) == (7, 4096)
+
+
+def test_booleans_are_written_as_words_and_none_is_not_written() -> None:
+    sent = SendMessageAnswer(msg_id="A", queue_id=1, queue_offset=2, trace_on=True)
+    assert encode_header(sent) == {
+        "msgId": "A",
+        "queueId": "1",
+        "queueOffset": "2",
+        "TRACE_ON": "true",
+    }
+
+
+def test_names_that_are_not_camel_case() -> None:
+    assert decode_header(UnregisterClient, {"clientID": "c"}).client_id == "c"
+    query = {"topic": "t", "key": "k", "maxNum": "1", "beginTimestamp": "0", "endTimestamp": "1"}
+    assert decode_header(QueryMessage, query | {"_UNIQUE_KEY_QUERY": "true"}).is_unique_key
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("queueId", "x"),
+        ("queueId", ""),
+        ("queueId", "1.5"),
+        ("queueId", "2147483648"),
+        ("bornTimestamp", "9223372036854775808"),
+        ("batch", "yes"),
+        ("batch", "2"),
+    ],
+)
+def test_a_field_that_does_not_fit_is_named(field: str, value: str) -> None:
+    with pytest.raises(BadField, match=field) as refusal:
+        decode_header(SendMessage, LONG | {field: value})
+    assert refusal.value.code == ResponseCode.SYSTEM_ERROR
+    assert "SendMessage" in refusal.value.remark
+
+
+@pytest.mark.parametrize("field", ["producerGroup", "topic", "queueId"])
+def test_a_field_that_is_missing_is_named(field: str) -> None:
+    with pytest.raises(BadField, match=field):
+        decode_header(SendMessage, {name: text for name, text in LONG.items() if name != field})
+
+
+def test_every_request_code_has_its_headers() -> None:
+    assert set(REQUESTS) == set(RequestCode)
+    for kind in REQUESTS.values():
+        assert issubclass(kind.request, Header)
+        assert issubclass(kind.answer, Header)
+    assert request_kind(RequestCode.HEART_BEAT).request is NoFields
+
+
+def test_an_unknown_request_is_refused_with_code_3() -> None:
+    with pytest.raises(UnknownRequest, match="98765") as refusal:
+        request_kind(98765)
+    assert refusal.value.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+
+def test_codes_have_names_for_people() -> None:
+    assert request_name(37) == "END_TRANSACTION"
+    assert request_name(98765) == "request code 98765"

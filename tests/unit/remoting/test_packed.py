@@ -1,0 +1,92 @@
+"""A packed registration, as RocketMQ's brokers pack it, and as nobody should."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import pytest
+
+from escrowmq.errors import BrokenBody
+from escrowmq.remoting.bodies import DataVersion, TopicConfig, decode_packed
+
+VERSION = b'{"counter":3,"stateVersion":1,"timestamp":5}'
+ORDERS = b"orders 4 2 6 SINGLE_TAG"
+
+
+def number(value: int) -> bytes:
+    return struct.pack(">i", value)
+
+
+def sized(data: bytes) -> bytes:
+    return number(len(data)) + data
+
+
+def packed(
+    *topics: bytes, version: bytes = VERSION, servers: bytes = b"[]", rest: bytes = b""
+) -> bytes:
+    lead = sized(version) + number(len(topics)) + b"".join(map(sized, topics))
+    return zlib.compress(lead + sized(servers) + rest, 9)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [ORDERS, ORDERS + b" ", ORDERS + b' {"k":"v"}', ORDERS + b' {"a key":"with spaces"}'],
+    ids=["4.9", "no attributes", "attributes", "spaces in attributes"],
+)
+def test_topics_are_read_with_or_without_attributes(topic: bytes) -> None:
+    read = decode_packed(packed(topic, b"stock 1 1 4 MULTI_TAG", servers=b'["f:1"]'))
+    topics = read.topic_config_serialize_wrapper
+    assert topics.data_version == DataVersion(state_version=1, timestamp=5, counter=3)
+    assert topics.topic_config_table == {
+        "orders": TopicConfig(topic_name="orders", read_queue_nums=4, write_queue_nums=2, perm=6),
+        "stock": TopicConfig(
+            topic_name="stock",
+            read_queue_nums=1,
+            write_queue_nums=1,
+            perm=4,
+            topic_filter_type="MULTI_TAG",
+        ),
+    }
+    assert read.filter_server_list == ["f:1"]
+
+
+def test_what_5_0_brokers_put_behind_it_is_skipped() -> None:
+    rest = number(1) + sized(b'{"topic":"static","currIdMap":{0:0}}')
+    read = decode_packed(packed(ORDERS, rest=rest))
+    assert list(read.topic_config_serialize_wrapper.topic_config_table) == ["orders"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        packed(ORDERS)[:-5],
+        zlib.compress(b""),
+        zlib.compress(number(-1)),
+        zlib.compress(number(2**31 - 1)),
+        zlib.compress(sized(VERSION) + number(-1)),
+        zlib.compress(sized(VERSION) + number(2**31 - 1)),
+        zlib.compress(sized(VERSION) + number(1) + sized(ORDERS)),
+        packed(ORDERS, version=b"[]"),
+        packed(ORDERS, version=b'{"counter":"x"}'),
+        packed(b"orders"),
+        packed(b"orders x 4 6 SINGLE_TAG"),
+        packed(b"orders 4 99999999999 6 SINGLE_TAG"),
+        packed(b"\xff 4 4 6 SINGLE_TAG"),
+        packed(ORDERS, servers=b"{}"),
+        packed(ORDERS, servers=b"[1]"),
+        packed(ORDERS, servers=b"["),
+    ],
+)
+def test_anything_else_is_a_broken_body(body: bytes) -> None:
+    with pytest.raises(BrokenBody):
+        decode_packed(body)
+
+
+def test_a_small_body_does_not_become_a_large_one() -> None:
+    bomb = packed(ORDERS, rest=bytes(1_000_000))
+    assert len(bomb) < 2_000
+    with pytest.raises(BrokenBody, match="more than 1000 bytes"):
+        decode_packed(bomb, bytes_max=1_000)

@@ -1,0 +1,252 @@
+"""The pages for scrapers and probes, and what becomes of those who ask for them in odd ways.
+
+Each test runs its own event loop, with a real socket on loopback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from functools import wraps
+from typing import Any
+
+import pytest
+
+from escrowmq.clock import SystemClock
+from escrowmq.errors import StoreFailed
+from escrowmq.metrics import Family, Gauge, Labels, Registry
+from escrowmq.server.http_server import Health, HttpLimits, MetricsServer
+from escrowmq.server.remoting_server import bind, port_of
+
+GIVE_UP_S = 20
+GET = b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n"
+
+Test = Callable[..., Coroutine[Any, Any, None]]
+
+
+def in_a_loop(test: Test) -> Callable[..., None]:
+    @wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*arguments, **named), GIVE_UP_S))
+
+    return run
+
+
+class Bench:
+    def __init__(self, port: int, registry: Registry, health: Health) -> None:
+        self.port, self.registry, self.health = port, registry, health
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def ask(self, request: bytes) -> tuple[int, str, bytes]:
+        """Status, headers, body; 0 if it just closed."""
+        reader, writer = await self.connect()
+        writer.write(request)
+        try:
+            answer = await reader.read()
+        except ConnectionError:
+            answer = b""
+        writer.close()
+        if not answer:
+            return 0, "", b""
+        head, _, body = answer.partition(b"\r\n\r\n")
+        return int(head.split(b" ")[1]), head.decode(), body
+
+    async def get(self, path: str) -> tuple[int, str, bytes]:
+        return await self.ask(GET % path.encode())
+
+
+@asynccontextmanager
+async def serving(**limits: Any) -> AsyncIterator[Bench]:
+    registry, health = Registry(), Health()
+    registry.add(lambda: [Gauge("a", "A.", [({}, 1)])])
+    server = MetricsServer(registry, SystemClock(), health.why_not_ready, HttpLimits(**limits))
+    bound = bind("127.0.0.1", 0)
+    port = port_of(bound)
+    await server.listen(bound)
+    health.missing = None
+    try:
+        yield Bench(port, registry, health)
+    finally:
+        await server.close()
+
+
+@in_a_loop
+async def test_a_page_of_metrics_says_what_it_is() -> None:
+    async with serving() as bench:
+        status, head, body = await bench.get("/metrics")
+        assert status == 200
+        assert "Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n" in head
+        assert f"Content-Length: {len(body)}\r\n" in head
+        assert body == b"# HELP a A.\n# TYPE a gauge\na 1\n"
+        assert (await bench.get("/metrics?name=a"))[2] == body
+
+
+@in_a_loop
+async def test_head_gets_the_heading_alone() -> None:
+    async with serving() as bench:
+        status, head, body = await bench.ask(b"HEAD /metrics HTTP/1.1\r\n\r\n")
+        assert (status, body) == (200, b"")
+        assert "Content-Length: 31\r\n" in head
+
+
+@in_a_loop
+async def test_it_is_ready_when_nothing_is_missing() -> None:
+    async with serving() as bench:
+        missing: list[str] = []
+        bench.health.add(lambda: missing[0] if missing else None)
+        assert (await bench.get("/health/ready"))[::2] == (200, b"ok\n")
+        missing.append("no room")
+        assert (await bench.get("/health/ready"))[::2] == (503, b"no room\n")
+        bench.health.missing = "stopping"
+        assert (await bench.get("/health/ready"))[::2] == (503, b"stopping\n")
+        assert (await bench.get("/health/live"))[::2] == (200, b"ok\n")
+
+
+@in_a_loop
+async def test_anything_else_is_not_there() -> None:
+    async with serving() as bench:
+        for path in ("/", "/metricsx", "/metrics/", "/health", "/../metrics", "//metrics"):
+            assert (await bench.get(path))[0] == 404, path
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "get", "X"])
+@in_a_loop
+async def test_other_methods_are_refused(method: str) -> None:
+    async with serving() as bench:
+        request = f"{method} /metrics HTTP/1.1\r\nContent-Length: 0\r\n\r\n".encode()
+        status, head, _ = await bench.ask(request)
+        assert status == 405
+        assert "Allow: GET, HEAD\r\n" in head
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET /metrics\r\n\r\n",
+        b"GET /metrics HTTP/2.0\r\n\r\n",
+        b"GET  /metrics HTTP/1.1\r\n\r\n",
+        b"GET metrics HTTP/1.1\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+        b"\0" * 100 + b"\r\n\r\n",
+    ],
+)
+@in_a_loop
+async def test_what_is_not_http_is_a_bad_request(request_bytes: bytes) -> None:
+    async with serving() as bench:
+        assert (await bench.ask(request_bytes))[0] == 400
+        assert (await bench.get("/metrics"))[0] == 200
+
+
+@in_a_loop
+async def test_a_request_that_is_too_long_is_not_read_to_its_end() -> None:
+    async with serving(request_bytes_max=1000) as bench:
+        long = b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 1_000_000
+        assert (await bench.ask(long))[0] in (431, 0)  # 0: it closed while we still sent
+        assert (await bench.ask(b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 2000))[0] == 431
+        assert (await bench.get("/metrics"))[0] == 200
+
+
+@in_a_loop
+async def test_half_a_request_is_not_waited_for_long() -> None:
+    async with serving(request_s=0.05) as bench:
+        assert (await bench.ask(b"GET /metrics HT"))[0] == 408
+        assert (await bench.ask(b""))[0] == 408
+
+
+@in_a_loop
+async def test_who_leaves_in_the_middle_of_a_request_is_forgotten() -> None:
+    async with serving(connections_max=1) as bench:
+        for _ in range(3):
+            reader, writer = await bench.connect()
+            writer.write(b"GET /metr")
+            writer.write_eof()
+            assert await reader.read() == b""
+            writer.close()
+        assert (await bench.get("/metrics"))[0] == 200
+
+
+@in_a_loop
+async def test_one_connection_too_many_is_closed_at_once() -> None:
+    async with serving(connections_max=2) as bench:
+        held = [await bench.connect() for _ in range(2)]
+        for _, writer in held:
+            writer.write(b"GET")
+        assert (await bench.get("/metrics"))[0] == 0
+        held[0][1].write(b" /health/live HTTP/1.1\r\n\r\n")
+        assert (await held[0][0].read()).endswith(b"ok\n")
+        for _, writer in held:
+            writer.close()
+        while (await bench.get("/metrics"))[0] != 200:
+            pass  # until it has noticed
+
+
+@in_a_loop
+async def test_a_scraper_that_does_not_read_is_dropped() -> None:
+    async with serving(answer_s=0.05, connections_max=1) as bench:
+        bench.registry.add(
+            lambda: [Gauge("b", "B.", (({"x": "y" * 1000}, n) for n in range(20_000)))]
+        )
+        reader, writer = await bench.connect()
+        transport = writer.transport
+        transport.pause_reading()  # type: ignore[attr-defined]  # it is one that reads
+        writer.write(GET % b"/metrics")
+        while (await bench.get("/health/live"))[0] != 200:
+            pass  # its place is free again
+        transport.resume_reading()  # type: ignore[attr-defined]
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await reader.readexactly(20_000_000)
+        writer.close()
+
+
+@in_a_loop
+async def test_others_work_while_a_long_page_is_made() -> None:
+    turns = 0
+
+    async def work() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    seen: list[int] = []
+
+    def samples() -> Iterator[tuple[Labels, float]]:
+        for number in range(1000):
+            seen.append(turns)
+            yield {"n": str(number)}, 1
+
+    async with serving(slice_s=0) as bench:
+        bench.registry.add(lambda: [Gauge("b", "B.", samples())])
+        worker = asyncio.create_task(work())
+        assert (await bench.get("/metrics"))[0] == 200
+        worker.cancel()
+    assert len(set(seen)) > 500  # not all in one turn
+
+
+@in_a_loop
+async def test_a_collector_that_fails_costs_its_page_and_nothing_else() -> None:
+    def fail() -> Iterator[Family]:
+        raise ZeroDivisionError
+        yield
+
+    async with serving() as bench:
+        bench.registry.add(fail)
+        assert (await bench.get("/metrics"))[::2] == (500, b"failed, see the log\n")
+        assert (await bench.get("/health/live"))[0] == 200
+
+
+@in_a_loop
+async def test_a_store_that_is_closed_is_no_failure_of_the_page() -> None:
+    def closed() -> Iterator[Family]:
+        raise StoreFailed("the store is closed")
+        yield
+
+    async with serving() as bench:
+        bench.registry.add(closed)
+        assert (await bench.get("/metrics"))[::2] == (503, b"the store is closed\n")

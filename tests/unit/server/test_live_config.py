@@ -1,0 +1,65 @@
+"""Settings that are read again: what changes, what stays, who is told."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from escrowmq.config import SETTINGS, Config, Resolved
+from escrowmq.server.live_config import LIVE, LiveSettings
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    return tmp_path / "broker.conf"
+
+
+def live_of(conf: Path) -> tuple[LiveSettings, list[Config]]:
+    def read() -> Resolved:
+        return Config.resolve(conf)
+
+    told: list[Config] = []
+    live = LiveSettings(read().config, read)
+    live.add(told.append)
+    return live, told
+
+
+def test_every_live_key_is_a_setting() -> None:
+    assert {setting.conf for setting in SETTINGS} >= LIVE
+
+
+def test_what_is_live_changes_and_the_rest_stays(
+    conf: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    conf.write_text("fileReservedTime=48\nlistenPort=20000\n")
+    live, told = live_of(conf)
+    conf.write_text("fileReservedTime=24\nlistenPort=20001\n")
+    live.read_again()
+    [config] = told
+    assert config is live.config
+    assert (config.store.reserved_hours, config.network.listen_port) == (24, 20000)
+    assert "fileReservedTime is 24 from now on, was 48" in caplog.text
+    assert "listenPort stays 20000: 20001 needs a restart" in caplog.text
+
+
+@pytest.mark.parametrize("content", ["fileReservedTime=x\n", "nobody=1\n"])
+def test_a_bad_file_changes_nothing(
+    conf: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    conf.write_text("fileReservedTime=48\n")
+    live, told = live_of(conf)
+    conf.write_text(content)
+    live.read_again()
+    assert not told
+    assert "nothing has changed" in caplog.text
+
+
+def test_nobody_is_told_of_nothing(conf: Path, caplog: pytest.LogCaptureFixture) -> None:
+    conf.write_text("")
+    live, told = live_of(conf)
+    with caplog.at_level(logging.INFO):
+        live.read_again()
+    assert not told
+    assert "nothing to change" in caplog.text

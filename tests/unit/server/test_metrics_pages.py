@@ -1,0 +1,33 @@
+"""Pages of several brokers as one, by the rules of the format."""
+
+from __future__ import annotations
+
+from escrowmq.metrics import Counter, Family, Gauge, Registry
+from escrowmq.server.metrics import Pages
+from tests.support.scraping import parse
+
+
+def page(node: str, *families: Family) -> list[str]:
+    registry = Registry({"node_id": node})
+    registry.add(lambda: families)
+    return list(registry.lines())
+
+
+def test_families_of_one_name_stand_together() -> None:
+    pages = Pages()
+    both: list[Family] = [
+        Gauge("a", "A.", [({}, 1)]),
+        Counter("b_total", "B.", [({"topic": "t"}, 2)]),
+    ]
+    pages.add(page("one", *both))
+    pages.add(page("two", *both, Gauge("c", "C.", [({}, 3)])))
+    found = parse("".join(pages.lines()))  # which refuses a heading that comes twice
+    assert found.values("a") == [1, 1]
+    assert found.value("b_total", node_id="two", topic="t") == 2
+    assert found.value("c") == 3
+
+
+def test_a_family_without_samples_keeps_its_heading() -> None:
+    pages = Pages()
+    pages.add(page("one", Gauge("a", "A.", [])))
+    assert "".join(pages.lines()) == "# HELP a A.\n# TYPE a gauge\n"

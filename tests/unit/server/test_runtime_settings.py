@@ -1,0 +1,111 @@
+"""Settings that change while the broker runs, and the file that keeps them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from escrowmq.config import Config
+from escrowmq.errors import ConfigError
+from escrowmq.server.live_config import LiveSettings, OnlineSettings, changed_lines
+from escrowmq.server.namesrv import PATH, KeptSettings
+from escrowmq.testing import MemoryDisk
+
+
+class Applied:
+    def __init__(self) -> None:
+        self.configs: list[Config] = []
+
+    def __call__(self, config: Config) -> None:
+        self.configs.append(config)
+
+
+def online(file: Path | None = None) -> tuple[OnlineSettings, Applied]:
+    applied = Applied()
+    resolved = Config.resolve(file)
+    live = LiveSettings(resolved.config)
+    live.add(applied)
+    return OnlineSettings(live, resolved.origins, file), applied
+
+
+def test_a_change_is_applied_shown_and_kept(tmp_path: Path) -> None:
+    file = tmp_path / "broker.conf"
+    file.write_text("# mine\nmaxMessageSize=5000\nbrokerName=b")
+    settings, applied = online(file)
+    settings.change("maxMessageSize=6000\nescrowLogLevel=debug\n")
+    assert applied.configs[0].store.message_bytes_max == 6000
+    assert "maxMessageSize=6000\n" in settings.text()
+    assert file.read_text() == "# mine\nmaxMessageSize=6000\nbrokerName=b\nescrowLogLevel=DEBUG\n"
+    assert Config.resolve(file).config == applied.configs[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["broker.conf"]
+
+
+def test_without_a_file_it_lasts_until_the_stop(caplog: pytest.LogCaptureFixture) -> None:
+    settings, applied = online()
+    settings.change("transactionCheckMax=3")
+    assert applied.configs[0].transaction.checks_max == 3
+    assert "until the next start" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("listenPort=1", "cannot change while the broker runs"),
+        ("maxMesageSize=1", "did you mean maxMessageSize"),
+        ("sendMessageThreadPoolNums=1", "EscrowMQ does not have"),
+        ("maxMessageSize=-1", "must be"),
+        ("maxMessageSize=99999999999999999999", "must be"),
+        ("deleteWhen=25", "must be"),
+        ("maxMessageSize=6000\nlistenPort=1", "cannot change"),
+        ("a=\\u12", "hexadecimal"),
+    ],
+)
+def test_what_cannot_be_is_refused_whole(text: str, why: str, tmp_path: Path) -> None:
+    file = tmp_path / "broker.conf"
+    file.write_text("maxMessageSize=5000\n")
+    settings, applied = online(file)
+    with pytest.raises(ConfigError, match=why):
+        settings.change(text)
+    assert not applied.configs
+    assert file.read_text() == "maxMessageSize=5000\n"
+
+
+def test_what_stays_as_it_is_changes_nothing() -> None:
+    settings, applied = online()
+    settings.change("listenPort=10911\nmaxMessageSize=4194304\n")
+    settings.change("")
+    assert not applied.configs
+
+
+def test_a_file_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "broker.conf"
+    file.write_text("")
+    settings, applied = online(file)
+    file.unlink()
+    with pytest.raises(ConfigError, match="nothing was changed"):
+        settings.change("maxMessageSize=6000")
+    assert not applied.configs
+
+
+def test_lines_that_go_on_and_keys_that_stand_twice() -> None:
+    text = "a=1 \\\n  2\nb = x\na : 3\n"
+    assert changed_lines(text, {"a": "9"}) == "b = x\na=9\n"
+    assert changed_lines("", {"a": "9"}) == "a=9\n"
+
+
+def test_a_name_server_finds_its_keys_again() -> None:
+    disk = MemoryDisk()
+    kept = KeptSettings(disk)
+    kept.save()
+    assert not disk.exists(PATH)
+    kept.settings.put("space", "colour", "red")
+    kept.save()
+    assert KeptSettings(disk).settings.get("space", "colour") == "red"
+
+
+def test_a_file_of_keys_that_is_none() -> None:
+    disk = MemoryDisk()
+    disk.create(PATH, 3).write_at(0, b"{x}")
+    with pytest.raises(ConfigError, match="kvConfig"):
+        KeptSettings(disk)

@@ -1,0 +1,207 @@
+"""Upkeep, step by step on a disk in memory, and once as the loop that a broker runs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from escrowmq.clock import ManualClock
+from escrowmq.errors import StoreFailed, StoreFull
+from escrowmq.message.record import LogOffset
+from escrowmq.server.tasks import Upkeep, UpkeepSettings
+from escrowmq.store.disk import Usage
+from escrowmq.store.store import MessageStore
+from escrowmq.testing import FaultyDisk
+from tests.support.stores import NOW_MS, TINY, assert_clean, fill, open_store, sample
+
+
+def opened(disk: FaultyDisk | None = None) -> tuple[FaultyDisk, MessageStore, ManualClock]:
+    clock = ManualClock(NOW_MS)
+    disk = disk or FaultyDisk(clock=clock)
+    return disk, open_store(disk), clock
+
+
+def run(steps: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(steps, 20))
+
+
+def test_a_flush_makes_what_was_appended_durable() -> None:
+    disk, store, clock = opened()
+    fill(store, range(5))
+    assert store.flushed < store.end
+    run(Upkeep(store, disk, clock).flush())
+    assert store.flushed == store.end
+
+
+def test_a_flush_with_nothing_to_do_leaves_the_disk_alone() -> None:
+    disk, store, clock = opened()
+    calls = disk.calls
+    run(Upkeep(store, disk, clock).flush())
+    run(Upkeep(store, disk, clock).checkpoint())
+    assert disk.calls == calls
+
+
+def test_a_checkpoint_lets_the_next_start_walk_nothing() -> None:
+    disk, store, clock = opened()
+    fill(store, range(20))
+    run(Upkeep(store, disk, clock).checkpoint())
+    store.abandon()
+    again = open_store(disk)
+    assert again.recovery.records == 0
+    again.close()
+    assert_clean(disk)
+
+
+def test_expiry_keeps_what_somebody_still_needs() -> None:
+    disk, store, clock = opened()
+    fill(store, range(60))
+    needed = LogOffset(2 * TINY.segment_bytes)
+    upkeep = Upkeep(store, disk, clock, keep_from=lambda: needed)
+    run(upkeep.checkpoint())
+    clock.advance(ms=73 * 3_600_000)
+    disk.capacity_bytes = 4096  # much more is used than that
+    run(upkeep.expire())
+    assert store.begin == needed
+    assert not store.accepts_writes
+
+
+class WatchedDisk(FaultyDisk):
+    """Rather full. Notes which thread removes files, and lets it wait."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.removed_by: list[int] = []
+        self.may_remove = threading.Event()
+        self.is_removing = threading.Event()
+
+    def usage(self) -> Usage:
+        return Usage(total_bytes=1 << 40, free_bytes=(1 << 40) * 12 // 100)  # old files must go
+
+    def remove(self, path: str) -> None:
+        if path.startswith("commitlog/"):
+            self.removed_by.append(threading.get_ident())
+            self.is_removing.set()
+            assert self.may_remove.wait(20)
+        super().remove(path)
+
+
+def expiring() -> tuple[WatchedDisk, MessageStore, Upkeep]:
+    clock = ManualClock(NOW_MS)
+    disk = WatchedDisk(clock=clock)
+    store = open_store(disk)
+    fill(store, range(60))
+    store.checkpoint()
+    keep_from = LogOffset(2 * TINY.segment_bytes)
+    return disk, store, Upkeep(store, disk, clock, keep_from=lambda: keep_from)
+
+
+def test_files_are_removed_in_a_thread_and_reads_and_appends_go_on_meanwhile() -> None:
+    disk, store, upkeep = expiring()
+
+    async def watch() -> None:
+        expiry = asyncio.create_task(upkeep.expire())
+        while not disk.is_removing.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert store.begin == 0
+        assert store.record_at(0).log_offset == 0
+        fill(store, range(60, 63))
+        store.flush()
+        disk.may_remove.set()
+        await expiry
+
+    run(watch())
+    assert store.begin == 2 * TINY.segment_bytes
+    assert len(disk.removed_by) == 2
+    assert threading.get_ident() not in disk.removed_by
+    store.close()
+    assert_clean(disk)
+
+
+def test_an_expiry_that_is_cancelled_ends_its_file_first() -> None:
+    disk, store, upkeep = expiring()
+
+    async def watch() -> None:
+        expiry = asyncio.create_task(upkeep.expire())
+        while not disk.is_removing.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        expiry.cancel()
+        await asyncio.sleep(0)
+        disk.may_remove.set()
+        with pytest.raises(asyncio.CancelledError):
+            await expiry
+
+    run(watch())
+    assert store.begin == TINY.segment_bytes
+    assert len(disk.removed_by) == 1
+    store.close()
+    assert_clean(disk)
+
+
+@pytest.mark.parametrize(("call", "begin"), [(1, 0), (2, TINY.segment_bytes)])
+def test_a_removal_that_fails_leaves_the_log_as_the_directory_is(call: int, begin: int) -> None:
+    """The first call removes the name, the second makes that durable."""
+    disk, store, upkeep = expiring()
+    disk.may_remove.set()
+    disk.error, disk.fail_at = StoreFull, disk.calls + call
+    with pytest.raises(StoreFull):
+        run(upkeep.expire())
+    assert store.begin == begin == int(disk.names("commitlog")[0])
+    run(upkeep.expire())
+    assert store.begin == 2 * TINY.segment_bytes
+    store.close()
+    assert_clean(disk)
+
+
+def test_a_full_disk_postpones_a_checkpoint_and_the_next_one_makes_up_for_it() -> None:
+    disk, store, clock = opened()
+    fill(store, range(20))
+    upkeep = Upkeep(store, disk, clock)
+    disk.error, disk.fail_at = StoreFull, disk.calls + 6
+    with pytest.raises(StoreFull):
+        run(upkeep.checkpoint())
+    assert not store.has_failed
+    run(upkeep.checkpoint())
+    assert store.checkpointed == store.end
+    store.close()
+    assert_clean(disk)
+
+
+def test_the_loop_flushes_and_makes_checkpoints_by_itself() -> None:
+    disk, store, clock = opened()
+    soon = UpkeepSettings(
+        flush_interval_s=0.001, checkpoint_interval_s=0.001, expire_interval_s=0.001
+    )
+
+    async def watch() -> None:
+        loop = asyncio.create_task(Upkeep(store, disk, clock, soon).run())
+        fill(store, range(10))
+        while store.checkpointed < store.end or store.flushed < store.end:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        loop.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loop
+
+    run(watch())
+
+
+def test_the_loop_ends_when_a_flush_fails_and_the_store_takes_no_more() -> None:
+    disk, store, clock = opened()
+    fill(store, range(10))
+    disk.fail_from = disk.calls + 1
+    soon = UpkeepSettings(flush_interval_s=0.001, checkpoint_interval_s=60, expire_interval_s=60)
+
+    async def watch() -> None:
+        loop = asyncio.create_task(Upkeep(store, disk, clock, soon).run())
+        while not store.has_failed:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        loop.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loop
+
+    run(watch())
+    with pytest.raises(StoreFailed):
+        store.append([sample(11)], now_ms=NOW_MS)

@@ -1,0 +1,20 @@
+"""What a supervisor hands on to its brokers."""
+
+from __future__ import annotations
+
+import pytest
+
+from escrowmq.server.supervisor import _without_brokers
+
+
+@pytest.mark.parametrize(
+    ("given", "handed_on"),
+    [
+        (["serve", "--brokers", "2"], ["serve"]),
+        (["serve", "--brokers=2", "-c", "x"], ["serve", "-c", "x"]),
+        (["serve", "--brokers", "2", "--data", "--brokers"], ["serve", "--data"]),
+        (["serve", "-c", "2"], ["serve", "-c", "2"]),
+    ],
+)
+def test_the_brokers_get_every_argument_but_one(given: list[str], handed_on: list[str]) -> None:
+    assert list(_without_brokers(given)) == handed_on

@@ -1,0 +1,115 @@
+"""Columns of a table to be written: which there may be, and what becomes of their values."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructType
+
+from escrowmq.errors import ConfigError, RowRefused
+from escrowmq.spark.row_encoding import bytes_of, check_columns, rows_of
+
+STRINGS = pa.map_(pa.string(), pa.string())
+
+
+KINDS = {
+    "int": IntegerType(),
+    "bigint": LongType(),
+    "array<string>": ArrayType(StringType()),
+    "array<int>": ArrayType(IntegerType()),
+    "map<string,string>": MapType(StringType(), StringType()),
+    "map<string,int>": MapType(StringType(), IntegerType()),
+}
+
+
+def schema(text: str) -> StructType:
+    """As SQL says it; Spark's own reader of that needs a JVM."""
+    found = StructType()
+    for column in text.split(", "):
+        name, _, kind = column.partition(" ")
+        found = found.add(name, KINDS.get(kind, kind))
+    return found
+
+
+def batch(**columns: Any) -> pa.RecordBatch:
+    kinds = {"properties": STRINGS, "body": pa.binary()}
+    arrays = {name: pa.array(values, type=kinds.get(name)) for name, values in columns.items()}
+    return pa.RecordBatch.from_pydict(arrays)
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "body binary",
+        "body string, topic string, tags string, keys array<string>, sharding_key string",
+        "body string, properties map<string,string>, delay double, delay_level int, keys string",
+        "body binary, queue_offset bigint, born_time timestamp",
+    ],
+)
+def test_a_table_that_can_be_written(ddl: str) -> None:
+    check_columns(schema(ddl), "t")
+
+
+@pytest.mark.parametrize(
+    ("ddl", "topic", "said"),
+    [
+        ("id int", "t", "no column id"),
+        ("body string, tag string", "t", "did you mean tags"),
+        ("tags string", "t", "no column body"),
+        ("body int", "t", "column body is int, and should be binary or string: cast it"),
+        ("body string, properties map<string,int>", "t", "should be map<string,string>"),
+        ("body string, keys array<int>", "t", "should be string or array<string>"),
+        ("body string, delay string", "t", "a number of seconds"),
+        ("body string", "", "no topic: set .option"),
+    ],
+)
+def test_one_that_cannot_says_why(ddl: str, topic: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
+        check_columns(schema(ddl), topic)
+
+
+def test_bodies_are_views_also_of_a_slice() -> None:
+    rows = rows_of(batch(body=[b"a", b"", b"ccc", b"d"]).slice(1, 2), 0)
+    assert [bytes(body) for body in bytes_of(rows.bodies)] == [b"", b"ccc"]
+    large = pa.RecordBatch.from_pydict({"body": pa.array(["x", "yy"], type=pa.large_string())})
+    assert [bytes(body) for body in bytes_of(rows_of(large, 0).bodies)] == [b"x", b"yy"]
+    assert rows.properties is None
+    assert rows.topics is None
+
+
+def test_the_other_columns_become_properties() -> None:
+    rows = rows_of(
+        batch(
+            body=[b"1", b"2"],
+            tags=["red", None],
+            keys=[["a", "b"], None],
+            sharding_key=[None, "s"],
+            properties=[[("own", "1"), ("UNIQ_KEY", "no"), ("ESCROW_BY", "no")], None],
+            delay=[Decimal("1.5"), None],
+        ),
+        0,
+    )
+    assert rows.properties == [
+        "own\x011\x02KEYS\x01a b\x02TAGS\x01red\x02TIMER_DELAY_MS\x011500\x02",
+        "__SHARDINGKEY\x01s\x02",
+    ]
+    assert rows.delayed == [True, False]
+    assert rows.sharding_keys == [None, "s"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"body": [b"1", None]}, "row 101 has no body"),
+        ({"body": [b"1"], "tags": ["a\x02b"]}, "row 100: property 'TAGS' contains"),
+        ({"body": [b"1"], "delay": [3], "delay_level": [1]}, "a delay and a delay_level"),
+        ({"body": [b"1"], "delay": [-3]}, "a negative delay"),
+        ({"body": [b"1"], "tags": ["a" * 40_000]}, "limit 32,000"),
+    ],
+)
+def test_a_row_that_cannot_be_a_message_is_named(columns: dict[str, Any], said: str) -> None:
+    with pytest.raises(RowRefused, match=said):
+        rows_of(batch(**columns), 100)

@@ -1,0 +1,307 @@
+"""Reads of a queue, and where in it a time lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from escrowmq.errors import CorruptRecord, NoSuchRecord
+from escrowmq.message.keys import decode_offset_id, encode_offset_id, java_hash
+from escrowmq.message.record import NewRecord, QueueOffset
+from escrowmq.store.commit_log import Batch, CommitLog
+from escrowmq.store.consume_queue import ConsumeQueue
+from escrowmq.store.disk import Disk, OpenViews, RealDisk
+from escrowmq.store.queue_reader import SCANNED_MAX, ReadStatus, offset_by_time
+from escrowmq.store.store import MessageStore
+from escrowmq.testing import MemoryDisk
+from tests.support.store_appends import FIRST_FILE, append, bodies, plain
+from tests.support.stores import (
+    HOST,
+    NOW_MS,
+    TINY,
+    fill,
+    open_store,
+    properties,
+)
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["in memory", "in files", "in both"])
+def ten(request: pytest.FixtureRequest) -> MessageStore:
+    """Ten records of one queue, side by side; their entries still in memory, or not."""
+    store = open_store(MemoryDisk(), replace(TINY, queue_file_bytes=80))
+    for number in range(10):
+        append(store, plain(b"%d" % number))
+        if request.param == "in files" or (request.param == "in both" and number == 5):
+            store.checkpoint()
+    return store
+
+
+def test_neighbours_are_one_slice(ten: MessageStore) -> None:
+    found = ten.read("T", 0, 0)
+    assert found.status is ReadStatus.FOUND
+    assert [len(data) for data in found.slices] == [10 * 93]
+    assert bodies(found) == [b"%d" % number for number in range(10)]
+    assert (found.next, found.min, found.max, found.size) == (10, 0, 10, 930)
+
+
+def test_a_read_may_begin_anywhere(ten: MessageStore) -> None:
+    for begin in range(10):
+        found = ten.read("T", 0, begin)
+        assert bodies(found) == [b"%d" % number for number in range(begin, 10)]
+        assert found.next == 10
+
+
+def test_a_count_limits_a_read(ten: MessageStore) -> None:
+    for begin in range(10):
+        for count in range(1, 12):
+            found = ten.read("T", 0, begin, count_max=count)
+            end = min(10, begin + count)
+            assert bodies(found) == [b"%d" % number for number in range(begin, end)]
+            assert found.next == end
+
+
+@pytest.mark.parametrize(
+    ("bytes_max", "count"), [(0, 1), (1, 1), (93, 1), (185, 1), (186, 2), (929, 9), (930, 10)]
+)
+def test_bytes_limit_a_read_but_one_record_always_comes(
+    ten: MessageStore, bytes_max: int, count: int
+) -> None:
+    found = ten.read("T", 0, 0, bytes_max=bytes_max)
+    assert found.count == count
+    assert found.next == count
+    assert len(bodies(found)) == count
+
+
+def test_records_with_others_between_them_are_slices_each(store: MessageStore) -> None:
+    append(store, plain(b"a"), plain(b"b"), plain(b"-", queue_id=1), plain(b"c"), plain(b"d"))
+    found = store.read("T", 0, 0)
+    assert [len(data) // 93 for data in found.slices] == [2, 2]
+    assert bodies(found) == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_slice_does_not_cross_the_end_of_a_file(store: MessageStore) -> None:
+    append(store, *(plain(b"x" * 1000) for _ in range(5)))
+    found = store.read("T", 0, 0)
+    assert [len(data) // 1092 for data in found.slices] == [3, 2]
+    assert found.count == 5
+
+
+@pytest.mark.parametrize("kind", ["real", "memory"])
+def test_slices_are_the_file_itself_and_not_copies(tmp_path: Path, kind: str) -> None:
+    disk: Disk = RealDisk(tmp_path) if kind == "real" else MemoryDisk()
+    store = open_store(disk)
+    append(store, plain(b"first"), plain(b"second"))
+    found = store.read("T", 0, 0)
+    disk.open(FIRST_FILE).write_at(88, b"FIRST")  # behind the store's back
+    assert bodies(found) == [b"FIRST", b"second"]
+    assert all(data.readonly for data in found.slices)
+    store.close()
+    assert bodies(found) == [b"FIRST", b"second"]
+
+
+def tagged(tag: str, body: bytes = b"") -> NewRecord:
+    return plain(body, properties=properties(TAGS=tag))
+
+
+def accepts(tag: str) -> Callable[[int], bool]:
+    return java_hash(tag).__eq__
+
+
+def test_a_filter_picks_by_tags_code(store: MessageStore) -> None:
+    append(store, *(tagged("odd" if n % 2 else "even", b"%d" % n) for n in range(9)))
+    odd = store.read("T", 0, 0, accepts=accepts("odd"))
+    assert bodies(odd) == [b"1", b"3", b"5", b"7"]
+    assert odd.next == 9
+    some = store.read("T", 0, 0, accepts=accepts("odd"), count_max=2)
+    assert bodies(some) == [b"1", b"3"]
+    assert bodies(store.read("T", 0, some.next, accepts=accepts("odd"))) == [b"5", b"7"]
+
+
+def test_a_filter_that_matches_nothing_still_moves_on(store: MessageStore) -> None:
+    append(store, *(tagged("a") for _ in range(9)))
+    found = store.read("T", 0, 2, accepts=accepts("b"))
+    assert found.status is ReadStatus.NO_MATCH
+    assert (found.next, found.count, found.slices) == (9, 0, [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_filter_looks_at_so_many_entries_and_no_more(checkpointed: bool) -> None:
+    store = open_store(MemoryDisk(), replace(TINY, segment_bytes=1 << 20, queue_file_bytes=4000))
+    append(store, *(tagged("a") for _ in range(SCANNED_MAX + 50)), tagged("b", b"found"))
+    if checkpointed:
+        store.checkpoint()
+    found = store.read("T", 0, 0, accepts=accepts("b"))
+    assert (found.status, found.next) == (ReadStatus.NO_MATCH, SCANNED_MAX)
+    assert bodies(store.read("T", 0, found.next, accepts=accepts("b"))) == [b"found"]
+    many = store.read("T", 0, 0, accepts=accepts("b"), count_max=SCANNED_MAX + 51)
+    assert bodies(many) == [b"found"]
+
+
+def test_what_a_read_says_when_there_is_nothing_to_read(store: MessageStore) -> None:
+    append(store, plain(), plain())
+    append(store, plain(topic="Half", sys_flag=4))
+
+    def ask(topic: str, offset: int) -> tuple[ReadStatus, int, int, int]:
+        found = store.read(topic, 0, offset)
+        assert (found.count, found.slices, found.size) == (0, [], 0)
+        return found.status, found.next, found.min, found.max
+
+    assert ask("Other", 5) == (ReadStatus.NO_QUEUE, 0, 0, 0)
+    assert ask("Half", 0) == (ReadStatus.NO_QUEUE, 0, 0, 0)
+    assert ask("Half", 3) == (ReadStatus.NO_QUEUE, 0, 0, 0)
+    assert ask("T", 2) == (ReadStatus.AT_END, 2, 0, 2)
+    assert ask("T", 3) == (ReadStatus.PAST_END, 2, 0, 2)
+    assert ask("T", 1 << 62) == (ReadStatus.PAST_END, 2, 0, 2)
+    assert ask("T", -1) == (ReadStatus.TOO_SMALL, 0, 0, 2)
+
+
+def test_below_the_oldest_message_is_too_small(store: MessageStore) -> None:
+    append(store, *(plain(b"x" * 1000) for _ in range(10)))  # three to a file
+    store.checkpoint()
+    store.remove_oldest_file()
+    found = store.read("T", 0, 2)
+    assert (found.status, found.next, found.min, found.max) == (ReadStatus.TOO_SMALL, 3, 3, 10)
+    assert store.read("T", 0, 3).count == 7
+    assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (3, 10)
+
+
+def test_a_queue_whose_messages_are_all_gone_keeps_counting(store: MessageStore) -> None:
+    append(store, plain(b"gone", topic="Old"), plain(b"gone too", topic="Old"))
+    append(store, *(plain(b"x" * 1000) for _ in range(5)))
+    store.checkpoint()
+    store.remove_oldest_file()
+    assert (store.min_offset("Old", 0), store.max_offset("Old", 0)) == (2, 2)
+    assert store.read("Old", 0, 0).status is ReadStatus.TOO_SMALL
+    assert store.read("Old", 0, 2).status is ReadStatus.AT_END
+    (placed,) = store.append([plain(b"new", topic="Old")], now_ms=NOW_MS)
+    assert placed.queue_offset == 2
+    assert bodies(store.read("Old", 0, 2)) == [b"new"]
+    assert store.min_offset("Old", 0) == 2
+
+
+def test_an_entry_that_points_at_no_record_is_said_to(store: MessageStore) -> None:
+    disk = MemoryDisk()
+    store = open_store(disk)
+    append(store, plain(b"a"), plain(b"b"))
+    disk.open(FIRST_FILE).write_at(4, bytes(4))
+    with pytest.raises(CorruptRecord, match="log_offset=0"):
+        store.read("T", 0, 0)
+    assert bodies(store.read("T", 0, 1)) == [b"b"]
+
+
+def test_a_record_is_found_by_its_offset_id(store: MessageStore) -> None:
+    fill(store, range(30))
+    for record in store.records():
+        _, log_offset = decode_offset_id(encode_offset_id(HOST, record.log_offset))
+        assert store.record_at(log_offset) == record
+
+
+def test_no_record_is_found_where_none_begins(store: MessageStore) -> None:
+    offsets = append(store, *(plain() for _ in range(43)))
+    assert offsets[-1] == 4096  # so that there is a blank record too
+    for nowhere in (-1, store.end, store.end + 1, 1 << 62):
+        with pytest.raises(NoSuchRecord):
+            store.record_at(nowhere)
+    for between in (1, 95, 97, 42 * 96, 4095, 4097):
+        with pytest.raises((NoSuchRecord, CorruptRecord)):
+            store.record_at(between)
+
+
+# --- by time -------------------------------------------------------------------------------------
+
+
+TIMES = [10, 20, 20, 20, 30, 50, 50]
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize(
+    ("time", "lower", "upper"),
+    [
+        (0, 0, 0),
+        (9, 0, 0),
+        (10, 0, 0),
+        (11, 1, 0),
+        (19, 1, 0),
+        (20, 1, 3),
+        (21, 4, 3),
+        (30, 4, 4),
+        (49, 5, 4),
+        (50, 5, 6),
+        (51, 7, 6),
+        (1000, 7, 6),
+    ],
+)
+def test_the_offset_at_a_time(
+    store: MessageStore, checkpointed: bool, time: int, lower: int, upper: int
+) -> None:
+    for stored in TIMES:
+        append(store, plain(), now_ms=NOW_MS + stored)
+    if checkpointed:
+        store.checkpoint()
+    assert store.offset_by_time("T", 0, NOW_MS + time) == lower
+    assert store.offset_by_time("T", 0, NOW_MS + time, upper=True) == upper
+
+
+def test_no_queue_and_an_empty_one_have_no_time(store: MessageStore) -> None:
+    append(store, plain(topic="Half", sys_flag=4))
+    assert store.offset_by_time("T", 0, NOW_MS) == 0
+    assert store.offset_by_time("Half", 0, NOW_MS) == 0
+    assert store.offset_by_time("Half", 0, NOW_MS, upper=True) == 0
+
+
+def test_the_offset_at_a_time_among_what_is_left(store: MessageStore) -> None:
+    for number in range(10):
+        append(store, plain(b"x" * 1000), now_ms=NOW_MS + number)
+    store.checkpoint()
+    store.remove_oldest_file()
+    assert store.offset_by_time("T", 0, NOW_MS) == 3
+    assert store.offset_by_time("T", 0, NOW_MS, upper=True) == 3
+    assert store.offset_by_time("T", 0, NOW_MS + 5) == 5
+
+
+def gapped_queue() -> tuple[CommitLog, ConsumeQueue]:
+    """Messages at 0, 3 and 4, stored at 10, 20 and 20; nothing at 1, 2, 5 and 6."""
+    disk = MemoryDisk()
+    log = CommitLog(disk, segment_bytes=4096, store_host=HOST)
+    queue = ConsumeQueue(disk, OpenViews(disk), "T", 0, file_bytes=100)
+    batch = Batch(log)
+    places = [batch.add(plain(), 0, NOW_MS + ms) for ms in (10, 20, 20)]
+    batch.write()
+    queue.add(*places[0], 0)
+    queue.add_blanks(QueueOffset(3), places[1][0])
+    queue.add(*places[1], 0)
+    queue.add(*places[2], 0)
+    queue.add_blanks(QueueOffset(7), log.end)
+    return log, queue
+
+
+@pytest.mark.parametrize(
+    ("time", "first_found", "upper"),
+    [(5, 0, 0), (10, 0, 0), (15, 3, 0), (20, 3, 4), (25, None, 4)],
+)
+def test_the_offset_at_a_time_where_messages_are_missing(
+    time: int, first_found: int | None, upper: int
+) -> None:
+    log, queue = gapped_queue()
+    lower = offset_by_time(log, queue, NOW_MS + time)
+    there = [at for at in (0, 3, 4) if at >= lower]
+    assert (there[0] if there else None) == first_found
+    assert offset_by_time(log, queue, NOW_MS + time, upper=True) == upper
+
+
+# --- flushing ------------------------------------------------------------------------------------
+
+
+def test_an_offset_id_alone_finds_its_record_and_no_other(store: MessageStore) -> None:
+    append(store, plain(b"before"), plain(b"sought"))
+    sought = list(store.records())[1]
+    offset_id = encode_offset_id(sought.store_host, sought.log_offset)
+    assert store.record_by_id(offset_id).body == b"sought"
+    with pytest.raises(NoSuchRecord):
+        store.record_by_id(encode_offset_id(sought.store_host, store.end))
