@@ -14,7 +14,7 @@ from bench.generator import Outcome, run
 from bench.measure import Plan
 from bench.samples import directory
 from bench.servers import EscrowMQ, client, first_send_s, memory_bytes
-from escrowmq.escrow.records import half_of
+from escrowmq.escrow.records import make_half
 from escrowmq.message.record import NewRecord
 from escrowmq.store.disk import RealDisk
 from escrowmq.store.settings import StoreSettings
@@ -98,7 +98,7 @@ def _lay_halves(data: Path, count: int) -> None:
             properties = b"UNIQ_KEY\x01%b\x02PGROUP\x01%b\x02TRAN_MSG\x01true\x02"
             body = b"x" * 100
             plain = NewRecord("bench", 0, body, properties % (key, GROUP.encode()))
-            records.append(half_of(plain))
+            records.append(make_half(plain))
         store.append(records, now_ms=now_ms)
         if begin % 100_000 == 0:
             store.checkpoint()

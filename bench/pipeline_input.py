@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from escrowmq.escrow.records import Step, half_of, journal_of, op_of
+from escrowmq.escrow.records import JournalEntry, make_half, make_journal_record, make_op
 from escrowmq.message.keys import encode_host
 from escrowmq.message.record import (
     CRC_MASK,
@@ -28,7 +28,7 @@ from escrowmq.message.record import (
     encode_blank,
     encode_record,
 )
-from escrowmq.message.transaction import State
+from escrowmq.message.transaction import TransactionState
 
 Longs = NDArray[np.int64]
 
@@ -115,7 +115,7 @@ def _plain(number: int, at_ms: int) -> NewRecord:
 
 
 def _half(number: int, at_ms: int) -> NewRecord:
-    return half_of(_plain(number, at_ms))
+    return make_half(_plain(number, at_ms))
 
 
 def _final(number: int, at_ms: int) -> NewRecord:
@@ -126,12 +126,14 @@ def _final(number: int, at_ms: int) -> NewRecord:
 
 
 def _question(number: int, at_ms: int) -> NewRecord:
-    step = Step(FIRST_HALF + number, "asked", 1, "127.0.0.1:50000")
-    return journal_of(step, now_ms=at_ms)
+    step = JournalEntry(FIRST_HALF + number, "asked", 1, "127.0.0.1:50000")
+    return make_journal_record(step, now_ms=at_ms)
 
 
-def _op(state: State, by: str) -> Callable[[int, int], NewRecord]:
-    return lambda number, at_ms: op_of(FIRST_HALF + number, state, by, host=BORN, now_ms=at_ms)
+def _op(state: TransactionState, by: str) -> Callable[[int, int], NewRecord]:
+    return lambda number, at_ms: make_op(
+        FIRST_HALF + number, state, by, born_host=BORN, now_ms=at_ms
+    )
 
 
 # --- the log -------------------------------------------------------------------------------------
@@ -210,7 +212,7 @@ def _put_digits(rows: NDArray[np.uint8], at: int, values: Longs, width: int, dig
 HALF, FINAL, QUESTION = Stamp(_half), Stamp(_final), Stamp(_question)
 OPS = [
     (state, by, Stamp(_op(state, by)))
-    for state in (State.COMMITTED, State.ROLLED_BACK)
+    for state in (TransactionState.COMMITTED, TransactionState.ROLLED_BACK)
     for by in ("producer", "check")
 ]
 
@@ -239,7 +241,7 @@ class Log:
             its = is_there & (numbers % QUEUES == queue)
             self._write(FINAL, numbers[its], at_ms[its], halves[its], queue)
         for state, by, stamp in OPS:
-            its = ~is_open & (is_back == (state is State.ROLLED_BACK))
+            its = ~is_open & (is_back == (state is TransactionState.ROLLED_BACK))
             its &= is_asked == (by == "check")
             self._write(stamp, numbers[its], at_ms[its])
 

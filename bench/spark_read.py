@@ -30,7 +30,7 @@ from escrowmq.message.record import encode_record
 from escrowmq.spark import local_session
 from escrowmq.spark.columns import MessageColumns
 from escrowmq.spark.records import Records
-from escrowmq.spark.schema import MESSAGE, Columns
+from escrowmq.spark.schema import MESSAGE_COLUMNS, Columns
 from tests.interop.remoting import Client
 
 QUEUES = 4
@@ -53,10 +53,10 @@ class ReadyMade(DataSource):
 
     def _columns(self) -> Columns:
         wanted = self.options.get("columns")
-        return MESSAGE.only(wanted.split(",")) if wanted else MESSAGE
+        return MESSAGE_COLUMNS.select(wanted.split(",")) if wanted else MESSAGE_COLUMNS
 
     def schema(self) -> StructType:
-        return self._columns().spark()
+        return self._columns().spark_schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return ReadyMadeReader(self._columns(), int(self.options["rows"]))
@@ -72,7 +72,7 @@ class ReadyMadeReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, Ready)
-        batch = MessageColumns(_block(), TOPIC, "broker-a").batch(self._columns)
+        batch = MessageColumns(_block(), TOPIC, "broker-a").to_record_batch(self._columns)
         for _ in range(partition.rows // BATCH_ROWS):
             yield batch
 
@@ -83,7 +83,7 @@ def _block() -> Records:
     data = b"".join(
         encode_record(sample(number), number, number, NOW_MS, host) for number in range(BATCH_ROWS)
     )
-    return Records.all_of(np.frombuffer(data, np.uint8))
+    return Records.from_buffer(np.frombuffer(data, np.uint8))
 
 
 def rows(plan: Plan) -> Told:

@@ -19,7 +19,7 @@ def read_all(store: MessageStore, queues: int, *, copied: bool) -> float:
         while at < end:
             found = store.read(TOPIC, queue_id, at, count_max=32)
             total += len(b"".join(found.slices)) if copied else found.size
-            at = found.next
+            at = found.next_offset
     return total / (time.perf_counter() - began)
 
 
@@ -27,7 +27,10 @@ def copy_all(store: MessageStore) -> float:
     """The log itself, copied in pieces of 32 messages."""
     piece = 32 * 1200
     total = 0
-    views = [store._log.view(base, min(base + (1 << 30), store.end)) for base in store._log.bases()]
+    views = [
+        store._log.view(base, min(base + (1 << 30), store.end))
+        for base in store._log.segment_bases()
+    ]
     began = time.perf_counter()
     for view in views:
         for at in range(0, len(view), piece):

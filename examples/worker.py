@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from escrowmq import Message, ReceivedMessage
 from escrowmq.blocking import Consumer
-from escrowmq.database.transaction import HeldMessages
+from escrowmq.database.transaction import TransactionMessages
 from escrowmq.sql import Escrow, Inbox
 
 SERVERS = os.environ.get("SERVERS", "127.0.0.1:9876")
@@ -37,7 +37,7 @@ def task(function: Task) -> Task:
     return function
 
 
-def put_off(tx: HeldMessages, function: Task, argument: str) -> None:
+def put_off(tx: TransactionMessages, function: Task, argument: str) -> None:
     """It is called once the transaction has committed, and only then."""
     call = {"task": function.__name__, "argument": argument}
     tx.send(Message(TOPIC, json.dumps(call).encode(), tags=function.__name__))

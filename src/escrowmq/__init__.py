@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from escrowmq.client.access import Access
     from escrowmq.client.consumer.consumer import Consumer
-    from escrowmq.client.consumer.fetcher import Limits
+    from escrowmq.client.consumer.fetcher import ConsumerLimits
     from escrowmq.client.consumer.pull_consumers import LiteConsumer, PullConsumer
-    from escrowmq.client.filters import Sql
-    from escrowmq.client.messages import Message, Queue, ReceivedMessage, SendResult, SendStatus
+    from escrowmq.client.filters import SqlFilter
+    from escrowmq.client.messages import (
+        Message,
+        MessageQueue,
+        ReceivedMessage,
+        SendResult,
+        SendStatus,
+    )
     from escrowmq.client.producer.producer import Producer
-    from escrowmq.client.producer.transaction import Outcome, Transaction
+    from escrowmq.client.producer.transaction import Transaction, TransactionOutcome
     from escrowmq.client.producer.transaction_producer import (
         TransactionListener,
         TransactionProducer,
@@ -26,18 +32,18 @@ if TYPE_CHECKING:
 _HOMES = {
     "Access": "escrowmq.client.access",
     "Consumer": "escrowmq.client.consumer.consumer",
-    "Limits": "escrowmq.client.consumer.fetcher",
+    "ConsumerLimits": "escrowmq.client.consumer.fetcher",
     "LiteConsumer": "escrowmq.client.consumer.pull_consumers",
     "Message": "escrowmq.client.messages",
-    "Outcome": "escrowmq.client.producer.transaction",
+    "TransactionOutcome": "escrowmq.client.producer.transaction",
     "Producer": "escrowmq.client.producer.producer",
     "PullConsumer": "escrowmq.client.consumer.pull_consumers",
-    "Queue": "escrowmq.client.messages",
+    "MessageQueue": "escrowmq.client.messages",
     "ReceivedMessage": "escrowmq.client.messages",
     "Rollback": "escrowmq.errors",
     "SendResult": "escrowmq.client.messages",
     "SendStatus": "escrowmq.client.messages",
-    "Sql": "escrowmq.client.filters",
+    "SqlFilter": "escrowmq.client.filters",
     "Transaction": "escrowmq.client.producer.transaction",
     "TransactionListener": "escrowmq.client.producer.transaction_producer",
     "TransactionProducer": "escrowmq.client.producer.transaction_producer",
@@ -48,20 +54,20 @@ _HOMES = {
 __all__ = [
     "Access",
     "Consumer",
-    "Limits",
+    "ConsumerLimits",
     "LiteConsumer",
     "Message",
-    "Outcome",
+    "MessageQueue",
     "Producer",
     "PullConsumer",
-    "Queue",
     "ReceivedMessage",
     "Rollback",
     "SendResult",
     "SendStatus",
-    "Sql",
+    "SqlFilter",
     "Transaction",
     "TransactionListener",
+    "TransactionOutcome",
     "TransactionProducer",
     "TransactionSendResult",
     "Verdict",

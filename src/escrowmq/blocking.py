@@ -37,21 +37,21 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from escrowmq.client.consumer import consumer as consumers
 from escrowmq.client.consumer import pull_consumers as lite
 from escrowmq.client.consumer import pull_consumers as puller
-from escrowmq.client.consumer.handlers import Handler
-from escrowmq.client.consumer.offset_store import Moment
-from escrowmq.client.consumer.queue_client import Pulled
-from escrowmq.client.filters import Subscribed, Wanted
-from escrowmq.client.messages import Message, Queue, ReceivedMessage, SendResult, SendStatus
+from escrowmq.client.consumer.handlers import MessageHandler
+from escrowmq.client.consumer.offset_store import SupportsTimestamp
+from escrowmq.client.consumer.queue_client import PullResult
+from escrowmq.client.filters import FilterLike, Subscriptions
+from escrowmq.client.messages import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
 from escrowmq.client.producer import producer as producers
 from escrowmq.client.producer import transaction as transactions
 from escrowmq.client.producer import transaction_producer as listeners
-from escrowmq.client.producer.checker import CheckCounts, Checker
-from escrowmq.client.producer.producer import Selector
+from escrowmq.client.producer.checker import Checker, CheckResultCounts
+from escrowmq.client.producer.producer import QueueSelector
 from escrowmq.client.producer.transaction_producer import (
     TransactionListener,
     TransactionSendResult,
     local_message,
-    verdict_of,
+    to_verdict,
 )
 from escrowmq.errors import LocalProtocolError, Rollback, WrongProcess
 from escrowmq.message.transaction import Verdict
@@ -62,38 +62,40 @@ T = TypeVar("T")
 class PerProcess(Generic[T]):
     """Something of which each process has its own, made when it is first wanted."""
 
-    _all: ClassVar[weakref.WeakSet[PerProcess[Any]]] = weakref.WeakSet()
+    _instances: ClassVar[weakref.WeakSet[PerProcess[Any]]] = weakref.WeakSet()
 
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
+    def __init__(self, create: Callable[[], T]) -> None:
+        self._create = create
         self._lock = threading.Lock()
-        self._made: T | None = None
-        self._left: list[T] = []  # the parent's, kept: letting go of it would close its sockets
-        PerProcess._all.add(self)
+        self._value: T | None = None
+        self._inherited: list[
+            T
+        ] = []  # the parent's, kept: letting go of it would close its sockets
+        PerProcess._instances.add(self)
 
     def get(self) -> T:
-        made = self._made
+        made = self._value
         if made is None:
             with self._lock:
-                made = self._made
+                made = self._value
                 if made is None:
-                    made = self._made = self._make()
+                    made = self._value = self._create()
         return made
 
     def existing(self) -> T | None:
-        return self._made
+        return self._value
 
     @classmethod
-    def forked(cls) -> None:
+    def reset_after_fork(cls) -> None:
         """In the child."""
-        for one in list(cls._all):
+        for one in list(cls._instances):
             one._lock = threading.Lock()
-            if one._made is not None:
-                one._left.append(one._made)
-                one._made = None
+            if one._value is not None:
+                one._inherited.append(one._value)
+                one._value = None
 
 
-os.register_at_fork(after_in_child=PerProcess.forked)
+os.register_at_fork(after_in_child=PerProcess.reset_after_fork)
 
 
 class _LoopThread:
@@ -120,41 +122,41 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-_thread = PerProcess(_LoopThread)
+_loop_thread = PerProcess(_LoopThread)
 
 
 def client_loop() -> asyncio.AbstractEventLoop:
-    return _thread.get().loop
+    return _loop_thread.get().loop
 
 
-def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
+def run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
     """Run it there and wait for it here. What this thread has in its context, it sees."""
-    if _thread.get().is_current:
-        work.close()
+    if _loop_thread.get().is_current:
+        coroutine.close()
         raise LocalProtocolError(
             "a blocking client was called on its own event loop, which would wait for itself: "
             "in a coroutine use the client of `escrowmq`"
         )
-    call = _Call(loop, work)
-    loop.call_soon_threadsafe(call.begin)
+    call = _Call(loop, coroutine)
+    loop.call_soon_threadsafe(call.start)
     return call.wait()
 
 
 class _Call(Generic[T]):
     """Much less than a concurrent Future: one who waits, one lock."""
 
-    __slots__ = ("_context", "_done", "_loop", "_task", "_work")
+    __slots__ = ("_context", "_coroutine", "_done", "_loop", "_task")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:
         self._loop = loop
-        self._work = work
+        self._coroutine = coroutine
         self._context = contextvars.copy_context()
         self._task: asyncio.Task[T] | None = None
         self._done = threading.Lock()
         self._done.acquire()
 
-    def begin(self) -> None:
-        self._task = self._loop.create_task(self._work, context=self._context)
+    def start(self) -> None:
+        self._task = self._loop.create_task(self._coroutine, context=self._context)
         self._task.add_done_callback(lambda _: self._done.release())
 
     def wait(self) -> T:
@@ -171,34 +173,34 @@ class _Call(Generic[T]):
         self._task.cancel()
 
 
-class Blocking:
+class BlockingClient:
     """A client that belongs to the process that made it, run on the shared loop."""
 
     def __init__(self) -> None:
         self._loop = client_loop()
         self._process_id = os.getpid()
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if os.getpid() != self._process_id:
-            work.close()
+            coroutine.close()
             raise WrongProcess("this client was made before a fork: make one in each child")
-        return run_on(self._loop, work)
+        return run_on(self._loop, coroutine)
 
 
-async def made(make: Callable[[], T]) -> T:
+async def call_on_loop(function: Callable[[], T]) -> T:
     """On the loop's thread: what it makes belongs to the loop."""
-    return make()
+    return function()
 
 
 C = TypeVar("C", bound="consumers.Consumer | lite.LiteConsumer | puller.PullConsumer")
 
 
-class _Consumer(Blocking, Generic[C]):
+class _BlockingConsumer(BlockingClient, Generic[C]):
     """What all have: an inner one, that lives between `with` and `close`."""
 
-    def __init__(self, make: Callable[[], C]) -> None:
+    def __init__(self, create: Callable[[], C]) -> None:
         super().__init__()
-        self._inner: C = self._run(made(make))
+        self._inner: C = self._run(call_on_loop(create))
 
     def __enter__(self) -> Self:
         self._run(self._inner.__aenter__())
@@ -206,17 +208,17 @@ class _Consumer(Blocking, Generic[C]):
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        exc_type: type[BaseException] | None,
         error: BaseException | None,
-        trace: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
-        self._run(self._inner.__aexit__(kind, error, trace))
+        self._run(self._inner.__aexit__(exc_type, error, traceback))
 
     def close(self) -> None:
         self._run(self._inner.close())
 
 
-class Consumer(_Consumer[consumers.Consumer]):
+class Consumer(_BlockingConsumer[consumers.Consumer]):
     """See `escrowmq.Consumer`."""
 
     def __init__(
@@ -224,11 +226,11 @@ class Consumer(_Consumer[consumers.Consumer]):
         servers: str | Sequence[str],
         *,
         group: str,
-        subscribe: Subscribed | None = None,
-        **more: Any,
+        subscribe: Subscriptions | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(
-            lambda: consumers.Consumer(servers, group=group, subscribe=subscribe, **more)
+            lambda: consumers.Consumer(servers, group=group, subscribe=subscribe, **options)
         )
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
@@ -239,8 +241,8 @@ class Consumer(_Consumer[consumers.Consumer]):
     def receive(self) -> ReceivedMessage:
         return self._run(self._inner.receive())
 
-    def later(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
-        self._run(self._inner.later(message, delay_level=delay_level))
+    def retry_later(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
+        self._run(self._inner.retry_later(message, delay_level=delay_level))
 
     def reply(
         self,
@@ -251,17 +253,19 @@ class Consumer(_Consumer[consumers.Consumer]):
     ) -> None:
         self._run(self._inner.reply(message, body, properties=properties))
 
-    def on(self, topic: str, wanted: Wanted = "*") -> Callable[[Handler], Handler]:
+    def on(
+        self, topic: str, expression: FilterLike = "*"
+    ) -> Callable[[MessageHandler], MessageHandler]:
         """The function runs in a thread."""
 
-        def register(handler: Handler) -> Handler:
-            return self._run(made(lambda: self._inner.on(topic, wanted)(handler)))
+        def register(handler: MessageHandler) -> MessageHandler:
+            return self._run(call_on_loop(lambda: self._inner.on(topic, expression)(handler)))
 
         return register
 
     def run(self) -> None:
         """Until SIGTERM or SIGINT, if this is the main thread; until `stop` or `close` anywhere."""
-        with _on_signals(self.stop):
+        with _stop_on_signals(self.stop):
             self._run(self._inner.run())
 
     def stop(self) -> None:
@@ -269,11 +273,11 @@ class Consumer(_Consumer[consumers.Consumer]):
         self._loop.call_soon_threadsafe(self._inner.stop)
 
     @property
-    def queues(self) -> list[Queue]:
-        return self._run(made(lambda: self._inner.queues))
+    def assigned_queues(self) -> list[MessageQueue]:
+        return self._run(call_on_loop(lambda: self._inner.assigned_queues))
 
 
-class LiteConsumer(_Consumer[lite.LiteConsumer]):
+class LiteConsumer(_BlockingConsumer[lite.LiteConsumer]):
     """See `escrowmq.LiteConsumer`."""
 
     def __init__(
@@ -281,92 +285,96 @@ class LiteConsumer(_Consumer[lite.LiteConsumer]):
         servers: str | Sequence[str],
         *,
         group: str,
-        subscribe: Subscribed | None = None,
-        **more: Any,
+        subscribe: Subscriptions | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(
-            lambda: lite.LiteConsumer(servers, group=group, subscribe=subscribe, **more)
+            lambda: lite.LiteConsumer(servers, group=group, subscribe=subscribe, **options)
         )
 
-    def queues(self, topic: str) -> list[Queue]:
+    def queues(self, topic: str) -> list[MessageQueue]:
         return self._run(self._inner.queues(topic))
 
-    def assign(self, queues: Sequence[Queue], wanted: Wanted = "*") -> None:
-        self._run(self._inner.assign(queues, wanted))
+    def assign(self, queues: Sequence[MessageQueue], expression: FilterLike = "*") -> None:
+        self._run(self._inner.assign(queues, expression))
 
     @property
-    def assigned(self) -> list[Queue]:
-        return self._run(made(lambda: self._inner.assigned))
+    def assigned_queues(self) -> list[MessageQueue]:
+        return self._run(call_on_loop(lambda: self._inner.assigned_queues))
 
-    def poll(self, timeout_s: float = 5.0, *, most: int = lite.POLLED) -> list[ReceivedMessage]:
-        return self._run(self._inner.poll(timeout_s, most=most))
+    def poll(
+        self, timeout_s: float = 5.0, *, max_messages: int = lite.POLL_BATCH_SIZE
+    ) -> list[ReceivedMessage]:
+        return self._run(self._inner.poll(timeout_s, max_messages=max_messages))
 
     def commit(self) -> None:
         self._run(self._inner.commit())
 
-    def committed(self, queue: Queue) -> int | None:
+    def committed(self, queue: MessageQueue) -> int | None:
         return self._run(self._inner.committed(queue))
 
-    def seek(self, queue: Queue, offset: int) -> None:
+    def seek(self, queue: MessageQueue, offset: int) -> None:
         self._run(self._inner.seek(queue, offset))
 
-    def seek_to_begin(self, queue: Queue) -> None:
+    def seek_to_begin(self, queue: MessageQueue) -> None:
         self._run(self._inner.seek_to_begin(queue))
 
-    def seek_to_end(self, queue: Queue) -> None:
+    def seek_to_end(self, queue: MessageQueue) -> None:
         self._run(self._inner.seek_to_end(queue))
 
-    def seek_to_time(self, queue: Queue, moment: Moment) -> None:
+    def seek_to_time(self, queue: MessageQueue, moment: SupportsTimestamp) -> None:
         self._run(self._inner.seek_to_time(queue, moment))
 
-    def pause(self, *queues: Queue) -> None:
-        self._run(made(lambda: self._inner.pause(*queues)))
+    def pause(self, *queues: MessageQueue) -> None:
+        self._run(call_on_loop(lambda: self._inner.pause(*queues)))
 
-    def resume(self, *queues: Queue) -> None:
-        self._run(made(lambda: self._inner.resume(*queues)))
+    def resume(self, *queues: MessageQueue) -> None:
+        self._run(call_on_loop(lambda: self._inner.resume(*queues)))
 
 
-class PullConsumer(_Consumer[puller.PullConsumer]):
+class PullConsumer(_BlockingConsumer[puller.PullConsumer]):
     """See `escrowmq.PullConsumer`."""
 
-    def __init__(self, servers: str | Sequence[str], *, group: str, **more: Any) -> None:
-        super().__init__(lambda: puller.PullConsumer(servers, group=group, **more))
+    def __init__(self, servers: str | Sequence[str], *, group: str, **options: Any) -> None:
+        super().__init__(lambda: puller.PullConsumer(servers, group=group, **options))
 
-    def queues(self, topic: str) -> list[Queue]:
+    def queues(self, topic: str) -> list[MessageQueue]:
         return self._run(self._inner.queues(topic))
 
-    def assigned(self, topic: str) -> list[Queue]:
-        return self._run(self._inner.assigned(topic))
+    def assigned_queues(self, topic: str) -> list[MessageQueue]:
+        return self._run(self._inner.assigned_queues(topic))
 
     def pull(
         self,
-        queue: Queue,
+        queue: MessageQueue,
         offset: int,
-        wanted: Wanted = "*",
+        expression: FilterLike = "*",
         *,
-        most: int = 32,
+        max_messages: int = 32,
         wait_s: float = 0.0,
-    ) -> Pulled:
-        return self._run(self._inner.pull(queue, offset, wanted, most=most, wait_s=wait_s))
+    ) -> PullResult:
+        return self._run(
+            self._inner.pull(queue, offset, expression, max_messages=max_messages, wait_s=wait_s)
+        )
 
-    def committed(self, queue: Queue) -> int | None:
+    def committed(self, queue: MessageQueue) -> int | None:
         return self._run(self._inner.committed(queue))
 
-    def commit(self, queue: Queue, offset: int) -> None:
+    def commit(self, queue: MessageQueue, offset: int) -> None:
         self._run(self._inner.commit(queue, offset))
 
-    def earliest(self, queue: Queue) -> int:
-        return self._run(self._inner.earliest(queue))
+    def earliest_offset(self, queue: MessageQueue) -> int:
+        return self._run(self._inner.earliest_offset(queue))
 
-    def latest(self, queue: Queue) -> int:
-        return self._run(self._inner.latest(queue))
+    def latest_offset(self, queue: MessageQueue) -> int:
+        return self._run(self._inner.latest_offset(queue))
 
-    def at(self, queue: Queue, moment: Moment) -> int:
-        return self._run(self._inner.at(queue, moment))
+    def offset_at_time(self, queue: MessageQueue, moment: SupportsTimestamp) -> int:
+        return self._run(self._inner.offset_at_time(queue, moment))
 
 
 @contextlib.contextmanager
-def _on_signals(stop: Callable[[], None]) -> Iterator[None]:
+def _stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -393,13 +401,13 @@ __all__ = [
 P = TypeVar("P", bound=producers.Producer)
 
 
-class _Producer(Generic[P]):
+class _BlockingProducer(Generic[P]):
     """One inner producer per process; checkers are told to each."""
 
-    def __init__(self, make: Callable[[], P]) -> None:
+    def __init__(self, create: Callable[[], P]) -> None:
         self._checkers: list[tuple[Checker, dict[str, str]]] = []
-        self._make = make
-        self._own: PerProcess[P] = PerProcess(self._made)
+        self._create = create
+        self._per_process: PerProcess[P] = PerProcess(self._create_inner)
         self._inner()  # what is wrong with its arguments is said now
 
     def __enter__(self) -> Self:
@@ -408,32 +416,36 @@ class _Producer(Generic[P]):
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        exc_type: type[BaseException] | None,
         error: BaseException | None,
-        trace: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
     def close(self) -> None:
-        inner = self._own.existing()
+        inner = self._per_process.existing()
         if inner is not None:
             self._run(inner.close())
 
-    def send(self, message: Message, *, queue: Queue | Selector | None = None) -> SendResult:
+    def send(
+        self, message: Message, *, queue: MessageQueue | QueueSelector | None = None
+    ) -> SendResult:
         return self._run(self._inner().send(message, queue=queue))
 
-    def send_one_way(self, message: Message, *, queue: Queue | Selector | None = None) -> None:
-        self._run(self._inner().send_one_way(message, queue=queue))
+    def send_oneway(
+        self, message: Message, *, queue: MessageQueue | QueueSelector | None = None
+    ) -> None:
+        self._run(self._inner().send_oneway(message, queue=queue))
 
     def send_batch(
-        self, messages: Sequence[Message], *, queue: Queue | Selector | None = None
+        self, messages: Sequence[Message], *, queue: MessageQueue | QueueSelector | None = None
     ) -> list[SendResult]:
         return self._run(self._inner().send_batch(messages, queue=queue))
 
     def request(self, message: Message, timeout_s: float = 3.0) -> ReceivedMessage:
         return self._run(self._inner().request(message, timeout_s))
 
-    def queues(self, topic: str) -> list[Queue]:
+    def queues(self, topic: str) -> list[MessageQueue]:
         return self._run(self._inner().queues(topic))
 
     def transaction(
@@ -454,44 +466,46 @@ class _Producer(Generic[P]):
 
         def register(checker: Checker) -> Checker:
             place = {"topic": topic, "tag": tag, "name": name}
-            self._run(_register(self._inner(), checker, place))
+            self._run(_register_checker(self._inner(), checker, place))
             self._checkers.append((checker, place))
             return checker
 
         return register
 
     @property
-    def check_counts(self) -> CheckCounts:
+    def check_counts(self) -> CheckResultCounts:
         return self._inner().check_counts
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return run_on(client_loop(), work)
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return run_on(client_loop(), coroutine)
 
     def _inner(self) -> P:
-        return self._own.get()
+        return self._per_process.get()
 
-    def _made(self) -> P:
+    def _create_inner(self) -> P:
         async def make() -> P:
-            inner = self._make()
+            inner = self._create()
             for checker, place in self._checkers:
-                await _register(inner, checker, place)
+                await _register_checker(inner, checker, place)
             return await inner.__aenter__()
 
         return self._run(make())
 
 
-async def _register(inner: producers.Producer, checker: Checker, place: dict[str, str]) -> None:
-    inner.checker(place["topic"], tag=place["tag"], name=place["name"])(checker)
+async def _register_checker(
+    inner: producers.Producer, checker: Checker, selection: dict[str, str]
+) -> None:
+    inner.checker(selection["topic"], tag=selection["tag"], name=selection["name"])(checker)
 
 
-class Producer(_Producer[producers.Producer]):
+class Producer(_BlockingProducer[producers.Producer]):
     """See `escrowmq.Producer`."""
 
-    def __init__(self, servers: str | Sequence[str], *, group: str, **more: Any) -> None:
-        super().__init__(lambda: producers.Producer(servers, group=group, **more))
+    def __init__(self, servers: str | Sequence[str], *, group: str, **options: Any) -> None:
+        super().__init__(lambda: producers.Producer(servers, group=group, **options))
 
 
-class TransactionProducer(_Producer[listeners.TransactionProducer]):
+class TransactionProducer(_BlockingProducer[listeners.TransactionProducer]):
     """See `escrowmq.TransactionProducer`. The local transaction runs in the calling thread."""
 
     def __init__(
@@ -500,11 +514,13 @@ class TransactionProducer(_Producer[listeners.TransactionProducer]):
         *,
         group: str,
         listener: TransactionListener,
-        **more: Any,
+        **options: Any,
     ) -> None:
         self.listener = listener
         super().__init__(
-            lambda: listeners.TransactionProducer(servers, group=group, listener=listener, **more)
+            lambda: listeners.TransactionProducer(
+                servers, group=group, listener=listener, **options
+            )
         )
 
     def send_in_transaction(self, message: Message, arg: Any = None) -> TransactionSendResult:
@@ -518,7 +534,7 @@ class TransactionProducer(_Producer[listeners.TransactionProducer]):
         verdict: Verdict = Verdict.UNKNOWN
         error: Exception | None = None
         try:
-            verdict = verdict_of(execute(local_message(message, parked.half), arg))
+            verdict = to_verdict(execute(local_message(message, parked.half), arg))
         except Rollback:
             verdict = Verdict.ROLLBACK
         except Exception as failure:
@@ -538,20 +554,20 @@ class Transaction:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        exc_type: type[BaseException] | None,
         error: BaseException | None,
-        trace: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> bool:
-        return self._run(self._inner.__aexit__(kind, error, trace))
+        return self._run(self._inner.__aexit__(exc_type, error, traceback))
 
     def send(self, message: Message) -> SendResult:
         return self._run(self._inner.send(message))
 
-    def end(self, verdict: Verdict) -> transactions.Outcome:
+    def end(self, verdict: Verdict) -> transactions.TransactionOutcome:
         return self._run(self._inner.end(verdict))
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return run_on(client_loop(), work)
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return run_on(client_loop(), coroutine)
 
     @property
     def id(self) -> str:
@@ -566,5 +582,5 @@ class Transaction:
         return self._inner.halves
 
     @property
-    def outcome(self) -> transactions.Outcome | None:
+    def outcome(self) -> transactions.TransactionOutcome | None:
         return self._inner.outcome

@@ -11,7 +11,7 @@ import time
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
-Moment = datetime  # with a time zone; for those who may not read the clock
+Timestamp = datetime  # with a time zone; for those who may not read the clock
 
 
 class Clock(Protocol):
@@ -35,7 +35,7 @@ class SteadyClock:
     runs backwards. It does not begin before `not_before_ms`: what was noted as past stays past.
     """
 
-    FOLLOWS: Final = 0.1
+    CATCH_UP_RATE: Final = 0.1
 
     def __init__(self, clock: Clock, *, not_before_ms: int = 0) -> None:
         self._clock = clock
@@ -47,7 +47,7 @@ class SteadyClock:
         passed_ms = (read_s - self._read_s) * 1000
         self._read_s = read_s
         gap_ms = self._clock.now_ms() - (self._now_ms + passed_ms)
-        follows_ms = passed_ms * self.FOLLOWS
+        follows_ms = passed_ms * self.CATCH_UP_RATE
         self._now_ms += passed_ms + min(max(gap_ms, -follows_ms), follows_ms)
         return int(self._now_ms)
 
@@ -72,16 +72,16 @@ class ManualClock:
         self._now_ms += ms
         self._elapsed_s += ms / 1000
 
-    def step_wall(self, *, ms: int) -> None:
+    def step_wall_clock(self, *, ms: int) -> None:
         """Jump wall time alone, as an operator's `date` or NTP would."""
         self._now_ms += ms
 
 
-def since_1970_ms(moment: Moment) -> int:
-    return round(moment.timestamp() * 1000)
+def epoch_ms(timestamp: Timestamp) -> int:
+    return round(timestamp.timestamp() * 1000)
 
 
-def moment_of(text: str) -> Moment:
+def parse_timestamp(text: str) -> Timestamp:
     """`2024-05-01`, `2024-05-01T13:00`, `2024-05-01T13:00+02:00`; UTC unless it says otherwise.
 
     Raises ValueError.
@@ -90,28 +90,28 @@ def moment_of(text: str) -> Moment:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def file_stamp(now_ms: int) -> str:
+def file_timestamp(timestamp_ms: int) -> str:
     """A moment as seventeen digits that sort: year to millisecond, in UTC."""
-    moment = datetime.fromtimestamp(now_ms // 1000, tz=UTC)
-    return f"{moment:%Y%m%d%H%M%S}{now_ms % 1000:03d}"
+    moment = datetime.fromtimestamp(timestamp_ms // 1000, tz=UTC)
+    return f"{moment:%Y%m%d%H%M%S}{timestamp_ms % 1000:03d}"
 
 
-def utc_text(now_ms: int) -> str:
+def format_utc(timestamp_ms: int) -> str:
     """A moment as ISO 8601 has it, in UTC: 2026-03-01T09:00:00.000Z."""
-    moment = datetime.fromtimestamp(now_ms // 1000, tz=UTC)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{now_ms % 1000:03d}Z"
+    moment = datetime.fromtimestamp(timestamp_ms // 1000, tz=UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{timestamp_ms % 1000:03d}Z"
 
 
-def local_day(now_ms: int) -> int:
+def local_day(timestamp_ms: int) -> int:
     """The days of this place's calendar, numbered."""
-    return datetime.fromtimestamp(now_ms / 1000).astimezone().toordinal()
+    return datetime.fromtimestamp(timestamp_ms / 1000).astimezone().toordinal()
 
 
-def local_hour(now_ms: int) -> int:
-    return datetime.fromtimestamp(now_ms / 1000).astimezone().hour
+def local_hour(timestamp_ms: int) -> int:
+    return datetime.fromtimestamp(timestamp_ms / 1000).astimezone().hour
 
 
-def moment_ms(text: str) -> int:
+def parse_timestamp_ms(text: str) -> int:
     """ISO 8601, like 2026-03-01T09:00; without a time zone it is UTC. Raises ValueError."""
     moment = datetime.fromisoformat(text)
-    return since_1970_ms(moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC))
+    return epoch_ms(moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC))

@@ -10,7 +10,7 @@ EscrowError
       BrokenHeader           its header cannot be read
       BrokenBody             its body cannot be read (batch, compression, record)
   RequestRefused         the answer is no; the connection is fine
-    BadField               a field of the request is missing, or has the wrong type
+    InvalidField           a field of the request is missing, or has the wrong type
     UnknownRequest         nobody handles this request code
     AccessRefused          who asks is unknown, did not sign it right, or may not
   TransportError         the network failed
@@ -19,8 +19,8 @@ EscrowError
       WrongProcess           its client was made before a fork; make one in this process
     OutcomeUnknown         it was sent, no answer came
     NoRoute                no broker has this topic
-    HalfNotSafe            a half was stored less safely than it should be, and is rolled back
-    PartlySent             of a batch that took several requests, only the first ones are stored
+    HalfNotDurable         a half was stored less safely than it should be, and is rolled back
+    PartialSend            of a batch that took several requests, only the first ones are stored
   StoreError             the disk, or what is on it
     StoreFull              no room; nothing was stored
     StoreFailed            a write or flush failed; restart, so that recovery finds what is true
@@ -28,26 +28,26 @@ EscrowError
     StoreDamaged           the directory cannot be opened as it is
     CorruptRecord          what is stored there does not check out
     RecordRefused          a message over the size limits, or a name no file can have; not stored
-    NoSuchRecord           below the oldest, past the newest, or between two records
+    RecordNotFound         below the oldest, past the newest, or between two records
   ConfigError            a setting is missing, misspelt or out of range
-    AccessRulesBroken      a file of accounts or certificates cannot be read; the old rules stay
-    BadOption              an option of the Spark source or sink is
+    InvalidAccessRules     a file of accounts or certificates cannot be read; the old rules stay
+    InvalidOption          an option of the Spark source or sink is
   DataLost               messages that were to be read are not there any more
   PipelineFailed         a pipeline could not do its work; it says what to change
-  SparkMissing           Java or PySpark is not there, or too old
+  SparkNotAvailable      Java or PySpark is not there, or too old
   RowRefused             a row of a table that cannot be a message
-  BadSubscription        what a consumer wants of a topic cannot be read, or is not served here
-    BadExpression          an SQL92 expression cannot be read; it says where
+  InvalidSubscription    what a consumer wants of a topic cannot be read, or is not served here
+    InvalidExpression      an SQL92 expression cannot be read; it says where
   NotComparable          a message has no number where an SQL92 expression needs one: no match
   TableFull              a table with a bound has reached it; nothing was changed
-  EscrowFull             as many transactions are open as may be
-  NoSuchTransaction      no half is where it was looked for, or it is somebody else's
-  TransactionContradicted  it was decided before, and otherwise
-  NotHeld                a message could not be sent, so its database transaction is rolled back
-  EndedInside            a database transaction was ended inside the block that it belongs to
+  TooManyOpenTransactions as many transactions are open as may be
+  TransactionNotFound    no half is where it was looked for, or it is somebody else's
+  TransactionConflict      it was decided before, and otherwise
+  TransactionMessageFailed a message could not be sent, so its database transaction is rolled back
+  SessionEndedInBlock    a database transaction was ended inside the block that it belongs to
   CommitUnknown          the database did not say whether it has committed; check-back finds out
   WriterFenced           a newer writer has taken over, or the batch is past
-  CannotReconcile        the ledger, a database or a query cannot be read as it should be
+  ReconcileFailed        the ledger, a database or a query cannot be read as it should be
   DemoFailed             a process of the demo did not come up; its log says why
   Rollback               raised by users: roll this transaction back
 
@@ -114,7 +114,7 @@ class RequestRefused(EscrowError):
         self.may_have_happened = code == _SYSTEM_ERROR
 
 
-class BadField(RequestRefused):
+class InvalidField(RequestRefused):
     pass
 
 
@@ -150,11 +150,11 @@ class NoRoute(TransportError):
     pass
 
 
-class HalfNotSafe(TransportError):
+class HalfNotDurable(TransportError):
     pass
 
 
-class PartlySent(TransportError):
+class PartialSend(TransportError):
     """`results` are of the messages that are stored, from the first on; `cause` is what stopped the
     others. Send those that are left, not all of them."""
 
@@ -190,17 +190,17 @@ class StoreDamaged(StoreError):
 
 
 class CorruptRecord(StoreError):
-    def __init__(self, log_offset: int, why: str) -> None:
-        super().__init__(f"log_offset={log_offset}: {why}")
+    def __init__(self, log_offset: int, reason: str) -> None:
+        super().__init__(f"log_offset={log_offset}: {reason}")
         self.log_offset = log_offset
-        self.why = why
+        self.reason = reason
 
 
 class RecordRefused(StoreError):
     pass
 
 
-class NoSuchRecord(StoreError):
+class RecordNotFound(StoreError):
     pass
 
 
@@ -208,11 +208,11 @@ class ConfigError(EscrowError):
     pass
 
 
-class AccessRulesBroken(ConfigError):
+class InvalidAccessRules(ConfigError):
     pass
 
 
-class BadOption(ConfigError):
+class InvalidOption(ConfigError):
     pass
 
 
@@ -224,7 +224,7 @@ class PipelineFailed(EscrowError):
     pass
 
 
-class SparkMissing(EscrowError):
+class SparkNotAvailable(EscrowError):
     pass
 
 
@@ -232,15 +232,15 @@ class RowRefused(EscrowError):
     """A row of a table that cannot be a message; it says which, and why."""
 
 
-class BadSubscription(EscrowError):
+class InvalidSubscription(EscrowError):
     pass
 
 
-class BadExpression(BadSubscription):
-    def __init__(self, position: int, why: str) -> None:
-        super().__init__(f"SQL92, at character {position}: {why}")
+class InvalidExpression(InvalidSubscription):
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__(f"SQL92, at character {position}: {reason}")
         self.position = position  # counted from 1
-        self.why = why
+        self.reason = reason
 
 
 class NotComparable(EscrowError):
@@ -251,15 +251,15 @@ class TableFull(EscrowError):
     retriable = True
 
 
-class EscrowFull(EscrowError):
+class TooManyOpenTransactions(EscrowError):
     """As many transactions are open as may be."""
 
 
-class NoSuchTransaction(EscrowError):
+class TransactionNotFound(EscrowError):
     """No half is where it was looked for, or it is somebody else's."""
 
 
-class TransactionContradicted(EscrowError):
+class TransactionConflict(EscrowError):
     """It was decided before, and otherwise. The first decision stands."""
 
     def __init__(self, message: str, state: str) -> None:
@@ -267,13 +267,13 @@ class TransactionContradicted(EscrowError):
         self.state = state
 
 
-class NotHeld(EscrowError):
+class TransactionMessageFailed(EscrowError):
     """A send failed and the block went on. Database and messages are rolled back."""
 
     retriable = True
 
 
-class EndedInside(EscrowError):
+class SessionEndedInBlock(EscrowError):
     """The block committed or rolled back its own database transaction. Let it end by being left:
     whatever that did, the marker knows, and the messages follow it by check-back."""
 
@@ -287,7 +287,7 @@ class CommitUnknown(EscrowError):
     may_have_happened = True
 
 
-class CannotReconcile(EscrowError):
+class ReconcileFailed(EscrowError):
     """The ledger, a database or a query cannot be read; it says which, and what to give."""
 
 

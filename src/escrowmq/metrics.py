@@ -22,7 +22,7 @@ from functools import cache
 from typing import ClassVar, Final
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-SECONDS: Final = (
+LATENCY_BOUNDS_S: Final = (
     *(0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1),
     *(0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
@@ -60,9 +60,9 @@ class Gauge:
     samples: Iterable[tuple[Labels, float]]
     kind: ClassVar[str] = "gauge"
 
-    def lines(self, common: str) -> Iterator[str]:
+    def lines(self, common_labels: str) -> Iterator[str]:
         for labels, value in self.samples:
-            yield f"{self.name}{_braced(common, labels)} {_number(value)}\n"
+            yield f"{self.name}{_format_label_set(common_labels, labels)} {_format_number(value)}\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,9 @@ class Counter:
     samples: Iterable[tuple[Labels, float]]
     kind: ClassVar[str] = "counter"
 
-    def lines(self, common: str) -> Iterator[str]:
+    def lines(self, common_labels: str) -> Iterator[str]:
         for labels, value in self.samples:
-            yield f"{self.name}{_braced(common, labels)} {_number(value)}\n"
+            yield f"{self.name}{_format_label_set(common_labels, labels)} {_format_number(value)}\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +86,17 @@ class Histogram:
     samples: Iterable[tuple[Labels, Distribution]]
     kind: ClassVar[str] = "histogram"
 
-    def lines(self, common: str) -> Iterator[str]:
+    def lines(self, common_labels: str) -> Iterator[str]:
         name = self.name
         for labels, seen in self.samples:
-            lead = _labels(common, labels)
+            lead = _format_labels(common_labels, labels)
             comma = "," if lead else ""
             total = 0
             for bound, count in zip((*seen.bounds, math.inf), tuple(seen.counts), strict=True):
                 total += count
-                yield f'{name}_bucket{{{lead}{comma}le="{_number(bound)}"}} {total}\n'
+                yield f'{name}_bucket{{{lead}{comma}le="{_format_number(bound)}"}} {total}\n'
             braced = f"{{{lead}}}" if lead else ""
-            yield f"{name}_sum{braced} {_number(seen.sum)}\n"
+            yield f"{name}_sum{braced} {_format_number(seen.sum)}\n"
             yield f"{name}_count{braced} {total}\n"
 
 
@@ -108,7 +108,7 @@ class Registry:
     """Everything that can be asked for. `labels` are on every sample."""
 
     def __init__(self, labels: Labels | None = None) -> None:
-        self._common = _labels("", labels or {})
+        self._common_labels = _format_labels("", labels or {})
         self._collectors: list[Collector] = []
 
     def add(self, collector: Collector) -> None:
@@ -124,35 +124,35 @@ class Registry:
             for family in collector():
                 families.setdefault(family.name, []).append(family)
         for name, alike in families.items():
-            _check(_NAME, name)
+            _check_name(_NAME, name)
             first = alike[0]
             if any(family.kind != first.kind for family in alike):
                 raise ValueError(f"{name} is of two kinds")
-            yield f"# HELP {name} {_escaped_help(first.help)}\n"
+            yield f"# HELP {name} {_escape_help(first.help)}\n"
             yield f"# TYPE {name} {first.kind}\n"
             for family in alike:
-                yield from family.lines(self._common)
+                yield from family.lines(self._common_labels)
 
 
-def _labels(common: str, labels: Labels) -> str:
-    own = ",".join(f'{_checked_label(name)}="{_escaped(text)}"' for name, text in labels.items())
-    return f"{common},{own}" if common and own else common or own
+def _format_labels(common_labels: str, labels: Labels) -> str:
+    own = ",".join(f'{_check_label(name)}="{_escape(text)}"' for name, text in labels.items())
+    return f"{common_labels},{own}" if common_labels and own else common_labels or own
 
 
-def _braced(common: str, labels: Labels) -> str:
-    inner = _labels(common, labels)
+def _format_label_set(common_labels: str, labels: Labels) -> str:
+    inner = _format_labels(common_labels, labels)
     return f"{{{inner}}}" if inner else ""
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _escaped_help(text: str) -> str:
+def _escape_help(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n")
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     if isinstance(value, int):
         return str(int(value))
     if math.isnan(value):
@@ -163,11 +163,11 @@ def _number(value: float) -> str:
 
 
 @cache
-def _checked_label(name: str) -> str:
-    _check(_LABEL, name)
+def _check_label(name: str) -> str:
+    _check_name(_LABEL, name)
     return name
 
 
-def _check(pattern: re.Pattern[str], name: str) -> None:
+def _check_name(pattern: re.Pattern[str], name: str) -> None:
     if pattern.fullmatch(name) is None:
         raise ValueError(f"{name!r} names no metric and no label")

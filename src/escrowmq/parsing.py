@@ -30,7 +30,7 @@ _STRING_OR_KEY = re.compile(
 )
 
 
-def lenient_json(data: bytes | memoryview) -> Any:
+def parse_lenient_json(data: bytes | memoryview) -> Any:
     """What this JSON says, number keys quoted or not. Raises BrokenBody, whatever is wrong."""
     try:
         text = str(data, "utf-8")
@@ -52,8 +52,8 @@ def _quote(match: re.Match[str]) -> str:
     return match[0] if key is None else f'{match["before"]}"{key}"'
 
 
-def suggestion(given: str, known: Iterable[str]) -> str:
+def did_you_mean(text: str, candidates: Iterable[str]) -> str:
     """`; did you mean …?`, or nothing."""
-    by_folded = {name.lower(): name for name in known}
-    found = get_close_matches(given.lower(), by_folded, n=1, cutoff=0.6)
+    by_folded = {name.lower(): name for name in candidates}
+    found = get_close_matches(text.lower(), by_folded, n=1, cutoff=0.6)
     return f"; did you mean {by_folded[found[0]]}?" if found else ""

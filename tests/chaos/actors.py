@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from escrowmq import Consumer, Message, Producer, ReceivedMessage, Rollback, Verdict
-from escrowmq.errors import EscrowError, TransactionContradicted
+from escrowmq.errors import EscrowError, TransactionConflict
 from tests.chaos.ledger import Fate, Ledger
 from tests.interop.records import decode_records
 from tests.interop.remoting import COMMIT, ROLLBACK, SUCCESS, Client, Refused
@@ -104,7 +104,7 @@ async def _transact(producer: Producer, ledger: Ledger, body: bytes, choose: ran
                 raise Rollback
     except _Unsaid:
         pass
-    except TransactionContradicted as error:
+    except TransactionConflict as error:
         ledger.wrong.append(f"{body!r}: {error}")
     except EscrowError:
         if ledger.fates[body] is Fate.OPEN:  # not parked, or nobody knows: there was no work
@@ -113,7 +113,7 @@ async def _transact(producer: Producer, ledger: Ledger, body: bytes, choose: ran
 
 async def consume(servers: str, ledger: Ledger, group: str, choose: random.Random) -> None:
     """Now and then it fails, and the message comes again."""
-    consumer = Consumer(servers, group=group, at_once=8)
+    consumer = Consumer(servers, group=group, concurrency=8)
 
     async def take(message: ReceivedMessage) -> None:
         if choose.random() < 0.002 and message.reconsume_times < 3:

@@ -18,10 +18,10 @@ from rich.console import Console
 from sqlalchemy import insert
 
 from escrowmq.database.marker import COMMITTED
-from escrowmq.demo.__main__ import MARK, main
+from escrowmq.demo.__main__ import MARKER_FILE, main
 from escrowmq.demo.audit import audit, verdict_table
-from escrowmq.demo.banks import BOB, SMITH, compare, found_bank, move, open_bank
-from escrowmq.sql.statements import inbox, markers
+from escrowmq.demo.banks import BOB, SMITH, book_transfer, compare_banks, create_bank, open_bank
+from escrowmq.sql.statements import inbox_table, marker_table
 from tests.support.ledgers import write_ledger
 from tests.support.spark_session import QUIET, ROOT, spark  # noqa: F401
 
@@ -43,7 +43,9 @@ def test_both_banks_agree_after_everything_that_was_done_to_them(tmp_path: Path)
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Both banks agree." in done.stdout
-    assert {"bob.db", "smith.db", "broker.log", MARK} <= {path.name for path in kept.iterdir()}
+    assert {"bob.db", "smith.db", "broker.log", MARKER_FILE} <= {
+        path.name for path in kept.iterdir()
+    }
 
 
 def test_a_directory_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
@@ -82,7 +84,7 @@ class SmallBooks:
         self.directory = directory
         self.urls = [f"sqlite:///{directory / bank}.db" for bank in (BOB, SMITH)]
         for bank, url in zip((BOB, SMITH), self.urls, strict=True):
-            found_bank(bank, url)
+            create_bank(bank, url)
         self.bob, self.smith = map(open_bank, self.urls)
         for number in range(10):
             self._pay(number, comes=number >= lost)
@@ -92,13 +94,15 @@ class SmallBooks:
         line: dict[str, Any] = {"transaction_id": transaction_id, "at_ms": at_ms}
         marker = {"id": transaction_id, "outcome": COMMITTED, "at_ms": at_ms}
         with self.bob.begin() as connection:
-            connection.execute(insert(markers).values(**marker, producer_group="b", messages=1))
-            move(connection, BOB, number, -100 * number - 1, **line)
+            connection.execute(
+                insert(marker_table).values(**marker, producer_group="b", messages=1)
+            )
+            book_transfer(connection, BOB, number, -100 * number - 1, **line)
         if comes:
             taken = {"consumer_group": "s", "message_id": f"M{number}", "at_ms": at_ms}
             with self.smith.begin() as connection:
-                connection.execute(insert(inbox).values(**taken))
-                move(connection, SMITH, number, 100 * number + 1, **line)
+                connection.execute(insert(inbox_table).values(**taken))
+                book_transfer(connection, SMITH, number, 100 * number + 1, **line)
 
     def ledger(self, _: object, __: str, out: Path) -> None:
         """What the pipeline would have made of it."""
@@ -142,14 +146,14 @@ def test_spark_finds_what_the_books_do_not_say(
         directory=tmp_path,
         make_ledger=books.ledger,
     )
-    compared = compare(books.bob, books.smith)
+    compared = compare_banks(books.bob, books.smith)
     books.bob.dispose()
     books.smith.dispose()
     with StringIO() as shown:
         Console(file=shown, width=100).print(verdict_table(told, compared))
         table = shown.getvalue()
     assert told.transactions == 10
-    assert told.agree == (lost == 0) == compared.agree
+    assert told.is_consistent == (lost == 0) == compared.is_consistent
     assert told.differences["consumed_without_effect"] == lost
     assert sum(told.differences.values()) == lost
     assert told.sums["sent"] == "45.100000"

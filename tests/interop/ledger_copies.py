@@ -15,7 +15,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from escrowmq.pipeline.ledger.job import DELTA, copy_days, read_ledger, run_ledger, settings_of
+from escrowmq.pipeline.ledger.job import DELTA, copy_days, format_settings, read_ledger, run_ledger
 from tests.support.spark_session import session
 
 
@@ -39,7 +39,7 @@ def differing(one: DataFrame, other: DataFrame) -> int:
 
 
 def main(kind: str, data: Path, out: Path, jars: str) -> None:
-    spark = session("local[2]", **{"spark.jars": jars, **settings_of(kind)})
+    spark = session("local[2]", **{"spark.jars": jars, **format_settings(kind)})
     for _ in range(2):  # again: what is there is replaced
         run_ledger(spark, out, paths=[data], table_format=kind)
     ledger = read_ledger(spark, out)

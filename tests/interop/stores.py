@@ -71,7 +71,7 @@ def read_all(store: MessageStore, topic: str, queue_id: int) -> list[bytes]:
         pulled = cut(body)
         assert len(pulled) == found.count
         records += pulled
-        queue_offset = found.next
+        queue_offset = found.next_offset
     return records
 
 

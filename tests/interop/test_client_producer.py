@@ -113,16 +113,16 @@ async def test_a_group_of_halves_is_ended_one_by_one(rocketmq: ApacheRocketMQ) -
             for number in (2, 3):
                 await tx.send(Message("grouped", b"%d" % number))
         assert tx.outcome is not None
-        assert (tx.outcome.acknowledged, tx.outcome.one_way) == (True, False)
+        assert (tx.outcome.acknowledged, tx.outcome.oneway) == (True, False)
         async with producer.transaction(Message("grouped", b"no")) as rolled:
             await rolled.send(Message("grouped", b"nor this"))
             raise Rollback
         assert rolled.outcome is not None
         assert rolled.outcome.acknowledged
         [half, *_] = tx.halves
-        line = await producer._line_to(half.queue, False)
-        assert not await producer._presence.is_ours(line)
-        assert await producer._routes.all_masters() == {rocketmq.address}
+        line = await producer._connect(half.queue, False)
+        assert not await producer._heartbeat.is_escrowmq(line)
+        assert await producer._routes.all_master_addresses() == {rocketmq.address}
         expected = Counter({b"plain": 1, b"1": 1, b"2": 1, b"3": 1})
         await until(lambda: stored(rocketmq, "grouped") == expected)
 
@@ -140,7 +140,7 @@ async def test_the_articles_form_with_a_delay_and_check_back(rocketmq: ApacheRoc
         await producer.send_in_transaction(Message("listened", b"no"), "no")
         crashed = await producer.send_in_transaction(Message("listened", b"crashed"), "raise")
         assert crashed.local_state is Verdict.UNKNOWN
-        assert (crashed.outcome.acknowledged, crashed.outcome.one_way) == (False, True)
+        assert (crashed.outcome.acknowledged, crashed.outcome.oneway) == (False, True)
         expected = {b"plain", b"delayed", b"crashed"}
         await until(lambda: stored(rocketmq, "ns%listened").keys() >= expected)
         assert b"no" not in stored(rocketmq, "ns%listened")

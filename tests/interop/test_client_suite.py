@@ -15,9 +15,9 @@ from types import ModuleType
 
 import pytest
 
-from escrowmq import Consumer, Message, Producer, PullConsumer, ReceivedMessage, Sql
-from escrowmq.client.consumer.broker_requests import queue_offsets
-from escrowmq.errors import BadSubscription
+from escrowmq import Consumer, Message, Producer, PullConsumer, ReceivedMessage, SqlFilter
+from escrowmq.client.consumer.broker_requests import decode_queue_offsets
+from escrowmq.errors import InvalidSubscription
 from tests.e2e.client import (
     test_broadcast,
     test_consumer,
@@ -104,17 +104,19 @@ async def test_an_sql_filter_is_the_broker_s(served: Broker) -> None:
         for price in range(8):
             message = Message("priced", b"%d" % price, properties={"price": str(price)})
             await producer.send(message)
-    subscribe = {"priced": Sql("price BETWEEN 3 AND 5")}
+    subscribe = {"priced": SqlFilter("price BETWEEN 3 AND 5")}
     one = Consumer(served.namesrv_address, group="g-sql", subscribe=subscribe)
     async with one:
         assert sorted(await receive(one, 3)) == [b"3", b"4", b"5"]
     async with PullConsumer(served.namesrv_address, group="g-sql") as puller:
         found = []
         for queue in await puller.queues("priced"):
-            found += (await puller.pull(queue, 0, Sql("price > 6"))).messages
+            found += (await puller.pull(queue, 0, SqlFilter("price > 6"))).messages
         assert [message.body for message in found] == [b"7"]
-    bad = Consumer(served.namesrv_address, group="g-bad", subscribe={"priced": Sql("price >")})
-    with pytest.raises(BadSubscription, match="price >"):
+    bad = Consumer(
+        served.namesrv_address, group="g-bad", subscribe={"priced": SqlFilter("price >")}
+    )
+    with pytest.raises(InvalidSubscription, match="price >"):
         async with bad:
             pass
 
@@ -130,8 +132,8 @@ async def test_an_operator_asks_through_the_broker(served: Broker) -> None:
 
     running = asyncio.create_task(consumer.run())
     await until(lambda: len(seen) == 8)
-    await consumer._member.commit()
-    client_id = consumer._member.membership.client_id
+    await consumer._rebalancer.commit()
+    client_id = consumer._rebalancer.heartbeat.client_id
 
     def ask(code: int, **fields: object) -> bytes:
         with Client(served.address, timeout_s=WAIT_S) as client:
@@ -143,7 +145,7 @@ async def test_an_operator_asks_through_the_broker(served: Broker) -> None:
 
     told = await asyncio.to_thread(ask, STATUS, topic="operated", group="g-operated")
     table = told[told.index(b"consumerTable") :]
-    assert sum(queue_offsets(table).values()) == 8
+    assert sum(decode_queue_offsets(table).values()) == 8
 
     told = await asyncio.to_thread(
         ask,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from escrowmq.namesrv.name_server import NameServer
-from escrowmq.namesrv.route_table import Registration
+from escrowmq.namesrv.route_table import BrokerRegistration
 from escrowmq.remoting.bodies import TopicConfig, TopicRoute, decode_body
 from escrowmq.remoting.codes import JSON
 from escrowmq.remoting.command import Command, decode_command
@@ -45,7 +45,7 @@ def ours(version: str, name: str) -> tuple[Command, str]:
         write_queue_nums=queues.write_queue_nums,
         perm=queues.perm,
     )
-    registration = Registration(
+    registration = BrokerRegistration(
         cluster=broker.cluster or "",
         name=broker.broker_name,
         broker_id=0,

@@ -21,7 +21,7 @@ from escrowmq.store.columns import key_hash
 from escrowmq.store.config_files import (
     GroupConfig,
     TopicConfig,
-    delays_file,
+    delay_offsets_file,
     groups_file,
     offsets_file,
     topics_file,
@@ -305,15 +305,15 @@ def test_consumer_offsets_are_what_a_client_was_told(captured: Captured) -> None
 
 
 def test_delay_offsets_are_read_and_written_back(captured: Captured) -> None:
-    file = delays_file(captured.disk)
+    file = delay_offsets_file(captured.disk)
     before = captured.config("delayOffset.json")
-    delays = file.numbers()
+    delays = file.int_keys()
     assert delays == {int(level): n for level, n in before.get("offsetTable", {}).items()}
     if captured.ending == "clean":
         assert delays[3] == 1  # level 3 was delivered
 
     file.save(offsetTable=delays)
-    assert delays_file(captured.disk).numbers() == delays
+    assert delay_offsets_file(captured.disk).int_keys() == delays
     assert_nothing_is_lost(before, captured.config("delayOffset.json"))
 
 

@@ -17,8 +17,13 @@ from escrowmq.remoting.codes import JSON, ROCKETMQ, RequestCode
 from escrowmq.remoting.command import Command, decode_command, encode_command
 from escrowmq.remoting.frame import Frame, FrameReader, encode_frame
 from escrowmq.remoting.headers import decode_header, encode_header
-from escrowmq.remoting.requests import Request, decode_head, head_of, request_kind
-from escrowmq.remoting.responses import SendAnswers
+from escrowmq.remoting.requests import (
+    Request,
+    decode_request_head,
+    header_types,
+    request_head_from_command,
+)
+from escrowmq.remoting.responses import SendResponseEncoder
 from tests.interop import fixtures, records
 from tests.interop.remoting import loads
 from tests.interop.stores import as_record, cut
@@ -40,7 +45,7 @@ def one_frame(data: bytes) -> Frame:
     reader = FrameReader()
     reader.receive(data)
     [frame] = reader.frames()
-    assert reader.held_bytes == 0
+    assert reader.buffered_bytes == 0
     return frame
 
 
@@ -116,10 +121,10 @@ def test_typed_requests_hold_all_that_was_sent(version: str, name: str) -> None:
     request, answer = commands(version, name)
     if request.code == UNSUPPORTED:
         with pytest.raises(UnknownRequest) as refused:
-            request_kind(request.code)
+            header_types(request.code)
         assert refused.value.code == answer.code
         return
-    kind = request_kind(request.code).request
+    kind = header_types(request.code).request
     typed = decode_header(kind, request.ext_fields)
     written = encode_header(typed)
     assert {name: written[name] for name in request.ext_fields} == request.ext_fields
@@ -130,14 +135,16 @@ def test_typed_requests_hold_all_that_was_sent(version: str, name: str) -> None:
 def test_the_fast_path_reads_the_same(version: str, name: str) -> None:
     frame, _ = both(version, name)
     if name != "unsupported":
-        assert decode_head(frame.header) == head_of(decode_command(JSON, frame.header))
+        assert decode_request_head(frame.header) == request_head_from_command(
+            decode_command(JSON, frame.header)
+        )
 
 
 @every_exchange
 def test_typed_answers_hold_all_that_was_answered(version: str, name: str) -> None:
     request, answer = commands(version, name)
     if answer.code in CODES_WITH_FIELDS:
-        kind = request_kind(request.code).answer
+        kind = header_types(request.code).response
         assert encode_header(decode_header(kind, answer.ext_fields)) == answer.ext_fields
 
 
@@ -145,12 +152,12 @@ def test_typed_answers_hold_all_that_was_answered(version: str, name: str) -> No
 @every_version
 def test_our_answer_to_a_send_is_the_brokers(version: str, name: str) -> None:
     frame, theirs = both(version, name)
-    head = decode_head(frame.header)
+    head = decode_request_head(frame.header)
     assert head is not None
     said = told(theirs.header)["extFields"]
     host, log_offset = bytes.fromhex(said["msgId"][:16]), int(said["msgId"][16:], 16)
     assert host[:4] == encode_host("127.0.0.1", 0)[:4]
-    ours = SendAnswers(store_host=host).sent(
+    ours = SendResponseEncoder(store_host=host).encode(
         Request(head, frame.body, JSON),
         log_offset=log_offset,
         queue_id=int(said["queueId"]),

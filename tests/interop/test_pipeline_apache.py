@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import Row, SparkSession
 
-from escrowmq.pipeline.job import Source
+from escrowmq.pipeline.job import ClusterSource
 from escrowmq.pipeline.ledger.job import read_ledger, run_ledger
-from escrowmq.pipeline.reconcile.compare import Limits
-from escrowmq.pipeline.reconcile.job import Wanted, reconcile
+from escrowmq.pipeline.reconcile.compare import ReconcileLimits
+from escrowmq.pipeline.reconcile.job import ReconcileRequest, reconcile
 from tests.interop.apache import ApacheRocketMQ
 from tests.interop.remoting import COMMIT, ROLLBACK, Client
 from tests.support.ledgers import TABLES
@@ -72,7 +72,7 @@ def test_outcomes_come_from_what_was_delivered(
     out = tmp_path / "ledger"
     with ApacheRocketMQ(version, tmp_path / "apache") as rocketmq:
         decide_some(rocketmq)
-        source = Source(rocketmq.namesrv_address)
+        source = ClusterSource(rocketmq.namesrv_address)
         check(ledger_of(spark, out, lambda: run_ledger(spark, out, source=source)))
 
 
@@ -100,7 +100,7 @@ def differences(spark: SparkSession, ledger: Path, bank: Path) -> set[tuple[str,
             database.execute("INSERT INTO escrowmq_marker VALUES (?, ?, ?, ?, ?)", row)
     database.close()
     now_ms = int(time.time() * 1000) + 86_400_000  # tomorrow nothing is under way any more
-    wanted = Wanted(str(ledger), (f"sqlite:///{bank}",), Limits(now_ms))
+    wanted = ReconcileRequest(str(ledger), (f"sqlite:///{bank}",), ReconcileLimits(now_ms))
     with reconcile(spark, wanted) as result:
         rows = result.differences.select("kind", "transaction_id").collect()
     return {(row["kind"], row["transaction_id"]) for row in rows}

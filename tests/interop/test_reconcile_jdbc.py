@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 from sqlalchemy import BigInteger, Column, MetaData, String, Table, create_engine, insert
 
-from escrowmq.sql.statements import inbox, make_tables, markers
+from escrowmq.sql.statements import create_tables, inbox_table, marker_table
 from tests.interop.jars import Unavailable, find, library
 from tests.support.databases import DatabaseServer, Maria, Postgres
 from tests.support.ledgers import Bank
@@ -87,9 +87,9 @@ def copy(path: Path, url: str) -> None:
     engine = create_engine(url)
     source = sqlite3.connect(path)
     with engine.connect() as connection:
-        make_tables(connection)
+        create_tables(connection)
         transfers.create(connection)
-        for table in (markers, inbox, transfers):
+        for table in (marker_table, inbox_table, transfers):
             names = [column.name for column in table.columns]
             rows = source.execute(f"SELECT {', '.join(names)} FROM {table.name}").fetchall()
             if rows:

@@ -13,7 +13,7 @@ from escrowmq.errors import NoRoute
 from escrowmq.spark import options
 from escrowmq.spark.data_source import EscrowSource
 from escrowmq.spark.readers import StreamReader
-from escrowmq.spark.schema import MESSAGE
+from escrowmq.spark.schema import MESSAGE_COLUMNS
 from tests.interop.apache import ApacheRocketMQ
 from tests.interop.fixtures import ENDINGS, VERSIONS, Ending, unpack_store
 from tests.interop.remoting import COMMIT, ROLLBACK, Client
@@ -82,14 +82,14 @@ def _check_transactions(where: dict[str, object], half_log_offset: int, rows: Ro
 def _check_stream(servers: str) -> None:
     given = {"servers": servers, "subscribe": "orders", "group": "sparks", "reportOffsets": "true"}
     told = {**given, "startingOffsets": "earliest"}
-    first = StreamReader(options.read_options(told, is_stream=True), MESSAGE)
+    first = StreamReader(options.parse_read_options(told, is_stream=True), MESSAGE_COLUMNS)
     start = first.initialOffset()
     end = first.latestOffset(start, ReadAllAvailable())
     tasks = first.partitions(start, end)
     assert sum(b.num_rows for task in tasks for b in first.read(task)) == COUNT + 1
     first.commit(end)
     first.stop()
-    second = StreamReader(options.read_options(given, is_stream=True), MESSAGE)
+    second = StreamReader(options.parse_read_options(given, is_stream=True), MESSAGE_COLUMNS)
     assert second.initialOffset()["first"] == end["next"]
     second.stop()
 

@@ -29,7 +29,7 @@ def test_rows_are_written_at_least_once_and_a_warning_says_so(
         with caplog.at_level(logging.WARNING):
             written = query.task("r1", 0, numbers(0, 100))
         assert "writing at least once" in caplog.text
-        assert not written.parked
+        assert not written.parked_halves
         query.commit(0, written)
         query.commit(0, query.task("r2", 0, numbers(0, 100)))
         records = _readable(client, 200)

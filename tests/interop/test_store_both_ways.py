@@ -85,7 +85,7 @@ def test_apache_serves_what_we_wrote_and_we_what_it_added(
         assert_serves(client, added)
         rocketmq.kill()  # quicker than a stop, and harder on us
 
-    if settings.sealed:
+    if settings.append_crc:
         theirs_too = version != "4.9.7"  # which knows no seals
         assert all(map(is_sealed, (added if theirs_too else laid).messages()))
     assert_we_serve(rocketmq.store, settings, added)
@@ -119,7 +119,7 @@ def assert_we_serve(directory: Path, settings: StoreSettings, laid: Laid) -> Non
     assert_clean(directory, settings)
     store = open_store(directory, settings)
     try:
-        assert store.recovery.damaged == []
+        assert store.recovery.damage == []
         for (topic, queue_id), messages in laid.queues.items():
             ours = read_all(store, topic, queue_id)
             assert ours[: len(messages)] == messages, f"{topic} {queue_id}"

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.escrow.records import decode_step
+from escrowmq.escrow.records import decode_journal_entry
 from escrowmq.message import names
 from escrowmq.message.properties import decode_properties
 from tests.interop import jars
@@ -126,10 +126,10 @@ def read_books(directory: Path) -> Books:
                 books.when_ms[record.queue_offset, 0] = record.stored_ms
                 books.fates[key] = list(bytes(record.body)[FATE])
             elif record.topic == names.JOURNAL_TOPIC:
-                step = decode_step(record)
-                if step.what == "asked":
-                    books.asked[step.half, step.number] += 1
-                    books.when_ms[step.half, step.number] = record.stored_ms
+                step = decode_journal_entry(record)
+                if step.event == "asked":
+                    books.asked[step.half_offset, step.check_number] += 1
+                    books.when_ms[step.half_offset, step.check_number] = record.stored_ms
             elif record.topic == names.STRANDED_TOPIC:
                 books.stranded += 1
     finally:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrowmq.auth.acl import Action, Addresses, Kind, Need, read_rules
-from escrowmq.auth.signature import Signer, content_of, fits, signature_of
-from escrowmq.auth.validator import Guard
-from escrowmq.errors import AccessRefused, AccessRulesBroken
+from escrowmq.auth.acl import Action, AddressPatterns, Permission, ResourceType, parse_rules
+from escrowmq.auth.signature import Signer, compute_signature, has_valid_signature, signed_content
+from escrowmq.auth.validator import AccessValidator
+from escrowmq.errors import AccessRefused, InvalidAccessRules
 from escrowmq.remoting.codes import JSON, ROCKETMQ, RequestCode
 from escrowmq.remoting.connection import Connection
 from escrowmq.remoting.headers import SendMessageV2
@@ -24,21 +24,21 @@ NAMES = st.text(min_size=1, max_size=10)
 FIELDS = st.dictionaries(NAMES, st.text(max_size=20), max_size=8)
 SECRETS = st.text(min_size=1, max_size=20)
 KEY, SECRET = "billing", "0123456789"
-RULES = read_rules(
+RULES = parse_rules(
     f"accounts: [{{accessKey: {KEY}, secretKey: '{SECRET}', topicPerms: [orders=PUB]}}]"
 )
-WRITE = Need(Kind.TOPIC, "orders", Action.PUB)
+WRITE = Permission(ResourceType.TOPIC, "orders", Action.PUB)
 
 
 def test_it_is_rocketmqs_signature() -> None:
-    assert signature_of(b"RocketMQ", b"12345678") == b"IUc8rrO/0gDch8CjObLQsW2rsiA="
+    assert compute_signature(b"RocketMQ", b"12345678") == b"IUc8rrO/0gDch8CjObLQsW2rsiA="
 
 
 @given(FIELDS, st.binary(max_size=50), SECRETS)
 def test_what_is_signed_fits(fields: dict[str, str], body: bytes, secret: str) -> None:
     signed = Signer("key", Secret(secret), Secret("token"))(fields, body)
-    assert fits(signed, body, secret.encode())
-    assert fits(signed, memoryview(body), secret.encode())
+    assert has_valid_signature(signed, body, secret.encode())
+    assert has_valid_signature(signed, memoryview(body), secret.encode())
     assert signed["Signature"] == signature(secret, signed, body)
 
 
@@ -52,15 +52,15 @@ def test_what_was_changed_since_does_not(
     changed[name] = data.draw(st.text(max_size=20))
     other_body = data.draw(st.sampled_from([body, body + b"x", body[1:]]))
     if (content(changed), other_body) == (content(signed), body):
-        assert fits(changed, other_body, secret.encode()) == (
+        assert has_valid_signature(changed, other_body, secret.encode()) == (
             changed["Signature"] == signed["Signature"]
         )
     elif content(changed) + other_body != content(signed) + body:
-        assert not fits(changed, other_body, secret.encode())
+        assert not has_valid_signature(changed, other_body, secret.encode())
 
 
 def content(fields: dict[str, str]) -> bytes:
-    return content_of({name: fields[name] for name in fields if name != "Signature"}, b"")
+    return signed_content({name: fields[name] for name in fields if name != "Signature"}, b"")
 
 
 def asked(serializer: int, *, secret: str = SECRET, key: str = KEY) -> Request[SendMessageV2]:
@@ -68,8 +68,8 @@ def asked(serializer: int, *, secret: str = SECRET, key: str = KEY) -> Request[S
     sign = Signer(key, Secret(secret), Secret(""))
     fields = SendMessageV2(producer_group="g", topic="orders", queue_id=0, properties="größer\x01")
     sender = Connection(serializer=serializer, sign=sign)
-    receiver = Connection(keeps_headers=True)
-    receiver.receive(sender.post(RequestCode.SEND_MESSAGE_V2, fields, b"body"))
+    receiver = Connection(keep_headers=True)
+    receiver.receive(sender.send_oneway(RequestCode.SEND_MESSAGE_V2, fields, b"body"))
     [request] = receiver.events()
     assert isinstance(request, Request)
     return request
@@ -77,7 +77,7 @@ def asked(serializer: int, *, secret: str = SECRET, key: str = KEY) -> Request[S
 
 @pytest.mark.parametrize("serializer", [JSON, ROCKETMQ])
 def test_the_guard_reads_both_headers(serializer: int) -> None:
-    Guard(RULES).check(asked(serializer), "10.0.0.1:1", lambda _: [WRITE])
+    AccessValidator(RULES).check(asked(serializer), "10.0.0.1:1", lambda _: [WRITE])
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ def test_the_guard_reads_both_headers(serializer: int) -> None:
         (asked(JSON, key="nobody"), WRITE),
         (asked(JSON), WRITE._replace(name="others")),
         (asked(JSON), WRITE._replace(actions=Action.SUB)),
-        (asked(JSON), Need(Kind.CLUSTER, "DefaultCluster", Action.UPDATE)),
+        (asked(JSON), Permission(ResourceType.CLUSTER, "DefaultCluster", Action.UPDATE)),
     ],
 )
-def test_the_guard_refuses(request_: Request[SendMessageV2], need: Need) -> None:
-    guard = Guard(RULES)
+def test_the_guard_refuses(request_: Request[SendMessageV2], need: Permission) -> None:
+    guard = AccessValidator(RULES)
     for _ in range(2):  # a refusal is not remembered as a permission
         with pytest.raises(AccessRefused) as caught:
             guard.check(request_, "10.0.0.1:1", lambda _: [need])
@@ -100,31 +100,31 @@ def test_the_guard_refuses(request_: Request[SendMessageV2], need: Need) -> None
 
 
 def test_what_is_needed_is_not_looked_up_for_who_did_not_sign() -> None:
-    def needs(_: object) -> list[Need]:
+    def needs(_: object) -> list[Permission]:
         raise AssertionError("the store was asked on behalf of a stranger")
 
     with pytest.raises(AccessRefused):
-        Guard(RULES).check(asked(JSON, secret="another-one"), "10.0.0.1:1", needs)
+        AccessValidator(RULES).check(asked(JSON, secret="another-one"), "10.0.0.1:1", needs)
 
 
 def test_new_rules_hold_from_the_next_request_on() -> None:
-    guard = Guard(RULES)
+    guard = AccessValidator(RULES)
     guard.check(asked(JSON), "10.0.0.1:1", lambda _: [WRITE])
-    guard.renew(read_rules(""))
+    guard.replace_rules(parse_rules(""))
     with pytest.raises(AccessRefused):
         guard.check(asked(JSON), "10.0.0.1:1", lambda _: [WRITE])
 
 
 @given(st.text(max_size=60))
 def test_any_text_is_rules_or_an_error(text: str) -> None:
-    with contextlib.suppress(AccessRulesBroken):
-        assert read_rules(text).accounts is not None
+    with contextlib.suppress(InvalidAccessRules):
+        assert parse_rules(text).accounts is not None
 
 
 @given(st.text(alphabet="0123456789abcdef.:*-{},/", max_size=20), st.ip_addresses())
 def test_any_text_is_a_pattern_or_an_error(text: str, address: object) -> None:
     with contextlib.suppress(ValueError):
-        assert isinstance(str(address) in Addresses([text]), bool)
+        assert isinstance(str(address) in AddressPatterns([text]), bool)
 
 
 @given(st.ip_addresses(v=4))
@@ -132,7 +132,7 @@ def test_an_address_fits_itself_and_its_net(address: object) -> None:
     text = str(address)
     head = text.rpartition(".")[0]
     for pattern in (text, f"{head}.*", f"{text}/24", f"{head}.0-255", "*"):
-        assert text in Addresses([pattern])
+        assert text in AddressPatterns([pattern])
 
 
 def test_base64_is_compared_as_text() -> None:
@@ -140,4 +140,4 @@ def test_base64_is_compared_as_text() -> None:
     signed = Signer(KEY, Secret(SECRET), Secret(""))({}, b"")
     loose = {**signed, "Signature": signed["Signature"].rstrip("=") + "\n="}
     assert base64.b64decode(signed["Signature"])
-    assert not fits(loose, b"", SECRET.encode())
+    assert not has_valid_signature(loose, b"", SECRET.encode())

@@ -6,29 +6,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.client.consumer.rebalance import (
-    Strategy,
+    AssignmentStrategy,
     average,
+    average_by_circle,
     by_config,
-    circle,
     consistent_hash,
     machine_room,
-    nearby,
+    machine_room_nearby,
 )
-from escrowmq.client.messages import Queue
+from escrowmq.client.messages import MessageQueue
 
 members = st.lists(st.text("abc123@#", min_size=1, max_size=6), min_size=1, max_size=9, unique=True)
 brokers = st.sampled_from(["r1@a", "r1@b", "r2@a", "r3@a"])
 queues = st.lists(
-    st.builds(Queue, st.just("t"), brokers, st.integers(0, 12), st.just("")),
+    st.builds(MessageQueue, st.just("t"), brokers, st.integers(0, 12), st.just("")),
     max_size=30,
     unique=True,
 )
 rooms = {"r1", "r2", "r3"}
 
-near = nearby(lambda broker: broker[:2], lambda member: "r1" if member < "a" else "r9")
-STRATEGIES: list[Strategy] = [
+near = machine_room_nearby(lambda broker: broker[:2], lambda member: "r1" if member < "a" else "r9")
+STRATEGIES: list[AssignmentStrategy] = [
     average,
-    circle,
+    average_by_circle,
     machine_room(rooms),
     consistent_hash(),
     consistent_hash(3),
@@ -38,7 +38,7 @@ STRATEGIES: list[Strategy] = [
 
 @given(queues, members, st.sampled_from(STRATEGIES), st.randoms())
 def test_every_queue_is_one_member_s_whatever_the_order_of_the_lists(
-    queues: list[Queue], members: list[str], share: Strategy, chance: object
+    queues: list[MessageQueue], members: list[str], share: AssignmentStrategy, chance: object
 ) -> None:
     shares = [share(queues, members, member) for member in members]
     assert sorted(queue for mine in shares for queue in mine) == sorted(queues)
@@ -51,7 +51,7 @@ def test_every_queue_is_one_member_s_whatever_the_order_of_the_lists(
 
 
 @given(queues, members)
-def test_average_and_circle_are_rocketmq_s(queues: list[Queue], members: list[str]) -> None:
+def test_average_and_circle_are_rocketmq_s(queues: list[MessageQueue], members: list[str]) -> None:
     """Its rules in its own terms: an index, a remainder, a start and a range."""
     ordered, ranked = sorted(queues), sorted(members)
     count, total = len(ranked), len(ordered)
@@ -64,19 +64,19 @@ def test_average_and_circle_are_rocketmq_s(queues: list[Queue], members: list[st
         expected = [ordered[(begin + step) % total] for step in range(reach)]
         assert average(queues, members, me) == expected
         dealt = [ordered[at] for at in range(index, total) if at % count == index]
-        assert circle(queues, members, me) == dealt
+        assert average_by_circle(queues, members, me) == dealt
 
 
 @given(queues, members)
-def test_shares_differ_by_one_at_most(queues: list[Queue], members: list[str]) -> None:
-    for share in (average, circle, machine_room(rooms)):
+def test_shares_differ_by_one_at_most(queues: list[MessageQueue], members: list[str]) -> None:
+    for share in (average, average_by_circle, machine_room(rooms)):
         sizes = [len(share(queues, members, member)) for member in members]
         assert max(sizes) - min(sizes) <= 1
 
 
 @given(queues, members)
 def test_a_ring_moves_only_the_queues_of_who_leaves(
-    queues: list[Queue], members: list[str]
+    queues: list[MessageQueue], members: list[str]
 ) -> None:
     share = consistent_hash()
     for member in members[1:]:
@@ -85,20 +85,28 @@ def test_a_ring_moves_only_the_queues_of_who_leaves(
 
 
 def test_rooms_that_are_not_named_are_nobody_s() -> None:
-    ours, theirs, none = Queue("t", "r1@a", 0), Queue("t", "r2@a", 0), Queue("t", "plain", 0)
+    ours, theirs, none = (
+        MessageQueue("t", "r1@a", 0),
+        MessageQueue("t", "r2@a", 0),
+        MessageQueue("t", "plain", 0),
+    )
     assert machine_room(["r1"])([ours, theirs, none], ["m"], "m") == [ours]
 
 
 def test_by_config_takes_what_is_written_and_shares_out_the_rest() -> None:
     fixed = by_config([("t", "b", 1)])
-    queues = [Queue("t", "b", 0), Queue("t", "b", 1), Queue("%RETRY%g", "b", 0)]
+    queues = [
+        MessageQueue("t", "b", 0),
+        MessageQueue("t", "b", 1),
+        MessageQueue("%RETRY%g", "b", 0),
+    ]
     assert fixed(queues, ["m", "n"], "m") == [queues[1], queues[2]]
     assert fixed(queues, ["m", "n"], "n") == [queues[1]]
 
 
 def test_a_ring_is_rocketmq_s_ring() -> None:
     """As AllocateMessageQueueConsistentHash of RocketMQ 5.5.0 answered for the same lists."""
-    queues = [Queue("t", "broker-a", number) for number in range(12)]
+    queues = [MessageQueue("t", "broker-a", number) for number in range(12)]
     members = ["c0", "c1", "c2"]
     shares = [consistent_hash()(queues, members, member) for member in members]
     assert [[queue.queue_id for queue in mine] for mine in shares] == [

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from escrowmq.errors import BrokenBody
 from escrowmq.message.batch import (
-    KEY_BEGIN,
+    UNIQUE_KEY_PREFIX,
     BatchItem,
-    NewRun,
+    RecordRun,
     decode_batch,
-    decode_bulk,
+    decode_bulk_batch,
     encode_batch,
 )
 from tests.support.remoting_strategies import bodies, int32
@@ -24,7 +24,7 @@ letters = st.sampled_from(b"09AZaz")
 
 def lone_keys(length: int) -> st.SearchStrategy[bytes]:
     keys = st.lists(letters, min_size=length, max_size=length).map(bytes)
-    return keys.map(lambda key: KEY_BEGIN + key + b"\x02")
+    return keys.map(lambda key: UNIQUE_KEY_PREFIX + key + b"\x02")
 
 
 bulk_items = st.integers(1, 40).flatmap(
@@ -34,7 +34,7 @@ bulk_items = st.integers(1, 40).flatmap(
 )
 
 
-def items_of(run: NewRun) -> list[BatchItem]:
+def items_of(run: RecordRun) -> list[BatchItem]:
     return [BatchItem(one.flag, one.body, one.properties) for one in run.records()]
 
 
@@ -75,9 +75,9 @@ def test_damage_is_refused_or_is_another_batch(batch: list[BatchItem], data: st.
 
 @given(bulk_items)
 def test_a_bulk_batch_is_the_same_in_columns(batch: list[BatchItem]) -> None:
-    found = decode_bulk(encode_batch(batch))
+    found = decode_bulk_batch(encode_batch(batch))
     assert found is not None
-    assert items_of(found.run("T", 0, b"", 0, 0, b"\0" * 8, 0)) == batch
+    assert items_of(found.to_run("T", 0, b"", 0, 0, b"\0" * 8, 0)) == batch
 
 
 @given(bulk_items, items.filter(bool), st.data())
@@ -85,7 +85,7 @@ def test_what_is_no_bulk_batch_is_not_taken_for_one(
     bulk: list[BatchItem], others: list[BatchItem], data: st.DataObject
 ) -> None:
     mixed = data.draw(st.permutations(bulk + others))
-    assert decode_bulk(encode_batch(mixed)) is None
+    assert decode_bulk_batch(encode_batch(mixed)) is None
 
 
 @given(bulk_items, st.data())
@@ -96,6 +96,6 @@ def test_a_damaged_bulk_batch_is_read_as_others_are_or_not_at_all(
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     cut = bytes(damaged[: data.draw(st.integers(1, len(damaged)))])
-    found = decode_bulk(cut)
+    found = decode_bulk_batch(cut)
     if found is not None:
-        assert items_of(found.run("T", 0, b"", 0, 0, b"\0" * 8, 0)) == decode_batch(cut)
+        assert items_of(found.to_run("T", 0, b"", 0, 0, b"\0" * 8, 0)) == decode_batch(cut)

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from escrowmq.config import SETTINGS, Config, Setting
 from escrowmq.config.properties_file import read_properties, write_property
 from escrowmq.config.setting_types import (
-    Addresses,
+    AddressList,
+    Boolean,
+    Choice,
     DelayLevels,
-    Hidden,
-    Hours,
-    Kind,
-    OneOf,
-    PerName,
-    Whole,
-    YesNo,
+    HoursOfDay,
+    NumberPerName,
+    SecretText,
+    SettingType,
+    WholeNumber,
 )
 from escrowmq.errors import ConfigError
 from escrowmq.secret import Secret
@@ -59,30 +59,30 @@ def check_file(content: bytes, suffix: str) -> None:
 @given(st.sampled_from(SETTINGS), TEXT)
 def test_any_text_is_a_value_or_refused(setting: Setting, text: str) -> None:
     with contextlib.suppress(ConfigError):
-        Config.resolve(None, {setting.environment: text})
+        Config.resolve(None, {setting.environment_variable: text})
 
 
-def values_of(kind: Kind) -> st.SearchStrategy[object]:
+def values_of(kind: SettingType) -> st.SearchStrategy[object]:
     match kind:
-        case Whole(at_least=low, at_most=high, multiple_of=step):
+        case WholeNumber(minimum=low, maximum=high, multiple_of=step):
             return st.integers(-(-low // step), high // step).map(lambda n: n * step)
-        case YesNo():
+        case Boolean():
             return st.booleans()
-        case OneOf(choices=choices):
+        case Choice(choices=choices):
             return st.sampled_from(list(choices))
-        case Addresses():
+        case AddressList():
             hosts = st.sampled_from(["a", "10.0.0.1", "[::1]", "name_1.example"])
             pairs = st.tuples(hosts, PORTS).map(lambda pair: f"{pair[0]}:{pair[1]}")
             return st.lists(pairs).map(tuple)
-        case Hours():
+        case HoursOfDay():
             return st.lists(st.integers(0, 23), min_size=1).map(tuple)
-        case PerName():
+        case NumberPerName():
             entries = st.tuples(st.sampled_from(["orders", "%RETRY%a", "x-1"]), PORTS)
             return st.lists(entries).map(tuple)
         case DelayLevels():
             seconds = st.integers(0, 10**8).map(lambda n: n * 1_000)
             return st.lists(seconds, min_size=1, max_size=100).map(tuple)
-        case Hidden():
+        case SecretText():
             return st.just(Secret(""))  # any other is not shown
     return st.sampled_from(["a", "host.example", "10.0.0.1"]).map(kind.parse)
 
@@ -92,4 +92,4 @@ def test_every_value_survives_being_shown(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(SETTINGS)).kind
     value = data.draw(values_of(kind))
     kind.check(value)
-    assert kind.parse(kind.show(value).strip()) == value
+    assert kind.parse(kind.format(value).strip()) == value

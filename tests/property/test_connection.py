@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from escrowmq.errors import NotSent
 from escrowmq.remoting import responses as answers
 from escrowmq.remoting.codes import JSON, ROCKETMQ, RequestCode
-from escrowmq.remoting.connection import Answer, Call, Connection, Stray
-from escrowmq.remoting.headers import QueueOf
+from escrowmq.remoting.connection import Call, Connection, Response, UnmatchedResponse
+from escrowmq.remoting.headers import QueueHeader
 from escrowmq.remoting.requests import Request
 
 CALLS_MAX = 3
@@ -38,7 +38,7 @@ class Line(RuleBasedStateMachine):
     @rule(end=ends, patience_s=st.integers(1, 5))
     def call(self, end: int, patience_s: int) -> None:
         self.tokens += 1
-        fields = QueueOf(topic="t", queue_id=self.tokens)
+        fields = QueueHeader(topic="t", queue_id=self.tokens)
         try:
             call, data = self.lines[end].call(
                 RequestCode.GET_MAX_OFFSET, fields, deadline_s=self.now_s + patience_s
@@ -53,8 +53,8 @@ class Line(RuleBasedStateMachine):
 
     @rule(end=ends)
     def post(self, end: int) -> None:
-        fields = QueueOf(topic="one way", queue_id=0)
-        self.flying[1 - end] += self.lines[end].post(RequestCode.GET_MAX_OFFSET, fields)
+        fields = QueueHeader(topic="one way", queue_id=0)
+        self.flying[1 - end] += self.lines[end].send_oneway(RequestCode.GET_MAX_OFFSET, fields)
 
     @rule(end=ends, count=st.integers(1, 300))
     def deliver(self, end: int, count: int) -> None:
@@ -64,11 +64,11 @@ class Line(RuleBasedStateMachine):
             match event:
                 case Request():
                     self.asked[end].append(event)
-                case Answer(call=call, body=body):
+                case Response(call=call, body=body):
                     known, token = self.open[end].pop(int(bytes(body)))
                     assert known is call
                     assert token == int(bytes(body))
-                case Stray(body=body):
+                case UnmatchedResponse(body=body):
                     assert int(bytes(body)) not in self.open[end]
                 case _:
                     raise AssertionError(event)
@@ -78,7 +78,7 @@ class Line(RuleBasedStateMachine):
         if not self.asked[end]:
             return
         request = self.asked[end].pop(data.draw(st.integers(0, len(self.asked[end]) - 1)))
-        written = answers.answer(request, body=b"%d" % request.head.fields.queue_id)
+        written = answers.encode_response(request, body=b"%d" % request.head.fields.queue_id)
         assert bool(written) != (request.head.fields.topic == "one way")
         self.flying[1 - end] += written
 
@@ -100,12 +100,12 @@ class Line(RuleBasedStateMachine):
     @rule()
     def forget(self) -> None:
         _, (call, _) = self.open[0].popitem()
-        self.lines[0].forget(call)
+        self.lines[0].cancel(call)
 
     @invariant()
     def what_waits_is_what_is_open(self) -> None:
         for end in (0, 1):
-            assert self.lines[end].calls_waiting == len(self.open[end])
+            assert self.lines[end].pending_calls == len(self.open[end])
 
     def teardown(self) -> None:
         for end in (0, 1):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from escrowmq.consume.members import Client, ConsumerGroups, Habits, Members
+from escrowmq.consume.members import ConsumerGroups, ConsumerGroupSettings, GroupClient, MemberTable
 from escrowmq.consume.subscription import Subscription
 from escrowmq.errors import TableFull
 from tests.support.leftovers import leftovers
@@ -24,8 +24,8 @@ wanted = st.dictionaries(st.sampled_from(["orders", "stock", "mail"]), st.intege
 class GroupsMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.table = Members(
-            members_max=MEMBERS_MAX, per_line_max=PER_LINE_MAX, expired_ms=EXPIRED_MS
+        self.table = MemberTable(
+            members_max=MEMBERS_MAX, per_channel_max=PER_LINE_MAX, timeout_ms=EXPIRED_MS
         )
         self.groups = ConsumerGroups(self.table)
         self.members: dict[tuple[str, str], tuple[int, int]] = {}  # line, last seen
@@ -58,8 +58,8 @@ class GroupsMachine(RuleBasedStateMachine):
         try:
             joined = self.groups.heartbeat(
                 name,
-                Client(client_id=client_id, line=line),
-                habits=Habits(),
+                GroupClient(client_id=client_id, channel=line),
+                settings=ConsumerGroupSettings(),
                 subscriptions=[Subscription(topic=t, version=v) for t, v in topics.items()],
                 fingerprint=fingerprint,
                 without_sub=without_sub,
@@ -72,11 +72,11 @@ class GroupsMachine(RuleBasedStateMachine):
         self.members[key] = line, self.now_ms
         before = self.topics.setdefault(name, {})
         known = self.prints.get(name, 0)
-        assert joined.wants_subscriptions is (fingerprint == 0 or fingerprint != known)
+        assert joined.needs_subscriptions is (fingerprint == 0 or fingerprint != known)
         if fingerprint and without_sub:
-            assert joined.changed is is_new
+            assert joined.has_changed is is_new
             return
-        assert joined.changed is (is_new or set(before) != set(topics))
+        assert joined.has_changed is (is_new or set(before) != set(topics))
         self.prints[name] = fingerprint
         self.topics[name] = {t: max(v, before.get(t, v)) for t, v in topics.items()}
 
@@ -90,7 +90,7 @@ class GroupsMachine(RuleBasedStateMachine):
     @rule(line=lines)
     def close(self, line: int) -> None:
         expected = sorted(key for key, (where, _) in self.members.items() if where == line)
-        gone = self.groups.line_closed(line)
+        gone = self.groups.channel_closed(line)
         assert [(member.group, member.client.client_id) for member in gone] == expected
         self.depart(expected)
 
@@ -119,11 +119,11 @@ class GroupsMachine(RuleBasedStateMachine):
                 client: line for (group, client), (line, _) in self.members.items() if group == name
             }
             assert sorted(self.groups.member_ids(name)) == sorted(expected)
-            assert sorted(map(str, self.groups.lines_to_notify(name))) == sorted(
+            assert sorted(map(str, self.groups.channels_to_notify(name))) == sorted(
                 map(str, expected.values())
             )
             for client, line in expected.items():
-                assert self.groups.line_of(name, client) == line
+                assert self.groups.channel_of(name, client) == line
             group = self.groups.find(name)
             versions = {t: s.version for t, s in group.subscriptions.items()} if group else {}
             assert versions == self.topics.get(name, {})
@@ -131,7 +131,7 @@ class GroupsMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Nothing stays when all have left."""
         for line in {line for line, _ in self.members.values()}:
-            self.groups.line_closed(line)
+            self.groups.channel_closed(line)
         assert len(self.table) == 0
         assert leftovers(self.table) == {}
         assert leftovers(self.groups) == {}

@@ -13,10 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from escrowmq.broker.delayed_messages import DelayRules, Delays, Due
+from escrowmq.broker.delayed_messages import DelayedMessages, DelayRules, DueMessages
 from escrowmq.broker.metadata import TIMER_TOPIC
 from escrowmq.message.names import SCHEDULE_TOPIC
-from escrowmq.store.config_files import delays_file
+from escrowmq.store.config_files import delay_offsets_file
 from escrowmq.testing.disks import FaultyDisk
 from tests.support.stores import NOW_MS, assert_clean, open_store, properties, sample
 
@@ -49,7 +49,9 @@ class DelaysMachine(RuleBasedStateMachine):
     def open(self, disk: FaultyDisk) -> None:
         self.disk = disk
         self.store = open_store(disk)
-        self.delays = Delays(self.store, delays_file(disk), DelayRules(levels_ms=LEVELS_MS))
+        self.delays = DelayedMessages(
+            self.store, delay_offsets_file(disk), DelayRules(levels_ms=LEVELS_MS)
+        )
 
     # --- sends and deliveries --------------------------------------------------------------------
 
@@ -61,7 +63,7 @@ class DelaysMachine(RuleBasedStateMachine):
             message = sample(
                 body=body, topic=TOPIC, queue_id=0, properties=properties(**{name: value})
             )
-            record = self.delays.reroute(message, self.now_ms)
+            record = self.delays.redirect(message, self.now_ms)
             self.store.append([record], now_ms=self.now_ms)
         if flushes:
             self.store.flush()
@@ -73,14 +75,14 @@ class DelaysMachine(RuleBasedStateMachine):
         if then == "crash":
             self.kill()  # the messages are in the log, and nothing says so
             return
-        self.delays.delivered(due)
+        self.delays.mark_delivered(due)
         if then == "flush":
             self.store.flush()
         elif then == "save":
             self.save()
 
-    def append_due(self) -> Due:
-        due = self.delays.due(self.now_ms)
+    def append_due(self) -> DueMessages:
+        due = self.delays.find_due(self.now_ms)
         bodies = [bytes(record.body) for record in due.records]
         assert len(bodies) == len(set(bodies))
         for body in bodies:
@@ -97,7 +99,7 @@ class DelaysMachine(RuleBasedStateMachine):
 
     def save(self) -> None:
         self.delays.save()
-        if not self.delays.dirty:  # else what was delivered is not durable yet
+        if not self.delays.is_dirty:  # else what was delivered is not durable yet
             self.unsaved.clear()
 
     @rule(how=st.sampled_from(["cut power", "kill", "stop"]), saves=st.booleans())
@@ -149,7 +151,7 @@ class DelaysMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.now_ms += LONG_ENOUGH_MS
-        self.delays.delivered(self.append_due())
+        self.delays.mark_delivered(self.append_due())
         assert self.delayed_bodies() == self.due_ms.keys() - self.lost
         assert self.bodies_of(TOPIC) == self.delayed_bodies()
         assert self.append_due().records == []

@@ -120,11 +120,11 @@ class EscrowMachine(RuleBasedStateMachine):
         return some[number % len(some)] if some else None
 
     def living(self, one: Transaction) -> Place | None:
-        half = self.bench.escrow.open.find_by_key(one.key.encode(), one.group)
+        half = self.bench.escrow.halves.find_by_key(one.key.encode(), one.group)
         return None if half is None else Place(half.queue_offset, half.log_offset)
 
     def is_in_log(self, one: Transaction, place: Place) -> bool:
-        at = self.bench.store.entry_at(names.HALF_TOPIC, 0, place.queue_offset)
+        at = self.bench.store.log_offset_of(names.HALF_TOPIC, 0, place.queue_offset)
         if at is None or at != place.log_offset or at < self.bench.store.begin:
             return False
         record = self.bench.store.record_at(at)
@@ -148,7 +148,9 @@ class EscrowMachine(RuleBasedStateMachine):
         answers = line.answers()
         if code == 0:
             if answers:
-                assert self.bench.store.flushed == self.bench.store.end, "not durable, and told"
+                assert self.bench.store.flushed_offset == self.bench.store.end, (
+                    "not durable, and told"
+                )
                 assert [answer.code for answer in answers] == [code]
             self.expected += [] if answers else [(line, code, check)]
         else:
@@ -417,7 +419,7 @@ class EscrowMachine(RuleBasedStateMachine):
     def see_what_a_tick_decides(self) -> None:
         for one in self.all.values():
             if one.state == OPEN:
-                half = self.bench.escrow.open.find_by_key(one.key.encode(), one.group)
+                half = self.bench.escrow.halves.find_by_key(one.key.encode(), one.group)
                 if half is None:
                     assert one.batch is not None, "decided by nobody"
                     fence, batch = self.writer
@@ -460,7 +462,7 @@ class EscrowMachine(RuleBasedStateMachine):
     @rule()
     def save(self) -> None:
         self.bench.broker.save()
-        self.bench.broker.transactions.save(at_once=True)
+        self.bench.broker.transactions.save(force=True)
 
     @rule(seed=picks, survival=st.sampled_from(["none", "mixed", "mixed", "all"]))
     def cut_the_power(self, seed: int, survival: Any) -> None:
@@ -470,7 +472,7 @@ class EscrowMachine(RuleBasedStateMachine):
     @rule(at=st.floats(0, 1))
     def cut_the_power_while_it_writes(self, at: float) -> None:
         """Of what is not durable yet, everything up to some byte is there."""
-        begin, end = self.bench.store.flushed, self.bench.store.end
+        begin, end = self.bench.store.flushed_offset, self.bench.store.end
         self.bench = self.bench.cut_off(begin + int((end - begin) * at))
         self.see_what_is_left()
 
@@ -525,7 +527,7 @@ class EscrowMachine(RuleBasedStateMachine):
             one.is_remembered = self.seen(one) is not None  # so is what is settled, if it is there
             # The last questions may be forgotten: it may be asked again, and once more often.
             one.not_before_ms = 0
-            half = self.bench.escrow.open.find_by_key(one.key.encode(), one.group)
+            half = self.bench.escrow.halves.find_by_key(one.key.encode(), one.group)
             if half is not None:
                 one.checks = min(one.checks, half.checks)
                 one.places.append(Place(half.queue_offset, half.log_offset))
@@ -563,16 +565,18 @@ class EscrowMachine(RuleBasedStateMachine):
         for one in self.all.values():
             seen = self.seen(one)
             assert seen == one.state or (seen is None and one.is_settled)
-        open_halves = sorted(half.key.decode() for half in self.bench.escrow.open)
+        open_halves = sorted(half.key.decode() for half in self.bench.escrow.halves)
         assert open_halves == sorted(key for key, one in self.all.items() if not one.is_settled)
-        total = self.bench.escrow.open.total
+        total = self.bench.escrow.halves.total
         assert total.count == len(open_halves)
-        assert total.size == sum(half.size for half in self.bench.escrow.open)
+        assert total.size == sum(half.size for half in self.bench.escrow.halves)
 
     @invariant()
     def rocketmq_would_find_the_open_ones(self) -> None:
         half_cursor, op_cursor = self.bench.cursors()
-        open_places = {half.queue_offset for half in self.bench.escrow.open if not half.is_stranded}
+        open_places = {
+            half.queue_offset for half in self.bench.escrow.halves if not half.is_stranded
+        }
         assert half_cursor <= min(open_places, default=half_cursor)
         store, done = self.bench.store, set()
         for record in stored(store, names.OP_TOPIC):
@@ -580,12 +584,12 @@ class EscrowMachine(RuleBasedStateMachine):
                 done.add(int(bytes(record.body)))
         halves = {record.queue_offset for record in stored(store, names.HALF_TOPIC)}
         left = {at for at in halves if at >= half_cursor} - done
-        stranded = {half.queue_offset for half in self.bench.escrow.open if half.is_stranded}
+        stranded = {half.queue_offset for half in self.bench.escrow.halves if half.is_stranded}
         assert left - stranded == open_places
 
     @invariant()
     def the_log_is_kept_for_what_is_open(self) -> None:
-        for half in self.bench.escrow.open:
+        for half in self.bench.escrow.halves:
             assert half.log_offset >= self.bench.store.begin
 
     def teardown(self) -> None:

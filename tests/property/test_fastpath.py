@@ -16,7 +16,7 @@ from escrowmq.errors import BrokenHeader, RequestRefused
 from escrowmq.remoting.codes import JSON, RequestCode
 from escrowmq.remoting.command import decode_command
 from escrowmq.remoting.headers import encode_header
-from escrowmq.remoting.requests import REQUESTS, decode_head, head_of
+from escrowmq.remoting.requests import REQUESTS, decode_request_head, request_head_from_command
 from tests.support.remoting_strategies import headers_of, texts
 
 hot = [
@@ -74,13 +74,13 @@ def written_headers(draw: st.DrawFn) -> bytes:
 def slowly(header: bytes) -> Any:
     try:
         command = decode_command(JSON, header)
-        return None if command.is_response else head_of(command)
+        return None if command.is_response else request_head_from_command(command)
     except (BrokenHeader, RequestRefused):
         return None
 
 
 def same_both_ways(header: bytes) -> None:
-    fast = decode_head(header)
+    fast = decode_request_head(header)
     event("fast" if fast is not None else "slow")
     if fast is not None:
         assert fast == slowly(header)
@@ -112,6 +112,6 @@ def test_what_we_write_takes_the_fast_path(code: int, data: st.DataObject) -> No
     header = json.dumps(
         {"code": code, "extFields": encode_header(fields), "opaque": 5}, separators=(",", ":")
     )
-    head = decode_head(header.encode())
+    head = decode_request_head(header.encode())
     assert head is not None
     assert (head.code, head.opaque, head.fields) == (code, 5, fields)

@@ -30,7 +30,7 @@ def test_cuts_do_not_matter(sent: list[Plain], data: st.DataObject) -> None:
         reader.receive(chunk)
         got += drain(reader)
     assert got == sent
-    assert reader.held_bytes == 0
+    assert reader.buffered_bytes == 0
 
 
 @given(st.lists(frames, min_size=1, max_size=3), bodies)
@@ -78,9 +78,9 @@ def test_no_more_than_a_frame_is_ever_held(stream: bytes, chunk_size: int) -> No
         for at in range(0, len(stream), chunk_size):
             reader.receive(stream[at : at + chunk_size])
             drain(reader)
-            assert reader.held_bytes <= 104
+            assert reader.buffered_bytes <= 104
     except RemoteProtocolError:
-        assert reader.held_bytes == 0
+        assert reader.buffered_bytes == 0
 
 
 def test_a_large_frame_in_small_chunks_costs_its_own_size() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrowmq.errors import BadField
+from escrowmq.errors import InvalidField
 from escrowmq.remoting.headers import Header, decode_header, encode_header
 from tests.support.remoting_strategies import a_few, header_kinds, headers_of, texts
 
@@ -45,5 +45,5 @@ def spellings(header: Header, wire_name: str, text: str) -> list[str]:
 def test_any_text_is_read_or_refused(kind: type[Header], data: st.DataObject) -> None:
     names = st.sampled_from([*kind.__struct_encode_fields__, "other"])
     values = st.one_of(texts, st.integers().map(str), st.sampled_from(["null", "1e9", "-0", ""]))
-    with contextlib.suppress(BadField):
+    with contextlib.suppress(InvalidField):
         decode_header(kind, data.draw(st.dictionaries(names, values, max_size=20)))

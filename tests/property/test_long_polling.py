@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from escrowmq.consume.long_polling import HeldPull, WaitingPulls
+from escrowmq.consume.long_polling import HeldPull, LongPolls
 from escrowmq.message.record import QueueOffset
 from tests.support.leftovers import leftovers
 
@@ -25,7 +25,7 @@ Pull = HeldPull[int]
 class WaitingMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.waiting = WaitingPulls[int](waiting_max=WAITING_MAX, per_line_max=PER_LINE_MAX)
+        self.waiting = LongPolls[int](pulls_max=WAITING_MAX, per_channel_max=PER_LINE_MAX)
         self.model: list[tuple[Pull, frozenset[int] | None]] = []
         self.max_offsets = [0, 0, 0]
         self.now_ms = 0
@@ -54,13 +54,13 @@ class WaitingMachine(RuleBasedStateMachine):
         pull = Pull(
             topic="t",
             queue_id=queue_id,
-            wanted=QueueOffset(self.max_offsets[queue_id] + ahead),
+            queue_offset=QueueOffset(self.max_offsets[queue_id] + ahead),
             due_ms=self.now_ms + patience_ms,
-            line=line,
+            channel=line,
             payload=self.number,
-            accepts=None if wanted is None else wanted.__contains__,
+            tag_filter=None if wanted is None else wanted.__contains__,
         )
-        on_line = sum(held.line == line for held, _ in self.model)
+        on_line = sum(held.channel == line for held, _ in self.model)
         has_room = len(self.model) < WAITING_MAX and on_line < PER_LINE_MAX
         assert self.waiting.add(pull) is has_room
         if has_room:
@@ -75,14 +75,14 @@ class WaitingMachine(RuleBasedStateMachine):
             pull
             for pull, wanted in self.model
             if pull.queue_id == queue_id
-            and pull.wanted < last
+            and pull.queue_offset < last
             and (
                 wanted is None
                 or not known
-                or any(at >= pull.wanted and code in wanted for at, code in arrived)
+                or any(at >= pull.queue_offset and code in wanted for at, code in arrived)
             )
         ]
-        left = self.waiting.arrived("t", queue_id, last, codes if known else None)
+        left = self.waiting.take_ready("t", queue_id, last, codes if known else None)
         self.leave(left, expected)
 
     @precondition(lambda self: len(self.model) < WAITING_MAX)
@@ -94,13 +94,13 @@ class WaitingMachine(RuleBasedStateMachine):
             pull = Pull(
                 topic="busy",
                 queue_id=0,
-                wanted=QueueOffset(0),
+                queue_offset=QueueOffset(0),
                 due_ms=self.now_ms + (0 if number < impatient else PATIENCE_MS),
-                line="busy",
+                channel="busy",
                 payload=-1,
             )
             assert self.waiting.add(pull)
-            assert self.waiting.arrived("busy", 0, 1) == [pull]
+            assert self.waiting.take_ready("busy", 0, 1) == [pull]
 
     @rule(passes_ms=st.integers(0, 40))
     def wait(self, passes_ms: int) -> None:
@@ -111,8 +111,8 @@ class WaitingMachine(RuleBasedStateMachine):
 
     @rule(line=lines)
     def close(self, line: str) -> None:
-        on_line = [pull for pull, _ in self.model if pull.line == line]
-        self.leave(self.waiting.line_closed(line), on_line)
+        on_line = [pull for pull, _ in self.model if pull.channel == line]
+        self.leave(self.waiting.channel_closed(line), on_line)
 
     @rule()
     def stop(self) -> None:
@@ -125,7 +125,7 @@ class WaitingMachine(RuleBasedStateMachine):
         assert len(self.waiting) == len(self.model)
         for queue_id in range(3):
             expected = any(pull.queue_id == queue_id for pull, _ in self.model)
-            assert self.waiting.has("t", queue_id) is expected
+            assert self.waiting.has_pulls("t", queue_id) is expected
 
     @invariant()
     def the_next_due_time_is_known(self) -> None:
@@ -135,7 +135,7 @@ class WaitingMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Nothing stays when all have left."""
         for line in "abcd":
-            self.waiting.line_closed(line)
+            self.waiting.channel_closed(line)
         assert len(self.waiting) == 0
         assert self.waiting.next_due_ms() is None
         assert leftovers(self.waiting) == {}

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from escrowmq.message.keys import (
     decode_host,
     decode_offset_id,
-    derive,
     encode_host,
     encode_offset_id,
     java_hash,
+    tags_and_keys,
     unsigned_hash,
 )
 from escrowmq.message.properties import decode_properties, encode_properties, find_property
-from escrowmq.store.columns import WaitingRun, key_hash, key_hashes, run_hashes
+from escrowmq.store.columns import PendingKeyRun, hash_keys, hash_run, key_hash
 
 TEXT = st.text(
     st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), min_size=1, max_size=9
@@ -91,7 +91,7 @@ def test_facts_agree_with_the_decoded_properties_of_a_stranger(encoded: bytes) -
 
 
 def check_facts(topic: str, encoded: bytes, stored_ms: int) -> None:
-    code, keys = derive(topic, encoded, stored_ms)
+    code, keys = tags_and_keys(topic, encoded, stored_ms)
     properties = decode_properties(encoded)
     unique = [properties["UNIQ_KEY"]] if "UNIQ_KEY" in properties else []
     users = [key for key in properties.get("KEYS", "").split(" ") if key]
@@ -131,7 +131,7 @@ waiting = st.tuples(st.sampled_from(["T", "TopicTest", "%RETRY%g"]), heads, tail
 @given(st.lists(waiting, max_size=30))
 def test_many_keys_are_hashed_as_each_of_them(keys: list[tuple[str, bytes, bytes]]) -> None:
     topics, texts = [topic for topic, _, _ in keys], [head + tail for _, head, tail in keys]
-    assert key_hashes(topics, texts) == list(map(key_hash, topics, texts))
+    assert hash_keys(topics, texts) == list(map(key_hash, topics, texts))
 
 
 @given(HOSTS, st.integers(-(1 << 63), (1 << 63) - 1))
@@ -161,5 +161,5 @@ def test_keys_of_a_run_are_hashed_like_each_alone(
     whole = b"".join(common)
     keys = [(whole[: len(common) - len(end)] + end)[: len(common)] for end in ends]
     keys = [key.ljust(len(common), b"x") for key in keys]
-    found = run_hashes(WaitingRun(topic, keys, list(range(len(keys))), 0))
+    found = hash_run(PendingKeyRun(topic, keys, list(range(len(keys))), 0))
     assert found == [key_hash(topic, key) for key in keys]

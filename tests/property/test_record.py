@@ -83,7 +83,7 @@ def test_the_size_is_known_before_it_is_encoded(
     record: NewRecord, store_host: bytes, sealed: bool
 ) -> None:
     data = encode_record(record, 0, 0, 0, store_host, sealed)
-    assert encoded_size(record, store_host=store_host, sealed=sealed) == len(data)
+    assert encoded_size(record, store_host=store_host, append_crc=sealed) == len(data)
 
 
 @given(records, HOSTS, st.booleans(), st.binary(max_size=200), st.binary(max_size=200))

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from escrowmq.errors import BrokenBody, RemoteProtocolError
 from escrowmq.message.batch import decode_batch
-from escrowmq.parsing import lenient_json
+from escrowmq.parsing import parse_lenient_json
 from escrowmq.remoting import bodies
 from escrowmq.remoting import responses as answers
 from escrowmq.remoting.codes import FLAG_RESPONSE
 from escrowmq.remoting.command import Command, encode_command
-from escrowmq.remoting.connection import Connection, Refused
+from escrowmq.remoting.connection import Connection, InvalidRequest
 from escrowmq.remoting.frame import encode_frame
 from escrowmq.remoting.headers import encode_header
 from escrowmq.remoting.requests import REQUESTS, Request
@@ -89,11 +89,11 @@ def handle_all(line: Connection) -> None:
     for event in line.events():
         match event:
             case Request():
-                answers.answer(event, remark=event.head.remark)
+                answers.encode_response(event, remark=event.head.remark)
                 read_body(event.body)
-            case Refused(request=request, error=error):
+            case InvalidRequest(request=request, error=error):
                 assert error.remark
-                answers.refuse(request, error)
+                answers.encode_error(request, error)
 
 
 def read_body(body: bytes | memoryview) -> None:
@@ -103,4 +103,4 @@ def read_body(body: bytes | memoryview) -> None:
     with contextlib.suppress(BrokenBody):
         decode_batch(body)
     with contextlib.suppress(BrokenBody):
-        lenient_json(body)
+        parse_lenient_json(body)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from escrowmq.errors import RequestRefused
-from escrowmq.namesrv.route_table import Registration, RouteTable
+from escrowmq.namesrv.route_table import BrokerRegistration, RouteTable
 from escrowmq.remoting.bodies import DataVersion, TopicConfig
 
 names = st.sampled_from(["a", "b"])
@@ -90,13 +90,13 @@ class RouteMachine(RuleBasedStateMachine):
         told: dict[str, Queues],
         version: DataVersion,
     ) -> None:
-        new = Registration(
+        new = BrokerRegistration(
             cluster=cluster,
             name=name,
             broker_id=broker_id,
             address=address,
             acting_master=acting,
-            silent_ms_max=silent_ms_max,
+            heartbeat_timeout_ms=silent_ms_max,
             topics=tuple(
                 TopicConfig(
                     topic_name=topic, read_queue_nums=count, write_queue_nums=count, perm=perm
@@ -116,7 +116,7 @@ class RouteMachine(RuleBasedStateMachine):
         master = self.model.of(name).get(0)
         assert registered.master_address == (None if broker_id == 0 else master)
 
-    def is_refused(self, new: Registration) -> bool:
+    def is_refused(self, new: BrokerRegistration) -> bool:
         mates = {at: each for at, each in self.model.alive.items() if each.name == new.name}
         others = {at: each for at, each in mates.items() if at != new.address}
         if any(each.cluster != new.cluster for each in others.values()):
@@ -127,7 +127,7 @@ class RouteMachine(RuleBasedStateMachine):
             for each in others.values()
         )
 
-    def take(self, new: Registration, line: str, told: dict[str, Queues]) -> None:
+    def take(self, new: BrokerRegistration, line: str, told: dict[str, Queues]) -> None:
         model = self.model
         before = model.alive.get(new.address)
         if before and (before.cluster, before.name) != (new.cluster, new.name):
@@ -145,8 +145,8 @@ class RouteMachine(RuleBasedStateMachine):
             new.broker_id,
             line,
             new.version,
-            self.now_ms + new.silent_ms_max,
-            new.silent_ms_max,
+            self.now_ms + new.heartbeat_timeout_ms,
+            new.heartbeat_timeout_ms,
         )
         model.acting[new.name] = bool(new.acting_master)
         is_lowest = new.broker_id == min(model.of(new.name))
@@ -166,7 +166,7 @@ class RouteMachine(RuleBasedStateMachine):
     @rule(cluster=clusters, address=addresses)
     def sign_of_life(self, cluster: str, address: str) -> None:
         alive = self.model.alive.get(address)
-        known = self.routes.heard_of(cluster, address, now_ms=self.now_ms)
+        known = self.routes.heartbeat(cluster, address, now_ms=self.now_ms)
         if alive is None or alive.cluster != cluster:
             assert known is None
         else:
@@ -176,7 +176,7 @@ class RouteMachine(RuleBasedStateMachine):
     @rule(line=lines)
     def close(self, line: str) -> None:
         gone = [address for address, each in self.model.alive.items() if each.line == line]
-        assert sorted(self.routes.close(line)) == sorted(gone)
+        assert sorted(self.routes.channel_closed(line)) == sorted(gone)
         for address in gone:
             self.model.remove(address)
 
@@ -192,7 +192,7 @@ class RouteMachine(RuleBasedStateMachine):
 
     @rule(name=names, is_wiped=st.booleans())
     def wipe_or_add(self, name: str, is_wiped: bool) -> None:
-        count = self.routes.wipe_write(name) if is_wiped else self.routes.add_write(name)
+        count = self.routes.wipe_write_perm(name) if is_wiped else self.routes.add_write_perm(name)
         assert count == len(self.model.topics.get(name, {}))
         if name in self.model.topics:
             (self.model.wiped.add if is_wiped else self.model.wiped.discard)(name)

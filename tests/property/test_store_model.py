@@ -17,7 +17,7 @@ from escrowmq.errors import RecordRefused, StoreFull
 from escrowmq.message.keys import java_hash
 from escrowmq.message.properties import encode_properties
 from escrowmq.message.record import LogOffset, NewRecord
-from escrowmq.store.disk import Usage
+from escrowmq.store.disk import DiskUsage
 from escrowmq.store.queue_reader import ReadStatus
 from escrowmq.store.retention import expire
 from escrowmq.store.settings import StoreSettings
@@ -32,9 +32,9 @@ SETTINGS = StoreSettings(
     index_entries=9,
     message_bytes_max=1500,
 )
-EMPTY = Usage(total_bytes=100, free_bytes=50)
-FULL = Usage(total_bytes=100, free_bytes=12)  # the oldest must go
-PACKED = Usage(total_bytes=100, free_bytes=5)  # and nothing new is taken
+EMPTY = DiskUsage(total_bytes=100, free_bytes=50)
+FULL = DiskUsage(total_bytes=100, free_bytes=12)  # the oldest must go
+PACKED = DiskUsage(total_bytes=100, free_bytes=5)  # and nothing new is taken
 
 Queue = tuple[str, int]
 queues = st.tuples(st.sampled_from(["orders", "stock"]), st.integers(0, 1))
@@ -71,8 +71,8 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize()
     def open(self) -> None:
         self.store = MessageStore.open(self.disk, SETTINGS, store_host=HOST)
-        assert self.store.recovery.damaged == []
-        assert self.store.recovery.torn is None
+        assert self.store.recovery.damage == []
+        assert self.store.recovery.torn_reason is None
 
     # --- steps -----------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ class StoreMachine(RuleBasedStateMachine):
     def append(self, batch: list[tuple[Queue, int, str, str, int]], step_ms: int) -> None:
         self.now_ms += step_ms
         records = [self.record(*item) for item in batch]
-        if not self.store.accepts_writes:
+        if not self.store.has_disk_space:
             with pytest.raises(StoreFull):
                 self.store.append(records, now_ms=self.now_ms)
             return
@@ -102,7 +102,7 @@ class StoreMachine(RuleBasedStateMachine):
     def append_what_is_refused(self, queue: Queue, bad: bool) -> None:
         good = self.record(queue, 10, "x", "a", 0)
         wrong = self.record(("../x" if bad else "orders", 0), 10 if bad else 1600, "x", "a", 0)
-        expected = RecordRefused if self.store.accepts_writes else StoreFull
+        expected = RecordRefused if self.store.has_disk_space else StoreFull
         with pytest.raises(expected):
             self.store.append([good, wrong], now_ms=self.now_ms)
 
@@ -123,7 +123,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def checkpoint(self) -> None:
         self.store.checkpoint()
-        assert self.store.checkpointed == self.store.end
+        assert self.store.checkpointed_offset == self.store.end
 
     @rule()
     def kill_and_open(self) -> None:
@@ -135,24 +135,29 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.close()
         assert_clean(self.disk, SETTINGS)
         self.open()
-        assert self.store.recovery.clean
+        assert self.store.recovery.was_clean
         assert self.store.recovery.records == 0
 
     @rule(usage=st.sampled_from([EMPTY, FULL, PACKED]), keep=st.none() | st.integers(0, 5))
-    def expire(self, usage: Usage, keep: int | None) -> None:
+    def expire(self, usage: DiskUsage, keep: int | None) -> None:
         files = [base for base, _ in self.store.log_files()]
         limit = None if keep is None else LogOffset(files[0] + keep * 4096 if files else 0)
         removable = [
             base
             for base in files[:-1]
-            if base + 4096 <= self.store.checkpointed and (limit is None or base + 4096 <= limit)
+            if base + 4096 <= self.store.checkpointed_offset
+            and (limit is None or base + 4096 <= limit)
         ]
         expected = 0 if usage is EMPTY else min(10, len(removable))
         removed = expire(
-            self.store, now_ms=self.now_ms, hour=12, usage=lambda: usage, keep_from=limit
+            self.store,
+            now_ms=self.now_ms,
+            hour=12,
+            read_usage=lambda: usage,
+            oldest_needed_offset=limit,
         )
         assert removed == expected
-        assert self.store.accepts_writes is (usage is not PACKED)
+        assert self.store.has_disk_space is (usage is not PACKED)
         if removed:
             begin = files[removed]
             self.kept = [kept for kept in self.kept if kept.log_offset >= begin]
@@ -178,12 +183,12 @@ class StoreMachine(RuleBasedStateMachine):
         begin = min(alive, default=end)
         at = begin + step
         accepts = None if tag is None else java_hash(tag).__eq__
-        found = self.store.read(*queue, at, count_max=count, bytes_max=room, accepts=accepts)
+        found = self.store.read(*queue, at, count_max=count, bytes_max=room, tag_filter=accepts)
         if at < begin or at >= end:
             assert found.count == 0
             assert found.status in NOTHING
             return
-        assert (found.min, found.max) == (begin, end)
+        assert (found.min_offset, found.max_offset) == (begin, end)
         expected: list[Kept] = []
         size = 0
         for offset in range(at, end):
@@ -198,7 +203,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert found.count == len(expected)
         assert b"".join(found.slices) == b"".join(map(self.bytes_of, expected))
         assert found.size == size
-        passed = {offset for offset in alive if at <= offset < found.next}
+        passed = {offset for offset in alive if at <= offset < found.next_offset}
         assert {kept.offset for kept in expected} == {
             offset for offset in passed if tag is None or alive[offset].tag == tag
         }
@@ -247,7 +252,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def offsets_stand_in_order(self) -> None:
-        assert self.store.begin <= self.store.checkpointed <= self.store.flushed <= self.store.end
+        assert (
+            self.store.begin
+            <= self.store.checkpointed_offset
+            <= self.store.flushed_offset
+            <= self.store.end
+        )
 
     @precondition(lambda self: self.kept)
     @invariant()

@@ -14,7 +14,7 @@ from escrowmq.message.transaction import Verdict
 from escrowmq.remoting.bodies import (
     BatchWinners,
     ConsumerEntry,
-    HalfPlaces,
+    HalfPositions,
     Heartbeat,
     ProducerEntry,
     WinningAttempt,
@@ -23,7 +23,7 @@ from escrowmq.remoting.bodies import (
     encode_body,
 )
 from escrowmq.remoting.codes import RequestCode, ResponseCode
-from escrowmq.remoting.connection import Answer
+from escrowmq.remoting.connection import Response
 from escrowmq.remoting.headers import (
     DecideBatch,
     EndTransaction,
@@ -34,10 +34,10 @@ from escrowmq.remoting.headers import (
     ResumeTransaction,
     SendMessage,
     SettleTransaction,
-    WriterName,
+    WriterHeader,
 )
 from escrowmq.remoting.requests import Request
-from escrowmq.testing.network import End
+from escrowmq.testing.network import Endpoint
 from tests.simulation.escrow_truth import QUEUES, Message, Place, Queue
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Errand:
     code: int
     fields: Header
     body: bytes
-    done: Callable[[Answer], bool]
+    done: Callable[[Response], bool]
     gave_up: Callable[[], None] = lambda: None
     tries: int = 40
     next_s: float = 0.0
@@ -68,7 +68,7 @@ class Client:
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
-        self.line: End | None = None
+        self.line: Endpoint | None = None
         self.is_alive = True
         self.errands: list[Errand] = []
         self._waiting: dict[int, Errand] = {}
@@ -99,7 +99,7 @@ class Client:
         if self.line is not None:
             self.line.flush()
 
-    def heartbeat(self, line: End) -> None:
+    def heartbeat(self, line: Endpoint) -> None:
         pass
 
     def _send(self, errand: Errand, now_s: float) -> None:
@@ -124,9 +124,9 @@ class Client:
         errand.waits = False
         errand.next_s = self.world.clock.elapsed_s() + self.world.rng.choice((0, 0.05, 0.2))
 
-    def received(self, end: End, data: bytes) -> None:
+    def received(self, end: Endpoint, data: bytes) -> None:
         for event in end.events(data):
-            if isinstance(event, Answer):
+            if isinstance(event, Response):
                 errand = self._waiting.get(event.call.opaque)
                 if errand is None:
                     continue
@@ -140,7 +140,7 @@ class Client:
     def asked(self, request: Request[Any]) -> None:
         pass
 
-    def closed(self, end: End) -> None:
+    def closed(self, end: Endpoint) -> None:
         self.line = None
         for failed in end.connection.close():
             self._try_again(failed.call.opaque)
@@ -153,7 +153,7 @@ class Client:
         if self.line is not None:
             self.line.connection.close()
             line, self.line = self.line, None
-            self.world.network.cut(line)
+            self.world.network.disconnect(line)
 
     @property
     def is_idle(self) -> bool:
@@ -184,7 +184,7 @@ class Client:
             properties=f"TRAN_MSG\x01true\x02PGROUP\x01{GROUP}\x02UNIQ_KEY\x01{message.key}\x02{extra}",
         )
 
-        def answered(answer: Answer) -> bool:
+        def answered(answer: Response) -> bool:
             if answer.command.code != ResponseCode.SUCCESS:
                 return False
             fields = answer.command.ext_fields
@@ -208,12 +208,12 @@ class Client:
         )
         if how == "one way":
             if self.line is not None:
-                self.line.post(RequestCode.END_TRANSACTION, fields)
+                self.line.send_oneway(RequestCode.END_TRANSACTION, fields)
             return
 
-        def answered(answer: Answer) -> bool:
+        def answered(answer: Response) -> bool:
             code = answer.command.code
-            assert code != ResponseCode.TRANSACTION_CONTRADICTED, (
+            assert code != ResponseCode.TRANSACTION_CONFLICT, (
                 f"{key}: {verdict.name} is its database's word: {answer.command.remark}"
             )
             if code == ResponseCode.SUCCESS:
@@ -226,7 +226,7 @@ class Client:
 
         self.run(Errand(RequestCode.END_TRANSACTION, fields, b"", answered))
 
-    def is_lost(self, answer: Answer, *places: Place) -> bool:
+    def is_lost(self, answer: Response, *places: Place) -> bool:
         """Whether the broker has a good reason not to know it."""
         is_gone = any(map(self.world.is_gone, places))
         remark = answer.command.remark
@@ -243,10 +243,10 @@ class Client:
             commit_or_rollback=verdict,
         )
 
-        def answered(answer: Answer) -> bool:
+        def answered(answer: Response) -> bool:
             code = answer.command.code
             assert code != ResponseCode.SUCCESS, f"{key} was decided, then {verdict.name} as well"
-            return code == ResponseCode.TRANSACTION_CONTRADICTED or self.is_lost(answer, place)
+            return code == ResponseCode.TRANSACTION_CONFLICT or self.is_lost(answer, place)
 
         self.run(Errand(RequestCode.END_TRANSACTION, fields, b"", answered))
 
@@ -254,9 +254,9 @@ class Client:
         truth = self.world.truth
         fields = EndTransactions(producer_group=GROUP, commit_or_rollback=verdict)
 
-        def answered(answer: Answer) -> bool:
+        def answered(answer: Response) -> bool:
             code = answer.command.code
-            assert code != ResponseCode.TRANSACTION_CONTRADICTED, (
+            assert code != ResponseCode.TRANSACTION_CONFLICT, (
                 f"{transaction}: {verdict.name} is its database's word: {answer.command.remark}"
             )
             if code == ResponseCode.SUCCESS:
@@ -265,7 +265,7 @@ class Client:
                         truth.tell(key, answer.command.ext_fields["state"])
             return code == ResponseCode.SUCCESS or self.is_lost(answer, *places)
 
-        body = encode_body(HalfPlaces(halves=places))
+        body = encode_body(HalfPositions(halves=places))
         self.run(Errand(RequestCode.END_TRANSACTIONS, fields, body, answered))
 
     def end_as_the_database_says(self, key: str, place: Place, how: How) -> None:
@@ -291,9 +291,9 @@ class Producer(Client):
         super().__init__(world, name)
         self.running: set[str] = set()
 
-    def heartbeat(self, line: End) -> None:
+    def heartbeat(self, line: Endpoint) -> None:
         beat = Heartbeat(client_id=self.name, producer_data_set=[ProducerEntry(group_name=GROUP)])
-        line.write(line.connection.post(RequestCode.HEART_BEAT, None, encode_body(beat)))
+        line.write(line.connection.send_oneway(RequestCode.HEART_BEAT, None, encode_body(beat)))
 
     def die(self) -> None:
         self.running.clear()
@@ -389,12 +389,12 @@ class Driver(Client):
     def is_idle(self) -> bool:
         return super().is_idle and (self.left <= 0 or not self.is_alive)
 
-    def heartbeat(self, line: End) -> None:
+    def heartbeat(self, line: Endpoint) -> None:
         beat = Heartbeat(client_id=self.name, producer_data_set=[ProducerEntry(group_name="w")])
-        line.write(line.connection.post(RequestCode.HEART_BEAT, None, encode_body(beat)))
+        line.write(line.connection.send_oneway(RequestCode.HEART_BEAT, None, encode_body(beat)))
 
     def _register(self) -> None:
-        def answered(answer: Answer) -> bool:
+        def answered(answer: Response) -> bool:
             if answer.command.code != ResponseCode.SUCCESS:
                 return False
             state = decode_body(WriterState, answer.body)
@@ -470,7 +470,7 @@ class Driver(Client):
             winners=[WinningAttempt(attempt=one.name, count=len(one.messages)) for one in winners]
         )
 
-        def answered(answer: Answer) -> bool:
+        def answered(answer: Response) -> bool:
             code = answer.command.code
             if code == ResponseCode.SUCCESS:
                 state = decode_body(WriterState, answer.body)
@@ -485,16 +485,16 @@ class Driver(Client):
             if code == ResponseCode.TRANSACTION_FENCED:
                 self.left = 0  # somebody else is the driver now
                 return True
-            if code == ResponseCode.TRANSACTION_CONTRADICTED:
+            if code == ResponseCode.TRANSACTION_CONFLICT:
                 self._start_over()
                 return True
             return False
 
         self.run(Errand(RequestCode.DECIDE_BATCH, fields, encode_body(body), answered))
-        query = WriterName(writer=self.writer)
+        query = WriterHeader(writer=self.writer)
         self.run(Errand(RequestCode.QUERY_WRITER, query, b"", self._hear_state, tries=1))
 
-    def _hear_state(self, answer: Answer) -> bool:
+    def _hear_state(self, answer: Response) -> bool:
         if answer.command.code == ResponseCode.SUCCESS:
             self.world.truth.tell_writer(decode_body(WriterState, answer.body))
         return True
@@ -512,11 +512,11 @@ class Consumer(Client):
     def is_idle(self) -> bool:
         return True
 
-    def heartbeat(self, line: End) -> None:
+    def heartbeat(self, line: Endpoint) -> None:
         beat = Heartbeat(
             client_id=self.name, consumer_data_set=[ConsumerEntry(group_name=self.name)]
         )
-        line.write(line.connection.post(RequestCode.HEART_BEAT, None, encode_body(beat)))
+        line.write(line.connection.send_oneway(RequestCode.HEART_BEAT, None, encode_body(beat)))
 
     def act(self) -> None:
         for queue in QUEUES:
@@ -538,7 +538,7 @@ class Consumer(Client):
         )
         position = self.positions[queue]
 
-        def answered(answer: Answer) -> bool:
+        def answered(answer: Response) -> bool:
             code, fields = answer.command.code, answer.command.ext_fields
             if position == self.positions[queue] and code in (
                 ResponseCode.SUCCESS,
@@ -595,7 +595,7 @@ class Operator(Client):
         if process is None or self.line is None or rng.random() > 0.3:
             return
         transactions = process.broker.transactions
-        for half in list(transactions.escrow.open):
+        for half in list(transactions.coordinator.halves):
             key = half.key.decode()
             if not half.is_stranded or self.errands:
                 continue
@@ -604,7 +604,7 @@ class Operator(Client):
             if message.writer:
                 assert half.attempt is not None
                 _, batch, _, fence = half.attempt
-                if transactions.escrow.writers.verdict_is_rollback(message.writer, batch, fence):
+                if transactions.coordinator.writers.has_lost(message.writer, batch, fence):
                     self.end(key, place, Verdict.ROLLBACK, "one way", checked=False)
             elif rng.random() < 0.5:
                 self._resume(key)
@@ -631,9 +631,9 @@ class Operator(Client):
             operator=self.name,
         )
 
-        def answered(answer: Answer) -> bool:
+        def answered(answer: Response) -> bool:
             code = answer.command.code
-            assert code != ResponseCode.TRANSACTION_CONTRADICTED, f"{key}: {answer.command.remark}"
+            assert code != ResponseCode.TRANSACTION_CONFLICT, f"{key}: {answer.command.remark}"
             if code == ResponseCode.SUCCESS and key in truth.parked:
                 truth.tell(key, answer.command.ext_fields["state"])
             return True

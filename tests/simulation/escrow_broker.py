@@ -11,30 +11,30 @@ from collections import deque
 from collections.abc import Callable
 
 from escrowmq.broker.broker import Broker, BrokerRules
-from escrowmq.broker.metadata import TopicRules
+from escrowmq.broker.metadata import TopicTableRules
 from escrowmq.broker.processors.send import SendRules
 from escrowmq.broker.transactions.end import TransactionRules
 from escrowmq.clock import ManualClock
 from escrowmq.errors import StoreError
-from escrowmq.escrow.checks import EscrowRules
-from escrowmq.message.keys import UniqueKeys, encode_host
+from escrowmq.escrow.checks import CoordinatorRules
+from escrowmq.message.keys import UniqueKeyGenerator, encode_host
 from escrowmq.message.record import LogOffset
-from escrowmq.remoting.connection import Refused
+from escrowmq.remoting.connection import InvalidRequest
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import refuse
+from escrowmq.remoting.responses import encode_error
 from escrowmq.store.checkpoint import CheckpointJob
-from escrowmq.store.commit_log import Flush
-from escrowmq.store.disk import Usage
-from escrowmq.store.retention import has_to_go
+from escrowmq.store.commit_log import LogFlush
+from escrowmq.store.disk import DiskUsage
+from escrowmq.store.retention import is_expired
 from escrowmq.store.settings import StoreSettings
 from escrowmq.store.status import PutStatus
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import FaultyDisk
-from escrowmq.testing.network import End
+from escrowmq.testing.network import Endpoint
 
 HOST = encode_host("10.0.0.1", 10911)
-ROOMY = Usage(total_bytes=100, free_bytes=50)
-FULL = Usage(total_bytes=100, free_bytes=13)  # past force_expire_ratio: the oldest must go
+ROOMY = DiskUsage(total_bytes=100, free_bytes=50)
+FULL = DiskUsage(total_bytes=100, free_bytes=13)  # past force_expire_ratio: the oldest must go
 TICK_MS = 100
 
 STORE = StoreSettings(
@@ -44,7 +44,7 @@ STORE = StoreSettings(
     index_entries=200,
     message_bytes_max=2048,
 )
-ESCROW = EscrowRules(
+ESCROW = CoordinatorRules(
     immunity_ms=400, interval_ms=300, checks_max=4, age_max_ms=60_000, piece_bytes=700
 )
 
@@ -70,14 +70,14 @@ class BrokerProcess:
         clock: ManualClock,
         *,
         settings: StoreSettings = STORE,
-        rules: EscrowRules = ESCROW,
+        rules: CoordinatorRules = ESCROW,
     ) -> None:
         self.disk = disk
         self.clock = clock
         self.settings = settings
-        self.lines: dict[End, None] = {}
+        self.lines: dict[Endpoint, None] = {}
         self._waiting: deque[tuple[int, Callable[[PutStatus], None]]] = deque()
-        self._flush: Flush | None = None
+        self._flush: LogFlush | None = None
         self._job: CheckpointJob | None = None
         self._tick_s = 0.0
         self.store = MessageStore.open(disk, settings, store_host=HOST)
@@ -85,27 +85,27 @@ class BrokerProcess:
             disk,
             self.store,
             BrokerRules(
-                topics=TopicRules(cluster="C", broker_name="broker-a"),
+                topics=TopicTableRules(cluster="C", broker_name="broker-a"),
                 sends=SendRules(cluster="C", store_host=HOST),
-                transactions=TransactionRules(escrow=rules),
+                transactions=TransactionRules(coordinator=rules),
             ),
-            UniqueKeys(address="10.0.0.1", process_id=1, salt=1),
+            UniqueKeyGenerator(address="10.0.0.1", process_id=1, salt=1),
             when_flushed=self._when_flushed,
         )
 
     # --- its lines -------------------------------------------------------------------------------
 
-    def received(self, end: End, data: bytes) -> None:
+    def received(self, end: Endpoint, data: bytes) -> None:
         self.lines[end] = None
         for event in end.events(data):
             if isinstance(event, Request):
                 self.broker.handle(end, event, self.clock.now_ms())
-            elif isinstance(event, Refused):
-                end.write(refuse(event.request, event.error))
+            elif isinstance(event, InvalidRequest):
+                end.write(encode_error(event.request, event.error))
 
-    def closed(self, end: End) -> None:
+    def closed(self, end: Endpoint) -> None:
         self.lines.pop(end, None)
-        self.broker.line_closed(end)
+        self.broker.channel_closed(end)
 
     def end_turn(self) -> None:
         self.broker.end_turn(self.clock.now_ms())
@@ -125,13 +125,13 @@ class BrokerProcess:
     # --- group commit ----------------------------------------------------------------------------
 
     def _when_flushed(self, log_offset: int, answer: Callable[[PutStatus], None]) -> None:
-        if log_offset <= self.store.flushed:
+        if log_offset <= self.store.flushed_offset:
             answer(PutStatus.PUT_OK)
         else:
             self._waiting.append((log_offset, answer))
 
     def begin_flush(self) -> None:
-        if self._flush is None and self.store.flushed < self.store.end:
+        if self._flush is None and self.store.flushed_offset < self.store.end:
             self._flush = self.store.begin_flush()
 
     def finish_flush(self) -> None:
@@ -161,13 +161,13 @@ class BrokerProcess:
         self._write()
 
     def _answer_flushed(self) -> None:
-        while self._waiting and self._waiting[0][0] <= self.store.flushed:
+        while self._waiting and self._waiting[0][0] <= self.store.flushed_offset:
             self._waiting.popleft()[1](PutStatus.PUT_OK)
 
     # --- upkeep ----------------------------------------------------------------------------------
 
     def begin_checkpoint(self) -> None:
-        if self._job is None and self.store.checkpointed < self.store.end:
+        if self._job is None and self.store.checkpointed_offset < self.store.end:
             self._job = self.store.begin_checkpoint()
 
     def finish_checkpoint(self) -> None:
@@ -178,7 +178,7 @@ class BrokerProcess:
 
     def note(self) -> None:
         """The escrow's own note. The server writes one per 64 MB of log, we after less."""
-        self.broker.transactions.save(at_once=True)
+        self.broker.transactions.save(force=True)
 
     def save(self) -> None:
         self.broker.save()
@@ -187,11 +187,14 @@ class BrokerProcess:
         """As Upkeep does it, the disk being full; no checkpoint runs meanwhile."""
         self.finish_checkpoint()
         transactions, store = self.broker.transactions, self.store
-        if not has_to_go(store, now_ms=self.clock.now_ms(), hour=12, usage=FULL):
+        if not is_expired(store, now_ms=self.clock.now_ms(), hour=12, usage=FULL):
             return
-        end, keep_from = store.begin + self.settings.segment_bytes, transactions.keep_from()
+        end, keep_from = (
+            store.begin + self.settings.segment_bytes,
+            transactions.oldest_needed_offset(),
+        )
         if keep_from is not None and keep_from < end:
-            transactions.make_way(LogOffset(end), self.clock.now_ms())
+            transactions.move_halves_below(LogOffset(end), self.clock.now_ms())
             self.end_turn()
             return
         store.remove_oldest_file()
@@ -201,13 +204,13 @@ class BrokerProcess:
     def stop(self) -> None:
         """As `serve` stops: answer what is under way, then make everything durable."""
         self.finish_checkpoint()
-        self.broker.pulls.release_all(self.clock.now_ms())
+        self.broker.pull_processor.release_all(self.clock.now_ms())
         self.end_turn()
         self.flush()
         self.end_turn()
         self.store.flush()
         self.broker.save()
-        self.broker.transactions.save(at_once=True)
+        self.broker.transactions.save(force=True)
         self.store.close()
 
     def kill(self) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from escrowmq.message.names import HALF_TOPIC
-from escrowmq.message.transaction import State
+from escrowmq.message.transaction import TransactionState
 from escrowmq.remoting.bodies import WriterState
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import CheckTransactionState, Header
@@ -28,7 +28,7 @@ Queue = tuple[str, int]
 Place = tuple[int, int]  # queue offset and log offset of a half
 
 QUEUES: list[Queue] = [("T", 0), ("T", 1), ("U", 0)]
-COMMITTED, ROLLED_BACK = State.COMMITTED.text, State.ROLLED_BACK.text
+COMMITTED, ROLLED_BACK = TransactionState.COMMITTED.text, TransactionState.ROLLED_BACK.text
 
 
 @dataclass(frozen=True)
@@ -124,16 +124,16 @@ class Truth:
             keys = self.members[transaction]
             found = sum(self.count[key] for key in keys)
             assert found in (0, len(keys)), f"{found} of {transaction}'s {len(keys)} can be seen"
-        halves = process.broker.transactions.escrow.open
-        assert halves.stranded == sum(half.is_stranded for half in halves)
+        halves = process.broker.transactions.coordinator.halves
+        assert halves.stranded_count == sum(half.is_stranded for half in halves)
         for name, fence in self.fences.items():
-            writer = process.broker.transactions.escrow.writers.find(name)
+            writer = process.broker.transactions.coordinator.writers.find(name)
             assert writer is not None, f"writer {name} is forgotten"
             assert writer.fence >= fence, f"the fence of {name} fell: {fence}, {writer.fence}"
             assert writer.batch >= self.batches[name], f"{name} forgot batch {self.batches[name]}"
 
     def _see(self, process: BrokerProcess, queue: Queue, offset: int) -> Message:
-        log_offset = process.store.entry_at(*queue, offset)
+        log_offset = process.store.log_offset_of(*queue, offset)
         assert log_offset is not None, f"{queue} has nothing at {offset}"
         key = bytes(process.store.record_at(log_offset).body).split(b" ")[0].decode()
         self.seen[queue][offset] = key, log_offset
@@ -159,7 +159,7 @@ class Truth:
                 offset for offset in known if offset >= process.store.min_offset(*queue)
             ]:
                 key, log_offset = known[offset]
-                found = process.store.entry_at(*queue, offset) if offset < end else None
+                found = process.store.log_offset_of(*queue, offset) if offset < end else None
                 if found == log_offset:
                     body = bytes(process.store.record_at(found).body)
                     if body.split(b" ")[0].decode() == key:
@@ -177,7 +177,7 @@ class Truth:
             return
         assert isinstance(fields, CheckTransactionState)
         key, now_ms = fields.transaction_id or "", process.clock.now_ms()
-        half = process.broker.transactions.escrow.open.find(fields.tran_state_table_offset)
+        half = process.broker.transactions.coordinator.halves.find(fields.tran_state_table_offset)
         assert half is not None, f"asked about {key}, which is not open"
         assert key not in self.told, f"asked about {key}, which is {self.told.get(key)}"
         assert not self.count[key], f"asked about {key}, which is delivered"
@@ -198,8 +198,8 @@ class Truth:
         assert self.asked[key] <= ESCROW.checks_max, f"{key} was asked {self.asked[key]} times"
 
     def was_flushed(self, process: BrokerProcess) -> None:
-        if process.store.flushed > self.flushed:
-            self.flushed = process.store.flushed
+        if process.store.flushed_offset > self.flushed:
+            self.flushed = process.store.flushed_offset
             if self.flushed == process.store.end:
                 self.asked_safely = self.asked.copy()
 
@@ -207,15 +207,15 @@ class Truth:
 
     def judge_start(self, process: BrokerProcess) -> None:
         self.recount(process)
-        self.flushed = process.store.flushed
-        escrow = process.broker.transactions.escrow
+        self.flushed = process.store.flushed_offset
+        escrow = process.broker.transactions.coordinator
         for key, state in self.told.items():
             queue_offset = self.parked[key][0]
-            found = escrow.settled.state(queue_offset)
+            found = escrow.states.get(queue_offset)
             is_gone = queue_offset < process.store.min_offset(HALF_TOPIC, 0)
             now = "gone" if found is None else found.text
             assert is_gone or now == state, f"{key} was told {state}, and is {now} after a start"
-        for half in escrow.open:
+        for half in escrow.halves:
             key = half.key.decode()
             is_sure = key not in self.again and key not in self.unnoted
             low, high = self.asked_safely[key] if is_sure else 0, self.asked[key]
@@ -229,7 +229,7 @@ class Truth:
     # --- at rest ---------------------------------------------------------------------------------
 
     def judge_rest(self, process: BrokerProcess) -> None:
-        left = [half.key.decode() for half in process.broker.transactions.escrow.open]
+        left = [half.key.decode() for half in process.broker.transactions.coordinator.halves]
         assert not left, f"still open at rest: {left}"
         for key, message in self.messages.items():
             if message.transaction:
@@ -274,19 +274,19 @@ def _reopened(disk: FaultyDisk, process: BrokerProcess, unsure: set[str]) -> dic
 
 def picture(process: BrokerProcess, unsure: set[str]) -> dict[str, object]:
     """Everything that matters of an escrow, by name."""
-    escrow = process.broker.transactions.escrow
+    escrow = process.broker.transactions.coordinator
     found: dict[str, object] = {}
-    for half in escrow.open:
+    for half in escrow.halves:
         found[f"half {half.key.decode()}"] = (
             *(half.queue_offset, half.log_offset, half.size, half.topic, half.queue_id, half.group),
-            *(half.is_stranded, sorted(half.older), half.attempt),
+            *(half.is_stranded, sorted(half.previous_offsets), half.attempt),
         )
         if not half.is_stranded:
             found[f"checks {half.key.decode()}"] = half.checks
             found[f"time {half.key.decode()}"] = half.parked_ms
-    for queue_offset in range(process.store.min_offset(HALF_TOPIC, 0), escrow.settled.next):
-        state = escrow.settled.state(queue_offset)
-        if state is not None and state.is_settled:
+    for queue_offset in range(process.store.min_offset(HALF_TOPIC, 0), escrow.states.next_offset):
+        state = escrow.states.get(queue_offset)
+        if state is not None and state.is_decided:
             found[f"state {queue_offset}"] = state
     for writer in escrow.writers:
         found[f"writer {writer.name}"] = writer.fence, writer.batch, writer.winners

@@ -16,14 +16,14 @@ from random import Random
 
 from escrowmq.clock import ManualClock
 from escrowmq.errors import StoreError, StoreFailed, StoreFull
-from escrowmq.escrow.checks import EscrowRules
+from escrowmq.escrow.checks import CoordinatorRules
 from escrowmq.testing.disks import FaultyDisk, PowerCut, Survival
-from escrowmq.testing.network import CALM, End, Network, Weather
+from escrowmq.testing.network import NO_FAULTS, Endpoint, Network, NetworkFaults
 from tests.simulation.escrow_actors import Client, Consumer, Driver, How, Operator, Producer
 from tests.simulation.escrow_broker import ESCROW, BrokerProcess, Complaints
 from tests.simulation.escrow_truth import Place, Truth, judge_disk
 
-STORM = Weather(loss=0.08, duplication=0.08, lateness=0.15)
+STORM = NetworkFaults(loss=0.08, duplication=0.08, lateness=0.15)
 REST_STEPS = 1_500
 
 
@@ -47,8 +47,8 @@ class World:
         seed: int,
         *,
         producers: int = 2,
-        weather: Weather = CALM,
-        rules: EscrowRules = ESCROW,
+        weather: NetworkFaults = NO_FAULTS,
+        rules: CoordinatorRules = ESCROW,
         is_wild: bool = False,
     ) -> None:
         self.rng = Random(seed)
@@ -81,13 +81,13 @@ class World:
         self._names += 1
         return f"{of}-{self._names}"
 
-    def connect(self, client: Client) -> End | None:
+    def connect(self, client: Client) -> Endpoint | None:
         if self.process is None:
             return None
         process = self.process
         near, far = self.network.connect(client, process)
         process.lines[far] = None
-        far.posted = lambda code, fields: self.truth.posted(process, code, fields)
+        far.on_oneway = lambda code, fields: self.truth.posted(process, code, fields)
         return near
 
     def is_gone(self, place: Place) -> bool:
@@ -161,11 +161,11 @@ class World:
             raise AssertionError(f"it does not start: {error}") from error
         self.process = process
         self.starts += 1
-        cut_at, self.disk.cut_at = self.disk.cut_at, None
+        cut_at, self.disk.power_cut_at = self.disk.power_cut_at, None
         self.truth.judge_start(process)
         if self.judges_disk or self.cuts:
             judge_disk(process, self.truth.unnoted)
-        self.disk.cut_at = cut_at
+        self.disk.power_cut_at = cut_at
         self.consumer.rewind()
 
     def stop(self) -> None:
@@ -186,7 +186,7 @@ class World:
             self.truth.was_flushed(self.process)
         self.disk = self.disk.power_cut(self.rng, self.rng.choice(self.survivals))
         if self.is_wild and self.rng.random() < 0.2:
-            self.disk.cut_at = self.rng.randint(1, 40)  # and once more, while it starts
+            self.disk.power_cut_at = self.rng.randint(1, 40)  # and once more, while it starts
         self._gone()
 
     def _gone(self) -> None:
@@ -194,7 +194,7 @@ class World:
         self._starts_s = self.clock.elapsed_s() + self.rng.choice((0.01, 0.3))
         if process is not None:
             for end in list(process.lines):
-                self.network.cut(end)
+                self.network.disconnect(end)
 
     # --- what can happen -------------------------------------------------------------------------
 
@@ -224,9 +224,9 @@ class World:
         if happens(odds.broken_line):
             lines = [client.line for client in self.everybody if client.line is not None]
             if lines:
-                self.network.cut(rng.choice(lines))
+                self.network.disconnect(rng.choice(lines))
         if happens(odds.clock_jump):
-            self.clock.step_wall(ms=rng.choice((-5_000, -500, 500, 5_000, 90_000)))
+            self.clock.step_wall_clock(ms=rng.choice((-5_000, -500, 500, 5_000, 90_000)))
             self.truth.asked_ms.clear()
         if happens(odds.upkeep):
             self._look_after()
@@ -292,7 +292,7 @@ class World:
     def _fail_write(self, process: BrokerProcess) -> None:
         """In this turn, if it writes to the log and to nothing else."""
         disk, broker = self.disk, process.broker
-        if broker.topics.dirty or broker.groups.dirty:
+        if broker.topics.is_dirty or broker.groups.is_dirty:
             return
         calls = disk.calls
         disk.fail_at = calls + 1
@@ -311,22 +311,22 @@ class World:
             case "stop":
                 self.stop()
             case "cut":
-                self.disk.cut_at = self.disk.calls + self.rng.randint(1, 60)
+                self.disk.power_cut_at = self.disk.calls + self.rng.randint(1, 60)
 
     # --- its end ---------------------------------------------------------------------------------
 
     def rest(self) -> None:
         """Fair weather, everybody there, nothing new: all that is open comes to its end."""
-        self.network.weather = CALM
+        self.network.faults = NO_FAULTS
         self.is_wild = self.is_silent = self._write_fails = False
-        self.disk.cut_at = None
+        self.disk.power_cut_at = None
         for producer in self.producers:
             producer.is_alive = True
         for driver in self.drivers:
             driver.die()
         for writer in self._writers:  # whoever takes over ends what was left behind
             self.begin_writer(writer, batches=1)
-        self.clock.step_wall(ms=max(0, self._latest_ms - self.clock.now_ms()))
+        self.clock.step_wall_clock(ms=max(0, self._latest_ms - self.clock.now_ms()))
         self.truth.asked_ms.clear()
         for _ in range(REST_STEPS):
             self.step()
@@ -343,7 +343,7 @@ class World:
 
     def _is_quiet(self) -> bool:
         process = self.process
-        if process is None or len(process.broker.transactions.escrow.open):
+        if process is None or len(process.broker.transactions.coordinator.halves):
             return False
         if not all(client.is_idle for client in self.everybody if client.is_alive):
             return False
@@ -354,9 +354,9 @@ class World:
         if self.process is None:
             return "the broker does not run"
         halves = [
-            f"{half.key.decode()} stranded={half.is_stranded} deciding={half.is_deciding}"
-            f" why={half.why!r} checks={half.checks} due in {half.due_ms - self.clock.now_ms()}"
-            for half in self.process.broker.transactions.escrow.open
+            f"{half.key.decode()} stranded={half.is_stranded} deciding={half.is_being_decided}"
+            f" why={half.reason!r} checks={half.checks} due in {half.due_ms - self.clock.now_ms()}"
+            for half in self.process.broker.transactions.coordinator.halves
         ]
         errands = [
             f"{client.name}: {errand.code} {errand.fields}"
@@ -383,7 +383,7 @@ class World:
 def live(seed: int) -> World:
     """One random life, from its seed alone."""
     rng = Random(seed)
-    weather = rng.choice((CALM, STORM, Weather(loss=0.2, duplication=0.2, lateness=0.3)))
+    weather = rng.choice((NO_FAULTS, STORM, NetworkFaults(loss=0.2, duplication=0.2, lateness=0.3)))
     odds = Odds(
         crash=rng.choice((0.0, 0.02, 0.05)),
         death=rng.choice((0.0, 0.02)),

@@ -17,7 +17,7 @@ from random import Random
 from escrowmq.errors import StoreError, StoreFull
 from escrowmq.message.keys import encode_host
 from escrowmq.message.record import NewRecord
-from escrowmq.store.disk import Usage
+from escrowmq.store.disk import DiskUsage
 from escrowmq.store.retention import expire
 from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import MessageStore
@@ -26,10 +26,10 @@ from tests.support.stores import assert_clean
 
 HOST = encode_host("127.0.0.1", 10911)
 SETTINGS = StoreSettings(
-    segment_bytes=4096, queue_file_bytes=160, index_slots=7, index_entries=25, reserved_hours=1
+    segment_bytes=4096, queue_file_bytes=160, index_slots=7, index_entries=25, retention_hours=1
 )
 START_MS = 1_700_000_000_000
-FULL = Usage(total_bytes=100, free_bytes=13)  # past force_expire_ratio: the oldest must go
+FULL = DiskUsage(total_bytes=100, free_bytes=13)  # past force_expire_ratio: the oldest must go
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,13 @@ class StoreRun:
 
     def expire(self) -> None:
         assert self.store is not None
-        usage = [FULL, Usage(total_bytes=100, free_bytes=50)]
+        usage = [FULL, DiskUsage(total_bytes=100, free_bytes=50)]
         files = self.store.log_files()
-        if len(files) > 1 and files[1][0] <= self.store.checkpointed:
+        if len(files) > 1 and files[1][0] <= self.store.checkpointed_offset:
             # Counted before it happens: a crash in the middle may leave either.
             gone = sum(1 for _ in self.store.records(0, files[1][0]))
             self.expired += gone
-        expire(self.store, now_ms=self.now_ms, hour=12, usage=lambda: usage.pop(0))
+        expire(self.store, now_ms=self.now_ms, hour=12, read_usage=lambda: usage.pop(0))
 
     def close(self) -> None:
         assert self.store is not None
@@ -166,7 +166,7 @@ class StoreRun:
         """The store is open again: it holds what it must, and its parts agree."""
         store = self.store
         assert store is not None
-        assert store.recovery.damaged == []
+        assert store.recovery.damage == []
         found = [bytes(record.body) for record in store.records()]
         assert not self.refused & set(found)
         bodies = [sent.body for sent in self.everything]
@@ -201,7 +201,7 @@ class StoreRun:
                 answer = store.read(topic, queue_id, at, count_max=3)
                 assert answer.count, answer
                 read += bodies_in(answer.slices)
-                at = answer.next
+                at = answer.next_offset
             assert read == [body for number, body in places if number >= begin]
 
     def _judge_keys(self, store: MessageStore, begin: int) -> None:

@@ -83,7 +83,7 @@ def played(survival: Survival = "none", cut_at: int | None = None) -> World:
     """The scenario; from the cut on, what is left to do is to come to rest."""
     with World(SEED) as world:
         world.survivals = (survival,)
-        world.disk.cut_at = cut_at
+        world.disk.power_cut_at = cut_at
         world.judges_disk = cut_at is None  # up to the cut it is always the same
         for _ in scenario(world):
             if world.cuts:

@@ -17,14 +17,16 @@ def served(world: World) -> BrokerProcess:
 
 
 def only_half(world: World) -> Half:
-    [half] = served(world).broker.transactions.escrow.open
+    [half] = served(world).broker.transactions.coordinator.halves
     return half
 
 
 def append_again(world: World) -> None:
     """As if its log file had to go."""
     process = served(world)
-    process.broker.transactions.make_way(LogOffset(process.store.end), world.clock.now_ms())
+    process.broker.transactions.move_halves_below(
+        LogOffset(process.store.end), world.clock.now_ms()
+    )
     process.end_turn()
     process.flush()
 
@@ -53,7 +55,7 @@ def test_checks_from_before_it_was_appended_again_still_count() -> None:
     with World(1, producers=1) as world:
         key = a_forgotten_one(world, checks=2)
         append_again(world)
-        assert only_half(world).older
+        assert only_half(world).previous_offsets
         start_again(world)
         assert only_half(world).checks == world.truth.asked[key] == 2
         judge_disk(served(world))
@@ -89,8 +91,8 @@ def test_a_place_that_the_log_has_lost_still_leads_to_its_half() -> None:
             world.tend("finish_checkpoint")
             world.tend("expire")
         start_again(world)
-        escrow = served(world).broker.transactions.escrow
-        half = escrow.find(*place)
+        escrow = served(world).broker.transactions.coordinator
+        half = escrow.find_open(*place)
         assert half is not None
         assert half.key.decode() == key
 
@@ -111,8 +113,8 @@ def test_what_is_out_of_sight_does_not_expire() -> None:
         world.run(2)
         world.producers[0].begin(30, size=300)
         transactions = served(world).broker.transactions
-        while not transactions.escrow.unfinished:
+        while not transactions.coordinator.unfinished_decisions:
             world.step()
-        assert transactions.keep_from() == served(world).store.begin
+        assert transactions.oldest_needed_offset() == served(world).store.begin
         world.rest()
-        assert transactions.escrow.unfinished == set()
+        assert transactions.coordinator.unfinished_decisions == set()

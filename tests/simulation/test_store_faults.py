@@ -54,7 +54,7 @@ def test_every_call_fails_in_turn(error: type[StoreError], for_ever: bool, goes_
 def test_every_call_of_recovery_fails_in_turn() -> None:
     for call in itertools.count(1):
         first = StoreRun(Random(2), FaultyDisk(seed=call))
-        first.disk.cut_at = 230
+        first.disk.power_cut_at = 230
         with pytest.raises(BaseException, match=r".*"):
             first.scenario()
         disk = first.disk.power_cut(Random(3), "mixed")

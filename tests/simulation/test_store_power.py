@@ -26,7 +26,7 @@ LONG = "ESCROWMQ_SEEDS" in os.environ
 
 def cut_run(cut_at: int) -> tuple[StoreRun, bool]:
     """The fixed scenario, with the power cut at that call; whether it got through."""
-    run = StoreRun(Random(1), FaultyDisk(seed=cut_at, cut_at=cut_at))
+    run = StoreRun(Random(1), FaultyDisk(seed=cut_at, power_cut_at=cut_at))
     try:
         run.scenario()
     except PowerCut:
@@ -69,7 +69,7 @@ def test_power_cut_in_the_middle_of_recovery() -> None:
             break
         for second_cut in itertools.count(1):
             disk = run.disk.power_cut(Random(cut_at), "mixed")
-            disk.cut_at = second_cut
+            disk.power_cut_at = second_cut
             again = StoreRun(
                 Random(second_cut),
                 disk,
@@ -86,7 +86,7 @@ def test_power_cut_in_the_middle_of_recovery() -> None:
                 again.open()
                 again.judge()
             else:
-                disk.cut_at = None
+                disk.power_cut_at = None
                 again.judge()
                 break
 
@@ -107,7 +107,7 @@ def test_sealed_records_survive_a_drive_that_scrambles_sectors() -> None:
     # pass for zeros that were meant.
     for seed in range(SEEDS):
         try:
-            live_and_crash(seed, ("scrambled",), replace(SETTINGS, sealed=True))
+            live_and_crash(seed, ("scrambled",), replace(SETTINGS, append_crc=True))
         except AssertionError as error:
             raise AssertionError(f"SEED={seed}: {error}") from error
 
@@ -116,7 +116,7 @@ def live_and_crash(seed: int, survivals: tuple[Survival, ...], settings: StoreSe
     rng = Random(seed)
     run = StoreRun(rng, FaultyDisk(seed=seed), settings=settings)
     for _ in range(rng.randint(1, 5)):
-        run.disk.cut_at = run.disk.calls + rng.randint(1, 120)
+        run.disk.power_cut_at = run.disk.calls + rng.randint(1, 120)
         try:
             run.open()
             run.judge()

@@ -19,7 +19,7 @@ from escrowmq.remoting.codes import RequestCode
 from escrowmq.spark import exactly_once as write_sink
 from escrowmq.spark import writers as write_task
 from escrowmq.spark import writers as writer
-from escrowmq.spark.send_pipeline import Frame, Line
+from escrowmq.spark.send_pipeline import FrameParts, SendConnection
 
 DIRECTORY = "ESCROW_CRASH_DIRECTORY"
 FROZEN, THAWED = "frozen", "thawed"
@@ -128,13 +128,13 @@ def _begin_write(_batches: Any, _options: Any, _guarantee: Any, epoch: Any, _pla
 
 def _ask(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def hooked(line: Line, code: RequestCode, *rest: Any) -> Any:
+    def hooked(line: SendConnection, code: RequestCode, *rest: Any) -> Any:
         if code != RequestCode.DECIDE_BATCH:
             return original(line, code, *rest)
         reach("decide-before", _Here.epoch)
         send = line._send
 
-        def sent(frame: Frame) -> None:
+        def sent(frame: FrameParts) -> None:
             send(frame)
             reach("decide-sent", _Here.epoch)
 
@@ -156,10 +156,17 @@ def _begin_commit(_writer: Any, messages: Any, *_: Any) -> None:
 def install() -> None:
     """In this process, from now on."""
     around(writer, "write", _begin_write, lambda *args: reach("write-end", args[3].number))
-    registration = write_sink.Registration
+    registration = write_sink.SinkRegistration
     around(registration, "__init__", None, lambda *_: reach("write-registered", _Here.epoch))
-    around(write_task.Parker, "send", None, lambda *_: reach("write-parked-one", _Here.epoch))
-    around(write_task.Parker, "flush", None, lambda *_: reach("write-parked", _Here.epoch))
-    Line._ask_once = _ask(Line._ask_once)  # type: ignore[method-assign]
+    around(
+        write_task.TransactionalSender,
+        "send",
+        None,
+        lambda *_: reach("write-parked-one", _Here.epoch),
+    )
+    around(
+        write_task.TransactionalSender, "flush", None, lambda *_: reach("write-parked", _Here.epoch)
+    )
+    SendConnection._call_once = _ask(SendConnection._call_once)  # type: ignore[method-assign]
     commit_end: Callable[..., None] = lambda *_: reach("commit-end", _Here.epoch)  # noqa: E731
     around(writer.StreamWriter, "commit", _begin_commit, commit_end)

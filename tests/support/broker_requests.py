@@ -7,18 +7,18 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from escrowmq.broker.metadata import TopicRules
+from escrowmq.broker.metadata import TopicTableRules
 from escrowmq.message.keys import encode_host
 from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import StoredRecord
 from escrowmq.remoting.codes import JSON, RequestCode
 from escrowmq.remoting.headers import Header, PullMessage, SendMessage
-from escrowmq.remoting.requests import Body, Head, Request
+from escrowmq.remoting.requests import Body, Request, RequestHead
 from escrowmq.store.store import MessageStore
 from tests.interop.remoting import Answer
 from tests.support.stores import HOST
 
-RULES = TopicRules(cluster="DefaultCluster", broker_name="broker-a")
+RULES = TopicTableRules(cluster="DefaultCluster", broker_name="broker-a")
 VERSION = 401
 
 _opaques = itertools.count(1)
@@ -41,7 +41,7 @@ class FakeLine:
     def write_pieces(self, pieces: Sequence[Body]) -> None:
         self._written += b"".join(pieces)
 
-    def post(self, code: int, fields: Header, body: Body = b"") -> bool:
+    def send_oneway(self, code: int, fields: Header, body: Body = b"") -> bool:
         if self.is_open:
             self.posted.append((code, fields, bytes(body)))
         return self.is_open
@@ -67,7 +67,7 @@ class FakeLine:
 def ask(
     code: int, fields: Header, body: bytes = b"", *, flag: int = 0, version: int = VERSION
 ) -> Request[Any]:
-    head = Head(code=code, opaque=next(_opaques), flag=flag, version=version, fields=fields)
+    head = RequestHead(code=code, opaque=next(_opaques), flag=flag, version=version, fields=fields)
     return Request(head, body, JSON)
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from escrowmq.store.check import Report
+from escrowmq.store.check import CheckReport
 from escrowmq.store.settings import StoreSettings
 from tests.interop.remoting import RESPONSE, Answer, Client
 from tests.support.stores import assert_clean
@@ -265,7 +265,7 @@ class Served:
         finally:
             self._process.send_signal(signal.SIGCONT)
 
-    def assert_clean(self) -> Report:
+    def assert_clean(self) -> CheckReport:
         """Once it is stopped: nothing is damaged, and nobody holds the directory."""
         assert self._process is None, "it still runs"
         return assert_clean(self.data, SETTINGS)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from escrowmq import Consumer, Message, Producer, PullConsumer
-from escrowmq.client.messages import Queue
+from escrowmq.client.messages import MessageQueue
 from escrowmq.errors import NoRoute
 
 WAIT_S = 60.0
@@ -39,7 +39,7 @@ async def send(
         async with asyncio.timeout(WAIT_S):
             while True:  # RocketMQ makes a topic known a moment after its first message
                 with contextlib.suppress(NoRoute):
-                    await producer._routes.of(topic, fresh=True)
+                    await producer._routes.get(topic, fresh=True)
                     break
                 await asyncio.sleep(0.05)
 
@@ -47,8 +47,8 @@ async def send(
 async def send_to(broker: Broker, topic: str, queue_id: int, *bodies: bytes) -> None:
     """To one queue of a topic that is there."""
     async with Producer(broker.namesrv_address, group="p") as producer:
-        route = await producer._routes.of(topic)
-        queue = next(queue for queue in route.writable if queue.queue_id == queue_id)
+        route = await producer._routes.get(topic)
+        queue = next(queue for queue in route.writable_queues if queue.queue_id == queue_id)
         for body in bodies:
             await producer.send(Message(topic, body), queue=queue)
 
@@ -61,10 +61,12 @@ async def receive(consumer: Consumer, count: int) -> list[bytes]:
 async def caught_up(broker: Broker, consumer: Consumer, topic: str) -> None:
     """Until it is done with everything that is in the topic now."""
     async with PullConsumer(broker.namesrv_address, group="looks-on") as puller:
-        ends = {queue: await puller.latest(queue) for queue in await puller.queues(topic)}
-    pulls = consumer._member.pulls
+        ends = {queue: await puller.latest_offset(queue) for queue in await puller.queues(topic)}
+    pulls = consumer._rebalancer.fetchers
     await until(
-        lambda: all(queue in pulls and pulls[queue].position == end for queue, end in ends.items())
+        lambda: all(
+            queue in pulls and pulls[queue].commit_offset == end for queue, end in ends.items()
+        )
     )
 
 
@@ -72,5 +74,5 @@ def numbered(count: int, prefix: str = "") -> list[bytes]:
     return [f"{prefix}{number:03}".encode() for number in range(count)]
 
 
-def of_topic(queues: Iterable[Queue], topic: str) -> set[Queue]:
+def of_topic(queues: Iterable[MessageQueue], topic: str) -> set[MessageQueue]:
     return {queue for queue in queues if queue.topic == topic}

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 from escrowmq.broker.broker import Broker, BrokerRules
 from escrowmq.broker.processors.send import SendRules
 from escrowmq.broker.transactions.end import TransactionRules
-from escrowmq.escrow.checks import EscrowRules
-from escrowmq.message.keys import UniqueKeys, decode_offset_id
+from escrowmq.escrow.checks import CoordinatorRules
+from escrowmq.message.keys import UniqueKeyGenerator, decode_offset_id
 from escrowmq.message.names import HALF_TOPIC, OP_TOPIC
 from escrowmq.message.properties import encode_properties
 from escrowmq.message.record import LogOffset, StoredRecord, decode_record
 from escrowmq.remoting.bodies import (
     BatchWinners,
-    HalfPlaces,
+    HalfPositions,
     Heartbeat,
     ProducerEntry,
     WinningAttempt,
@@ -39,10 +39,10 @@ from escrowmq.remoting.headers import (
     Header,
     RegisterWriter,
     UnregisterClient,
-    WriterName,
+    WriterHeader,
 )
 from escrowmq.remoting.requests import Request
-from escrowmq.store.commit_log import Flush
+from escrowmq.store.commit_log import LogFlush
 from escrowmq.store.config_files import TopicConfig
 from escrowmq.store.settings import StoreSettings
 from escrowmq.store.status import PutStatus
@@ -63,7 +63,7 @@ SETTINGS = StoreSettings(
     index_entries=2000,
     message_bytes_max=1 << 19,
 )
-ESCROW = EscrowRules(immunity_ms=6_000, interval_ms=30_000, checks_max=3)
+ESCROW = CoordinatorRules(immunity_ms=6_000, interval_ms=30_000, checks_max=3)
 
 
 class Place(NamedTuple):
@@ -81,7 +81,7 @@ class EscrowBench:
         disk: FaultyDisk | None = None,
         *,
         settings: StoreSettings = SETTINGS,
-        rules: EscrowRules = ESCROW,
+        rules: CoordinatorRules = ESCROW,
         now_ms: int = NOW_MS,
         sync: bool = False,
     ) -> None:
@@ -96,13 +96,13 @@ class EscrowBench:
             BrokerRules(
                 topics=RULES,
                 sends=SendRules(cluster="C", store_host=HOST, message_bytes_max=1 << 19),
-                transactions=TransactionRules(escrow=rules),
+                transactions=TransactionRules(coordinator=rules),
             ),
-            UniqueKeys(address="127.0.0.1", process_id=1, salt=2),
+            UniqueKeyGenerator(address="127.0.0.1", process_id=1, salt=2),
             when_flushed=self._when_flushed if sync else None,
         )
-        self.escrow = self.broker.transactions.escrow
-        self.checks = self.broker.transactions.checks
+        self.escrow = self.broker.transactions.coordinator
+        self.checks = self.broker.transactions.checker
         self.line = FakeLine("sender")
         if self.broker.topics.find("T") is None:
             topic = TopicConfig(topic_name="T", read_queue_nums=QUEUES, write_queue_nums=QUEUES)
@@ -112,7 +112,7 @@ class EscrowBench:
     # --- time and durability ---------------------------------------------------------------------
 
     def _when_flushed(self, end: int, tell: Callable[[PutStatus], None]) -> None:
-        if end <= self.store.flushed:
+        if end <= self.store.flushed_offset:
             tell(PutStatus.PUT_OK)
         else:
             self._waiting.append((end, tell))
@@ -120,7 +120,7 @@ class EscrowBench:
     def flush(self, status: PutStatus = PutStatus.PUT_OK) -> None:
         self.finish(self.store.begin_flush(), status)
 
-    def finish(self, flush: Flush, status: PutStatus = PutStatus.PUT_OK) -> None:
+    def finish(self, flush: LogFlush, status: PutStatus = PutStatus.PUT_OK) -> None:
         flush.run()
         flushed = self.store.finish_flush(flush)
         told = [tell for end, tell in self._waiting if end <= flushed]
@@ -150,7 +150,7 @@ class EscrowBench:
         """As `escrowmq serve` stops and starts."""
         self.flush()
         self.broker.save()
-        self.broker.transactions.save(at_once=True)
+        self.broker.transactions.save(force=True)
         self.store.close()
         return self.again(self.disk)
 
@@ -185,12 +185,12 @@ class EscrowBench:
         if end >= self.store.end:
             return False
         transactions = self.broker.transactions
-        keep_from = transactions.keep_from()
+        keep_from = transactions.oldest_needed_offset()
         if keep_from is not None and keep_from < end:
-            transactions.make_way(end, self.now_ms)
+            transactions.move_halves_below(end, self.now_ms)
             self.turn()
             self.store.checkpoint()
-            keep_from = transactions.keep_from()
+            keep_from = transactions.oldest_needed_offset()
         if keep_from is not None and keep_from < end:
             return False
         self.store.remove_oldest_file()
@@ -228,7 +228,7 @@ class EscrowBench:
 
     def leave(self, line: FakeLine) -> None:
         line.is_open = False
-        self.broker.line_closed(line)
+        self.broker.channel_closed(line)
 
     # --- what is so ------------------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ class EscrowBench:
                 record = decode_record(data, place, LogOffset(own_offset))
                 found.append(record)
                 place += record.size
-            at = read.next
+            at = read.next_offset
 
     def bodies(self, topic: str = "T", queue_id: int = 0) -> list[bytes]:
         return [bytes(record.body) for record in self.messages(topic, queue_id)]
@@ -258,10 +258,10 @@ class EscrowBench:
 
     def state_in_memory(self, place: tuple[int, int]) -> str:
         """The same without a turn."""
-        half = self.escrow.find(*place)
+        half = self.escrow.find_open(*place)
         if half is not None:
             return "stranded" if half.is_stranded else "open"
-        state = self.escrow.settled.state(place[0])
+        state = self.escrow.states.get(place[0])
         return "none" if state is None else state.text
 
     def cursors(self) -> tuple[int, int]:
@@ -305,7 +305,7 @@ def an_end_of_many(
     places: list[tuple[int, int]], verdict: int, *, group: str = "p"
 ) -> Request[Any]:
     fields = EndTransactions(producer_group=group, commit_or_rollback=verdict)
-    return ask(RequestCode.END_TRANSACTIONS, fields, encode_body(HalfPlaces(halves=places)))
+    return ask(RequestCode.END_TRANSACTIONS, fields, encode_body(HalfPositions(halves=places)))
 
 
 def a_registration(writer: str = "w") -> Request[Any]:
@@ -313,7 +313,7 @@ def a_registration(writer: str = "w") -> Request[Any]:
 
 
 def a_writer_query(writer: str = "w") -> Request[Any]:
-    return ask(RequestCode.QUERY_WRITER, WriterName(writer=writer))
+    return ask(RequestCode.QUERY_WRITER, WriterHeader(writer=writer))
 
 
 def a_batch_decision(

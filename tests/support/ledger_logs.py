@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from escrowmq.escrow.records import Step, half_of, journal_of, op_of
+from escrowmq.escrow.records import JournalEntry, make_half, make_journal_record, make_op
 from escrowmq.message.keys import encode_host
 from escrowmq.message.record import (
     BLANK,
@@ -21,7 +21,7 @@ from escrowmq.message.record import (
     encode_blank,
     encode_record,
 )
-from escrowmq.message.transaction import State
+from escrowmq.message.transaction import TransactionState
 
 if TYPE_CHECKING:
     from tests.support.ledgers import Life
@@ -31,9 +31,9 @@ PEER: Final = "127.0.0.1:5000"
 _BORN: Final = encode_host("127.0.0.1", 5000)
 _HOST: Final = encode_host("127.0.0.1", 10911)
 _STATES: Final = {
-    "committed": State.COMMITTED,
-    "rolled_back": State.ROLLED_BACK,
-    "stranded": State.STRANDED,
+    "committed": TransactionState.COMMITTED,
+    "rolled_back": TransactionState.ROLLED_BACK,
+    "stranded": TransactionState.STRANDED,
 }
 
 
@@ -52,15 +52,15 @@ class LifeLog:
     def add(self, life: Life) -> None:
         offsets = range(self._halves, self._halves + len(life.ids))
         places = [
-            self._append(half_of(_message(life, number)), offset, life.at_ms)
+            self._append(make_half(_message(life, number)), offset, life.at_ms)
             for number, offset in enumerate(offsets)
         ]
         self._halves = offsets.stop
         for number in range(1, life.checks + 1):
             at_ms = life.at_ms + 2000 * number
             for offset in offsets:
-                step = Step(offset, "asked", number, PEER)
-                self._append(journal_of(step, now_ms=at_ms), self._next(), at_ms)
+                step = JournalEntry(offset, "asked", number, PEER)
+                self._append(make_journal_record(step, now_ms=at_ms), self._next(), at_ms)
         if life.outcome == "open":
             return
         at_ms = life.at_ms + life.latency_ms
@@ -70,7 +70,7 @@ class LifeLog:
             self._append(record, final.queue_offset, at_ms + 1)
         by = "check" if life.checks else "producer"
         for offset in offsets:
-            op = op_of(offset, _STATES[life.outcome], by, host=_BORN, now_ms=at_ms)
+            op = make_op(offset, _STATES[life.outcome], by, born_host=_BORN, now_ms=at_ms)
             self._append(op, self._next(), at_ms)
 
     def _next(self) -> int:

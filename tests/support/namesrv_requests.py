@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from escrowmq.namesrv.name_server import NameServer
-from escrowmq.namesrv.registration import Ask, BrokerCard, register
+from escrowmq.namesrv.registration import (
+    BrokerDescription,
+    RegistrationRequest,
+    registration_request,
+)
 from escrowmq.remoting import responses as answers
 from escrowmq.remoting.bodies import DataVersion, JsonBody, TopicConfig, decode_body
 from escrowmq.remoting.codes import FLAG_ONEWAY, JSON, VERSION
 from escrowmq.remoting.command import Command, decode_command, encode_command
-from escrowmq.remoting.connection import Connection, Refused
+from escrowmq.remoting.connection import Connection, InvalidRequest
 from escrowmq.remoting.frame import FrameReader, encode_frame
 from escrowmq.remoting.headers import Header, encode_header
 from escrowmq.remoting.requests import Request
@@ -21,9 +25,9 @@ J = TypeVar("J", bound=JsonBody)
 
 NOW = 1_700_000_000_000
 
-A = BrokerCard(cluster="c", name="a", address="10.0.0.1:10911", ha_address="10.0.0.1:10912")
-B = BrokerCard(cluster="c", name="b", address="10.0.0.2:10911", ha_address="10.0.0.2:10912")
-SLAVE = BrokerCard(
+A = BrokerDescription(cluster="c", name="a", address="10.0.0.1:10911", ha_address="10.0.0.1:10912")
+B = BrokerDescription(cluster="c", name="b", address="10.0.0.2:10911", ha_address="10.0.0.2:10912")
+SLAVE = BrokerDescription(
     cluster="c", name="a", address="10.0.0.3:10911", ha_address="10.0.0.3:10912", broker_id=1
 )
 
@@ -94,8 +98,8 @@ class Desk:
         match event:
             case Request():
                 return self.server.handle(event, self.line, now_ms=self.now_ms)
-            case Refused(request=request, error=error):
-                return answers.refuse(request, error)
+            case InvalidRequest(request=request, error=error):
+                return answers.encode_error(request, error)
         raise AssertionError(event)
 
     def ask(
@@ -115,16 +119,16 @@ class Desk:
         assert command.opaque == 7
         return Heard(command, bytes(frame.body))
 
-    def make(self, ask: Ask) -> Heard:
+    def make(self, ask: RegistrationRequest) -> Heard:
         return self.ask(ask.code, ask.fields, ask.body)
 
-    def post(self, ask: Ask) -> bytes:
+    def post(self, ask: RegistrationRequest) -> bytes:
         return self.send(ask.code, ask.fields, ask.body, flag=FLAG_ONEWAY)
 
     def register(
-        self, broker: BrokerCard, *topics: TopicConfig, counter: int = 1, state: int = 0
+        self, broker: BrokerDescription, *topics: TopicConfig, counter: int = 1, state: int = 0
     ) -> Heard:
-        return self.make(register(broker, topics, version(counter, state=state)))
+        return self.make(registration_request(broker, topics, version(counter, state=state)))
 
 
 def everything(server: NameServer) -> object:
@@ -135,6 +139,6 @@ def everything(server: NameServer) -> object:
         routes.brokers(),
         {name: routes.route(name) for name in routes.topics()},
         routes.address_count,
-        server.settings.dump(),
-        server.settings.revision,
+        server.kv_config.dump(),
+        server.kv_config.revision,
     )

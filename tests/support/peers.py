@@ -21,7 +21,7 @@ from escrowmq.remoting.bodies import BrokerRoute, ClusterInfo, QueueRoute, Topic
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.connection import Connection
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import SendAnswers, answer, succeed
+from escrowmq.remoting.responses import SendResponseEncoder, encode_response, encode_success
 
 OURS = range(3701, 3720)
 SENDS = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
@@ -42,7 +42,7 @@ class Peer:
         self.is_listed = True
         self.address = ""
         self._offset = 0
-        self._sent = SendAnswers(store_host=encode_host("127.0.0.1", 1))
+        self._sent = SendResponseEncoder(store_host=encode_host("127.0.0.1", 1))
 
     def asked(self, *codes: int) -> list[Request[Any]]:
         return [request for request in self.requests if request.head.code in codes]
@@ -51,7 +51,7 @@ class Peer:
         """As if it were stored; `code` says how safely."""
         self._offset += 100
         queue_id = request.head.fields.queue_id
-        return self._sent.sent(request, self._offset, queue_id, self._offset // 100, code)
+        return self._sent.encode(request, self._offset, queue_id, self._offset // 100, code)
 
     def handle(self, request: Request[Any]) -> bytes | None:
         self.requests.append(request)
@@ -61,8 +61,8 @@ class Peer:
         if code in SENDS:
             return self.sent(request)
         if code in OURS:
-            return answer(request, code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
-        return succeed(request)
+            return encode_response(request, code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+        return encode_success(request)
 
 
 class _Line(asyncio.Protocol):
@@ -123,7 +123,9 @@ class Peers:
         if self.is_silent:
             return None
         if request.head.code == RequestCode.GET_BROKER_CLUSTER_INFO:
-            return answer(request, body=encode_body(ClusterInfo(broker_addr_table=self._brokers())))
+            return encode_response(
+                request, body=encode_body(ClusterInfo(broker_addr_table=self._brokers()))
+            )
         self.asked_for_routes += 1
         listed = [peer for peer in self._peers.values() if peer.is_listed]
         queues = [
@@ -136,7 +138,7 @@ class Peers:
             for peer in listed
         ]
         brokers = list(self._brokers().values())
-        return answer(
+        return encode_response(
             request, body=encode_body(TopicRoute(queue_datas=queues, broker_datas=brokers))
         )
 
@@ -149,7 +151,7 @@ class Peers:
 
 
 def refusing(code: int, remark: str = "no") -> Answering:
-    return lambda request: answer(request, code=code, remark=remark)
+    return lambda request: encode_response(request, code=code, remark=remark)
 
 
 def silent(request: Request[Any]) -> None:

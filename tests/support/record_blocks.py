@@ -16,4 +16,4 @@ def block(records: Sequence[NewRecord], *, first: int = 0, store_host: bytes = H
     data = b""
     for number, record in enumerate(records):
         data += encode_record(record, first + number, 1000 + len(data), NOW_MS + number, store_host)
-    return Records.all_of(np.frombuffer(data, np.uint8))
+    return Records.from_buffer(np.frombuffer(data, np.uint8))

@@ -21,7 +21,7 @@ bodies = st.binary(max_size=40)
 a_few = settings(max_examples=max(settings().max_examples // 6, 10))
 
 header_kinds = sorted(
-    {kind for pair in REQUESTS.values() for kind in (pair.request, pair.answer)},
+    {kind for pair in REQUESTS.values() for kind in (pair.request, pair.response)},
     key=lambda kind: kind.__name__,
 )
 

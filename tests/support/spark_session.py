@@ -21,7 +21,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from escrowmq.errors import PipelineFailed, SparkMissing
+from escrowmq.errors import PipelineFailed, SparkNotAvailable
 from escrowmq.spark import local_session
 from escrowmq.spark.data_source import check_java
 
@@ -83,7 +83,7 @@ def need_java() -> None:
     """Or skip the test."""
     try:
         check_java()
-    except SparkMissing as error:
+    except SparkNotAvailable as error:
         pytest.skip(str(error))
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from escrowmq.spark.writers import Written, stream_writer
+from escrowmq.spark.writers import TaskResult, stream_writer
 
 BODY = StructType().add("body", "string")
 
@@ -27,7 +27,7 @@ class Query:
 
     def task(
         self, run: str, epoch: int, rows: Iterable[str], *, partition: int = 0, attempt: int = 0
-    ) -> Written:
+    ) -> TaskResult:
         context = TaskContext._getOrCreate()
         context._partitionId, context._taskAttemptId = partition, attempt
         context._localProperties = {
@@ -40,13 +40,13 @@ class Query:
             written = self.writer().write(iter([batch]))
         finally:
             TaskContext._setTaskContext(None)
-        assert isinstance(written, Written)
+        assert isinstance(written, TaskResult)
         return written
 
-    def commit(self, epoch: int, *messages: Written | None) -> None:
+    def commit(self, epoch: int, *messages: TaskResult | None) -> None:
         self.writer().commit(list(messages), epoch)
 
-    def abort(self, epoch: int, *messages: Written | None) -> None:
+    def abort(self, epoch: int, *messages: TaskResult | None) -> None:
         self.writer().abort(list(messages), epoch)
 
 

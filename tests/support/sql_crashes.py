@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from escrowmq import Message, blocking
-from escrowmq.client.producer.transaction import Outcome
+from escrowmq.client.producer.transaction import TransactionOutcome
 from escrowmq.message.transaction import Verdict
 from escrowmq.sql import Escrow
 from tests.support.sql_bank import transfers
@@ -83,7 +83,7 @@ def watch(engine: Any, reach: Any) -> None:
 
     end = blocking.Transaction.end
 
-    def watched(self: blocking.Transaction, verdict: Verdict) -> Outcome:
+    def watched(self: blocking.Transaction, verdict: Verdict) -> TransactionOutcome:
         reach(BEFORE_END)
         return end(self, verdict)
 

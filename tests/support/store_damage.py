@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from escrowmq.message.record import StoredRecord
-from escrowmq.store.check import Finding, Report, Severity
+from escrowmq.store.check import CheckReport, Finding, Severity
 from escrowmq.store.disk import RealDisk
-from escrowmq.store.log_files import BadPlace, LogFiles
+from escrowmq.store.log_files import DamagedRange, LogFiles
 from tests.support.stores import TINY, examine, fill, open_store
 
 RECORDS = 60
@@ -26,7 +26,7 @@ def make(path: Path, *, killed: bool = False) -> Path:
 
 
 def records(store: Path) -> list[StoredRecord]:
-    return [met for met in LogFiles(RealDisk(store)).walk() if not isinstance(met, BadPlace)]
+    return [met for met in LogFiles(RealDisk(store)).scan() if not isinstance(met, DamagedRange)]
 
 
 def log_end(store: Path) -> int:
@@ -52,11 +52,11 @@ def flip(old: bytes) -> bytes:
     return bytes([old[0] ^ 1])
 
 
-def damage(report: Report) -> list[Finding]:
+def damage(report: CheckReport) -> list[Finding]:
     return [finding for finding in report.findings if finding.severity is Severity.DAMAGE]
 
 
-def notes(report: Report) -> list[Finding]:
+def notes(report: CheckReport) -> list[Finding]:
     return [finding for finding in report.findings if finding.severity is Severity.NOTE]
 
 

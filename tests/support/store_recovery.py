@@ -82,7 +82,7 @@ def check_life(
     store.close()
     assert_clean(root, settings)
     again = reopen(root, settings)
-    assert again.recovery.clean
+    assert again.recovery.was_clean
     assert again.recovery.records == 0
     bodies = [bytes(record.body) for record in again.find_by_key("T1", "k1001")]
     assert bodies == [sample(1001).body]
@@ -129,5 +129,5 @@ def read_all(store: MessageStore, queue: tuple[str, int], at: int) -> list[tuple
             offset = int.from_bytes(data[20:28], "big")
             assert offset == at
             served.append((offset, bytes(data[88 : 88 + length])))
-        at = found.next
+        at = found.next_offset
     return served

@@ -9,7 +9,7 @@ from typing import Any
 from escrowmq.message.keys import encode_host
 from escrowmq.message.properties import encode_properties
 from escrowmq.message.record import NewRecord
-from escrowmq.store.check import Report, Severity, check_store
+from escrowmq.store.check import CheckReport, Severity, check_store
 from escrowmq.store.disk import Disk, RealDisk
 from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import MessageStore
@@ -58,12 +58,14 @@ def fill(store: MessageStore, numbers: Iterable[int], *, batch: int = 3) -> None
         store.append([sample(number) for number in part], now_ms=NOW_MS + part[0])
 
 
-def examine(store: Disk | str | os.PathLike[str], settings: StoreSettings = TINY) -> Report:
+def examine(store: Disk | str | os.PathLike[str], settings: StoreSettings = TINY) -> CheckReport:
     disk = RealDisk(store) if isinstance(store, str | os.PathLike) else store
     return check_store(disk, settings)
 
 
-def assert_clean(store: Disk | str | os.PathLike[str], settings: StoreSettings = TINY) -> Report:
+def assert_clean(
+    store: Disk | str | os.PathLike[str], settings: StoreSettings = TINY
+) -> CheckReport:
     """Nothing that was written is missing or wrong. To be asked at the end of a store test."""
     report = examine(store, settings)
     damage = [f for f in report.findings if f.severity is Severity.DAMAGE]

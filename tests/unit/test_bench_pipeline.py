@@ -49,7 +49,7 @@ def test_the_log_has_what_a_broker_would_have_written(tmp_path: Path) -> None:
     settled = [
         op for record in found if record.topic == names.OP_TOPIC if (op := decode_op(record))
     ]
-    assert len({op.halves[0] for op in settled}) == COUNT - 2
+    assert len({op.half_offsets[0] for op in settled}) == COUNT - 2
 
 
 def test_the_books_lack_what_was_planted(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from escrowmq.broker.broker import Broker, BrokerRules
 from escrowmq.broker.processors.send import SendRules
 from escrowmq.clock import ManualClock, SteadyClock
-from escrowmq.message.keys import UniqueKeys
+from escrowmq.message.keys import UniqueKeyGenerator
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import NoFields
 from escrowmq.testing.disks import MemoryDisk
@@ -28,7 +28,7 @@ def test_a_jump_is_followed_by_a_tenth_of_the_time_that_passes(jump_ms: int) -> 
     steady = SteadyClock(clock)
     clock.advance(ms=1000)
     assert steady.now_ms() == NOW_MS + 1000
-    clock.step_wall(ms=jump_ms)
+    clock.step_wall_clock(ms=jump_ms)
     assert steady.now_ms() == NOW_MS + 1000
     clock.advance(ms=10_000)
     assert steady.now_ms() == NOW_MS + 11_000 + (1000 if jump_ms > 0 else -1000)
@@ -38,7 +38,7 @@ def test_a_jump_is_followed_by_a_tenth_of_the_time_that_passes(jump_ms: int) -> 
 def test_it_is_wall_time_again_in_the_end_and_never_runs_backwards(jump_ms: int) -> None:
     clock = ManualClock(NOW_MS)
     steady = SteadyClock(clock)
-    clock.step_wall(ms=jump_ms)
+    clock.step_wall_clock(ms=jump_ms)
     before_ms = steady.now_ms()
     for _ in range(60):
         clock.advance(ms=HOUR_MS)
@@ -64,7 +64,7 @@ class Bench:
             disk,
             self.store,
             BrokerRules(topics=RULES, sends=SendRules(cluster="C", store_host=HOST)),
-            UniqueKeys(address="127.0.0.1", process_id=1, salt=2),
+            UniqueKeyGenerator(address="127.0.0.1", process_id=1, salt=2),
             wall_ms=lambda now_ms: self.clock.now_ms(),
         )
         self.line = FakeLine()
@@ -97,7 +97,7 @@ def test_no_member_is_gone_and_no_pull_waits_longer_because_of_a_jump(jump_ms: i
     bench.turn(a_heartbeat(), a_send(body=b"x"))
     bench.line.answers()
     bench.turn(a_pull(queue_offset=1, suspend_timeout_millis=15_000, sys_flag=6))
-    bench.clock.step_wall(ms=jump_ms)
+    bench.clock.step_wall_clock(ms=jump_ms)
     bench.wait(11_000)
     assert bench.broker.consumers.member_ids("g") == ["c"]
     assert bench.line.answers() == []
@@ -110,7 +110,7 @@ def test_no_member_is_gone_and_no_pull_waits_longer_because_of_a_jump(jump_ms: i
 def test_a_level_is_waited_for_and_no_longer_if_the_wall_is_set_back() -> None:
     bench = Bench()
     bench.turn(a_send(body=b"before", properties="DELAY\x012\x02"))  # 5 s
-    bench.clock.step_wall(ms=-5 * HOUR_MS)
+    bench.clock.step_wall_clock(ms=-5 * HOUR_MS)
     bench.turn(a_send(body=b"after", properties="DELAY\x012\x02"))
     bench.wait(4_000)
     assert bodies(bench.store, "T") == []
@@ -129,7 +129,7 @@ def test_a_timer_follows_the_wall() -> None:
     bench.turn(a_send(body=b"timed", properties=f"TIMER_DELIVER_MS\x01{due_ms}\x02"))
     bench.wait(1_000)
     assert bodies(bench.store, "T") == []
-    bench.clock.step_wall(ms=2 * HOUR_MS)
+    bench.clock.step_wall_clock(ms=2 * HOUR_MS)
     bench.wait(1_000)
     assert bodies(bench.store, "T") == [b"timed"]
 
@@ -139,11 +139,11 @@ def test_a_transaction_is_neither_asked_about_nor_stranded_because_of_a_jump() -
     steady = SteadyClock(clock)
     bench = EscrowBench()
     bench.park("k")
-    clock.step_wall(ms=100 * 24 * HOUR_MS)
+    clock.step_wall_clock(ms=100 * 24 * HOUR_MS)
     clock.advance(ms=1_000)
     bench.broker.tick(steady.now_ms())
-    assert bench.broker.transactions.checks.counts.sent == 0
+    assert bench.broker.transactions.checker.counters.sent == 0
     clock.advance(ms=6_000)
     bench.broker.tick(steady.now_ms())
-    assert bench.broker.transactions.checks.counts.sent == 1
-    assert bench.broker.transactions.escrow.counts.stranded == 0
+    assert bench.broker.transactions.checker.counters.sent == 1
+    assert bench.broker.transactions.coordinator.counters.stranded == 0

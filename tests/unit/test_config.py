@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.cli.commands.config import as_json, example_lines, markdown_lines, text_lines
+from escrowmq.cli.commands.config import example_lines, markdown_lines, setting_json, setting_lines
 from escrowmq.cli.commands.serve import role_warnings
 from escrowmq.config import (
     SETTINGS,
@@ -21,8 +21,8 @@ from escrowmq.config import (
     StoreConfig,
 )
 from escrowmq.config.loading import GROUPS
-from escrowmq.config.properties_file import Property, read_properties
-from escrowmq.config.rocketmq_keys import FORMER_KEYS, ROCKETMQ_KEYS
+from escrowmq.config.properties_file import FileProperty, read_properties
+from escrowmq.config.rocketmq_keys import OBSOLETE_KEYS, ROCKETMQ_KEYS
 from escrowmq.errors import ConfigError
 
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -110,7 +110,7 @@ def test_access_control_needs_its_accounts(tmp_path: Path, key: str) -> None:
     with pytest.raises(ConfigError, match="escrowAclFile must name"):
         Config.resolve(written(tmp_path, f"{key}=true"))
     config = Config.resolve(written(tmp_path, f"{key}=true\nescrowAclFile=acl.yml")).config
-    assert config.security.checks_access
+    assert config.security.is_acl_on
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_a_secret_is_read_and_never_shown(tmp_path: Path) -> None:
     assert resolved.config.security.tls_key_password.reveal() == SECRET
     assert SECRET not in repr(resolved)
     for entry in resolved.entries():
-        assert SECRET not in f"{as_json(entry)}{entry!r}{entry.text}"
-    assert SECRET not in "".join(text_lines(resolved.entries()))
+        assert SECRET not in f"{setting_json(entry)}{entry!r}{entry.text}"
+    assert SECRET not in "".join(setting_lines(resolved.entries()))
 
 
 def test_a_wrong_secret_is_not_repeated(tmp_path: Path) -> None:
@@ -180,24 +180,26 @@ def test_a_later_source_wins(conf: Path) -> None:
 
 
 def test_metrics_are_off_until_somebody_asks_for_them(tmp_path: Path) -> None:
-    assert not Config().metrics.is_on
-    assert not Config.resolve(written(tmp_path, "metricsPromExporterPort=1")).config.metrics.is_on
+    assert not Config().metrics.is_enabled
+    assert not Config.resolve(
+        written(tmp_path, "metricsPromExporterPort=1")
+    ).config.metrics.is_enabled
     prometheus = written(tmp_path, "metricsExporterType=prom\nmetricsPromExporterHost=0.0.0.0")
     metrics = Config.resolve(prometheus).config.metrics
-    assert (metrics.is_on, metrics.metrics_port) == (True, 5557)
+    assert (metrics.is_enabled, metrics.metrics_port) == (True, 5557)
     assert metrics.metrics_address == "0.0.0.0"
     environment = {"ESCROWMQ_METRICS_EXPORTER_TYPE": "PROM"}
-    assert Config.resolve(None, environment).config.metrics.is_on
+    assert Config.resolve(None, environment).config.metrics.is_enabled
     assert "only Prometheus is served" in refused(None, ESCROWMQ_METRICS_EXPORTER_TYPE="LOG")
 
 
 def test_the_flag_for_metrics_wins_over_the_file(tmp_path: Path) -> None:
     off = written(tmp_path, "metricsExporterType=DISABLE\nmetricsPromExporterPort=1")
     resolved = Config.resolve(off, {}, {"--metrics-port": "2"})
-    assert (resolved.config.metrics.is_on, resolved.config.metrics.metrics_port) == (True, 2)
+    assert (resolved.config.metrics.is_enabled, resolved.config.metrics.metrics_port) == (True, 2)
     assert str(resolved.origins["metricsExporterType"]) == "follows metricsPromExporterPort"
     on = written(tmp_path, "metricsExporterType=PROM")
-    assert not Config.resolve(on, {}, {"--metrics-port": "0"}).config.metrics.is_on
+    assert not Config.resolve(on, {}, {"--metrics-port": "0"}).config.metrics.is_enabled
 
 
 def test_a_key_that_stands_twice_has_its_last_value_and_a_warning(tmp_path: Path) -> None:
@@ -427,7 +429,7 @@ def test_toml_with_both_names_of_a_setting_has_the_last_and_a_warning(tmp_path: 
 def test_properties_are_read_as_java_reads_them(
     text: str, pairs: list[tuple[str, str, int]]
 ) -> None:
-    expected = [Property(key=key, value=value, line=line) for key, value, line in pairs]
+    expected = [FileProperty(key=key, value=value, line=line) for key, value, line in pairs]
     assert list(read_properties(text)) == expected
 
 
@@ -443,14 +445,14 @@ def test_a_file_may_be_in_utf_8_or_latin_1(tmp_path: Path, coding: str) -> None:
 def test_no_two_settings_share_a_name() -> None:
     assert len({setting.conf for setting in SETTINGS}) == len(SETTINGS)
     assert len({setting.name for setting in SETTINGS}) == len(SETTINGS)
-    assert len({setting.environment for setting in SETTINGS}) == len(SETTINGS)
+    assert len({setting.environment_variable for setting in SETTINGS}) == len(SETTINGS)
     assert [item.name for item in fields(Config)] == list(GROUPS)
 
 
 def test_a_setting_is_rocketmqs_or_says_that_it_is_ours() -> None:
-    assert {s.conf for s in SETTINGS if not s.is_ours} <= ROCKETMQ_KEYS
-    assert not {s.conf for s in SETTINGS if s.is_ours} & ROCKETMQ_KEYS
-    assert not FORMER_KEYS & ROCKETMQ_KEYS
+    assert {s.conf for s in SETTINGS if not s.is_escrowmq_only} <= ROCKETMQ_KEYS
+    assert not {s.conf for s in SETTINGS if s.is_escrowmq_only} & ROCKETMQ_KEYS
+    assert not OBSOLETE_KEYS & ROCKETMQ_KEYS
     assert len(ROCKETMQ_KEYS) > 500
 
 

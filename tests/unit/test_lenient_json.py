@@ -7,7 +7,7 @@ import json
 import pytest
 
 from escrowmq.errors import BrokenBody
-from escrowmq.parsing import lenient_json, quote_number_keys
+from escrowmq.parsing import parse_lenient_json, quote_number_keys
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_only_number_keys_are_quoted(written: str, quoted: str) -> None:
 
 def test_offsets_as_a_broker_keeps_them() -> None:
     written = b'{"offsetTable":{"orders@group":{0:12,1:7},"%RETRY%group@group":{0:0}}}'
-    assert lenient_json(written) == {
+    assert parse_lenient_json(written) == {
         "offsetTable": {"orders@group": {"0": 12, "1": 7}, "%RETRY%group@group": {"0": 0}}
     }
 
@@ -44,7 +44,7 @@ def test_offsets_as_a_broker_keeps_them() -> None:
 )
 def test_what_is_broken_otherwise_is_refused(written: bytes) -> None:
     with pytest.raises(BrokenBody):
-        lenient_json(written)
+        parse_lenient_json(written)
 
 
 @pytest.mark.parametrize(

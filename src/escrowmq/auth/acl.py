@@ -45,38 +45,40 @@ from typing import Any, Final, NamedTuple, NoReturn, Protocol
 import msgspec
 import yaml
 
-from escrowmq.errors import AccessRulesBroken
+from escrowmq.errors import InvalidAccessRules
 from escrowmq.secret import Secret
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-_Fits = Callable[[Address], bool]
-_OUTSIDE_BRACES: Final = re.compile(r",(?![^{]*\})")
-_PART: Final = re.compile(r"[0-9A-Fa-f]{1,4}|[0-9A-Fa-f]{1,4}-[0-9A-Fa-f]{1,4}|\*|\{[^{}]*\}")
+_Matcher = Callable[[Address], bool]
+_COMMA_OUTSIDE_BRACES: Final = re.compile(r",(?![^{]*\})")
+_PART_PATTERN: Final = re.compile(
+    r"[0-9A-Fa-f]{1,4}|[0-9A-Fa-f]{1,4}-[0-9A-Fa-f]{1,4}|\*|\{[^{}]*\}"
+)
 
 
-class Addresses:
+class AddressPatterns:
     """Those that one of the patterns fits. ValueError says which pattern cannot be read."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self.patterns = tuple(pattern.strip() for pattern in patterns)
-        self._fits = [
-            _parse(part.strip())
+        self._matchers = [
+            _parse_pattern(part.strip())
             for pattern in self.patterns
-            for part in _OUTSIDE_BRACES.split(pattern)
+            for part in _COMMA_OUTSIDE_BRACES.split(pattern)
             if part.strip()
         ]
 
     def __contains__(self, host: str) -> bool:
-        if not self._fits:
+        if not self._matchers:
             return False
-        address = _address(host)
-        return address is not None and any(fits(address) for fits in self._fits)
+        address = _parse_address(host)
+        return address is not None and any(fits(address) for fits in self._matchers)
 
     def __bool__(self) -> bool:
-        return bool(self._fits)
+        return bool(self._matchers)
 
 
-def _address(host: str) -> Address | None:
+def _parse_address(host: str) -> Address | None:
     try:
         address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:
@@ -85,26 +87,26 @@ def _address(host: str) -> Address | None:
     return mapped or address
 
 
-def _parse(pattern: str) -> _Fits:
+def _parse_pattern(pattern: str) -> _Matcher:
     try:
         if pattern in ("*", "*.*.*.*", "*:*:*:*:*:*:*:*"):
             return lambda address: True
         if "/" in pattern:
             network = ipaddress.ip_network(pattern, strict=False)
             return lambda address: address in network
-        exact = _address(pattern)
+        exact = _parse_address(pattern)
         if exact is not None:
             return lambda address: address == exact
-        return _by_parts(pattern)
+        return _parse_parts_pattern(pattern)
     except ValueError as error:
         raise ValueError(f"{pattern!r} is no pattern of addresses") from error
 
 
-def _by_parts(pattern: str) -> _Fits:
+def _parse_parts_pattern(pattern: str) -> _Matcher:
     is_new = ":" in pattern
     count, base, most = (8, 16, 0xFFFF) if is_new else (4, 10, 255)
-    texts = _parts(pattern, ":" if is_new else ".", count)
-    allowed = [_numbers(text, base, most) for text in texts]
+    texts = _split_parts(pattern, ":" if is_new else ".", count)
+    allowed = [_parse_numbers(text, base, most) for text in texts]
     version = 6 if is_new else 4
 
     def fits(address: Address) -> bool:
@@ -119,7 +121,7 @@ def _by_parts(pattern: str) -> _Fits:
     return fits
 
 
-def _parts(pattern: str, separator: str, count: int) -> list[str]:
+def _split_parts(pattern: str, separator: str, count: int) -> list[str]:
     if separator == ":" and "::" in pattern:
         head, _, tail = pattern.partition("::")
         before, after = head.split(":") if head else [], tail.split(":") if tail else []
@@ -128,30 +130,30 @@ def _parts(pattern: str, separator: str, count: int) -> list[str]:
         texts = pattern.split(separator)
     if texts[-1] == "*":  # the rest too
         texts += ["*"] * (count - len(texts))
-    if len(texts) != count or not all(_PART.fullmatch(text) for text in texts):
+    if len(texts) != count or not all(_PART_PATTERN.fullmatch(text) for text in texts):
         raise ValueError(pattern)
     return texts
 
 
-def _numbers(text: str, base: int, most: int) -> range | frozenset[int]:
+def _parse_numbers(text: str, base: int, maximum: int) -> range | frozenset[int]:
     if text == "*":
-        return range(most + 1)
+        return range(maximum + 1)
     if text.startswith("{"):
         found = frozenset(int(part.strip(), base) for part in text[1:-1].split(","))
-        if not all(0 <= number <= most for number in found):
+        if not all(0 <= number <= maximum for number in found):
             raise ValueError(text)
         return found
     first, _, last = text.partition("-")
     begin, end = int(first, base), int(last or first, base)
-    if not 0 <= begin <= end <= most:
+    if not 0 <= begin <= end <= maximum:
         raise ValueError(text)
     return range(begin, end + 1)
 
 
-NOBODY: Final = Addresses(())
+NO_ADDRESSES: Final = AddressPatterns(())
 
 
-class Kind(enum.Enum):
+class ResourceType(enum.Enum):
     TOPIC = "Topic"
     GROUP = "Group"
     CLUSTER = "Cluster"
@@ -169,16 +171,16 @@ class Action(enum.IntFlag):
     ALL = 127
 
 
-class Need(NamedTuple):
+class Permission(NamedTuple):
     """One of these actions, on this."""
 
-    kind: Kind
+    resource_type: ResourceType
     name: str
     actions: Action
 
     def __str__(self) -> str:
         wanted = " or ".join(str(action.name) for action in Action if action & self.actions)
-        return f"{wanted} on {self.kind.value.lower()} {self.name}"
+        return f"{wanted} on {self.resource_type.value.lower()} {self.name}"
 
 
 class Account(Protocol):
@@ -187,17 +189,19 @@ class Account(Protocol):
     @property
     def secret_key(self) -> Secret: ...
     @property
-    def trusted_addresses(self) -> Addresses:
+    def trusted_addresses(self) -> AddressPatterns:
         """From there it needs no signature, and may do everything."""
 
     @property
     def is_enabled(self) -> bool: ...
-    def allows(self, need: Need, host: str) -> bool: ...
+    def allows(self, permission: Permission, host: str) -> bool: ...
 
 
 # --- 4.x -----------------------------------------------------------------------------------------
 
-_EVERYDAY: Final = Action.PUB | Action.SUB | Action.GET  # what is not an administrator's alone
+_CLIENT_ACTIONS: Final = (
+    Action.PUB | Action.SUB | Action.GET
+)  # what is not an administrator's alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,24 +209,27 @@ class PlainAccount:
     access_key: str
     secret_key: Secret
     is_admin: bool = False
-    trusted_addresses: Addresses = NOBODY
-    default_topic: Action = Action.NONE
-    default_group: Action = Action.NONE
-    topics: Mapping[str, Action] = field(default_factory=dict)
-    groups: Mapping[str, Action] = field(default_factory=dict)
+    trusted_addresses: AddressPatterns = NO_ADDRESSES
+    default_topic_actions: Action = Action.NONE
+    default_group_actions: Action = Action.NONE
+    topic_actions: Mapping[str, Action] = field(default_factory=dict)
+    group_actions: Mapping[str, Action] = field(default_factory=dict)
     is_enabled: bool = True
 
-    def allows(self, need: Need, host: str) -> bool:
+    def allows(self, permission: Permission, host: str) -> bool:
         # As in RocketMQ: an administrator with no permissions of his own has all of them.
-        if self.is_admin and not self.topics and not self.groups:
+        if self.is_admin and not self.topic_actions and not self.group_actions:
             return True
-        if need.kind is Kind.CLUSTER or not need.actions & _EVERYDAY:
+        if (
+            permission.resource_type is ResourceType.CLUSTER
+            or not permission.actions & _CLIENT_ACTIONS
+        ):
             return self.is_admin
-        if need.kind is Kind.TOPIC:
-            granted = self.topics.get(need.name, self.default_topic)
+        if permission.resource_type is ResourceType.TOPIC:
+            granted = self.topic_actions.get(permission.name, self.default_topic_actions)
         else:
-            granted = self.groups.get(need.name, self.default_group)
-        return bool(need.actions & granted)
+            granted = self.group_actions.get(permission.name, self.default_group_actions)
+        return bool(permission.actions & granted)
 
 
 # --- 5.x -----------------------------------------------------------------------------------------
@@ -232,31 +239,31 @@ class PlainAccount:
 class PolicyEntry:
     """`kind` None is any; `name` ends with a star if it is a prefix, and is one if it is any."""
 
-    kind: Kind | None
+    resource_type: ResourceType | None
     name: str
     actions: Action
-    addresses: Addresses | None = None
-    allows: bool = True
+    addresses: AddressPatterns | None = None
+    is_allow: bool = True
 
-    def matches(self, need: Need, host: str) -> bool:
-        if not self.actions & need.actions:
+    def matches(self, permission: Permission, host: str) -> bool:
+        if not self.actions & permission.actions:
             return False
         if self.addresses is not None and host not in self.addresses:
             return False
-        if self.kind is None:
+        if self.resource_type is None:
             return True
-        if self.kind is not need.kind:
+        if self.resource_type is not permission.resource_type:
             return False
         if self.name.endswith("*"):
-            return need.name.startswith(self.name[:-1])
-        return need.name == self.name
+            return permission.name.startswith(self.name[:-1])
+        return permission.name == self.name
 
     @property
-    def closeness(self) -> tuple[bool, bool, int, bool]:
+    def specificity(self) -> tuple[bool, bool, int, bool]:
         """The closest entry decides: a name, the longest prefix, a kind, anything. Of two that are
         as close, the one that denies."""
-        is_name = self.kind is not None and not self.name.endswith("*")
-        return self.kind is not None, is_name, len(self.name), not self.allows
+        is_name = self.resource_type is not None and not self.name.endswith("*")
+        return self.resource_type is not None, is_name, len(self.name), not self.is_allow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,30 +272,30 @@ class User:
     secret_key: Secret
     is_super: bool = False
     is_enabled: bool = True
-    custom: Sequence[PolicyEntry] = ()
-    default: Sequence[PolicyEntry] = ()  # asked if no custom one matches
-    trusted_addresses: Addresses = NOBODY
+    custom_policy: Sequence[PolicyEntry] = ()
+    default_policy: Sequence[PolicyEntry] = ()  # asked if no custom one matches
+    trusted_addresses: AddressPatterns = NO_ADDRESSES
 
-    def allows(self, need: Need, host: str) -> bool:
+    def allows(self, permission: Permission, host: str) -> bool:
         if self.is_super:
             return True
-        for entries in (self.custom, self.default):
-            matching = [entry for entry in entries if entry.matches(need, host)]
+        for entries in (self.custom_policy, self.default_policy):
+            matching = [entry for entry in entries if entry.matches(permission, host)]
             if matching:
-                return max(matching, key=lambda entry: entry.closeness).allows
+                return max(matching, key=lambda entry: entry.specificity).is_allow
         return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class AccessRules:
     """`trusted_addresses`: whoever comes from there is not asked who he is."""
 
     accounts: Mapping[str, Account] = field(default_factory=dict)
-    trusted_addresses: Addresses = NOBODY
+    trusted_addresses: AddressPatterns = NO_ADDRESSES
 
 
 KEY_CHARS_MIN: Final = 7  # RocketMQ's
-_PLAIN: Final = {
+_PLAIN_PERMISSIONS: Final = {
     "DENY": Action.NONE,
     "PUB": Action.PUB,
     "SUB": Action.SUB | Action.GET,
@@ -300,14 +307,14 @@ _ACTIONS: Final = {
     "all": Action.ALL,
     "any": Action.ALL,
 }
-_KINDS: Final = {kind.value.lower(): kind for kind in Kind}
+_RESOURCE_TYPES: Final = {kind.value.lower(): kind for kind in ResourceType}
 
 
-class _Shape(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
+class _FileStruct(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
     pass
 
 
-class _PlainAccount(_Shape):
+class _PlainAccount(_FileStruct):
     access_key: str
     secret_key: str
     white_remote_address: str = ""
@@ -318,31 +325,31 @@ class _PlainAccount(_Shape):
     group_perms: list[str] | str = []
 
 
-class _User(_Shape):
+class _User(_FileStruct):
     username: str
     password: str
     user_type: str = "Normal"
     user_status: str = "enable"
 
 
-class _Entry(_Shape):
+class _Entry(_FileStruct):
     resource: str
     actions: list[str] | str
     decision: str
     source_ips: list[str] | str = []
 
 
-class _Policy(_Shape):
+class _Policy(_FileStruct):
     policy_type: str = "Custom"
     entries: list[_Entry] = []
 
 
-class _Acl(_Shape):
+class _Acl(_FileStruct):
     subject: str
     policies: list[_Policy] = []
 
 
-class _File(_Shape):
+class _File(_FileStruct):
     global_white_remote_addresses: list[str] | str = []
     accounts: list[_PlainAccount] | str = []
     data_version: Any = None  # RocketMQ's own note
@@ -350,7 +357,7 @@ class _File(_Shape):
     acls: list[_Acl] | str = []
 
 
-def read_rules(text: str) -> Rules:
+def parse_rules(text: str) -> AccessRules:
     """Raises AccessRulesBroken, which says where."""
     try:
         # Every scalar is text: a secret of digits keeps its zeros.
@@ -358,76 +365,90 @@ def read_rules(text: str) -> Rules:
     except yaml.MarkedYAMLError as error:
         at = error.problem_mark
         where = f"line {at.line + 1}, column {at.column + 1}: " if at is not None else ""
-        raise AccessRulesBroken(f"{where}{error.problem or 'not YAML'}") from None
+        raise InvalidAccessRules(f"{where}{error.problem or 'not YAML'}") from None
     except (yaml.YAMLError, RecursionError, ValueError):
-        raise AccessRulesBroken("not YAML") from None
+        raise InvalidAccessRules("not YAML") from None
     try:
         file = msgspec.convert(content or {}, _File, strict=False)
     except msgspec.ValidationError as error:
-        raise AccessRulesBroken(str(error)) from None
-    return _rules(file)
+        raise InvalidAccessRules(str(error)) from None
+    return _make_rules(file)
 
 
-def _rules(file: _File) -> Rules:
+def _make_rules(file: _File) -> AccessRules:
     accounts: dict[str, Account] = {}
-    entries = _entries_by_user(_some(file.acls))
-    made: list[Account] = [_plain(account) for account in _some(file.accounts)]
-    made += [_user(user, entries.pop(user.username, ([], []))) for user in _some(file.users)]
+    entries = _entries_by_user(_as_list(file.acls))
+    made: list[Account] = [_make_plain_account(account) for account in _as_list(file.accounts)]
+    made += [
+        _make_user(user, entries.pop(user.username, ([], []))) for user in _as_list(file.users)
+    ]
     for account in made:
         if account.access_key in accounts:
-            raise AccessRulesBroken(f"{account.access_key} is there twice")
+            raise InvalidAccessRules(f"{account.access_key} is there twice")
         accounts[account.access_key] = account
     if entries:
-        raise AccessRulesBroken(f"acls: there is no user {min(entries)}")
+        raise InvalidAccessRules(f"acls: there is no user {min(entries)}")
     where = "globalWhiteRemoteAddresses"
-    trusted = _addresses(_some(file.global_white_remote_addresses), where)
-    return Rules(accounts=accounts, trusted_addresses=trusted)
+    trusted = _parse_addresses(_as_list(file.global_white_remote_addresses), where)
+    return AccessRules(accounts=accounts, trusted_addresses=trusted)
 
 
-def _plain(told: _PlainAccount) -> PlainAccount:
-    key = told.access_key
-    _refuse_short(key, told.secret_key)
+def _make_plain_account(account: _PlainAccount) -> PlainAccount:
+    key = account.access_key
+    _check_lengths(key, account.secret_key)
     return PlainAccount(
         access_key=key,
-        secret_key=Secret(told.secret_key),
-        is_admin=told.admin,
-        trusted_addresses=_addresses([told.white_remote_address], f"{key}: whiteRemoteAddress"),
-        default_topic=_perm(told.default_topic_perm, f"{key}: defaultTopicPerm"),
-        default_group=_perm(told.default_group_perm, f"{key}: defaultGroupPerm"),
-        topics=dict(_named(perm, f"{key}: topicPerms") for perm in _some(told.topic_perms)),
-        groups=dict(_named(perm, f"{key}: groupPerms") for perm in _some(told.group_perms)),
+        secret_key=Secret(account.secret_key),
+        is_admin=account.admin,
+        trusted_addresses=_parse_addresses(
+            [account.white_remote_address], f"{key}: whiteRemoteAddress"
+        ),
+        default_topic_actions=_parse_permission(
+            account.default_topic_perm, f"{key}: defaultTopicPerm"
+        ),
+        default_group_actions=_parse_permission(
+            account.default_group_perm, f"{key}: defaultGroupPerm"
+        ),
+        topic_actions=dict(
+            _parse_named_permission(perm, f"{key}: topicPerms")
+            for perm in _as_list(account.topic_perms)
+        ),
+        group_actions=dict(
+            _parse_named_permission(perm, f"{key}: groupPerms")
+            for perm in _as_list(account.group_perms)
+        ),
     )
 
 
-def _named(text: str, where: str) -> tuple[str, Action]:
+def _parse_named_permission(text: str, location: str) -> tuple[str, Action]:
     name, equals, perm = (part.strip() for part in text.partition("="))
     if not name or not equals:
-        raise AccessRulesBroken(f"{where}: must be name=PUB, SUB, PUB|SUB or DENY")
-    return name, _perm(perm, f"{where}: {name}")
+        raise InvalidAccessRules(f"{location}: must be name=PUB, SUB, PUB|SUB or DENY")
+    return name, _parse_permission(perm, f"{location}: {name}")
 
 
-def _perm(text: str, where: str) -> Action:
-    perm = _PLAIN.get(text.strip() or "DENY")
+def _parse_permission(text: str, location: str) -> Action:
+    perm = _PLAIN_PERMISSIONS.get(text.strip() or "DENY")
     if perm is None:
-        raise AccessRulesBroken(f"{where}: must be PUB, SUB, PUB|SUB or DENY")
+        raise InvalidAccessRules(f"{location}: must be PUB, SUB, PUB|SUB or DENY")
     return perm
 
 
-def _user(told: _User, entries: tuple[list[PolicyEntry], list[PolicyEntry]]) -> User:
-    name = told.username
-    _refuse_short(name, told.password, name_chars_min=1)
-    kind, status = told.user_type.lower(), told.user_status.lower()
+def _make_user(user: _User, entries: tuple[list[PolicyEntry], list[PolicyEntry]]) -> User:
+    name = user.username
+    _check_lengths(name, user.password, name_chars_min=1)
+    kind, status = user.user_type.lower(), user.user_status.lower()
     if kind not in ("super", "normal"):
-        raise AccessRulesBroken(f"{name}: userType must be Super or Normal")
+        raise InvalidAccessRules(f"{name}: userType must be Super or Normal")
     if status not in ("enable", "disable"):
-        raise AccessRulesBroken(f"{name}: userStatus must be enable or disable")
+        raise InvalidAccessRules(f"{name}: userStatus must be enable or disable")
     return User(
         access_key=name,
-        secret_key=Secret(told.password),
+        secret_key=Secret(user.password),
         is_super=kind == "super",
         is_enabled=status == "enable",
-        custom=entries[0],
-        default=entries[1],
+        custom_policy=entries[0],
+        default_policy=entries[1],
     )
 
 
@@ -436,7 +457,7 @@ def _entries_by_user(acls: list[_Acl]) -> dict[str, tuple[list[PolicyEntry], lis
     for acl in acls:
         kind, _, user = acl.subject.partition(":")
         if kind.lower() != "user" or not user:
-            raise AccessRulesBroken("acls: a subject must be User:name")
+            raise InvalidAccessRules("acls: a subject must be User:name")
         custom, default = found.setdefault(user, ([], []))
         for policy in acl.policies:
             match policy.policy_type.lower():
@@ -445,71 +466,71 @@ def _entries_by_user(acls: list[_Acl]) -> dict[str, tuple[list[PolicyEntry], lis
                 case "default":
                     into = default
                 case _:
-                    raise AccessRulesBroken(f"{user}: policyType must be Custom or Default")
-            into += (_entry(entry, user) for entry in policy.entries)
+                    raise InvalidAccessRules(f"{user}: policyType must be Custom or Default")
+            into += (_make_entry(entry, user) for entry in policy.entries)
     return found
 
 
-def _entry(told: _Entry, user: str) -> PolicyEntry:
-    kind, name = _resource(told.resource, user)
+def _make_entry(entry: _Entry, username: str) -> PolicyEntry:
+    kind, name = _parse_resource(entry.resource, username)
     actions = Action.NONE
-    for word in _words(told.actions):
+    for word in _split_words(entry.actions):
         if word.lower() not in _ACTIONS:
             known = "Pub, Sub, Create, Update, Delete, Get, List or All"
-            raise AccessRulesBroken(f"{user}: an action must be {known}")
+            raise InvalidAccessRules(f"{username}: an action must be {known}")
         actions |= _ACTIONS[word.lower()]
-    if told.decision.lower() not in ("allow", "deny"):
-        raise AccessRulesBroken(f"{user}: decision must be Allow or Deny")
-    patterns = _words(told.source_ips)
+    if entry.decision.lower() not in ("allow", "deny"):
+        raise InvalidAccessRules(f"{username}: decision must be Allow or Deny")
+    patterns = _split_words(entry.source_ips)
     return PolicyEntry(
-        kind=kind,
+        resource_type=kind,
         name=name,
         actions=actions,
-        addresses=_addresses(patterns, f"{user}: sourceIps") if patterns else None,
-        allows=told.decision.lower() == "allow",
+        addresses=_parse_addresses(patterns, f"{username}: sourceIps") if patterns else None,
+        is_allow=entry.decision.lower() == "allow",
     )
 
 
-def _resource(text: str, user: str) -> tuple[Kind | None, str]:
+def _parse_resource(text: str, username: str) -> tuple[ResourceType | None, str]:
     if text == "*":
         return None, "*"
     word, _, name = text.partition(":")
-    kind = _KINDS.get(word.lower())
+    kind = _RESOURCE_TYPES.get(word.lower())
     if kind is None or not name or "*" in name[:-1]:
-        _refuse_resource(user)
+        _raise_invalid_resource(username)
     return kind, name
 
 
-def _refuse_resource(user: str) -> NoReturn:
-    raise AccessRulesBroken(
-        f"{user}: a resource must be *, Topic:name, Group:name or Cluster:name; "
+def _raise_invalid_resource(username: str) -> NoReturn:
+    raise InvalidAccessRules(
+        f"{username}: a resource must be *, Topic:name, Group:name or Cluster:name; "
         "a name may end with a star"
     )
 
 
-def _refuse_short(name: str, secret: str, *, name_chars_min: int = KEY_CHARS_MIN) -> None:
+def _check_lengths(name: str, secret: str, *, name_chars_min: int = KEY_CHARS_MIN) -> None:
     if len(name) < name_chars_min or not name.isprintable():
-        raise AccessRulesBroken(f"an access key has {name_chars_min} characters at least")
+        raise InvalidAccessRules(f"an access key has {name_chars_min} characters at least")
     if len(secret) < KEY_CHARS_MIN:
-        raise AccessRulesBroken(f"{name}: its secret has {KEY_CHARS_MIN} characters at least")
+        raise InvalidAccessRules(f"{name}: its secret has {KEY_CHARS_MIN} characters at least")
 
 
-def _addresses(patterns: list[str], where: str) -> Addresses:
+def _parse_addresses(patterns: list[str], location: str) -> AddressPatterns:
     try:
-        return Addresses(patterns)
+        return AddressPatterns(patterns)
     except ValueError as error:
-        raise AccessRulesBroken(f"{where}: {error}") from None
+        raise InvalidAccessRules(f"{location}: {error}") from None
 
 
-def _words(told: list[str] | str) -> list[str]:
-    texts = told.split(",") if isinstance(told, str) else told
+def _split_words(value: list[str] | str) -> list[str]:
+    texts = value.split(",") if isinstance(value, str) else value
     return [text.strip() for text in texts if text.strip()]
 
 
-def _some(told: list[Any] | str) -> list[Any]:
+def _as_list(value: list[Any] | str) -> list[Any]:
     """A key with nothing behind it is an empty list."""
-    if isinstance(told, list):
-        return told
-    if told.strip():
-        raise AccessRulesBroken("a list is expected where there is a text")
+    if isinstance(value, list):
+        return value
+    if value.strip():
+        raise InvalidAccessRules("a list is expected where there is a text")
     return []

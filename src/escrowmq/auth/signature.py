@@ -23,25 +23,27 @@ SECURITY_TOKEN: Final = "SecurityToken"
 _UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 
 
-def content_of(ext_fields: Mapping[str, str], body: bytes | memoryview) -> bytes:
+def signed_content(ext_fields: Mapping[str, str], body: bytes | memoryview) -> bytes:
     """`ext_fields` without the signature."""
     values = "".join([ext_fields[name] for name in sorted(ext_fields)])
     return b"".join((values.encode(), body))
 
 
-def signature_of(content: bytes, secret_key: bytes) -> bytes:
+def compute_signature(content: bytes, secret_key: bytes) -> bytes:
     return b2a_base64(hmac.digest(secret_key, content, "sha1"), newline=False)
 
 
-def fits(ext_fields: Mapping[str, str], body: bytes | memoryview, secret_key: bytes) -> bool:
+def has_valid_signature(
+    ext_fields: Mapping[str, str], body: bytes | memoryview, secret_key: bytes
+) -> bool:
     """Whether the request carries the signature that this key gives it."""
     signed = dict(ext_fields)
     told = signed.pop(SIGNATURE, "").encode()
-    if hmac.compare_digest(told, signature_of(content_of(signed, body), secret_key)):
+    if hmac.compare_digest(told, compute_signature(signed_content(signed, body), secret_key)):
         return True
     if signed.pop(_UNIQUE_KEY_QUERY, None) is None:
         return False
-    return hmac.compare_digest(told, signature_of(content_of(signed, body), secret_key))
+    return hmac.compare_digest(told, compute_signature(signed_content(signed, body), secret_key))
 
 
 class Signer:
@@ -57,5 +59,5 @@ class Signer:
         if self._security_token:
             signed[SECURITY_TOKEN] = self._security_token
         signed.pop(SIGNATURE, None)
-        made = signature_of(content_of(signed, body), self._secret_key)
+        made = compute_signature(signed_content(signed, body), self._secret_key)
         return {**signed, SIGNATURE: made.decode()}

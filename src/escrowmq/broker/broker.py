@@ -11,47 +11,47 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from escrowmq.auth.acl import Action, Kind, Need
-from escrowmq.auth.validator import Guard
-from escrowmq.broker.delayed_messages import DelayRules, Delays
-from escrowmq.broker.dispatch import Line, Permissions
-from escrowmq.broker.flow_control import SENDS, Overload, OverloadRules
-from escrowmq.broker.metadata import Groups, TopicRules, Topics
+from escrowmq.auth.acl import Action, Permission, ResourceType
+from escrowmq.auth.validator import AccessValidator
+from escrowmq.broker.delayed_messages import DelayedMessages, DelayRules
+from escrowmq.broker.dispatch import Channel, RequestPermissions
+from escrowmq.broker.flow_control import SEND_CODES, FlowControl, FlowControlRules
+from escrowmq.broker.metadata import SubscriptionGroups, TopicTable, TopicTableRules
 from escrowmq.broker.processors.admin_broker import (
-    About,
-    AdminBroker,
-    Backups,
+    BackupProcessor,
+    BrokerAdmin,
+    BrokerInfo,
+    BrokerSettings,
     FixedSettings,
-    Settings,
-    nothing_to_do,
+    no_op,
 )
-from escrowmq.broker.processors.admin_groups import AdminGroups, AdminOffsets, AdminRelay
-from escrowmq.broker.processors.admin_metadata import Admin, access_handlers
-from escrowmq.broker.processors.clients import Clients
-from escrowmq.broker.processors.pull import PullRules, Pulls
-from escrowmq.broker.processors.query import Queries, unsupported
-from escrowmq.broker.processors.send import SendRules, Sends
-from escrowmq.broker.processors.send_back import Replies, Retries
-from escrowmq.broker.statistics import Counts, Statistics, utc_day
-from escrowmq.broker.transactions.admin import Operators
-from escrowmq.broker.transactions.end import TransactionRules, Transactions
-from escrowmq.broker.transactions.group_decisions import Decisions
+from escrowmq.broker.processors.admin_groups import ConsumerRelay, GroupAdmin, OffsetAdmin
+from escrowmq.broker.processors.admin_metadata import MetadataAdmin, access_handlers
+from escrowmq.broker.processors.clients import ClientProcessor
+from escrowmq.broker.processors.pull import PullProcessor, PullRules
+from escrowmq.broker.processors.query import QueryProcessor, reject_unsupported
+from escrowmq.broker.processors.send import SendProcessor, SendRules
+from escrowmq.broker.processors.send_back import ReplyProcessor, SendBackProcessor
+from escrowmq.broker.statistics import BrokerCounters, Statistics, utc_day
+from escrowmq.broker.transactions.admin import TransactionAdmin
+from escrowmq.broker.transactions.end import EndProcessor, TransactionRules
+from escrowmq.broker.transactions.group_decisions import GroupDecisions
 from escrowmq.broker.turn import Turn, WhenFlushed
 from escrowmq.consume.members import ConsumerGroups, ProducerGroups, QueueLocks
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import LocalProtocolError, RequestRefused, StoreError
-from escrowmq.message.batch import ToAppend
-from escrowmq.message.keys import UniqueKeys, decode_host
+from escrowmq.message.batch import Appendable
+from escrowmq.message.keys import UniqueKeyGenerator, decode_host
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import refuse
-from escrowmq.store.config_files import delays_file, groups_file, offsets_file, topics_file
+from escrowmq.remoting.responses import encode_error
+from escrowmq.store.config_files import delay_offsets_file, groups_file, offsets_file, topics_file
 from escrowmq.store.disk import Disk
 from escrowmq.store.store import MessageStore
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[Line, Request[Any], int], None]
+Handler = Callable[[Channel, Request[Any], int], None]
 EXPIRE_INTERVAL_MS: Final = 10_000
 
 
@@ -59,12 +59,12 @@ EXPIRE_INTERVAL_MS: Final = 10_000
 class BrokerRules:
     """What each part needs to know; made from the configuration in one place."""
 
-    topics: TopicRules
+    topics: TopicTableRules
     sends: SendRules
     pulls: PullRules = field(default_factory=PullRules)
     delays: DelayRules = field(default_factory=DelayRules)
     transactions: TransactionRules = field(default_factory=TransactionRules)
-    overload: OverloadRules = field(default_factory=OverloadRules)
+    flow_control: FlowControlRules = field(default_factory=FlowControlRules)
     auto_create_groups: bool = True
     stores_replies: bool = True
     version: str = "EscrowMQ"  # what operators are told
@@ -76,180 +76,200 @@ class Broker:
         disk: Disk,
         store: MessageStore,
         rules: BrokerRules,
-        keys: UniqueKeys,
+        unique_keys: UniqueKeyGenerator,
         *,
         when_flushed: WhenFlushed | None = None,
-        topics_changed: Callable[[], None] = lambda: None,
+        on_topics_changed: Callable[[], None] = lambda: None,
         flush: WhenFlushed | None = None,
-        counts: Counts | None = None,
-        guard: Guard | None = None,
+        counters: BrokerCounters | None = None,
+        access_validator: AccessValidator | None = None,
         day_of: Callable[[int], int] = utc_day,
         wall_ms: Callable[[int], int] = lambda now_ms: now_ms,
     ) -> None:
         """`guard`: every request is shown to it first; without one everybody may everything.
         `wall_ms`: the time by which messages are stamped and timers go, at a time of ours."""
         self.store = store
-        self.counts = Counts() if counts is None else counts
-        self.statistics = Statistics(self.counts, day_of=day_of)
-        self.settings: Settings = FixedSettings()  # its owner may know better
-        self.topics = Topics(topics_file(disk), rules.topics, topics_changed)
-        self.groups = Groups(groups_file(disk), auto_create=rules.auto_create_groups)
+        self.counters = BrokerCounters() if counters is None else counters
+        self.statistics = Statistics(self.counters, day_of=day_of)
+        self.settings: BrokerSettings = FixedSettings()  # its owner may know better
+        self.topics = TopicTable(topics_file(disk), rules.topics, on_topics_changed)
+        self.groups = SubscriptionGroups(groups_file(disk), auto_create=rules.auto_create_groups)
         self._offsets_file = offsets_file(disk)
         self.offsets = ConsumerOffsets(self._offsets_file.offsets())
-        self._offsets_saved = self.offsets.version
+        self._saved_offsets_version = self.offsets.version
         self.consumers = ConsumerGroups()
         self.producers = ProducerGroups()
         self._locks = QueueLocks()
-        self.delays = Delays(store, delays_file(disk), rules.delays, wall_ms)
+        self.delayed_messages = DelayedMessages(
+            store, delay_offsets_file(disk), rules.delays, wall_ms
+        )
         self._now_ms = 0
-        self._expired_ms = 0
-        self._make_parts(disk, rules, keys, when_flushed, wall_ms)
-        self.clients = Clients(
+        self._last_expiry_ms = 0
+        self._create_processors(disk, rules, unique_keys, when_flushed, wall_ms)
+        self.client_processor = ClientProcessor(
             self.topics,
             self.groups,
             self.consumers,
             self.producers,
             self._locks,
-            producer_joined=self.transactions.checks.producer_joined,
+            on_producer_joined=self.transactions.checker.producer_joined,
             allows_sql=rules.pulls.allows_sql,
         )
         self._stores_replies = rules.stores_replies
-        self._backups = Backups(disk, store, self.save, flush)
-        self._make_admin(disk, rules)
-        self._handlers = {**self._table(), **self._admin_table(guard), **self._operators_table()}
-        self._guard = guard
-        self._keys: dict[Line, str] = {}  # who is a member of groups, by access key
-        if guard is not None:
-            self.transactions.checks.may_see = self._may_see
+        self._backup_processor = BackupProcessor(disk, store, self.save, flush)
+        self._create_admin_processors(disk, rules)
+        self._handlers = {
+            **self._client_handlers(),
+            **self._admin_handlers(access_validator),
+            **self._group_admin_handlers(),
+        }
+        self._access_validator = access_validator
+        self._access_keys: dict[Channel, str] = {}  # who is a member of groups, by access key
+        if access_validator is not None:
+            self.transactions.checker.can_read_half = self._can_read_half
         cluster = rules.topics.cluster
-        self._permissions = Permissions(store, self.transactions.escrow, cluster=cluster)
+        self._permissions = RequestPermissions(
+            store, self.transactions.coordinator, cluster=cluster
+        )
 
-    def _make_admin(self, disk: Disk, rules: BrokerRules) -> None:
+    def _create_admin_processors(self, disk: Disk, rules: BrokerRules) -> None:
         store = self.store
-        self._admin = Admin(store, self.topics, self.groups, self.offsets, self.save_offsets)
-        self._admin_broker = AdminBroker(
+        self._metadata_admin = MetadataAdmin(
+            store, self.topics, self.groups, self.offsets, self.save_offsets
+        )
+        self._broker_admin = BrokerAdmin(
             store,
             disk,
             self.statistics,
             lambda: self.settings,
-            About(version=rules.version, cluster=rules.topics.cluster),
+            BrokerInfo(version=rules.version, cluster=rules.topics.cluster),
         )
         self._address = "{}:{}".format(*decode_host(rules.sends.store_host))
 
-    def _make_parts(
+    def _create_processors(
         self,
         disk: Disk,
         rules: BrokerRules,
-        keys: UniqueKeys,
+        unique_keys: UniqueKeyGenerator,
         when_flushed: WhenFlushed | None,
         wall_ms: Callable[[int], int],
     ) -> None:
         store = self.store
-        self.pulls = Pulls(
-            store, self.topics, self.groups, self.consumers, self.offsets, rules.pulls, self.counts
+        self.pull_processor = PullProcessor(
+            store,
+            self.topics,
+            self.groups,
+            self.consumers,
+            self.offsets,
+            rules.pulls,
+            self.counters,
         )
         self.turn = Turn(
             store,
-            rules.sends.answers(),
+            rules.sends.response_encoder(),
             when_flushed=when_flushed,
-            arrived=self._arrived,
-            counts=self.counts,
+            messages_arrived=self._messages_arrived,
+            counters=self.counters,
             wall_ms=wall_ms,
         )
-        self.transactions = Transactions(
+        self.transactions = EndProcessor(
             store,
             disk,
             self.turn,
             self.offsets,
             self.producers,
-            rules.sends.answers(),
+            rules.sends.response_encoder(),
             rules.transactions,
-            self.counts,
-            reroute=self.delays.reroute,
+            self.counters,
+            redirect=self.delayed_messages.redirect,
         )
-        self.decisions = Decisions(store, self.turn, self.transactions, self._arrived)
-        self.retries = Retries(
-            store, self.topics, self.groups, self._locks, self.delays.reroute, self.turn
+        self.group_decisions = GroupDecisions(
+            store, self.turn, self.transactions, self._messages_arrived
         )
-        self.sends = Sends(
+        self.send_back_processor = SendBackProcessor(
+            store, self.topics, self.groups, self._locks, self.delayed_messages.redirect, self.turn
+        )
+        self.send_processor = SendProcessor(
             self.turn,
             self.topics,
             rules.sends,
-            keys,
-            park=self.transactions.parking.park,
-            park_plain=self.transactions.parking.park_plain,
-            reroute=self.delays.reroute,
-            retried=self.retries.retried,
+            unique_keys,
+            park=self.transactions.half_processor.park,
+            park_plain=self.transactions.half_processor.park_plain,
+            redirect=self.delayed_messages.redirect,
+            redirect_retry=self.send_back_processor.redirect_retry,
         )
-        self.overload = Overload(store, self.sends.accept, rules.overload)
+        self.flow_control = FlowControl(store, self.send_processor.send, rules.flow_control)
 
-    def _table(self) -> dict[int, Handler]:
+    def _client_handlers(self) -> dict[int, Handler]:
         code = RequestCode
-        queries = Queries(self.store, self.topics, self.groups, self.offsets)
-        replies = Replies(self.sends, self.producers, stores=self._stores_replies)
+        queries = QueryProcessor(self.store, self.topics, self.groups, self.offsets)
+        replies = ReplyProcessor(
+            self.send_processor, self.producers, stores_replies=self._stores_replies
+        )
         return {
-            **dict.fromkeys(SENDS, self.overload.handler()),
-            code.SEND_REPLY_MESSAGE: replies.handle,
-            code.SEND_REPLY_MESSAGE_V2: replies.handle,
-            code.PULL_MESSAGE: self.pulls.handle,
-            code.LITE_PULL_MESSAGE: self.pulls.handle,
-            code.CONSUMER_SEND_MSG_BACK: self.retries.sent_back,
+            **dict.fromkeys(SEND_CODES, self.flow_control.send_handler()),
+            code.SEND_REPLY_MESSAGE: replies.send_reply,
+            code.SEND_REPLY_MESSAGE_V2: replies.send_reply,
+            code.PULL_MESSAGE: self.pull_processor.pull,
+            code.LITE_PULL_MESSAGE: self.pull_processor.pull,
+            code.CONSUMER_SEND_MSG_BACK: self.send_back_processor.send_back,
             code.END_TRANSACTION: self.transactions.end,
-            code.END_TRANSACTIONS: self.decisions.end_many,
-            code.REGISTER_WRITER: self.decisions.register,
-            code.DECIDE_BATCH: self.decisions.decide_batch,
-            code.QUERY_WRITER: self.decisions.query,
-            code.PREPARE_BACKUP: self._backups.prepare,
-            code.HEART_BEAT: self.clients.heartbeat,
-            code.UNREGISTER_CLIENT: self.clients.unregister,
-            code.CHECK_CLIENT_CONFIG: self.clients.check_config,
-            code.GET_CONSUMER_LIST_BY_GROUP: self.clients.members,
-            code.LOCK_BATCH_MQ: self.clients.lock,
-            code.UNLOCK_BATCH_MQ: self.clients.unlock,
-            code.QUERY_CONSUMER_OFFSET: queries.consumer_offset,
+            code.END_TRANSACTIONS: self.group_decisions.end_transactions,
+            code.REGISTER_WRITER: self.group_decisions.register_writer,
+            code.DECIDE_BATCH: self.group_decisions.decide_batch,
+            code.QUERY_WRITER: self.group_decisions.query_writer,
+            code.PREPARE_BACKUP: self._backup_processor.prepare_backup,
+            code.HEART_BEAT: self.client_processor.heartbeat,
+            code.UNREGISTER_CLIENT: self.client_processor.unregister,
+            code.CHECK_CLIENT_CONFIG: self.client_processor.check_config,
+            code.GET_CONSUMER_LIST_BY_GROUP: self.client_processor.list_members,
+            code.LOCK_BATCH_MQ: self.client_processor.lock,
+            code.UNLOCK_BATCH_MQ: self.client_processor.unlock,
+            code.QUERY_CONSUMER_OFFSET: queries.query_consumer_offset,
             code.UPDATE_CONSUMER_OFFSET: queries.update_consumer_offset,
-            code.GET_MAX_OFFSET: queries.max_offset,
-            code.GET_MIN_OFFSET: queries.min_offset,
+            code.GET_MAX_OFFSET: queries.get_max_offset,
+            code.GET_MIN_OFFSET: queries.get_min_offset,
             code.SEARCH_OFFSET_BY_TIMESTAMP: queries.search_offset,
-            code.GET_EARLIEST_MSG_STORETIME: queries.earliest_time,
-            code.QUERY_MESSAGE: queries.by_key,
-            code.VIEW_MESSAGE_BY_ID: queries.by_id,
+            code.GET_EARLIEST_MSG_STORETIME: queries.get_earliest_time,
+            code.QUERY_MESSAGE: queries.query_by_key,
+            code.VIEW_MESSAGE_BY_ID: queries.view_by_id,
         }
 
-    def _admin_table(self, guard: Guard | None) -> dict[int, Handler]:
+    def _admin_handlers(self, access_validator: AccessValidator | None) -> dict[int, Handler]:
         """Topics, groups, the broker itself."""
-        code, admin, broker = RequestCode, self._admin, self._admin_broker
-        operators = Operators(self.store, self.turn, self.transactions, self.producers)
+        code, admin, broker = RequestCode, self._metadata_admin, self._broker_admin
+        operators = TransactionAdmin(self.store, self.turn, self.transactions, self.producers)
         return {
-            **access_handlers(guard),
+            **access_handlers(access_validator),
             code.UPDATE_AND_CREATE_TOPIC: admin.create_topic,
             code.DELETE_TOPIC_IN_BROKER: admin.delete_topic,
-            code.GET_TOPIC_CONFIG: admin.topic_config,
-            code.GET_ALL_TOPIC_CONFIG: admin.all_topics,
-            code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: admin.system_topics,
-            code.CLEAN_UNUSED_TOPIC: admin.clean_unused,
+            code.GET_TOPIC_CONFIG: admin.get_topic_config,
+            code.GET_ALL_TOPIC_CONFIG: admin.list_topics,
+            code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: admin.list_system_topics,
+            code.CLEAN_UNUSED_TOPIC: admin.clean_unused_topics,
             code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: admin.create_group,
             code.DELETE_SUBSCRIPTIONGROUP: admin.delete_group,
-            code.GET_SUBSCRIPTIONGROUP_CONFIG: admin.group_config,
-            code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: admin.all_groups,
-            code.GET_BROKER_CONFIG: broker.config,
-            code.UPDATE_BROKER_CONFIG: broker.change_config,
-            code.GET_BROKER_RUNTIME_INFO: broker.runtime,
-            code.VIEW_BROKER_STATS_DATA: broker.stats,
-            code.CLEAN_EXPIRED_CONSUMEQUEUE: nothing_to_do,
-            code.DELETE_EXPIRED_COMMITLOG: nothing_to_do,
-            code.LIST_TRANSACTIONS: operators.list,
-            code.SHOW_TRANSACTION: operators.show,
-            code.SETTLE_TRANSACTION: operators.settle,
-            code.RESUME_TRANSACTION: operators.resume,
-            code.RESUME_CHECK_HALF_MESSAGE: operators.resume_check,
+            code.GET_SUBSCRIPTIONGROUP_CONFIG: admin.get_group_config,
+            code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: admin.list_groups,
+            code.GET_BROKER_CONFIG: broker.get_config,
+            code.UPDATE_BROKER_CONFIG: broker.update_config,
+            code.GET_BROKER_RUNTIME_INFO: broker.get_runtime_info,
+            code.VIEW_BROKER_STATS_DATA: broker.get_stats,
+            code.CLEAN_EXPIRED_CONSUMEQUEUE: no_op,
+            code.DELETE_EXPIRED_COMMITLOG: no_op,
+            code.LIST_TRANSACTIONS: operators.list_transactions,
+            code.SHOW_TRANSACTION: operators.show_transaction,
+            code.SETTLE_TRANSACTION: operators.settle_transaction,
+            code.RESUME_TRANSACTION: operators.resume_transaction,
+            code.RESUME_CHECK_HALF_MESSAGE: operators.resume_check_half,
         }
 
-    def _operators_table(self) -> dict[int, Handler]:
+    def _group_admin_handlers(self) -> dict[int, Handler]:
         """Who is connected, and how far everybody is."""
         code, store = RequestCode, self.store
         topics, groups, offsets, consumers = self.topics, self.groups, self.offsets, self.consumers
-        asked = AdminGroups(
+        asked = GroupAdmin(
             store,
             topics,
             groups,
@@ -259,137 +279,143 @@ class Broker:
             self.statistics,
             address=self._address,
         )
-        places = AdminOffsets(store, topics, groups, offsets, consumers)
-        relay = AdminRelay(store, consumers)
+        places = OffsetAdmin(store, topics, groups, offsets, consumers)
+        relay = ConsumerRelay(store, consumers)
         return {
-            code.GET_CONSUMER_CONNECTION_LIST: asked.consumer_connections,
-            code.GET_PRODUCER_CONNECTION_LIST: asked.producer_connections,
-            code.GET_ALL_PRODUCER_INFO: asked.all_producers,
-            code.QUERY_TOPIC_CONSUME_BY_WHO: asked.groups_of_topic,
-            code.QUERY_TOPICS_BY_CONSUMER: asked.topics_of_group,
-            code.QUERY_SUBSCRIPTION_BY_CONSUMER: asked.subscription,
-            code.GET_TOPIC_STATS_INFO: asked.topic_stats,
-            code.GET_CONSUME_STATS: asked.consume_stats,
-            code.GET_BROKER_CONSUME_STATS: asked.all_consume_stats,
-            code.QUERY_CONSUME_TIME_SPAN: asked.time_spans,
-            code.INVOKE_BROKER_TO_RESET_OFFSET: places.reset,
-            code.CLONE_GROUP_OFFSET: places.clone,
-            code.QUERY_CONSUME_QUEUE: places.entries,
-            code.GET_CONSUMER_RUNNING_INFO: relay.running_info,
+            code.GET_CONSUMER_CONNECTION_LIST: asked.list_consumer_connections,
+            code.GET_PRODUCER_CONNECTION_LIST: asked.list_producer_connections,
+            code.GET_ALL_PRODUCER_INFO: asked.list_producers,
+            code.QUERY_TOPIC_CONSUME_BY_WHO: asked.list_groups_of_topic,
+            code.QUERY_TOPICS_BY_CONSUMER: asked.list_topics_of_group,
+            code.QUERY_SUBSCRIPTION_BY_CONSUMER: asked.get_subscription,
+            code.GET_TOPIC_STATS_INFO: asked.get_topic_stats,
+            code.GET_CONSUME_STATS: asked.get_consume_stats,
+            code.GET_BROKER_CONSUME_STATS: asked.get_broker_consume_stats,
+            code.QUERY_CONSUME_TIME_SPAN: asked.get_consume_time_spans,
+            code.INVOKE_BROKER_TO_RESET_OFFSET: places.reset_offsets,
+            code.CLONE_GROUP_OFFSET: places.clone_offsets,
+            code.QUERY_CONSUME_QUEUE: places.list_queue_entries,
+            code.GET_CONSUMER_RUNNING_INFO: relay.get_running_info,
             code.CONSUME_MESSAGE_DIRECTLY: relay.consume_directly,
         }
 
-    def _arrived(self, records: Sequence[ToAppend]) -> None:
-        self.pulls.arrived(records, self._now_ms)
+    def _messages_arrived(self, records: Sequence[Appendable]) -> None:
+        self.pull_processor.messages_arrived(records, self._now_ms)
 
-    def handle(self, line: Line, request: Request[Any], now_ms: int) -> None:
+    def handle(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         self._now_ms = now_ms
         code = request.head.code
-        handler = self._handlers.get(code, unsupported)
-        self.counts.requests[code] += 1
+        handler = self._handlers.get(code, reject_unsupported)
+        self.counters.requests[code] += 1
         try:
-            if self._guard is not None:
-                key = self._guard.check(request, line.peer, self._permissions.of)
+            if self._access_validator is not None:
+                key = self._access_validator.check(
+                    request, channel.peer, self._permissions.required
+                )
                 if code == RequestCode.HEART_BEAT:
-                    self._keys[line] = key
-            handler(line, request, now_ms)
+                    self._access_keys[channel] = key
+            handler(channel, request, now_ms)
         except RequestRefused as error:
-            self.counts.refused[code, error.code] += 1
-            line.write(refuse(request, error))
+            self.counters.refused[code, error.code] += 1
+            channel.write(encode_error(request, error))
         except LocalProtocolError as error:  # the answer would be longer than a frame can be
-            self.counts.refused[code, ResponseCode.SYSTEM_ERROR] += 1
+            self.counters.refused[code, ResponseCode.SYSTEM_ERROR] += 1
             too_long = RequestRefused(ResponseCode.SYSTEM_ERROR, f"cannot be answered: {error}")
-            line.write(refuse(request, too_long))
+            channel.write(encode_error(request, too_long))
         except Exception:
             # A bug of ours must cost one request, not the broker. Nothing was written by it:
             # only end_turn writes.
-            log.exception("request failed code=%d peer=%s", code, line.peer)
-            self.counts.refused[code, ResponseCode.SYSTEM_ERROR] += 1
+            log.exception("request failed code=%d peer=%s", code, channel.peer)
+            self.counters.refused[code, ResponseCode.SYSTEM_ERROR] += 1
             failed = RequestRefused(ResponseCode.SYSTEM_ERROR, "internal error, see the log")
-            line.write(refuse(request, failed))
+            channel.write(encode_error(request, failed))
 
-    def _may_see(self, line: Hashable, topic: str) -> bool:
+    def _can_read_half(self, channel: Hashable, topic: str) -> bool:
         """Whether a member of a producer group may be asked about a half, and so see it."""
-        assert self._guard is not None
-        key = self._keys.get(line)  # type: ignore[call-overload]  # the escrow does not know lines
-        need = Need(Kind.TOPIC, topic, Action.PUB)
-        return key is not None and self._guard.may(key, line.peer, need)  # type: ignore[attr-defined]
+        assert self._access_validator is not None
+        key = self._access_keys.get(channel)  # type: ignore[call-overload]  # the escrow does not know lines
+        need = Permission(ResourceType.TOPIC, topic, Action.PUB)
+        return key is not None and self._access_validator.is_permitted(key, channel.peer, need)  # type: ignore[attr-defined]
 
     def end_turn(self, now_ms: int) -> bool:
         """Append and answer. Whether there is more to do in a turn that should come soon."""
         self._now_ms = now_ms
-        if self.topics.dirty or self.groups.dirty:
+        if self.topics.is_dirty or self.groups.is_dirty:
             # Before anybody is told: a message whose topic a crash forgets cannot be read.
             try:
                 self._save_tables()
             except StoreError as error:
                 log.warning("topics or groups not saved: %s", error)
-                self.turn.refuse(error)
+                self.turn.fail_all(error)
                 return False
-        self.transactions.checks.end_turn(now_ms)
-        self.decisions.end_turn(now_ms)
-        self.turn.settle(now_ms)
-        self._choose_sends()
-        return self.decisions.has_more
+        self.transactions.checker.end_turn(now_ms)
+        self.group_decisions.end_turn(now_ms)
+        self.turn.append_all(now_ms)
+        self._update_send_handler()
+        return self.group_decisions.has_pending_pieces
 
-    def _choose_sends(self) -> None:
-        accept = self.overload.handler()
+    def _update_send_handler(self) -> None:
+        accept = self.flow_control.send_handler()
         if accept != self._handlers[RequestCode.SEND_MESSAGE_V2]:
-            self._handlers.update(dict.fromkeys(SENDS, accept))
+            self._handlers.update(dict.fromkeys(SEND_CODES, accept))
 
     def _save_tables(self) -> None:
-        if self.topics.dirty:
+        if self.topics.is_dirty:
             self.topics.save()
-        if self.groups.dirty:
+        if self.groups.is_dirty:
             self.groups.save()
 
     def change_rules(self, rules: BrokerRules) -> None:
         """Of sends, pulls, transactions and what is made by itself, while everything runs."""
         self.topics.change_rules(rules.topics, now_ms=self._now_ms)
         self.groups.auto_create = rules.auto_create_groups
-        self.sends.change_rules(rules.sends)
-        self.pulls.rules = rules.pulls
+        self.send_processor.change_rules(rules.sends)
+        self.pull_processor.rules = rules.pulls
         self.transactions.change_rules(rules.transactions)
-        self.overload.change_rules(rules.overload)
-        self._choose_sends()
+        self.flow_control.change_rules(rules.flow_control)
+        self._update_send_handler()
 
-    def line_closed(self, line: Line) -> None:
-        self._keys.pop(line, None)
-        self.pulls.line_closed(line)
-        self.clients.line_closed(line)
-        self.transactions.line_closed(line)
-        self.overload.line_closed(line)
+    def channel_closed(self, channel: Channel) -> None:
+        self._access_keys.pop(channel, None)
+        self.pull_processor.channel_closed(channel)
+        self.client_processor.channel_closed(channel)
+        self.transactions.channel_closed(channel)
+        self.flow_control.channel_closed(channel)
 
     def tick(self, now_ms: int) -> None:
         """Some ten times a second: pulls whose time is over, messages whose time has come."""
         self._now_ms = now_ms
-        self.pulls.expire(now_ms)
+        self.pull_processor.expire(now_ms)
         self.transactions.tick(now_ms)
-        self.decisions.tick()
-        self._admin.tick(now_ms)
-        self._admin_broker.tick(now_ms)
-        self._choose_sends()
-        due = self.delays.due(now_ms)
+        self.group_decisions.tick()
+        self._metadata_admin.tick(now_ms)
+        self._broker_admin.tick(now_ms)
+        self._update_send_handler()
+        due = self.delayed_messages.find_due(now_ms)
         if due.records:
-            self.turn.put(due.records, stored=lambda _: self.delays.delivered(due), waits=False)
-        if now_ms - self._expired_ms >= EXPIRE_INTERVAL_MS:
-            self._expired_ms = now_ms
-            self.clients.expire(now_ms)
-            self.overload.forget(now_ms)
-            self.counts.forget(self.topics.all(), self.groups.all())
+            self.turn.add_records(
+                due.records,
+                on_stored=lambda _: self.delayed_messages.mark_delivered(due),
+                waits_for_flush=False,
+            )
+        if now_ms - self._last_expiry_ms >= EXPIRE_INTERVAL_MS:
+            self._last_expiry_ms = now_ms
+            self.client_processor.expire(now_ms)
+            self.flow_control.purge_idle(now_ms)
+            self.counters.purge(self.topics.configs(), self.groups.configs())
 
     def save(self) -> None:
         """Bring what is not in the log to its files."""
         self.save_offsets()
-        self.save_delays()
+        self.save_delayed_messages()
 
-    def save_delays(self) -> None:
-        if self.delays.dirty:
-            self.delays.save()
+    def save_delayed_messages(self) -> None:
+        if self.delayed_messages.is_dirty:
+            self.delayed_messages.save()
 
     def save_offsets(self) -> None:
         self._save_tables()
         self.transactions.save()
-        if self.offsets.version != self._offsets_saved:
-            self._offsets_saved = self.offsets.version
+        if self.offsets.version != self._saved_offsets_version:
+            self._saved_offsets_version = self.offsets.version
             self._offsets_file.save(offsetTable=self.offsets.dump())

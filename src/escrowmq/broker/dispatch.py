@@ -18,20 +18,20 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
-from escrowmq.auth.acl import Action, Kind, Need
-from escrowmq.broker.metadata import CLOSED_TO_SENDERS, DLQ_PREFIX, RETRY_PREFIX
+from escrowmq.auth.acl import Action, Permission, ResourceType
+from escrowmq.broker.metadata import BROKER_ONLY_TOPICS, DLQ_PREFIX, RETRY_PREFIX
 from escrowmq.errors import (
     BrokenBody,
     CorruptRecord,
-    NoSuchRecord,
-    NoSuchTransaction,
+    RecordNotFound,
     RequestRefused,
+    TransactionNotFound,
 )
-from escrowmq.escrow.coordinator import Escrow
+from escrowmq.escrow.coordinator import TransactionCoordinator
 from escrowmq.message.record import LogOffset
 from escrowmq.remoting.bodies import (
     CheckClientConfig,
-    HalfPlaces,
+    HalfPositions,
     Heartbeat,
     JsonBody,
     LockBatch,
@@ -45,7 +45,7 @@ from escrowmq.store.status import PutStatus
 from escrowmq.store.store import MessageStore
 
 
-class Line(Hashable, Protocol):
+class Channel(Hashable, Protocol):
     peer: str  # ip:port, for people
     peer_host: bytes  # as records hold it
 
@@ -58,17 +58,23 @@ class Line(Hashable, Protocol):
     def write_pieces(self, pieces: Sequence[Body]) -> None:
         """An answer whose body is slices of the log."""
 
-    def post(self, code: int, fields: Header, body: Body = b"") -> bool:
+    def send_oneway(self, code: int, fields: Header, body: Body = b"") -> bool:
         """A request of ours, one way. False if the line is gone or stuffed."""
 
 
 # What the peer answered; None if it did not, in time or at all.
-Answered = Callable[[Command | None, bytes], None]
+ResponseCallback = Callable[[Command | None, bytes], None]
 
 
-class AskableLine(Line, Protocol):
-    def ask(
-        self, code: int, fields: Header, body: Body, answered: Answered, *, wait_s: float
+class RequestChannel(Channel, Protocol):
+    def call(
+        self,
+        code: int,
+        fields: Header,
+        body: Body,
+        on_response: ResponseCallback,
+        *,
+        timeout_s: float,
     ) -> bool:
         """A request of ours that the peer answers. False if the line is gone or stuffed;
         `answered` is then never called, and otherwise once."""
@@ -77,33 +83,35 @@ class AskableLine(Line, Protocol):
 B = TypeVar("B", bound=JsonBody)
 
 
-def body_of(kind: type[B], request: Request[Any]) -> B:
+def decode_request_body(body_type: type[B], request: Request[Any]) -> B:
     try:
-        return decode_body(kind, request.body)
+        return decode_body(body_type, request.body)
     except BrokenBody as error:
         raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
 
 
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"  # every client may write it
 _READ: Final = Action.SUB | Action.GET
-_NOTE: Final = Action.SUB | Action.UPDATE
+_COMMIT_OFFSET: Final = Action.SUB | Action.UPDATE
 
-Needs = Callable[[Request[Any]], Iterable[Need]]
+PermissionLookup = Callable[[Request[Any]], Iterable[Permission]]
 
 
-class Permissions:
-    def __init__(self, store: MessageStore, escrow: Escrow, *, cluster: str) -> None:
+class RequestPermissions:
+    def __init__(
+        self, store: MessageStore, coordinator: TransactionCoordinator, *, cluster: str
+    ) -> None:
         self._store = store
-        self._escrow = escrow
+        self._coordinator = coordinator
         self._reply_topic = f"{cluster}_REPLY_TOPIC"
-        self._look = Need(Kind.CLUSTER, cluster, Action.GET)
-        self._change = Need(Kind.CLUSTER, cluster, Action.UPDATE)
-        self._table = self._needs_by_code()
+        self._cluster_read = Permission(ResourceType.CLUSTER, cluster, Action.GET)
+        self._cluster_update = Permission(ResourceType.CLUSTER, cluster, Action.UPDATE)
+        self._lookups = self._lookups_by_code()
 
-    def of(self, request: Request[Any]) -> Iterable[Need]:
-        return self._table.get(request.head.code, self._administrator)(request)
+    def required(self, request: Request[Any]) -> Iterable[Permission]:
+        return self._lookups.get(request.head.code, self._administrator)(request)
 
-    def _needs_by_code(self) -> dict[int, Needs]:
+    def _lookups_by_code(self) -> dict[int, PermissionLookup]:
         code = RequestCode
         return {
             code.SEND_MESSAGE: self._send,
@@ -119,8 +127,8 @@ class Permissions:
             code.REGISTER_WRITER: self._writer,
             code.DECIDE_BATCH: self._writer,
             code.QUERY_WRITER: self._writer,
-            code.LIST_TRANSACTIONS: lambda _: (self._look,),
-            code.SHOW_TRANSACTION: lambda _: (self._look,),
+            code.LIST_TRANSACTIONS: lambda _: (self._cluster_read,),
+            code.SHOW_TRANSACTION: lambda _: (self._cluster_read,),
             code.HEART_BEAT: self._heartbeat,
             code.UNREGISTER_CLIENT: self._unregister,
             code.CHECK_CLIENT_CONFIG: self._check_config,
@@ -128,120 +136,128 @@ class Permissions:
             code.LOCK_BATCH_MQ: self._lock,
             code.UNLOCK_BATCH_MQ: self._lock,
             code.QUERY_CONSUMER_OFFSET: lambda asked: self._offset(asked, _READ),
-            code.UPDATE_CONSUMER_OFFSET: lambda asked: self._offset(asked, _NOTE),
+            code.UPDATE_CONSUMER_OFFSET: lambda asked: self._offset(asked, _COMMIT_OFFSET),
             code.GET_MAX_OFFSET: self._read,
             code.GET_MIN_OFFSET: self._read,
             code.SEARCH_OFFSET_BY_TIMESTAMP: self._read,
             code.GET_EARLIEST_MSG_STORETIME: self._read,
             code.QUERY_MESSAGE: self._read,
-            code.VIEW_MESSAGE_BY_ID: lambda asked: self._record(asked.head.fields.offset),
-            code.UPDATE_AND_CREATE_TOPIC: lambda asked: self._manage(asked, Action.CREATE),
-            code.DELETE_TOPIC_IN_BROKER: lambda asked: self._manage(asked, Action.DELETE),
+            code.VIEW_MESSAGE_BY_ID: lambda asked: self._record_permissions(
+                asked.head.fields.offset
+            ),
+            code.UPDATE_AND_CREATE_TOPIC: lambda asked: self._manage_topic(asked, Action.CREATE),
+            code.DELETE_TOPIC_IN_BROKER: lambda asked: self._manage_topic(asked, Action.DELETE),
         }
 
-    def _administrator(self, request: Request[Any]) -> Iterable[Need]:
-        return (self._change,)
+    def _administrator(self, request: Request[Any]) -> Iterable[Permission]:
+        return (self._cluster_update,)
 
     # --- messages --------------------------------------------------------------------------------
 
-    def _topic(self, topic: str, actions: Action) -> Need:
+    def _topic_permission(self, topic: str, actions: Action) -> Permission:
         for prefix in (RETRY_PREFIX, DLQ_PREFIX):
             if topic.startswith(prefix):
-                return _group(topic.removeprefix(prefix), Action.SUB | actions & ~Action.PUB)
-        if topic in CLOSED_TO_SENDERS:
+                return _group_permission(
+                    topic.removeprefix(prefix), Action.SUB | actions & ~Action.PUB
+                )
+        if topic in BROKER_ONLY_TOPICS:
             # Halves and delayed messages of every topic lie there.
-            return self._change if actions & Action.PUB else self._look
-        return Need(Kind.TOPIC, topic, actions)
+            return self._cluster_update if actions & Action.PUB else self._cluster_read
+        return Permission(ResourceType.TOPIC, topic, actions)
 
-    def _send(self, request: Request[Any]) -> Iterable[Need]:
+    def _send(self, request: Request[Any]) -> Iterable[Permission]:
         topic = request.head.fields.topic
-        return () if topic == TRACE_TOPIC else (self._topic(topic, Action.PUB),)
+        return () if topic == TRACE_TOPIC else (self._topic_permission(topic, Action.PUB),)
 
-    def _reply(self, request: Request[Any]) -> Iterable[Need]:
+    def _reply(self, request: Request[Any]) -> Iterable[Permission]:
         """Who may read a question may answer it."""
         topic = request.head.fields.topic
-        return () if topic == self._reply_topic else (self._topic(topic, Action.PUB),)
+        return () if topic == self._reply_topic else (self._topic_permission(topic, Action.PUB),)
 
-    def _pull(self, request: Request[Any]) -> Iterable[Need]:
+    def _pull(self, request: Request[Any]) -> Iterable[Permission]:
         fields = request.head.fields
-        return self._topic(fields.topic, Action.SUB), _group(fields.consumer_group, Action.SUB)
+        return self._topic_permission(fields.topic, Action.SUB), _group_permission(
+            fields.consumer_group, Action.SUB
+        )
 
-    def _read(self, request: Request[Any]) -> Iterable[Need]:
-        return (self._topic(request.head.fields.topic, _READ),)
+    def _read(self, request: Request[Any]) -> Iterable[Permission]:
+        return (self._topic_permission(request.head.fields.topic, _READ),)
 
-    def _record(self, offset: int) -> Iterator[Need]:
+    def _record_permissions(self, log_offset: int) -> Iterator[Permission]:
         try:
-            yield self._topic(self._store.record_at(LogOffset(offset)).topic, _READ)
-        except (NoSuchRecord, CorruptRecord):
+            yield self._topic_permission(self._store.record_at(LogOffset(log_offset)).topic, _READ)
+        except (RecordNotFound, CorruptRecord):
             return  # there is nothing to hide; the handler says so
 
-    def _manage(self, request: Request[Any], action: Action) -> Iterable[Need]:
-        return (Need(Kind.TOPIC, request.head.fields.topic, action),)
+    def _manage_topic(self, request: Request[Any], action: Action) -> Iterable[Permission]:
+        return (Permission(ResourceType.TOPIC, request.head.fields.topic, action),)
 
     # --- transactions ----------------------------------------------------------------------------
 
-    def _end(self, request: Request[Any]) -> Iterable[Need]:
+    def _end(self, request: Request[Any]) -> Iterable[Permission]:
         fields = request.head.fields
-        return self._half(fields.tran_state_table_offset, fields.commit_log_offset)
+        return self._half_permissions(fields.tran_state_table_offset, fields.commit_log_offset)
 
-    def _end_many(self, request: Request[Any]) -> Iterator[Need]:
-        needs: dict[Need, None] = {}
-        for queue_offset, log_offset in body_of(HalfPlaces, request).halves:
-            needs.update(dict.fromkeys(self._half(queue_offset, log_offset)))
+    def _end_many(self, request: Request[Any]) -> Iterator[Permission]:
+        needs: dict[Permission, None] = {}
+        for queue_offset, log_offset in decode_request_body(HalfPositions, request).halves:
+            needs.update(dict.fromkeys(self._half_permissions(queue_offset, log_offset)))
         yield from needs
 
-    def _half(self, queue_offset: int, log_offset: int) -> Iterator[Need]:
+    def _half_permissions(self, queue_offset: int, log_offset: int) -> Iterator[Permission]:
         try:
-            half = self._escrow.find(queue_offset, log_offset)
-        except NoSuchTransaction:
+            half = self._coordinator.find_open(queue_offset, log_offset)
+        except TransactionNotFound:
             return  # the handler says so
         if half is not None:  # what is settled can only be told again
-            yield self._topic(half.topic, Action.PUB)
+            yield self._topic_permission(half.topic, Action.PUB)
 
-    def _writer(self, request: Request[Any]) -> Iterable[Need]:
-        return (_group(request.head.fields.writer, Action.PUB),)
+    def _writer(self, request: Request[Any]) -> Iterable[Permission]:
+        return (_group_permission(request.head.fields.writer, Action.PUB),)
 
     # --- groups ----------------------------------------------------------------------------------
 
-    def _heartbeat(self, request: Request[Any]) -> Iterator[Need]:
-        for consumer in body_of(Heartbeat, request).consumer_data_set:
-            yield _group(consumer.group_name, Action.SUB)
+    def _heartbeat(self, request: Request[Any]) -> Iterator[Permission]:
+        for consumer in decode_request_body(Heartbeat, request).consumer_data_set:
+            yield _group_permission(consumer.group_name, Action.SUB)
             for wanted in consumer.subscription_data_set:
-                yield self._topic(wanted.topic, Action.SUB)
+                yield self._topic_permission(wanted.topic, Action.SUB)
 
-    def _unregister(self, request: Request[Any]) -> Iterator[Need]:
+    def _unregister(self, request: Request[Any]) -> Iterator[Permission]:
         if request.head.fields.consumer_group:
-            yield _group(request.head.fields.consumer_group, Action.SUB)
+            yield _group_permission(request.head.fields.consumer_group, Action.SUB)
 
-    def _check_config(self, request: Request[Any]) -> Iterator[Need]:
-        told = body_of(CheckClientConfig, request)
-        yield _group(told.group, Action.SUB)
-        yield self._topic(told.subscription_data.topic, Action.SUB)
+    def _check_config(self, request: Request[Any]) -> Iterator[Permission]:
+        told = decode_request_body(CheckClientConfig, request)
+        yield _group_permission(told.group, Action.SUB)
+        yield self._topic_permission(told.subscription_data.topic, Action.SUB)
 
-    def _members(self, request: Request[Any]) -> Iterable[Need]:
-        return (_group(request.head.fields.consumer_group, _READ),)
+    def _members(self, request: Request[Any]) -> Iterable[Permission]:
+        return (_group_permission(request.head.fields.consumer_group, _READ),)
 
-    def _lock(self, request: Request[Any]) -> Iterator[Need]:
-        wanted = body_of(LockBatch, request)
-        yield _group(wanted.consumer_group, Action.SUB)
+    def _lock(self, request: Request[Any]) -> Iterator[Permission]:
+        wanted = decode_request_body(LockBatch, request)
+        yield _group_permission(wanted.consumer_group, Action.SUB)
         for topic in {queue.topic for queue in wanted.mq_set}:
-            yield self._topic(topic, Action.SUB)
+            yield self._topic_permission(topic, Action.SUB)
 
-    def _offset(self, request: Request[Any], actions: Action) -> Iterable[Need]:
+    def _offset(self, request: Request[Any], actions: Action) -> Iterable[Permission]:
         fields = request.head.fields
-        return self._topic(fields.topic, actions), _group(fields.consumer_group, actions)
+        return self._topic_permission(fields.topic, actions), _group_permission(
+            fields.consumer_group, actions
+        )
 
-    def _send_back(self, request: Request[Any]) -> Iterator[Need]:
+    def _send_back(self, request: Request[Any]) -> Iterator[Permission]:
         """To the retry topic of a group, which must be able to read it as it is."""
-        yield _group(request.head.fields.group, Action.SUB)
-        yield from self._record(request.head.fields.offset)
+        yield _group_permission(request.head.fields.group, Action.SUB)
+        yield from self._record_permissions(request.head.fields.offset)
 
 
-def _group(name: str, actions: Action) -> Need:
-    return Need(Kind.GROUP, name, actions)
+def _group_permission(name: str, actions: Action) -> Permission:
+    return Permission(ResourceType.GROUP, name, actions)
 
 
-CODES_OF_PUTS: Final = {
+RESPONSE_CODE_BY_PUT_STATUS: Final = {
     PutStatus.PUT_OK: ResponseCode.SUCCESS,
     PutStatus.FLUSH_DISK_TIMEOUT: ResponseCode.FLUSH_DISK_TIMEOUT,
     PutStatus.FLUSH_SLAVE_TIMEOUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,

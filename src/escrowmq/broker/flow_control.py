@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from escrowmq.broker.dispatch import Line
+from escrowmq.broker.dispatch import Channel
 from escrowmq.errors import BrokenBody, RequestRefused
 from escrowmq.message.batch import decode_batch
 from escrowmq.remoting.codes import RequestCode, ResponseCode
@@ -26,18 +26,18 @@ from escrowmq.store.store import MessageStore
 CONNECTION: Final = "connection"
 TOPIC: Final = "topic"
 UNFLUSHED: Final = "unflushed"
-_MARK: Final = "[REJECTREQUEST]"  # by which RocketMQ's users find such answers in their logs
+_REJECT_MARK: Final = "[REJECTREQUEST]"  # by which RocketMQ's users find such answers in their logs
 
-SENDS: Final = (
+SEND_CODES: Final = (
     RequestCode.SEND_MESSAGE_V2,
     RequestCode.SEND_MESSAGE,
     RequestCode.SEND_BATCH_MESSAGE,
 )
-Accept = Callable[[Line, Request[Any], int], None]
+SendHandler = Callable[[Channel, Request[Any], int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverloadRules:
+class FlowControlRules:
     """Rates are a second's; 0: no limit."""
 
     unflushed_bytes_max: int = 1 << 30
@@ -52,65 +52,65 @@ class OverloadRules:
 
 
 class _Bucket:
-    __slots__ = ("left", "read_ms")
+    __slots__ = ("tokens", "updated_ms")
 
-    def __init__(self, a_second: int, now_ms: int) -> None:
-        self.left = float(a_second)
-        self.read_ms = now_ms
+    def __init__(self, rate_per_s: int, now_ms: int) -> None:
+        self.tokens = float(rate_per_s)
+        self.updated_ms = now_ms
 
-    def may_take(self, a_second: int, now_ms: int) -> bool:
-        more = a_second * (now_ms - self.read_ms) / 1000
-        self.left = min(float(a_second), self.left + more)
-        self.read_ms = now_ms
-        return self.left > 0
+    def has_tokens(self, rate_per_s: int, now_ms: int) -> bool:
+        more = rate_per_s * (now_ms - self.updated_ms) / 1000
+        self.tokens = min(float(rate_per_s), self.tokens + more)
+        self.updated_ms = now_ms
+        return self.tokens > 0
 
 
-class Overload:
-    def __init__(self, store: MessageStore, accept: Accept, rules: OverloadRules) -> None:
+class FlowControl:
+    def __init__(self, store: MessageStore, send: SendHandler, rules: FlowControlRules) -> None:
         self._store = store
-        self._accept = accept
+        self._send = send
         self.rules = rules
         self._buckets: dict[tuple[Hashable, bool], _Bucket] = {}  # of whom; whether of bytes
-        self.refused: defaultdict[str, int] = defaultdict(int)  # by limit
+        self.refused_by_limit: defaultdict[str, int] = defaultdict(int)  # by limit
 
-    def change_rules(self, rules: OverloadRules) -> None:
+    def change_rules(self, rules: FlowControlRules) -> None:
         self.rules = rules
         self._buckets.clear()
 
     @property
-    def is_behind(self) -> bool:
+    def is_disk_behind(self) -> bool:
         """The disk does not keep up."""
-        return self._store.end - self._store.flushed > self.rules.unflushed_bytes_max
+        return self._store.end - self._store.flushed_offset > self.rules.unflushed_bytes_max
 
-    def handler(self) -> Accept:
+    def send_handler(self) -> SendHandler:
         """Who takes sends as things are."""
-        return self._accept_some if self.rules.has_rates or self.is_behind else self._accept
+        return self._send_limited if self.rules.has_rates or self.is_disk_behind else self._send
 
-    def forget(self, now_ms: int) -> None:
+    def purge_idle(self, now_ms: int) -> None:
         """Those of whom nothing came for a while: a new bucket says the same."""
         self._buckets = {
             whose: bucket
             for whose, bucket in self._buckets.items()
-            if now_ms - bucket.read_ms < 10_000 or bucket.left < 0
+            if now_ms - bucket.updated_ms < 10_000 or bucket.tokens < 0
         }
 
-    def line_closed(self, line: Line) -> None:
-        self._buckets.pop((line, False), None)
-        self._buckets.pop((line, True), None)
+    def channel_closed(self, channel: Channel) -> None:
+        self._buckets.pop((channel, False), None)
+        self._buckets.pop((channel, True), None)
 
-    def _accept_some(self, line: Line, request: Request[Any], now_ms: int) -> None:
+    def _send_limited(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         rules, topic = self.rules, request.head.fields.topic
-        if self.is_behind:
+        if self.is_disk_behind:
             self._refuse(
                 UNFLUSHED,
                 f"more than escrowUnflushedBytesMax={rules.unflushed_bytes_max} bytes "
                 "wait for the disk",
             )
         limits = [
-            (CONNECTION, line, False, rules.connection_sends_max, "escrowConnectionSendsMax"),
+            (CONNECTION, channel, False, rules.connection_sends_max, "escrowConnectionSendsMax"),
             (
                 CONNECTION,
-                line,
+                channel,
                 True,
                 rules.connection_send_bytes_max,
                 "escrowConnectionSendBytesMax",
@@ -121,26 +121,26 @@ class Overload:
         buckets: list[tuple[_Bucket, bool]] = []
         for what, whose, is_bytes, a_second, key in limits:
             if a_second:
-                bucket = self._bucket((whose, is_bytes), a_second, now_ms)
-                if not bucket.may_take(a_second, now_ms):
+                bucket = self._get_bucket((whose, is_bytes), a_second, now_ms)
+                if not bucket.has_tokens(a_second, now_ms):
                     self._refuse(what, f"{key}={a_second} a second; send less, or later")
                 buckets.append((bucket, is_bytes))
-        self._accept(line, request, now_ms)  # what it refuses does not count
+        self._send(channel, request, now_ms)  # what it refuses does not count
         for bucket, is_bytes in buckets:
-            bucket.left -= len(request.body) if is_bytes else _count(request)
+            bucket.tokens -= len(request.body) if is_bytes else _message_count(request)
 
-    def _bucket(self, whose: tuple[Hashable, bool], a_second: int, now_ms: int) -> _Bucket:
-        found = self._buckets.get(whose)
+    def _get_bucket(self, key: tuple[Hashable, bool], rate_per_s: int, now_ms: int) -> _Bucket:
+        found = self._buckets.get(key)
         if found is None:
-            found = self._buckets[whose] = _Bucket(a_second, now_ms)
+            found = self._buckets[key] = _Bucket(rate_per_s, now_ms)
         return found
 
-    def _refuse(self, limit: str, why: str) -> None:
-        self.refused[limit] += 1
-        raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"{_MARK} system busy: {why}")
+    def _refuse(self, limit: str, reason: str) -> None:
+        self.refused_by_limit[limit] += 1
+        raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"{_REJECT_MARK} system busy: {reason}")
 
 
-def _count(request: Request[Any]) -> int:
+def _message_count(request: Request[Any]) -> int:
     if not request.head.fields.batch:
         return 1
     try:

@@ -19,9 +19,9 @@ from escrowmq.message import names
 from escrowmq.remoting.codes import ResponseCode
 from escrowmq.store.config_files import ConfigFile, DataVersion, GroupConfig, TopicConfig
 
-READ: Final = 4
-WRITE: Final = 2
-INHERIT: Final = 1
+PERM_READ: Final = 4
+PERM_WRITE: Final = 2
+PERM_INHERIT: Final = 1
 
 TEMPLATE_TOPIC: Final = "TBW102"
 RETRY_PREFIX: Final = "%RETRY%"
@@ -31,7 +31,7 @@ OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 
 # Only the broker itself writes here.
-CLOSED_TO_SENDERS: Final = frozenset(
+BROKER_ONLY_TOPICS: Final = frozenset(
     (
         names.SCHEDULE_TOPIC,
         names.HALF_TOPIC,
@@ -46,22 +46,22 @@ CLOSED_TO_SENDERS: Final = frozenset(
 )
 
 # Nobody makes or removes these by hand.
-SYSTEM_TOPICS: Final = CLOSED_TO_SENDERS | {TEMPLATE_TOPIC, "BenchmarkTest"}
+SYSTEM_TOPICS: Final = BROKER_ONLY_TOPICS | {TEMPLATE_TOPIC, "BenchmarkTest"}
 
 
 def is_system_topic(topic: str) -> bool:
     return topic in SYSTEM_TOPICS or topic.startswith("rmq_sys_")
 
 
-_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
-_NAME_LENGTH_MAX = 127
-_LONG_NAME_LENGTH_MAX = 255
+_NAME_PATTERN = re.compile(r"[%|a-zA-Z0-9_-]+")
+_TOPIC_LENGTH_MAX = 127
+_GROUP_TOPIC_LENGTH_MAX = 255
 
 
-def refuse_bad_topic_name(topic: str) -> None:
+def check_topic_name(topic: str) -> None:
     long = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
-    limit = _LONG_NAME_LENGTH_MAX if long else _NAME_LENGTH_MAX
-    if not _NAME.fullmatch(topic):
+    limit = _GROUP_TOPIC_LENGTH_MAX if long else _TOPIC_LENGTH_MAX
+    if not _NAME_PATTERN.fullmatch(topic):
         raise RequestRefused(
             ResponseCode.INVALID_PARAMETER,
             f"the topic {topic[:100]!r} may only have letters, digits and %|_-",
@@ -73,31 +73,34 @@ def refuse_bad_topic_name(topic: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicRules:
+class TopicTableRules:
     cluster: str
     broker_name: str
     auto_create: bool = True
-    template_queues: int = 8
+    template_queue_count: int = 8
     has_cluster_topic: bool = True
     has_broker_topic: bool = True
 
 
-class Topics:
+class TopicTable:
     """`changed` is called after every change, so that name servers hear of it at once."""
 
     def __init__(
-        self, file: ConfigFile, rules: TopicRules, changed: Callable[[], None] = lambda: None
+        self,
+        file: ConfigFile,
+        rules: TopicTableRules,
+        on_changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._file = file
         self._rules = rules
-        self._changed = changed
+        self._on_changed = on_changed
         self._topics = file.entries("topicConfigTable", TopicConfig)
         self.version: DataVersion = file.version()
-        self.dirty = False
+        self.is_dirty = False
         # How many queues a topic has, if anybody may send to it: asked for every send.
-        self.open_queues: dict[str, int] = {}
-        self._make_system_topics()
-        self._note_all_open()
+        self.sendable_queue_counts: dict[str, int] = {}
+        self._create_system_topics()
+        self._update_all_queue_counts()
 
     def is_system(self, topic: str) -> bool:
         """Also those that have the name of the broker or of its cluster."""
@@ -111,109 +114,114 @@ class Topics:
     def find(self, topic: str) -> TopicConfig | None:
         return self._topics.get(topic)
 
-    def all(self) -> dict[str, TopicConfig]:
+    def configs(self) -> dict[str, TopicConfig]:
         return dict(self._topics)
 
     def put(self, config: TopicConfig, *, now_ms: int) -> None:
         self._topics[config.topic_name] = config
-        self._note_open(config)
-        self._touch(now_ms)
+        self._update_queue_count(config)
+        self._mark_changed(now_ms)
 
     def remove(self, topic: str, *, now_ms: int) -> bool:
         if self._topics.pop(topic, None) is None:
             return False
-        self.open_queues.pop(topic, None)
-        self._touch(now_ms)
+        self.sendable_queue_counts.pop(topic, None)
+        self._mark_changed(now_ms)
         return True
 
-    def change_rules(self, rules: TopicRules, *, now_ms: int) -> None:
+    def change_rules(self, rules: TopicTableRules, *, now_ms: int) -> None:
         self._rules = rules
-        self._make_system_topics()
-        if self.dirty:
-            self._note_all_open()
-            self._touch(now_ms)
+        self._create_system_topics()
+        if self.is_dirty:
+            self._update_all_queue_counts()
+            self._mark_changed(now_ms)
 
-    def find_or_make(
-        self, topic: str, *, template: str, queues: int, now_ms: int
+    def get_or_create(
+        self, topic: str, *, template: str, queue_count: int, now_ms: int
     ) -> TopicConfig | None:
         """The topic, made from its template if that is allowed; None if it is not."""
         found = self._topics.get(topic)
         if found is not None:
             return found
         if topic.startswith(RETRY_PREFIX):
-            return self.make(topic, queues=1, now_ms=now_ms)
+            return self.ensure(topic, queue_count=1, now_ms=now_ms)
         pattern = self._topics.get(template)
-        if pattern is None or not pattern.perm & INHERIT:
+        if pattern is None or not pattern.perm & PERM_INHERIT:
             return None
         if template == TEMPLATE_TOPIC and not self._rules.auto_create:
             return None
-        count = max(0, min(queues, pattern.write_queue_nums))
-        return self.make(topic, queues=count, perm=pattern.perm & ~INHERIT, now_ms=now_ms)
+        count = max(0, min(queue_count, pattern.write_queue_nums))
+        return self.ensure(
+            topic, queue_count=count, perm=pattern.perm & ~PERM_INHERIT, now_ms=now_ms
+        )
 
-    def make(
-        self, topic: str, *, queues: int, now_ms: int, perm: int = READ | WRITE
+    def ensure(
+        self, topic: str, *, queue_count: int, now_ms: int, perm: int = PERM_READ | PERM_WRITE
     ) -> TopicConfig:
         found = self._topics.get(topic)
         if found is None:
             found = TopicConfig(
-                topic_name=topic, read_queue_nums=queues, write_queue_nums=queues, perm=perm
+                topic_name=topic,
+                read_queue_nums=queue_count,
+                write_queue_nums=queue_count,
+                perm=perm,
             )
             self.put(found, now_ms=now_ms)
         return found
 
     def save(self) -> None:
         self._file.save(topicConfigTable=self._topics, dataVersion=self.version)
-        self.dirty = False
+        self.is_dirty = False
 
-    def _note_all_open(self) -> None:
+    def _update_all_queue_counts(self) -> None:
         for config in self._topics.values():
-            self._note_open(config)
+            self._update_queue_count(config)
 
-    def _note_open(self, config: TopicConfig) -> None:
+    def _update_queue_count(self, config: TopicConfig) -> None:
         name = config.topic_name
-        closed = name in CLOSED_TO_SENDERS or name.startswith(RETRY_PREFIX)
-        if closed or not config.perm & WRITE:
-            self.open_queues.pop(name, None)
+        closed = name in BROKER_ONLY_TOPICS or name.startswith(RETRY_PREFIX)
+        if closed or not config.perm & PERM_WRITE:
+            self.sendable_queue_counts.pop(name, None)
         else:
-            self.open_queues[name] = max(config.read_queue_nums, config.write_queue_nums)
+            self.sendable_queue_counts[name] = max(config.read_queue_nums, config.write_queue_nums)
 
-    def _touch(self, now_ms: int) -> None:
+    def _mark_changed(self, now_ms: int) -> None:
         self.version = self.version.next(now_ms)
-        self.dirty = True
-        self._changed()
+        self.is_dirty = True
+        self._on_changed()
 
-    def _make_system_topics(self) -> None:
-        rules, open_to_all = self._rules, READ | WRITE | INHERIT
+    def _create_system_topics(self) -> None:
+        rules, open_to_all = self._rules, PERM_READ | PERM_WRITE | PERM_INHERIT
         wanted = [
-            (SELF_TEST_TOPIC, 1, READ | WRITE),
-            ("BenchmarkTest", 1024, READ | WRITE),
+            (SELF_TEST_TOPIC, 1, PERM_READ | PERM_WRITE),
+            ("BenchmarkTest", 1024, PERM_READ | PERM_WRITE),
             *([(rules.cluster, 16, open_to_all)] if rules.has_cluster_topic else []),
             *([(rules.broker_name, 1, open_to_all)] if rules.has_broker_topic else []),
-            (OFFSET_MOVED_TOPIC, 1, READ | WRITE),
-            (names.SCHEDULE_TOPIC, 18, READ | WRITE),
-            (f"{rules.cluster}_REPLY_TOPIC", 1, READ | WRITE),
-            (names.HALF_TOPIC, 1, READ | WRITE),
-            (names.OP_TOPIC, 1, READ | WRITE),
-            (names.STRANDED_TOPIC, 1, READ | WRITE),
-            (names.JOURNAL_TOPIC, 1, READ | WRITE),
-            (names.DECISION_TOPIC, 1, READ | WRITE),
-            (TIMER_TOPIC, 1, READ | WRITE),
+            (OFFSET_MOVED_TOPIC, 1, PERM_READ | PERM_WRITE),
+            (names.SCHEDULE_TOPIC, 18, PERM_READ | PERM_WRITE),
+            (f"{rules.cluster}_REPLY_TOPIC", 1, PERM_READ | PERM_WRITE),
+            (names.HALF_TOPIC, 1, PERM_READ | PERM_WRITE),
+            (names.OP_TOPIC, 1, PERM_READ | PERM_WRITE),
+            (names.STRANDED_TOPIC, 1, PERM_READ | PERM_WRITE),
+            (names.JOURNAL_TOPIC, 1, PERM_READ | PERM_WRITE),
+            (names.DECISION_TOPIC, 1, PERM_READ | PERM_WRITE),
+            (TIMER_TOPIC, 1, PERM_READ | PERM_WRITE),
         ]
         template = self._topics.get(TEMPLATE_TOPIC)
         if rules.auto_create and template is None:
-            wanted.append((TEMPLATE_TOPIC, rules.template_queues, open_to_all))
-        elif template is not None and rules.auto_create != bool(template.perm & INHERIT):
-            template.perm ^= INHERIT  # clients must take it for one now, or must not
-            self.dirty = True
+            wanted.append((TEMPLATE_TOPIC, rules.template_queue_count, open_to_all))
+        elif template is not None and rules.auto_create != bool(template.perm & PERM_INHERIT):
+            template.perm ^= PERM_INHERIT  # clients must take it for one now, or must not
+            self.is_dirty = True
         for topic, queues, perm in wanted:
             if topic not in self._topics:
                 self._topics[topic] = TopicConfig(
                     topic_name=topic, read_queue_nums=queues, write_queue_nums=queues, perm=perm
                 )
-                self.dirty = True
+                self.is_dirty = True
 
 
-NAME_LENGTH_MAX: Final = 120
+GROUP_NAME_LENGTH_MAX: Final = 120
 # Those that RocketMQ's own tools and brokers use.
 _SYSTEM_GROUPS: Final = (
     "TOOLS_CONSUMER",
@@ -230,27 +238,27 @@ def is_system_group(name: str) -> bool:
     return name in _SYSTEM_GROUPS
 
 
-def is_group_name(name: str) -> bool:
-    return bool(_NAME.fullmatch(name)) and len(name) <= NAME_LENGTH_MAX
+def is_valid_group_name(name: str) -> bool:
+    return bool(_NAME_PATTERN.fullmatch(name)) and len(name) <= GROUP_NAME_LENGTH_MAX
 
 
-class Groups:
+class SubscriptionGroups:
     def __init__(self, file: ConfigFile, *, auto_create: bool) -> None:
         self._file = file
         self.auto_create = auto_create
         self._groups = file.entries("subscriptionGroupTable", GroupConfig)
         self.version: DataVersion = file.version()
-        self.dirty = False
+        self.is_dirty = False
         for name in _SYSTEM_GROUPS:
             self._groups.setdefault(name, GroupConfig(group_name=name))
 
     def find(self, name: str) -> GroupConfig | None:
         return self._groups.get(name)
 
-    def find_or_make(self, name: str, *, now_ms: int) -> GroupConfig | None:
+    def get_or_create(self, name: str, *, now_ms: int) -> GroupConfig | None:
         """None if it may not be made: by the settings, or by its name."""
         found = self._groups.get(name)
-        if found is None and self.auto_create and is_group_name(name):
+        if found is None and self.auto_create and is_valid_group_name(name):
             found = GroupConfig(group_name=name)
             self.put(found, now_ms=now_ms)
         return found
@@ -258,18 +266,18 @@ class Groups:
     def put(self, config: GroupConfig, *, now_ms: int) -> None:
         self._groups[config.group_name] = config
         self.version = self.version.next(now_ms)
-        self.dirty = True
+        self.is_dirty = True
 
     def remove(self, name: str, *, now_ms: int) -> bool:
         if self._groups.pop(name, None) is None:
             return False
         self.version = self.version.next(now_ms)
-        self.dirty = True
+        self.is_dirty = True
         return True
 
-    def all(self) -> dict[str, GroupConfig]:
+    def configs(self) -> dict[str, GroupConfig]:
         return dict(self._groups)
 
     def save(self) -> None:
         self._file.save(subscriptionGroupTable=self._groups, dataVersion=self.version)
-        self.dirty = False
+        self.is_dirty = False

@@ -16,15 +16,15 @@ from typing import Final
 from escrowmq.broker.broker import Broker
 from escrowmq.broker.flow_control import CONNECTION, TOPIC, UNFLUSHED
 from escrowmq.broker.metadata import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
-from escrowmq.broker.transactions.check import Checks
-from escrowmq.errors import CorruptRecord, NoSuchRecord
-from escrowmq.escrow.coordinator import Escrow
+from escrowmq.broker.transactions.check import TransactionChecker
+from escrowmq.errors import CorruptRecord, RecordNotFound
+from escrowmq.escrow.coordinator import TransactionCoordinator
 from escrowmq.message.record import QueueOffset
 from escrowmq.metrics import Counter, Family, Gauge, Histogram, Labels
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 
-STORAGE: Final = {"storage_type": "local", "storage_medium": "disk"}
-_SYSTEM_GROUP: Final = "cid_rmq_sys_"
+STORAGE_LABELS: Final = {"storage_type": "local", "storage_medium": "disk"}
+_SYSTEM_GROUP_PREFIX: Final = "cid_rmq_sys_"
 _CONSUME_MODES: Final = {
     "CONSUME_PASSIVELY": "push",
     "CONSUME_ACTIVELY": "pull",
@@ -39,16 +39,16 @@ class BrokerMetrics:
         self._permission = permission
 
     def collect(self) -> Iterator[Family]:
-        self._broker.counts.forget(self._broker.topics.all(), self._broker.groups.all())
-        yield from self._tables()
-        yield from self._messages()
-        yield from self._connections()
-        yield from self._lag()
-        yield from self._log()
-        yield from self._work()
+        self._broker.counters.purge(self._broker.topics.configs(), self._broker.groups.configs())
+        yield from self._table_metrics()
+        yield from self._message_metrics()
+        yield from self._connection_metrics()
+        yield from self._lag_metrics()
+        yield from self._log_metrics()
+        yield from self._request_metrics()
 
-    def _tables(self) -> Iterator[Family]:
-        topics, groups = self._broker.topics.all(), self._broker.groups.all()
+    def _table_metrics(self) -> Iterator[Family]:
+        topics, groups = self._broker.topics.configs(), self._broker.groups.configs()
         yield Gauge(
             "rocketmq_broker_permission",
             "4 to be read, 2 to be written, 6 for both.",
@@ -68,38 +68,38 @@ class BrokerMetrics:
         config = self._broker.topics.find(topic)
         queues = 0 if config is None else config.write_queue_nums
         total = sum(self._broker.store.max_offset(topic, number) for number in range(queues))
-        return {"consumer_group": group, "is_system": _yes(_is_system("", group))}, total
+        return {"consumer_group": group, "is_system": _bool_label(_is_system("", group))}, total
 
-    def _messages(self) -> Iterator[Family]:
-        came = list(self._broker.counts.messages_in.items())
-        went = list(self._broker.counts.messages_out.items())
+    def _message_metrics(self) -> Iterator[Family]:
+        came = list(self._broker.counters.messages_in.items())
+        went = list(self._broker.counters.messages_out.items())
         yield Counter(
             "rocketmq_messages_in_total",
             "Messages that producers sent and that were stored.",
-            ((_came(*key), sizes.count) for key, sizes in came),
+            ((_topic_labels(*key), sizes.count) for key, sizes in came),
         )
         yield Counter(
             "rocketmq_throughput_in_total",
             "Bytes of them, as stored.",
-            ((_came(*key), sizes.sum) for key, sizes in came),
+            ((_topic_labels(*key), sizes.sum) for key, sizes in came),
         )
         yield Histogram(
             "rocketmq_message_size",
             "Bytes of one, as stored.",
-            ((_came(*key), sizes) for key, sizes in came),
+            ((_topic_labels(*key), sizes) for key, sizes in came),
         )
         yield Counter(
             "rocketmq_messages_out_total",
             "Messages that consumers pulled.",
-            ((_went(*key), messages) for key, (messages, _) in went),
+            ((_group_labels(*key), messages) for key, (messages, _) in went),
         )
         yield Counter(
             "rocketmq_throughput_out_total",
             "Bytes of them.",
-            ((_went(*key), size) for key, (_, size) in went),
+            ((_group_labels(*key), size) for key, (_, size) in went),
         )
 
-    def _connections(self) -> Iterator[Family]:
+    def _connection_metrics(self) -> Iterator[Family]:
         producers, consumers = self._broker.producers, self._broker.consumers
         count = sum(len(producers.members(name)) for name in producers.names())
         yield Gauge(
@@ -115,9 +115,9 @@ class BrokerMetrics:
                 (
                     {
                         "consumer_group": group.name,
-                        "consume_mode": _CONSUME_MODES.get(group.habits.consume_type, "other"),
+                        "consume_mode": _CONSUME_MODES.get(group.settings.consume_type, "other"),
                         "protocol_type": "remoting",
-                        "is_system": _yes(_is_system("", group.name)),
+                        "is_system": _bool_label(_is_system("", group.name)),
                     },
                     len(consumers.members(group.name)),
                 )
@@ -125,13 +125,13 @@ class BrokerMetrics:
             ),
         )
 
-    def _lag(self) -> Iterator[Family]:
+    def _lag_metrics(self) -> Iterator[Family]:
         """Of every group that has noted how far it is, connected or not."""
         latencies: list[tuple[Labels, float]] = []
         yield Gauge(
             "rocketmq_consumer_lag_messages",
             "Messages of a topic that a group has not consumed.",
-            self._lags(latencies),
+            self._lag_samples(latencies),
         )
         yield Gauge(
             "rocketmq_consumer_lag_latency",
@@ -139,14 +139,14 @@ class BrokerMetrics:
             latencies,  # filled while those above were read
         )
 
-    def _lags(self, latencies: list[tuple[Labels, float]]) -> Iterator[tuple[Labels, float]]:
+    def _lag_samples(self, latencies: list[tuple[Labels, float]]) -> Iterator[tuple[Labels, float]]:
         offsets, topics = self._broker.offsets, self._broker.topics
-        for group in list(self._broker.groups.all()):
+        for group in list(self._broker.groups.configs()):
             for topic in offsets.topics_of(group):
                 if topics.find(topic) is None:
                     continue
-                labels = _went(topic, group)
-                lag, oldest_ms = self._lag_of(topic, offsets.queues(topic, group))
+                labels = _group_labels(topic, group)
+                lag, oldest_ms = self._lag_of(topic, offsets.queue_offsets(topic, group))
                 late_ms = 0 if oldest_ms is None else max(0, self._now_ms() - oldest_ms)
                 latencies.append((labels, late_ms))
                 yield labels, lag
@@ -168,63 +168,67 @@ class BrokerMetrics:
     def _stored_ms(self, topic: str, queue_id: int, queue_offset: int) -> int | None:
         try:
             return self._broker.store.stored_ms(topic, queue_id, queue_offset)
-        except (NoSuchRecord, CorruptRecord):
+        except (RecordNotFound, CorruptRecord):
             return None  # one bad record costs its own figure, not all of them
 
-    def _log(self) -> Iterator[Family]:
+    def _log_metrics(self) -> Iterator[Family]:
         store = self._broker.store
         yield Gauge(
             "rocketmq_storage_flush_behind_bytes",
             "Bytes of the log that are not durable yet.",
-            [(STORAGE, store.end - store.flushed)],
+            [(STORAGE_LABELS, store.end - store.flushed_offset)],
         )
         yield Gauge(
             "rocketmq_storage_message_reserve_time",
             "Milliseconds since the oldest message was stored.",
-            self._oldest(),
+            self._oldest_message_age(),
         )
         for name, meaning, value in (
             ("begin", "Where the oldest record of the log lies.", store.begin),
             ("end", "Where the next record of the log will lie.", store.end),
-            ("flushed", "Up to where the log is durable.", store.flushed),
+            ("flushed", "Up to where the log is durable.", store.flushed_offset),
             (
                 "checkpointed",
                 "Up to where queues and index are in their files.",
-                store.checkpointed,
+                store.checkpointed_offset,
             ),
         ):
             yield Gauge(f"escrowmq_log_{name}_bytes", meaning, [({}, value)])
         yield Gauge(
             "escrowmq_store_writable",
             "1 if messages are taken, 0 if the disk is nearly full or has failed.",
-            [({}, int(store.takes_writes))],
+            [({}, int(store.is_writable))],
         )
 
-    def _oldest(self) -> list[tuple[Labels, float]]:
+    def _oldest_message_age(self) -> list[tuple[Labels, float]]:
         store = self._broker.store
         try:
             record = next(store.records(store.begin, store.end), None)
-        except (NoSuchRecord, CorruptRecord):
+        except (RecordNotFound, CorruptRecord):
             return []
-        return [] if record is None else [(STORAGE, max(0, self._now_ms() - record.stored_ms))]
+        return (
+            [] if record is None else [(STORAGE_LABELS, max(0, self._now_ms() - record.stored_ms))]
+        )
 
-    def _work(self) -> Iterator[Family]:
-        counts = self._broker.counts
+    def _request_metrics(self) -> Iterator[Family]:
+        counts = self._broker.counters
         yield Gauge(
             "escrowmq_waiting_pulls",
             "Pulls that wait for a message.",
-            [({}, self._broker.pulls.waiting)],
+            [({}, self._broker.pull_processor.held_count)],
         )
         yield Counter(
             "escrowmq_busy_refusals_total",
             "Sends that were refused with SYSTEM_BUSY, by the limit that they met.",
             [
-                ({"limit": limit}, self._broker.overload.refused[limit])
+                ({"limit": limit}, self._broker.flow_control.refused_by_limit[limit])
                 for limit in (CONNECTION, TOPIC, UNFLUSHED)
             ],
         )
         yield Histogram(
-            "escrowmq_append_records", "Records in one write of the log.", [({}, counts.appends)]
+            "escrowmq_append_records",
+            "Records in one write of the log.",
+            [({}, counts.records_per_append)],
         )
         yield Histogram(
             "escrowmq_send_seconds",
@@ -235,7 +239,7 @@ class BrokerMetrics:
             "escrowmq_requests_total",
             "Requests that could be read.",
             [
-                ({"request_code": _request(code)}, count)
+                ({"request_code": _request_code_name(code)}, count)
                 for code, count in sorted(counts.requests.items())
             ],
         )
@@ -243,65 +247,80 @@ class BrokerMetrics:
             "escrowmq_refusals_total",
             "Answers other than SUCCESS; a pull that found nothing is one.",
             [
-                ({"request_code": _request(code), "response_code": response_name(why)}, count)
+                (
+                    {
+                        "request_code": _request_code_name(code),
+                        "response_code": response_code_name(why),
+                    },
+                    count,
+                )
                 for (code, why), count in sorted(counts.refused.items())
             ],
         )
 
 
-def _came(topic: str, kind: str) -> Labels:
-    return {"topic": topic, "message_type": kind, "is_system": _yes(is_system_topic(topic))}
+def _topic_labels(topic: str, message_type: str) -> Labels:
+    return {
+        "topic": topic,
+        "message_type": message_type,
+        "is_system": _bool_label(is_system_topic(topic)),
+    }
 
 
-def _went(topic: str, group: str) -> Labels:
+def _group_labels(topic: str, group: str) -> Labels:
     return {
         "topic": topic,
         "consumer_group": group,
-        "is_retry": _yes(topic.startswith((RETRY_PREFIX, DLQ_PREFIX))),
-        "is_system": _yes(_is_system(topic, group)),
+        "is_retry": _bool_label(topic.startswith((RETRY_PREFIX, DLQ_PREFIX))),
+        "is_system": _bool_label(_is_system(topic, group)),
     }
 
 
 def _is_system(topic: str, group: str) -> bool:
-    return is_system_topic(topic) or group.lower().startswith(_SYSTEM_GROUP)
+    return is_system_topic(topic) or group.lower().startswith(_SYSTEM_GROUP_PREFIX)
 
 
-def _yes(value: bool) -> str:
+def _bool_label(value: bool) -> str:
     return "true" if value else "false"
 
 
-def _request(code: int) -> str:
+def _request_code_name(code: int) -> str:
     try:
         return RequestCode(code).name.lower()
     except ValueError:
         return str(code)
 
 
-def response_name(code: int) -> str:
+def response_code_name(code: int) -> str:
     try:
         return ResponseCode(code).name.lower()
     except ValueError:
         return str(code)
 
 
-class EscrowMetrics:
-    def __init__(self, escrow: Escrow, checks: Checks, now_ms: Callable[[], int]) -> None:
-        self._escrow = escrow
-        self._checks = checks
+class TransactionMetrics:
+    def __init__(
+        self,
+        coordinator: TransactionCoordinator,
+        checker: TransactionChecker,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._coordinator = coordinator
+        self._checker = checker
         self._now_ms = now_ms
 
     def collect(self) -> Iterator[Family]:
-        yield from self._rocketmq()
-        yield from self._open()
-        yield from self._decided()
-        yield from self._asked()
+        yield from self._rocketmq_metrics()
+        yield from self._open_metrics()
+        yield from self._decision_metrics()
+        yield from self._check_metrics()
 
-    def _rocketmq(self) -> Iterator[Family]:
-        counts = self._escrow.counts
+    def _rocketmq_metrics(self) -> Iterator[Family]:
+        counts = self._coordinator.counters
         yield Gauge(
             "rocketmq_half_messages",
             "Transactions that are not decided, stranded ones included.",
-            _by_topic(self._escrow.open.by_topic),
+            _by_topic(self._coordinator.halves.count_by_topic),
         )
         yield Counter(
             "rocketmq_commit_messages_total",
@@ -319,19 +338,19 @@ class EscrowMetrics:
             [({}, counts.finish_seconds)],
         )
 
-    def _open(self) -> Iterator[Family]:
-        escrow = self._escrow
-        first = escrow.open.first()
+    def _open_metrics(self) -> Iterator[Family]:
+        escrow = self._coordinator
+        first = escrow.halves.oldest()
         age = 0.0 if first is None else max(0, self._now_ms() - first.parked_ms) / 1000
         yield Gauge(
             "escrowmq_open_transactions",
             "Transactions that are not decided, stranded ones included.",
-            [({}, len(escrow.open))],
+            [({}, len(escrow.halves))],
         )
         yield Gauge(
             "escrowmq_open_transaction_bytes",
             "Bytes of the log that they take.",
-            [({}, escrow.open.total.size)],
+            [({}, escrow.halves.total.size)],
         )
         yield Gauge(
             "escrowmq_oldest_transaction_seconds", "Age of the oldest of them.", [({}, age)]
@@ -339,11 +358,11 @@ class EscrowMetrics:
         yield Gauge(
             "escrowmq_stranded_transactions",
             "Those that nobody is asked about any more: they wait for an operator.",
-            [({}, escrow.open.stranded)],
+            [({}, escrow.halves.stranded_count)],
         )
 
-    def _decided(self) -> Iterator[Family]:
-        counts = self._escrow.counts
+    def _decision_metrics(self) -> Iterator[Family]:
+        counts = self._coordinator.counters
         yield Counter("escrowmq_parked_total", "Halves that were parked.", [({}, counts.parked)])
         yield Counter(
             "escrowmq_stranded_total", "Transactions that were set aside.", [({}, counts.stranded)]
@@ -356,21 +375,21 @@ class EscrowMetrics:
         yield Counter(
             "escrowmq_repeated_ends_total",
             "Decisions that were told again and answered as recorded.",
-            [({}, counts.repeats)],
+            [({}, counts.repeated_ends)],
         )
         yield Counter(
             "escrowmq_contradictions_total",
             "Decisions that were refused: it had been decided otherwise.",
-            [({}, counts.contradictions)],
+            [({}, counts.conflicts)],
         )
         yield Counter(
             "escrowmq_unreadable_halves_total",
             "Halves that the log could not give back.",
-            [({}, counts.unreadable)],
+            [({}, counts.unreadable_halves)],
         )
 
-    def _asked(self) -> Iterator[Family]:
-        counts = self._checks.counts
+    def _check_metrics(self) -> Iterator[Family]:
+        counts = self._checker.counters
         yield Counter("escrowmq_checks_sent_total", "Questions that left.", [({}, counts.sent)])
         yield Counter(
             "escrowmq_checks_unsent_total",
@@ -388,12 +407,12 @@ class EscrowMetrics:
         yield Gauge(
             "escrowmq_checks_waiting",
             "Halves that are due and wait for room, or for somebody to ask.",
-            [({}, self._checks.waiting())],
+            [({}, self._checker.backlog_size())],
         )
         yield Histogram(
             "escrowmq_check_lateness_seconds",
             "Seconds from when a question was due to when it left.",
-            [({}, counts.late_seconds)],
+            [({}, counts.lateness_seconds)],
         )
 
 

@@ -12,129 +12,133 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from escrowmq.broker.dispatch import CODES_OF_PUTS, Line
-from escrowmq.broker.statistics import Counts
+from escrowmq.broker.dispatch import RESPONSE_CODE_BY_PUT_STATUS, Channel
+from escrowmq.broker.statistics import BrokerCounters
 from escrowmq.errors import RecordRefused, StoreError, StoreFailed
-from escrowmq.message.batch import NewRun, ToAppend
+from escrowmq.message.batch import Appendable, RecordRun
 from escrowmq.message.keys import encode_offset_ids
 from escrowmq.message.record import NewRecord
 from escrowmq.remoting.codes import ResponseCode
-from escrowmq.remoting.headers import SendMessageAnswer
+from escrowmq.remoting.headers import SendMessageResponse
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import SendAnswers, answer
-from escrowmq.store.commit_log import Placed
-from escrowmq.store.status import PutStatus, status_of
+from escrowmq.remoting.responses import SendResponseEncoder, encode_response
+from escrowmq.store.commit_log import AppendResult
+from escrowmq.store.status import PutStatus, put_status
 from escrowmq.store.store import MessageStore
 
 log = logging.getLogger(__name__)
 
 
-class _Send(msgspec.Struct, gc=False):
+class _PendingSend(msgspec.Struct, gc=False):
     """A send whose records are in the batch: `count` of them from `first` on, or one run."""
 
-    line: Line
+    channel: Channel
     request: Request[Any]
-    first: int
+    first_index: int
     count: int
-    is_alone: bool  # one message
+    is_single: bool  # one message
     queue_id: int  # that was asked for, wherever the record goes first
-    waits: bool  # for the flush, if the broker flushes before it answers
+    waits_for_flush: bool  # for the flush, if the broker flushes before it answers
 
 
 # Told the code of the answer, and where the records went; nowhere if they were not stored.
-Done = Callable[[int, Sequence[Placed]], None]
+DoneCallback = Callable[[int, Sequence[AppendResult]], None]
 
 
-class Part(Protocol):
+class PendingAppend(Protocol):
     """Whose records are in the batch: `count` of them from `first` on. Told where all records of
     the turn went, for its own are among them: a turn has hundreds of parts, and many have one."""
 
-    first: int
+    first_index: int
     count: int
-    waits: bool
+    waits_for_flush: bool
 
-    def stored(self, placed: Sequence[Placed]) -> None:
+    def on_stored(self, results: Sequence[AppendResult]) -> None:
         """They are in the log."""
 
-    def done(self, code: int, placed: Sequence[Placed]) -> None:
+    def on_done(self, code: int, results: Sequence[AppendResult]) -> None:
         """They are as durable as a send would be, or it is clear that they are not. Nothing was
         placed if they were not stored."""
 
 
-class _Put(msgspec.Struct, gc=False):
+class _PendingRecords(msgspec.Struct, gc=False):
     """Records of the broker's own in the batch."""
 
     count: int
-    when_stored: Callable[[Sequence[Placed]], None] | None
-    when_done: Done | None
-    waits: bool
-    first: int = 0
+    stored_callback: Callable[[Sequence[AppendResult]], None] | None
+    done_callback: DoneCallback | None
+    waits_for_flush: bool
+    first_index: int = 0
 
-    def stored(self, placed: Sequence[Placed]) -> None:
-        if self.when_stored is not None:
-            self.when_stored(placed[self.first : self.first + self.count])
+    def on_stored(self, results: Sequence[AppendResult]) -> None:
+        if self.stored_callback is not None:
+            self.stored_callback(results[self.first_index : self.first_index + self.count])
 
-    def done(self, code: int, placed: Sequence[Placed]) -> None:
-        if self.when_done is not None:
-            self.when_done(code, placed[self.first : self.first + self.count])
+    def on_done(self, code: int, results: Sequence[AppendResult]) -> None:
+        if self.done_callback is not None:
+            self.done_callback(code, results[self.first_index : self.first_index + self.count])
 
 
 # Told the end of an append, calls back once it is durable, or is not in time.
 WhenFlushed = Callable[[int, Callable[[PutStatus], None]], None]
-_S = TypeVar("_S", _Send, Part)
+_AppendT = TypeVar("_AppendT", _PendingSend, PendingAppend)
 
 
 class Turn:
     def __init__(
         self,
         store: MessageStore,
-        answers: SendAnswers,
+        response_encoder: SendResponseEncoder,
         *,
         when_flushed: WhenFlushed | None = None,
-        arrived: Callable[[Sequence[ToAppend]], None] = lambda records: None,
-        counts: Counts | None = None,
+        messages_arrived: Callable[[Sequence[Appendable]], None] = lambda records: None,
+        counters: BrokerCounters | None = None,
         wall_ms: Callable[[int], int] = lambda now_ms: now_ms,
     ) -> None:
         """`wall_ms`: what records are stamped with, where the broker's own time is another."""
         self._store = store
         self._wall_ms = wall_ms
-        self._answers = answers
+        self._response_encoder = response_encoder
         self._when_flushed = when_flushed
-        self._arrived = arrived
-        self._counts = Counts() if counts is None else counts
-        self._records: list[ToAppend] = []
-        self._sends: list[_Send] = []
-        self._puts: list[Part] = []
+        self._messages_arrived = messages_arrived
+        self._counters = BrokerCounters() if counters is None else counters
+        self._records: list[Appendable] = []
+        self._sends: list[_PendingSend] = []
+        self._pending: list[PendingAppend] = []
 
     # --- while it lasts --------------------------------------------------------------------------
 
-    def send(self, line: Line, request: Request[Any], record: NewRecord, queue_id: int) -> None:
+    def add_send(
+        self, channel: Channel, request: Request[Any], record: NewRecord, queue_id: int
+    ) -> None:
         """One message of a client, who waits for the flush."""
         records = self._records
-        self._sends.append(_Send(line, request, len(records), 1, True, queue_id, True))
+        self._sends.append(_PendingSend(channel, request, len(records), 1, True, queue_id, True))
         records.append(record)
 
-    def send_all(
+    def add_send_records(
         self,
-        line: Line,
+        channel: Channel,
         request: Request[Any],
-        records: Sequence[ToAppend],
+        records: Sequence[Appendable],
         queue_id: int,
         *,
-        waits: bool,
+        waits_for_flush: bool,
     ) -> None:
         first, count = len(self._records), len(records)
-        is_alone = count == 1 and type(records[0]) is not NewRun
-        self._sends.append(_Send(line, request, first, count, is_alone, queue_id, waits))
+        is_alone = count == 1 and type(records[0]) is not RecordRun
+        self._sends.append(
+            _PendingSend(channel, request, first, count, is_alone, queue_id, waits_for_flush)
+        )
         self._records += records
 
-    def put(
+    def add_records(
         self,
-        records: Sequence[ToAppend],
-        done: Done | None = None,
+        records: Sequence[Appendable],
+        on_done: DoneCallback | None = None,
         *,
-        stored: Callable[[Sequence[Placed]], None] | None = None,
-        waits: bool = True,
+        on_stored: Callable[[Sequence[AppendResult]], None] | None = None,
+        waits_for_flush: bool = True,
     ) -> None:
         """Records of the broker's own: all of them, or none.
 
@@ -142,30 +146,30 @@ class Turn:
         send would be, or once it is clear that they are not. With no records at all, `done` is
         called when everything is durable that is in the log by then.
         """
-        self.join(_Put(len(records), stored, done, waits), records)
+        self.add(_PendingRecords(len(records), on_stored, on_done, waits_for_flush), records)
 
-    def join(self, part: Part, records: Sequence[ToAppend]) -> None:
+    def add(self, pending: PendingAppend, records: Sequence[Appendable]) -> None:
         """The same for one that knows itself what is to be done then."""
-        part.first = len(self._records)
-        self._puts.append(part)
+        pending.first_index = len(self._records)
+        self._pending.append(pending)
         self._records += records
 
     # --- when it ends ----------------------------------------------------------------------------
 
-    def settle(self, now_ms: int) -> None:
+    def append_all(self, now_ms: int) -> None:
         """Append everything that was handed over, in one write, and answer."""
-        if not self._records and not self._puts:
+        if not self._records and not self._pending:
             return
         records, self._records = self._records, []
         sends, self._sends = self._sends, []
-        puts, self._puts = self._puts, []
+        puts, self._pending = self._pending, []
         try:
             placed = self._store.append(records, now_ms=self._wall_ms(now_ms)) if records else []
         except RecordRefused as error:
             if len(sends) + len(puts) == 1:
                 self._refuse_all(sends, puts, error)
             else:
-                self._settle_one_by_one(sends, puts, records, now_ms)
+                self._append_one_by_one(sends, puts, records, now_ms)
             return
         except StoreError as error:
             self._refuse_all(sends, puts, error)
@@ -174,91 +178,105 @@ class Turn:
             log.exception("append failed records=%d", len(records))
             self._refuse_all(sends, puts, StoreFailed(f"internal error: {error}"))
             return
-        self._counts.appended(sends, records, placed)
+        self._counters.record_append(sends, records, placed)
         for put in puts:
-            put.stored(placed)
-        self._arrived(records)
-        self._answer_when_due(sends, puts, placed)
+            put.on_stored(placed)
+        self._messages_arrived(records)
+        self._respond_when_durable(sends, puts, placed)
 
-    def refuse(self, error: StoreError) -> None:
+    def fail_all(self, error: StoreError) -> None:
         """Everything that was handed over: what it needs could not be stored."""
         sends, self._sends = self._sends, []
-        puts, self._puts = self._puts, []
+        puts, self._pending = self._pending, []
         self._records = []
         self._refuse_all(sends, puts, error)
 
-    def _answer_when_due(self, sends: list[_Send], puts: list[Part], placed: list[Placed]) -> None:
-        answered = self._counts.answered
-        began_s = self._counts.turn_began_s()
+    def _respond_when_durable(
+        self, sends: list[_PendingSend], pending: list[PendingAppend], results: list[AppendResult]
+    ) -> None:
+        answered = self._counters.record_responses
+        began_s = self._counters.turn_start_s()
         if self._when_flushed is None:
-            self._answer_all(sends, puts, placed, ResponseCode.SUCCESS)
+            self._respond_all(sends, pending, results, ResponseCode.SUCCESS)
             answered(sends, ResponseCode.SUCCESS, began_s)
             return
-        hasty, patient = _split(sends)
-        hasty_puts, patient_puts = _split(puts)
-        self._answer_all(hasty, hasty_puts, placed, ResponseCode.SUCCESS)
+        hasty, patient = _split_by_flush(sends)
+        hasty_puts, patient_puts = _split_by_flush(pending)
+        self._respond_all(hasty, hasty_puts, results, ResponseCode.SUCCESS)
         answered(hasty, ResponseCode.SUCCESS, began_s)
         if patient or patient_puts:
 
             def flushed(status: PutStatus) -> None:
-                code = CODES_OF_PUTS.get(status, ResponseCode.SYSTEM_ERROR)
-                self._answer_all(patient, patient_puts, placed, code)
+                code = RESPONSE_CODE_BY_PUT_STATUS.get(status, ResponseCode.SYSTEM_ERROR)
+                self._respond_all(patient, patient_puts, results, code)
                 answered(patient, code, began_s)
 
             self._when_flushed(self._store.end, flushed)
 
-    def _settle_one_by_one(
-        self, sends: list[_Send], puts: list[Part], records: list[ToAppend], now_ms: int
+    def _append_one_by_one(
+        self,
+        sends: list[_PendingSend],
+        pending: list[PendingAppend],
+        records: list[Appendable],
+        now_ms: int,
     ) -> None:
         """Somebody's record does not fit: the others of this turn must not pay for it."""
-        everybody: list[_Send | Part] = [*sends, *puts]
-        for one in sorted(everybody, key=lambda one: one.first):
-            self._records = records[one.first : one.first + one.count]
-            one.first = 0
-            self._sends = [one] if isinstance(one, _Send) else []
-            self._puts = [] if isinstance(one, _Send) else [one]
-            self.settle(now_ms)
+        everybody: list[_PendingSend | PendingAppend] = [*sends, *pending]
+        for one in sorted(everybody, key=lambda one: one.first_index):
+            self._records = records[one.first_index : one.first_index + one.count]
+            one.first_index = 0
+            self._sends = [one] if isinstance(one, _PendingSend) else []
+            self._pending = [] if isinstance(one, _PendingSend) else [one]
+            self.append_all(now_ms)
 
-    def _refuse_all(self, sends: list[_Send], puts: list[Part], error: StoreError) -> None:
-        code = CODES_OF_PUTS.get(status_of(error), ResponseCode.SYSTEM_ERROR)
-        for send in sends:
-            send.line.write(answer(send.request, code=code, remark=str(error)))
-            self._counts.refused[send.request.head.code, code] += 1
-        for put in puts:
-            put.done(code, ())
-
-    def _answer_all(
-        self, sends: list[_Send], puts: list[Part], placed: list[Placed], code: int
+    def _refuse_all(
+        self, sends: list[_PendingSend], pending: list[PendingAppend], error: StoreError
     ) -> None:
-        for put in puts:
-            put.done(code, placed)
-        sent = self._answers.sent
+        code = RESPONSE_CODE_BY_PUT_STATUS.get(put_status(error), ResponseCode.SYSTEM_ERROR)
         for send in sends:
-            if send.is_alone:
-                place = placed[send.first]
+            send.channel.write(encode_response(send.request, code=code, remark=str(error)))
+            self._counters.refused[send.request.head.code, code] += 1
+        for put in pending:
+            put.on_done(code, ())
+
+    def _respond_all(
+        self,
+        sends: list[_PendingSend],
+        pending: list[PendingAppend],
+        results: list[AppendResult],
+        code: int,
+    ) -> None:
+        for put in pending:
+            put.on_done(code, results)
+        sent = self._response_encoder.encode
+        for send in sends:
+            if send.is_single:
+                place = results[send.first_index]
                 log_offset, queue_offset = place.log_offset, place.queue_offset
                 data = sent(send.request, log_offset, send.queue_id, queue_offset, code)
-                send.line.write(data)
+                send.channel.write(data)
             else:
-                self._answer_batch(send, placed, code)
+                self._respond_batch(send, results, code)
 
-    def _answer_batch(self, send: _Send, placed: list[Placed], code: int) -> None:
-        places = placed[send.first : send.first + send.count]
+    def _respond_batch(self, send: _PendingSend, results: list[AppendResult], code: int) -> None:
+        places = results[send.first_index : send.first_index + send.count]
         run = places[0].run
         log_offsets = run.log_offsets if run else [place.log_offset for place in places]
         if send.request.head.fields.bulk:
             log_offsets = log_offsets[:1]
-        answers = self._answers
-        fields = SendMessageAnswer(
+        answers = self._response_encoder
+        fields = SendMessageResponse(
             msg_id=",".join(encode_offset_ids(answers.store_host, log_offsets)),
             queue_id=send.queue_id,
             queue_offset=places[0].queue_offset,
             region=answers.region,
             trace_on=answers.trace_on,
         )
-        send.line.write(answer(send.request, fields, code=code))
+        send.channel.write(encode_response(send.request, fields, code=code))
 
 
-def _split(ones: list[_S]) -> tuple[list[_S], list[_S]]:
+def _split_by_flush(appends: list[_AppendT]) -> tuple[list[_AppendT], list[_AppendT]]:
     """Those who want their answer at once, and those who wait for the flush."""
-    return [one for one in ones if not one.waits], [one for one in ones if one.waits]
+    return [one for one in appends if not one.waits_for_flush], [
+        one for one in appends if one.waits_for_flush
+    ]

@@ -19,22 +19,22 @@ from escrowmq.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_TOLD: Final = "escrowmq.access"
-ACCESS_KEY: Final = "ESCROWMQ_ACCESS_KEY"
-SECRET_KEY: Final = "ESCROWMQ_SECRET_KEY"
-SECURITY_TOKEN: Final = "ESCROWMQ_SECURITY_TOKEN"
-CREDENTIALS: Final = "ESCROWMQ_CREDENTIALS"
-TLS: Final = "ESCROWMQ_TLS"
-TLS_CA: Final = "ESCROWMQ_TLS_CA"
+_META_KEY: Final = "escrowmq.access"
+ACCESS_KEY_VARIABLE: Final = "ESCROWMQ_ACCESS_KEY"
+SECRET_KEY_VARIABLE: Final = "ESCROWMQ_SECRET_KEY"
+SECURITY_TOKEN_VARIABLE: Final = "ESCROWMQ_SECURITY_TOKEN"
+CREDENTIALS_VARIABLE: Final = "ESCROWMQ_CREDENTIALS"
+TLS_VARIABLE: Final = "ESCROWMQ_TLS"
+TLS_CA_VARIABLE: Final = "ESCROWMQ_TLS_CA"
 
 
-def _keep(context: click.Context, param: click.Parameter, value: object) -> None:
+def _store_option(context: click.Context, param: click.Parameter, value: object) -> None:
     if value is not None and param.name is not None:
-        context.meta.setdefault(_TOLD, {})[param.name] = value
+        context.meta.setdefault(_META_KEY, {})[param.name] = value
 
 
-def _option(*names: str, help: str, **more: Any) -> Callable[[F], F]:
-    return click.option(*names, callback=_keep, expose_value=False, help=help, **more)
+def _option(*names: str, help: str, **options: Any) -> Callable[[F], F]:
+    return click.option(*names, callback=_store_option, expose_value=False, help=help, **options)
 
 
 def access_options(command: F) -> F:
@@ -42,21 +42,27 @@ def access_options(command: F) -> F:
     for option in reversed(
         (
             _option(
-                "--access-key", metavar="KEY", help=f"The account to sign with.  [${ACCESS_KEY}]"
+                "--access-key",
+                metavar="KEY",
+                help=f"The account to sign with.  [${ACCESS_KEY_VARIABLE}]",
             ),
             _option(
                 "--secret-key",
                 metavar="KEY",
-                help=f"Its secret. Others can see a command line: rather set ${SECRET_KEY}.",
+                help=(
+                    f"Its secret. Others can see a command line: rather set ${SECRET_KEY_VARIABLE}."
+                ),
             ),
             _option(
                 "--credentials",
                 metavar="FILE",
-                help=f"A file with both, like RocketMQ's tools.yml.  [${CREDENTIALS}]",
+                help=f"A file with both, like RocketMQ's tools.yml.  [${CREDENTIALS_VARIABLE}]",
             ),
-            _option("--tls", is_flag=True, default=None, help=f"Speak TLS.  [${TLS}=1]"),
+            _option("--tls", is_flag=True, default=None, help=f"Speak TLS.  [${TLS_VARIABLE}=1]"),
             _option(
-                "--tls-ca", metavar="FILE", help=f"Whose certificates to believe.  [${TLS_CA}]"
+                "--tls-ca",
+                metavar="FILE",
+                help=f"Whose certificates to believe.  [${TLS_CA_VARIABLE}]",
             ),
         )
     ):
@@ -67,22 +73,24 @@ def access_options(command: F) -> F:
 def current_access() -> Access:
     """Of the command that runs: its options, then the environment."""
     context = click.get_current_context(silent=True)
-    told: dict[str, Any] = {} if context is None else context.meta.get(_TOLD, {})
+    told: dict[str, Any] = {} if context is None else context.meta.get(_META_KEY, {})
     environment = os.environ
-    key = told.get("access_key") or environment.get(ACCESS_KEY, "")
-    secret = told.get("secret_key") or environment.get(SECRET_KEY, "")
-    token = environment.get(SECURITY_TOKEN, "")
-    file = told.get("credentials") or environment.get(CREDENTIALS, "")
+    key = told.get("access_key") or environment.get(ACCESS_KEY_VARIABLE, "")
+    secret = told.get("secret_key") or environment.get(SECRET_KEY_VARIABLE, "")
+    token = environment.get(SECURITY_TOKEN_VARIABLE, "")
+    file = told.get("credentials") or environment.get(CREDENTIALS_VARIABLE, "")
     if file and not (key and secret):
         key, secret, token = _read_credentials(Path(file))
     if bool(key) != bool(secret):
         raise ConfigError(
-            f"an access key and its secret key belong together: --access-key and ${SECRET_KEY}, "
-            "or --credentials FILE"
+            f"an access key and its secret key belong together: --access-key and "
+            f"${SECRET_KEY_VARIABLE}, or --credentials FILE"
         )
-    ca = told.get("tls_ca") or environment.get(TLS_CA, "")
-    wanted = bool(told.get("tls") or ca or environment.get(TLS, "") not in ("", "0", "false"))
-    return Access(key, secret, token, tls=_context(ca) if wanted else False)
+    ca = told.get("tls_ca") or environment.get(TLS_CA_VARIABLE, "")
+    wanted = bool(
+        told.get("tls") or ca or environment.get(TLS_VARIABLE, "") not in ("", "0", "false")
+    )
+    return Access(key, secret, token, tls=_tls_context(ca) if wanted else False)
 
 
 def _read_credentials(file: Path) -> tuple[str, str, str]:
@@ -102,8 +110,8 @@ def _read_credentials(file: Path) -> tuple[str, str, str]:
     return key, secret, token
 
 
-def _context(ca: str) -> ssl.SSLContext:
+def _tls_context(ca_file: str) -> ssl.SSLContext:
     try:
-        return ssl.create_default_context(cafile=ca or None)
+        return ssl.create_default_context(cafile=ca_file or None)
     except OSError as error:
-        raise ConfigError(f"{ca}: no certificates: {error.strerror or error}") from None
+        raise ConfigError(f"{ca_file}: no certificates: {error.strerror or error}") from None

@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 import click
 
-from escrowmq.cli.call import BrokerPlace, Caller, find_brokers, reason_of
+from escrowmq.cli.call import BrokerAddress, SyncConnection, error_text, find_brokers
 from escrowmq.errors import EscrowError, NotSent, OutcomeUnknown, RequestRefused
 
 T = TypeVar("T")
 
 
-class Brokers:
+class Cluster:
     def __init__(self, namesrv: str, broker: str | None) -> None:
         """One broker by its address, or all that the name server knows, or one of these by name."""
         if broker is not None and ":" not in broker:
@@ -23,41 +23,41 @@ class Brokers:
                     f"{namesrv} knows no broker {broker!r}: escrowmq broker list shows them"
                 )
         elif broker is not None:
-            self.brokers = [BrokerPlace(broker, broker)]
+            self.brokers = [BrokerAddress(broker, broker)]
         else:
             self.brokers = find_brokers(namesrv)
-        self.failed: list[str] = []  # brokers that could not say
+        self.failures: list[str] = []  # brokers that could not say
 
-    def ask(
-        self, question: Callable[[Caller], T], *, unless: Collection[int] = ()
-    ) -> list[tuple[BrokerPlace, T]]:
+    def ask_all(
+        self, question: Callable[[SyncConnection], T], *, ignored_codes: Collection[int] = ()
+    ) -> list[tuple[BrokerAddress, T]]:
         """What each says; who refuses with one of the codes of `unless` has nothing to say."""
         answers = []
         for broker in self.brokers:
             try:
-                with Caller(broker.address) as caller:
+                with SyncConnection(broker.address) as caller:
                     answers.append((broker, question(caller)))
             except EscrowError as error:
-                if not isinstance(error, RequestRefused) or error.code not in unless:
-                    self.note(broker, error)
+                if not isinstance(error, RequestRefused) or error.code not in ignored_codes:
+                    self.report_failure(broker, error)
         return answers
 
-    def note(self, broker: BrokerPlace, error: EscrowError) -> None:
-        why = reason_of(error)
+    def report_failure(self, broker: BrokerAddress, error: EscrowError) -> None:
+        why = error_text(error)
         text = why if broker.address in why else f"{broker.address}: {why}"
-        if text not in self.failed:
-            self.failed.append(text)
+        if text not in self.failures:
+            self.failures.append(text)
 
-    def must_have_answered(self) -> None:
+    def require_all_answered(self) -> None:
         """Before something is changed by what all of them said."""
-        if self.failed:
+        if self.failures:
             raise OutcomeUnknown(
-                f"{'; '.join(self.failed)}: nothing was changed; --broker asks others alone"
+                f"{'; '.join(self.failures)}: nothing was changed; --broker asks others alone"
             )
 
 
-def end(context: click.Context, brokers: Any, code: int = 0) -> None:
+def exit_with_failures(context: click.Context, cluster: Any, exit_code: int = 0) -> None:
     """A broker that could not say is an error, whatever the others said."""
-    for text in brokers.failed:
+    for text in cluster.failed:
         click.echo(f"escrowmq: {text}", err=True)
-    context.exit(2 if brokers.failed else code)
+    context.exit(2 if cluster.failed else exit_code)

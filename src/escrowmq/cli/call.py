@@ -25,33 +25,33 @@ from escrowmq.errors import (
 from escrowmq.remoting.bodies import ClusterInfo, decode_body
 from escrowmq.remoting.codes import RequestCode, ResponseCode, request_name
 from escrowmq.remoting.command import Command
-from escrowmq.remoting.connection import Answer, Call, Connection
+from escrowmq.remoting.connection import Call, Connection, Response
 from escrowmq.remoting.headers import Header
 
-TIMEOUT_S: Final = 10.0
-WINDOW: Final = 64  # calls on their way at once, so that one flush answers many
-_CHUNK: Final = 256 << 10
-MASTER: Final = 0
+DEFAULT_TIMEOUT_S: Final = 10.0
+MAX_CALLS_IN_FLIGHT: Final = 64  # calls on their way at once, so that one flush answers many
+_CHUNK_BYTES: Final = 256 << 10
+MASTER_ID: Final = 0
 
 
-class Reply(NamedTuple):
+class SyncReply(NamedTuple):
     ext_fields: dict[str, str]
     body: bytes
 
 
-class BrokerPlace(NamedTuple):
+class BrokerAddress(NamedTuple):
     name: str
     address: str
 
 
-class Caller:
+class SyncConnection:
     """One connection. Errors are ours, and say who could not be asked."""
 
     def __init__(
         self,
         address: str,
         *,
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
         clock: Clock | None = None,
         access: Access | None = None,
     ) -> None:
@@ -61,13 +61,13 @@ class Caller:
         self._clock = clock or SystemClock()
         shown = access or current_access()
         self._connection = Connection(sign=shown.signer())
-        self._ended: dict[int, tuple[Command, bytes]] = {}
+        self._responses: dict[int, tuple[Command, bytes]] = {}
         try:
-            self._socket = _connected(address, timeout_s, shown.context())
+            self._socket = _open_socket(address, timeout_s, shown.ssl_context())
         except OSError as error:
-            raise NotSent(f"{address} cannot be reached: {_why(error)}") from error
+            raise NotSent(f"{address} cannot be reached: {_os_error_text(error)}") from error
 
-    def __enter__(self) -> Caller:
+    def __enter__(self) -> SyncConnection:
         return self
 
     def __exit__(
@@ -79,50 +79,52 @@ class Caller:
         self._connection.close()
         self._socket.close()
 
-    def call(self, code: int, fields: Header | None = None, body: bytes = b"") -> Reply:
+    def call(self, code: int, header: Header | None = None, body: bytes = b"") -> SyncReply:
         """Raises RequestRefused if the answer is no, TransportError if there is none."""
-        return self._wait(self._send(code, fields, body))
+        return self._wait(self._send(code, header, body))
 
-    def answers(self, code: int, requests: Iterable[Header]) -> list[tuple[Command, bytes]]:
+    def call_all_raw(self, code: int, requests: Iterable[Header]) -> list[tuple[Command, bytes]]:
         """In the order of the requests, whatever the answers say."""
         calls = [self._send(code, fields) for fields in requests]
-        return [self._wait_any(call) for call in calls]
+        return [self._wait_raw(call) for call in calls]
 
-    def call_many(self, code: int, requests: Iterable[Header]) -> Iterator[Reply | RequestRefused]:
+    def call_many(
+        self, code: int, requests: Iterable[Header]
+    ) -> Iterator[SyncReply | RequestRefused]:
         """The answers in the order of the requests, several of which are on their way at once."""
         calls: deque[Call] = deque()
         for fields in requests:
             calls.append(self._send(code, fields))
-            if len(calls) >= WINDOW:
+            if len(calls) >= MAX_CALLS_IN_FLIGHT:
                 yield self._wait_or_refusal(calls.popleft())
         while calls:
             yield self._wait_or_refusal(calls.popleft())
 
-    def _wait_or_refusal(self, call: Call) -> Reply | RequestRefused:
+    def _wait_or_refusal(self, call: Call) -> SyncReply | RequestRefused:
         try:
             return self._wait(call)
         except RequestRefused as error:
             return error
 
-    def _send(self, code: int, fields: Header | None, body: bytes = b"") -> Call:
+    def _send(self, code: int, header: Header | None, body: bytes = b"") -> Call:
         deadline_s = self._clock.elapsed_s() + self._timeout_s
-        call, data = self._connection.call(code, fields, body, deadline_s=deadline_s)
+        call, data = self._connection.call(code, header, body, deadline_s=deadline_s)
         try:
             self._socket.settimeout(self._timeout_s)
             self._socket.sendall(data)
         except OSError as error:
-            raise OutcomeUnknown(f"{self.address}: {_why(error)}") from error
+            raise OutcomeUnknown(f"{self.address}: {_os_error_text(error)}") from error
         return call
 
-    def _wait_any(self, call: Call) -> tuple[Command, bytes]:
-        while call.opaque not in self._ended:
+    def _wait_raw(self, call: Call) -> tuple[Command, bytes]:
+        while call.opaque not in self._responses:
             self._receive(call)
-        return self._ended.pop(call.opaque)
+        return self._responses.pop(call.opaque)
 
-    def _wait(self, call: Call) -> Reply:
-        command, body = self._wait_any(call)
+    def _wait(self, call: Call) -> SyncReply:
+        command, body = self._wait_raw(call)
         if command.code == ResponseCode.SUCCESS:
-            return Reply(command.ext_fields, body)
+            return SyncReply(command.ext_fields, body)
         if command.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             raise UnknownRequest(
                 command.code,
@@ -139,67 +141,67 @@ class Caller:
             )
         try:
             self._socket.settimeout(left_s)
-            data = self._socket.recv(_CHUNK)
+            data = self._socket.recv(_CHUNK_BYTES)
         except TimeoutError:
             return
         except OSError as error:
-            raise OutcomeUnknown(f"{self.address}: {_why(error)}") from error
+            raise OutcomeUnknown(f"{self.address}: {_os_error_text(error)}") from error
         if not data:
             raise OutcomeUnknown(f"{self.address} closed the connection before it answered")
         try:
             self._connection.receive(data)
             for event in self._connection.events():
-                if isinstance(event, Answer):
-                    self._ended[event.call.opaque] = event.command, bytes(event.body)
+                if isinstance(event, Response):
+                    self._responses[event.call.opaque] = event.command, bytes(event.body)
         except RemoteProtocolError as error:
             raise OutcomeUnknown(
                 f"{self.address} does not speak the remoting protocol: {error}"
             ) from error
 
 
-def addresses_of(namesrv: str) -> list[str]:
+def parse_addresses(namesrv: str) -> list[str]:
     """`namesrv`: one address, or several with semicolons."""
     return [part for piece in namesrv.split(";") if (part := piece.strip())]
 
 
-def masters_of(known: ClusterInfo) -> list[BrokerPlace]:
+def master_brokers(cluster_info: ClusterInfo) -> list[BrokerAddress]:
     return [
-        BrokerPlace(name, route.broker_addrs[MASTER])
-        for name, route in sorted(known.broker_addr_table.items())
-        if MASTER in route.broker_addrs
+        BrokerAddress(name, route.broker_addrs[MASTER_ID])
+        for name, route in sorted(cluster_info.broker_addr_table.items())
+        if MASTER_ID in route.broker_addrs
     ]
 
 
-def find_cluster(namesrv: str, *, timeout_s: float = TIMEOUT_S) -> ClusterInfo:
+def find_cluster(namesrv: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> ClusterInfo:
     """As the first name server knows it that knows any broker."""
     failed: list[str] = []
-    for address in addresses_of(namesrv):
+    for address in parse_addresses(namesrv):
         try:
-            with Caller(address, timeout_s=timeout_s) as caller:
+            with SyncConnection(address, timeout_s=timeout_s) as caller:
                 body = caller.call(RequestCode.GET_BROKER_CLUSTER_INFO).body
             known = decode_body(ClusterInfo, body)
         except (TransportError, RequestRefused, BrokenBody) as error:
-            failed.append(reason_of(error))
+            failed.append(error_text(error))
             continue
-        if masters_of(known):
+        if master_brokers(known):
             return known
         failed.append(f"{address} knows no broker")
     why = "; ".join(failed) or f"{namesrv!r} is no address"
     raise NotSent(f"{why} (name server: -n HOST:PORT, or one broker: --broker HOST:PORT)")
 
 
-def find_brokers(namesrv: str) -> list[BrokerPlace]:
+def find_brokers(namesrv: str) -> list[BrokerAddress]:
     """The masters that a name server knows."""
-    return masters_of(find_cluster(namesrv))
+    return master_brokers(find_cluster(namesrv))
 
 
-def reason_of(error: EscrowError) -> str:
+def error_text(error: EscrowError) -> str:
     """In one line, for people."""
     return error.remark if isinstance(error, RequestRefused) else str(error)
 
 
-def _connected(address: str, timeout_s: float, tls: ssl.SSLContext | None) -> socket.socket:
-    host, port = _host_and_port(address)
+def _open_socket(address: str, timeout_s: float, tls: ssl.SSLContext | None) -> socket.socket:
+    host, port = _parse_address(address)
     made = socket.create_connection((host, port), timeout=timeout_s)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if tls is None:
@@ -211,12 +213,12 @@ def _connected(address: str, timeout_s: float, tls: ssl.SSLContext | None) -> so
         raise
 
 
-def _host_and_port(address: str) -> tuple[str, int]:
+def _parse_address(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
         raise NotSent(f"{address!r} is not HOST:PORT")
     return host.strip("[]"), int(port)
 
 
-def _why(error: OSError) -> str:
+def _os_error_text(error: OSError) -> str:
     return error.strerror or str(error)

@@ -7,104 +7,107 @@ from dataclasses import dataclass
 
 import msgspec
 
-from escrowmq.cli.brokers import Brokers
-from escrowmq.cli.call import BrokerPlace, Caller, Reply, reason_of
+from escrowmq.cli.brokers import Cluster
+from escrowmq.cli.call import BrokerAddress, SyncConnection, SyncReply, error_text
 from escrowmq.errors import EscrowError, RequestRefused
 from escrowmq.remoting.bodies import (
     TransactionEntry,
+    TransactionHistory,
     TransactionList,
-    TransactionStory,
     decode_body,
 )
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import (
     Header,
     ListTransactions,
-    SettleTransactionAnswer,
-    TransactionName,
+    SettleTransactionResponse,
+    TransactionHeader,
     decode_header,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    broker: BrokerPlace
+class TransactionListing:
+    broker: BrokerAddress
     entry: TransactionEntry
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    broker: BrokerPlace
-    story: TransactionStory
+class TransactionView:
+    broker: BrokerAddress
+    history: TransactionHistory
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DecisionResult:
     """What became of one request to change something."""
 
-    target: Listed
+    listing: TransactionListing
     state: str = ""
-    already: bool = False
+    was_already_decided: bool = False
     error: str = ""
 
 
-class Cluster(Brokers):
+class ClusterTransactions(Cluster):
     # --- looking ---------------------------------------------------------------------------------
 
-    def entries(self, filters: Sequence[ListTransactions]) -> Iterator[Listed]:
+    def list_transactions(
+        self, filters: Sequence[ListTransactions]
+    ) -> Iterator[TransactionListing]:
         """What any of the filters finds, broker by broker."""
         for broker in self.brokers:
             try:
-                with Caller(broker.address) as caller:
+                with SyncConnection(broker.address) as caller:
                     for wanted in filters:
                         for entry in _entries(caller, wanted):
-                            yield Listed(broker, entry)
+                            yield TransactionListing(broker, entry)
             except EscrowError as error:
-                self.note(broker, error)
+                self.report_failure(broker, error)
 
-    def stories(self, name: str) -> list[Told]:
+    def histories(self, transaction_id: str) -> list[TransactionView]:
         """More than one if a send was repeated at another broker."""
         found = []
         for broker in self.brokers:
             try:
-                with Caller(broker.address) as caller:
+                with SyncConnection(broker.address) as caller:
                     body = caller.call(
-                        RequestCode.SHOW_TRANSACTION, TransactionName(transaction_id=name)
+                        RequestCode.SHOW_TRANSACTION,
+                        TransactionHeader(transaction_id=transaction_id),
                     ).body
-                found.append(Told(broker, decode_body(TransactionStory, body)))
+                found.append(TransactionView(broker, decode_body(TransactionHistory, body)))
             except RequestRefused as error:
                 if error.code != ResponseCode.QUERY_NOT_FOUND:
-                    self.note(broker, error)
+                    self.report_failure(broker, error)
             except EscrowError as error:
-                self.note(broker, error)
+                self.report_failure(broker, error)
         return found
 
     # --- changing --------------------------------------------------------------------------------
 
-    def change(
-        self, code: int, state: str, targets: Sequence[tuple[Listed, Header]]
-    ) -> Iterator[Outcome]:
+    def apply(
+        self, code: int, state: str, targets: Sequence[tuple[TransactionListing, Header]]
+    ) -> Iterator[DecisionResult]:
         """`state`: what it is afterwards, if the answer does not say. In the order of brokers."""
         for broker in self.brokers:
             mine = [target for target in targets if target[0].broker == broker]
             done = 0
             try:
                 if mine:
-                    with Caller(broker.address) as caller:
+                    with SyncConnection(broker.address) as caller:
                         replies = caller.call_many(code, (fields for _, fields in mine))
                         for (listed, _), reply in zip(mine, replies, strict=True):
-                            yield _outcome(listed, reply, state)
+                            yield _decision_result(listed, reply, state)
                             done += 1
             except EscrowError as error:
-                why = f"{reason_of(error)}; look at it again before you repeat it"
+                why = f"{error_text(error)}; look at it again before you repeat it"
                 for listed, _ in mine[done:]:
-                    yield Outcome(listed, error=why)
+                    yield DecisionResult(listed, error=why)
 
 
-def _entries(caller: Caller, wanted: ListTransactions) -> Iterator[TransactionEntry]:
+def _entries(connection: SyncConnection, request: ListTransactions) -> Iterator[TransactionEntry]:
     seen: set[str] = set()  # of settled ones: older copies come in later pages
     while True:
-        body = caller.call(RequestCode.LIST_TRANSACTIONS, wanted).body
+        body = connection.call(RequestCode.LIST_TRANSACTIONS, request).body
         page = decode_body(TransactionList, body)
         for entry in page.transactions:
             if entry.state in ("open", "stranded"):
@@ -114,13 +117,15 @@ def _entries(caller: Caller, wanted: ListTransactions) -> Iterator[TransactionEn
                 yield entry
         if not page.more:
             return
-        wanted = msgspec.structs.replace(wanted, after=page.next_after)
+        request = msgspec.structs.replace(request, after=page.next_after)
 
 
-def _outcome(listed: Listed, reply: Reply | RequestRefused, state: str) -> Outcome:
+def _decision_result(
+    listing: TransactionListing, reply: SyncReply | RequestRefused, state: str
+) -> DecisionResult:
     if isinstance(reply, RequestRefused):
-        return Outcome(listed, error=reply.remark)
+        return DecisionResult(listing, error=reply.remark)
     if "state" not in reply.ext_fields:
-        return Outcome(listed, state)
-    answer = decode_header(SettleTransactionAnswer, reply.ext_fields)
-    return Outcome(listed, answer.state, answer.already)
+        return DecisionResult(listing, state)
+    answer = decode_header(SettleTransactionResponse, reply.ext_fields)
+    return DecisionResult(listing, answer.state, answer.already)

@@ -5,107 +5,111 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from escrowmq.cli.brokers import Brokers
-from escrowmq.cli.call import Caller
+from escrowmq.cli.brokers import Cluster
+from escrowmq.cli.call import SyncConnection
 from escrowmq.cli.figures import topic_configs
-from escrowmq.cli.rendering import Found, records_in
-from escrowmq.errors import NoSuchRecord, RemoteProtocolError, RequestRefused
+from escrowmq.cli.rendering import MessageView, decode_messages
+from escrowmq.errors import RecordNotFound, RemoteProtocolError, RequestRefused
 from escrowmq.message.keys import decode_host, decode_offset_id
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import PullMessage, QueryMessage, ViewMessage
 
 # RocketMQ's own group for this: it commits nothing, so nobody is disturbed.
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
-HAS_SUBSCRIPTION: Final = 4
-ALWAYS_MS: Final = (1 << 63) - 1
-_NONE: Final = (ResponseCode.QUERY_NOT_FOUND, ResponseCode.TOPIC_NOT_EXIST)
+PULL_SUBSCRIPTION_FLAG: Final = 4
+MAX_TIMESTAMP_MS: Final = (1 << 63) - 1
+_NOT_FOUND_CODES: Final = (ResponseCode.QUERY_NOT_FOUND, ResponseCode.TOPIC_NOT_EXIST)
 
 
-def by_key(brokers: Brokers, query: QueryMessage) -> list[Found]:
+def find_by_key(cluster: Cluster, query: QueryMessage) -> list[MessageView]:
     """The oldest first."""
-    return _sorted(
+    return _oldest_first(
         found
-        for place, body in brokers.ask(lambda caller: _query(caller, query), unless=_NONE)
-        for found in records_in(body, place.name)
+        for place, body in cluster.ask_all(
+            lambda caller: _query(caller, query), ignored_codes=_NOT_FOUND_CODES
+        )
+        for found in decode_messages(body, place.name)
     )
 
 
-def _query(caller: Caller, query: QueryMessage) -> bytes:
-    return caller.call(RequestCode.QUERY_MESSAGE, query).body
+def _query(connection: SyncConnection, query: QueryMessage) -> bytes:
+    return connection.call(RequestCode.QUERY_MESSAGE, query).body
 
 
-def unique(topic: str, key: str) -> QueryMessage:
+def unique_key_query(topic: str, key: str) -> QueryMessage:
     return QueryMessage(
         topic=topic,
         key=key,
         max_num=32,
         begin_timestamp=0,
-        end_timestamp=ALWAYS_MS,
+        end_timestamp=MAX_TIMESTAMP_MS,
         is_unique_key=True,
     )
 
 
-def by_unique_key(brokers: Brokers, key: str, topic: str | None) -> list[Found]:
+def find_by_unique_key(cluster: Cluster, key: str, topic: str | None) -> list[MessageView]:
     """In one topic, or in all of them."""
     if topic is not None:
-        return by_key(brokers, unique(topic, key))
+        return find_by_key(cluster, unique_key_query(topic, key))
 
-    def question(caller: Caller) -> list[bytes]:
-        asked = (unique(name, key) for name in topic_configs(caller))
+    def question(caller: SyncConnection) -> list[bytes]:
+        asked = (unique_key_query(name, key) for name in topic_configs(caller))
         replies = caller.call_many(RequestCode.QUERY_MESSAGE, asked)
         return [reply.body for reply in replies if not isinstance(reply, RequestRefused)]
 
-    return _sorted(
+    return _oldest_first(
         found
-        for place, bodies in brokers.ask(question)
+        for place, bodies in cluster.ask_all(question)
         for body in bodies
-        for found in records_in(body, place.name)
+        for found in decode_messages(body, place.name)
     )
 
 
-def by_id(brokers: Brokers, name: str, topic: str | None) -> list[Found]:
+def find_by_id(cluster: Cluster, message_id: str, topic: str | None) -> list[MessageView]:
     """`name`: where it lies (offset id) or what its sender calls it (unique key)."""
-    place = _place(brokers, name)
+    place = _parse_offset_id(cluster, message_id)
     if place is None:
-        return by_unique_key(brokers, name, topic)
+        return find_by_unique_key(cluster, message_id, topic)
     address, log_offset = place
-    known = brokers.brokers
-    brokers.brokers = [broker for broker in known if broker.address == address]
+    known = cluster.brokers
+    cluster.brokers = [broker for broker in known if broker.address == address]
     asked = ViewMessage(offset=log_offset, topic=topic)
     try:
         return [
             found
-            for broker, body in brokers.ask(
+            for broker, body in cluster.ask_all(
                 lambda caller: caller.call(RequestCode.VIEW_MESSAGE_BY_ID, asked).body,
-                unless=(ResponseCode.SYSTEM_ERROR, ResponseCode.QUERY_NOT_FOUND),
+                ignored_codes=(ResponseCode.SYSTEM_ERROR, ResponseCode.QUERY_NOT_FOUND),
             )
-            for found in records_in(body, broker.name)
+            for found in decode_messages(body, broker.name)
         ]
     finally:
-        brokers.brokers = known
+        cluster.brokers = known
 
 
-def _place(brokers: Brokers, name: str) -> tuple[str, int] | None:
+def _parse_offset_id(cluster: Cluster, message_id: str) -> tuple[str, int] | None:
     """Unique keys look the same; only an id of one of these brokers has its address in it."""
     try:
-        host, log_offset = decode_offset_id(name)
+        host, log_offset = decode_offset_id(message_id)
         address, port = decode_host(host)
     except (RemoteProtocolError, ValueError):
         return None
     text = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-    is_known = any(broker.address == text for broker in brokers.brokers)
+    is_known = any(broker.address == text for broker in cluster.brokers)
     return (text, log_offset) if is_known else None
 
 
-def by_offset(brokers: Brokers, topic: str, queue_id: int, offset: int) -> list[Found]:
+def find_by_offset(
+    cluster: Cluster, topic: str, queue_id: int, queue_offset: int
+) -> list[MessageView]:
     """The message at that place, on each broker that has it."""
     asked = PullMessage(
         consumer_group=TOOLS_GROUP,
         topic=topic,
         queue_id=queue_id,
-        queue_offset=offset,
+        queue_offset=queue_offset,
         max_msg_nums=1,
-        sys_flag=HAS_SUBSCRIPTION,
+        sys_flag=PULL_SUBSCRIPTION_FLAG,
         subscription="*",
         expression_type="TAG",
     )
@@ -118,18 +122,22 @@ def by_offset(brokers: Brokers, topic: str, queue_id: int, offset: int) -> list[
     )
     return [
         found
-        for place, body in brokers.ask(
-            lambda caller: caller.call(RequestCode.PULL_MESSAGE, asked).body, unless=nothing
+        for place, body in cluster.ask_all(
+            lambda caller: caller.call(RequestCode.PULL_MESSAGE, asked).body, ignored_codes=nothing
         )
-        for found in records_in(body, place.name)
-        if found.record.queue_offset == offset
+        for found in decode_messages(body, place.name)
+        if found.record.queue_offset == queue_offset
     ]
 
 
-def nothing_found(brokers: Brokers, what: str) -> NoSuchRecord:
-    asked = ", ".join(place.name for place in brokers.brokers)
-    return NoSuchRecord(f"no message {what} on {asked}: it never was there, or it has expired")
+def message_not_found(cluster: Cluster, description: str) -> RecordNotFound:
+    asked = ", ".join(place.name for place in cluster.brokers)
+    return RecordNotFound(
+        f"no message {description} on {asked}: it never was there, or it has expired"
+    )
 
 
-def _sorted(found: Iterable[Found]) -> list[Found]:
-    return sorted(found, key=lambda one: (one.record.stored_ms, one.broker, one.record.log_offset))
+def _oldest_first(messages: Iterable[MessageView]) -> list[MessageView]:
+    return sorted(
+        messages, key=lambda one: (one.record.stored_ms, one.broker, one.record.log_offset)
+    )

@@ -15,7 +15,7 @@ import click
 
 from escrowmq.errors import EscrowError
 
-COMMANDS: Final = (
+COMMAND_NAMES: Final = (
     "broker",
     "completion",
     "config",
@@ -30,27 +30,27 @@ COMMANDS: Final = (
 )
 
 
-class Commands(click.Group):
+class LazyCommandGroup(click.Group):
     """Each is a module of its name, imported when it is wanted: all of them together take as long
     as a broker takes to start."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(COMMAND_NAMES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in COMMANDS:
-            return _loaded(cmd_name)
-        for name in COMMANDS:  # so that click can say which of them was meant
-            self.add_command(_loaded(name))
+        if cmd_name in COMMAND_NAMES:
+            return _load_command(cmd_name)
+        for name in COMMAND_NAMES:  # so that click can say which of them was meant
+            self.add_command(_load_command(name))
         return None
 
 
-def _loaded(name: str) -> click.Command:
+def _load_command(name: str) -> click.Command:
     command: click.Command = getattr(import_module(f"escrowmq.cli.commands.{name}"), name)
     return command
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyCommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="escrowmq", prog_name="escrowmq")
 def cli() -> None:
     """Transactional messages that commit together with your database."""

@@ -17,27 +17,27 @@ import click
 from click.shell_completion import CompletionItem
 
 from escrowmq.cli.access import access_options
-from escrowmq.cli.call import Caller, addresses_of, find_cluster, masters_of
-from escrowmq.clock import moment_ms
+from escrowmq.cli.call import SyncConnection, find_cluster, master_brokers, parse_addresses
+from escrowmq.clock import parse_timestamp_ms
 from escrowmq.errors import EscrowError
-from escrowmq.parsing import lenient_json
+from escrowmq.parsing import parse_lenient_json
 from escrowmq.remoting.bodies import TopicList, decode_body
 from escrowmq.remoting.codes import RequestCode
 
-_TIMEOUT_S: Final = 1.0
-_NAMESRV: Final = "127.0.0.1:9876"
+_COMPLETION_TIMEOUT_S: Final = 1.0
+_DEFAULT_NAMESRV: Final = "127.0.0.1:9876"
 
-Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+ShellComplete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
-def _completing(ask: Callable[[str], Iterable[str]]) -> Complete:
+def _make_completion(fetch_names: Callable[[str], Iterable[str]]) -> ShellComplete:
     def complete(
         context: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        namesrv = context.params.get("namesrv") or _NAMESRV
+        namesrv = context.params.get("namesrv") or _DEFAULT_NAMESRV
         try:
             with context.scope(cleanup=False):  # so that its credentials are found
-                names = ask(namesrv)
+                names = fetch_names(namesrv)
         except EscrowError:
             return []
         return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
@@ -45,31 +45,31 @@ def _completing(ask: Callable[[str], Iterable[str]]) -> Complete:
     return complete
 
 
-def _topics(namesrv: str) -> list[str]:
-    for address in addresses_of(namesrv)[:1]:
-        with Caller(address, timeout_s=_TIMEOUT_S) as caller:
+def _fetch_topic_names(namesrv: str) -> list[str]:
+    for address in parse_addresses(namesrv)[:1]:
+        with SyncConnection(address, timeout_s=_COMPLETION_TIMEOUT_S) as caller:
             body = caller.call(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body
         return [name for name in decode_body(TopicList, body).topic_list if "%" not in name]
     return []
 
 
-def _groups(namesrv: str) -> set[str]:
+def _fetch_group_names(namesrv: str) -> set[str]:
     names: set[str] = set()
-    for broker in masters_of(find_cluster(namesrv, timeout_s=_TIMEOUT_S)):
-        with Caller(broker.address, timeout_s=_TIMEOUT_S) as caller:
+    for broker in master_brokers(find_cluster(namesrv, timeout_s=_COMPLETION_TIMEOUT_S)):
+        with SyncConnection(broker.address, timeout_s=_COMPLETION_TIMEOUT_S) as caller:
             body = caller.call(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body
-        table: dict[str, Any] = lenient_json(body)
+        table: dict[str, Any] = parse_lenient_json(body)
         names.update(table.get("subscriptionGroupTable", {}))
     return names
 
 
-def _brokers(namesrv: str) -> list[str]:
-    return list(find_cluster(namesrv, timeout_s=_TIMEOUT_S).broker_addr_table)
+def _fetch_broker_names(namesrv: str) -> list[str]:
+    return list(find_cluster(namesrv, timeout_s=_COMPLETION_TIMEOUT_S).broker_addr_table)
 
 
-topic_names = _completing(_topics)
-group_names = _completing(_groups)
-broker_names = _completing(_brokers)
+complete_topic = _make_completion(_fetch_topic_names)
+complete_group = _make_completion(_fetch_group_names)
+complete_broker = _make_completion(_fetch_broker_names)
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -78,41 +78,45 @@ _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_40
 EARLIEST, LATEST = "earliest", "latest"
 
 
-def together(*options: Callable[[F], F]) -> Callable[[F], F]:
+def combine_options(*options: Callable[[F], F]) -> Callable[[F], F]:
     return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
 
 
-def duration_ms(context: click.Context, param: click.Parameter, value: str | None) -> int | None:
+def parse_duration_option(
+    context: click.Context, param: click.Parameter, value: str | None
+) -> int | None:
     found = re.fullmatch(r"(\d{1,9}) ?(ms|s|m|h|d)?", (value or "").strip())
     if value is None or found is not None:
         return None if found is None else int(found[1]) * _UNITS_MS[found[2] or "s"]
     raise click.BadParameter(f"{value!r} is no duration: 90s, 10m, 2h, 3d")
 
 
-def time_ms(context: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    return None if value is None else _moment_ms(value, "2026-01-01T00:00")
+def parse_time_option(
+    context: click.Context, param: click.Parameter, value: str | None
+) -> int | None:
+    return None if value is None else _parse_time_ms(value, "2026-01-01T00:00")
 
 
-def place_in_time(
+def parse_start_option(
     context: click.Context, param: click.Parameter, value: str | None
 ) -> str | int | None:
     """The first message, behind the last one, or the first that was stored then or later."""
     if value in (None, EARLIEST, LATEST):
         return value
     assert value is not None
-    return _moment_ms(value, f"{EARLIEST}, {LATEST}, or 2026-01-01T00:00")
+    return _parse_time_ms(value, f"{EARLIEST}, {LATEST}, or 2026-01-01T00:00")
 
 
-def _moment_ms(value: str, wanted: str) -> int:
+def _parse_time_ms(value: str, expected: str) -> int:
     try:
-        return moment_ms(value)
+        return parse_timestamp_ms(value)
     except ValueError:
         raise click.BadParameter(
-            f"{value!r} is no time: {wanted} (UTC, unless it ends in a zone like +02:00)"
+            f"{value!r} is no time: {expected} (UTC, unless it ends in a zone like +02:00)"
         ) from None
 
 
-NAMESRV: Final = click.option(
+namesrv_option: Final = click.option(
     *("-n", "--namesrv"),
     default="127.0.0.1:9876",
     envvar="NAMESRV_ADDR",
@@ -120,20 +124,20 @@ NAMESRV: Final = click.option(
     metavar="ADDR",
     help="The name server; its brokers are asked.",
 )
-JSON: Final = click.option("--json", "in_json", is_flag=True, help="JSON instead of text.")
+json_option: Final = click.option("--json", "in_json", is_flag=True, help="JSON instead of text.")
 
-where = together(
-    NAMESRV,
+cluster_options = combine_options(
+    namesrv_option,
     click.option(
         "--broker",
         metavar="ADDR|NAME",
         help="This broker alone; by its address, no name server is asked.",
-        shell_complete=broker_names,
+        shell_complete=complete_broker,
     ),
-    JSON,
+    json_option,
     access_options,
 )
-watch = click.option(
+watch_option = click.option(
     "--watch",
     "every_s",
     type=click.FloatRange(min=0.1),
@@ -142,7 +146,7 @@ watch = click.option(
     metavar="[SECONDS]",
     help="Again and again, until Ctrl-C.  [every 2]",
 )
-careful = together(
+confirm_options = combine_options(
     click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing."),
     click.option("--yes", is_flag=True, help="Do not ask."),
 )

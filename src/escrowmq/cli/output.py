@@ -23,12 +23,12 @@ from typing import Any, Concatenate, Final, NamedTuple, ParamSpec
 import click
 from rich.console import Console
 
-from escrowmq.cli.brokers import Brokers, end
-from escrowmq.cli.options import watch, where
+from escrowmq.cli.brokers import Cluster, exit_with_failures
+from escrowmq.cli.options import cluster_options, watch_option
 
 
 @contextmanager
-def reader_may_leave() -> Iterator[None]:
+def ignore_broken_pipe() -> Iterator[None]:
     """Who reads has seen enough: what is still to be printed goes nowhere, without a complaint."""
     try:
         yield
@@ -49,30 +49,30 @@ class PlainConsole(Console):
         raise  # rich would exit with 1, which for us says that there is damage
 
 
-NARROW: Final = 8  # no column gives way further
-_PART: Final = 1_000  # rows whose widths are looked at together
+MIN_COLUMN_WIDTH: Final = 8  # no column gives way further
+_ROWS_PER_CHUNK: Final = 1_000  # rows whose widths are looked at together
 _GAP: Final = "  "
 
 
-class Column(NamedTuple):
-    head: str
-    gives_way: bool = False  # what others copy, like an id, never does
+class TableColumn(NamedTuple):
+    title: str
+    can_shrink: bool = False  # what others copy, like an id, never does
     is_number: bool = False
 
 
 def table_lines(
-    columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int | None
+    columns: Sequence[TableColumn], rows: Iterable[Sequence[str]], width: int | None
 ) -> Iterator[str]:
     """Nothing if there are no rows. `width`: None if nobody looks at it."""
     waiting = iter(rows)
     widths: list[int] = []
-    heads = [column.head for column in columns]
-    while part := list(islice(waiting, _PART)):
+    heads = [column.title for column in columns]
+    while part := list(islice(waiting, _ROWS_PER_CHUNK)):
         if not widths:
-            widths = _widths(columns, [heads, *part], width)
-            yield _line(columns, heads, widths)
+            widths = _column_widths(columns, [heads, *part], width)
+            yield _format_row(columns, heads, widths)
         for cells in part:
-            yield _line(columns, cells, widths)
+            yield _format_row(columns, cells, widths)
 
 
 def field_lines(fields: Iterable[tuple[str, str]]) -> Iterator[str]:
@@ -83,65 +83,67 @@ def field_lines(fields: Iterable[tuple[str, str]]) -> Iterator[str]:
         yield f"{name:<{width}}  {value or '-'}".rstrip()
 
 
-def width_of(stream: Any) -> int | None:
+def terminal_width(stream: Any) -> int | None:
     """None if it is no terminal: what a program reads is not cut."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
-def _widths(
-    columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None
+def _column_widths(
+    columns: Sequence[TableColumn], rows: Sequence[Sequence[str]], width: int | None
 ) -> list[int]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(columns))]
     if width is None:
         return widths
     over = sum(widths) + len(_GAP) * (len(widths) - 1) - width
-    soft = [number for number, column in enumerate(columns) if column.gives_way]
+    soft = [number for number, column in enumerate(columns) if column.can_shrink]
     while over > 0 and soft:
         widest = max(soft, key=lambda number: widths[number])
-        if widths[widest] <= NARROW:
+        if widths[widest] <= MIN_COLUMN_WIDTH:
             break
         widths[widest] -= 1
         over -= 1
     return widths
 
 
-def _line(columns: Sequence[Column], cells: Sequence[str], widths: Sequence[int]) -> str:
+def _format_row(columns: Sequence[TableColumn], cells: Sequence[str], widths: Sequence[int]) -> str:
     padded = []
     for column, cell, width in zip(columns, cells, widths, strict=True):
-        fitted = cell[: width - 1] + "…" if column.gives_way and len(cell) > width else cell
+        fitted = cell[: width - 1] + "…" if column.can_shrink and len(cell) > width else cell
         padded.append(f"{fitted:>{width}}" if column.is_number else f"{fitted:<{width}}")
     return _GAP.join(padded).rstrip()
 
 
 P = ParamSpec("P")
-_CLEAR = "\x1b[H\x1b[2J\x1b[3J"  # home, the screen, what was scrolled away
+_CLEAR_SCREEN = "\x1b[H\x1b[2J\x1b[3J"  # home, the screen, what was scrolled away
 
 
 @dataclass(frozen=True)
-class View:
+class QueryContext:
     """Whom to ask, and how to show what they say."""
 
     context: click.Context
-    brokers: Brokers
+    cluster: Cluster
     in_json: bool
     every_s: float | None
 
     def show(
         self,
-        find: Callable[Concatenate[Brokers, P], tuple[Any, Iterable[str]]],
+        query: Callable[Concatenate[Cluster, P], tuple[Any, Iterable[str]]],
         *args: P.args,
-        **more: P.kwargs,
+        **kwargs: P.kwargs,
     ) -> None:
         """What `find` finds out from the brokers: for programs, and as lines for people."""
-        found = partial(find, self.brokers, *args, **more)
-        show(self.context, self.brokers, found, in_json=self.in_json, every_s=self.every_s)
+        found = partial(query, self.cluster, *args, **kwargs)
+        show_repeatedly(
+            self.context, self.cluster, found, in_json=self.in_json, every_s=self.every_s
+        )
 
 
-def looking(command: Callable[..., None]) -> Callable[..., None]:
+def query_command(command: Callable[..., None]) -> Callable[..., None]:
     """A command that only looks: it gets a View instead of the options for it."""
 
-    @watch
-    @where
+    @watch_option
+    @cluster_options
     @click.pass_context
     @wraps(command)
     def run(
@@ -154,7 +156,7 @@ def looking(command: Callable[..., None]) -> Callable[..., None]:
         in_json: bool,
         **more: Any,
     ) -> None:
-        command(View(context, Brokers(namesrv, broker), in_json, every_s), **more)
+        command(QueryContext(context, Cluster(namesrv, broker), in_json, every_s), **more)
 
     return run
 
@@ -164,14 +166,14 @@ def pause(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-def show(
+def show_repeatedly(
     context: click.Context,
-    brokers: Brokers,
-    found: Callable[[], tuple[Any, Iterable[str]]],
+    cluster: Cluster,
+    query: Callable[[], tuple[Any, Iterable[str]]],
     *,
     in_json: bool,
     every_s: float | None,
-    count: int | None = None,
+    repeat_count: int | None = None,
 ) -> None:
     """`found` gives it for programs, and as lines for people.
 
@@ -179,18 +181,18 @@ def show(
     or until Ctrl-C.
     """
     try:
-        with reader_may_leave():
+        with ignore_broken_pipe():
             for done in itertools.count(1):
-                brokers.failed.clear()
-                _echo(*found(), in_json=in_json, is_live=every_s is not None)
-                if every_s is None or done == count:
+                cluster.failures.clear()
+                _echo(*query(), in_json=in_json, is_live=every_s is not None)
+                if every_s is None or done == repeat_count:
                     break
-                for text in brokers.failed:
+                for text in cluster.failures:
                     click.echo(f"escrowmq: {text}", err=True)
                 pause(every_s)
     except KeyboardInterrupt:
         context.exit(0)
-    end(context, brokers)
+    exit_with_failures(context, cluster)
 
 
 def _echo(content: Any, lines: Iterable[str], *, in_json: bool, is_live: bool) -> None:
@@ -200,6 +202,6 @@ def _echo(content: Any, lines: Iterable[str], *, in_json: bool, is_live: bool) -
         return
     text = "\n".join(lines)
     if is_live and sys.stdout.isatty():
-        click.echo(_CLEAR, nl=False)
+        click.echo(_CLEAR_SCREEN, nl=False)
     click.echo(text)
     sys.stdout.flush()

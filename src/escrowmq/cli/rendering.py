@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from escrowmq.cli.output import field_lines
-from escrowmq.clock import file_stamp
+from escrowmq.clock import file_timestamp
 from escrowmq.errors import BrokenBody, CorruptRecord
 from escrowmq.message import record as sysflag
 from escrowmq.message.compression import decompress_body
@@ -22,31 +22,31 @@ from escrowmq.message.record import LogOffset, StoredRecord, decode_record
 BODY_WIDTH: Final = 120
 _BODY_BYTES_MAX: Final = 64 << 20
 _LINE_BREAKS: Final = dict.fromkeys(map(ord, "\t\n\r"), " ")
-_TRANSACTION_WORDS: Final = {
+_TRANSACTION_FLAGS: Final = {
     sysflag.TRANSACTION_PREPARED: "prepared",
     sysflag.TRANSACTION_COMMIT: "commit",
     sysflag.TRANSACTION_ROLLBACK: "rollback",
 }
-_OTHER_WORDS: Final = {
+_OTHER_FLAGS: Final = {
     sysflag.COMPRESSED: "compressed",
     sysflag.MULTI_TAGS: "multi-tags",
     sysflag.INNER_BATCH: "inner-batch",
 }
 
 
-def as_text(record: StoredRecord, *, with_body: bool) -> str:
+def record_text(record: StoredRecord, *, with_body: bool) -> str:
     """One line, and one more for the body."""
     properties = decode_properties(record.properties)
     words = [
         f"{record.log_offset:>12}",
-        utc(record.stored_ms),
+        format_utc(record.stored_ms),
         f"{printable(record.topic)}/{record.queue_id} #{record.queue_offset}",
         *(
             f"{label}={printable(properties[name])}"
             for label, name in (("tags", TAGS), ("keys", KEYS), ("unique", UNIQUE_KEY))
             if name in properties
         ),
-        *flag_words(record.sys_flag),
+        *flag_names(record.sys_flag),
         f"{record.size} bytes",
         f"from {host_text(record.born_host)}",
     ]
@@ -56,11 +56,11 @@ def as_text(record: StoredRecord, *, with_body: bool) -> str:
     return f"{line}\n{'':>14}{_body_line(record)}"
 
 
-def as_json(record: StoredRecord, *, with_body: bool) -> dict[str, Any]:
+def record_json(record: StoredRecord, *, with_body: bool) -> dict[str, Any]:
     properties = decode_properties(record.properties)
     content: dict[str, Any] = {
         "log_offset": record.log_offset,
-        "stored": utc(record.stored_ms),
+        "stored": format_utc(record.stored_ms),
         "stored_ms": record.stored_ms,
         "born_ms": record.born_ms,
         "topic": record.topic,
@@ -70,7 +70,7 @@ def as_json(record: StoredRecord, *, with_body: bool) -> dict[str, Any]:
         "keys": properties.get(KEYS),
         "unique_key": properties.get(UNIQUE_KEY),
         "size": record.size,
-        "flags": flag_words(record.sys_flag),
+        "flags": flag_names(record.sys_flag),
         "born_host": host_text(record.born_host),
         "store_host": host_text(record.store_host),
         "reconsume_times": record.reconsume_times,
@@ -81,14 +81,14 @@ def as_json(record: StoredRecord, *, with_body: bool) -> dict[str, Any]:
         text = body_text(record)
         content["body"] = text
         if text is None:
-            content["body_hex"] = bytes(body_of(record)).hex()
+            content["body_hex"] = bytes(decompressed_body(record)).hex()
     return content
 
 
 def body_text(record: StoredRecord) -> str | None:
     """The body, decompressed, if it is text; else None."""
     try:
-        text = str(body_of(record), "utf-8")
+        text = str(decompressed_body(record), "utf-8")
     except UnicodeDecodeError:
         return None
     return text if text.translate(_LINE_BREAKS).isprintable() else None
@@ -97,27 +97,27 @@ def body_text(record: StoredRecord) -> str | None:
 def _body_line(record: StoredRecord) -> str:
     text = body_text(record)
     if text is None:
-        text = "hex " + bytes(body_of(record)[:BODY_WIDTH]).hex()
+        text = "hex " + bytes(decompressed_body(record)[:BODY_WIDTH]).hex()
     shown = printable(text[: BODY_WIDTH + 1])
     return shown if len(shown) <= BODY_WIDTH else shown[:BODY_WIDTH] + "…"
 
 
-def flag_words(sys_flag: int) -> list[str]:
-    words = [word for bit, word in _OTHER_WORDS.items() if sys_flag & bit]
-    transaction = _TRANSACTION_WORDS.get(sysflag.transaction_type(sys_flag))
+def flag_names(sys_flag: int) -> list[str]:
+    words = [word for bit, word in _OTHER_FLAGS.items() if sys_flag & bit]
+    transaction = _TRANSACTION_FLAGS.get(sysflag.transaction_type(sys_flag))
     return [*words, transaction] if transaction else words
 
 
-def utc(ms: int) -> str:
+def format_utc(time_ms: int) -> str:
     try:
-        stamp = file_stamp(ms)
+        stamp = file_timestamp(time_ms)
     except (ValueError, OverflowError, OSError):  # a damaged record may say anything
-        return f"{ms} ms"
+        return f"{time_ms} ms"
     date, time = f"{stamp[:4]}-{stamp[4:6]}-{stamp[6:8]}", f"{stamp[8:10]}:{stamp[10:12]}"
     return f"{date}T{time}:{stamp[12:14]}.{stamp[14:]}Z"
 
 
-def body_of(record: StoredRecord) -> bytes | memoryview:
+def decompressed_body(record: StoredRecord) -> bytes | memoryview:
     try:
         return decompress_body(record.body, record.sys_flag, body_bytes_max=_BODY_BYTES_MAX)
     except BrokenBody:
@@ -136,12 +136,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-_LOG_OFFSET_AT: Final = 28
-_HEX_BYTES: Final = 16  # of a line of hex
+_LOG_OFFSET_POSITION: Final = 28
+_HEX_BYTES_PER_LINE: Final = 16  # of a line of hex
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MessageView:
     broker: str
     record: StoredRecord
 
@@ -150,30 +150,30 @@ class Found:
         return encode_offset_id(self.record.store_host, self.record.log_offset)
 
 
-def records_in(body: bytes, broker: str) -> Iterator[Found]:
+def decode_messages(body: bytes, broker: str) -> Iterator[MessageView]:
     """Raises CorruptRecord at what cannot be read."""
     at = 0
     while at < len(body):
         size = int.from_bytes(body[at : at + 4], "big", signed=True)
-        place = at + _LOG_OFFSET_AT
+        place = at + _LOG_OFFSET_POSITION
         log_offset = LogOffset(int.from_bytes(body[place : place + 8], "big"))
         if size <= 0:
             raise CorruptRecord(log_offset, f"{broker} sent a message of {size} bytes")
-        yield Found(broker, decode_record(body, at, log_offset))
+        yield MessageView(broker, decode_record(body, at, log_offset))
         at += size
 
 
-def found_json(found: Found) -> dict[str, Any]:
+def message_json(message: MessageView) -> dict[str, Any]:
     return {
-        "broker": found.broker,
-        "id": found.offset_id,
-        **as_json(found.record, with_body=True),
+        "broker": message.broker,
+        "id": message.offset_id,
+        **record_json(message.record, with_body=True),
     }
 
 
-def found_line(found: Found, width: int | None = None) -> str:
+def message_line(message: MessageView, width: int | None = None) -> str:
     """One line, cut to the terminal if it is shown on one."""
-    record = found.record
+    record = message.record
     properties = decode_properties(record.properties)
     marks = [
         f"{label}={printable(properties[name])}"
@@ -181,10 +181,10 @@ def found_line(found: Found, width: int | None = None) -> str:
         if name in properties
     ]
     text = body_text(record)
-    body = f"hex {bytes(body_of(record)).hex()}" if text is None else printable(text)
+    body = f"hex {bytes(decompressed_body(record)).hex()}" if text is None else printable(text)
     words = [
-        utc(record.stored_ms),
-        f"{printable(found.broker)}/{record.queue_id}#{record.queue_offset}",
+        format_utc(record.stored_ms),
+        f"{printable(message.broker)}/{record.queue_id}#{record.queue_offset}",
         *marks,
         body,
     ]
@@ -192,24 +192,27 @@ def found_line(found: Found, width: int | None = None) -> str:
     return line if width is None or len(line) <= width else line[: width - 1] + "…"
 
 
-def found_lines(found: Found) -> Iterator[str]:
+def message_lines(message: MessageView) -> Iterator[str]:
     """All of one message."""
-    record = found.record
+    record = message.record
     properties = decode_properties(record.properties)
-    body = bytes(body_of(record))
+    body = bytes(decompressed_body(record))
     yield from field_lines(
         [
-            ("id", found.offset_id),
+            ("id", message.offset_id),
             ("unique key", printable(properties.get(UNIQUE_KEY, ""))),
             ("topic", printable(record.topic)),
-            ("place", f"{printable(found.broker)}, queue {record.queue_id} #{record.queue_offset}"),
+            (
+                "place",
+                f"{printable(message.broker)}, queue {record.queue_id} #{record.queue_offset}",
+            ),
             ("log offset", str(record.log_offset)),
-            ("stored", utc(record.stored_ms)),
-            ("born", f"{utc(record.born_ms)} from {host_text(record.born_host)}"),
+            ("stored", format_utc(record.stored_ms)),
+            ("born", f"{format_utc(record.born_ms)} from {host_text(record.born_host)}"),
             ("tags", printable(properties.get(TAGS, ""))),
             ("keys", printable(properties.get(KEYS, ""))),
             ("deliveries before", str(record.reconsume_times)),
-            ("flags", ", ".join(flag_words(record.sys_flag))),
+            ("flags", ", ".join(flag_names(record.sys_flag))),
             ("body", f"{len(body)} bytes"),
         ]
     )
@@ -219,12 +222,12 @@ def found_lines(found: Found) -> Iterator[str]:
     if others:
         yield ""
         yield "properties"
-        yield from (f"  {line}" for line in field_lines(_printable(others)))
+        yield from (f"  {line}" for line in field_lines(_printable_items(others)))
     yield ""
     yield from _body_lines(record, body)
 
 
-def _printable(properties: dict[str, str]) -> Iterator[tuple[str, str]]:
+def _printable_items(properties: dict[str, str]) -> Iterator[tuple[str, str]]:
     return ((printable(name), printable(text)) for name, text in sorted(properties.items()))
 
 
@@ -233,7 +236,7 @@ def _body_lines(record: StoredRecord, body: bytes) -> Iterator[str]:
     if text is not None:
         yield from map(printable, text.splitlines())
         return
-    for at in range(0, len(body), _HEX_BYTES):
-        part = body[at : at + _HEX_BYTES]
+    for at in range(0, len(body), _HEX_BYTES_PER_LINE):
+        part = body[at : at + _HEX_BYTES_PER_LINE]
         seen = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
-        yield f"{at:08x}  {part.hex(' '):<{3 * _HEX_BYTES}} {seen}"
+        yield f"{at:08x}  {part.hex(' '):<{3 * _HEX_BYTES_PER_LINE}} {seen}"

@@ -10,156 +10,158 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from escrowmq.cli.brokers import Brokers
-from escrowmq.cli.call import BrokerPlace, Caller
-from escrowmq.cli.figures import GONE, topic_offsets
-from escrowmq.cli.lookups import HAS_SUBSCRIPTION, TOOLS_GROUP
+from escrowmq.cli.brokers import Cluster
+from escrowmq.cli.call import BrokerAddress, SyncConnection
+from escrowmq.cli.figures import NOT_FOUND_CODES, topic_offsets
+from escrowmq.cli.lookups import PULL_SUBSCRIPTION_FLAG, TOOLS_GROUP
 from escrowmq.cli.options import EARLIEST, LATEST
 from escrowmq.cli.output import pause
-from escrowmq.cli.rendering import Found, records_in
+from escrowmq.cli.rendering import MessageView, decode_messages
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import EscrowError, NoRoute, RequestRefused
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.command import Command
-from escrowmq.remoting.headers import OffsetAnswer, PullMessage, SearchOffset, decode_header
+from escrowmq.remoting.headers import OffsetResponse, PullMessage, SearchOffset, decode_header
 
-_ROUND_S: Final = 0.2
-_LOOK_AGAIN_S: Final = 5.0  # for queues that are new, and brokers that came back
-_COUNT: Final = 32
-_NOTHING: Final = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
+_POLL_INTERVAL_S: Final = 0.2
+_REFRESH_INTERVAL_S: Final = 5.0  # for queues that are new, and brokers that came back
+_PULL_MAX_MESSAGES: Final = 32
+_EMPTY_CODES: Final = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class TailRequest:
     topic: str
     start: str | int = LATEST  # or earliest, or a time
     expression: str = "*"
-    kind: str = "TAG"
+    expression_type: str = "TAG"
     follow: bool = True
 
 
 @dataclass(slots=True)
-class _Line:
+class _BrokerTail:
     """A connection to one broker, and how far its queues are read."""
 
-    place: BrokerPlace
-    caller: Caller
+    broker: BrokerAddress
+    connection: SyncConnection
     offsets: dict[int, int] = field(default_factory=dict)
 
 
-class Tail:
-    def __init__(self, brokers: Brokers, wish: Wish, clock: Clock | None = None) -> None:
-        self._brokers = brokers
-        self._wish = wish
+class MessageTail:
+    def __init__(self, cluster: Cluster, request: TailRequest, clock: Clock | None = None) -> None:
+        self._cluster = cluster
+        self._request = request
         self._clock = clock or SystemClock()
-        self._lines: dict[BrokerPlace, _Line] = {}
-        self._left: dict[BrokerPlace, dict[int, int]] = {}  # of lines that broke
-        self._is_first = True
+        self._tails: dict[BrokerAddress, _BrokerTail] = {}
+        self._saved_offsets: dict[BrokerAddress, dict[int, int]] = {}  # of lines that broke
+        self._is_first_refresh = True
 
-    def messages(self) -> Iterator[Found]:
+    def messages(self) -> Iterator[MessageView]:
         """Without an end, if it follows. In the order of their storing within a round."""
         looked_s = self._clock.elapsed_s()
-        self._look()
-        if not self._lines and not self._brokers.failed:
-            asked = ", ".join(place.name for place in self._brokers.brokers)
-            raise NoRoute(f"no topic {self._wish.topic} on {asked}: escrowmq topic list shows them")
+        self._refresh_queues()
+        if not self._tails and not self._cluster.failures:
+            asked = ", ".join(place.name for place in self._cluster.brokers)
+            raise NoRoute(
+                f"no topic {self._request.topic} on {asked}: escrowmq topic list shows them"
+            )
         while True:
-            found, has_moved = self._round()
+            found, has_moved = self._pull_all()
             yield from sorted(found, key=lambda one: one.record.stored_ms)
             if has_moved:
                 continue
-            if not self._wish.follow:
+            if not self._request.follow:
                 return
-            pause(_ROUND_S)
-            if self._clock.elapsed_s() - looked_s >= _LOOK_AGAIN_S:
+            pause(_POLL_INTERVAL_S)
+            if self._clock.elapsed_s() - looked_s >= _REFRESH_INTERVAL_S:
                 looked_s = self._clock.elapsed_s()
-                self._look()
+                self._refresh_queues()
 
     def close(self) -> None:
-        for line in self._lines.values():
-            line.caller.__exit__(None, None, None)
-        self._lines.clear()
+        for line in self._tails.values():
+            line.connection.__exit__(None, None, None)
+        self._tails.clear()
 
-    def _look(self) -> None:
+    def _refresh_queues(self) -> None:
         """At the queues that there are now. New ones are read from their beginning."""
-        for place in self._brokers.brokers:
+        for place in self._cluster.brokers:
             try:
-                line = self._lines.get(place) or _Line(place, Caller(place.address))
-                self._lines[place] = line
+                line = self._tails.get(place) or _BrokerTail(place, SyncConnection(place.address))
+                self._tails[place] = line
                 self._add_queues(line)
             except RequestRefused as error:
-                self._drop(place)
-                if error.code not in GONE:
-                    self._brokers.note(place, error)
+                self._disconnect(place)
+                if error.code not in NOT_FOUND_CODES:
+                    self._cluster.report_failure(place, error)
             except EscrowError as error:
-                self._drop(place)
-                self._brokers.note(place, error)
-        self._is_first = False
+                self._disconnect(place)
+                self._cluster.report_failure(place, error)
+        self._is_first_refresh = False
 
-    def _add_queues(self, line: _Line) -> None:
-        topic = self._wish.topic
-        offsets = topic_offsets(line.caller, [topic])
+    def _add_queues(self, tail: _BrokerTail) -> None:
+        topic = self._request.topic
+        offsets = topic_offsets(tail.connection, [topic])
         if topic not in offsets:
-            self._drop(line.place)
+            self._disconnect(tail.broker)
             return
-        line.offsets = line.offsets or self._left.pop(line.place, {})
+        tail.offsets = tail.offsets or self._saved_offsets.pop(tail.broker, {})
         for queue, one in offsets[topic].items():
-            if queue.queue_id in line.offsets:
+            if queue.queue_id in tail.offsets:
                 continue
-            if not self._is_first or self._wish.start == EARLIEST:
+            if not self._is_first_refresh or self._request.start == EARLIEST:
                 at = one.min_offset
-            elif self._wish.start == LATEST:
+            elif self._request.start == LATEST:
                 at = one.max_offset
             else:
-                at = self._offset_at(line.caller, queue.queue_id, int(self._wish.start))
-            line.offsets[queue.queue_id] = at
+                at = self._search_offset(tail.connection, queue.queue_id, int(self._request.start))
+            tail.offsets[queue.queue_id] = at
 
-    def _offset_at(self, caller: Caller, queue_id: int, time_ms: int) -> int:
-        asked = SearchOffset(topic=self._wish.topic, queue_id=queue_id, timestamp=time_ms)
-        reply = caller.call(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, asked)
-        return decode_header(OffsetAnswer, reply.ext_fields).offset
+    def _search_offset(self, connection: SyncConnection, queue_id: int, time_ms: int) -> int:
+        asked = SearchOffset(topic=self._request.topic, queue_id=queue_id, timestamp=time_ms)
+        reply = connection.call(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, asked)
+        return decode_header(OffsetResponse, reply.ext_fields).offset
 
-    def _drop(self, place: BrokerPlace) -> None:
-        line = self._lines.pop(place, None)
+    def _disconnect(self, broker: BrokerAddress) -> None:
+        line = self._tails.pop(broker, None)
         if line is not None:
-            self._left[place] = line.offsets
-            line.caller.__exit__(None, None, None)
+            self._saved_offsets[broker] = line.offsets
+            line.connection.__exit__(None, None, None)
 
-    def _round(self) -> tuple[list[Found], bool]:
+    def _pull_all(self) -> tuple[list[MessageView], bool]:
         """What is new, and whether any queue was moved on."""
-        found: list[Found] = []
+        found: list[MessageView] = []
         has_moved = False
-        for line in list(self._lines.values()):
+        for line in list(self._tails.values()):
             queues = sorted(line.offsets)
             try:
-                answers = line.caller.answers(
-                    RequestCode.PULL_MESSAGE, [self._pull(line, queue) for queue in queues]
+                answers = line.connection.call_all_raw(
+                    RequestCode.PULL_MESSAGE, [self._pull_header(line, queue) for queue in queues]
                 )
                 for queue, (command, body) in zip(queues, answers, strict=True):
-                    following = _next(line, command)
+                    following = _next_offset(line, command)
                     has_moved = has_moved or following > line.offsets[queue]
                     line.offsets[queue] = max(following, line.offsets[queue])
-                    found += records_in(body, line.place.name)
+                    found += decode_messages(body, line.broker.name)
             except EscrowError as error:
-                self._brokers.note(line.place, error)
-                self._drop(line.place)
+                self._cluster.report_failure(line.broker, error)
+                self._disconnect(line.broker)
         return found, has_moved
 
-    def _pull(self, line: _Line, queue_id: int) -> PullMessage:
+    def _pull_header(self, tail: _BrokerTail, queue_id: int) -> PullMessage:
         return PullMessage(
             consumer_group=TOOLS_GROUP,
-            topic=self._wish.topic,
+            topic=self._request.topic,
             queue_id=queue_id,
-            queue_offset=line.offsets[queue_id],
-            max_msg_nums=_COUNT,
-            sys_flag=HAS_SUBSCRIPTION,
-            subscription=self._wish.expression,
-            expression_type=self._wish.kind,
+            queue_offset=tail.offsets[queue_id],
+            max_msg_nums=_PULL_MAX_MESSAGES,
+            sys_flag=PULL_SUBSCRIPTION_FLAG,
+            subscription=self._request.expression,
+            expression_type=self._request.expression_type,
         )
 
 
-def _next(line: _Line, command: Command) -> int:
-    codes = (ResponseCode.SUCCESS, *_NOTHING, ResponseCode.PULL_OFFSET_MOVED)
+def _next_offset(tail: _BrokerTail, command: Command) -> int:
+    codes = (ResponseCode.SUCCESS, *_EMPTY_CODES, ResponseCode.PULL_OFFSET_MOVED)
     if command.code not in codes:
         raise RequestRefused(command.code, command.remark or f"code {command.code}")
     return int(command.ext_fields.get("nextBeginOffset", "0"))

@@ -6,7 +6,7 @@ import ssl
 from dataclasses import dataclass
 
 from escrowmq.auth.signature import Signer
-from escrowmq.remoting.connection import Sign
+from escrowmq.remoting.connection import SignFunction
 from escrowmq.secret import Secret
 
 
@@ -33,7 +33,7 @@ class Access:
         if bool(self.access_key) != bool(self.secret_key):
             raise ValueError("an access key and its secret key belong together")
 
-    def signer(self) -> Sign | None:
+    def signer(self) -> SignFunction | None:
         """What signs the requests of a connection; None if they are not to be signed."""
         if not self.access_key:
             return None
@@ -41,7 +41,7 @@ class Access:
         assert isinstance(self.security_token, Secret)
         return Signer(self.access_key, self.secret_key, self.security_token)
 
-    def context(self) -> ssl.SSLContext | None:
+    def ssl_context(self) -> ssl.SSLContext | None:
         if isinstance(self.tls, ssl.SSLContext):
             return self.tls
         return ssl.create_default_context() if self.tls else None

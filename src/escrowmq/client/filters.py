@@ -1,5 +1,5 @@
 """What a consumer wants of a topic: everything ("*"), some tags ("a || b"), or what an SQL92
-expression over the properties says (`Sql("price > 3")`).
+expression over the properties says (`SqlFilter("price > 3")`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from escrowmq.errors import BadSubscription
+from escrowmq.errors import InvalidSubscription
 from escrowmq.message.keys import java_hash
 from escrowmq.remoting.bodies import SubscriptionEntry
 
@@ -17,65 +17,70 @@ SQL92: Final = "SQL92"
 
 
 @dataclass(frozen=True, slots=True)
-class Sql:
-    """Evaluated by the broker, over a message's properties: `Sql("price > 3 AND kind = 'x'")`."""
+class SqlFilter:
+    """Evaluated by the broker, over a message's properties: `SqlFilter("price > 3 AND kind =
+    'x'")`."""
 
     expression: str
 
 
-Wanted = str | Sql
-Subscribed = Mapping[str, Wanted]
+FilterLike = str | SqlFilter
+Subscriptions = Mapping[str, FilterLike]
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
-    text: str = "*"
-    kind: str = TAG
+class FilterExpression:
+    expression: str = "*"
+    expression_type: str = TAG
     tags: frozenset[str] = frozenset()  # none: whatever the tag
 
-    def accepts(self, tag: str) -> bool:
+    def matches_tag(self, tag: str) -> bool:
         """Brokers compare hashes of tags, and two tags may share one: so here by name."""
         return not self.tags or tag in self.tags
 
-    def entry(self, topic: str, version: int) -> SubscriptionEntry:
+    def subscription_entry(self, topic: str, version: int) -> SubscriptionEntry:
         named = sorted(self.tags)
         return SubscriptionEntry(
             topic=topic,
-            sub_string=self.text,
+            sub_string=self.expression,
             tags_set=named,
             code_set=[java_hash(tag) for tag in named],
             sub_version=version,
-            expression_type=self.kind,
+            expression_type=self.expression_type,
         )
 
-    def __or__(self, other: Filter) -> Filter:
+    def __or__(self, other: FilterExpression) -> FilterExpression:
         """What either of them wants. Raises BadSubscription: an expression stands alone."""
         if self == other:
             return self
-        if SQL92 in (self.kind, other.kind):
-            raise BadSubscription(
+        if SQL92 in (self.expression_type, other.expression_type):
+            raise InvalidSubscription(
                 "an Sql filter is the only one of its topic: write one expression that says it all"
             )
         if not self.tags or not other.tags:
-            return Filter()
-        return _tagged(self.tags | other.tags)
+            return FilterExpression()
+        return _tag_filter(self.tags | other.tags)
 
 
-def parse_filter(wanted: Wanted) -> Filter:
+def parse_filter(expression: FilterLike) -> FilterExpression:
     """Raises BadSubscription."""
-    if isinstance(wanted, Sql):
-        if not wanted.expression.strip():
-            raise BadSubscription("an empty Sql filter: say what is wanted, or subscribe to '*'")
-        return Filter(wanted.expression, SQL92)
-    if not isinstance(wanted, str):
-        raise BadSubscription(f"a filter is '*', tags like 'a || b' or Sql(…), not {wanted!r}")
-    tags = frozenset(tag.strip() for tag in wanted.split("||")) - {""}
-    if "*" in tags or not wanted.strip():
-        return Filter()
+    if isinstance(expression, SqlFilter):
+        if not expression.expression.strip():
+            raise InvalidSubscription(
+                "an empty Sql filter: say what is wanted, or subscribe to '*'"
+            )
+        return FilterExpression(expression.expression, SQL92)
+    if not isinstance(expression, str):
+        raise InvalidSubscription(
+            f"a filter is '*', tags like 'a || b' or Sql(…), not {expression!r}"
+        )
+    tags = frozenset(tag.strip() for tag in expression.split("||")) - {""}
+    if "*" in tags or not expression.strip():
+        return FilterExpression()
     if not tags:
-        raise BadSubscription(f"no tag in {wanted!r}: write 'a || b', or '*' for all")
-    return _tagged(tags)
+        raise InvalidSubscription(f"no tag in {expression!r}: write 'a || b', or '*' for all")
+    return _tag_filter(tags)
 
 
-def _tagged(tags: frozenset[str]) -> Filter:
-    return Filter(" || ".join(sorted(tags)), TAG, tags)
+def _tag_filter(tags: frozenset[str]) -> FilterExpression:
+    return FilterExpression(" || ".join(sorted(tags)), TAG, tags)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Final, NamedTuple
 
-from escrowmq.clock import Moment
+from escrowmq.clock import Timestamp
 from escrowmq.errors import LocalProtocolError
 from escrowmq.message import names
 from escrowmq.message.compression import decompress_body
@@ -26,7 +26,7 @@ from escrowmq.message.record import StoredRecord
 
 TX_ID = "TX_ID"  # on every message of a transaction: the id of its first
 TX_NAME = "TX_NAME"  # what kind of transaction it is, for the checkers
-DELAY_S_MAX = 100 * 365 * 86_400
+DELAY_MAX_S = 100 * 365 * 86_400
 BODY_BYTES_MAX = 64 << 20  # of a compressed body, once it is not
 
 
@@ -43,7 +43,7 @@ class Message:
     sharding_key: str = ""  # messages with the same one go to the same queue, in order
     delay_level: int = 0  # RocketMQ's: 1 is a second, 18 two hours
     delay_s: float = 0  # from when the broker has it; in a transaction, from the commit
-    deliver_at: Moment | None = None  # with a time zone
+    deliver_at: Timestamp | None = None  # with a time zone
     flag: int = 0
 
     def __post_init__(self) -> None:
@@ -52,14 +52,14 @@ class Message:
         if not isinstance(self.body, bytes):
             raise TypeError(f"a message's body is bytes, not {type(self.body).__name__}")
         if self.delay_level or self.delay_s or self.deliver_at is not None:
-            self._refuse_bad_delay()
+            self._check_delay()
 
-    def _refuse_bad_delay(self) -> None:
+    def _check_delay(self) -> None:
         if sum((bool(self.delay_level), bool(self.delay_s), self.deliver_at is not None)) > 1:
             raise LocalProtocolError("a message has one delay: a level, a span or a time")
         if not isinstance(self.delay_level, int) or self.delay_level < 0:
             raise LocalProtocolError(f"a delay level is 1 or more, not {self.delay_level!r}")
-        if not 0 <= self.delay_s < DELAY_S_MAX:
+        if not 0 <= self.delay_s < DELAY_MAX_S:
             raise LocalProtocolError(f"delay_s is a span from now on, not {self.delay_s!r}")
         if self.deliver_at is not None and self.deliver_at.tzinfo is None:
             raise LocalProtocolError("deliver_at needs a time zone, like datetime.now(UTC) has one")
@@ -74,7 +74,7 @@ class Message:
         return self.properties.get(TX_ID) or self.properties.get(names.UNIQUE_KEY, "")
 
 
-class Queue(NamedTuple):
+class MessageQueue(NamedTuple):
     """One queue of a topic, and where its broker is."""
 
     topic: str
@@ -113,7 +113,7 @@ class ReceivedMessage:
         return self.properties.get(TX_NAME, "")
 
 
-def received(record: StoredRecord, broker: str = "") -> ReceivedMessage:
+def to_received_message(record: StoredRecord, broker: str = "") -> ReceivedMessage:
     """Raises BrokenBody if its body cannot be decompressed."""
     properties = decode_properties(record.properties)
     offset_id = encode_offset_id(record.store_host, record.log_offset)
@@ -151,14 +151,14 @@ class SendResult:
     status: SendStatus
     message_id: str
     offset_id: str
-    queue: Queue
+    queue: MessageQueue
     queue_offset: int
     transaction_id: str = ""
 
 
-SEPARATOR: Final = "%"
+NAMESPACE_SEPARATOR: Final = "%"
 INSTANCE_ID: Final = "INSTANCE_ID"  # the property that names the namespace of a message
-_PREFIXES: Final = ("%RETRY%", "%DLQ%")
+_GROUP_TOPIC_PREFIXES: Final = ("%RETRY%", "%DLQ%")
 _SYSTEM_PREFIXES: Final = ("rmq_sys_", "CID_RMQ_SYS_")
 _SYSTEM_NAMES: Final = frozenset(
     (
@@ -182,24 +182,24 @@ class Namespace:
     name: str = ""
 
     def __post_init__(self) -> None:
-        if SEPARATOR in self.name:
-            raise ValueError(f"a namespace has no {SEPARATOR} in it: {self.name!r}")
+        if NAMESPACE_SEPARATOR in self.name:
+            raise ValueError(f"a namespace has no {NAMESPACE_SEPARATOR} in it: {self.name!r}")
 
     def wrap(self, plain: str) -> str:
         """A topic or a group as the broker knows it. Wrapping twice is wrapping once."""
-        if not self.name or not plain or is_system(plain):
+        if not self.name or not plain or is_system_name(plain):
             return plain
-        prefix, rest = _cut(plain)
-        if rest.startswith(self.name + SEPARATOR):
+        prefix, rest = _split_prefix(plain)
+        if rest.startswith(self.name + NAMESPACE_SEPARATOR):
             return plain
-        return f"{prefix}{self.name}{SEPARATOR}{rest}"
+        return f"{prefix}{self.name}{NAMESPACE_SEPARATOR}{rest}"
 
     def unwrap(self, wrapped: str) -> str:
         """As its users know it; a name of another namespace stays as it is."""
         if not self.name:
             return wrapped
-        prefix, rest = _cut(wrapped)
-        return prefix + rest.removeprefix(self.name + SEPARATOR)
+        prefix, rest = _split_prefix(wrapped)
+        return prefix + rest.removeprefix(self.name + NAMESPACE_SEPARATOR)
 
 
 def wrap(namespace: str, plain: str) -> str:
@@ -210,13 +210,13 @@ def unwrap(namespace: str, wrapped: str) -> str:
     return Namespace(namespace).unwrap(wrapped)
 
 
-def is_system(name: str) -> bool:
+def is_system_name(name: str) -> bool:
     """Whether it belongs to the broker, whatever the namespace."""
     return name in _SYSTEM_NAMES or name.startswith(_SYSTEM_PREFIXES)
 
 
-def _cut(name: str) -> tuple[str, str]:
-    for prefix in _PREFIXES:
+def _split_prefix(name: str) -> tuple[str, str]:
+    for prefix in _GROUP_TOPIC_PREFIXES:
         if name.startswith(prefix):
             return prefix, name[len(prefix) :]
     return "", name

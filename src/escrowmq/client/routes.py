@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from escrowmq.client.connection import Lines, Reply
-from escrowmq.client.messages import Queue
+from escrowmq.client.connection import ConnectionPool, Reply
+from escrowmq.client.messages import MessageQueue
 from escrowmq.clock import Clock
 from escrowmq.errors import (
     BrokenBody,
@@ -28,44 +28,44 @@ from escrowmq.remoting.headers_admin import GetRoute
 
 log = logging.getLogger(__name__)
 
-FRESH_S: Final = 60.0  # for a client that does not refresh them by itself, every half minute
-ASK_S: Final = 3.0
-TEMPLATE: Final = "TBW102"  # an unknown topic is made from it by the first send
-QUEUES_MADE: Final = 4
+ROUTE_TTL_S: Final = 60.0  # for a client that does not refresh them by itself, every half minute
+REQUEST_TIMEOUT_S: Final = 3.0
+TEMPLATE_TOPIC: Final = "TBW102"  # an unknown topic is made from it by the first send
+DEFAULT_QUEUE_COUNT: Final = 4
 READ, WRITE, MASTER = 4, 2, 0
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     topic: str
-    writable: tuple[Queue, ...]
-    readable: tuple[Queue, ...]
-    addresses: dict[str, str]  # of the brokers' masters, by name
+    writable_queues: tuple[MessageQueue, ...]
+    readable_queues: tuple[MessageQueue, ...]
+    broker_addresses: dict[str, str]  # of the brokers' masters, by name
     is_template: bool = False  # the topic is not there yet
 
 
 class Routes:
     """`servers`: addresses with semicolons between them, or several."""
 
-    def __init__(self, servers: str | Sequence[str], lines: Lines, clock: Clock) -> None:
+    def __init__(self, servers: str | Sequence[str], pool: ConnectionPool, clock: Clock) -> None:
         given = servers.split(";") if isinstance(servers, str) else servers
         self._servers = [address.strip() for address in given if address.strip()]
         if not self._servers:
             raise ValueError("a client needs the address of a name server, like 127.0.0.1:9876")
-        self._lines = lines
+        self._pool = pool
         self._clock = clock
-        self._next = itertools.count()
+        self._next_server = itertools.count()
         self._routes: dict[str, tuple[float, Route]] = {}
-        self._asking: dict[str, asyncio.Task[Route]] = {}
+        self._fetching: dict[str, asyncio.Task[Route]] = {}
 
-    async def of(self, topic: str, *, fresh: bool = False) -> Route:
+    async def get(self, topic: str, *, fresh: bool = False) -> Route:
         """Raises NoRoute, or TransportError if no name server answers."""
         known = self._routes.get(topic)
         now_s = self._clock.elapsed_s()
-        if known is not None and not fresh and now_s - known[0] < FRESH_S:
+        if known is not None and not fresh and now_s - known[0] < ROUTE_TTL_S:
             return known[1]
         try:
-            route = await self._ask_once(topic)
+            route = await self._fetch_once(topic)
         except NoRoute:
             raise  # the topic is gone, or not there yet
         except TransportError:
@@ -76,20 +76,22 @@ class Routes:
         self._routes[topic] = now_s, route
         return route
 
-    async def to_write(self, topic: str, *, fresh: bool = False) -> Route:
+    async def get_for_writing(self, topic: str, *, fresh: bool = False) -> Route:
         """As `of`; of a topic that is not there yet, where it may be made."""
         try:
-            return await self.of(topic, fresh=fresh)
+            return await self.get(topic, fresh=fresh)
         except NoRoute:
-            template = await self.of(TEMPLATE)
-            queues = [queue for queue in template.writable if queue.queue_id < QUEUES_MADE]
+            template = await self.get(TEMPLATE_TOPIC)
+            queues = [
+                queue for queue in template.writable_queues if queue.queue_id < DEFAULT_QUEUE_COUNT
+            ]
             made = tuple(queue._replace(topic=topic) for queue in queues)
-            return Route(topic, made, made, template.addresses, is_template=True)
+            return Route(topic, made, made, template.broker_addresses, is_template=True)
 
-    def known(self, topic: str) -> Route | None:
+    def cached(self, topic: str) -> Route | None:
         """If it is fresh: the short way for those who send."""
         found = self._routes.get(topic)
-        if found is None or self._clock.elapsed_s() - found[0] >= FRESH_S:
+        if found is None or self._clock.elapsed_s() - found[0] >= ROUTE_TTL_S:
             return None
         return found[1]
 
@@ -97,59 +99,59 @@ class Routes:
         """Ask again for all that were asked for. What nobody answers for stays as it is."""
         for topic in list(self._routes):
             try:
-                await self.of(topic, fresh=True)
+                await self.get(topic, fresh=True)
             except NoRoute:
-                self.forget(topic)
+                self.invalidate(topic)
             except TransportError as error:
                 log.warning("route not refreshed topic=%s: %s", topic, error)
 
-    def forget(self, topic: str) -> None:
+    def invalidate(self, topic: str) -> None:
         self._routes.pop(topic, None)
 
-    def brokers(self) -> dict[str, str]:
+    def broker_addresses(self) -> dict[str, str]:
         """The masters of all topics that were asked for: name and address."""
         return {
             name: address
             for _, route in self._routes.values()
-            for name, address in route.addresses.items()
+            for name, address in route.broker_addresses.items()
         }
 
-    async def _ask_once(self, topic: str) -> Route:
+    async def _fetch_once(self, topic: str) -> Route:
         """Whoever asks while somebody asks waits for the same answer."""
-        asking = self._asking.get(topic)
+        asking = self._fetching.get(topic)
         if asking is None:
-            asking = self._asking[topic] = asyncio.ensure_future(self._ask(topic))
-            asking.add_done_callback(lambda task: self._answered(topic, task))
+            asking = self._fetching[topic] = asyncio.ensure_future(self._fetch(topic))
+            asking.add_done_callback(lambda task: self._fetch_done(topic, task))
         return await asyncio.shield(asking)
 
-    def _answered(self, topic: str, asking: asyncio.Task[Route]) -> None:
-        del self._asking[topic]
-        if not asking.cancelled():
-            asking.exception()  # those who waited have it; if all of them left, nobody has to
+    def _fetch_done(self, topic: str, task: asyncio.Task[Route]) -> None:
+        del self._fetching[topic]
+        if not task.cancelled():
+            task.exception()  # those who waited have it; if all of them left, nobody has to
 
-    async def all_masters(self) -> set[str]:
+    async def all_master_addresses(self) -> set[str]:
         """The addresses of all brokers that the name servers know."""
-        reply = await self._ask_any(RequestCode.GET_BROKER_CLUSTER_INFO, None)
+        reply = await self._call_any(RequestCode.GET_BROKER_CLUSTER_INFO, None)
         brokers = decode_body(ClusterInfo, reply.body).broker_addr_table.values()
         return {b.broker_addrs[MASTER] for b in brokers if MASTER in b.broker_addrs}
 
-    async def _ask(self, topic: str) -> Route:
+    async def _fetch(self, topic: str) -> Route:
         fields = GetRoute(topic=topic, accept_standard_json_only=True)
         try:
-            reply = await self._ask_any(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields)
+            reply = await self._call_any(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields)
         except RequestRefused as error:
             raise NoRoute(f"no broker has a topic {topic}") from error
-        return _route(topic, decode_body(TopicRoute, reply.body))
+        return parse_route(topic, decode_body(TopicRoute, reply.body))
 
-    async def _ask_any(self, code: int, fields: Header | None) -> Reply:
+    async def _call_any(self, code: int, fields: Header | None) -> Reply:
         """One name server after the other, until one answers."""
-        first = next(self._next)
+        first = next(self._next_server)
         failure: NotSent | None = None
         for number in range(len(self._servers)):
             address = self._servers[(first + number) % len(self._servers)]
             try:
-                line = await self._lines.to(address)
-                return await line.ask(code, fields, timeout_s=ASK_S)
+                line = await self._pool.get(address)
+                return await line.call_checked(code, fields, timeout_s=REQUEST_TIMEOUT_S)
             except RequestRefused as error:
                 if error.code == ResponseCode.TOPIC_NOT_EXIST:
                     raise
@@ -162,15 +164,15 @@ class Routes:
         raise failure
 
 
-def _route(topic: str, told: TopicRoute) -> Route:
+def parse_route(topic: str, topic_route: TopicRoute) -> Route:
     addresses = {
         broker.broker_name: broker.broker_addrs[MASTER]
-        for broker in told.broker_datas
+        for broker in topic_route.broker_datas
         if MASTER in broker.broker_addrs
     }
-    writable: list[Queue] = []
-    readable: list[Queue] = []
-    for entry in sorted(told.queue_datas, key=lambda entry: entry.broker_name):
+    writable: list[MessageQueue] = []
+    readable: list[MessageQueue] = []
+    for entry in sorted(topic_route.queue_datas, key=lambda entry: entry.broker_name):
         address = addresses.get(entry.broker_name)
         if address is None:
             continue  # no master: it can neither be written nor read here
@@ -179,5 +181,7 @@ def _route(topic: str, told: TopicRoute) -> Route:
             (READ, entry.read_queue_nums, readable),
         ):
             if entry.perm & perm:
-                queues += (Queue(topic, entry.broker_name, at, address) for at in range(count))
+                queues += (
+                    MessageQueue(topic, entry.broker_name, at, address) for at in range(count)
+                )
     return Route(topic, tuple(writable), tuple(readable), addresses)

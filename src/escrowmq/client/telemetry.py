@@ -35,8 +35,8 @@ class Span:
     def context(self) -> Any:
         return self._api.trace.set_span_in_context(self._span)
 
-    def end(self, facts: Mapping[str, Any], error: BaseException | None = None) -> None:
-        for name, value in facts.items():
+    def end(self, attributes: Mapping[str, Any], error: BaseException | None = None) -> None:
+        for name, value in attributes.items():
             self._span.set_attribute(name, value)
         if error is not None:
             self._span.record_exception(error)
@@ -44,7 +44,7 @@ class Span:
         self._span.end()
 
 
-class _Api:
+class _OpenTelemetryApi:
     """The parts of opentelemetry-api that are used, loaded when they are first wanted."""
 
     def __init__(self) -> None:
@@ -60,35 +60,37 @@ class _Api:
 
 class Telemetry:
     def __init__(self, provider: Any = None) -> None:
-        self._api = _Api()
+        self._api = _OpenTelemetryApi()
         trace = self._api.trace
         self._tracer = trace.get_tracer(_SCOPE, tracer_provider=provider)
-        self._kinds = trace.SpanKind
+        self._span_kinds = trace.SpanKind
 
     @classmethod
-    def of(cls, wanted: Any) -> Telemetry | None:
+    def from_option(cls, option: Any) -> Telemetry | None:
         """`wanted`: True, a TracerProvider, or nothing. Raises ValueError if it is not there."""
-        if not wanted:
+        if not option:
             return None
-        return cls(None if wanted is True else wanted)
+        return cls(None if option is True else option)
 
-    def sending(
+    def start_send(
         self, topic: str, *, parent: Span | None = None, count: int = 1
     ) -> tuple[Span, dict[str, str]]:
         """A span, and the properties that carry it."""
         facts = {"messaging.operation.type": "send", "messaging.destination.name": topic}
         more = {"messaging.batch.message_count": count} if count > 1 else {}
         context = parent.context if parent is not None else None
-        span = self._begin(f"send {topic}", self._kinds.PRODUCER, context, {**facts, **more})
+        span = self._start_span(
+            f"send {topic}", self._span_kinds.PRODUCER, context, {**facts, **more}
+        )
         carrier: dict[str, str] = {}
         self._api.propagator.inject(carrier, context=span.context)
         return span, {name: value for name, value in carrier.items() if value}
 
-    def transaction(self, name: str = "") -> Span:
-        return self._begin(f"transaction {name}".rstrip(), self._kinds.INTERNAL, None, {})
+    def start_transaction(self, name: str = "") -> Span:
+        return self._start_span(f"transaction {name}".rstrip(), self._span_kinds.INTERNAL, None, {})
 
     @contextmanager
-    def continued(self, operation: str, message: ReceivedMessage) -> Iterator[Span]:
+    def continue_trace(self, operation: str, message: ReceivedMessage) -> Iterator[Span]:
         """A span that is the child of the one that sent this message; current meanwhile."""
         context = self._api.propagator.extract(message.properties)
         facts = {
@@ -97,13 +99,15 @@ class Telemetry:
             "messaging.message.id": message.message_id,
         }
         name = f"{operation} {message.topic}"
-        span = self._begin(name, self._kinds.CONSUMER, context, facts)
+        span = self._start_span(name, self._span_kinds.CONSUMER, context, facts)
         with self._api.trace.use_span(
             span._span, end_on_exit=True, record_exception=True, set_status_on_exception=True
         ):
             yield span
 
-    def _begin(self, name: str, kind: Any, context: Any, facts: Mapping[str, Any]) -> Span:
-        attributes = {"messaging.system": _SYSTEM, **facts}
+    def _start_span(
+        self, name: str, kind: Any, context: Any, span_attributes: Mapping[str, Any]
+    ) -> Span:
+        attributes = {"messaging.system": _SYSTEM, **span_attributes}
         span = self._tracer.start_span(name, context=context, kind=kind, attributes=attributes)
         return Span(self._api, span)

@@ -16,7 +16,15 @@ A key that only RocketMQ has is a warning; one that nobody has is a ConfigError.
 
 from __future__ import annotations
 
-from escrowmq.config.loading import SETTINGS, Config, Entry, Origin, Resolved, Setting, Source
+from escrowmq.config.loading import (
+    SETTINGS,
+    Config,
+    Origin,
+    ResolvedConfig,
+    ResolvedSetting,
+    Setting,
+    Source,
+)
 from escrowmq.config.settings import (
     BrokerConfig,
     BrokerRole,
@@ -46,7 +54,6 @@ __all__ = [
     "Config",
     "ConsumeConfig",
     "DelayConfig",
-    "Entry",
     "FlushMode",
     "LogConfig",
     "LogFormat",
@@ -57,7 +64,8 @@ __all__ = [
     "NetworkConfig",
     "Origin",
     "OverloadConfig",
-    "Resolved",
+    "ResolvedConfig",
+    "ResolvedSetting",
     "SecurityConfig",
     "Setting",
     "Source",

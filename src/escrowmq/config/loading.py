@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from escrowmq.config import settings as groups
 from escrowmq.config.properties_file import read_properties
-from escrowmq.config.rocketmq_keys import FORMER_KEYS, ROCKETMQ_KEYS
-from escrowmq.config.setting_types import WILDCARDS, Hidden, Kind
+from escrowmq.config.rocketmq_keys import OBSOLETE_KEYS, ROCKETMQ_KEYS
+from escrowmq.config.setting_types import WILDCARD_ADDRESSES, SecretText, SettingType
 from escrowmq.config.settings import (
     BrokerConfig,
     BrokerRole,
@@ -39,7 +39,7 @@ from escrowmq.config.settings import (
 from escrowmq.errors import ConfigError
 
 ENVIRONMENT_PREFIX: Final = "ESCROWMQ_"
-_OURS: Final = "escrow"
+_OWN_PREFIX: Final = "escrow"
 _WORDS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
@@ -48,20 +48,20 @@ class Setting:
     group: str
     name: str  # in Python and TOML
     conf: str  # in RocketMQ's files and TOML
-    kind: Kind
+    kind: SettingType
     default: object
     unit: str
     help: str
 
     @property
-    def environment(self) -> str:
+    def environment_variable(self) -> str:
         """`listenPort` is ESCROWMQ_LISTEN_PORT, `escrowNamesrvPort` ESCROWMQ_NAMESRV_PORT."""
-        words = _WORDS.sub("_", self.conf.removeprefix(_OURS)).replace(".", "_")
+        words = _WORDS.sub("_", self.conf.removeprefix(_OWN_PREFIX)).replace(".", "_")
         return f"{ENVIRONMENT_PREFIX}{words.upper()}"
 
     @property
-    def is_ours(self) -> bool:
-        return self.conf.startswith(_OURS)
+    def is_escrowmq_only(self) -> bool:
+        return self.conf.startswith(_OWN_PREFIX)
 
 
 GROUPS: Final = {
@@ -85,10 +85,10 @@ SETTINGS: Final = tuple(
 )
 BY_CONF: Final = {setting.conf: setting for setting in SETTINGS}
 BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
-BY_ENVIRONMENT: Final = {setting.environment: setting for setting in SETTINGS}
+BY_ENVIRONMENT: Final = {setting.environment_variable: setting for setting in SETTINGS}
 
 # What a file asks for in vain with these is worth more words than "ignored".
-_IN_VAIN: Final = {
+_EXTRA_WARNINGS: Final = {
     **dict.fromkeys(
         ("enableDLegerCommitLog", "enableControllerMode", "inSyncReplicas", "haListenPort"),
         "; nothing is replicated",
@@ -97,28 +97,29 @@ _IN_VAIN: Final = {
 }
 
 
-def ignored(key: str) -> str | None:
+def ignored_key_warning(key: str) -> str | None:
     """What to say of a key that RocketMQ has, or once had, and we do not; None of any other."""
     if key in BY_CONF:
         return None
-    if key in FORMER_KEYS:
+    if key in OBSOLETE_KEYS:
         return (
-            f"{key} is ignored, as RocketMQ 4.9 and 5 ignore it{nearest(key, BY_CONF, cutoff=0.9)}"
+            f"{key} is ignored, as RocketMQ 4.9 and 5 ignore "
+            f"it{did_you_mean(key, BY_CONF, cutoff=0.9)}"
         )
     if key in ROCKETMQ_KEYS:
         what = f"{key} is a setting of RocketMQ that EscrowMQ does not have; it is ignored"
-        return what + _IN_VAIN.get(key, "")
+        return what + _EXTRA_WARNINGS.get(key, "")
     return None
 
 
-def nearest(key: str, known: Iterable[str], *, cutoff: float = 0.7) -> str:
+def did_you_mean(key: str, names: Iterable[str], *, cutoff: float = 0.7) -> str:
     """`; did you mean …?`, or nothing. Upper and lower case are the same here."""
-    by_lower = {name.lower(): name for name in known}
+    by_lower = {name.lower(): name for name in names}
     near = difflib.get_close_matches(key.lower()[:100], by_lower, n=1, cutoff=cutoff)
     return f"; did you mean {by_lower[near[0]]}?" if near else ""
 
 
-FILE_BYTES_MAX: Final = 1 << 20
+CONFIG_FILE_BYTES_MAX: Final = 1 << 20
 FLAGS: Final = {
     "--data": ("storePathRootDir",),
     "--host": ("bindAddress", "brokerIP1"),
@@ -152,59 +153,59 @@ class Source(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Origin:
     source: Source
-    place: str  # broker.conf:3, ESCROWMQ_LISTEN_PORT, --port
+    location: str  # broker.conf:3, ESCROWMQ_LISTEN_PORT, --port
 
     def __str__(self) -> str:
-        return self.place
+        return self.location
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenValue:
     setting: Setting
     text: str
     origin: Origin
 
 
 @dataclass(slots=True)
-class Reading:
+class SourceValues:
     """What one source gave, and what there is to say about it."""
 
-    given: list[Given] = field(default_factory=list)
+    values: list[GivenValue] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def add(self, setting: Setting, text: str, origin: Origin) -> None:
-        for before in self.given:
+        for before in self.values:
             if before.setting is setting:
                 again = f"{origin}: {setting.conf} is set a second time"
                 self.warnings.append(f"{again}; {before.origin} does not count")
-        self.given.append(Given(setting, text, origin))
+        self.values.append(GivenValue(setting, text, origin))
 
 
 # --- files ---------------------------------------------------------------------------------------
 
 
-def read_file(path: Path) -> Reading:
-    text = _text_of(path)
+def read_config_file(path: Path) -> SourceValues:
+    text = _read_text(path)
     return _read_toml(path, text) if path.suffix == ".toml" else _read_conf(path, text)
 
 
-def _text_of(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            content = file.read(FILE_BYTES_MAX + 1)
+            content = file.read(CONFIG_FILE_BYTES_MAX + 1)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{path}: cannot be read: {why}") from error
-    if len(content) > FILE_BYTES_MAX:
-        raise ConfigError(f"{path}: over {FILE_BYTES_MAX} bytes; this is no configuration")
+    if len(content) > CONFIG_FILE_BYTES_MAX:
+        raise ConfigError(f"{path}: over {CONFIG_FILE_BYTES_MAX} bytes; this is no configuration")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         return content.decode("latin-1")  # as Java reads it
 
 
-def _read_conf(path: Path, text: str) -> Reading:
-    reading = Reading()
+def _read_conf(path: Path, text: str) -> SourceValues:
+    reading = SourceValues()
     try:
         properties = list(read_properties(text))
     except ConfigError as error:
@@ -214,31 +215,31 @@ def _read_conf(path: Path, text: str) -> Reading:
         if setting := BY_CONF.get(found.key):
             reading.add(setting, found.value, origin)
         else:
-            reading.warnings.append(_unknown(found.key, origin, BY_CONF))
+            reading.warnings.append(_unknown_key_warning(found.key, origin, BY_CONF))
     return reading
 
 
-def _unknown(key: str, origin: Origin, known: Mapping[str, Setting]) -> str:
+def _unknown_key_warning(key: str, origin: Origin, settings: Mapping[str, Setting]) -> str:
     """A warning, if RocketMQ has it; if nobody has, it is a mistake that would go unnoticed."""
-    if warning := ignored(key):
+    if warning := ignored_key_warning(key):
         return f"{origin}: {warning}"
-    near = nearest(key, known) or nearest(key, ROCKETMQ_KEYS)
+    near = did_you_mean(key, settings) or did_you_mean(key, ROCKETMQ_KEYS)
     raise ConfigError(f"{origin}: there is no setting {key!r}{near}")
 
 
-def _read_toml(path: Path, text: str) -> Reading:
+def _read_toml(path: Path, text: str) -> SourceValues:
     try:
         content = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from error
     lines = _toml_lines(text)
-    reading = Reading()
+    reading = SourceValues()
     for table, key, value in _toml_items(path, content):
         line = lines.get((table, key))
         origin = Origin(Source.FILE, f"{path}:{line}" if line else f"{path}")
         setting = BY_CONF.get(key) or BY_NAME.get(key)
         if setting is None:
-            reading.warnings.append(_unknown(key, origin, BY_CONF | BY_NAME))
+            reading.warnings.append(_unknown_key_warning(key, origin, BY_CONF | BY_NAME))
         elif table not in ("", setting.group):
             raise ConfigError(f"{origin}: {key} belongs into [{setting.group}], not [{table}]")
         else:
@@ -283,27 +284,27 @@ def _toml_lines(text: str) -> dict[tuple[str, str], int]:
 # --- environment and flags -----------------------------------------------------------------------
 
 
-def read_environment(environment: Mapping[str, str]) -> Reading:
+def read_environment(environment: Mapping[str, str]) -> SourceValues:
     """An empty variable is one that is not set. One that nobody knows is no error: a platform may
     make such names by itself, as Kubernetes does for a service that is called escrowmq."""
-    reading = Reading()
+    reading = SourceValues()
     for name, text in sorted(environment.items()):
         if not name.startswith(ENVIRONMENT_PREFIX) or not text or name in CLIENT_VARIABLES:
             continue
         if setting := BY_ENVIRONMENT.get(name):
             reading.add(setting, text, Origin(Source.ENVIRONMENT, name))
         else:
-            near = nearest(name, BY_ENVIRONMENT, cutoff=0.9)
+            near = did_you_mean(name, BY_ENVIRONMENT, cutoff=0.9)
             reading.warnings.append(f"{name} is no setting of EscrowMQ; it is ignored{near}")
     return reading
 
 
-def read_flags(flags: Mapping[str, str]) -> Reading:
-    reading = Reading()
+def read_flags(flags: Mapping[str, str]) -> SourceValues:
+    reading = SourceValues()
     for flag, text in flags.items():
         for conf in FLAGS[flag]:
             # Listening everywhere does not say which address clients should use.
-            if conf != "brokerIP1" or text not in WILDCARDS:
+            if conf != "brokerIP1" or text not in WILDCARD_ADDRESSES:
                 reading.add(BY_CONF[conf], text, Origin(Source.FLAG, flag))
     return reading
 
@@ -333,21 +334,21 @@ class Config:
         file: Path | None = None,
         environment: Mapping[str, str] | None = None,
         flags: Mapping[str, str] | None = None,
-    ) -> Resolved:
+    ) -> ResolvedConfig:
         """ConfigError names the key, the value, where it stands and what is allowed."""
         readings = [
-            read_file(file) if file is not None else Reading(),
+            read_config_file(file) if file is not None else SourceValues(),
             read_environment(environment or {}),
             read_flags(flags or {}),
         ]
-        values = _Values()
+        values = _ValueTable()
         for reading in readings:
-            for given in reading.given:
-                values.take(given)
-        values.let_addresses_follow()
-        values.let_exporter_follow()
+            for given in reading.values:
+                values.set_value(given)
+        values.derive_addresses()
+        values.derive_exporter()
         warnings = [warning for reading in readings for warning in reading.warnings]
-        return Resolved(
+        return ResolvedConfig(
             config=values.config(),
             origins=values.origins,
             warnings=(*warnings, *values.warnings()),
@@ -355,19 +356,19 @@ class Config:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resolved:
+class ResolvedConfig:
     config: Config
     origins: Mapping[str, Origin]  # by RocketMQ's name
     warnings: tuple[str, ...]
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[ResolvedSetting]:
         for setting in SETTINGS:
             value = getattr(getattr(self.config, setting.group), setting.name)
-            yield Entry(setting=setting, value=value, origin=self.origins[setting.conf])
+            yield ResolvedSetting(setting=setting, value=value, origin=self.origins[setting.conf])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ResolvedSetting:
     setting: Setting
     value: object
     origin: Origin
@@ -375,31 +376,31 @@ class Entry:
     @property
     def text(self) -> str:
         """As a file spells it."""
-        return self.setting.kind.show(self.value)
+        return self.setting.kind.format(self.value)
 
     @property
     def is_changed(self) -> bool:
         return self.origin.source is not Source.DEFAULT
 
 
-class _Values:
+class _ValueTable:
     """What is known so far; every source replaces what an earlier one said."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {setting.conf: setting.default for setting in SETTINGS}
         self.origins = dict.fromkeys(self._values, _DEFAULT)
 
-    def take(self, given: Given) -> None:
+    def set_value(self, given: GivenValue) -> None:
         setting, text = given.setting, given.text.strip()
         try:
             value = setting.kind.parse(text)
         except ValueError as error:
-            told = "***" if isinstance(setting.kind, Hidden) else repr(text)
+            told = "***" if isinstance(setting.kind, SecretText) else repr(text)
             raise ConfigError(f"{given.origin}: {setting.conf}={told}: {error}") from None
         self._values[setting.conf] = value
         self.origins[setting.conf] = given.origin
 
-    def let_addresses_follow(self) -> None:
+    def derive_addresses(self) -> None:
         """Who says one address and not the other should still be heard.
 
         RocketMQ listens everywhere and guesses its own address. We are on loopback until a source
@@ -409,18 +410,18 @@ class _Values:
         bind_open = self.origins["bindAddress"].source is Source.DEFAULT
         told_open = self.origins["brokerIP1"].source is Source.DEFAULT
         if bind_open and not told_open and not is_loopback(told):
-            self._follow("bindAddress", "::" if ":" in told else "0.0.0.0", "brokerIP1")
+            self._derive("bindAddress", "::" if ":" in told else "0.0.0.0", "brokerIP1")
         elif told_open and not bind_open:
-            self._follow("brokerIP1", "" if bind in WILDCARDS else bind, "bindAddress")
+            self._derive("brokerIP1", "" if bind in WILDCARD_ADDRESSES else bind, "bindAddress")
 
-    def let_exporter_follow(self) -> None:
+    def derive_exporter(self) -> None:
         """Who asks for a port on the command line wants it to be served, whatever a file says."""
         if self.origins["metricsPromExporterPort"].source is Source.FLAG:
-            self._follow("metricsExporterType", MetricsExporter.PROM, "metricsPromExporterPort")
+            self._derive("metricsExporterType", MetricsExporter.PROM, "metricsPromExporterPort")
 
-    def _follow(self, conf: str, value: object, other: str) -> None:
+    def _derive(self, conf: str, value: object, source_conf: str) -> None:
         self._values[conf] = value
-        self.origins[conf] = Origin(Source.FOLLOWS, f"follows {other}")
+        self.origins[conf] = Origin(Source.FOLLOWS, f"follows {source_conf}")
 
     def warnings(self) -> Iterator[str]:
         if self._values["brokerRole"] is BrokerRole.SYNC_MASTER:
@@ -429,20 +430,20 @@ class _Values:
 
     def config(self) -> Config:
         return Config(
-            broker=BrokerConfig(**self._of("broker")),
-            network=NetworkConfig(**self._of("network")),
-            store=StoreConfig(**self._of("store")),
-            consume=ConsumeConfig(**self._of("consume")),
-            delay=DelayConfig(**self._of("delay")),
-            transaction=TransactionConfig(**self._of("transaction")),
-            namesrv=NamesrvConfig(**self._of("namesrv")),
-            metrics=MetricsConfig(**self._of("metrics")),
-            security=SecurityConfig(**self._of("security")),
-            log=LogConfig(**self._of("log")),
-            overload=OverloadConfig(**self._of("overload")),
+            broker=BrokerConfig(**self._group_values("broker")),
+            network=NetworkConfig(**self._group_values("network")),
+            store=StoreConfig(**self._group_values("store")),
+            consume=ConsumeConfig(**self._group_values("consume")),
+            delay=DelayConfig(**self._group_values("delay")),
+            transaction=TransactionConfig(**self._group_values("transaction")),
+            namesrv=NamesrvConfig(**self._group_values("namesrv")),
+            metrics=MetricsConfig(**self._group_values("metrics")),
+            security=SecurityConfig(**self._group_values("security")),
+            log=LogConfig(**self._group_values("log")),
+            overload=OverloadConfig(**self._group_values("overload")),
         )
 
-    def _of(self, group: str) -> dict[str, Any]:
+    def _group_values(self, group: str) -> dict[str, Any]:
         return {
             BY_CONF[conf].name: value
             for conf, value in self._values.items()

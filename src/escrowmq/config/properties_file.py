@@ -26,20 +26,20 @@ _ESCAPED: Final = {character: f"\\{letter}" for letter, character in _CONTROLS.i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Property:
+class FileProperty:
     key: str
     value: str
     line: int  # the one that it begins in, from 1
 
 
-def read_properties(text: str) -> Iterator[Property]:
+def read_properties(text: str) -> Iterator[FileProperty]:
     for line, logical in _logical_lines(text):
         key = _KEY.match(logical)
         assert key is not None  # it matches nothing at all, too
         gap = _GAP.match(logical, key.end())
         assert gap is not None
         value = logical[gap.end() :]
-        yield Property(key=_unescape(key[0], line), value=_unescape(value, line), line=line)
+        yield FileProperty(key=_unescape(key[0], line), value=_unescape(value, line), line=line)
 
 
 def write_property(key: str, value: str) -> str:
@@ -63,7 +63,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
             begin = number if begun is None else begin
         line = (begun or "") + line
         begun = None
-        if _goes_on(line):
+        if _is_continued(line):
             begun = line[:-1]
         elif line:
             yield begin, line
@@ -71,7 +71,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
         yield begin, begun
 
 
-def _goes_on(line: str) -> bool:
+def _is_continued(line: str) -> bool:
     return (len(line) - len(line.rstrip("\\"))) % 2 == 1
 
 
@@ -98,5 +98,5 @@ def _escape(text: str) -> str:
     return _TO_ESCAPE.sub(lambda found: _ESCAPED.get(found[0], f"\\{found[0]}"), text)
 
 
-def _backslash(found: re.Match[str]) -> str:
-    return f"\\{found[0]}"
+def _backslash(match: re.Match[str]) -> str:
+    return f"\\{match[0]}"

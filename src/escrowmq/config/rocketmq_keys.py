@@ -207,7 +207,7 @@ ROCKETMQ_KEYS: Final = frozenset((_NAMES + _TLS_NAMES).split())
 
 # Names in many a broker.conf that is handed around. Releases before 4.9 had some of them; the two
 # above skip them without a word.
-FORMER_KEYS: Final = frozenset(
+OBSOLETE_KEYS: Final = frozenset(
     {
         "abortFile",
         "checkTransactionMessageEnable",

@@ -20,12 +20,12 @@ INT_MAX: Final = (1 << 31) - 1  # RocketMQ keeps most of its settings in a Java 
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+", re.ASCII)
 _HOST_PORT: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", re.ASCII)
-_LEVEL: Final = re.compile(r"([0-9]{1,9})([smhd])", re.ASCII)
+_DELAY_LEVEL: Final = re.compile(r"([0-9]{1,9})([smhd])", re.ASCII)
 _UNIT_MS: Final = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000}
-WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
+WILDCARD_ADDRESSES: Final = frozenset({"0.0.0.0", "::"})
 
 
-class Kind(Protocol):
+class SettingType(Protocol):
     @property
     def allowed(self) -> str: ...
     @property
@@ -34,22 +34,22 @@ class Kind(Protocol):
 
     def parse(self, text: str) -> object: ...
     def check(self, value: object) -> None: ...
-    def show(self, value: object) -> str:
+    def format(self, value: object) -> str:
         """As a file spells it: `parse` gives the value back."""
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    at_least: int = 0
-    at_most: int = INT_MAX
+class WholeNumber:
+    minimum: int = 0
+    maximum: int = INT_MAX
     multiple_of: int = 1  # what is not is rounded up
     separator: None = None
 
     @property
     def allowed(self) -> str:
-        if self.at_least == self.at_most:
-            return f"{self.at_least}"
-        return f"a whole number from {self.at_least} to {self.at_most}"
+        if self.minimum == self.maximum:
+            return f"{self.minimum}"
+        return f"a whole number from {self.minimum} to {self.maximum}"
 
     def parse(self, text: str) -> int:
         if _NUMBER.fullmatch(text) is None:
@@ -61,15 +61,15 @@ class Whole:
     def check(self, value: object) -> None:
         if not isinstance(value, int) or isinstance(value, bool):
             raise ValueError(f"must be {self.allowed}")
-        if not self.at_least <= value <= self.at_most or value % self.multiple_of:
+        if not self.minimum <= value <= self.maximum or value % self.multiple_of:
             raise ValueError(f"must be {self.allowed}")
 
-    def show(self, value: object) -> str:
+    def format(self, value: object) -> str:
         return str(value)
 
 
 @dataclass(frozen=True, slots=True)
-class YesNo:
+class Boolean:
     allowed: str = "true or false"
     separator: None = None
 
@@ -86,12 +86,12 @@ class YesNo:
         if not isinstance(value, bool):
             raise ValueError(f"must be {self.allowed}")
 
-    def show(self, value: object) -> str:
+    def format(self, value: object) -> str:
         return "true" if value else "false"
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class PrintableName:
     """A name: one line that can be printed, and no space around it."""
 
     chars_max: int = 255
@@ -111,12 +111,12 @@ class Word:
         if not value.isprintable() or value != value.strip():
             raise ValueError(f"must be {self.allowed}")
 
-    def show(self, value: object) -> str:
+    def format(self, value: object) -> str:
         return str(value)
 
 
 @dataclass(frozen=True, slots=True)
-class Directory:
+class DirectoryPath:
     allowed: str = "a path"
     separator: None = None
 
@@ -133,22 +133,22 @@ class Directory:
         if str(value).startswith("~"):
             raise ValueError("must be written out: only a shell knows what ~ is")
 
-    def show(self, value: object) -> str:
+    def format(self, value: object) -> str:
         return str(value)
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostAddress:
     """An address or a host name; an empty one is for the server to find out, where it may be."""
 
-    to_listen: bool
-    or_empty: bool = False
+    is_listen_address: bool
+    can_be_empty: bool = False
     separator: None = None
 
     @property
     def allowed(self) -> str:
-        if self.to_listen:
-            return "an address of this machine, or 0.0.0.0" + ", or empty" * self.or_empty
+        if self.is_listen_address:
+            return "an address of this machine, or 0.0.0.0" + ", or empty" * self.can_be_empty
         return "an address that clients reach, or empty"
 
     def parse(self, text: str) -> str:
@@ -158,19 +158,23 @@ class Host:
     def check(self, value: object) -> None:
         if not isinstance(value, str) or len(value) > 255:
             raise ValueError(f"must be {self.allowed}")
-        if value == "" and (self.or_empty or not self.to_listen):
+        if value == "" and (self.can_be_empty or not self.is_listen_address):
             return
-        if _HOST.fullmatch(value) is None or (value in WILDCARDS and not self.to_listen):
+        if _HOST.fullmatch(value) is None or (
+            value in WILDCARD_ADDRESSES and not self.is_listen_address
+        ):
             raise ValueError(f"must be {self.allowed}")
 
-    def show(self, value: object) -> str:
+    def format(self, value: object) -> str:
         return str(value)
 
 
 @dataclass(frozen=True, slots=True)
-class OneOf:
+class Choice:
     choices: type[enum.Enum]
-    refused: Mapping[str, str] = field(default_factory=dict)  # what RocketMQ has, and why not we
+    unsupported: Mapping[str, str] = field(
+        default_factory=dict
+    )  # what RocketMQ has, and why not we
     separator: None = None
 
     @property
@@ -179,8 +183,8 @@ class OneOf:
 
     def parse(self, text: str) -> enum.Enum:
         word = text.upper()
-        if word in self.refused:
-            raise ValueError(f"{self.refused[word]}; it must be {self.allowed}")
+        if word in self.unsupported:
+            raise ValueError(f"{self.unsupported[word]}; it must be {self.allowed}")
         try:
             return self.choices(word)
         except ValueError:
@@ -190,18 +194,18 @@ class OneOf:
         if not isinstance(value, self.choices):
             raise ValueError(f"must be {self.allowed}")
 
-    def show(self, value: object) -> str:
+    def format(self, value: object) -> str:
         assert isinstance(value, enum.Enum)
         return str(value.value)
 
 
 @dataclass(frozen=True, slots=True)
-class Addresses:
+class AddressList:
     allowed: str = "host:port, several separated by ;"
     separator: str = ";"
 
     def parse(self, text: str) -> tuple[str, ...]:
-        value = _parts(text)
+        value = _split_list(text)
         self.check(value)
         return value
 
@@ -213,18 +217,18 @@ class Addresses:
             if found is None or not 1 <= int(found[2]) <= 65_535:
                 raise ValueError(f"must be {self.allowed}")
 
-    def show(self, value: object) -> str:
+    def format(self, value: object) -> str:
         assert isinstance(value, tuple)
         return self.separator.join(value)
 
 
 @dataclass(frozen=True, slots=True)
-class Hours:
+class HoursOfDay:
     allowed: str = "hours from 0 to 23, several separated by ;"
     separator: str = ";"
 
     def parse(self, text: str) -> tuple[int, ...]:
-        parts = _parts(text)
+        parts = _split_list(text)
         if not all(_NUMBER.fullmatch(part) for part in parts):
             raise ValueError(f"must be {self.allowed}")
         value = tuple(int(part) for part in parts)
@@ -237,13 +241,13 @@ class Hours:
         if not all(type(hour) is int and 0 <= hour <= 23 for hour in value):
             raise ValueError(f"must be {self.allowed}")
 
-    def show(self, value: object) -> str:
+    def format(self, value: object) -> str:
         assert isinstance(value, tuple)
         return self.separator.join(f"{hour:02}" for hour in value)
 
 
 @dataclass(frozen=True, slots=True)
-class PerName:
+class NumberPerName:
     """A number for each of several names: `orders=5000;billing=60000`."""
 
     separator: None = None
@@ -262,7 +266,7 @@ class PerName:
         if not isinstance(value, tuple):
             raise ValueError(f"must be {self.allowed}")
 
-    def show(self, value: object) -> str:
+    def format(self, value: object) -> str:
         assert isinstance(value, tuple)
         return ";".join(f"{name}={number}" for name, number in value)
 
@@ -279,7 +283,7 @@ class DelayLevels:
         return f"1 to {self.levels_max} times such as 5s, 10m, 2h or 1d, separated by spaces"
 
     def parse(self, text: str) -> tuple[int, ...]:
-        found = [_LEVEL.fullmatch(part) for part in text.split()]
+        found = [_DELAY_LEVEL.fullmatch(part) for part in text.split()]
         value = tuple(int(level[1]) * _UNIT_MS[level[2]] for level in found if level is not None)
         if len(value) != len(found):
             raise ValueError(f"must be {self.allowed}")
@@ -292,29 +296,29 @@ class DelayLevels:
         if not all(type(ms) is int and ms >= 0 and ms % 1_000 == 0 for ms in value):
             raise ValueError(f"must be {self.allowed}")
 
-    def show(self, value: object) -> str:
+    def format(self, value: object) -> str:
         assert isinstance(value, tuple)
-        return self.separator.join(map(_level_text, value))
+        return self.separator.join(map(_format_level, value))
 
 
 @dataclass(frozen=True, slots=True)
-class FileOrNone:
+class OptionalFile:
     allowed: str = "a path, or empty"
     separator: None = None
 
     def parse(self, text: str) -> Path | None:
-        return Directory(allowed=self.allowed).parse(text) if text else None
+        return DirectoryPath(allowed=self.allowed).parse(text) if text else None
 
     def check(self, value: object) -> None:
         if value is not None:
-            Directory(allowed=self.allowed).check(value)
+            DirectoryPath(allowed=self.allowed).check(value)
 
-    def show(self, value: object) -> str:
+    def format(self, value: object) -> str:
         return "" if value is None else str(value)
 
 
 @dataclass(frozen=True, slots=True)
-class Hidden:
+class SecretText:
     """A secret: it is read, and never shown again."""
 
     allowed: str = "any text; it is not shown"
@@ -327,12 +331,12 @@ class Hidden:
         if not isinstance(value, Secret):
             raise ValueError(f"must be {self.allowed}")
 
-    def show(self, value: object) -> str:
+    def format(self, value: object) -> str:
         return "***" if value else ""
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials(Hidden):
+class CredentialsText(SecretText):
     """`{"accessKey":"...","secretKey":"..."}`, as RocketMQ has it."""
 
     allowed: str = '{"accessKey":"...","secretKey":"..."}, or empty; it is not shown'
@@ -343,16 +347,16 @@ class Credentials(Hidden):
         return value
 
     def check(self, value: object) -> None:
-        Hidden.check(self, value)
+        SecretText.check(self, value)
         assert isinstance(value, Secret)
         if value:
             read_credentials(value)
 
 
-def read_credentials(told: Secret) -> tuple[str, Secret]:
+def read_credentials(credentials: Secret) -> tuple[str, Secret]:
     """Access key and secret key. ValueError does not repeat them."""
     try:
-        content = json.loads(told.reveal())
+        content = json.loads(credentials.reveal())
         key, secret = content["accessKey"], content["secretKey"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError('must be {"accessKey":"...","secretKey":"..."}') from None
@@ -361,12 +365,12 @@ def read_credentials(told: Secret) -> tuple[str, Secret]:
     return key, Secret(secret)
 
 
-def _level_text(ms: int) -> str:
+def _format_level(ms: int) -> str:
     if ms == 0:
         return "0s"
     unit = next(unit for unit, unit_ms in _UNIT_MS.items() if ms % unit_ms == 0)
     return f"{ms // _UNIT_MS[unit]}{unit}"
 
 
-def _parts(text: str) -> tuple[str, ...]:
+def _split_list(text: str) -> tuple[str, ...]:
     return tuple(part for piece in text.split(";") if (part := piece.strip()))

@@ -26,20 +26,20 @@ from typing import Any, Final
 
 from escrowmq.config.setting_types import (
     INT_MAX,
-    Addresses,
-    Credentials,
+    AddressList,
+    Boolean,
+    Choice,
+    CredentialsText,
     DelayLevels,
-    Directory,
-    FileOrNone,
-    Hidden,
-    Host,
-    Hours,
-    Kind,
-    OneOf,
-    PerName,
-    Whole,
-    Word,
-    YesNo,
+    DirectoryPath,
+    HostAddress,
+    HoursOfDay,
+    NumberPerName,
+    OptionalFile,
+    PrintableName,
+    SecretText,
+    SettingType,
+    WholeNumber,
 )
 from escrowmq.errors import ConfigError
 from escrowmq.secret import Secret
@@ -65,19 +65,24 @@ class BrokerRole(enum.Enum):
     SYNC_MASTER = "SYNC_MASTER"
 
 
-def _setting(default: object, kind: Kind, conf: str, unit: str, what: str) -> Any:
-    return field(default=default, metadata={"kind": kind, "conf": conf, "unit": unit, "help": what})
+def _setting(
+    default: object, setting_type: SettingType, conf: str, unit: str, help_text: str
+) -> Any:
+    return field(
+        default=default,
+        metadata={"kind": setting_type, "conf": conf, "unit": unit, "help": help_text},
+    )
 
 
-def _yes_no(default: bool, conf: str, what: str) -> Any:
-    return _setting(default, YesNo(), conf, "", what)
+def _boolean(default: bool, conf: str, help_text: str) -> Any:
+    return _setting(default, Boolean(), conf, "", help_text)
 
 
-def _ms(default: int, conf: str, what: str, *, at_least: int = 1) -> Any:
-    return _setting(default, Whole(at_least), conf, "ms", what)
+def _milliseconds(default: int, conf: str, help_text: str, *, minimum: int = 1) -> Any:
+    return _setting(default, WholeNumber(minimum), conf, "ms", help_text)
 
 
-class _Group:
+class _SettingsGroup:
     """A frozen dataclass whose values are checked however it was made."""
 
     __slots__ = ()
@@ -92,114 +97,130 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerConfig(_Group):
+class BrokerConfig(_SettingsGroup):
     """Who this broker is, what it allows, and where it registers."""
 
     cluster_name: str = _setting(
-        "DefaultCluster", Word(), "brokerClusterName", "", "The cluster this broker belongs to."
+        "DefaultCluster",
+        PrintableName(),
+        "brokerClusterName",
+        "",
+        "The cluster this broker belongs to.",
     )
     broker_name: str = _setting(
-        "broker-a", Word(), "brokerName", "", "The name under which clients know this broker."
+        "broker-a",
+        PrintableName(),
+        "brokerName",
+        "",
+        "The name under which clients know this broker.",
     )
     broker_id: int = _setting(
-        0, Whole(0, 0), "brokerId", "", "0, which says master; there are no slaves here."
+        0, WholeNumber(0, 0), "brokerId", "", "0, which says master; there are no slaves here."
     )
     advertised_address: str = _setting(
         LOOPBACK,
-        Host(to_listen=False),
+        HostAddress(is_listen_address=False),
         "brokerIP1",
         "",
         "The address that clients are told; if empty, the machine's own, found at start.",
     )
     namesrv_addresses: tuple[str, ...] = _setting(
-        (), Addresses(), "namesrvAddr", "", "The name servers to register with."
+        (), AddressList(), "namesrvAddr", "", "The name servers to register with."
     )
     broker_role: BrokerRole = _setting(  # noqa: RUF009  # it is a field()
         BrokerRole.ASYNC_MASTER,
-        OneOf(BrokerRole, {"SLAVE": "EscrowMQ has no slaves"}),
+        Choice(BrokerRole, {"SLAVE": "EscrowMQ has no slaves"}),
         "brokerRole",
         "",
         "Either word says master; there are no replicas to wait for.",
     )
     broker_permission: int = _setting(
-        6, Whole(0, 7), "brokerPermission", "", "4 to be read, 2 to be written, 6 for both."
+        6, WholeNumber(0, 7), "brokerPermission", "", "4 to be read, 2 to be written, 6 for both."
     )
-    creates_topics: bool = _yes_no(
+    creates_topics: bool = _boolean(
         True, "autoCreateTopicEnable", "Whether the first message to a topic creates it."
     )
     topic_queues: int = _setting(
         8,
-        Whole(1, 65_535),
+        WholeNumber(1, 65_535),
         "defaultTopicQueueNums",
         "queues",
         "At most so many in a topic created so.",
     )
-    creates_groups: bool = _yes_no(
+    creates_groups: bool = _boolean(
         True, "autoCreateSubscriptionGroup", "Whether a group's first consumer creates the group."
     )
-    has_cluster_topic: bool = _yes_no(
+    has_cluster_topic: bool = _boolean(
         True, "clusterTopicEnable", "Whether there is a topic with the name of the cluster."
     )
-    has_broker_topic: bool = _yes_no(
+    has_broker_topic: bool = _boolean(
         True, "brokerTopicEnable", "Whether there is a topic with the name of the broker."
     )
     register_interval_ms: int = _setting(
         30_000,
-        Whole(100, 60_000),
+        WholeNumber(100, 60_000),
         "registerNameServerPeriod",
         "ms",
         "Time between two registrations with the name servers.",
     )
     region_id: str = _setting(
-        "DefaultRegion", Word(), "regionId", "", "The region that stored messages are marked with."
+        "DefaultRegion",
+        PrintableName(),
+        "regionId",
+        "",
+        "The region that stored messages are marked with.",
     )
-    trace_on: bool = _yes_no(True, "traceOn", "Whether clients are told to trace their messages.")
-    stores_replies: bool = _yes_no(
+    trace_on: bool = _boolean(True, "traceOn", "Whether clients are told to trace their messages.")
+    stores_replies: bool = _boolean(
         True, "storeReplyMessageEnable", "Whether the answer to a request message is stored too."
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkConfig(_Group):
+class NetworkConfig(_SettingsGroup):
     """Where the server listens, and how much it takes on."""
 
     bind_address: str = _setting(
-        LOOPBACK, Host(to_listen=True), "bindAddress", "", "The address to listen on."
+        LOOPBACK,
+        HostAddress(is_listen_address=True),
+        "bindAddress",
+        "",
+        "The address to listen on.",
     )
     listen_port: int = _setting(
-        10_911, Whole(0, 65_535), "listenPort", "", "The broker's port; 0 takes any free one."
+        10_911, WholeNumber(0, 65_535), "listenPort", "", "The broker's port; 0 takes any free one."
     )
     idle_max_s: int = _setting(
         120,
-        Whole(1),
+        WholeNumber(1),
         "serverChannelMaxIdleTimeSeconds",
         "s",
         "A connection that is silent for so long is closed.",
     )
     connections_max: int = _setting(
         10_000,
-        Whole(1),
+        WholeNumber(1),
         "escrowConnectionsMax",
         "connections",
         "At most so many; one more is closed at once.",
     )
     in_flight_bytes_max: int = _setting(
         256 * MIB,
-        Whole(FRAME_BYTES_MAX),
+        WholeNumber(FRAME_BYTES_MAX),
         "escrowInFlightBytesMax",
         "bytes",
         "Requests and answers in memory; nothing more is read until there is less.",
     )
     connection_in_flight_bytes_max: int = _setting(
         32 * MIB,
-        Whole(FRAME_BYTES_MAX),
+        WholeNumber(FRAME_BYTES_MAX),
         "escrowConnectionInFlightBytesMax",
         "bytes",
         "The same for a single connection.",
     )
 
     def __post_init__(self) -> None:
-        _Group.__post_init__(self)
+        _SettingsGroup.__post_init__(self)
         if self.connection_in_flight_bytes_max > self.in_flight_bytes_max:
             raise ConfigError(
                 f"escrowConnectionInFlightBytesMax={self.connection_in_flight_bytes_max}: "
@@ -208,125 +229,133 @@ class NetworkConfig(_Group):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreConfig(_Group):
+class StoreConfig(_SettingsGroup):
     """Where messages are kept, how safely and how long."""
 
     root_dir: Path = _setting(  # noqa: RUF009  # it is a field()
-        Path("escrowmq-data"), Directory(), "storePathRootDir", "", "The directory of the store."
+        Path("escrowmq-data"),
+        DirectoryPath(),
+        "storePathRootDir",
+        "",
+        "The directory of the store.",
     )
     flush_mode: FlushMode = _setting(  # noqa: RUF009  # it is a field()
         FlushMode.ASYNC,
-        OneOf(FlushMode),
+        Choice(FlushMode),
         "flushDiskType",
         "",
         "Whether a send is answered before or after its message is safe from a power cut.",
     )
-    sync_flush_timeout_ms: int = _ms(
+    sync_flush_timeout_ms: int = _milliseconds(
         5_000, "syncFlushTimeout", "A send under SYNC_FLUSH waits so long for its flush."
     )
-    flush_interval_ms: int = _ms(
+    flush_interval_ms: int = _milliseconds(
         500, "flushIntervalCommitLog", "Time between two flushes under ASYNC_FLUSH."
     )
-    checkpoint_interval_ms: int = _ms(
+    checkpoint_interval_ms: int = _milliseconds(
         1_000, "escrowCheckpointInterval", "Time between two checkpoints of queues and index."
     )
     segment_bytes: int = _setting(
-        1 << 30, Whole(4096), "mappedFileSizeCommitLog", "bytes", "The size of a log file."
+        1 << 30, WholeNumber(4096), "mappedFileSizeCommitLog", "bytes", "The size of a log file."
     )
     queue_file_bytes: int = _setting(
         6_000_000,
-        Whole(20, INT_MAX // 20 * 20, multiple_of=20),
+        WholeNumber(20, INT_MAX // 20 * 20, multiple_of=20),
         "mappedFileSizeConsumeQueue",
         "bytes",
         "The size of a queue file, 20 for each message; rounded up to a multiple of that.",
     )
-    index_enabled: bool = _yes_no(
+    index_enabled: bool = _boolean(
         True, "messageIndexEnable", "Whether new messages can be found by their keys."
     )
     index_slots: int = _setting(
-        5_000_000, Whole(1), "maxHashSlotNum", "slots", "Hash slots of an index file."
+        5_000_000, WholeNumber(1), "maxHashSlotNum", "slots", "Hash slots of an index file."
     )
     index_entries: int = _setting(
-        20_000_000, Whole(2), "maxIndexNum", "keys", "Keys that an index file has room for."
+        20_000_000, WholeNumber(2), "maxIndexNum", "keys", "Keys that an index file has room for."
     )
     message_bytes_max: int = _setting(
-        4 * MIB, Whole(1), "maxMessageSize", "bytes", "The longest body that is taken."
+        4 * MIB, WholeNumber(1), "maxMessageSize", "bytes", "The longest body that is taken."
     )
-    sealed: bool = _yes_no(
+    sealed: bool = _boolean(
         False, "enabledAppendPropCRC", "Whether a record carries a checksum of all of it."
     )
     reserved_hours: int = _setting(
-        72, Whole(1), "fileReservedTime", "hours", "A log file is kept for so long."
+        72, WholeNumber(1), "fileReservedTime", "hours", "A log file is kept for so long."
     )
     delete_hours: tuple[int, ...] = _setting(
-        (4,), Hours(), "deleteWhen", "", "The hours of the day at which old files go."
+        (4,), HoursOfDay(), "deleteWhen", "", "The hours of the day at which old files go."
     )
     expire_percent: int = _setting(
         75,
-        Whole(1, 100),
+        WholeNumber(1, 100),
         "diskMaxUsedSpaceRatio",
         "percent",
         "A disk fuller than this loses its old files at any hour.",
     )
     force_expire_percent: int = _setting(
         85,
-        Whole(1, 100),
+        WholeNumber(1, 100),
         "diskSpaceCleanForciblyRatio",
         "percent",
         "A disk fuller than this loses its oldest files, whatever their age.",
     )
     refuse_percent: int = _setting(
         90,
-        Whole(1, 100),
+        WholeNumber(1, 100),
         "diskSpaceWarningLevelRatio",
         "percent",
         "A disk fuller than this takes no more messages.",
     )
-    expire_interval_ms: int = _ms(
+    expire_interval_ms: int = _milliseconds(
         10_000, "cleanResourceInterval", "Time between two looks for files to delete."
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumeConfig(_Group):
+class ConsumeConfig(_SettingsGroup):
     """What one pull brings, and how long it may wait."""
 
-    long_polling: bool = _yes_no(
+    long_polling: bool = _boolean(
         True, "longPollingEnable", "Whether a pull waits as long as its consumer allows."
     )
-    short_poll_ms: int = _ms(
+    short_poll_ms: int = _milliseconds(
         1_000,
         "shortPollingTimeMills",
         "A pull waits so long if longPollingEnable is false.",
-        at_least=0,
+        minimum=0,
     )
-    filters_by_sql: bool = _yes_no(
+    filters_by_sql: bool = _boolean(
         False, "enablePropertyFilter", "Whether consumers may filter by SQL92 expressions."
     )
     pull_messages_max: int = _setting(
-        32, Whole(1), "maxTransferCountOnMessageInMemory", "messages", "At most so many in a pull."
+        32,
+        WholeNumber(1),
+        "maxTransferCountOnMessageInMemory",
+        "messages",
+        "At most so many in a pull.",
     )
     pull_bytes_max: int = _setting(
         262_144,
-        Whole(1),
+        WholeNumber(1),
         "maxTransferBytesOnMessageInMemory",
         "bytes",
         "At most so much in a pull; a longer message comes alone.",
     )
     waiting_pulls_max: int = _setting(
         100_000,
-        Whole(0),
+        WholeNumber(0),
         "escrowWaitingPullsMax",
         "pulls",
         "At most so many wait; one more is answered at once.",
     )
-    offsets_interval_ms: int = _ms(
+    offsets_interval_ms: int = _milliseconds(
         5_000, "flushConsumerOffsetInterval", "Time between two writes of the consumers' offsets."
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DelayConfig(_Group):
+class DelayConfig(_SettingsGroup):
     """Messages that are delivered later."""
 
     delay_levels_ms: tuple[int, ...] = _setting(
@@ -336,60 +365,68 @@ class DelayConfig(_Group):
         "",
         "The delays that a message may choose from, level 1 first.",
     )
-    delay_offsets_interval_ms: int = _ms(
+    delay_offsets_interval_ms: int = _milliseconds(
         10_000, "flushDelayOffsetInterval", "Time between two writes of how far each level is."
     )
-    timer_enabled: bool = _yes_no(
+    timer_enabled: bool = _boolean(
         True, "timerWheelEnable", "Whether a message may name any time of delivery."
     )
     timer_delay_max_s: int = _setting(
-        259_200, Whole(1), "timerMaxDelaySec", "s", "The farthest such time from now."
+        259_200, WholeNumber(1), "timerMaxDelaySec", "s", "The farthest such time from now."
     )
     timer_precision_ms: int = _setting(
-        1_000, Whole(1, 60_000), "timerPrecisionMs", "ms", "A message may be late by this much."
+        1_000,
+        WholeNumber(1, 60_000),
+        "timerPrecisionMs",
+        "ms",
+        "A message may be late by this much.",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamesrvConfig(_Group):
+class NamesrvConfig(_SettingsGroup):
     """The name server; it listens on the broker's bindAddress."""
 
     namesrv_port: int = _setting(
         9_876,
-        Whole(0, 65_535),
+        WholeNumber(0, 65_535),
         "escrowNamesrvPort",
         "",
         "The name server's port; 0 takes any free one.",
     )
-    broker_scan_interval_ms: int = _ms(
+    broker_scan_interval_ms: int = _milliseconds(
         5_000, "scanNotActiveBrokerInterval", "Time between two looks for brokers that are gone."
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetricsConfig(_Group):
+class MetricsConfig(_SettingsGroup):
     """Figures for Prometheus over HTTP."""
 
     metrics_exporter: MetricsExporter = _setting(  # noqa: RUF009  # it is a field()
         MetricsExporter.DISABLE,
-        OneOf(MetricsExporter, dict.fromkeys(("OTLP_GRPC", "LOG"), "only Prometheus is served")),
+        Choice(MetricsExporter, dict.fromkeys(("OTLP_GRPC", "LOG"), "only Prometheus is served")),
         "metricsExporterType",
         "",
         "Whether metrics are served.",
     )
     metrics_port: int = _setting(
-        5_557, Whole(0, 65_535), "metricsPromExporterPort", "", "The port for that; 0 is none."
+        5_557,
+        WholeNumber(0, 65_535),
+        "metricsPromExporterPort",
+        "",
+        "The port for that; 0 is none.",
     )
     metrics_address: str = _setting(
         "",
-        Host(to_listen=True, or_empty=True),
+        HostAddress(is_listen_address=True, can_be_empty=True),
         "metricsPromExporterHost",
         "",
         "The address for that; if empty, bindAddress.",
     )
 
     @property
-    def is_on(self) -> bool:
+    def is_enabled(self) -> bool:
         return self.metrics_exporter is MetricsExporter.PROM and self.metrics_port > 0
 
 
@@ -406,52 +443,52 @@ class LogFormat(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogConfig(_Group):
+class LogConfig(_SettingsGroup):
     """What the server writes to standard error."""
 
     log_level: LogLevel = _setting(  # noqa: RUF009  # it is a field()
-        LogLevel.INFO, OneOf(LogLevel), "escrowLogLevel", "", "Lines below this are not written."
+        LogLevel.INFO, Choice(LogLevel), "escrowLogLevel", "", "Lines below this are not written."
     )
     log_format: LogFormat = _setting(  # noqa: RUF009  # it is a field()
         LogFormat.TEXT,
-        OneOf(LogFormat),
+        Choice(LogFormat),
         "escrowLogFormat",
         "",
         "Lines for people, or one JSON object each.",
     )
 
 
-def _a_second(conf: str, unit: str, what: str) -> Any:
-    return _setting(0, Whole(0), conf, unit, what)
+def _per_second(conf: str, unit: str, help_text: str) -> Any:
+    return _setting(0, WholeNumber(0), conf, unit, help_text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverloadConfig(_Group):
+class OverloadConfig(_SettingsGroup):
     """More than this is answered with SYSTEM_BUSY; 0 is no limit."""
 
     unflushed_bytes_max: int = _setting(
         1 << 30,
-        Whole(FRAME_BYTES_MAX),
+        WholeNumber(FRAME_BYTES_MAX),
         "escrowUnflushedBytesMax",
         "bytes",
         "No sends while more of the log than this is not on the disk yet.",
     )
-    connection_sends_max: int = _a_second(
+    connection_sends_max: int = _per_second(
         "escrowConnectionSendsMax", "messages/s", "What one connection may send."
     )
-    connection_send_bytes_max: int = _a_second(
+    connection_send_bytes_max: int = _per_second(
         "escrowConnectionSendBytesMax", "bytes/s", "The same in bytes of bodies."
     )
-    topic_sends_max: int = _a_second(
+    topic_sends_max: int = _per_second(
         "escrowTopicSendsMax", "messages/s", "What all together may send to one topic."
     )
-    topic_send_bytes_max: int = _a_second(
+    topic_send_bytes_max: int = _per_second(
         "escrowTopicSendBytesMax", "bytes/s", "The same in bytes of bodies."
     )
 
 
-def _file(conf: str, what: str) -> Any:
-    return _setting(None, FileOrNone(), conf, "", what)
+def _optional_file(conf: str, help_text: str) -> Any:
+    return _setting(None, OptionalFile(), conf, "", help_text)
 
 
 class TlsMode(enum.Enum):
@@ -467,76 +504,76 @@ class ClientAuth(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SecurityConfig(_Group):
+class SecurityConfig(_SettingsGroup):
     """Who may talk to this server, and who can listen in."""
 
-    acl_enabled: bool = _yes_no(
+    acl_enabled: bool = _boolean(
         False, "aclEnable", "Whether requests must be signed by an account that may make them."
     )
-    authentication_enabled: bool = _yes_no(
+    authentication_enabled: bool = _boolean(
         False, "authenticationEnabled", "RocketMQ 5's word for it: either of the three says yes."
     )
-    authorization_enabled: bool = _yes_no(
+    authorization_enabled: bool = _boolean(
         False, "authorizationEnabled", "The third: a signature and a permission go together here."
     )
-    acl_file: Path | None = _file(  # noqa: RUF009  # it is a field()
+    acl_file: Path | None = _optional_file(  # noqa: RUF009  # it is a field()
         "escrowAclFile",
         "The accounts: plain_acl.yml, or users and policies. It is read again when it changes.",
     )
     inner_credentials: Secret = _setting(  # noqa: RUF009  # it is a field()
         Secret(""),
-        Credentials(),
+        CredentialsText(),
         "innerClientAuthenticationCredentials",
         "",
         "The account by which the broker registers with other name servers.",
     )
-    insecure: bool = _yes_no(
+    insecure: bool = _boolean(
         False, "escrowInsecure", "Whether others than this machine are served without aclEnable."
     )
     tls_mode: TlsMode = _setting(  # noqa: RUF009  # it is a field()
         TlsMode.PERMISSIVE,
-        OneOf(TlsMode),
+        Choice(TlsMode),
         "tls.server.mode",
         "",
         "Whether TLS is refused, possible on the same ports, or the only way in.",
     )
-    tls_cert: Path | None = _file(  # noqa: RUF009  # it is a field()
+    tls_cert: Path | None = _optional_file(  # noqa: RUF009  # it is a field()
         "tls.server.certPath",
         "The server's certificate and its chain, in PEM; without it there is no TLS.",
     )
-    tls_key: Path | None = _file(  # noqa: RUF009  # it is a field()
+    tls_key: Path | None = _optional_file(  # noqa: RUF009  # it is a field()
         "tls.server.keyPath", "The certificate's private key, in PEM."
     )
     tls_key_password: Secret = _setting(  # noqa: RUF009  # it is a field()
-        Secret(""), Hidden(), "tls.server.keyPassword", "", "The password of that key."
+        Secret(""), SecretText(), "tls.server.keyPassword", "", "The password of that key."
     )
     tls_client_auth: ClientAuth = _setting(  # noqa: RUF009  # it is a field()
         ClientAuth.NONE,
-        OneOf(ClientAuth),
+        Choice(ClientAuth),
         "tls.server.need.client.auth",
         "",
         "Whether clients must show a certificate.",
     )
-    tls_trust: Path | None = _file(  # noqa: RUF009  # it is a field()
+    tls_trust: Path | None = _optional_file(  # noqa: RUF009  # it is a field()
         "tls.server.trustCertPath", "Whose certificates of clients are believed, in PEM."
     )
-    tls_outgoing: bool = _yes_no(
+    tls_outgoing: bool = _boolean(
         False, "tls.enable", "Whether the broker speaks TLS to the name servers of namesrvAddr."
     )
-    tls_outgoing_trust: Path | None = _file(  # noqa: RUF009  # it is a field()
+    tls_outgoing_trust: Path | None = _optional_file(  # noqa: RUF009  # it is a field()
         "tls.client.trustCertPath",
         "Whose certificates of name servers are believed; if empty, the system's.",
     )
-    tls_outgoing_cert: Path | None = _file(  # noqa: RUF009  # it is a field()
+    tls_outgoing_cert: Path | None = _optional_file(  # noqa: RUF009  # it is a field()
         "tls.client.certPath", "The certificate that is shown to them."
     )
-    tls_outgoing_key: Path | None = _file(  # noqa: RUF009  # it is a field()
+    tls_outgoing_key: Path | None = _optional_file(  # noqa: RUF009  # it is a field()
         "tls.client.keyPath", "Its private key."
     )
 
     def __post_init__(self) -> None:
-        _Group.__post_init__(self)
-        if self.checks_access and self.acl_file is None:
+        _SettingsGroup.__post_init__(self)
+        if self.is_acl_on and self.acl_file is None:
             raise ConfigError("aclEnable=true: escrowAclFile must name the file of the accounts")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("tls.server.certPath and tls.server.keyPath belong together")
@@ -549,7 +586,7 @@ class SecurityConfig(_Group):
             )
 
     @property
-    def checks_access(self) -> bool:
+    def is_acl_on(self) -> bool:
         return self.acl_enabled or self.authentication_enabled or self.authorization_enabled
 
     @property
@@ -558,62 +595,62 @@ class SecurityConfig(_Group):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionConfig(_Group):
+class TransactionConfig(_SettingsGroup):
     """Halves: when their producer is asked, and how often."""
 
-    immunity_ms: int = _ms(
-        6_000, "transactionTimeOut", "A half is left alone for so long.", at_least=0
+    immunity_ms: int = _milliseconds(
+        6_000, "transactionTimeOut", "A half is left alone for so long.", minimum=0
     )
     checks_max: int = _setting(
-        15, Whole(1), "transactionCheckMax", "checks", "After so many a half is stranded."
+        15, WholeNumber(1), "transactionCheckMax", "checks", "After so many a half is stranded."
     )
-    check_interval_ms: int = _ms(
+    check_interval_ms: int = _milliseconds(
         30_000, "transactionCheckInterval", "Time between two checks of one half."
     )
-    refuses_halves: bool = _yes_no(
+    refuses_halves: bool = _boolean(
         False, "rejectTransactionMessage", "Whether transactional messages are refused."
     )
     check_backoff_percent: int = _setting(
         100,
-        Whole(100, 1_000),
+        WholeNumber(100, 1_000),
         "escrowCheckBackoffPercent",
         "%",
         "The time between two checks, against the time before: 100 keeps it, 200 doubles it.",
     )
     immunities_ms: tuple[tuple[str, int], ...] = _setting(
         (),
-        PerName(),
+        NumberPerName(),
         "escrowTimeOuts",
         "ms",
         "For single topics or groups, instead of transactionTimeOut.",
     )
     check_intervals_ms: tuple[tuple[str, int], ...] = _setting(
         (),
-        PerName(),
+        NumberPerName(),
         "escrowCheckIntervals",
         "ms",
         "For single topics or groups, instead of transactionCheckInterval.",
     )
     open_max: int = _setting(
-        2_000_000, Whole(1), "escrowOpenMax", "transactions", "At most so many are open."
+        2_000_000, WholeNumber(1), "escrowOpenMax", "transactions", "At most so many are open."
     )
     group_open_max: int = _setting(
         1_000_000,
-        Whole(1),
+        WholeNumber(1),
         "escrowOpenPerGroupMax",
         "transactions",
         "At most so many of one producer group are open.",
     )
     open_bytes_max: int = _setting(
         64 << 30,
-        Whole(1, 1 << 50),
+        WholeNumber(1, 1 << 50),
         "escrowOpenBytesMax",
         "bytes",
         "At most so much of the log is open transactions.",
     )
     group_open_bytes_max: int = _setting(
         32 << 30,
-        Whole(1, 1 << 50),
+        WholeNumber(1, 1 << 50),
         "escrowOpenBytesPerGroupMax",
         "bytes",
         "At most so much of the log is open transactions of one producer group.",

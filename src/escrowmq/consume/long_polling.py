@@ -17,9 +17,11 @@ from typing import Final, Generic, TypeVar
 
 from escrowmq.message.record import QueueOffset
 
-WAITING_MAX: Final = 100_000
-WAITING_PER_LINE_MAX: Final = 10_000
-_SLACK: Final = 64  # pulls that have left and may still lie in the heap, beside one per waiting one
+HELD_PULLS_MAX: Final = 100_000
+HELD_PULLS_PER_CHANNEL_MAX: Final = 10_000
+_HEAP_SLACK: Final = (
+    64  # pulls that have left and may still lie in the heap, beside one per waiting one
+)
 
 P = TypeVar("P")
 A = TypeVar("A")
@@ -29,48 +31,48 @@ A = TypeVar("A")
 class HeldPull(Generic[P]):
     topic: str
     queue_id: int
-    wanted: QueueOffset
+    queue_offset: QueueOffset
     due_ms: int  # answer it then, with nothing
-    line: Hashable
+    channel: Hashable
     payload: P  # the broker's own
-    accepts: Callable[[int], bool] | None = None  # asked with tags codes; None: everything
-    wants: Callable[[bytes], bool] | None = None  # the same, asked with properties
-    is_waiting: bool = False
+    tag_filter: Callable[[int], bool] | None = None  # asked with tags codes; None: everything
+    property_filter: Callable[[bytes], bool] | None = None  # the same, asked with properties
+    is_held: bool = False
 
 
-class WaitingPulls(Generic[P]):
+class LongPolls(Generic[P]):
     def __init__(
-        self, *, waiting_max: int = WAITING_MAX, per_line_max: int = WAITING_PER_LINE_MAX
+        self, *, pulls_max: int = HELD_PULLS_MAX, per_channel_max: int = HELD_PULLS_PER_CHANNEL_MAX
     ) -> None:
-        self._waiting_max = waiting_max
-        self._per_line_max = per_line_max
+        self._pulls_max = pulls_max
+        self._per_channel_max = per_channel_max
         self._queues: dict[tuple[str, int], dict[HeldPull[P], None]] = {}
-        self._lines: dict[Hashable, dict[HeldPull[P], None]] = {}
+        self._channels: dict[Hashable, dict[HeldPull[P], None]] = {}
         self._heap: list[tuple[int, int, HeldPull[P]]] = []  # due, order of coming
         self._count = 0
-        self._number = 0
+        self._sequence = 0
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, pull: HeldPull[P]) -> bool:
         """False: too many wait already. Answer it now; its client will ask again."""
-        on_line = self._lines.get(pull.line, ())
-        if self._count >= self._waiting_max or len(on_line) >= self._per_line_max:
+        on_line = self._channels.get(pull.channel, ())
+        if self._count >= self._pulls_max or len(on_line) >= self._per_channel_max:
             return False
         self._queues.setdefault((pull.topic, pull.queue_id), {})[pull] = None
-        self._lines.setdefault(pull.line, {})[pull] = None
-        self._number += 1
-        heapq.heappush(self._heap, (pull.due_ms, self._number, pull))
+        self._channels.setdefault(pull.channel, {})[pull] = None
+        self._sequence += 1
+        heapq.heappush(self._heap, (pull.due_ms, self._sequence, pull))
         self._count += 1
-        pull.is_waiting = True
+        pull.is_held = True
         return True
 
-    def has(self, topic: str, queue_id: int) -> bool:
+    def has_pulls(self, topic: str, queue_id: int) -> bool:
         """Whether it is worth finding out the tags codes of what arrived."""
         return (topic, queue_id) in self._queues
 
-    def arrived(
+    def take_ready(
         self,
         topic: str,
         queue_id: int,
@@ -86,7 +88,7 @@ class WaitingPulls(Generic[P]):
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             return []
-        ready = [pull for pull in queue if _wants(pull, max_offset, tags_codes, properties)]
+        ready = [pull for pull in queue if _is_ready(pull, max_offset, tags_codes, properties)]
         self._release(ready)
         return ready
 
@@ -94,9 +96,9 @@ class WaitingPulls(Generic[P]):
         """The pulls whose time is over, the earliest first."""
         heap = self._heap
         over: list[HeldPull[P]] = []
-        while heap and (heap[0][0] <= now_ms or not heap[0][2].is_waiting):
+        while heap and (heap[0][0] <= now_ms or not heap[0][2].is_held):
             pull = heapq.heappop(heap)[2]
-            if pull.is_waiting:
+            if pull.is_held:
                 over.append(pull)
                 self._remove(pull)
         return over
@@ -104,13 +106,13 @@ class WaitingPulls(Generic[P]):
     def next_due_ms(self) -> int | None:
         """When `expire` has something to do."""
         heap = self._heap
-        while heap and not heap[0][2].is_waiting:
+        while heap and not heap[0][2].is_held:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
-    def line_closed(self, line: Hashable) -> list[HeldPull[P]]:
+    def channel_closed(self, channel: Hashable) -> list[HeldPull[P]]:
         """The pulls that nobody will hear the answer of."""
-        gone = list(self._lines.get(line, ()))
+        gone = list(self._channels.get(channel, ()))
         self._release(gone)
         return gone
 
@@ -125,37 +127,39 @@ class WaitingPulls(Generic[P]):
             self._remove(pull)
         # What leaves early stays in the heap. On a busy queue that is nearly everything, for
         # many seconds each: clear it out when it is more than what waits.
-        if len(self._heap) > 2 * self._count + _SLACK:
-            self._heap = [entry for entry in self._heap if entry[2].is_waiting]
+        if len(self._heap) > 2 * self._count + _HEAP_SLACK:
+            self._heap = [entry for entry in self._heap if entry[2].is_held]
             heapq.heapify(self._heap)
 
     def _remove(self, pull: HeldPull[P]) -> None:
-        pull.is_waiting = False
+        pull.is_held = False
         self._count -= 1
         key = pull.topic, pull.queue_id
-        queue, on_line = self._queues[key], self._lines[pull.line]
+        queue, on_line = self._queues[key], self._channels[pull.channel]
         del queue[pull], on_line[pull]
         if not queue:
             del self._queues[key]
         if not on_line:
-            del self._lines[pull.line]
+            del self._channels[pull.channel]
 
 
-def _wants(
+def _is_ready(
     pull: HeldPull[P],
     max_offset: int,
     tags_codes: Sequence[int] | None,
     properties: Sequence[bytes] | None,
 ) -> bool:
-    if pull.wanted >= max_offset:
+    if pull.queue_offset >= max_offset:
         return False
-    if pull.accepts is not None and tags_codes is not None:
-        return any(map(pull.accepts, _from(pull.wanted, max_offset, tags_codes)))
-    if pull.wants is not None and properties is not None:
-        return any(map(pull.wants, _from(pull.wanted, max_offset, properties)))
+    if pull.tag_filter is not None and tags_codes is not None:
+        return any(map(pull.tag_filter, _messages_from(pull.queue_offset, max_offset, tags_codes)))
+    if pull.property_filter is not None and properties is not None:
+        return any(
+            map(pull.property_filter, _messages_from(pull.queue_offset, max_offset, properties))
+        )
     return True
 
 
-def _from(wanted: int, max_offset: int, arrived: Sequence[A]) -> Sequence[A]:
-    before = wanted - (max_offset - len(arrived))  # arrived, but lie before what is wanted
-    return arrived[before:] if before > 0 else arrived
+def _messages_from(queue_offset: int, max_offset: int, values: Sequence[A]) -> Sequence[A]:
+    before = queue_offset - (max_offset - len(values))  # arrived, but lie before what is wanted
+    return values[before:] if before > 0 else values

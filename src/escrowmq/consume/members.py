@@ -38,17 +38,17 @@ from typing import Final, NamedTuple
 from escrowmq.consume.subscription import Subscription
 from escrowmq.errors import TableFull
 
-EXPIRED_MS: Final = 120_000  # without a heartbeat; clients send one every 30 s
+MEMBER_TIMEOUT_MS: Final = 120_000  # without a heartbeat; clients send one every 30 s
 MEMBERS_MAX: Final = 100_000
-MEMBERS_PER_LINE_MAX: Final = 1_000
+MEMBERS_PER_CHANNEL_MAX: Final = 1_000
 
-Line = Hashable  # a connection; who made it knows what it is
+ChannelId = Hashable  # a connection; who made it knows what it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Client:
+class GroupClient:
     client_id: str
-    line: Line
+    channel: ChannelId
     language: str = "JAVA"
     version: int = 0
 
@@ -56,26 +56,26 @@ class Client:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     group: str
-    client: Client
-    seen_ms: int
+    client: GroupClient
+    last_heartbeat_ms: int
 
 
-class Members:
+class MemberTable:
     """Groups with nobody in them are not kept."""
 
     def __init__(
         self,
         *,
         members_max: int = MEMBERS_MAX,
-        per_line_max: int = MEMBERS_PER_LINE_MAX,
-        expired_ms: int = EXPIRED_MS,
+        per_channel_max: int = MEMBERS_PER_CHANNEL_MAX,
+        timeout_ms: int = MEMBER_TIMEOUT_MS,
     ) -> None:
         self._members_max = members_max
-        self._per_line_max = per_line_max
-        self._expired_ms = expired_ms
+        self._per_channel_max = per_channel_max
+        self._timeout_ms = timeout_ms
         self._count = 0
         self._groups: dict[str, OrderedDict[str, Member]] = {}
-        self._lines: dict[Line, set[tuple[str, str]]] = {}  # group and client id
+        self._channels: dict[ChannelId, set[tuple[str, str]]] = {}  # group and client id
         self._clients: dict[str, dict[str, Member]] = {}  # client id -> group -> member
 
     def __len__(self) -> int:
@@ -84,32 +84,32 @@ class Members:
     def __contains__(self, group: str) -> bool:
         return group in self._groups
 
-    def join(self, group: str, client: Client, *, now_ms: int) -> bool:
+    def join(self, group: str, client: GroupClient, *, now_ms: int) -> bool:
         """Whether it is new here, or came back on another line. Raises TableFull."""
         before = self.find(group, client.client_id)
-        is_new = before is None or before.client.line != client.line
+        is_new = before is None or before.client.channel != client.channel
         if is_new:
-            self._refuse_if_full(client.line, adds=before is None)
+            self._check_limits(client.channel, is_new_member=before is None)
         if is_new and before is not None:
-            self._forget_line(before)
+            self._unlink_channel(before)
         self._count += before is None
-        member = Member(group=group, client=client, seen_ms=now_ms)
+        member = Member(group=group, client=client, last_heartbeat_ms=now_ms)
         self._groups.setdefault(group, OrderedDict())[client.client_id] = member
         self._clients.setdefault(client.client_id, {})[group] = member
-        self._lines.setdefault(client.line, set()).add((group, client.client_id))
+        self._channels.setdefault(client.channel, set()).add((group, client.client_id))
         return is_new
 
-    def leave(self, group: str, client_id: str, line: Line) -> Member | None:
+    def leave(self, group: str, client_id: str, channel: ChannelId) -> Member | None:
         """A goodbye on a line that the client has left since does not count."""
         member = self.find(group, client_id)
-        if member is None or member.client.line != line:
+        if member is None or member.client.channel != channel:
             return None
         self._remove(member)
         return member
 
-    def line_closed(self, line: Line) -> list[Member]:
+    def channel_closed(self, channel: ChannelId) -> list[Member]:
         """Those who are gone with it."""
-        keys = sorted(self._lines.get(line, ()))
+        keys = sorted(self._channels.get(channel, ()))
         gone = [self._groups[group][client_id] for group, client_id in keys]
         for member in gone:
             self._remove(member)
@@ -117,12 +117,12 @@ class Members:
 
     def expire(self, now_ms: int) -> list[Member]:
         """Those who were silent for too long, and are gone now."""
-        seen_before_ms = now_ms - self._expired_ms
+        seen_before_ms = now_ms - self._timeout_ms
         gone = [
             member
             for members in self._groups.values()
             for member in members.values()
-            if member.seen_ms < seen_before_ms
+            if member.last_heartbeat_ms < seen_before_ms
         ]
         for member in gone:
             self._remove(member)
@@ -132,13 +132,13 @@ class Members:
         members = self._groups.get(group)
         return None if members is None else members.get(client_id)
 
-    def of(self, group: str) -> list[Member]:
+    def members_of(self, group: str) -> list[Member]:
         return list(self._groups.get(group, {}).values())
 
     def names(self) -> list[str]:
         return list(self._groups)
 
-    def next_of(self, group: str) -> Member | None:
+    def next_member(self, group: str) -> Member | None:
         """One after the other, round and round."""
         members = self._groups.get(group)
         if members is None:
@@ -147,21 +147,21 @@ class Members:
         members.move_to_end(client_id)
         return member
 
-    def last_seen(self, client_id: str) -> Member | None:
+    def most_recent_member(self, client_id: str) -> Member | None:
         """This client in whichever group it was heard of last."""
         known = self._clients.get(client_id, {}).values()
-        return max(known, key=lambda member: member.seen_ms, default=None)
+        return max(known, key=lambda member: member.last_heartbeat_ms, default=None)
 
-    def _refuse_if_full(self, line: Line, *, adds: bool) -> None:
-        if adds and self._count >= self._members_max:
+    def _check_limits(self, channel: ChannelId, *, is_new_member: bool) -> None:
+        if is_new_member and self._count >= self._members_max:
             raise TableFull(f"{self._count} members of groups, limit {self._members_max}")
-        if len(self._lines.get(line, ())) >= self._per_line_max:
-            raise TableFull(f"{self._per_line_max} memberships on one line")
+        if len(self._channels.get(channel, ())) >= self._per_channel_max:
+            raise TableFull(f"{self._per_channel_max} memberships on one line")
 
     def _remove(self, member: Member) -> None:
         group, client_id = member.group, member.client.client_id
         self._count -= 1
-        self._forget_line(member)
+        self._unlink_channel(member)
         del self._groups[group][client_id]
         if not self._groups[group]:
             del self._groups[group]
@@ -169,12 +169,12 @@ class Members:
         if not self._clients[client_id]:
             del self._clients[client_id]
 
-    def _forget_line(self, member: Member) -> None:
-        line = member.client.line
-        keys = self._lines[line]
+    def _unlink_channel(self, member: Member) -> None:
+        line = member.client.channel
+        keys = self._channels[line]
         keys.discard((member.group, member.client.client_id))
         if not keys:
-            del self._lines[line]
+            del self._channels[line]
 
 
 BROADCASTING: Final = "BROADCASTING"
@@ -183,12 +183,12 @@ SUBSCRIPTIONS_MAX: Final = 1_000  # in one group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Habits:
+class ConsumerGroupSettings:
     """How a group consumes, by RocketMQ's names."""
 
     consume_type: str = "CONSUME_PASSIVELY"
     message_model: str = CLUSTERING
-    consume_from: str = "CONSUME_FROM_LAST_OFFSET"
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -196,67 +196,67 @@ class ConsumerGroup:
     """One that is connected. For reading; ConsumerGroups writes it."""
 
     name: str
-    habits: Habits
+    settings: ConsumerGroupSettings
     subscriptions: dict[str, Subscription] = field(default_factory=dict)  # by topic
     fingerprint: int = 0  # of the heartbeat that brought the subscriptions; 0: it had none
 
     @property
     def is_broadcasting(self) -> bool:
-        return self.habits.message_model == BROADCASTING
+        return self.settings.message_model == BROADCASTING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
-    changed: bool  # tell every member
-    wants_subscriptions: bool  # the next heartbeat must bring them (IS_SUB_CHANGE)
+class HeartbeatResult:
+    has_changed: bool  # tell every member
+    needs_subscriptions: bool  # the next heartbeat must bring them (IS_SUB_CHANGE)
 
 
 class ConsumerGroups:
     def __init__(
-        self, members: Members | None = None, *, subscriptions_max: int = SUBSCRIPTIONS_MAX
+        self, members: MemberTable | None = None, *, subscriptions_max: int = SUBSCRIPTIONS_MAX
     ) -> None:
-        self._members = Members() if members is None else members
+        self._members = MemberTable() if members is None else members
         self._subscriptions_max = subscriptions_max
         self._groups: dict[str, ConsumerGroup] = {}
 
     def heartbeat(
         self,
         name: str,
-        client: Client,
+        client: GroupClient,
         *,
-        habits: Habits,
+        settings: ConsumerGroupSettings,
         subscriptions: Sequence[Subscription],
         fingerprint: int = 0,
         without_sub: bool = False,
         now_ms: int,
-    ) -> Joined:
+    ) -> HeartbeatResult:
         """Raises TableFull, and then nothing has changed."""
         if len(subscriptions) > self._subscriptions_max:
             raise TableFull(f"{len(subscriptions)} topics, limit {self._subscriptions_max}")
         is_new = self._members.join(name, client, now_ms=now_ms)
         group = self._groups.get(name)
         if group is None:
-            group = self._groups[name] = ConsumerGroup(name=name, habits=habits)
-        group.habits = habits
+            group = self._groups[name] = ConsumerGroup(name=name, settings=settings)
+        group.settings = settings
         wants = fingerprint == 0 or fingerprint != group.fingerprint
         if fingerprint and without_sub:
-            return Joined(changed=is_new, wants_subscriptions=wants)
+            return HeartbeatResult(has_changed=is_new, needs_subscriptions=wants)
         group.fingerprint = fingerprint
-        topics_changed = _subscribe(group.subscriptions, subscriptions)
-        return Joined(changed=is_new or topics_changed, wants_subscriptions=wants)
+        topics_changed = _update_subscriptions(group.subscriptions, subscriptions)
+        return HeartbeatResult(has_changed=is_new or topics_changed, needs_subscriptions=wants)
 
-    def unregister(self, name: str, client_id: str, line: Line) -> bool:
+    def unregister(self, name: str, client_id: str, channel: ChannelId) -> bool:
         """Whether a member left."""
-        member = self._members.leave(name, client_id, line)
-        return bool(self._forget_empty([] if member is None else [member]))
+        member = self._members.leave(name, client_id, channel)
+        return bool(self._remove_empty_groups([] if member is None else [member]))
 
-    def line_closed(self, line: Line) -> list[Member]:
+    def channel_closed(self, channel: ChannelId) -> list[Member]:
         """The members that are gone; their groups have changed."""
-        return self._forget_empty(self._members.line_closed(line))
+        return self._remove_empty_groups(self._members.channel_closed(channel))
 
     def expire(self, now_ms: int) -> list[Member]:
         """The members that are gone; their groups have changed."""
-        return self._forget_empty(self._members.expire(now_ms))
+        return self._remove_empty_groups(self._members.expire(now_ms))
 
     def find(self, name: str) -> ConsumerGroup | None:
         """None: nobody of it is connected."""
@@ -274,37 +274,39 @@ class ConsumerGroups:
         return [name for name, group in self._groups.items() if topic in group.subscriptions]
 
     def members(self, name: str) -> list[Member]:
-        return self._members.of(name)
+        return self._members.members_of(name)
 
     def member_ids(self, name: str) -> list[str]:
-        return [member.client.client_id for member in self._members.of(name)]
+        return [member.client.client_id for member in self._members.members_of(name)]
 
-    def line_of(self, name: str, client_id: str) -> Line | None:
+    def channel_of(self, name: str, client_id: str) -> ChannelId | None:
         member = self._members.find(name, client_id)
-        return None if member is None else member.client.line
+        return None if member is None else member.client.channel
 
-    def lines_to_notify(self, name: str) -> list[Line]:
+    def channels_to_notify(self, name: str) -> list[ChannelId]:
         """Whom to tell of a change. In a broadcasting group there is nothing to share out."""
         group = self._groups.get(name)
         if group is None or group.is_broadcasting:
             return []
-        return [member.client.line for member in self._members.of(name)]
+        return [member.client.channel for member in self._members.members_of(name)]
 
-    def _forget_empty(self, gone: list[Member]) -> list[Member]:
-        for member in gone:
+    def _remove_empty_groups(self, removed: list[Member]) -> list[Member]:
+        for member in removed:
             if member.group not in self._members:
                 self._groups.pop(member.group, None)
-        return gone
+        return removed
 
 
-def _subscribe(table: dict[str, Subscription], wanted: Sequence[Subscription]) -> bool:
+def _update_subscriptions(
+    table: dict[str, Subscription], subscriptions: Sequence[Subscription]
+) -> bool:
     """Whether a topic came or went."""
     before = set(table)
-    for subscription in wanted:
+    for subscription in subscriptions:
         known = table.get(subscription.topic)
         if known is None or subscription.version > known.version:
             table[subscription.topic] = subscription
-    for topic in before.difference(subscription.topic for subscription in wanted):
+    for topic in before.difference(subscription.topic for subscription in subscriptions):
         del table[topic]
     return before != set(table)
 
@@ -312,18 +314,18 @@ def _subscribe(table: dict[str, Subscription], wanted: Sequence[Subscription]) -
 class ProducerGroups:
     """Who can be asked about a half of its group, or be handed a reply."""
 
-    def __init__(self, members: Members | None = None) -> None:
-        self._members = Members() if members is None else members
+    def __init__(self, members: MemberTable | None = None) -> None:
+        self._members = MemberTable() if members is None else members
 
-    def heartbeat(self, name: str, client: Client, *, now_ms: int) -> bool:
+    def heartbeat(self, name: str, client: GroupClient, *, now_ms: int) -> bool:
         """Whether it is new, or on a new line. Raises TableFull."""
         return self._members.join(name, client, now_ms=now_ms)
 
-    def unregister(self, name: str, client_id: str, line: Line) -> bool:
-        return self._members.leave(name, client_id, line) is not None
+    def unregister(self, name: str, client_id: str, channel: ChannelId) -> bool:
+        return self._members.leave(name, client_id, channel) is not None
 
-    def line_closed(self, line: Line) -> list[Member]:
-        return self._members.line_closed(line)
+    def channel_closed(self, channel: ChannelId) -> list[Member]:
+        return self._members.channel_closed(channel)
 
     def expire(self, now_ms: int) -> list[Member]:
         return self._members.expire(now_ms)
@@ -332,24 +334,24 @@ class ProducerGroups:
         return self._members.names()
 
     def members(self, name: str) -> list[Member]:
-        return self._members.of(name)
+        return self._members.members_of(name)
 
-    def pick_line(self, name: str) -> Line | None:
+    def next_channel(self, name: str) -> ChannelId | None:
         """Another member each time, so that questions are spread over the group."""
-        member = self._members.next_of(name)
-        return None if member is None else member.client.line
+        member = self._members.next_member(name)
+        return None if member is None else member.client.channel
 
-    def line_in(self, name: str, client_id: str) -> Line | None:
+    def channel_in_group(self, name: str, client_id: str) -> ChannelId | None:
         member = self._members.find(name, client_id)
-        return None if member is None else member.client.line
+        return None if member is None else member.client.channel
 
-    def line_of(self, client_id: str) -> Line | None:
+    def channel_of_client(self, client_id: str) -> ChannelId | None:
         """In any group: a reply is addressed to a client, not to a group."""
-        member = self._members.last_seen(client_id)
-        return None if member is None else member.client.line
+        member = self._members.most_recent_member(client_id)
+        return None if member is None else member.client.channel
 
 
-VALID_MS: Final = 60_000
+LOCK_VALID_MS: Final = 60_000
 LOCKS_MAX: Final = 100_000
 
 LockedQueue = tuple[str, int]  # topic and queue id
@@ -357,10 +359,10 @@ LockedQueue = tuple[str, int]  # topic and queue id
 
 class _Lock(NamedTuple):
     owner: str
-    asked_ms: int
+    renewed_ms: int
 
     def is_valid(self, now_ms: int) -> bool:
-        return now_ms - self.asked_ms <= VALID_MS
+        return now_ms - self.renewed_ms <= LOCK_VALID_MS
 
 
 class QueueLocks:

@@ -47,13 +47,15 @@ class ConsumerOffsets:
         found = self._table.get(topic + _SEPARATOR + group, {}).get(queue_id)
         return None if found is None else QueueOffset(found)
 
-    def queues(self, topic: str, group: str) -> dict[int, QueueOffset]:
+    def queue_offsets(self, topic: str, group: str) -> dict[int, QueueOffset]:
         table = self._table.get(topic + _SEPARATOR + group, {})
         return {queue_id: QueueOffset(found) for queue_id, found in table.items()}
 
-    def of_group(self, group: str) -> dict[str, dict[int, QueueOffset]]:
+    def group_offsets(self, group: str) -> dict[str, dict[int, QueueOffset]]:
         """By topic."""
-        return {topic: self.queues(topic, group) for topic in sorted(self._topics.get(group, ()))}
+        return {
+            topic: self.queue_offsets(topic, group) for topic in sorted(self._topics.get(group, ()))
+        }
 
     def topics_of(self, group: str) -> list[str]:
         """The topics that a group has read."""
@@ -65,7 +67,7 @@ class ConsumerOffsets:
 
     def clone(self, topic: str, from_group: str, to_group: str) -> None:
         """Another group goes on where this one is."""
-        for queue_id, queue_offset in self.queues(topic, from_group).items():
+        for queue_id, queue_offset in self.queue_offsets(topic, from_group).items():
             self._put(topic, to_group, queue_id, queue_offset)
 
     def remove_group(self, group: str) -> None:
@@ -85,7 +87,7 @@ class ConsumerOffsets:
         self._put(topic, group, queue_id, queue_offset)
         self._resets[topic, group, queue_id] = QueueOffset(queue_offset)
 
-    def move(self, topic: str, group: str, queue_id: int, queue_offset: int) -> None:
+    def set_offset(self, topic: str, group: str, queue_id: int, queue_offset: int) -> None:
         """The same for a group of which nobody is connected: it begins there when it comes."""
         self._put(topic, group, queue_id, queue_offset)
         self._resets.pop((topic, group, queue_id), None)
@@ -111,8 +113,8 @@ class ConsumerOffsets:
         self.version += 1
 
 
-def start_of(
-    stored: QueueOffset | None, min_offset: int, set_zero_if_not_found: bool, is_young: bool
+def initial_offset(
+    committed: QueueOffset | None, min_offset: int, set_zero_if_not_found: bool, is_young: bool
 ) -> QueueOffset | None:
     """Where a group begins to read a queue; None leaves it to the client (its first or last).
 
@@ -120,8 +122,8 @@ def start_of(
     for a group that wants only what is new: what was sent just before it connected is not skipped.
     An empty queue is young.
     """
-    if stored is not None:
-        return stored
+    if committed is not None:
+        return committed
     if set_zero_if_not_found and min_offset <= 0 and is_young:
         return QueueOffset(0)
     return None

@@ -28,13 +28,18 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from escrowmq.consume.members import ConsumerGroup
-from escrowmq.consume.subscription import SQL92, Subscription, parse_subscription, with_filter
-from escrowmq.errors import BadSubscription
+from escrowmq.consume.subscription import (
+    SQL92,
+    Subscription,
+    compile_subscription,
+    parse_subscription,
+)
+from escrowmq.errors import InvalidSubscription
 
 # sysFlag of a pull.
-HAS_COMMIT_OFFSET: Final = 1
-MAY_SUSPEND: Final = 2
-HAS_SUBSCRIPTION: Final = 4
+FLAG_COMMIT_OFFSET: Final = 1
+FLAG_SUSPEND: Final = 2
+FLAG_SUBSCRIPTION: Final = 4
 
 # Codes of answers.
 SUCCESS: Final = 0
@@ -62,27 +67,27 @@ BYTES_MAX: Final = 256 * 1024
 BULK_COUNT_MAX: Final = 8_192  # of whoever reads whole queues, and says so
 BULK_BYTES_MAX: Final = 1 << 20
 HOLD_MS_MAX: Final = 120_000  # clients ask for 15 or 20 s
-SHORT_HOLD_MS: Final = 1_000  # with long polling switched off
+SHORT_POLLING_MS: Final = 1_000  # with long polling switched off
 
 SQL_NOT_ENABLED: Final = (
     "this broker does not filter by SQL92: set enablePropertyFilter=true in its configuration"
 )
-_READABLE: Final = 4  # a bit of `perm`
+_PERM_READ: Final = 4  # a bit of `perm`
 
 
-class GroupRules(Protocol):
+class GroupAccess(Protocol):
     """The part of a group's settings that a pull looks at."""
 
     consume_enable: bool
     consume_broadcast_enable: bool
 
 
-class TopicRules(Protocol):
+class TopicAccess(Protocol):
     read_queue_nums: int
     perm: int
 
 
-class ReadStatus(Protocol):
+class _NamedStatus(Protocol):
     """What the store's read ended with: a member of its enum."""
 
     @property
@@ -90,86 +95,92 @@ class ReadStatus(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class PullRefusal:
     code: int
     remark: str
-    forbidden: int = 0
+    forbidden_type: int = 0
 
 
-def refuse_place(
+def check_queue_access(
     group_name: str,
     topic_name: str,
     queue_id: int,
     *,
     broker_perm: int,
-    group: GroupRules | None,
-    topic: TopicRules | None,
-) -> Refusal | None:
+    group: GroupAccess | None,
+    topic: TopicAccess | None,
+) -> PullRefusal | None:
     """Whether this queue may be read by this group at all."""
-    if not broker_perm & _READABLE:
-        return Refusal(NO_PERMISSION, "this broker serves no reads", BROKER_FORBIDDEN)
+    if not broker_perm & _PERM_READ:
+        return PullRefusal(NO_PERMISSION, "this broker serves no reads", BROKER_FORBIDDEN)
     if group is None:
-        return Refusal(SUBSCRIPTION_GROUP_NOT_EXIST, f"group {group_name} does not exist")
+        return PullRefusal(SUBSCRIPTION_GROUP_NOT_EXIST, f"group {group_name} does not exist")
     if not group.consume_enable:
-        return Refusal(NO_PERMISSION, f"group {group_name} is switched off", GROUP_FORBIDDEN)
+        return PullRefusal(NO_PERMISSION, f"group {group_name} is switched off", GROUP_FORBIDDEN)
     if topic is None:
-        return Refusal(TOPIC_NOT_EXIST, f"topic {topic_name} does not exist")
-    if not topic.perm & _READABLE:
-        return Refusal(NO_PERMISSION, f"topic {topic_name} serves no reads", TOPIC_FORBIDDEN)
+        return PullRefusal(TOPIC_NOT_EXIST, f"topic {topic_name} does not exist")
+    if not topic.perm & _PERM_READ:
+        return PullRefusal(NO_PERMISSION, f"topic {topic_name} serves no reads", TOPIC_FORBIDDEN)
     if not 0 <= queue_id < topic.read_queue_nums:
         count = topic.read_queue_nums
-        return Refusal(INVALID_PARAMETER, f"queue {queue_id} of {topic_name}, which has {count}")
+        return PullRefusal(
+            INVALID_PARAMETER, f"queue {queue_id} of {topic_name}, which has {count}"
+        )
     return None
 
 
-def subscription_sent(
+def request_subscription(
     topic_name: str,
     expression: str | None,
     *,
-    kind: str | None,
+    expression_type: str | None,
     version: int,
-    allows_sql: bool = False,
-) -> Subscription | Refusal:
+    sql_enabled: bool = False,
+) -> Subscription | PullRefusal:
     """Of a request with HAS_SUBSCRIPTION: the one in the request counts, alone."""
     try:
-        subscription = parse_subscription(topic_name, expression, kind=kind, version=version)
-    except BadSubscription as error:
-        return Refusal(SUBSCRIPTION_PARSE_FAILED, str(error))
-    return _enabled(subscription, allows_sql)
+        subscription = parse_subscription(
+            topic_name, expression, expression_type=expression_type, version=version
+        )
+    except InvalidSubscription as error:
+        return PullRefusal(SUBSCRIPTION_PARSE_FAILED, str(error))
+    return _check_sql_enabled(subscription, sql_enabled)
 
 
-def subscription_known(
+def group_subscription(
     topic_name: str,
     *,
     version: int,
-    rules: GroupRules,
-    connected: ConsumerGroup | None,
-    allows_sql: bool = False,
-) -> Subscription | Refusal:
+    access: GroupAccess,
+    group: ConsumerGroup | None,
+    sql_enabled: bool = False,
+) -> Subscription | PullRefusal:
     """Of a request without HAS_SUBSCRIPTION: the group's, as heartbeats have told it."""
-    if connected is None:
-        return Refusal(SUBSCRIPTION_NOT_EXIST, "nobody of this group is connected")
-    if connected.is_broadcasting and not rules.consume_broadcast_enable:
-        remark = f"group {connected.name} may not consume by broadcasting"
-        return Refusal(NO_PERMISSION, remark, BROADCASTING_FORBIDDEN)
-    subscription = connected.subscriptions.get(topic_name)
+    if group is None:
+        return PullRefusal(SUBSCRIPTION_NOT_EXIST, "nobody of this group is connected")
+    if group.is_broadcasting and not access.consume_broadcast_enable:
+        remark = f"group {group.name} may not consume by broadcasting"
+        return PullRefusal(NO_PERMISSION, remark, BROADCASTING_FORBIDDEN)
+    subscription = group.subscriptions.get(topic_name)
     if subscription is None:
-        remark = f"group {connected.name} has not subscribed to {topic_name}"
-        return Refusal(SUBSCRIPTION_NOT_EXIST, remark)
+        remark = f"group {group.name} has not subscribed to {topic_name}"
+        return PullRefusal(SUBSCRIPTION_NOT_EXIST, remark)
     if subscription.version < version:
-        return Refusal(SUBSCRIPTION_NOT_LATEST, "your latest subscription has not come here yet")
-    enabled = _enabled(subscription, allows_sql)
-    if isinstance(enabled, Refusal):
+        return PullRefusal(
+            SUBSCRIPTION_NOT_LATEST, "your latest subscription has not come here yet"
+        )
+    enabled = _check_sql_enabled(subscription, sql_enabled)
+    if isinstance(enabled, PullRefusal):
         return enabled
     try:
-        return with_filter(enabled)
-    except BadSubscription as error:
-        return Refusal(FILTER_DATA_NOT_EXIST, str(error))
+        return compile_subscription(enabled)
+    except InvalidSubscription as error:
+        return PullRefusal(FILTER_DATA_NOT_EXIST, str(error))
 
 
-def _enabled(subscription: Subscription, allows_sql: bool) -> Subscription | Refusal:
-    if subscription.kind == SQL92 and not allows_sql:
-        return Refusal(SYSTEM_ERROR, SQL_NOT_ENABLED)
+def _check_sql_enabled(subscription: Subscription, sql_enabled: bool) -> Subscription | PullRefusal:
+    if subscription.expression_type == SQL92 and not sql_enabled:
+        return PullRefusal(SYSTEM_ERROR, SQL_NOT_ENABLED)
     return subscription
 
 
@@ -179,15 +190,15 @@ class ReadLimits:
     bytes_max: int
 
 
-def limits(count_asked: int, bytes_asked: int | None = None) -> ReadLimits:
+def read_limits(requested_count: int, requested_bytes: int | None = None) -> ReadLimits:
     """One message at least, whatever was asked: a client that gets none asks for ever."""
-    bytes_max = BYTES_MAX if bytes_asked is None or bytes_asked <= 0 else bytes_asked
-    return ReadLimits(max(1, min(count_asked, COUNT_MAX)), min(bytes_max, BYTES_MAX))
+    bytes_max = BYTES_MAX if requested_bytes is None or requested_bytes <= 0 else requested_bytes
+    return ReadLimits(max(1, min(requested_count, COUNT_MAX)), min(bytes_max, BYTES_MAX))
 
 
-def bulk_limits(count_asked: int) -> ReadLimits:
+def bulk_read_limits(requested_count: int) -> ReadLimits:
     """Of a pull that says `bulk`, which no client of RocketMQ's does."""
-    return ReadLimits(max(1, min(count_asked, BULK_COUNT_MAX)), BULK_BYTES_MAX)
+    return ReadLimits(max(1, min(requested_count, BULK_COUNT_MAX)), BULK_BYTES_MAX)
 
 
 # By the store's name: code from offset 0, code from another, RocketMQ's name (the remark).
@@ -202,16 +213,16 @@ _RESULTS: Final[dict[str, tuple[int, int, str]]] = {
 }
 
 
-def result_of(status: ReadStatus, queue_offset: int) -> tuple[int, str]:
+def pull_result(status: _NamedStatus, queue_offset: int) -> tuple[int, str]:
     """Code and remark of the answer."""
     from_zero, from_elsewhere, remark = _RESULTS[status.name]
     return (from_zero if queue_offset == 0 else from_elsewhere), remark
 
 
 def hold_ms(
-    code: int, sys_flag: int, suspend_ms: int, *, is_first_look: bool, long_polling: bool = True
+    code: int, sys_flag: int, suspend_ms: int, *, is_first_attempt: bool, long_polling: bool = True
 ) -> int:
     """For how long to hold the pull; 0: answer it now."""
-    if code != PULL_NOT_FOUND or not sys_flag & MAY_SUSPEND or not is_first_look:
+    if code != PULL_NOT_FOUND or not sys_flag & FLAG_SUSPEND or not is_first_attempt:
         return 0
-    return max(0, min(suspend_ms, HOLD_MS_MAX)) if long_polling else SHORT_HOLD_MS
+    return max(0, min(suspend_ms, HOLD_MS_MAX)) if long_polling else SHORT_POLLING_MS

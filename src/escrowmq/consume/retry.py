@@ -21,40 +21,40 @@ from typing import Final
 from escrowmq.message.names import DELAY_LEVEL, UNIQUE_KEY
 
 RETRY_PREFIX: Final = "%RETRY%"
-DEAD_PREFIX: Final = "%DLQ%"
-DEAD_QUEUES: Final = 1
+DLQ_PREFIX: Final = "%DLQ%"
+DLQ_QUEUE_COUNT: Final = 1
 
 # Properties.
 RETRY_TOPIC: Final = "RETRY_TOPIC"  # the topic the message was sent to, as its consumer knows it
-ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"  # the offset id it had at first
-DEAD_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
-DEAD_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
-_DELAYS: Final = (DELAY_LEVEL, "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
+ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"  # the offset id it had at first
+DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
+DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
+_DELAY_PROPERTIES: Final = (DELAY_LEVEL, "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 
-_FIRST_LEVEL: Final = 3
-_TIMES_MAX: Final = (1 << 31) - 1  # what a record can hold
-_VERSION_THAT_ASKS: Final = 121  # 3.4.9; older clients send a maximum that means nothing
+_FIRST_DELAY_LEVEL: Final = 3
+_RECONSUME_TIMES_MAX: Final = (1 << 31) - 1  # what a record can hold
+_VERSION_WITH_MAX_TIMES: Final = 121  # 3.4.9; older clients send a maximum that means nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetryRules:
+class RetryPolicy:
     """What a group's settings say, and what its client asks for."""
 
-    queue_count: int = 1  # retryQueueNums
-    times_max: int = 16  # retryMaxTimes
-    asked_max: int | None = None  # maxReconsumeTimes of the request
-    client_version: int = _VERSION_THAT_ASKS
+    retry_queue_count: int = 1  # retryQueueNums
+    max_reconsume_times: int = 16  # retryMaxTimes
+    requested_max_times: int | None = None  # maxReconsumeTimes of the request
+    client_version: int = _VERSION_WITH_MAX_TIMES
 
     @property
-    def effective_max(self) -> int:
-        asked = self.asked_max
-        if asked is None or asked < 0 or self.client_version < _VERSION_THAT_ASKS:
-            return self.times_max
+    def effective_max_times(self) -> int:
+        asked = self.requested_max_times
+        if asked is None or asked < 0 or self.client_version < _VERSION_WITH_MAX_TIMES:
+            return self.max_reconsume_times
         return asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class FailedMessage:
     """The record that was sent back."""
 
     topic: str
@@ -64,7 +64,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Again:
+class Redelivery:
     """What to store, beside what stays as it was: body, flags, born time and host."""
 
     topic: str
@@ -74,8 +74,8 @@ class Again:
     properties: dict[str, str]
 
     @property
-    def is_dead(self) -> bool:
-        return self.topic.startswith(DEAD_PREFIX)
+    def is_dead_letter(self) -> bool:
+        return self.topic.startswith(DLQ_PREFIX)
 
 
 def retry_topic(group: str) -> str:
@@ -83,59 +83,61 @@ def retry_topic(group: str) -> str:
 
 
 def dlq_topic(group: str) -> str:
-    return DEAD_PREFIX + group
+    return DLQ_PREFIX + group
 
 
 def group_of_retry_topic(topic: str) -> str | None:
     return topic.removeprefix(RETRY_PREFIX) if topic.startswith(RETRY_PREFIX) else None
 
 
-def send_back(failed: Failed, group: str, rules: RetryRules, *, delay_level: int) -> Again | None:
+def send_back(
+    failed: FailedMessage, group: str, policy: RetryPolicy, *, delay_level: int
+) -> Redelivery | None:
     """None: the group keeps no retries; say that it went well and store nothing."""
-    if rules.queue_count <= 0:
+    if policy.retry_queue_count <= 0:
         return None
     times = max(0, failed.reconsume_times)
     properties = _without_delays(failed.properties)
     properties.setdefault(RETRY_TOPIC, failed.topic)
-    properties.setdefault(ORIGIN_ID, failed.offset_id)
-    if delay_level < 0 or times >= rules.effective_max:
-        return _dead(group, min(times + 1, _TIMES_MAX), properties)
-    level = delay_level or _FIRST_LEVEL + times
+    properties.setdefault(ORIGIN_MESSAGE_ID, failed.offset_id)
+    if delay_level < 0 or times >= policy.effective_max_times:
+        return _dead_letter(group, min(times + 1, _RECONSUME_TIMES_MAX), properties)
+    level = delay_level or _FIRST_DELAY_LEVEL + times
     properties[DELAY_LEVEL] = str(level)
-    return Again(
+    return Redelivery(
         topic=retry_topic(group),
-        queue_count=rules.queue_count,
+        queue_count=policy.retry_queue_count,
         reconsume_times=times + 1,
         delay_level=level,
         properties=properties,
     )
 
 
-def divert(
+def redirect(
     properties: Mapping[str, str],
     group: str,
-    rules: RetryRules,
+    policy: RetryPolicy,
     *,
     reconsume_times: int,
     group_has_locks: bool,
-) -> Again | None:
+) -> Redelivery | None:
     """For a send to a retry topic: where it goes instead. None: store it as it was sent."""
-    if reconsume_times <= rules.effective_max and not group_has_locks:
+    if reconsume_times <= policy.effective_max_times and not group_has_locks:
         return None
-    return _dead(group, reconsume_times, _without_delays(properties))
+    return _dead_letter(group, reconsume_times, _without_delays(properties))
 
 
-def _dead(group: str, times: int, properties: dict[str, str]) -> Again:
+def _dead_letter(group: str, reconsume_times: int, properties: dict[str, str]) -> Redelivery:
     topic = properties.get(RETRY_TOPIC)
-    first_id = properties.get(UNIQUE_KEY) or properties.get(ORIGIN_ID)
+    first_id = properties.get(UNIQUE_KEY) or properties.get(ORIGIN_MESSAGE_ID)
     if topic is not None:
-        properties.setdefault(DEAD_TOPIC, topic)
+        properties.setdefault(DLQ_ORIGIN_TOPIC, topic)
     if first_id is not None:
-        properties.setdefault(DEAD_ID, first_id)
-    return Again(
+        properties.setdefault(DLQ_ORIGIN_MESSAGE_ID, first_id)
+    return Redelivery(
         topic=dlq_topic(group),
-        queue_count=DEAD_QUEUES,
-        reconsume_times=times,
+        queue_count=DLQ_QUEUE_COUNT,
+        reconsume_times=reconsume_times,
         delay_level=0,
         properties=properties,
     )
@@ -143,4 +145,4 @@ def _dead(group: str, times: int, properties: dict[str, str]) -> Again:
 
 def _without_delays(properties: Mapping[str, str]) -> dict[str, str]:
     """The delay that a message was sent with is over; it must not be waited for again."""
-    return {name: value for name, value in properties.items() if name not in _DELAYS}
+    return {name: value for name, value in properties.items() if name not in _DELAY_PROPERTIES}

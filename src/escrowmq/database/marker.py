@@ -26,42 +26,44 @@ from escrowmq.message.transaction import Verdict
 
 log = logging.getLogger(__name__)
 
-MARKERS: Final = "escrowmq_marker"
-INBOX: Final = "escrowmq_inbox"
+MARKER_TABLE: Final = "escrowmq_marker"
+INBOX_TABLE: Final = "escrowmq_inbox"
 COMMITTED: Final = "committed"
 TOMBSTONE: Final = "tombstone"
 _VERDICTS: Final = {COMMITTED: Verdict.COMMIT, TOMBSTONE: Verdict.ROLLBACK}
 
 ID_CHARS_MAX: Final = 64
-_OURS: Final = "escrow-"
-_AT: Final = "@"
+_ID_PREFIX: Final = "escrow-"
+_DATABASE_SEPARATOR: Final = "@"
 
 HOUR_MS: Final = 3_600_000
 # A broker asks about a transaction for as long as it keeps its log: 72 hours unless told otherwise.
-MARKERS_KEPT_MS: Final = 96 * HOUR_MS
+MARKER_RETENTION_MS: Final = 96 * HOUR_MS
 # No transaction may be open for longer: its tombstone would be gone.
-LONGEST_MS: Final = HOUR_MS
+TRANSACTION_MAX_MS: Final = HOUR_MS
 # A message comes again as long as the log has it; an operator may send a dead letter later.
-INBOX_KEPT_MS: Final = 168 * HOUR_MS
-ROWS_AT_ONCE: Final = 500  # that are removed in one transaction
+INBOX_RETENTION_MS: Final = 168 * HOUR_MS
+PURGE_BATCH_ROWS: Final = 500  # that are removed in one transaction
 
 _SQLITE_BUSY, _SQLITE_LOCKED = 5, 6
-_LOCKED_STATES: Final = {"55P03", "40001", "40P01"}  # lock not available; two that lost a race
-_LOCKED_NUMBERS: Final = {1205, 1213, 3572}  # waited too long; deadlock; would have to wait
+_LOCK_SQLSTATES: Final = {"55P03", "40001", "40P01"}  # lock not available; two that lost a race
+_LOCK_ERROR_NUMBERS: Final = {1205, 1213, 3572}  # waited too long; deadlock; would have to wait
 
 
-def new_id(place: str = "") -> str:
+def new_transaction_id(database: str = "") -> str:
     """Of a transaction. `place`: which of several databases knows about it."""
-    found = f"{_OURS}{secrets.token_hex(16)}{_AT + place if place else ''}"
+    found = (
+        f"{_ID_PREFIX}{secrets.token_hex(16)}{_DATABASE_SEPARATOR + database if database else ''}"
+    )
     if len(found) > ID_CHARS_MAX:
-        raise ConfigError(f"the name of database {place!r} is too long for an id")
+        raise ConfigError(f"the name of database {database!r} is too long for an id")
     return found
 
 
-def id_of(message: ReceivedMessage) -> str | None:
+def transaction_id_of(message: ReceivedMessage) -> str | None:
     """What to look for in the database; None, and a log, if it is no transaction of a binding."""
     found = message.properties.get(TX_ID, "")
-    if found.startswith(_OURS):
+    if found.startswith(_ID_PREFIX):
         return found
     log.error(
         "message=%s was not sent through a database binding; give the binding a group of its own",
@@ -70,46 +72,46 @@ def id_of(message: ReceivedMessage) -> str | None:
     return None
 
 
-def place_of(transaction_id: str) -> str:
-    return transaction_id.partition(_AT)[2]
+def database_of(transaction_id: str) -> str:
+    return transaction_id.partition(_DATABASE_SEPARATOR)[2]
 
 
-class Burial(enum.Enum):
+class TombstoneResult(enum.Enum):
     """What became of a tombstone."""
 
-    DONE = enum.auto()
-    TAKEN = enum.auto()  # somebody's row is there
+    INSERTED = enum.auto()
+    EXISTS = enum.auto()  # somebody's row is there
     LOCKED = enum.auto()  # somebody is at work on it
 
 
-def decide(
+def resolve_marker(
     transaction_id: str,
     *,
     read: Callable[[], str | None],
-    bury: Callable[[], Burial],
-    may_be_forgotten: bool,
+    insert_tombstone: Callable[[], TombstoneResult],
+    may_be_purged: bool,
 ) -> Verdict:
     """A checker's question. `may_be_forgotten`: so old that its row may have been removed, and
     that there is none says nothing."""
     outcome = read()
     if outcome is None:
-        if may_be_forgotten:
+        if may_be_purged:
             log.error(
                 "transaction=%s is older than markers are kept: an operator must settle it",
                 transaction_id,
             )
             return Verdict.UNKNOWN
-        match bury():
-            case Burial.DONE:
+        match insert_tombstone():
+            case TombstoneResult.INSERTED:
                 return Verdict.ROLLBACK
-            case Burial.LOCKED:
+            case TombstoneResult.LOCKED:
                 return Verdict.UNKNOWN
-            case Burial.TAKEN:
+            case TombstoneResult.EXISTS:
                 outcome = read()  # committed while we waited
     return Verdict.UNKNOWN if outcome is None else _VERDICTS[outcome]
 
 
-def is_lock(error: BaseException | None) -> bool:
+def is_lock_error(error: BaseException | None) -> bool:
     """Whether a driver's error says that somebody else holds the row, and nothing worse."""
     if error is None:
         return False
@@ -118,7 +120,7 @@ def is_lock(error: BaseException | None) -> bool:
         return sqlite_code & 0xFF in (_SQLITE_BUSY, _SQLITE_LOCKED)
     state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     number = error.args[0] if error.args else None  # MariaDB's drivers; its state says nothing
-    return state in _LOCKED_STATES or number in _LOCKED_NUMBERS
+    return state in _LOCK_SQLSTATES or number in _LOCK_ERROR_NUMBERS
 
 
 @contextmanager
@@ -147,8 +149,10 @@ def short_lock_wait(database: str, scalar: Callable[[str], object]) -> Iterator[
             raise ConfigError(f"{database}: use SQLite, PostgreSQL, MariaDB or MySQL")
 
 
-def checked_kept_ms(kept_ms: int) -> int:
+def check_retention_ms(retention_ms: int) -> int:
     """Raises ConfigError if tombstones would go before their owners can have given up."""
-    if kept_ms < LONGEST_MS:
-        raise ConfigError(f"markers are kept for {LONGEST_MS} ms at least, not {kept_ms}")
-    return kept_ms
+    if retention_ms < TRANSACTION_MAX_MS:
+        raise ConfigError(
+            f"markers are kept for {TRANSACTION_MAX_MS} ms at least, not {retention_ms}"
+        )
+    return retention_ms

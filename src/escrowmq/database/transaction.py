@@ -16,60 +16,60 @@ from typing import Final
 from escrowmq import blocking
 from escrowmq.client.messages import Message, ReceivedMessage, SendResult
 from escrowmq.client.producer import transaction as client
-from escrowmq.client.producer.transaction import Outcome
+from escrowmq.client.producer.transaction import TransactionOutcome
 from escrowmq.clock import Clock, SystemClock
-from escrowmq.database.marker import HOUR_MS, ROWS_AT_ONCE, checked_kept_ms
-from escrowmq.errors import ConfigError, NotHeld, TransactionContradicted
+from escrowmq.database.marker import HOUR_MS, PURGE_BATCH_ROWS, check_retention_ms
+from escrowmq.errors import ConfigError, TransactionConflict, TransactionMessageFailed
 from escrowmq.message.transaction import Verdict
 
 log = logging.getLogger(__name__)
 
-LEFT: Final = "left to check-back"
+LEFT_TO_CHECK_BACK: Final = "left to check-back"
 
 
-class _Held:
+class _MessagesBase:
     """What both kinds know."""
 
     def __init__(self, inner: blocking.Transaction | client.Transaction) -> None:
         self.id = inner.id
-        self.outcome: Outcome | None = None  # once it is decided
-        self._known = inner
+        self.outcome: TransactionOutcome | None = None  # once it is decided
+        self._client_transaction = inner
         self._failure: BaseException | None = None
 
     @property
     def halves(self) -> Sequence[SendResult]:
-        return self._known.halves
+        return self._client_transaction.halves
 
-    def must_be_whole(self) -> None:
+    def raise_if_send_failed(self) -> None:
         """Raises NotHeld: a send has failed, and the block has gone on."""
         if self._failure is not None:
-            raise NotHeld(
+            raise TransactionMessageFailed(
                 "a message of this transaction could not be sent, so the database is rolled back; "
                 "let the error of send() leave the block"
             ) from self._failure
 
-    def leave(self, why: str) -> None:
+    def leave_to_check_back(self, reason: str) -> None:
         """Nothing is said to the broker: it will ask."""
-        self.outcome = Outcome(Verdict.UNKNOWN, False, f"{LEFT}: {why}")
+        self.outcome = TransactionOutcome(Verdict.UNKNOWN, False, f"{LEFT_TO_CHECK_BACK}: {reason}")
 
-    def _ended(self, verdict: Verdict, outcome: Outcome) -> None:
+    def _record_end(self, verdict: Verdict, outcome: TransactionOutcome) -> None:
         if not outcome.acknowledged:
-            outcome = Outcome(verdict, False, f"{LEFT}: {outcome.detail}")
+            outcome = TransactionOutcome(verdict, False, f"{LEFT_TO_CHECK_BACK}: {outcome.detail}")
         self.outcome = outcome
 
-    def _not_ended(self, verdict: Verdict, error: Exception) -> None:
+    def _record_end_failure(self, verdict: Verdict, error: Exception) -> None:
         # The database has decided: its work is done or undone, and no error changes that.
-        self.outcome = Outcome(verdict, False, f"{LEFT}: {error}")
-        if isinstance(error, TransactionContradicted):
+        self.outcome = TransactionOutcome(verdict, False, f"{LEFT_TO_CHECK_BACK}: {error}")
+        if isinstance(error, TransactionConflict):
             log.error(
                 "transaction=%s ended as %s in the database, and was settled otherwise by hand: %s",
                 *(self.id, verdict.name, error),
             )
         else:
-            log.warning("end failed, %s transaction=%s: %s", LEFT, self.id, error)
+            log.warning("end failed, %s transaction=%s: %s", LEFT_TO_CHECK_BACK, self.id, error)
 
 
-class HeldMessages(_Held):
+class TransactionMessages(_MessagesBase):
     """`send` parks a message; the binding ends them all together."""
 
     def __init__(self, inner: blocking.Transaction) -> None:
@@ -78,7 +78,7 @@ class HeldMessages(_Held):
 
     def send(self, message: Message) -> SendResult:
         """Raises what a producer's send raises; then the transaction can only be rolled back."""
-        self.must_be_whole()
+        self.raise_if_send_failed()
         try:
             return self._inner.send(message)
         except BaseException as error:
@@ -88,15 +88,15 @@ class HeldMessages(_Held):
     def end(self, verdict: Verdict) -> None:
         """Tell the broker what the database has decided. Raises no error: it asks if need be."""
         if not self.halves:
-            self.outcome = Outcome(verdict, True, "no messages")
+            self.outcome = TransactionOutcome(verdict, True, "no messages")
             return
         try:
-            self._ended(verdict, self._inner.end(verdict))
+            self._record_end(verdict, self._inner.end(verdict))
         except Exception as error:
-            self._not_ended(verdict, error)
+            self._record_end_failure(verdict, error)
 
 
-class AsyncHeldMessages(_Held):
+class AsyncTransactionMessages(_MessagesBase):
     """The same for asyncio."""
 
     def __init__(self, inner: client.Transaction) -> None:
@@ -104,7 +104,7 @@ class AsyncHeldMessages(_Held):
         self._inner = inner
 
     async def send(self, message: Message) -> SendResult:
-        self.must_be_whole()
+        self.raise_if_send_failed()
         try:
             return await self._inner.send(message)
         except BaseException as error:
@@ -113,48 +113,50 @@ class AsyncHeldMessages(_Held):
 
     async def end(self, verdict: Verdict) -> None:
         if not self.halves:
-            self.outcome = Outcome(verdict, True, "no messages")
+            self.outcome = TransactionOutcome(verdict, True, "no messages")
             return
         try:
-            self._ended(verdict, await self._inner.end(verdict))
+            self._record_end(verdict, await self._inner.end(verdict))
         except Exception as error:
-            self._not_ended(verdict, error)
+            self._record_end_failure(verdict, error)
 
 
-ROUND_S: Final = 10.0
+CLEANUP_INTERVAL_S: Final = 10.0
 ACKNOWLEDGED_MAX: Final = 100_000  # ids that wait for their removal; age removes what is beyond
 
 
-class Chores:
+class CleanupQueue:
     """What is to be removed, and when to look again."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._looked_ms = clock.now_ms()  # a start is busy enough
+        self._last_cleanup_ms = clock.now_ms()  # a start is busy enough
         self._acknowledged: deque[str] = deque(maxlen=ACKNOWLEDGED_MAX)
 
-    def acknowledged(self, transaction_id: str) -> None:
+    def add_acknowledged(self, transaction_id: str) -> None:
         self._acknowledged.append(transaction_id)
 
-    def some_acknowledged(self) -> list[str]:
+    def take_acknowledged(self) -> list[str]:
         """Ids whose rows may go now; empty when there are no more."""
-        waiting = min(len(self._acknowledged), ROWS_AT_ONCE)
+        waiting = min(len(self._acknowledged), PURGE_BATCH_ROWS)
         return [self._acknowledged.popleft() for _ in range(waiting)]
 
-    def is_time(self) -> bool:
+    def is_cleanup_due(self) -> bool:
         """Once an hour."""
-        if self._clock.now_ms() - self._looked_ms < HOUR_MS:
+        if self._clock.now_ms() - self._last_cleanup_ms < HOUR_MS:
             return False
-        self._looked_ms = self._clock.now_ms()
+        self._last_cleanup_ms = self._clock.now_ms()
         return True
 
 
-class Caretaker:
+class CleanupThread:
     """A thread that does one round of work now and then, until it is stopped."""
 
-    def __init__(self, work: Callable[[], None], *, name: str, every_s: float = ROUND_S) -> None:
+    def __init__(
+        self, work: Callable[[], None], *, name: str, interval_s: float = CLEANUP_INTERVAL_S
+    ) -> None:
         self._work = work
-        self._every_s = every_s
+        self._interval_s = interval_s
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -164,34 +166,36 @@ class Caretaker:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._every_s):
+        while not self._stopped.wait(self._interval_s):
             try:
                 self._work()
             except Exception:
                 log.exception("a round of the caretaker failed; the next one tries again")
 
 
-class Keeping:
+class MarkerRetention:
     def __init__(
-        self, *, group: str, kept_ms: int, forget_acknowledged: bool, clock: Clock | None
+        self, *, group: str, retention_ms: int, purge_acknowledged: bool, clock: Clock | None
     ) -> None:
         self._group = group
-        self._kept_ms = checked_kept_ms(kept_ms)
-        self._forget_acknowledged = forget_acknowledged
+        self._retention_ms = check_retention_ms(retention_ms)
+        self._purges_acknowledged = purge_acknowledged
         self._clock = clock or SystemClock()
-        self._chores = Chores(self._clock)
+        self._cleanup_queue = CleanupQueue(self._clock)
 
-    def _has_ended(self, tx: HeldMessages | AsyncHeldMessages) -> None:
+    def _transaction_ended(self, tx: TransactionMessages | AsyncTransactionMessages) -> None:
         """If the broker has acknowledged that, nobody asks about its marker any more."""
-        if self._forget_acknowledged and tx.outcome is not None and tx.outcome.acknowledged:
-            self._chores.acknowledged(tx.id)
+        if self._purges_acknowledged and tx.outcome is not None and tx.outcome.acknowledged:
+            self._cleanup_queue.add_acknowledged(tx.id)
 
-    def _may_be_forgotten(self, message: ReceivedMessage) -> bool:
+    def _may_be_purged(self, message: ReceivedMessage) -> bool:
         """Its marker, by age."""
-        return self._clock.now_ms() - message.born_ms >= self._kept_ms
+        return self._clock.now_ms() - message.born_ms >= self._retention_ms
 
-    def _forgets_before_ms(self, older_than_ms: int | None) -> int:
-        age_ms = self._kept_ms if older_than_ms is None else older_than_ms
-        if age_ms < self._kept_ms:
-            raise ConfigError(f"markers are kept for {self._kept_ms} ms; kept_ms=… changes that")
+    def _purge_before_ms(self, older_than_ms: int | None) -> int:
+        age_ms = self._retention_ms if older_than_ms is None else older_than_ms
+        if age_ms < self._retention_ms:
+            raise ConfigError(
+                f"markers are kept for {self._retention_ms} ms; kept_ms=… changes that"
+            )
         return self._clock.now_ms() - age_ms

@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from escrowmq.demo.audit import audit, session, verdict_table
-from escrowmq.demo.banks import BOB, SMITH, Books, compare, database_url
-from escrowmq.demo.conductor import Deeds, Story
+from escrowmq.demo.audit import audit, start_spark, verdict_table
+from escrowmq.demo.banks import BOB, SMITH, BankComparison, compare_banks, database_url
+from escrowmq.demo.conductor import KillCounts, Scenario
 from escrowmq.errors import EscrowError
 
-DIRECTORY: Final = Path("escrowmq-demo")
-MARK: Final = ".escrowmq-demo"  # in a directory that the next demo may empty
+DEFAULT_DIRECTORY: Final = Path("escrowmq-demo")
+MARKER_FILE: Final = ".escrowmq-demo"  # in a directory that the next demo may empty
 
 
 @click.command(help=__doc__)
@@ -31,7 +31,7 @@ MARK: Final = ".escrowmq-demo"  # in a directory that the next demo may empty
 @click.option(
     "--keep",
     type=click.Path(path_type=Path),
-    default=DIRECTORY,
+    default=DEFAULT_DIRECTORY,
     show_default=True,
     help="Data, logs and report are left here; those of an earlier demo go.",
 )
@@ -44,10 +44,10 @@ def main(
     try:
         if with_spark:
             _check_spark()
-        directory = _emptied(keep)
+        directory = _empty_directory(keep)
         bob_url, smith_url = (database_url(bank, directory, server) for bank in (BOB, SMITH))
-        story = Story(directory, transfers, seed, bob_url, smith_url)
-        is_right = tell(story, console, with_spark=with_spark)
+        story = Scenario(directory, transfers, seed, bob_url, smith_url)
+        is_right = run_demo(story, console, with_spark=with_spark)
     except EscrowError as error:
         raise click.ClickException(str(error)) from error
     sys.exit(0 if is_right else 1)
@@ -61,91 +61,98 @@ def _check_spark() -> None:
     check_java()
 
 
-def _emptied(directory: Path) -> Path:
+def _empty_directory(directory: Path) -> Path:
     if directory.exists() and any(directory.iterdir()):
-        if not (directory / MARK).exists():
+        if not (directory / MARKER_FILE).exists():
             raise click.UsageError(f"{directory} is not empty, and no demo has made it: --keep DIR")
         shutil.rmtree(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / MARK).touch()
+    (directory / MARKER_FILE).touch()
     return directory.resolve()
 
 
-def tell(story: Story, console: Console, *, with_spark: bool) -> bool:
+def run_demo(scenario: Scenario, console: Console, *, with_spark: bool) -> bool:
     console.print(
-        f"Bob pays Smith {story.transfers:,} times: two banks, two databases, one broker. "
-        f"Processes are killed on the way (--seed {story.seed})."
+        f"Bob pays Smith {scenario.transfers:,} times: two banks, two databases, one broker. "
+        f"Processes are killed on the way (--seed {scenario.seed})."
     )
-    with story.stage():
+    with scenario.running_services():
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
         with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-            paid = progress.add_task("tried   ", total=story.transfers)
-            came = progress.add_task("credited", total=story.transfers)
+            paid = progress.add_task("tried   ", total=scenario.transfers)
+            came = progress.add_task("credited", total=scenario.transfers)
 
             def shown(tried: int, credited: int) -> None:
                 progress.update(paid, completed=tried)
                 progress.update(came, completed=credited)
 
-            story.play(shown)
-        books = compare(story.bob, story.smith)
-        console.print(_table(story, books))
+            scenario.run(shown)
+        books = compare_banks(scenario.bob, scenario.smith)
+        console.print(_result_table(scenario, books))
         console.print(
-            "[green]Both banks agree.[/]" if books.agree else "[red]The banks do not agree.[/]"
+            "[green]Both banks agree.[/]"
+            if books.is_consistent
+            else "[red]The banks do not agree.[/]"
         )
-        return (_audited(story, books, console) if with_spark else True) and books.agree
+        return (
+            _run_audit(scenario, books, console) if with_spark else True
+        ) and books.is_consistent
 
 
-def _audited(story: Story, books: Books, console: Console) -> bool:
+def _run_audit(scenario: Scenario, comparison: BankComparison, console: Console) -> bool:
     console.print("Now Spark reads what the broker wrote down, and compares it with both banks.")
     with console.status("Spark starts, makes the ledger and reconciles…"):
-        spark = session()
+        spark = start_spark()
         try:
             told, report = audit(
                 spark,
-                servers=story.broker.servers,
-                bob_url=story.bob_url,
-                smith_url=story.smith_url,
-                directory=story.directory,
+                servers=scenario.broker.servers,
+                bob_url=scenario.bob_url,
+                smith_url=scenario.smith_url,
+                directory=scenario.directory,
             )
         finally:
             spark.stop()
-    console.print(verdict_table(told, books))
+    console.print(verdict_table(told, comparison))
     console.print(
         "[green]Ledger and databases agree.[/]"
-        if told.agree
+        if told.is_consistent
         else "[red]Ledger and databases do not agree.[/]"
     )
     console.print(f"The report, for a browser: {report}", soft_wrap=True)
-    return told.agree
+    return told.is_consistent
 
 
-def _table(story: Story, books: Books) -> Table:
-    committed, rolled_back = story.settled("committed"), story.settled("rolled_back")
-    asked = story.asked_about("committed"), story.asked_about("rolled_back")
+def _result_table(scenario: Scenario, comparison: BankComparison) -> Table:
+    committed, rolled_back = (
+        scenario.decided_count("committed"),
+        scenario.decided_count("rolled_back"),
+    )
+    asked = scenario.checked_count("committed"), scenario.checked_count("rolled_back")
     table = Table("what", "how many", title="Bob pays Smith")
     table.columns[1].justify = "right"
     rows = (
-        ("transfers tried", story.transfers),
-        ("debited at Bob's bank", books.sent),
-        ("credited at Smith's bank", books.credited),
+        ("transfers tried", scenario.transfers),
+        ("debited at Bob's bank", comparison.debits),
+        ("credited at Smith's bank", comparison.credits_booked),
         ("messages committed", committed),
         ("messages rolled back", rolled_back),
         ("resolved by check-back", f"{sum(asked):,} ({asked[0]:,} committed)"),
-        ("processes killed with -9", _killed(story.deeds)),
-        ("still open", story.open_transactions()),
-        ("messages lost", books.lost),
-        ("credits doubled", books.doubled),
-        ("credits without a debit", books.invented),
-        ("money before", f"{books.cents_before / 100:,.2f}"),
-        ("money after", f"{books.cents_after / 100:,.2f}"),
+        ("processes killed with -9", _kills_text(scenario.kills)),
+        ("still open", scenario.open_count()),
+        ("messages lost", comparison.lost),
+        ("credits doubled", comparison.doubled),
+        ("credits without a debit", comparison.invented),
+        ("money before", f"{comparison.cents_before / 100:,.2f}"),
+        ("money after", f"{comparison.cents_after / 100:,.2f}"),
     )
     for name, value in rows:
         table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
     return table
 
 
-def _killed(deeds: Deeds) -> str:
-    return f"{deeds.payers_killed} of Bob's, {deeds.payees_killed} of Smith's, the broker once"
+def _kills_text(kills: KillCounts) -> str:
+    return f"{kills.payers_killed} of Bob's, {kills.payees_killed} of Smith's, the broker once"
 
 
 if __name__ == "__main__":

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Final
 from rich.table import Table
 
 from escrowmq.clock import SystemClock
-from escrowmq.demo.banks import Books
+from escrowmq.demo.banks import BankComparison
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from escrowmq.pipeline.reconcile.job import Summary
+    from escrowmq.pipeline.reconcile.job import ReconcileSummary
 
-BOOKS: Final = "SELECT transaction_id, cents / 100.0 AS amount, at_ms FROM transfer"
-_LOST: Final = ("row_without_message", "consumed_without_effect")
+BOOKS_QUERY: Final = "SELECT transaction_id, cents / 100.0 AS amount, at_ms FROM transfer"
+_LOST_KINDS: Final = ("row_without_message", "consumed_without_effect")
 _SETTINGS: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
@@ -35,12 +35,12 @@ MakeLedger = Callable[["SparkSession", str, Path], None]
 
 def stream_ledger(spark: SparkSession, servers: str, out: Path) -> None:
     """As `escrowmq pipeline ledger --once` does."""
-    from escrowmq.pipeline import Source, run_ledger
+    from escrowmq.pipeline import ClusterSource, run_ledger
 
-    run_ledger(spark, out, source=Source(servers))
+    run_ledger(spark, out, source=ClusterSource(servers))
 
 
-def session() -> SparkSession:
+def start_spark() -> SparkSession:
     from escrowmq.spark import local_session
 
     # PySpark says of pandas 3 that it does not know it well yet; nobody here uses pandas.
@@ -56,23 +56,23 @@ def audit(
     smith_url: str,
     directory: Path,
     make_ledger: MakeLedger = stream_ledger,
-) -> tuple[Summary, Path]:
+) -> tuple[ReconcileSummary, Path]:
     """What the comparison says, and where its report is."""
     from escrowmq.cli.commands.pipeline import write_report
-    from escrowmq.pipeline.reconcile.compare import Limits
-    from escrowmq.pipeline.reconcile.job import Wanted, reconcile
+    from escrowmq.pipeline.reconcile.compare import ReconcileLimits
+    from escrowmq.pipeline.reconcile.job import ReconcileRequest, reconcile
 
     ledger = directory / "ledger"
     make_ledger(spark, servers, ledger)
     report = directory / "report.html"
     # Everything has ended, so nothing is under way, and nothing may be open.
-    limits = Limits(SystemClock().now_ms() + 1, grace_ms=0, open_ms=0)
-    wanted = Wanted(
+    limits = ReconcileLimits(SystemClock().now_ms() + 1, grace_ms=0, open_ms=0)
+    wanted = ReconcileRequest(
         ledger=str(ledger),
         databases=(bob_url,),
-        sql=BOOKS,
+        sql=BOOKS_QUERY,
         receivers=(smith_url,),
-        receiver_sql=BOOKS,
+        receiver_sql=BOOKS_QUERY,
         limits=limits,
     )
     with reconcile(spark, wanted) as result:
@@ -80,25 +80,25 @@ def audit(
         return result.summary, report
 
 
-def verdict_table(told: Summary, books: Books) -> Table:
+def verdict_table(summary: ReconcileSummary, comparison: BankComparison) -> Table:
     table = Table("what Spark found", "how many", title="Ledger against both databases")
     table.columns[1].justify = "right"
-    found = told.differences
-    lost = sum(found[kind] for kind in _LOST)
-    is_kept = books.cents_before == books.cents_after and not found["amount_differs"]
+    found = summary.differences
+    lost = sum(found[kind] for kind in _LOST_KINDS)
+    is_kept = comparison.cents_before == comparison.cents_after and not found["amount_differs"]
     rows = (
-        ("transactions in the ledger", f"{told.transactions:,}"),
-        ("committed", f"{told.outcomes['committed']:,}"),
-        ("rolled back", f"{told.outcomes['rolled_back']:,}"),
-        ("open or stranded", f"{told.outcomes['open'] + told.outcomes['stranded']:,}"),
-        ("resolved by check-back", f"{told.resolved_by_check:,}"),
-        ("delivered again, taken once", f"{told.repeats_taken_once:,}"),
-        ("lost", _counted(lost)),
-        ("doubled", _counted(found["delivered_twice"])),
-        ("messages without a database row", _counted(found["message_without_row"])),
-        ("transfers with differing amounts", _counted(found["amount_differs"])),
-        ("left Bob's bank", _money(told.sums["sent"])),
-        ("came to Smith's bank", _money(told.sums["received"])),
+        ("transactions in the ledger", f"{summary.transactions:,}"),
+        ("committed", f"{summary.outcomes['committed']:,}"),
+        ("rolled back", f"{summary.outcomes['rolled_back']:,}"),
+        ("open or stranded", f"{summary.outcomes['open'] + summary.outcomes['stranded']:,}"),
+        ("resolved by check-back", f"{summary.resolved_by_check:,}"),
+        ("delivered again, taken once", f"{summary.repeats_taken_once:,}"),
+        ("lost", _colored_count(lost)),
+        ("doubled", _colored_count(found["delivered_twice"])),
+        ("messages without a database row", _colored_count(found["message_without_row"])),
+        ("transfers with differing amounts", _colored_count(found["amount_differs"])),
+        ("left Bob's bank", _format_money(summary.sums["sent"])),
+        ("came to Smith's bank", _format_money(summary.sums["received"])),
         ("money conserved", "[green]yes[/]" if is_kept else "[red]no[/]"),
     )
     for name, value in rows:
@@ -106,9 +106,9 @@ def verdict_table(told: Summary, books: Books) -> Table:
     return table
 
 
-def _counted(count: int) -> str:
+def _colored_count(count: int) -> str:
     return f"[{'red' if count else 'green'}]{count:,}[/]"
 
 
-def _money(total: str) -> str:
+def _format_money(total: str) -> str:
     return f"{float(total):,.2f}"

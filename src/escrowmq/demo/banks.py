@@ -86,7 +86,7 @@ def open_bank(url: str) -> Engine:
     return engine
 
 
-def found_bank(bank: str, url: str) -> None:
+def create_bank(bank: str, url: str) -> None:
     """Empty books: whatever an earlier demo left goes."""
     engine = open_bank(url)
     with engine.begin() as connection:
@@ -101,27 +101,33 @@ def found_bank(bank: str, url: str) -> None:
     engine.dispose()
 
 
-def move(
-    connection: Connection, bank: str, number: int, cents: int, *, transaction_id: str, at_ms: int
+def book_transfer(
+    connection: Connection,
+    bank: str,
+    transfer_id: int,
+    cents: int,
+    *,
+    transaction_id: str,
+    at_ms: int,
 ) -> None:
     """Book a transfer: the balance, and the line that says why. Negative: it leaves."""
     row = account.c.name == bank
     connection.execute(update(account).where(row).values(cents=account.c.cents + cents))
-    line = {"transfer_id": number, "transaction_id": transaction_id}
+    line = {"transfer_id": transfer_id, "transaction_id": transaction_id}
     connection.execute(insert(transfer).values(**line, cents=abs(cents), at_ms=at_ms))
 
 
-def booked(engine: Engine) -> int:
+def transfer_count(engine: Engine) -> int:
     with engine.connect() as connection:
         return connection.execute(select(func.count()).select_from(transfer)).scalar_one()
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class BankComparison:
     """Both banks side by side."""
 
-    sent: int
-    credited: int
+    debits: int
+    credits_booked: int
     lost: int  # left Bob's bank and never came to Smith's
     doubled: int
     invented: int  # came to Smith's bank and never left Bob's
@@ -129,20 +135,20 @@ class Books:
     cents_after: int
 
     @property
-    def agree(self) -> bool:
+    def is_consistent(self) -> bool:
         return not (self.lost or self.doubled or self.invented) and (
             self.cents_before == self.cents_after
         )
 
 
-def compare(bob: Engine, smith: Engine) -> Books:
+def compare_banks(bob: Engine, smith: Engine) -> BankComparison:
     with bob.connect() as ours, smith.connect() as theirs:
-        sent = dict(_lines(ours))
-        came = _lines(theirs)
+        sent = dict(_read_transfers(ours))
+        came = _read_transfers(theirs)
         numbers = {number for number, _ in came}
-        return Books(
-            sent=len(sent),
-            credited=len(came),
+        return BankComparison(
+            debits=len(sent),
+            credits_booked=len(came),
             lost=len(sent.keys() - numbers),
             doubled=len(came) - len(numbers),
             invented=sum(sent.get(number) != cents for number, cents in came),
@@ -151,7 +157,7 @@ def compare(bob: Engine, smith: Engine) -> Books:
         )
 
 
-def _lines(connection: Connection) -> list[tuple[int, int]]:
+def _read_transfers(connection: Connection) -> list[tuple[int, int]]:
     rows = connection.execute(select(transfer.c.transfer_id, transfer.c.cents))
     return [(number, cents) for number, cents in rows]
 

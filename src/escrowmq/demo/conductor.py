@@ -17,18 +17,18 @@ from typing import Final
 
 from sqlalchemy import Engine
 
-from escrowmq.cli.cluster import Cluster
+from escrowmq.cli.cluster import ClusterTransactions
 from escrowmq.clock import SystemClock
-from escrowmq.demo.banks import BOB, SMITH, booked, found_bank, open_bank
-from escrowmq.demo.processes import BrokerProcess, Process, last_line
+from escrowmq.demo.banks import BOB, SMITH, create_bank, open_bank, transfer_count
+from escrowmq.demo.processes import BrokerProcess, ChildProcess, last_line
 from escrowmq.errors import DemoFailed
 from escrowmq.remoting.headers import ListTransactions
 
-PAYERS: Final = 3
-STEP_S: Final = 0.1
-SETTLED_S: Final = 300.0
-KILLED_EVERY_S: Final = (0.5, 2.0)
-SETTINGS: Final[dict[str, object]] = {
+PAYER_COUNT: Final = 3
+POLL_INTERVAL_S: Final = 0.1
+DECISION_TIMEOUT_S: Final = 300.0
+KILL_INTERVAL_S: Final = (0.5, 2.0)
+BROKER_SETTINGS: Final[dict[str, object]] = {
     "transactionTimeOut": 2000,
     "transactionCheckInterval": 2000,
     "defaultTopicQueueNums": 4,
@@ -36,7 +36,7 @@ SETTINGS: Final[dict[str, object]] = {
 
 
 @dataclass(slots=True)
-class Deeds:
+class KillCounts:
     """What was done to them."""
 
     payers_killed: int = 0
@@ -45,40 +45,40 @@ class Deeds:
 
 
 @dataclass(slots=True)
-class Payer:
+class PayerRun:
     """A share of the transfers, and the process that is at it."""
 
-    process: Process
-    next: int
-    last: int
+    process: ChildProcess
+    next_transfer: int
+    end_transfer: int
 
-    def note(self) -> None:
-        said = last_line(self.process.said)
+    def read_progress(self) -> None:
+        said = last_line(self.process.output_file)
         if said:
-            self.next = max(self.next, int(said) + 1)
+            self.next_transfer = max(self.next_transfer, int(said) + 1)
 
 
 @dataclass(slots=True)
-class Story:
+class Scenario:
     directory: Path
     transfers: int
     seed: int
     bob_url: str
     smith_url: str
-    deeds: Deeds = field(default_factory=Deeds)
+    kills: KillCounts = field(default_factory=KillCounts)
     broker: BrokerProcess = field(init=False)
     bob: Engine = field(init=False)
     smith: Engine = field(init=False)
     _clock: SystemClock = field(default_factory=SystemClock)
-    _credited: int = 0  # when Smith's process was last started
+    _credited_at_start: int = 0  # when Smith's process was last started
 
     @contextmanager
-    def stage(self) -> Iterator[None]:
+    def running_services(self) -> Iterator[None]:
         """Both databases and the broker; everything has ended when this is left."""
-        found_bank(BOB, self.bob_url)
-        found_bank(SMITH, self.smith_url)
+        create_bank(BOB, self.bob_url)
+        create_bank(SMITH, self.smith_url)
         self.bob, self.smith = open_bank(self.bob_url), open_bank(self.smith_url)
-        self.broker = BrokerProcess(self.directory, SETTINGS)
+        self.broker = BrokerProcess(self.directory, BROKER_SETTINGS)
         try:
             self.broker.start()
             yield
@@ -87,113 +87,121 @@ class Story:
             self.bob.dispose()
             self.smith.dispose()
 
-    def play(self, shown: Callable[[int, int], None]) -> None:
+    def run(self, on_progress: Callable[[int, int], None]) -> None:
         """Until every transfer was tried, and each is settled on both sides. `shown` is told how
         many were tried and how many are credited."""
         choose = random.Random(self.seed)
-        share = -(-self.transfers // PAYERS)
+        share = -(-self.transfers // PAYER_COUNT)
         payers = [
-            Payer(Process(f"payer-{i}", self.directory), i * share, (i + 1) * share)
-            for i in range(PAYERS)
+            PayerRun(ChildProcess(f"payer-{i}", self.directory), i * share, (i + 1) * share)
+            for i in range(PAYER_COUNT)
         ]
-        payers[-1].last = self.transfers
-        payee = Process("payee", self.directory)
+        payers[-1].end_transfer = self.transfers
+        payee = ChildProcess("payee", self.directory)
         processes = [payee, *(payer.process for payer in payers)]
         try:
             self._start_payee(payee)
             for payer in payers:
                 self._start_payer(payer)
-            self._pay(payers, payee, choose, shown)
-            self._settle(payers, payee, shown)
+            self._pay(payers, payee, choose, on_progress)
+            self._wait_until_decided(payers, payee, on_progress)
         finally:
             for process in processes:
                 process.kill()
 
     def _pay(
         self,
-        payers: list[Payer],
-        payee: Process,
-        choose: random.Random,
-        shown: Callable[[int, int], None],
+        payers: list[PayerRun],
+        payee: ChildProcess,
+        rng: random.Random,
+        on_progress: Callable[[int, int], None],
     ) -> None:
-        killed_s = self._clock.elapsed_s() + choose.uniform(*KILLED_EVERY_S)
+        killed_s = self._clock.elapsed_s() + rng.uniform(*KILL_INTERVAL_S)
         while busy := [payer for payer in payers if payer.process.exit_code is None]:
-            threading.Event().wait(STEP_S)
-            tried = self._tried(payers)
-            shown(tried, booked(self.smith))
-            if not self.deeds.brokers_killed and tried > self.transfers // 2:
-                self.deeds.brokers_killed += 1
+            threading.Event().wait(POLL_INTERVAL_S)
+            tried = self._tried_count(payers)
+            on_progress(tried, transfer_count(self.smith))
+            if not self.kills.brokers_killed and tried > self.transfers // 2:
+                self.kills.brokers_killed += 1
                 self.broker.process.kill()
                 self.broker.start()
             if self._clock.elapsed_s() >= killed_s:
-                killed_s = self._clock.elapsed_s() + choose.uniform(*KILLED_EVERY_S)
-                self._kill_one(busy, payee, choose)
-        self._refuse_failures(payers)
+                killed_s = self._clock.elapsed_s() + rng.uniform(*KILL_INTERVAL_S)
+                self._kill_one(busy, payee, rng)
+        self._raise_if_failed(payers)
 
-    def _kill_one(self, busy: list[Payer], payee: Process, choose: random.Random) -> None:
+    def _kill_one(
+        self, running_payers: list[PayerRun], payee: ChildProcess, rng: random.Random
+    ) -> None:
         """Of those that have begun to work: on a slow machine nobody would get anywhere else."""
-        credited = booked(self.smith)
-        at_work = [payer for payer in busy if last_line(payer.process.said)]
-        if choose.random() < 0.25 and credited > self._credited:
-            self._credited = credited
+        credited = transfer_count(self.smith)
+        at_work = [payer for payer in running_payers if last_line(payer.process.output_file)]
+        if rng.random() < 0.25 and credited > self._credited_at_start:
+            self._credited_at_start = credited
             payee.kill()
-            self.deeds.payees_killed += 1
+            self.kills.payees_killed += 1
             self._start_payee(payee)
         elif at_work:
-            victim = choose.choice(at_work)
+            victim = rng.choice(at_work)
             victim.process.kill()
-            victim.note()
-            self.deeds.payers_killed += 1
+            victim.read_progress()
+            self.kills.payers_killed += 1
             self._start_payer(victim)
 
-    def _settle(
-        self, payers: list[Payer], payee: Process, shown: Callable[[int, int], None]
+    def _wait_until_decided(
+        self, payers: list[PayerRun], payee: ChildProcess, on_progress: Callable[[int, int], None]
     ) -> None:
         """The payers are gone, but somebody of their group must be there to be asked."""
         witness = payers[0]
-        witness.next = witness.last
-        deadline_s = self._clock.elapsed_s() + SETTLED_S
+        witness.next_transfer = witness.end_transfer
+        deadline_s = self._clock.elapsed_s() + DECISION_TIMEOUT_S
         self._start_payer(witness, "--wait")
-        while self.open_transactions() or booked(self.smith) < booked(self.bob):
+        while self.open_count() or transfer_count(self.smith) < transfer_count(self.bob):
             if self._clock.elapsed_s() > deadline_s:
                 return  # the books will show what is missing
             if payee.exit_code is not None:
                 self._start_payee(payee)
-            threading.Event().wait(STEP_S)
-            shown(self.transfers, booked(self.smith))
+            threading.Event().wait(POLL_INTERVAL_S)
+            on_progress(self.transfers, transfer_count(self.smith))
         witness.process.stop()
 
-    def open_transactions(self) -> int:
+    def open_count(self) -> int:
         return self._count(ListTransactions(state="open"))
 
-    def asked_about(self, state: str) -> int:
+    def checked_count(self, state: str) -> int:
         """How many that ended like this were settled by a question of the broker's."""
         return self._count(ListTransactions(state=state, checks_min=1))
 
-    def settled(self, state: str) -> int:
+    def decided_count(self, state: str) -> int:
         return self._count(ListTransactions(state=state))
 
-    def _count(self, wanted: ListTransactions) -> int:
-        cluster = Cluster(self.broker.servers, None)
-        count = sum(1 for _ in cluster.entries([wanted]))
-        if cluster.failed:
-            raise DemoFailed("; ".join(cluster.failed))
+    def _count(self, request: ListTransactions) -> int:
+        cluster = ClusterTransactions(self.broker.servers, None)
+        count = sum(1 for _ in cluster.list_transactions([request]))
+        if cluster.failures:
+            raise DemoFailed("; ".join(cluster.failures))
         return count
 
-    def _tried(self, payers: list[Payer]) -> int:
+    def _tried_count(self, payers: list[PayerRun]) -> int:
         for payer in payers:
-            payer.note()
-        share = payers[0].last
-        return sum(payer.next - i * share for i, payer in enumerate(payers))
+            payer.read_progress()
+        share = payers[0].end_transfer
+        return sum(payer.next_transfer - i * share for i, payer in enumerate(payers))
 
-    def _start_payer(self, payer: Payer, *more: str) -> None:
-        arguments = self.bob_url, self.broker.servers, payer.next, payer.last, self.seed
-        payer.process.start("escrowmq.demo.payer", *arguments, *more)
+    def _start_payer(self, payer: PayerRun, *extra_arguments: str) -> None:
+        arguments = (
+            self.bob_url,
+            self.broker.servers,
+            payer.next_transfer,
+            payer.end_transfer,
+            self.seed,
+        )
+        payer.process.start("escrowmq.demo.payer", *arguments, *extra_arguments)
 
-    def _start_payee(self, payee: Process) -> None:
+    def _start_payee(self, payee: ChildProcess) -> None:
         payee.start("escrowmq.demo.payee", self.smith_url, self.broker.servers)
 
-    def _refuse_failures(self, payers: list[Payer]) -> None:
+    def _raise_if_failed(self, payers: list[PayerRun]) -> None:
         for payer in payers:
             if payer.process.exit_code:
-                raise DemoFailed(f"{payer.process.name} failed: see {payer.process.log}")
+                raise DemoFailed(f"{payer.process.name} failed: see {payer.process.log_file}")

@@ -17,38 +17,40 @@ from sqlalchemy.exc import OperationalError
 
 from escrowmq import Message, Rollback, Verdict
 from escrowmq.clock import SystemClock
-from escrowmq.demo.banks import BOB, TOPIC, move, open_bank
+from escrowmq.demo.banks import BOB, TOPIC, book_transfer, open_bank
 from escrowmq.errors import EscrowError
 from escrowmq.sql import Escrow
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 0.2
-FAILS = 0.05  # of the local transactions
-LOST = 0.03  # of the decisions, on their way to the broker
-RECEIPTS = 0.02  # of the transfers come with a receipt for the archive: two messages, one decision
+RETRY_DELAY_S = 0.2
+FAILURE_RATIO = 0.05  # of the local transactions
+LOST_DECISION_RATIO = 0.03  # of the decisions, on their way to the broker
+RECEIPT_RATIO = (
+    0.02  # of the transfers come with a receipt for the archive: two messages, one decision
+)
 
 
-def pay(escrow: Escrow, number: int, choose: random.Random) -> None:
-    cents = choose.randrange(1, 100_00)
-    fails, is_lost = choose.random() < FAILS, choose.random() < LOST
+def pay(escrow: Escrow, number: int, rng: random.Random) -> None:
+    cents = rng.randrange(1, 100_00)
+    fails, is_lost = rng.random() < FAILURE_RATIO, rng.random() < LOST_DECISION_RATIO
     with escrow.transaction() as (session, tx):
         connection, now_ms = session.connection(), SystemClock().now_ms()
-        move(connection, BOB, number, -cents, transaction_id=tx.id, at_ms=now_ms)
+        book_transfer(connection, BOB, number, -cents, transaction_id=tx.id, at_ms=now_ms)
         tx.send(Message(TOPIC, b"%d %d" % (number, cents), keys=f"transfer-{number}"))
-        if choose.random() < RECEIPTS:
+        if rng.random() < RECEIPT_RATIO:
             tx.send(Message("receipts", b"%d" % number, keys=f"transfer-{number}"))
         if fails:
             raise Rollback(f"transfer {number} is over the limit of the day")
         if is_lost:
-            tx.end = _lost  # type: ignore[method-assign]
+            tx.end = _lose_decision  # type: ignore[method-assign]
 
 
-def _lost(verdict: Verdict) -> None:
+def _lose_decision(verdict: Verdict) -> None:
     """The decision never reaches the broker."""
 
 
-def pay_at_last(escrow: Escrow, number: int, seed: int) -> None:
+def pay_with_retries(escrow: Escrow, number: int, seed: int) -> None:
     """A broker that is away for a moment is no reason not to pay. What failed has not happened, on
     neither side, so it can simply be done again."""
     while True:
@@ -57,7 +59,7 @@ def pay_at_last(escrow: Escrow, number: int, seed: int) -> None:
             return
         except (EscrowError, OperationalError) as error:
             log.info("transfer %d is tried again: %s", number, error)
-            threading.Event().wait(AGAIN_S)
+            threading.Event().wait(RETRY_DELAY_S)
 
 
 @click.command()
@@ -69,11 +71,11 @@ def pay_at_last(escrow: Escrow, number: int, seed: int) -> None:
 @click.option("--wait", is_flag=True, help="Then stay, to be asked about what others left open.")
 def main(database: str, servers: str, first: int, last: int, seed: int, wait: bool) -> None:
     logging.basicConfig(level=logging.INFO)
-    with Escrow(open_bank(database), servers, group="bob-bank", make_tables=False) as escrow:
+    with Escrow(open_bank(database), servers, group="bob-bank", create_tables=False) as escrow:
         for number in range(first, last):
             sys.stdout.write(f"{number}\n")
             sys.stdout.flush()
-            pay_at_last(escrow, number, seed)
+            pay_with_retries(escrow, number, seed)
         if wait:
             signal.pause()
 

@@ -15,22 +15,22 @@ from typing import Final
 from escrowmq.clock import SystemClock
 from escrowmq.errors import DemoFailed
 
-READY_S: Final = 180.0  # a busy machine may need it
-STOP_S: Final = 60.0
+START_TIMEOUT_S: Final = 180.0  # a busy machine may need it
+STOP_TIMEOUT_S: Final = 60.0
 
 
-class Process:
+class ChildProcess:
     """One command, its output in files; `name` is what people read."""
 
     def __init__(self, name: str, directory: Path) -> None:
         self.name = name
-        self.said = directory / f"{name}.out"
-        self.log = directory / f"{name}.log"
+        self.output_file = directory / f"{name}.out"
+        self.log_file = directory / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, module: str, *arguments: object) -> None:
         command = [sys.executable, "-m", module, *map(str, arguments)]
-        with self.said.open("wb") as out, self.log.open("ab") as errors:
+        with self.output_file.open("wb") as out, self.log_file.open("ab") as errors:
             self._process = subprocess.Popen(command, stdout=out, stderr=errors)
 
     @property
@@ -45,14 +45,14 @@ class Process:
     def stop(self) -> None:
         self._end(signal.SIGTERM)
 
-    def _end(self, how: signal.Signals) -> None:
+    def _end(self, signal_number: signal.Signals) -> None:
         process = self._process
         if process is None:
             return
         if process.poll() is None:
-            process.send_signal(how)
+            process.send_signal(signal_number)
         try:
-            process.wait(STOP_S)
+            process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -63,22 +63,22 @@ class BrokerProcess:
         self._directory = directory
         self.port, self.namesrv_port, self.metrics_port = free_ports(3)
         self.servers = f"127.0.0.1:{self.namesrv_port}"
-        self.process = Process("broker", directory)
-        self._settings = directory / "broker.conf"
-        self._settings.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        self.process = ChildProcess("broker", directory)
+        self._config_file = directory / "broker.conf"
+        self._config_file.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
 
     def start(self) -> None:
         self.process.start(
             "escrowmq.cli.main",
-            *("serve", "-c", self._settings, "--data", self._directory / "data"),
+            *("serve", "-c", self._config_file, "--data", self._directory / "data"),
             *("--port", self.port, "--namesrv-port", self.namesrv_port),
             *("--metrics-port", self.metrics_port),
         )
         clock = SystemClock()
-        deadline_s = clock.elapsed_s() + READY_S
-        while not (answers(self.port) and answers(self.namesrv_port)):
+        deadline_s = clock.elapsed_s() + START_TIMEOUT_S
+        while not (accepts_connections(self.port) and accepts_connections(self.namesrv_port)):
             if self.process.exit_code is not None or clock.elapsed_s() > deadline_s:
-                raise DemoFailed(f"the broker did not start: see {self.process.log}")
+                raise DemoFailed(f"the broker did not start: see {self.process.log_file}")
             threading.Event().wait(0.05)
 
 
@@ -91,7 +91,7 @@ def free_ports(count: int) -> Sequence[int]:
     return ports
 
 
-def answers(port: int) -> bool:
+def accepts_connections(port: int) -> bool:
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
     except OSError:

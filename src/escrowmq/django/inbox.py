@@ -12,17 +12,17 @@ from django.db import DEFAULT_DB_ALIAS, IntegrityError, close_old_connections, t
 from escrowmq.blocking import Consumer
 from escrowmq.client.messages import ReceivedMessage
 from escrowmq.clock import Clock, SystemClock
-from escrowmq.database.marker import INBOX, INBOX_KEPT_MS
-from escrowmq.database.transaction import Chores
+from escrowmq.database.marker import INBOX_RETENTION_MS, INBOX_TABLE
+from escrowmq.database.transaction import CleanupQueue
 from escrowmq.django import statements
 
 log = logging.getLogger(__name__)
 
 Effect = Callable[[ReceivedMessage], None]
-Once = Callable[[ReceivedMessage], bool]
+IdempotentHandler = Callable[[ReceivedMessage], bool]
 
 
-class _SeenBefore(Exception):
+class _AlreadyReceived(Exception):
     """Leaves the atomic block, which rolls back what there is: nothing."""
 
 
@@ -34,16 +34,16 @@ class Inbox:
         *,
         group: str,
         using: str = DEFAULT_DB_ALIAS,
-        kept_ms: int = INBOX_KEPT_MS,
+        retention_ms: int = INBOX_RETENTION_MS,
         clock: Clock | None = None,
     ) -> None:
         self._group = group
         self._using = using
-        self._kept_ms = kept_ms
+        self._retention_ms = retention_ms
         self._clock = clock or SystemClock()
-        self._chores = Chores(self._clock)
+        self._cleanup_queue = CleanupQueue(self._clock)
 
-    def effect(self, function: Effect) -> Once:
+    def effect(self, function: Effect) -> IdempotentHandler:
         """Runs it inside an atomic block that also holds the message's identity. The function that
         comes back takes a message and says whether it had its effect now."""
 
@@ -51,35 +51,39 @@ class Inbox:
         def once(message: ReceivedMessage) -> bool:
             try:
                 with transaction.atomic(using=self._using):
-                    self._receive(message)
+                    self._insert_row(message)
                     function(message)
-            except _SeenBefore:
+            except _AlreadyReceived:
                 return False
             return True
 
         return once
 
-    def _receive(self, message: ReceivedMessage) -> None:
+    def _insert_row(self, message: ReceivedMessage) -> None:
         now_ms = self._clock.now_ms()
         try:
-            statements.receive(self._using, message.message_id, group=self._group, now_ms=now_ms)
+            statements.insert_inbox_row(
+                self._using, message.message_id, group=self._group, now_ms=now_ms
+            )
         except IntegrityError:
-            raise _SeenBefore from None
+            raise _AlreadyReceived from None
 
-    def run(self, consumer: Consumer, once: Once, *, limit: int | None = None) -> None:
+    def run(
+        self, consumer: Consumer, handler: IdempotentHandler, *, limit: int | None = None
+    ) -> None:
         """Take messages for ever, or so many. One whose effect fails is given back: it comes again
         later, and in the end goes to the dead letters of the group."""
         for message in islice(consumer, limit):
             close_old_connections()
             try:
-                once(message)
+                handler(message)
             except Exception:
                 log.exception("effect failed, it will come again message=%s", message.message_id)
-                consumer.later(message)
-            if self._chores.is_time():
-                self.forget()
+                consumer.retry_later(message)
+            if self._cleanup_queue.is_cleanup_due():
+                self.purge()
 
-    def forget(self, *, older_than_ms: int | None = None) -> int:
+    def purge(self, *, older_than_ms: int | None = None) -> int:
         """Remove rows of messages that can no longer come again: how many."""
-        age_ms = self._kept_ms if older_than_ms is None else older_than_ms
-        return statements.forget_before(self._using, INBOX, self._clock.now_ms() - age_ms)
+        age_ms = self._retention_ms if older_than_ms is None else older_than_ms
+        return statements.purge_before(self._using, INBOX_TABLE, self._clock.now_ms() - age_ms)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from escrowmq.database.marker import ID_CHARS_MAX, INBOX, MARKERS
+from escrowmq.database.marker import ID_CHARS_MAX, INBOX_TABLE, MARKER_TABLE
 
 if TYPE_CHECKING:
     _Text = models.CharField[str, str]
@@ -35,7 +35,7 @@ class Marker(models.Model):
     messages: Any = models.IntegerField()
 
     class Meta:
-        db_table = MARKERS
+        db_table = MARKER_TABLE
 
 
 class Received(models.Model):
@@ -47,4 +47,4 @@ class Received(models.Model):
     at_ms: Any = models.BigIntegerField(db_index=True)
 
     class Meta:
-        db_table = INBOX
+        db_table = INBOX_TABLE

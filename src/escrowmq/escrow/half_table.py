@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from escrowmq.message.transaction import State
+from escrowmq.message.transaction import TransactionState
 
 
 class Attempt(NamedTuple):
@@ -52,30 +52,30 @@ class Half(msgspec.Struct, gc=False):
     key: bytes
     parked_ms: int
     due_ms: int
-    sender: Hashable | None = None  # the line that it came by
+    producer: Hashable | None = None  # the line that it came by
     checks: int = 0  # that were handed to a socket
     is_stranded: bool = False
-    is_deciding: bool = False  # its records are in this turn's batch
-    why: str = ""  # why it is stranded, or cannot be asked about
-    older: tuple[int, ...] = ()  # places it had before it was appended again
+    is_being_decided: bool = False  # its records are in this turn's batch
+    reason: str = ""  # why it is stranded, or cannot be asked about
+    previous_offsets: tuple[int, ...] = ()  # places it had before it was appended again
     attempt: Attempt | None = None
 
     @property
     def is_unreadable(self) -> bool:
         """The log could not give it when it was last asked."""
-        return self.why.startswith("unreadable")
+        return self.reason.startswith("unreadable")
 
 
 @dataclass(slots=True)
-class Load:
+class HalfTotals:
     count: int = 0
     size: int = 0
 
 
-_NO_LOAD = Load()
+_NO_TOTALS = HalfTotals()
 
 
-class OpenHalves:
+class HalfTable:
     """By place, by unique key, and how many each group has."""
 
     def __init__(self) -> None:
@@ -83,10 +83,10 @@ class OpenHalves:
         # By key alone, as keys are unique; of several groups with one key, the others by both.
         self._by_key: dict[bytes | tuple[str, bytes], int] = {}
         self._names: dict[str, str] = {}  # topics and groups, once each
-        self._loads: dict[str, Load] = {}
-        self.by_topic: dict[str, int] = {}
-        self.total = Load()
-        self.stranded = 0  # of them
+        self._totals_by_group: dict[str, HalfTotals] = {}
+        self.count_by_topic: dict[str, int] = {}
+        self.total = HalfTotals()
+        self.stranded_count = 0  # of them
 
     def __len__(self) -> int:
         return len(self._by_offset)
@@ -94,15 +94,15 @@ class OpenHalves:
     def __iter__(self) -> Iterator[Half]:
         return iter(self._by_offset.values())
 
-    def name(self, text: str) -> str:
+    def intern_name(self, text: str) -> str:
         """The one object for this name: a million halves share it."""
         return self._names.setdefault(text, text)
 
     def add(self, half: Half) -> None:
         self._by_offset[half.queue_offset] = half
         self.add_key(half)
-        self.stranded += half.is_stranded
-        self._account(half, 1)
+        self.stranded_count += half.is_stranded
+        self._update_totals(half, 1)
 
     def add_key(self, half: Half) -> None:
         """It is the one that its key leads to."""
@@ -115,20 +115,20 @@ class OpenHalves:
 
     def remove(self, half: Half) -> None:
         del self._by_offset[half.queue_offset]
-        self.stranded -= half.is_stranded
+        self.stranded_count -= half.is_stranded
         if self._by_key.get(half.key) == half.queue_offset:
             del self._by_key[half.key]
         elif self._by_key.get((half.group, half.key)) == half.queue_offset:
             del self._by_key[half.group, half.key]
-        self._account(half, -1)
+        self._update_totals(half, -1)
 
     def strand(self, half: Half) -> None:
         half.is_stranded = True
-        self.stranded += 1
+        self.stranded_count += 1
 
     def unstrand(self, half: Half) -> None:
         half.is_stranded = False
-        self.stranded -= 1
+        self.stranded_count -= 1
 
     def find(self, queue_offset: int) -> Half | None:
         return self._by_offset.get(queue_offset)
@@ -140,24 +140,24 @@ class OpenHalves:
             return half
         return self._by_offset.get(self._by_key.get((group, key), -1))
 
-    def first(self) -> Half | None:
+    def oldest(self) -> Half | None:
         """The one that has been in the log for longest."""
         return next(iter(self._by_offset.values()), None)
 
-    def load_of(self, group: str) -> Load:
-        return self._loads.get(group) or _NO_LOAD
+    def group_totals(self, group: str) -> HalfTotals:
+        return self._totals_by_group.get(group) or _NO_TOTALS
 
-    def _account(self, half: Half, sign: int) -> None:
-        load = self._loads.get(half.group)
+    def _update_totals(self, half: Half, sign: int) -> None:
+        load = self._totals_by_group.get(half.group)
         if load is None:
-            load = self._loads[self.name(half.group)] = Load()
-        size, total, topic, by_topic = sign * half.size, self.total, half.topic, self.by_topic
+            load = self._totals_by_group[self.intern_name(half.group)] = HalfTotals()
+        size, total, topic, by_topic = sign * half.size, self.total, half.topic, self.count_by_topic
         load.count += sign
         load.size += size
         total.count += sign
         total.size += size
         if not load.count:
-            del self._loads[half.group]
+            del self._totals_by_group[half.group]
         count = by_topic.get(topic, 0) + sign
         if count:
             by_topic[topic] = count
@@ -165,145 +165,149 @@ class OpenHalves:
             del by_topic[topic]
 
 
-_PER_BYTE = 4
-_GROWN_BYTES = 4096  # at a time: the bits are longer than what they say
+_HALVES_PER_BYTE = 4
+_GROWTH_BYTES = 4096  # at a time: the bits are longer than what they say
 
 
-class _Wanted:
+class _StateFilter:
     """Halves in any of these states, and a search for bytes that hold one."""
 
-    def __init__(self, *states: State) -> None:
+    def __init__(self, *states: TransactionState) -> None:
         self.states = frozenset(states)
         having = [
             byte
             for byte in range(256)
             if any(byte >> shift & 3 in self.states for shift in (0, 2, 4, 6))
         ]
-        self.in_bytes = re.compile(b"[%b]" % re.escape(bytes(having))).search
+        self.search_bytes = re.compile(b"[%b]" % re.escape(bytes(having))).search
 
 
-_OPEN = _Wanted(State.OPEN)
-_UNSETTLED = _Wanted(State.OPEN, State.STRANDED)
-_SETTLED = _Wanted(State.COMMITTED, State.ROLLED_BACK)
-_STATES = tuple(State)
+_OPEN = _StateFilter(TransactionState.OPEN)
+_UNDECIDED = _StateFilter(TransactionState.OPEN, TransactionState.STRANDED)
+_DECIDED = _StateFilter(TransactionState.COMMITTED, TransactionState.ROLLED_BACK)
+_STATES = tuple(TransactionState)
 
 
-class SettledHalves:
+class HalfStates:
     """Halves from `base` up to `next`; all of them open until said otherwise."""
 
-    def __init__(self, base: int = 0, next_offset: int = 0, bits: bytes = b"") -> None:
-        self.base = base - base % _PER_BYTE  # whole bytes are forgotten at the front
-        self.next = max(self.base, next_offset)
+    def __init__(self, base_offset: int = 0, next_offset: int = 0, bits: bytes = b"") -> None:
+        self.base_offset = (
+            base_offset - base_offset % _HALVES_PER_BYTE
+        )  # whole bytes are forgotten at the front
+        self.next_offset = max(self.base_offset, next_offset)
         self._bits = bytearray(bits)
         self._grow()
 
-    def state(self, offset: int) -> State | None:
+    def get(self, queue_offset: int) -> TransactionState | None:
         """None: no half was parked there, or it is forgotten."""
-        if not self.base <= offset < self.next:
+        if not self.base_offset <= queue_offset < self.next_offset:
             return None
-        at, shift = divmod(offset - self.base, _PER_BYTE)
+        at, shift = divmod(queue_offset - self.base_offset, _HALVES_PER_BYTE)
         return _STATES[self._bits[at] >> 2 * shift & 3]
 
-    def put(self, offset: int, state: State) -> None:
-        if offset < self.base:
+    def put(self, queue_offset: int, state: TransactionState) -> None:
+        if queue_offset < self.base_offset:
             return
-        if offset >= self.next:
-            self.park(offset)
-        at, shift = divmod(offset - self.base, _PER_BYTE)
+        if queue_offset >= self.next_offset:
+            self.extend_to(queue_offset)
+        at, shift = divmod(queue_offset - self.base_offset, _HALVES_PER_BYTE)
         self._bits[at] = self._bits[at] & ~(3 << 2 * shift) | state << 2 * shift
 
-    def park(self, offset: int) -> None:
+    def extend_to(self, queue_offset: int) -> None:
         """There are halves up to this one now."""
-        if offset >= self.next:
-            self.next = offset + 1
-            if offset - self.base >= len(self._bits) * _PER_BYTE:
+        if queue_offset >= self.next_offset:
+            self.next_offset = queue_offset + 1
+            if queue_offset - self.base_offset >= len(self._bits) * _HALVES_PER_BYTE:
                 self._grow()
 
-    def forget_below(self, offset: int) -> None:
+    def purge_below(self, queue_offset: int) -> None:
         """Their records are gone from the log."""
-        whole = min(offset, self.next) - self.base
-        if whole >= _PER_BYTE:
-            del self._bits[: whole // _PER_BYTE]
-            self.base += whole - whole % _PER_BYTE
+        whole = min(queue_offset, self.next_offset) - self.base_offset
+        if whole >= _HALVES_PER_BYTE:
+            del self._bits[: whole // _HALVES_PER_BYTE]
+            self.base_offset += whole - whole % _HALVES_PER_BYTE
 
     def first_open(self, begin: int) -> int:
         """The first half from `begin` on that is open; `next` if none is."""
         return self._first(begin, _OPEN)
 
-    def first_unsettled(self, begin: int) -> int:
+    def first_undecided(self, begin: int) -> int:
         """The first that is open or stranded."""
-        return self._first(begin, _UNSETTLED)
+        return self._first(begin, _UNDECIDED)
 
-    def first_settled(self, begin: int) -> int:
+    def first_decided(self, begin: int) -> int:
         """The first that is neither."""
-        return self._first(begin, _SETTLED)
+        return self._first(begin, _DECIDED)
 
-    def _first(self, begin: int, wanted: _Wanted) -> int:
-        at = max(begin, self.base)
-        while at < self.next:
-            place, rest = divmod(at - self.base, _PER_BYTE)
+    def _first(self, begin: int, state_filter: _StateFilter) -> int:
+        at = max(begin, self.base_offset)
+        while at < self.next_offset:
+            place, rest = divmod(at - self.base_offset, _HALVES_PER_BYTE)
             if not rest:  # past whole bytes without any: there may be millions
-                found = wanted.in_bytes(self._bits, place)
+                found = state_filter.search_bytes(self._bits, place)
                 if found is None:
                     break
                 if found.start() > place:
-                    at = self.base + found.start() * _PER_BYTE
+                    at = self.base_offset + found.start() * _HALVES_PER_BYTE
                     continue
-            if _STATES[self._bits[place] >> 2 * rest & 3] in wanted.states:
+            if _STATES[self._bits[place] >> 2 * rest & 3] in state_filter.states:
                 return at
             at += 1
-        return self.next
+        return self.next_offset
 
     def dump(self) -> bytes:
-        return bytes(self._bits[: self._used()])
+        return bytes(self._bits[: self._used_bytes()])
 
-    def _used(self) -> int:
-        return (self.next - self.base + _PER_BYTE - 1) // _PER_BYTE
+    def _used_bytes(self) -> int:
+        return (self.next_offset - self.base_offset + _HALVES_PER_BYTE - 1) // _HALVES_PER_BYTE
 
     def _grow(self) -> None:
-        missing = self._used() - len(self._bits)
+        missing = self._used_bytes() - len(self._bits)
         if missing > 0:
-            self._bits += bytes(missing + _GROWN_BYTES)
+            self._bits += bytes(missing + _GROWTH_BYTES)
 
 
-class Cursors:
-    def __init__(self, half: int = 0, op: int = 0) -> None:
-        self.half = half
-        self.op = op
-        self._halves_of_ops: array[int] = array("q")  # of the ops from `op` on, in order
-        self._passed = 0  # of those, at the front: the array is cut now and then
+class RocketMQCursors:
+    def __init__(self, half_offset: int = 0, op_offset: int = 0) -> None:
+        self.half_offset = half_offset
+        self.op_offset = op_offset
+        self._half_offset_of_ops: array[int] = array("q")  # of the ops from `op` on, in order
+        self._passed_count = 0  # of those, at the front: the array is cut now and then
 
-    def op_written(self, op_offset: int, half_offset: int) -> None:
+    def add_op(self, op_offset: int, half_offset: int) -> None:
         """In the order of the op queue. An op over several halves counts with the last of them."""
-        waiting = len(self._halves_of_ops) - self._passed
-        unseen = op_offset - self.op - waiting  # ops that nobody could read: they settle nothing
+        waiting = len(self._half_offset_of_ops) - self._passed_count
+        unseen = (
+            op_offset - self.op_offset - waiting
+        )  # ops that nobody could read: they settle nothing
         if not waiting:
-            self.op += unseen
+            self.op_offset += unseen
         elif unseen:
-            self._halves_of_ops.extend([-1] * unseen)
-        self._halves_of_ops.append(half_offset)
+            self._half_offset_of_ops.extend([-1] * unseen)
+        self._half_offset_of_ops.append(half_offset)
 
-    def advance(self, first_open: int) -> None:
-        self.half = max(self.half, first_open)
-        halves = self._halves_of_ops
-        while self._passed < len(halves) and halves[self._passed] < self.half:
-            self._passed += 1
-            self.op += 1
-        if self._passed > 65_536 or self._passed == len(halves):
-            del halves[: self._passed]
-            self._passed = 0
-
-
-KEPT: Final = 4096  # up to twice as many are here
-BODY_BYTES_MAX: Final = 4096  # of one that is kept
+    def advance(self, first_open_offset: int) -> None:
+        self.half_offset = max(self.half_offset, first_open_offset)
+        halves = self._half_offset_of_ops
+        while self._passed_count < len(halves) and halves[self._passed_count] < self.half_offset:
+            self._passed_count += 1
+            self.op_offset += 1
+        if self._passed_count > 65_536 or self._passed_count == len(halves):
+            del halves[: self._passed_count]
+            self._passed_count = 0
 
 
-class FreshHalf(msgspec.Struct, frozen=True, gc=False):
+CACHE_GENERATION_SIZE: Final = 4096  # up to twice as many are here
+CACHED_BODY_BYTES_MAX: Final = 4096  # of one that is kept
+
+
+class CachedFinal(msgspec.Struct, frozen=True, gc=False):
     """Of its final, everything but the place that it will have."""
 
     body: bytes
     properties: bytes
-    derived: tuple[int, list[bytes]] | None
+    tags_and_keys: tuple[int, list[bytes]] | None
     flag: int
     sys_flag: int
     born_ms: int
@@ -311,17 +315,17 @@ class FreshHalf(msgspec.Struct, frozen=True, gc=False):
     reconsume_times: int
 
 
-class FreshHalves:
+class FinalCache:
     """By half-queue offset, in two generations: the older one goes all at once."""
 
     def __init__(self) -> None:
-        self._young: dict[int, FreshHalf] = {}
-        self._old: dict[int, FreshHalf] = {}
+        self._young: dict[int, CachedFinal] = {}
+        self._old: dict[int, CachedFinal] = {}
 
-    def put(self, queue_offset: int, half: FreshHalf) -> None:
-        if len(self._young) >= KEPT:
+    def put(self, queue_offset: int, final: CachedFinal) -> None:
+        if len(self._young) >= CACHE_GENERATION_SIZE:
             self._old, self._young = self._young, {}
-        self._young[queue_offset] = half
+        self._young[queue_offset] = final
 
-    def take(self, queue_offset: int) -> FreshHalf | None:
+    def take(self, queue_offset: int) -> CachedFinal | None:
         return self._young.pop(queue_offset, None) or self._old.pop(queue_offset, None)

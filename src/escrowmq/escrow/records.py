@@ -32,7 +32,7 @@ from escrowmq.errors import CorruptRecord
 from escrowmq.escrow.half_table import Attempt
 from escrowmq.escrow.writers import ATTEMPT, BATCH, FENCE, WRITER
 from escrowmq.message import names
-from escrowmq.message.batch import ToAppend, decode_batch, decode_bulk
+from escrowmq.message.batch import Appendable, decode_batch, decode_bulk_batch
 from escrowmq.message.keys import decode_host, tag_code
 from escrowmq.message.properties import change_properties, decode_properties, find_property
 from escrowmq.message.record import (
@@ -43,31 +43,31 @@ from escrowmq.message.record import (
     encode_record,
     with_transaction_type,
 )
-from escrowmq.message.transaction import COMMITTED, State
+from escrowmq.message.transaction import COMMITTED, TransactionState
 
 TRANSACTION_ID: Final = "__transactionId__"
-IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+CHECK_IMMUNITY_TIME: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 PREPARED_QUEUE_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
 COPY_OF: Final = "ESCROW_COPY_OF"  # a half that was appended again: every place it had before
-PAST: Final = "ESCROW_COPY_PAST"  # and what had become of it there
+COPY_CHECK_STATE: Final = "ESCROW_COPY_PAST"  # and what had become of it there
 PACKED: Final = "ESCROW_PACKED"  # a half that holds so many messages, one after the other
 OUTCOME: Final = "ENDED"  # short: every transaction has one
 DECIDED_BY: Final = "ESCROW_BY"
 REASON: Final = "ESCROW_REASON"
-ALSO: Final = "ESCROW_ALSO"
+PREVIOUS_OFFSETS: Final = "ESCROW_ALSO"
 
 CURSOR_GROUP: Final = "CID_RMQ_SYS_TRANS"
 
 # Of a half, not of its final. Delays stay: they count from the commit.
-_HALF_ONLY: Final = (
+_HALF_ONLY_PROPERTIES: Final = (
     names.TRANSACTIONAL,
     names.REAL_TOPIC,
     names.REAL_QUEUE_ID,
     CHECK_TIMES,
     PREPARED_QUEUE_OFFSET,
     COPY_OF,
-    PAST,
+    COPY_CHECK_STATE,
     PACKED,
     TRANSACTION_ID,
     WRITER,
@@ -75,21 +75,21 @@ _HALF_ONLY: Final = (
     ATTEMPT,
     FENCE,
 )
-_NOT_FROM_OUTSIDE: Final = _HALF_ONLY[:-5]
+_RESERVED_PROPERTIES: Final = _HALF_ONLY_PROPERTIES[:-5]
 _TAIL: Final = b"TRAN_MSG\x01true\x02REAL_TOPIC\x01"
-_OUTCOMES: Final = {
-    State.COMMITTED: "c",
-    State.ROLLED_BACK: "r",
-    State.STRANDED: "s",
-    State.OPEN: "m",  # moved: a copy of it has taken its place
+_LETTER_BY_STATE: Final = {
+    TransactionState.COMMITTED: "c",
+    TransactionState.ROLLED_BACK: "r",
+    TransactionState.STRANDED: "s",
+    TransactionState.OPEN: "m",  # moved: a copy of it has taken its place
 }
-PRODUCER: Final = "producer"  # decides most of them, and is not named
-NOWHERE: Final = b"\0" * 8
-_COMMITTED: Final = f"TAGS\x01d\x02{OUTCOME}\x01c\x02".encode()  # what most ops say
-_STATES_OF: Final = {letter: state for state, letter in _OUTCOMES.items()}
+BY_PRODUCER: Final = "producer"  # decides most of them, and is not named
+NO_HOST: Final = b"\0" * 8
+_PLAIN_COMMIT_PROPERTIES: Final = f"TAGS\x01d\x02{OUTCOME}\x01c\x02".encode()  # what most ops say
+_STATE_BY_LETTER: Final = {letter: state for state, letter in _LETTER_BY_STATE.items()}
 
 
-class Past(NamedTuple):
+class CheckState(NamedTuple):
     """What a half that was appended again had behind it: its new place changes none of it."""
 
     parked_ms: int
@@ -98,7 +98,7 @@ class Past(NamedTuple):
     is_stranded: bool
 
 
-class HalfFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class HalfProperties(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a parked half says of itself."""
 
     topic: str
@@ -107,11 +107,11 @@ class HalfFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     key: bytes
     immunity_ms: int | None = None
     attempt: Attempt | None = None
-    past: Past | None = None
-    older: tuple[int, ...] = ()  # places it had before, also those that the log has lost
+    check_state: CheckState | None = None
+    previous_offsets: tuple[int, ...] = ()  # places it had before, also those that the log has lost
 
 
-def half_of(record: NewRecord, *, packed: int = 0) -> NewRecord:
+def make_half(record: NewRecord, *, packed_count: int = 0) -> NewRecord:
     """The message as it is parked. What it said of other places than its own is forgotten.
 
     `packed`: its body holds so many of them.
@@ -119,13 +119,13 @@ def half_of(record: NewRecord, *, packed: int = 0) -> NewRecord:
     before, _, after = (b"\x02" + record.properties).partition(b"\x02TRAN_MSG\x01true\x02")
     kept = before[1:] + b"\x02" + after if before else after
     if b"TRAN_MSG\x01" in kept or b"REAL_" in kept or b"ESCROW_" in kept:
-        kept = change_properties(record.properties, drop=_NOT_FROM_OUTSIDE)
+        kept = change_properties(record.properties, remove=_RESERVED_PROPERTIES)
     key = find_property(kept, b"UNIQ_KEY") or b""
-    if packed:
-        kept += b"%b\x01%d\x02" % (PACKED.encode(), packed)
+    if packed_count:
+        kept += b"%b\x01%d\x02" % (PACKED.encode(), packed_count)
     if b"__transactionId__\x01" not in kept:
         kept += b"__transactionId__\x01%b\x02" % key
-    tail = _tail_of(record.topic, record.queue_id)
+    tail = _make_tail(record.topic, record.queue_id)
     return NewRecord(
         names.HALF_TOPIC,
         0,
@@ -139,16 +139,16 @@ def half_of(record: NewRecord, *, packed: int = 0) -> NewRecord:
     )
 
 
-Derived = tuple[int, list[bytes]]
+TagsAndKeys = tuple[int, list[bytes]]
 
 
-def plain_half(
-    text: str, added: str, topic: str, queue_id: int
-) -> tuple[bytes, bytes, str, bytes, Derived | None]:
+def make_plain_half(
+    properties: str, added_properties: str, topic: str, queue_id: int
+) -> tuple[bytes, bytes, str, bytes, TagsAndKeys | None]:
     """A half with nothing out of the ordinary in its properties: those of the half, those that its
     final will have, group, unique key; and tags code and keys, which both have. Every
     transactional send comes by here, so it is cut into pieces once, as text."""
-    before, _, after = text.partition("TRAN_MSG\x01true\x02")
+    before, _, after = properties.partition("TRAN_MSG\x01true\x02")
     kept = before + after
     if kept[-1] != "\x02":
         kept += "\x02"
@@ -156,17 +156,17 @@ def plain_half(
     _, found, after = items.rpartition("\x02PGROUP\x01")
     group = after.partition("\x02")[0] if found else ""
     key = items.rpartition("\x02UNIQ_KEY\x01")[2].partition("\x02")[0].encode()
-    of_final = (kept + added).encode()
-    tail = b"__transactionId__\x01%b\x02%b" % (key, _tail_of(topic, queue_id))
-    return of_final + tail, of_final, group, key, _derive_plain(items, key)
+    of_final = (kept + added_properties).encode()
+    tail = b"__transactionId__\x01%b\x02%b" % (key, _make_tail(topic, queue_id))
+    return of_final + tail, of_final, group, key, _plain_tags_and_keys(items, key)
 
 
 @lru_cache(maxsize=4096)
-def _tail_of(topic: str, queue_id: int) -> bytes:
+def _make_tail(topic: str, queue_id: int) -> bytes:
     return b"%b%b\x02REAL_QID\x01%d\x02" % (_TAIL, topic.encode(), queue_id)
 
 
-def _derive_plain(items: str, key: bytes) -> Derived | None:
+def _plain_tags_and_keys(items: str, key: bytes) -> TagsAndKeys | None:
     """What `message/keys.py` finds in properties with this unique key; None if that takes it."""
     code, keys = 0, [key]
     _, found, after = items.rpartition("\x02TAGS\x01")
@@ -184,12 +184,12 @@ def _derive_plain(items: str, key: bytes) -> Derived | None:
     return code, keys
 
 
-def is_laid_by_us(properties: bytes) -> bool:
+def is_escrowmq_half(properties: bytes) -> bool:
     """Of a half: RocketMQ writes the same properties in another order."""
     return _TAIL in properties or f"{COPY_OF}\x01".encode() in properties
 
 
-def final_of(half: StoredRecord, topic: str, queue_id: int) -> NewRecord:
+def make_final(half: StoredRecord, topic: str, queue_id: int) -> NewRecord:
     """The message as its consumers will see it; it names the half that it came from."""
     kept, found, tail = half.properties.rpartition(_TAIL)
     kept, id_found, last = kept.rpartition(b"__transactionId__\x01")
@@ -199,7 +199,7 @@ def final_of(half: StoredRecord, topic: str, queue_id: int) -> NewRecord:
         or kept.find(b"ESCROW_") >= 0
     ):
         # Written by somebody else, appended again, or part of a batch.
-        kept = change_properties(half.properties, drop=_HALF_ONLY)
+        kept = change_properties(half.properties, remove=_HALF_ONLY_PROPERTIES)
     return NewRecord(
         topic,
         queue_id,
@@ -214,22 +214,26 @@ def final_of(half: StoredRecord, topic: str, queue_id: int) -> NewRecord:
     )
 
 
-def copy_of(half: StoredRecord, *places: int, past: Past | None = None) -> NewRecord:
+def make_copy(
+    half: StoredRecord, *previous_offsets: int, check_state: CheckState | None = None
+) -> NewRecord:
     """The half once more, for another place in the log than those it had."""
-    put = {COPY_OF: ",".join(map(str, places))}
-    if past is not None:
-        put[PAST] = ",".join(str(int(part)) for part in past)
+    put = {COPY_OF: ",".join(map(str, previous_offsets))}
+    if check_state is not None:
+        put[COPY_CHECK_STATE] = ",".join(str(int(part)) for part in check_state)
     properties = change_properties(
-        half.properties, drop=(CHECK_TIMES, PREPARED_QUEUE_OFFSET, PAST), put=put
+        half.properties, remove=(CHECK_TIMES, PREPARED_QUEUE_OFFSET, COPY_CHECK_STATE), update=put
     )
-    return _again(half, names.HALF_TOPIC, properties)
+    return _copy_to_topic(half, names.HALF_TOPIC, properties)
 
 
-def stranded_of(half: StoredRecord, why: str) -> NewRecord:
-    return _again(half, names.STRANDED_TOPIC, change_properties(half.properties, put={REASON: why}))
+def make_stranded(half: StoredRecord, reason: str) -> NewRecord:
+    return _copy_to_topic(
+        half, names.STRANDED_TOPIC, change_properties(half.properties, update={REASON: reason})
+    )
 
 
-def _again(half: StoredRecord, topic: str, properties: bytes) -> NewRecord:
+def _copy_to_topic(half: StoredRecord, topic: str, properties: bytes) -> NewRecord:
     return NewRecord(
         topic,
         0,
@@ -248,13 +252,13 @@ class HasProperties(Protocol):
     def properties(self) -> bytes: ...
 
 
-def facts_of(half: HasProperties) -> HalfFacts | None:
+def parse_half(half: HasProperties) -> HalfProperties | None:
     """None: it is no half that could be delivered."""
     properties = half.properties
-    return _plain_facts(properties) or _any_facts(properties)
+    return _parse_plain_half(properties) or _parse_any_half(properties)
 
 
-def _plain_facts(properties: bytes) -> HalfFacts | None:
+def _parse_plain_half(properties: bytes) -> HalfProperties | None:
     """Of a half as we lay it, with nothing special: a start reads every open one."""
     kept, found, tail = properties.rpartition(_TAIL)
     topic, _, rest = tail.partition(b"\x02")
@@ -269,7 +273,7 @@ def _plain_facts(properties: bytes) -> HalfFacts | None:
     key = after.partition(b"\x02")[0]
     if not (has_group and group and has_key and key):
         return None
-    return HalfFacts(
+    return HalfProperties(
         topic=topic.decode("utf-8", "replace"),
         queue_id=int(queue_id),
         group=group.decode("utf-8", "replace"),
@@ -277,41 +281,46 @@ def _plain_facts(properties: bytes) -> HalfFacts | None:
     )
 
 
-def _any_facts(properties: bytes) -> HalfFacts | None:
+def _parse_any_half(properties: bytes) -> HalfProperties | None:
     topic = find_property(properties, b"REAL_TOPIC")
     queue_id = find_property(properties, b"REAL_QID") or b"0"
     if not topic or not queue_id.isdigit():
         return None
     immunity: bytes | None = None
     if b"CHECK_IMMUNITY" in properties:
-        immunity = find_property(properties, IMMUNITY.encode())
+        immunity = find_property(properties, CHECK_IMMUNITY_TIME.encode())
     attempt = None
     if b"ESCROW_WRITER" in properties:
-        attempt = attempt_of(decode_properties(properties))
+        attempt = parse_attempt(decode_properties(properties))
     past, older = None, b""
     if b"ESCROW_COPY" in properties:
-        past, older = _past(properties), find_property(properties, COPY_OF.encode()) or b""
-    return HalfFacts(
+        past, older = (
+            _parse_check_state(properties),
+            find_property(properties, COPY_OF.encode()) or b"",
+        )
+    return HalfProperties(
         topic=topic.decode("utf-8", "replace"),
         queue_id=int(queue_id),
         group=(find_property(properties, b"PGROUP") or b"").decode("utf-8", "replace"),
         key=find_property(properties, b"UNIQ_KEY") or b"",
-        immunity_ms=None if immunity is None else immunity_ms(immunity.decode("utf-8", "replace")),
+        immunity_ms=None
+        if immunity is None
+        else parse_immunity_ms(immunity.decode("utf-8", "replace")),
         attempt=attempt,
-        past=past,
-        older=tuple(int(place) for place in older.split(b",") if place.isdigit()),
+        check_state=past,
+        previous_offsets=tuple(int(place) for place in older.split(b",") if place.isdigit()),
     )
 
 
-def _past(properties: bytes) -> Past | None:
-    parts = (find_property(properties, PAST.encode()) or b"").split(b",")
+def _parse_check_state(properties: bytes) -> CheckState | None:
+    parts = (find_property(properties, COPY_CHECK_STATE.encode()) or b"").split(b",")
     if len(parts) != 4 or not all(part.isdigit() for part in parts):
         return None
     parked_ms, due_ms, checks, is_stranded = map(int, parts)
-    return Past(parked_ms, due_ms, checks, bool(is_stranded))
+    return CheckState(parked_ms, due_ms, checks, bool(is_stranded))
 
 
-def attempt_of(properties: Mapping[str, str]) -> Attempt | None:
+def parse_attempt(properties: Mapping[str, str]) -> Attempt | None:
     writer, batch = properties.get(WRITER), properties.get(BATCH, "")
     if not writer or not batch.isdecimal():
         return None
@@ -320,7 +329,7 @@ def attempt_of(properties: Mapping[str, str]) -> Attempt | None:
     return Attempt(writer, int(batch), properties.get(ATTEMPT, ""), number)
 
 
-def immunity_ms(text: str | None) -> int | None:
+def parse_immunity_ms(text: str | None) -> int | None:
     """As text, and as odd as it may come; None leaves it to the broker's own time."""
     if text is None:
         return None
@@ -334,38 +343,42 @@ def immunity_ms(text: str | None) -> int | None:
 # --- ops -----------------------------------------------------------------------------------------
 
 
-def op_of(
+def make_op(
     queue_offset: int,
-    state: State,
+    state: TransactionState,
     by: str,
     reason: str = "",
     *,
-    also: Sequence[int] = (),
-    host: bytes = NOWHERE,
+    previous_offsets: Sequence[int] = (),
+    born_host: bytes = NO_HOST,
     now_ms: int,
 ) -> NewRecord:
     """That a half is settled, and older copies of it. RocketMQ reads tag and body; the rest is our
     memory of it: how it ended, by whose word, and where he was (the record's born host)."""
     body = b"%d" % queue_offset
-    if state is COMMITTED and by == PRODUCER and not also and not reason:
-        return NewRecord(names.OP_TOPIC, 0, body, _COMMITTED, born_ms=now_ms, born_host=host)
-    text = f"TAGS\x01d\x02{OUTCOME}\x01{_OUTCOMES[state]}\x02"
-    if by != PRODUCER:
+    if state is COMMITTED and by == BY_PRODUCER and not previous_offsets and not reason:
+        return NewRecord(
+            names.OP_TOPIC, 0, body, _PLAIN_COMMIT_PROPERTIES, born_ms=now_ms, born_host=born_host
+        )
+    text = f"TAGS\x01d\x02{OUTCOME}\x01{_LETTER_BY_STATE[state]}\x02"
+    if by != BY_PRODUCER:
         text += f"{DECIDED_BY}\x01{by}\x02"
-    if state is not State.COMMITTED:  # a final is found by its own key, and its op lies behind it
+    if (
+        state is not TransactionState.COMMITTED
+    ):  # a final is found by its own key, and its op lies behind it
         text += f"KEYS\x01{queue_offset}\x02"
-    if also:
-        text += f"{ALSO}\x01{','.join(map(str, also))}\x02"
+    if previous_offsets:
+        text += f"{PREVIOUS_OFFSETS}\x01{','.join(map(str, previous_offsets))}\x02"
     if reason:
         text += f"{REASON}\x01{_printable(reason)}\x02"
-    return NewRecord(names.OP_TOPIC, 0, body, text.encode(), born_ms=now_ms, born_host=host)
+    return NewRecord(names.OP_TOPIC, 0, body, text.encode(), born_ms=now_ms, born_host=born_host)
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    halves: list[int]
-    also: list[int]  # older copies of the same half
-    state: State | None  # None: RocketMQ's, which does not say
+    half_offsets: list[int]
+    previous_offsets: list[int]  # older copies of the same half
+    state: TransactionState | None  # None: RocketMQ's, which does not say
     by: str
     reason: str
 
@@ -380,16 +393,16 @@ def decode_op(record: StoredRecord) -> Op | None:
         return None
     return Op(
         [int(part) for part in parts if part],
-        [int(part) for part in properties.get(ALSO, "").split(",") if part.isdecimal()],
-        _STATES_OF.get(properties.get(OUTCOME, "")),
-        _whose(properties, record),
+        [int(part) for part in properties.get(PREVIOUS_OFFSETS, "").split(",") if part.isdecimal()],
+        _STATE_BY_LETTER.get(properties.get(OUTCOME, "")),
+        _decided_by(properties, record),
         properties.get(REASON, ""),
     )
 
 
-def _whose(properties: Mapping[str, str], record: StoredRecord) -> str:
-    by = properties.get(DECIDED_BY, PRODUCER if OUTCOME in properties else "")
-    if record.born_host == NOWHERE or OUTCOME not in properties:
+def _decided_by(properties: Mapping[str, str], record: StoredRecord) -> str:
+    by = properties.get(DECIDED_BY, BY_PRODUCER if OUTCOME in properties else "")
+    if record.born_host == NO_HOST or OUTCOME not in properties:
         return by
     address, port = decode_host(record.born_host)
     return f"{by} [{address}]:{port}" if ":" in address else f"{by} {address}:{port}"
@@ -399,7 +412,7 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)[:500]
 
 
-def check_body(half: StoredRecord, topic: str, queue_id: int, checks: int) -> bytes:
+def make_check_body(half: StoredRecord, topic: str, queue_id: int, checks: int) -> bytes:
     """The message as its producer is asked about it: where it wants to go, and not where it is."""
     properties = half.properties + f"{CHECK_TIMES}\x01{checks}\x02".encode()
     record = NewRecord(
@@ -418,57 +431,62 @@ def check_body(half: StoredRecord, topic: str, queue_id: int, checks: int) -> by
     )
 
 
-class Step(msgspec.Struct, frozen=True):
+class JournalEntry(msgspec.Struct, frozen=True):
     """One line of the journal."""
 
-    half: int
-    what: str  # asked, unknown, resumed
-    number: int  # of the check
+    half_offset: int
+    event: str  # asked, unknown, resumed
+    check_number: int  # of the check
     peer: str
-    at_ms: int = 0
+    stored_ms: int = 0
 
 
-_JOURNAL = struct.Struct(">qBH")
-STEPS: Final = ("asked", "unknown", "resumed")
+_JOURNAL_FORMAT = struct.Struct(">qBH")
+JOURNAL_EVENTS: Final = ("asked", "unknown", "resumed")
 
 
-def journal_of(step: Step, *, now_ms: int) -> NewRecord:
-    body = _JOURNAL.pack(step.half, STEPS.index(step.what), step.number) + step.peer.encode()
+def make_journal_record(entry: JournalEntry, *, now_ms: int) -> NewRecord:
+    body = (
+        _JOURNAL_FORMAT.pack(
+            entry.half_offset, JOURNAL_EVENTS.index(entry.event), entry.check_number
+        )
+        + entry.peer.encode()
+    )
     return NewRecord(
-        names.JOURNAL_TOPIC, 0, body, f"KEYS\x01{step.half}\x02".encode(), born_ms=now_ms
+        names.JOURNAL_TOPIC, 0, body, f"KEYS\x01{entry.half_offset}\x02".encode(), born_ms=now_ms
     )
 
 
-def decode_step(record: StoredRecord) -> Step:
+def decode_journal_entry(record: StoredRecord) -> JournalEntry:
     try:
-        half, what, number = _JOURNAL.unpack_from(record.body)
-        peer = bytes(record.body[_JOURNAL.size :]).decode()
-        return Step(half, STEPS[what], number, peer, record.stored_ms)
+        half, what, number = _JOURNAL_FORMAT.unpack_from(record.body)
+        peer = bytes(record.body[_JOURNAL_FORMAT.size :]).decode()
+        return JournalEntry(half, JOURNAL_EVENTS[what], number, peer, record.stored_ms)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise CorruptRecord(record.log_offset, f"no line of a journal: {error}") from error
 
 
-_MARK: Final = f"{PACKED}\x01".encode()
-_MARKS_OF_THE_BROKER: Final = (b"MSG_REGION", b"TRACE_ON", b"CLUSTER")
+_PACKED_KEY: Final = f"{PACKED}\x01".encode()
+_BROKER_PROPERTIES: Final = (b"MSG_REGION", b"TRACE_ON", b"CLUSTER")
 
 
 def is_packed(properties: bytes) -> bool:
-    return properties.find(_MARK) >= 0
+    return properties.find(_PACKED_KEY) >= 0
 
 
-def finals_of(half: StoredRecord, topic: str, queue_id: int) -> list[ToAppend]:
+def make_finals(half: StoredRecord, topic: str, queue_id: int) -> list[Appendable]:
     """The messages as their consumers will see them; each names the half that it came from."""
     if not is_packed(half.properties):
-        return [final_of(half, topic, queue_id)]
+        return [make_final(half, topic, queue_id)]
     marks = b"".join(
         b"%b\x01%b\x02" % (name, find_property(half.properties, name) or b"")
-        for name in _MARKS_OF_THE_BROKER
+        for name in _BROKER_PROPERTIES
     )
     sys_flag = with_transaction_type(half.sys_flag, TRANSACTION_COMMIT)
     born = half.born_ms, half.born_host, half.reconsume_times, half.log_offset
-    bulk = decode_bulk(half.body)
+    bulk = decode_bulk_batch(half.body)
     if bulk is not None:
-        return [bulk.run(topic, queue_id, marks, sys_flag, *born)]
+        return [bulk.to_run(topic, queue_id, marks, sys_flag, *born)]
     return [
         NewRecord(
             topic,

@@ -38,29 +38,29 @@ from zlib import crc32
 
 import msgspec
 
-from escrowmq.errors import CorruptRecord, NoSuchRecord
-from escrowmq.escrow.coordinator import Escrow, HalfLog
-from escrowmq.escrow.half_table import Half, SettledHalves
+from escrowmq.errors import CorruptRecord, RecordNotFound
+from escrowmq.escrow.coordinator import HalfLog, TransactionCoordinator
+from escrowmq.escrow.half_table import Half, HalfStates
 from escrowmq.escrow.records import (
     CHECK_TIMES,
-    HalfFacts,
+    HalfProperties,
+    decode_journal_entry,
     decode_op,
-    decode_step,
-    facts_of,
-    finals_of,
-    is_laid_by_us,
+    is_escrowmq_half,
     is_packed,
-    op_of,
+    make_finals,
+    make_op,
+    parse_half,
 )
-from escrowmq.escrow.writers import Decision, Writers, decode_decision
+from escrowmq.escrow.writers import DecisionRecord, WriterTable, decode_decision
 from escrowmq.message import names
-from escrowmq.message.batch import one_by_one
+from escrowmq.message.batch import iter_records
 from escrowmq.message.properties import find_property
 from escrowmq.message.record import TRANSACTION_COMMIT, NewRecord, StoredRecord, transaction_type
-from escrowmq.message.transaction import State
+from escrowmq.message.transaction import TransactionState
 
 
-class Glance(Protocol):
+class HalfSummary(Protocol):
     """A record's place and properties, without its body."""
 
     @property
@@ -75,60 +75,62 @@ class Glance(Protocol):
     def properties(self) -> bytes: ...
 
 
-class RecoveredLog(HalfLog, Protocol):
+class RecoveryLog(HalfLog, Protocol):
     def min_offset(self, topic: str, queue_id: int) -> int: ...
     def max_offset(self, topic: str, queue_id: int) -> int: ...
     def find_by_key(self, topic: str, key: str, *, count_max: int = 32) -> list[StoredRecord]: ...
 
-    def glances(self, topic: str, queue_id: int, begin: int, end: int) -> Iterator[Glance]: ...
+    def record_summaries(
+        self, topic: str, queue_id: int, begin: int, end: int
+    ) -> Iterator[HalfSummary]: ...
 
     @property
-    def last_record(self) -> int: ...
+    def last_record_offset(self) -> int: ...
 
 
-LOOKED_AT_MAX: Final = 16_384  # halves: a fraction of a second of a start
+RECENT_HALVES_MAX: Final = 16_384  # halves: a fraction of a second of a start
 
 
-def remember_settled(escrow: Escrow, store: RecoveredLog) -> None:
+def load_recent_keys(coordinator: TransactionCoordinator, store: RecoveryLog) -> None:
     """Of several with one key, the last is the one that lived."""
-    end = escrow.settled.next
-    begin = max(store.min_offset(names.HALF_TOPIC, 0), end - LOOKED_AT_MAX)
-    for half in store.glances(names.HALF_TOPIC, 0, begin, end):
-        state = escrow.settled.state(half.queue_offset)
-        if state is None or not state.is_settled:
+    end = coordinator.states.next_offset
+    begin = max(store.min_offset(names.HALF_TOPIC, 0), end - RECENT_HALVES_MAX)
+    for half in store.record_summaries(names.HALF_TOPIC, 0, begin, end):
+        state = coordinator.states.get(half.queue_offset)
+        if state is None or not state.is_decided:
             continue
-        facts = facts_of(half)
+        facts = parse_half(half)
         if facts is not None and facts.key:
-            group = escrow.open.name(facts.group)
-            escrow.remembered[facts.key] = group, half.queue_offset, half.log_offset
+            group = coordinator.halves.intern_name(facts.group)
+            coordinator.recent_keys[facts.key] = group, half.queue_offset, half.log_offset
 
 
-_COPIED = f"{CHECK_TIMES}\x01".encode()
+_CHECK_TIMES_KEY = f"{CHECK_TIMES}\x01".encode()
 
 
-class Delivered(Protocol):
+class KeyLookup(Protocol):
     def find_by_key(self, topic: str, key: str, *, count_max: int = 32) -> list[StoredRecord]: ...
 
 
-class Takeover:
+class RocketMQTakeover:
     """Notes of a start: was RocketMQ here, and what has it settled?"""
 
     def __init__(self) -> None:
-        self.was_here = False
-        self._settled: dict[tuple[str, bytes], State] = {}
+        self.is_detected = False
+        self._states: dict[tuple[str, bytes], TransactionState] = {}
 
-    def settled(self, facts: HalfFacts | None, state: State) -> None:
+    def add_decided(self, properties: HalfProperties | None, state: TransactionState) -> None:
         """One of its ops says so, of this half or of a copy of it."""
-        self.was_here = True
-        if facts is not None and facts.key:
-            self._settled[facts.group, facts.key] = state
+        self.is_detected = True
+        if properties is not None and properties.key:
+            self._states[properties.group, properties.key] = state
 
-    def saw(self, properties: bytes) -> None:
+    def inspect_half(self, properties: bytes) -> None:
         """The properties of a half that looks open."""
-        if _COPIED in properties or not is_laid_by_us(properties):
-            self.was_here = True
+        if _CHECK_TIMES_KEY in properties or not is_escrowmq_half(properties):
+            self.is_detected = True
 
-    def outcome(self, half: Half, store: Delivered) -> State | None:
+    def decided_state(self, half: Half, store: KeyLookup) -> TransactionState | None:
         """None: it is as open as it looks."""
         if not half.key:
             return None
@@ -136,20 +138,20 @@ class Takeover:
         for record in store.find_by_key(half.topic, key):
             is_final = transaction_type(record.sys_flag) == TRANSACTION_COMMIT
             if is_final and find_property(record.properties, b"PGROUP") == half.group.encode():
-                return State.COMMITTED
-        settled = self._settled.get((half.group, half.key))
+                return TransactionState.COMMITTED
+        settled = self._states.get((half.group, half.key))
         if settled is not None:
             return settled
         for record in store.find_by_key(names.STRANDED_TOPIC, key):
             if record.log_offset > half.log_offset:  # else it was resumed since
-                return State.STRANDED
+                return TransactionState.STRANDED
         return None
 
 
-PATH: Final = "escrowmq.escrow"
+SNAPSHOT_PATH: Final = "escrowmq.escrow"
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+class CoordinatorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     log_offset: int  # all of it speaks of the log below
     halves_read: int
     steps_read: int
@@ -163,18 +165,18 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     writers: bytes = b""
 
 
-def encode_snapshot(snapshot: Snapshot) -> bytes:
+def encode_snapshot(snapshot: CoordinatorSnapshot) -> bytes:
     data = msgspec.msgpack.encode(snapshot)
     return crc32(data).to_bytes(4, "big") + data
 
 
-def decode_snapshot(content: bytes, log_begin: int, log_end: int) -> Snapshot | None:
+def decode_snapshot(content: bytes, log_begin: int, log_end: int) -> CoordinatorSnapshot | None:
     """None if there is none that fits this log: it can be done without."""
     data = content[4:]
     if len(content) <= 4 or crc32(data) != int.from_bytes(content[:4], "big"):
         return None
     try:
-        snapshot = msgspec.msgpack.decode(data, type=Snapshot)
+        snapshot = msgspec.msgpack.decode(data, type=CoordinatorSnapshot)
     except msgspec.MsgspecError:  # of another version
         return None
     # Of what the log has lost it must not speak, nor of another log.
@@ -186,33 +188,35 @@ log = logging.getLogger(__name__)
 # So many open halves are looked up at every start, which takes a quarter of a second. RocketMQ may
 # have delivered one that we parked and have lost the op in a crash: then nothing shows that it was
 # here but the message itself.
-LOOKED_UP_MAX: Final = 10_000
+TAKEOVER_LOOKUPS_MAX: Final = 10_000
 
 
 @dataclass(slots=True)
-class Recovered:
-    halves: int = 0
-    ops: int = 0
-    open: int = 0
+class RecoveryResult:
+    half_count: int = 0
+    op_count: int = 0
+    open_count: int = 0
     records: list[NewRecord] = field(default_factory=list)  # what the crash cut off
-    decisions: list[Decision] = field(default_factory=list)  # that may not be carried out yet
-    takeover: Takeover = field(default_factory=Takeover)
+    unfinished_decisions: list[DecisionRecord] = field(
+        default_factory=list
+    )  # that may not be carried out yet
+    takeover: RocketMQTakeover = field(default_factory=RocketMQTakeover)
 
 
-def recover_escrow(
-    escrow: Escrow,
-    store: RecoveredLog,
-    snapshot: Snapshot | None,
-    cursor: int | None,
+def recover(
+    coordinator: TransactionCoordinator,
+    store: RecoveryLog,
+    snapshot: CoordinatorSnapshot | None,
+    rocketmq_cursor: int | None,
     *,
     now_ms: int,
-) -> Recovered:
+) -> RecoveryResult:
     """Fill an empty escrow. The records it returns are to be appended before anybody is served.
 
     `cursor`: the first half that RocketMQ would look at, if it has been here; it never stands
     behind a half that is open.
     """
-    found = Recovered()
+    found = RecoveryResult()
     first = store.min_offset(names.HALF_TOPIC, 0)
     ops_from, steps_from = (
         store.min_offset(names.OP_TOPIC, 0),
@@ -220,132 +224,157 @@ def recover_escrow(
     )
     asked: dict[int, tuple[int, int]] = {}
     if snapshot is None:
-        escrow.settled = SettledHalves(first, first)
+        coordinator.states = HalfStates(first, first)
     else:
-        escrow.settled = SettledHalves(snapshot.base, snapshot.halves_read, snapshot.bits)
-        escrow.settled.forget_below(first)
-        escrow.aliases = dict(snapshot.aliases)
-        escrow.writers = Writers.load(snapshot.writers)
+        coordinator.states = HalfStates(snapshot.base, snapshot.halves_read, snapshot.bits)
+        coordinator.states.purge_below(first)
+        coordinator.aliases = dict(snapshot.aliases)
+        coordinator.writers = WriterTable.load(snapshot.writers)
         ops_from = max(ops_from, snapshot.op_cursor)  # those it has read already, for the cursor
         steps_from = max(steps_from, snapshot.steps_read)
         asked = dict(snapshot.checks)
-    escrow.settled.park(store.max_offset(names.HALF_TOPIC, 0) - 1)
-    escrow.cursors.half = max(first, snapshot.half_cursor if snapshot else 0)
-    _read_ops(escrow, store, ops_from, found)
-    asked |= _steps(store, steps_from)
-    passed = _pass_over(escrow, store, first, cursor)
-    _read_open_halves(escrow, store, first, asked, found, now_ms)
-    _lead_to_living(escrow, store, passed)
-    _complete_last_final(escrow, store, found, now_ms)
-    if snapshot is None or found.takeover.was_here or len(escrow.open) <= LOOKED_UP_MAX:
-        _complete_taken_over(escrow, store, found, now_ms)
-    _read_decisions(escrow, store, 0 if snapshot is None else snapshot.decisions_read, found)
-    remember_settled(escrow, store)
-    escrow.advance_cursors()
-    found.open = len(escrow.open)
+    coordinator.states.extend_to(store.max_offset(names.HALF_TOPIC, 0) - 1)
+    coordinator.cursors.half_offset = max(first, snapshot.half_cursor if snapshot else 0)
+    _read_ops(coordinator, store, ops_from, found)
+    asked |= _read_checks(store, steps_from)
+    passed = _mark_passed(coordinator, store, first, rocketmq_cursor)
+    _read_open_halves(coordinator, store, first, asked, found, now_ms)
+    _alias_passed_copies(coordinator, store, passed)
+    _complete_last_record(coordinator, store, found, now_ms)
+    if (
+        snapshot is None
+        or found.takeover.is_detected
+        or len(coordinator.halves) <= TAKEOVER_LOOKUPS_MAX
+    ):
+        _complete_takeover(coordinator, store, found, now_ms)
+    _read_decisions(coordinator, store, 0 if snapshot is None else snapshot.decisions_read, found)
+    load_recent_keys(coordinator, store)
+    coordinator.advance_cursors()
+    found.open_count = len(coordinator.halves)
     return found
 
 
-def _read_decisions(escrow: Escrow, store: RecoveredLog, begin: int, found: Recovered) -> None:
+def _read_decisions(
+    coordinator: TransactionCoordinator, store: RecoveryLog, begin: int, result: RecoveryResult
+) -> None:
     first = max(begin, store.min_offset(names.DECISION_TOPIC, 0))
-    for _, record in _records(store, names.DECISION_TOPIC, first):
+    for _, record in _read_records(store, names.DECISION_TOPIC, first):
         try:
             decision = decode_decision(record)
         except CorruptRecord as error:
             log.error("decision unreadable: %s", error)
             continue
-        escrow.writers.note(decision, record.log_offset)
+        coordinator.writers.apply(decision, record.log_offset)
         halves = (*decision.commits, *decision.rolls_back)
-        if any(escrow.open.find(escrow.aliases.get(half, half)) for half in halves):
-            found.decisions.append(decision)
+        if any(coordinator.halves.find(coordinator.aliases.get(half, half)) for half in halves):
+            result.unfinished_decisions.append(decision)
 
 
-def _pass_over(escrow: Escrow, store: RecoveredLog, first: int, cursor: int | None) -> list[int]:
+def _mark_passed(
+    coordinator: TransactionCoordinator,
+    store: RecoveryLog,
+    first_offset: int,
+    rocketmq_cursor: int | None,
+) -> list[int]:
     """What RocketMQ has passed is over, though nothing says how: it kept no memory of that. What
     we stranded and then appended again was passed too, and only its own record says so."""
     passed = []
-    for queue_offset in range(first, min(cursor or 0, escrow.settled.next)):
-        if escrow.settled.state(queue_offset) is not State.OPEN:
+    for queue_offset in range(
+        first_offset, min(rocketmq_cursor or 0, coordinator.states.next_offset)
+    ):
+        if coordinator.states.get(queue_offset) is not TransactionState.OPEN:
             continue
-        facts = _facts_at(store, queue_offset)
-        if facts is not None and facts.past is not None and facts.past.is_stranded:
-            escrow.settled.put(queue_offset, State.STRANDED)
+        facts = _half_properties_at(store, queue_offset)
+        if facts is not None and facts.check_state is not None and facts.check_state.is_stranded:
+            coordinator.states.put(queue_offset, TransactionState.STRANDED)
         else:
-            escrow.settled.put(queue_offset, State.ROLLED_BACK)
+            coordinator.states.put(queue_offset, TransactionState.ROLLED_BACK)
             passed.append(queue_offset)
     return passed
 
 
-def _facts_at(store: RecoveredLog, queue_offset: int) -> HalfFacts | None:
+def _half_properties_at(store: RecoveryLog, queue_offset: int) -> HalfProperties | None:
     """None if the half cannot be read."""
-    log_offset = store.entry_at(names.HALF_TOPIC, 0, queue_offset)
+    log_offset = store.log_offset_of(names.HALF_TOPIC, 0, queue_offset)
     if log_offset is None:
         return None
     try:
-        return facts_of(store.record_at(log_offset))
-    except (NoSuchRecord, CorruptRecord):
+        return parse_half(store.record_at(log_offset))
+    except (RecordNotFound, CorruptRecord):
         return None
 
 
-def _lead_to_living(escrow: Escrow, store: RecoveredLog, passed: list[int]) -> None:
+def _alias_passed_copies(
+    coordinator: TransactionCoordinator, store: RecoveryLog, passed_offsets: list[int]
+) -> None:
     """It appends a half anew for every check: a late end may name any of the older copies."""
-    for queue_offset in passed:
-        facts = _facts_at(store, queue_offset)
-        living = escrow.open.find_by_key(facts.key, facts.group) if facts is not None else None
+    for queue_offset in passed_offsets:
+        facts = _half_properties_at(store, queue_offset)
+        living = (
+            coordinator.halves.find_by_key(facts.key, facts.group) if facts is not None else None
+        )
         if living is not None:
-            escrow.settled.put(queue_offset, State.STRANDED)
-            escrow.aliases[queue_offset] = living.queue_offset
-            living.older += (queue_offset,)
+            coordinator.states.put(queue_offset, TransactionState.STRANDED)
+            coordinator.aliases[queue_offset] = living.queue_offset
+            living.previous_offsets += (queue_offset,)
 
 
-def _records(store: RecoveredLog, topic: str, begin: int) -> Iterator[tuple[int, StoredRecord]]:
+def _read_records(store: RecoveryLog, topic: str, begin: int) -> Iterator[tuple[int, StoredRecord]]:
     for queue_offset in range(begin, store.max_offset(topic, 0)):
-        log_offset = store.entry_at(topic, 0, queue_offset)
+        log_offset = store.log_offset_of(topic, 0, queue_offset)
         if log_offset is None:
             continue
         try:
             yield queue_offset, store.record_at(log_offset)
-        except (NoSuchRecord, CorruptRecord) as error:
+        except (RecordNotFound, CorruptRecord) as error:
             log.error("unreadable topic=%s queue_offset=%d: %s", topic, queue_offset, error)
 
 
-def _read_ops(escrow: Escrow, store: RecoveredLog, begin: int, found: Recovered) -> None:
-    escrow.cursors.op = begin
-    for queue_offset, record in _records(store, names.OP_TOPIC, begin):
+def _read_ops(
+    coordinator: TransactionCoordinator, store: RecoveryLog, begin: int, result: RecoveryResult
+) -> None:
+    coordinator.cursors.op_offset = begin
+    for queue_offset, record in _read_records(store, names.OP_TOPIC, begin):
         op = decode_op(record)
-        found.ops += 1
+        result.op_count += 1
         if op is None:
-            escrow.cursors.op_written(queue_offset, -1)
+            coordinator.cursors.add_op(queue_offset, -1)
             continue
-        escrow.cursors.op_written(queue_offset, max(op.halves))
-        for half in op.halves:
-            known = escrow.settled.state(half)
-            if known is None or known.is_settled:
+        coordinator.cursors.add_op(queue_offset, max(op.half_offsets))
+        for half in op.half_offsets:
+            known = coordinator.states.get(half)
+            if known is None or known.is_decided:
                 continue  # below the log; or RocketMQ wrote it twice: the first decision stands
             state = op.state
             if state is None:
-                facts, state = _outcome(store, half)
-                found.takeover.settled(facts, state)
+                facts, state = _decided_state(store, half)
+                result.takeover.add_decided(facts, state)
             # Moved: not open and not decided here; its copy says more.
-            escrow.settled.put(half, State.STRANDED if state is State.OPEN else state)
-            for old in op.also:
-                escrow.settled.put(old, state)
+            coordinator.states.put(
+                half, TransactionState.STRANDED if state is TransactionState.OPEN else state
+            )
+            for old in op.previous_offsets:
+                coordinator.states.put(old, state)
 
 
-def _outcome(store: RecoveredLog, queue_offset: int) -> tuple[HalfFacts | None, State]:
+def _decided_state(
+    store: RecoveryLog, queue_offset: int
+) -> tuple[HalfProperties | None, TransactionState]:
     """How a half ended of which RocketMQ only says that it did: was it delivered?"""
-    log_offset = store.entry_at(names.HALF_TOPIC, 0, queue_offset)
+    log_offset = store.log_offset_of(names.HALF_TOPIC, 0, queue_offset)
     if log_offset is None:
-        return None, State.ROLLED_BACK
+        return None, TransactionState.ROLLED_BACK
     try:
-        facts = facts_of(store.record_at(log_offset))
-    except (NoSuchRecord, CorruptRecord):
-        return None, State.ROLLED_BACK
-    is_there = facts is not None and _final(store, facts.topic, facts.key, log_offset) is not None
-    return facts, State.COMMITTED if is_there else State.ROLLED_BACK
+        facts = parse_half(store.record_at(log_offset))
+    except (RecordNotFound, CorruptRecord):
+        return None, TransactionState.ROLLED_BACK
+    is_there = (
+        facts is not None and _find_final(store, facts.topic, facts.key, log_offset) is not None
+    )
+    return facts, TransactionState.COMMITTED if is_there else TransactionState.ROLLED_BACK
 
 
-def _final(store: RecoveredLog, topic: str, key: bytes, half_log_offset: int) -> object | None:
+def _find_final(store: RecoveryLog, topic: str, key: bytes, half_log_offset: int) -> object | None:
     for record in store.find_by_key(topic, key.decode("utf-8", "replace")) if key else ():
         is_final = transaction_type(record.sys_flag) == TRANSACTION_COMMIT
         if is_final and record.prepared_offset == half_log_offset:
@@ -353,180 +382,204 @@ def _final(store: RecoveredLog, topic: str, key: bytes, half_log_offset: int) ->
     return None
 
 
-def _steps(store: RecoveredLog, begin: int) -> dict[int, tuple[int, int]]:
+def _read_checks(store: RecoveryLog, begin: int) -> dict[int, tuple[int, int]]:
     """By half: how often it was asked about, and when last."""
     found: dict[int, tuple[int, int]] = {}
-    for _, record in _records(store, names.JOURNAL_TOPIC, begin):
+    for _, record in _read_records(store, names.JOURNAL_TOPIC, begin):
         try:
-            step = decode_step(record)
+            step = decode_journal_entry(record)
         except CorruptRecord:
             continue
-        if step.what == "asked":
-            found[step.half] = step.number, step.at_ms
+        if step.event == "asked":
+            found[step.half_offset] = step.check_number, step.stored_ms
     return found
 
 
 def _read_open_halves(
-    escrow: Escrow,
-    store: RecoveredLog,
-    first: int,
-    asked: dict[int, tuple[int, int]],
-    found: Recovered,
+    coordinator: TransactionCoordinator,
+    store: RecoveryLog,
+    first_offset: int,
+    checks: dict[int, tuple[int, int]],
+    result: RecoveryResult,
     now_ms: int,
 ) -> None:
-    for glance in _unsettled(escrow, store, first):
+    for glance in _read_undecided(coordinator, store, first_offset):
         queue_offset = glance.queue_offset
-        state = escrow.settled.state(queue_offset)
-        found.halves += 1
-        facts = facts_of(glance)
-        found.takeover.saw(glance.properties)
+        state = coordinator.states.get(queue_offset)
+        result.half_count += 1
+        facts = parse_half(glance)
+        result.takeover.inspect_half(glance.properties)
         if state is None or facts is None:
             continue
         older: tuple[int, ...] = ()
-        before = escrow.open.find_by_key(facts.key, facts.group)
+        before = coordinator.halves.find_by_key(facts.key, facts.group)
         if before is not None:
             # Appended again, by us or by RocketMQ: the newest is the one that lives.
-            if escrow.settled.state(before.queue_offset) is State.OPEN:
-                moved = op_of(before.queue_offset, State.OPEN, "broker", now_ms=now_ms)
-                found.records.append(moved)
-            older = _replace(escrow, before, queue_offset)
-        half = _enter(escrow, glance, facts, state, asked.get(queue_offset))
+            if coordinator.states.get(before.queue_offset) is TransactionState.OPEN:
+                moved = make_op(before.queue_offset, TransactionState.OPEN, "broker", now_ms=now_ms)
+                result.records.append(moved)
+            older = _replace_copy(coordinator, before, queue_offset)
+        half = _restore_half(coordinator, glance, facts, state, checks.get(queue_offset))
         # A place that the log has lost still leads to it: whoever parked it may know no other.
-        half.older = tuple(dict.fromkeys((*facts.older, *older)))
-        escrow.aliases.update(dict.fromkeys(facts.older, queue_offset))
+        half.previous_offsets = tuple(dict.fromkeys((*facts.previous_offsets, *older)))
+        coordinator.aliases.update(dict.fromkeys(facts.previous_offsets, queue_offset))
 
 
-def _unsettled(escrow: Escrow, store: RecoveredLog, first: int) -> Iterator[Glance]:
+def _read_undecided(
+    coordinator: TransactionCoordinator, store: RecoveryLog, first_offset: int
+) -> Iterator[HalfSummary]:
     """Run by run: most of a long queue may be settled, and then nothing of it is read."""
-    at = first
-    while (at := escrow.settled.first_unsettled(at)) < escrow.settled.next:
-        end = escrow.settled.first_settled(at)
-        for glance in store.glances(names.HALF_TOPIC, 0, at, end):
-            _report_gap(escrow, at, glance.queue_offset)
+    at = first_offset
+    while (at := coordinator.states.first_undecided(at)) < coordinator.states.next_offset:
+        end = coordinator.states.first_decided(at)
+        for glance in store.record_summaries(names.HALF_TOPIC, 0, at, end):
+            _report_gap(coordinator, at, glance.queue_offset)
             at = glance.queue_offset + 1
             yield glance
-        _report_gap(escrow, at, end)
+        _report_gap(coordinator, at, end)
         at = end
 
 
-def _report_gap(escrow: Escrow, begin: int, end: int) -> None:
+def _report_gap(coordinator: TransactionCoordinator, begin: int, end: int) -> None:
     """Halves that nothing says are settled, and that the log cannot give."""
     if begin < end:
-        escrow.counts.unreadable += end - begin
+        coordinator.counters.unreadable_halves += end - begin
         log.error("halves unreadable queue_offsets=%d..%d: lost", begin, end - 1)
 
 
-def _enter(
-    escrow: Escrow,
-    glance: Glance,
-    facts: HalfFacts,
-    state: State,
-    asked: tuple[int, int] | None,
+def _restore_half(
+    coordinator: TransactionCoordinator,
+    summary: HalfSummary,
+    properties: HalfProperties,
+    state: TransactionState,
+    check: tuple[int, int] | None,
 ) -> Half:
-    half = escrow.parked(
-        facts,
-        queue_offset=glance.queue_offset,
-        log_offset=glance.log_offset,
-        size=glance.size,
-        parked_ms=glance.stored_ms,
+    half = coordinator.restore_half(
+        properties,
+        queue_offset=summary.queue_offset,
+        log_offset=summary.log_offset,
+        size=summary.size,
+        parked_ms=summary.stored_ms,
     )
-    if facts.past is not None:
-        half.parked_ms, half.due_ms, half.checks, is_stranded = facts.past
-        escrow.due.add(half.queue_offset, half.due_ms)
-        if is_stranded and state is State.OPEN:
-            state = State.STRANDED
-            escrow.settled.put(half.queue_offset, state)
-    if state is State.STRANDED:
-        escrow.open.strand(half)
-        half.why = "stranded before this start"
-        half.checks = half.checks if asked is None else asked[0]
-    elif asked is not None:
-        half.checks = asked[0] - 1
-        escrow.asked(half, asked[1])
+    if properties.check_state is not None:
+        half.parked_ms, half.due_ms, half.checks, is_stranded = properties.check_state
+        coordinator.schedule.add(half.queue_offset, half.due_ms)
+        if is_stranded and state is TransactionState.OPEN:
+            state = TransactionState.STRANDED
+            coordinator.states.put(half.queue_offset, state)
+    if state is TransactionState.STRANDED:
+        coordinator.halves.strand(half)
+        half.reason = "stranded before this start"
+        half.checks = half.checks if check is None else check[0]
+    elif check is not None:
+        half.checks = check[0] - 1
+        coordinator.check_sent(half, check[1])
     return half
 
 
-def _replace(escrow: Escrow, before: Half, new: int) -> tuple[int, ...]:
-    escrow.open.remove(before)
-    escrow.leave_attempt(before)
-    escrow.settled.put(before.queue_offset, State.STRANDED)
-    older = (*before.older, before.queue_offset)
+def _replace_copy(
+    coordinator: TransactionCoordinator, previous: Half, queue_offset: int
+) -> tuple[int, ...]:
+    coordinator.halves.remove(previous)
+    coordinator.remove_from_attempt(previous)
+    coordinator.states.put(previous.queue_offset, TransactionState.STRANDED)
+    older = (*previous.previous_offsets, previous.queue_offset)
     for place in older:
-        escrow.aliases[place] = new
+        coordinator.aliases[place] = queue_offset
     return older
 
 
-def _complete_last_final(
-    escrow: Escrow, store: RecoveredLog, found: Recovered, now_ms: int
+def _complete_last_record(
+    coordinator: TransactionCoordinator, store: RecoveryLog, result: RecoveryResult, now_ms: int
 ) -> None:
     """Final and op are one append, in this order: only the last record of all can lack its op."""
-    if store.last_record < 0:
+    if store.last_record_offset < 0:
         return
     try:
-        last = store.record_at(store.last_record)
-    except (NoSuchRecord, CorruptRecord):
+        last = store.record_at(store.last_record_offset)
+    except (RecordNotFound, CorruptRecord):
         return
     if transaction_type(last.sys_flag) == TRANSACTION_COMMIT:
-        _complete(escrow, store, last, found, now_ms)
+        _complete_commit(coordinator, store, last, result, now_ms)
     elif last.topic == names.STRANDED_TOPIC:
-        _complete_stranded(escrow, last, found, now_ms)
+        _complete_stranded(coordinator, last, result, now_ms)
 
 
-def _complete(
-    escrow: Escrow, store: RecoveredLog, last: StoredRecord, found: Recovered, now_ms: int
+def _complete_commit(
+    coordinator: TransactionCoordinator,
+    store: RecoveryLog,
+    last_record: StoredRecord,
+    result: RecoveryResult,
+    now_ms: int,
 ) -> None:
     try:
-        record = store.record_at(last.prepared_offset)
-    except (NoSuchRecord, CorruptRecord):
+        record = store.record_at(last_record.prepared_offset)
+    except (RecordNotFound, CorruptRecord):
         return
-    half = escrow.open.find(record.queue_offset) if record.topic == names.HALF_TOPIC else None
-    if half is None or half.log_offset != last.prepared_offset:
+    half = (
+        coordinator.halves.find(record.queue_offset) if record.topic == names.HALF_TOPIC else None
+    )
+    if half is None or half.log_offset != last_record.prepared_offset:
         return
-    key = find_property(last.properties, b"UNIQ_KEY") or b""
+    key = find_property(last_record.properties, b"UNIQ_KEY") or b""
     if is_packed(record.properties):
-        finals = list(one_by_one(finals_of(record, half.topic, half.queue_id)))
+        finals = list(iter_records(make_finals(record, half.topic, half.queue_id)))
         keys = [find_property(final.properties, b"UNIQ_KEY") for final in finals]
         if key not in keys:
             return
-        found.records += finals[keys.index(key) + 1 :]  # they are one append as well: a prefix
+        result.records += finals[keys.index(key) + 1 :]  # they are one append as well: a prefix
     elif key != half.key:
         return  # a message that only says that it was committed; the first half of all lies at 0
-    why, older = "its final was there", half.older
-    found.records.append(
-        op_of(half.queue_offset, State.COMMITTED, "broker", why, also=older, now_ms=now_ms)
+    why, older = "its final was there", half.previous_offsets
+    result.records.append(
+        make_op(
+            half.queue_offset,
+            TransactionState.COMMITTED,
+            "broker",
+            why,
+            previous_offsets=older,
+            now_ms=now_ms,
+        )
     )
-    escrow.settled.put(half.queue_offset, State.COMMITTED)
-    escrow.close(half, State.COMMITTED)
+    coordinator.states.put(half.queue_offset, TransactionState.COMMITTED)
+    coordinator.close(half, TransactionState.COMMITTED)
 
 
-def _complete_stranded(escrow: Escrow, last: StoredRecord, found: Recovered, now_ms: int) -> None:
-    facts = facts_of(last)
-    half = escrow.open.find_by_key(facts.key, facts.group) if facts is not None else None
+def _complete_stranded(
+    coordinator: TransactionCoordinator,
+    last_record: StoredRecord,
+    result: RecoveryResult,
+    now_ms: int,
+) -> None:
+    facts = parse_half(last_record)
+    half = coordinator.halves.find_by_key(facts.key, facts.group) if facts is not None else None
     if half is not None and not half.is_stranded:
-        escrow.open.strand(half)
-        half.why = "stranded before this start"
-        escrow.settled.put(half.queue_offset, State.STRANDED)
-        found.records.append(
-            op_of(half.queue_offset, State.STRANDED, "broker", half.why, now_ms=now_ms)
+        coordinator.halves.strand(half)
+        half.reason = "stranded before this start"
+        coordinator.states.put(half.queue_offset, TransactionState.STRANDED)
+        result.records.append(
+            make_op(
+                half.queue_offset, TransactionState.STRANDED, "broker", half.reason, now_ms=now_ms
+            )
         )
 
 
-def _complete_taken_over(
-    escrow: Escrow, store: RecoveredLog, found: Recovered, now_ms: int
+def _complete_takeover(
+    coordinator: TransactionCoordinator, store: RecoveryLog, result: RecoveryResult, now_ms: int
 ) -> None:
     """Without our memory, or where RocketMQ was: what is over is not asked about."""
-    for half in list(escrow.open):
-        state = found.takeover.outcome(half, store)
+    for half in list(coordinator.halves):
+        state = result.takeover.decided_state(half, store)
         if state is None or half.is_stranded:
             continue
         why = "so RocketMQ left it"
-        older = half.older if state.is_settled else ()
-        found.records.append(
-            op_of(half.queue_offset, state, "broker", why, also=older, now_ms=now_ms)
+        older = half.previous_offsets if state.is_decided else ()
+        result.records.append(
+            make_op(half.queue_offset, state, "broker", why, previous_offsets=older, now_ms=now_ms)
         )
-        escrow.settled.put(half.queue_offset, state)
-        if state is State.STRANDED:
-            escrow.open.strand(half)
-            half.why = why
+        coordinator.states.put(half.queue_offset, state)
+        if state is TransactionState.STRANDED:
+            coordinator.halves.strand(half)
+            half.reason = why
             continue
-        escrow.close(half, state)
+        coordinator.close(half, state)

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from escrowmq.errors import CorruptRecord, TransactionContradicted, WriterFenced
+from escrowmq.errors import CorruptRecord, TransactionConflict, WriterFenced
 from escrowmq.message import names
 from escrowmq.message.record import NewRecord, StoredRecord
 
@@ -27,7 +27,7 @@ BATCH: Final = "ESCROW_BATCH"
 ATTEMPT: Final = "ESCROW_ATTEMPT"
 FENCE: Final = "ESCROW_FENCE"
 
-RUNS_KEPT: Final = 16  # of those that are over, so that none of them registers again
+PAST_RUNS_MAX: Final = 16  # of those that are over, so that none of them registers again
 
 
 class Winner(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class Winner(msgspec.Struct, frozen=True):
     count: int  # of its halves
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Of a group of halves; with a writer, of a batch of his. Alone in the log, it decides."""
 
     commits: list[int] = []
@@ -63,75 +63,81 @@ class Writer(msgspec.Struct):
     is_last: bool = False  # he decides nothing after this
 
 
-def decision_record(decision: Decision, *, now_ms: int) -> NewRecord:
+def make_decision_record(decision_record: DecisionRecord, *, now_ms: int) -> NewRecord:
     return NewRecord(
-        names.DECISION_TOPIC, 0, msgspec.msgpack.encode(decision), b"TAGS\x01d\x02", born_ms=now_ms
+        names.DECISION_TOPIC,
+        0,
+        msgspec.msgpack.encode(decision_record),
+        b"TAGS\x01d\x02",
+        born_ms=now_ms,
     )
 
 
-def decode_decision(record: StoredRecord) -> Decision:
-    return read_decision(record.body, record.log_offset)
+def decode_decision(record: StoredRecord) -> DecisionRecord:
+    return decode_decision_body(record.body, record.log_offset)
 
 
-def read_decision(body: bytes | memoryview, log_offset: int = -1) -> Decision:
+def decode_decision_body(body: bytes | memoryview, log_offset: int = -1) -> DecisionRecord:
     """Raises CorruptRecord."""
     try:
-        return msgspec.msgpack.decode(body, type=Decision)
+        return msgspec.msgpack.decode(body, type=DecisionRecord)
     except msgspec.MsgspecError as error:
         raise CorruptRecord(log_offset, f"no decision: {error}") from error
 
 
-class Attempts:
+class OpenAttempts:
     """Which open halves belong to which attempt."""
 
     def __init__(self) -> None:
-        self._halves: dict[tuple[str, int], dict[str, set[int]]] = {}
+        self._offsets_by_batch: dict[tuple[str, int], dict[str, set[int]]] = {}
 
     def add(self, writer: str, batch: int, attempt: str, queue_offset: int) -> None:
-        batches = self._halves.setdefault((writer, batch), {})
+        batches = self._offsets_by_batch.setdefault((writer, batch), {})
         batches.setdefault(attempt, set()).add(queue_offset)
 
     def remove(self, writer: str, batch: int, attempt: str, queue_offset: int) -> None:
-        attempts = self._halves.get((writer, batch), {})
+        attempts = self._offsets_by_batch.get((writer, batch), {})
         halves = attempts.get(attempt, set())
         halves.discard(queue_offset)
         if not halves:
             attempts.pop(attempt, None)
         if not attempts:
-            self._halves.pop((writer, batch), None)
+            self._offsets_by_batch.pop((writer, batch), None)
 
-    def of(self, writer: str, batch: int, attempt: str) -> set[int]:
-        return self._halves.get((writer, batch), {}).get(attempt, set())
+    def half_offsets(self, writer: str, batch: int, attempt: str) -> set[int]:
+        return self._offsets_by_batch.get((writer, batch), {}).get(attempt, set())
 
-    def has_any(self, writer: str) -> bool:
-        return any(name == writer for name, _ in self._halves)
+    def has_open_halves(self, writer: str) -> bool:
+        return any(name == writer for name, _ in self._offsets_by_batch)
 
-    def up_to(self, writer: str, batch: int) -> Iterator[tuple[str, set[int]]]:
+    def attempts_up_to(self, writer: str, batch: int) -> Iterator[tuple[str, set[int]]]:
         """Every attempt at this batch or an earlier one."""
-        for (name, number), attempts in self._halves.items():
+        for (name, number), attempts in self._offsets_by_batch.items():
             if name == writer and number <= batch:
                 yield from attempts.items()
 
 
-class Writers:
+class WriterTable:
     def __init__(self, writers: Iterable[Writer] = ()) -> None:
         self._stored = {writer.name: writer for writer in writers}
-        self._writers = dict(self._stored)  # as they will be once this turn's decisions are stored
-        self.attempts = Attempts()
+        self._staged = dict(self._stored)  # as they will be once this turn's decisions are stored
+        self.attempts = OpenAttempts()
 
     def __iter__(self) -> Iterator[Writer]:
         """As the log has them."""
         return iter(self._stored.values())
 
     def find(self, name: str) -> Writer | None:
-        return self._writers.get(name)
+        return self._staged.get(name)
 
-    def registration(self, name: str, run: str = "", fence: int | None = None) -> Decision | None:
+    def make_registration(
+        self, name: str, run: str = "", fence: int | None = None
+    ) -> DecisionRecord | None:
         """The next fence, and the last decision as it is; None if this run has its fence already.
 
         With a fence, only if that is still the one. Raises WriterFenced.
         """
-        writer = self._writers.get(name) or Writer(name)
+        writer = self._staged.get(name) or Writer(name)
         if fence is not None and fence != writer.fence:
             raise WriterFenced(f"writer {name} has the fence {writer.fence}, not {fence}")
         if run and run == writer.run:
@@ -140,21 +146,21 @@ class Writers:
             after = f"run {writer.run} has taken its place" if writer.run else "it gave up"
             raise WriterFenced(f"run {run} of writer {name} is over: {after}")
         past_runs = [*writer.past_runs, writer.run] if writer.run else writer.past_runs
-        return Decision(
+        return DecisionRecord(
             writer=name,
             fence=writer.fence + 1,
             batch=writer.batch,
             winners=writer.winners,
             fingerprint=writer.fingerprint,
             run=run,
-            past_runs=past_runs[-RUNS_KEPT:],
+            past_runs=past_runs[-PAST_RUNS_MAX:],
         )
 
-    def remembrance(self, writer: Writer) -> Decision | None:
+    def make_copy(self, writer: Writer) -> DecisionRecord | None:
         """The same again, for another place in the log; None while he decides something new."""
-        if self._writers.get(writer.name) is not writer:
+        if self._staged.get(writer.name) is not writer:
             return None
-        return Decision(
+        return DecisionRecord(
             writer=writer.name,
             fence=writer.fence,
             batch=writer.batch,
@@ -165,7 +171,7 @@ class Writers:
             is_last=writer.is_last,
         )
 
-    def decide(
+    def decide_batch(
         self,
         name: str,
         batch: int,
@@ -175,12 +181,12 @@ class Writers:
         by: str,
         *,
         is_last: bool = False,
-    ) -> Decision | None:
+    ) -> DecisionRecord | None:
         """The decision to be stored; None if this batch is decided already.
 
         Raises WriterFenced, or TransactionContradicted if a winner is not all there.
         """
-        writer = self._writers.get(name) or Writer(name)
+        writer = self._staged.get(name) or Writer(name)
         if fence != writer.fence:
             raise WriterFenced(
                 f"writer {name} has registered again: fence {writer.fence}, and this is {fence}"
@@ -191,17 +197,19 @@ class Writers:
             raise WriterFenced(f"batch {batch} of {name} is past: {writer.batch} is decided")
         commits: list[int] = []
         for winner in winners:
-            halves = self.attempts.of(name, batch, winner.attempt)
+            halves = self.attempts.half_offsets(name, batch, winner.attempt)
             if len(halves) != winner.count:
-                raise TransactionContradicted(
+                raise TransactionConflict(
                     f"attempt {winner.attempt} has {len(halves)} open halves, not {winner.count}",
                     "rolled_back",
                 )
             commits += sorted(halves)
         commits = list(dict.fromkeys(commits))
         won = set(commits)
-        lost = [at for _, halves in self.attempts.up_to(name, batch) for at in halves - won]
-        return Decision(
+        lost = [
+            at for _, halves in self.attempts.attempts_up_to(name, batch) for at in halves - won
+        ]
+        return DecisionRecord(
             commits=commits,
             rolls_back=sorted(lost),
             by=by,
@@ -215,57 +223,57 @@ class Writers:
             is_last=is_last,
         )
 
-    def forget_below(self, log_offset: int) -> None:
+    def purge_below(self, log_offset: int) -> None:
         """Whoever has said his last, and the log does not have it any more."""
         for writer in list(self._stored.values()):
-            is_over = writer.is_last and self._writers.get(writer.name) is writer
+            is_over = writer.is_last and self._staged.get(writer.name) is writer
             if (
                 is_over
                 and writer.log_offset < log_offset
-                and not self.attempts.has_any(writer.name)
+                and not self.attempts.has_open_halves(writer.name)
             ):
-                del self._stored[writer.name], self._writers[writer.name]
+                del self._stored[writer.name], self._staged[writer.name]
 
-    def expect(self, decision: Decision) -> None:
+    def stage(self, decision_record: DecisionRecord) -> None:
         """It goes to the log with this turn: whoever comes after it hears of it."""
-        if decision.writer:
-            self._writers[decision.writer] = _writer_of(decision, -1)
+        if decision_record.writer:
+            self._staged[decision_record.writer] = _make_writer(decision_record, -1)
 
-    def note(self, decision: Decision, log_offset: int) -> None:
+    def apply(self, decision_record: DecisionRecord, log_offset: int) -> None:
         """It is in the log."""
-        if decision.writer:
-            writer = _writer_of(decision, log_offset)
-            self._stored[decision.writer] = self._writers[decision.writer] = writer
+        if decision_record.writer:
+            writer = _make_writer(decision_record, log_offset)
+            self._stored[decision_record.writer] = self._staged[decision_record.writer] = writer
 
-    def take_back(self, decision: Decision) -> None:
+    def unstage(self, decision_record: DecisionRecord) -> None:
         """It did not reach the log: what is there counts."""
-        if decision.writer:
-            self._writers.pop(decision.writer, None)
-            if decision.writer in self._stored:
-                self._writers[decision.writer] = self._stored[decision.writer]
+        if decision_record.writer:
+            self._staged.pop(decision_record.writer, None)
+            if decision_record.writer in self._stored:
+                self._staged[decision_record.writer] = self._stored[decision_record.writer]
 
-    def verdict_is_rollback(self, name: str, batch: int, fence: int) -> bool:
+    def has_lost(self, name: str, batch: int, fence: int) -> bool:
         """Whether an open half of an attempt can never win any more."""
-        writer = self._writers.get(name)
+        writer = self._staged.get(name)
         return writer is not None and (batch <= writer.batch or fence < writer.fence)
 
     def dump(self) -> bytes:
         return msgspec.msgpack.encode(list(self._stored.values()))
 
     @classmethod
-    def load(cls, data: bytes) -> Writers:
+    def load(cls, data: bytes) -> WriterTable:
         return cls(msgspec.msgpack.decode(data, type=list[Writer]) if data else ())
 
 
-def _writer_of(decision: Decision, log_offset: int) -> Writer:
+def _make_writer(decision_record: DecisionRecord, log_offset: int) -> Writer:
     return Writer(
-        decision.writer,
-        decision.fence,
-        decision.batch,
-        decision.winners,
-        decision.fingerprint,
+        decision_record.writer,
+        decision_record.fence,
+        decision_record.batch,
+        decision_record.winners,
+        decision_record.fingerprint,
         log_offset,
-        decision.run,
-        decision.past_runs,
-        decision.is_last,
+        decision_record.run,
+        decision_record.past_runs,
+        decision_record.is_last,
     )

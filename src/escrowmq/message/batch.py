@@ -80,18 +80,20 @@ def decode_batch(body: bytes | memoryview) -> list[BatchItem]:
     return items
 
 
-KEY_BEGIN: Final = b"UNIQ_KEY\x01"
-_KEY_END: Final = 2
+UNIQUE_KEY_PREFIX: Final = b"UNIQ_KEY\x01"
+_ITEM_END: Final = 2
 _LENGTH: Final = struct.Struct(">h")
 _HEAD: Final = struct.Struct(">i8xii")  # BATCH_HEAD: its size, flag and length of the body
 assert _HEAD.size == BATCH_HEAD.size
-_TAIL_BYTES_MIN: Final = _LENGTH.size + len(KEY_BEGIN) + 2  # a key of one letter, and its end
+_TAIL_BYTES_MIN: Final = (
+    _LENGTH.size + len(UNIQUE_KEY_PREFIX) + 2
+)  # a key of one letter, and its end
 _TAIL_BYTES_MAX: Final = _TAIL_BYTES_MIN + 254
 _RUN_FIXED_BYTES: Final = BATCH_HEAD.size + _TAIL_BYTES_MIN
 
 
 @final
-class NewRun(msgspec.Struct, frozen=True, gc=False):
+class RecordRun(msgspec.Struct, frozen=True, gc=False):
     """Messages to be appended one behind the other, for consumers to see."""
 
     topic: str
@@ -99,7 +101,7 @@ class NewRun(msgspec.Struct, frozen=True, gc=False):
     bodies: list[memoryview]
     keys: list[bytes]  # all of one length
     flags: list[int]
-    marks: bytes  # the properties that each has behind its key
+    extra_properties: bytes  # the properties that each has behind its key
     sys_flag: int
     born_ms: int
     born_host: bytes
@@ -107,7 +109,9 @@ class NewRun(msgspec.Struct, frozen=True, gc=False):
     prepared_offset: int = 0
 
     def properties(self) -> list[bytes]:
-        return [b"%b%b\x02%b" % (KEY_BEGIN, key, self.marks) for key in self.keys]
+        return [
+            b"%b%b\x02%b" % (UNIQUE_KEY_PREFIX, key, self.extra_properties) for key in self.keys
+        ]
 
     def records(self) -> Iterator[NewRecord]:
         """The same one by one."""
@@ -127,12 +131,12 @@ class NewRun(msgspec.Struct, frozen=True, gc=False):
             )
 
 
-ToAppend = NewRecord | NewRun
+Appendable = NewRecord | RecordRun
 
 
-def one_by_one(found: Sequence[ToAppend]) -> Iterator[NewRecord]:
-    for one in found:
-        if type(one) is NewRun:
+def iter_records(records: Sequence[Appendable]) -> Iterator[NewRecord]:
+    for one in records:
+        if type(one) is RecordRun:
             yield from one.records()
         else:
             yield one
@@ -143,24 +147,24 @@ class BulkBatch(msgspec.Struct, frozen=True, gc=False):
     keys: list[bytes]
     flags: list[int]
 
-    def run(
+    def to_run(
         self,
         topic: str,
         queue_id: int,
-        marks: bytes,
+        extra_properties: bytes,
         sys_flag: int,
         born_ms: int,
         born_host: bytes,
         reconsume_times: int,
         prepared_offset: int = 0,
-    ) -> NewRun:
+    ) -> RecordRun:
         columns = self.bodies, self.keys, self.flags
         born = born_ms, born_host
         times = reconsume_times, prepared_offset
-        return NewRun(topic, queue_id, *columns, marks, sys_flag, *born, *times)
+        return RecordRun(topic, queue_id, *columns, extra_properties, sys_flag, *born, *times)
 
 
-def decode_bulk(body: bytes | memoryview) -> BulkBatch | None:
+def decode_bulk_batch(body: bytes | memoryview) -> BulkBatch | None:
     """The body of a batch (`message/batch.py`) whose messages have nothing but a unique key, of
     letters and digits, all of one length. None if it is another one, or broken: `decode_batch`
     finds out."""
@@ -182,11 +186,11 @@ def decode_bulk(body: bytes | memoryview) -> BulkBatch | None:
         bodies.append(view[body_at:body_end])
         tails.append(view[body_end:at])
         flags.append(flag)
-    keys = _lone_keys(tails)
+    keys = _unique_keys_only(tails)
     return BulkBatch(bodies, keys, flags) if keys else None
 
 
-def _lone_keys(tails: list[memoryview]) -> list[bytes]:
+def _unique_keys_only(tails: list[memoryview]) -> list[bytes]:
     """The keys in these, if all are of one length and nothing else is there; else none."""
     lengths = set(map(len, tails))
     if len(lengths) != 1:
@@ -195,8 +199,8 @@ def _lone_keys(tails: list[memoryview]) -> list[bytes]:
     if length > _TAIL_BYTES_MAX:
         return []
     joined, count = b"".join(tails), len(tails)
-    begin = _LENGTH.pack(length - _LENGTH.size) + KEY_BEGIN
-    same = [*enumerate(begin), (length - 1, _KEY_END)]
+    begin = _LENGTH.pack(length - _LENGTH.size) + UNIQUE_KEY_PREFIX
+    same = [*enumerate(begin), (length - 1, _ITEM_END)]
     if any(joined[at::length] != bytes((byte,)) * count for at, byte in same):
         return []
     keys = [

@@ -21,17 +21,20 @@ if sys.version_info >= (3, 14):
 else:
     import zstandard
 
-LEVEL: Final = 5  # what Java clients use
+DEFAULT_LEVEL: Final = 5  # what Java clients use
 
 # zstd's readers are asked to support windows up to 8 MiB. A larger one costs memory at once.
 _WINDOW_LOG_MAX = 23
 
 
 def compress_body(
-    body: bytes | memoryview, kind: int = sysflag.COMPRESSION_ZLIB, *, level: int = LEVEL
+    body: bytes | memoryview,
+    compression_type: int = sysflag.COMPRESSION_ZLIB,
+    *,
+    level: int = DEFAULT_LEVEL,
 ) -> bytes:
     """`kind` is one of sysflag's COMPRESSION_...; LZ4 has no level."""
-    match kind:
+    match compression_type:
         case 0 | sysflag.COMPRESSION_ZLIB:
             return zlib.compress(body, level)
         case sysflag.COMPRESSION_LZ4:
@@ -39,7 +42,7 @@ def compress_body(
         case sysflag.COMPRESSION_ZSTD:
             return _compress_zstd(body, level)
         case _:
-            raise LocalProtocolError(f"compression 0x{kind:x} is not known")
+            raise LocalProtocolError(f"compression 0x{compression_type:x} is not known")
 
 
 def decompress_body(body: bytes | memoryview, sys_flag: int, *, body_bytes_max: int) -> bytes:
@@ -63,7 +66,7 @@ def _decompress_zlib(body: bytes | memoryview, body_bytes_max: int) -> bytes:
         read = inflater.decompress(body, body_bytes_max + 1)
     except zlib.error as error:
         raise BrokenBody(f"zlib: {error}") from error
-    return _whole("zlib", read, inflater.eof, body_bytes_max)
+    return _check_complete("zlib", read, inflater.eof, body_bytes_max)
 
 
 def _decompress_lz4(body: bytes | memoryview, body_bytes_max: int) -> bytes:
@@ -72,15 +75,15 @@ def _decompress_lz4(body: bytes | memoryview, body_bytes_max: int) -> bytes:
         read = bytes(inflater.decompress(body, max_length=body_bytes_max + 1))
     except RuntimeError as error:
         raise BrokenBody(f"LZ4: {error}") from error
-    return _whole("LZ4", read, inflater.eof, body_bytes_max)
+    return _check_complete("LZ4", read, inflater.eof, body_bytes_max)
 
 
-def _whole(name: str, read: bytes, at_end: bool, body_bytes_max: int) -> bytes:
-    if len(read) > body_bytes_max:
+def _check_complete(name: str, data: bytes, is_complete: bool, body_bytes_max: int) -> bytes:
+    if len(data) > body_bytes_max:
         raise BrokenBody(f"{name}: more than {body_bytes_max} bytes when decompressed")
-    if not at_end:
+    if not is_complete:
         raise BrokenBody(f"{name}: ends too early")
-    return read
+    return data
 
 
 if sys.version_info >= (3, 14):
@@ -96,7 +99,7 @@ if sys.version_info >= (3, 14):
             read = inflater.decompress(body, body_bytes_max + 1)
         except zstd.ZstdError as error:
             raise BrokenBody(f"zstd: {error}") from error
-        return _whole("zstd", read, inflater.eof, body_bytes_max)
+        return _check_complete("zstd", read, inflater.eof, body_bytes_max)
 
 else:
 

@@ -68,7 +68,7 @@ def decode_offset_id(text: str) -> tuple[bytes, int]:
     return raw[:-8], _OFFSET.unpack(raw[-8:])[0]
 
 
-class UniqueKeys:
+class UniqueKeyGenerator:
     """Makes unique keys for one process. `month_began_ms` moves on with the calendar."""
 
     def __init__(self, *, address: str, process_id: int, salt: int) -> None:
@@ -77,17 +77,17 @@ class UniqueKeys:
         self._salt = salt & 0xFFFFFFFF
         self._counter = itertools.count()
 
-    def next(self, *, now_ms: int, month_began_ms: int) -> str:
-        elapsed_ms = (now_ms - month_began_ms) & 0xFFFFFFFF
+    def next(self, *, now_ms: int, month_start_ms: int) -> str:
+        elapsed_ms = (now_ms - month_start_ms) & 0xFFFFFFFF
         count = next(self._counter) & 0xFFFF
         tail = _UNIQUE_TAIL.pack(self._process_id, self._salt, elapsed_ms, count)
         return (self._ip + tail).hex().upper()
 
 
-_WORD = 0xFFFFFFFF
+_WORD_MASK = 0xFFFFFFFF
 _LENGTH_MAX = 256
 _LANE_BYTES = 8
-_MASK_LANE = _WORD.to_bytes(_LANE_BYTES, "little")
+_MASK_LANE = _WORD_MASK.to_bytes(_LANE_BYTES, "little")
 
 # 31^0, 31^1, … and, by length, the same in falling order: a hash is then one sum of products.
 POWERS: Final = [pow(31, exponent, 1 << 32) for exponent in range(_LENGTH_MAX + 1)]
@@ -106,31 +106,35 @@ def unsigned_hash(text: str) -> int:
     for begin in range(0, len(units), _LENGTH_MAX):
         part = units[begin : begin + _LENGTH_MAX]
         total: int = sum(map(mul, part, DESCENDING_POWERS[len(part)]))
-        value = (value * POWERS[len(part)] + total) & _WORD
+        value = (value * POWERS[len(part)] + total) & _WORD_MASK
     return value
 
 
-def hashes_of_tails(before: Sequence[int], tails: Sequence[bytes]) -> Sequence[int]:
+def hash_suffixes(prefix_hashes: Sequence[int], suffixes: Sequence[bytes]) -> Sequence[int]:
     """Unsigned hashes of texts that end in these, which are ASCII and of one length. `before`: the
     hashes of what is before them, as numbers of up to 33 bits."""
-    begun = struct.pack(f"<{len(tails)}Q", *before)
-    return _hash_on(begun, b"".join(tails), len(tails[0]), 0)
+    begun = struct.pack(f"<{len(suffixes)}Q", *prefix_hashes)
+    return _continue_hashes(begun, b"".join(suffixes), len(suffixes[0]), 0)
 
 
-def hashes_with_head(before: int, joined: bytes, length: int, head_bytes: int) -> Sequence[int]:
+def hash_with_shared_prefix(
+    prefix_hash: int, joined: bytes, length: int, prefix_bytes: int
+) -> Sequence[int]:
     """The same for texts of one length, joined, that all begin alike. `before`: the hash of what is
     before the rest of each."""
-    begun = before.to_bytes(_LANE_BYTES, "little") * (len(joined) // length)
-    return _hash_on(begun, joined, length, head_bytes)
+    begun = prefix_hash.to_bytes(_LANE_BYTES, "little") * (len(joined) // length)
+    return _continue_hashes(begun, joined, length, prefix_bytes)
 
 
-def _hash_on(begun: bytes, joined: bytes, length: int, first: int) -> Sequence[int]:
+def _continue_hashes(
+    initial: bytes, joined: bytes, length: int, first_column: int
+) -> Sequence[int]:
     """All at once, in lanes of eight bytes of one large number: a step grows a lane by five bits,
     so that six steps fit before the lanes have to be cut back to 32."""
     count = len(joined) // length
     mask = int.from_bytes(_MASK_LANE * count, "little")
-    total = int.from_bytes(begun, "little")
-    for step, column in enumerate(range(first, length)):
+    total = int.from_bytes(initial, "little")
+    for step, column in enumerate(range(first_column, length)):
         lanes = bytearray(_LANE_BYTES * count)
         lanes[::_LANE_BYTES] = joined[column::length]
         total = total * 31 + int.from_bytes(lanes, "little")
@@ -150,7 +154,7 @@ DELAY_LEVELS_MS: Final[tuple[int, ...]] = (
 )
 
 
-_ALIKE_BYTES: Final = 24
+_CACHED_PROPERTIES_BYTES_MAX: Final = 24
 
 
 def has_queue_entry(sys_flag: int) -> bool:
@@ -164,26 +168,26 @@ def has_keys(sys_flag: int) -> bool:
 
 
 # Both, by the bits of a transaction in the sysFlag: every append looks.
-SHOWN_AND_KEYED: Final = [
+QUEUED_AND_KEYED: Final = [
     (has_queue_entry(bits), has_keys(bits)) for bits in range(TRANSACTION_MASK + 1)
 ]
 
 
-def derive(topic: str, properties: bytes, stored_ms: int) -> tuple[int, list[bytes]]:
+def tags_and_keys(topic: str, properties: bytes, stored_ms: int) -> tuple[int, list[bytes]]:
     """The tags code of a record's queue entry, and its keys: the unique one, then the user's."""
-    if len(properties) <= _ALIKE_BYTES and topic != names.SCHEDULE_TOPIC:
-        return _derive_alike(properties)
-    return _derive(topic, properties, stored_ms)
+    if len(properties) <= _CACHED_PROPERTIES_BYTES_MAX and topic != names.SCHEDULE_TOPIC:
+        return _cached_tags_and_keys(properties)
+    return _parse_tags_and_keys(topic, properties, stored_ms)
 
 
 @lru_cache(maxsize=256)
-def _derive_alike(properties: bytes) -> tuple[int, list[bytes]]:
+def _cached_tags_and_keys(properties: bytes) -> tuple[int, list[bytes]]:
     """So short that many records have the very same: ops, and messages with a tag alone. Nobody
     changes the list."""
-    return _derive("", properties, 0)
+    return _parse_tags_and_keys("", properties, 0)
 
 
-def _derive(topic: str, properties: bytes, stored_ms: int) -> tuple[int, list[bytes]]:
+def _parse_tags_and_keys(topic: str, properties: bytes, stored_ms: int) -> tuple[int, list[bytes]]:
     items = b"\x02" + properties
     code = 0
     keys: list[bytes] = []
@@ -216,12 +220,12 @@ def _due_ms(items: bytes, stored_ms: int) -> int:
     return stored_ms + DELAY_LEVELS_MS[level - 1] if level else 0
 
 
-def delay_level(text: bytes, highest: int) -> int:
+def delay_level(text: bytes, max_level: int) -> int:
     """1 to the highest; 0 for none. A number past the highest means the highest."""
     if not text.isdigit():
         return 0
     digits = text.lstrip(b"0")
-    return min(int(digits[:9] or b"0"), highest)
+    return min(int(digits[:9] or b"0"), max_level)
 
 
 def _tag_hash(tag: bytes) -> int:

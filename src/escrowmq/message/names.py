@@ -9,7 +9,7 @@ KEYS: Final = "KEYS"
 TAGS: Final = "TAGS"
 UNIQUE_KEY: Final = "UNIQ_KEY"
 DELAY_LEVEL: Final = "DELAY"
-WAIT_STORED: Final = "WAIT"
+WAIT_STORE_OK: Final = "WAIT"
 RECORD_CRC: Final = "__CRC32#"
 
 # Properties of a transactional message.

@@ -53,17 +53,17 @@ def find_property(encoded: bytes, name: bytes) -> bytes | None:
 
 
 def change_properties(
-    encoded: bytes, *, drop: Collection[str] = (), put: Mapping[str, str] | None = None
+    encoded: bytes, *, remove: Collection[str] = (), update: Mapping[str, str] | None = None
 ) -> bytes:
     """The same properties but for these; the others stay as they were written, however odd."""
-    put = put or {}
-    unwanted = {name.encode() for name in (*drop, *put)}
+    update = update or {}
+    unwanted = {name.encode() for name in (*remove, *update)}
     items = [
         item
         for item in encoded.split(b"\x02")
         if item and item.partition(b"\x01")[0] not in unwanted
     ]
-    items += [f"{name}\x01{value}".encode() for name, value in put.items()]
+    items += [f"{name}\x01{value}".encode() for name, value in update.items()]
     return b"".join(item + b"\x02" for item in items)
 
 

@@ -61,17 +61,17 @@ def transaction_type(sys_flag: int) -> int:
     return sys_flag & TRANSACTION_MASK
 
 
-def with_transaction_type(sys_flag: int, kind: int) -> int:
-    return sys_flag & ~TRANSACTION_MASK | kind
+def with_transaction_type(sys_flag: int, value: int) -> int:
+    return sys_flag & ~TRANSACTION_MASK | value
 
 
 def is_compressed(sys_flag: int) -> bool:
     return bool(sys_flag & COMPRESSED)
 
 
-def with_compression(sys_flag: int, kind: int) -> int:
+def with_compression(sys_flag: int, compression_type: int) -> int:
     """Marks the body compressed in that way."""
-    return sys_flag & ~COMPRESSION_MASK | COMPRESSED | kind
+    return sys_flag & ~COMPRESSION_MASK | COMPRESSED | compression_type
 
 
 def without_compression(sys_flag: int) -> int:
@@ -101,11 +101,13 @@ TOPIC_BYTES_MAX: Final = 255
 PROPERTIES_BYTES_MAX: Final = 32_767
 RECORD_BYTES_MIN: Final = 91  # V1, both hosts IPv4, nothing in it
 
-_SEAL_NAME: Final = RECORD_CRC.encode() + b"\x01"
-_SEAL_BYTES: Final = len(_SEAL_NAME) + 10 + 1
-SEAL_BYTES_MAX: Final = _SEAL_BYTES + 1  # with the separator that may have to go before it
+_CRC_PROPERTY_NAME: Final = RECORD_CRC.encode() + b"\x01"
+_CRC_PROPERTY_BYTES: Final = len(_CRC_PROPERTY_NAME) + 10 + 1
+CRC_PROPERTY_BYTES_MAX: Final = (
+    _CRC_PROPERTY_BYTES + 1
+)  # with the separator that may have to go before it
 _PROPERTIES_LENGTH = struct.Struct(">h")
-properties_length = _PROPERTIES_LENGTH.pack
+pack_properties_length = _PROPERTIES_LENGTH.pack
 _TOPIC_LENGTH_V2 = struct.Struct(">h")
 
 
@@ -140,7 +142,7 @@ _HOST_BITS = BORN_HOST_IPV6 | STORE_HOST_IPV6
 HEAD_V4 = _HEADS[0]
 _HEAD_V4_BYTES = HEAD_V4.size
 assert _HEAD_V4_BYTES + 1 + 2 == RECORD_BYTES_MIN
-_SYS_FLAG_AT = 36
+_SYS_FLAG_POSITION = 36
 
 
 class NewRecord(msgspec.Struct, frozen=True, gc=False):
@@ -159,7 +161,7 @@ class NewRecord(msgspec.Struct, frozen=True, gc=False):
     reconsume_times: int = 0
     prepared_offset: int = 0
     # Its tags code and all its keys, if whoever made it knows them already.
-    derived: tuple[int, list[bytes]] | None = None
+    tags_and_keys: tuple[int, list[bytes]] | None = None
 
 
 class StoredRecord(msgspec.Struct, frozen=True, gc=False):
@@ -185,7 +187,7 @@ class StoredRecord(msgspec.Struct, frozen=True, gc=False):
     properties: bytes
 
 
-def moved(
+def copy_record(
     record: NewRecord | StoredRecord,
     *,
     topic: str,
@@ -209,7 +211,7 @@ def moved(
 
 
 @lru_cache(maxsize=65_536)
-def topic_field(topic: str) -> tuple[int, bytes]:
+def encode_topic(topic: str) -> tuple[int, bytes]:
     """The magic that a topic's length asks for, and its length and name as records hold them."""
     name = topic.encode()
     if not 1 <= len(name) <= TOPIC_BYTES_MAX:
@@ -225,27 +227,29 @@ def encode_record(
     log_offset: int,
     stored_ms: int,
     store_host: bytes,
-    sealed: bool = False,
+    append_crc: bool = False,
 ) -> bytes:
-    _, pieces = record_pieces(record, queue_offset, log_offset, stored_ms, store_host, sealed)
+    _, pieces = encode_record_pieces(
+        record, queue_offset, log_offset, stored_ms, store_host, append_crc
+    )
     return b"".join(pieces)
 
 
-def record_pieces(
+def encode_record_pieces(
     record: NewRecord,
     queue_offset: int,
     log_offset: int,
     stored_ms: int,
     store_host: bytes,
-    sealed: bool = False,
+    append_crc: bool = False,
 ) -> tuple[int, tuple[bytes, ...]]:
     """Its size, and what it is made of, not yet joined: many records are joined at once."""
-    magic, topic = topic_field(record.topic)
+    magic, topic = encode_topic(record.topic)
     body, properties, sys_flag = record.body, record.properties, record.sys_flag & ~_HOST_BITS
     born_host, body_bytes = record.born_host, len(body)
-    if sealed:
+    if append_crc:
         separator = b"" if not properties or properties.endswith(b"\x02") else b"\x02"
-        properties = b"".join((properties, separator, b"\0" * _SEAL_BYTES))
+        properties = b"".join((properties, separator, b"\0" * _CRC_PROPERTY_BYTES))
     head, head_bytes = HEAD_V4, _HEAD_V4_BYTES
     if len(born_host) + len(store_host) != 16:
         sys_flag |= BORN_HOST_IPV6 if len(born_host) == 20 else 0
@@ -270,56 +274,58 @@ def record_pieces(
         record.prepared_offset,
         body_bytes,
     )
-    pieces = (packed, body, topic, properties_length(len(properties)), properties)
-    return (size, (_seal(b"".join(pieces)),)) if sealed else (size, pieces)
+    pieces = (packed, body, topic, pack_properties_length(len(properties)), properties)
+    return (size, (_fill_in_crc(b"".join(pieces)),)) if append_crc else (size, pieces)
 
 
-def encoded_size(record: NewRecord, *, store_host: bytes, sealed: bool = False) -> int:
+def encoded_size(record: NewRecord, *, store_host: bytes, append_crc: bool = False) -> int:
     """How long `encode_record` will make it, without making it."""
     properties = record.properties
     size = _HEAD_V4_BYTES - 16 + len(record.born_host) + len(store_host)
-    size += len(record.body) + len(topic_field(record.topic)[1]) + 2 + len(properties)
-    if sealed:
-        size += _SEAL_BYTES + (1 if properties and not properties.endswith(b"\x02") else 0)
+    size += len(record.body) + len(encode_topic(record.topic)[1]) + 2 + len(properties)
+    if append_crc:
+        size += _CRC_PROPERTY_BYTES + (1 if properties and not properties.endswith(b"\x02") else 0)
     return size
 
 
-def encode_blank(remaining: int) -> bytes:
-    return BLANK.pack(remaining, MAGIC_BLANK)
+def encode_blank(remaining_bytes: int) -> bytes:
+    return BLANK.pack(remaining_bytes, MAGIC_BLANK)
 
 
-def decode_record(data: bytes | memoryview, at: int, log_offset: LogOffset) -> StoredRecord:
+def decode_record(data: bytes | memoryview, position: int, log_offset: LogOffset) -> StoredRecord:
     """The record at `data[at:]`, checked in every way that its layout allows.
 
     `log_offset` is where it should think it lies: what is stored at the wrong place is corrupt.
     """
-    if len(data) - at < RECORD_BYTES_MIN:
+    if len(data) - position < RECORD_BYTES_MIN:
         raise CorruptRecord(log_offset, "the log ends inside this record")
-    host_bits = data[at + _SYS_FLAG_AT + 3] & _HOST_BITS
+    host_bits = data[position + _SYS_FLAG_POSITION + 3] & _HOST_BITS
     head = _HEADS[host_bits]
-    if len(data) - at < head.size:
+    if len(data) - position < head.size:
         raise CorruptRecord(log_offset, "the log ends inside this record")
-    fields = head.unpack_from(data, at)
+    fields = head.unpack_from(data, position)
     size, magic, body_crc, _, _, _, own_offset = fields[:7]
     body_size = fields[14]
     if magic != MAGIC_V1 and magic != MAGIC_V2:
         raise CorruptRecord(log_offset, f"magic {magic:#010x} is not a record's")
-    if size < RECORD_BYTES_MIN or size > len(data) - at:
+    if size < RECORD_BYTES_MIN or size > len(data) - position:
         raise CorruptRecord(log_offset, f"a size of {size} does not fit")
     if own_offset != log_offset:
         raise CorruptRecord(log_offset, f"it says that it lies at {own_offset}")
-    body_at = at + head.size
+    body_at = position + head.size
     body_end = body_at + body_size
-    topic, properties = _tail(data, body_end, at + size, magic, log_offset, body_size)
+    topic, properties = _decode_topic_and_properties(
+        data, body_end, position + size, magic, log_offset, body_size
+    )
     body = data[body_at:body_end]
     if crc32(body) & CRC_MASK != body_crc:
         raise CorruptRecord(log_offset, "the body's checksum is wrong")
-    _check_properties(data[at : at + size], properties, log_offset)
+    _check_properties(data[position : position + size], properties, log_offset)
     # mypy cannot count what was unpacked; the layout above can.
     return StoredRecord(*fields[:14], body, topic, properties)  # type: ignore[call-arg]
 
 
-def _tail(
+def _decode_topic_and_properties(
     data: bytes | memoryview,
     body_end: int,
     record_end: int,
@@ -350,26 +356,28 @@ def _tail(
     return topic, bytes(data[topic_end + 2 : record_end])
 
 
-def _check_properties(whole: bytes | memoryview, properties: bytes, log_offset: LogOffset) -> None:
+def _check_properties(
+    encoded: bytes | memoryview, properties: bytes, log_offset: LogOffset
+) -> None:
     # No property has a zero byte: one here is a sector that was never written.
     if 0 in properties:
         raise CorruptRecord(log_offset, "the properties have a zero byte in them")
-    seal = properties[-_SEAL_BYTES:]
-    if not seal[-11:-1].isdigit() and not seal.startswith(_SEAL_NAME):
+    seal = properties[-_CRC_PROPERTY_BYTES:]
+    if not seal[-11:-1].isdigit() and not seal.startswith(_CRC_PROPERTY_NAME):
         return  # nothing like a seal: most records have none
-    is_named = seal.startswith(_SEAL_NAME) and seal.endswith(b"\x02")
-    is_right = seal[-11:-1].isdigit() and _seal_digits(whole) == seal[-11:-1]
-    if is_named != is_right and (seal.startswith(_SEAL_NAME) or is_right):
+    is_named = seal.startswith(_CRC_PROPERTY_NAME) and seal.endswith(b"\x02")
+    is_right = seal[-11:-1].isdigit() and _crc_digits(encoded) == seal[-11:-1]
+    if is_named != is_right and (seal.startswith(_CRC_PROPERTY_NAME) or is_right):
         # The digits are wrong; or they are right, and what stands around them is not.
         raise CorruptRecord(log_offset, "the record's seal is wrong")
 
 
-def _seal(encoded: bytes) -> bytes:
-    digits = _seal_digits(encoded)
-    return b"".join((encoded[:-_SEAL_BYTES], _SEAL_NAME, digits, b"\x02"))
+def _fill_in_crc(encoded: bytes) -> bytes:
+    digits = _crc_digits(encoded)
+    return b"".join((encoded[:-_CRC_PROPERTY_BYTES], _CRC_PROPERTY_NAME, digits, b"\x02"))
 
 
-def _seal_digits(encoded: bytes | memoryview) -> bytes:
+def _crc_digits(encoded: bytes | memoryview) -> bytes:
     """Ten decimal digits, the least significant first."""
-    value = crc32(encoded[:-_SEAL_BYTES]) & CRC_MASK
+    value = crc32(encoded[:-_CRC_PROPERTY_BYTES]) & CRC_MASK
     return (b"%010d" % value)[::-1]

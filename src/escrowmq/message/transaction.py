@@ -17,7 +17,7 @@ class Verdict(enum.IntEnum):
     ROLLBACK = 12
 
 
-class State(enum.IntEnum):
+class TransactionState(enum.IntEnum):
     """Two bits. A half is in one of these, and leaves OPEN and STRANDED only for good."""
 
     OPEN = 0
@@ -30,17 +30,28 @@ class State(enum.IntEnum):
         return self.name.lower()
 
     @property
-    def is_settled(self) -> bool:
-        return self in (State.COMMITTED, State.ROLLED_BACK)
+    def is_decided(self) -> bool:
+        return self in (TransactionState.COMMITTED, TransactionState.ROLLED_BACK)
 
 
 # Names of a module are found ten times faster than members of an enum: every commit needs these.
-COMMITTED: Final = State.COMMITTED
-ROLLED_BACK: Final = State.ROLLED_BACK
-STRANDED: Final = State.STRANDED
+COMMITTED: Final = TransactionState.COMMITTED
+ROLLED_BACK: Final = TransactionState.ROLLED_BACK
+STRANDED: Final = TransactionState.STRANDED
 COMMIT: Final = Verdict.COMMIT
 
-STATE_OF = {Verdict.COMMIT: State.COMMITTED, Verdict.ROLLBACK: State.ROLLED_BACK}
+STATE_BY_VERDICT = {
+    Verdict.COMMIT: TransactionState.COMMITTED,
+    Verdict.ROLLBACK: TransactionState.ROLLED_BACK,
+}
 
 
-__all__ = ["COMMIT", "COMMITTED", "ROLLED_BACK", "STATE_OF", "STRANDED", "State", "Verdict"]
+__all__ = [
+    "COMMIT",
+    "COMMITTED",
+    "ROLLED_BACK",
+    "STATE_BY_VERDICT",
+    "STRANDED",
+    "TransactionState",
+    "Verdict",
+]

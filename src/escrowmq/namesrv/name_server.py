@@ -33,43 +33,43 @@ from escrowmq.errors import (
     UnknownRequest,
 )
 from escrowmq.namesrv.route_table import (
-    SILENT_MS_MAX,
-    Registration,
+    HEARTBEAT_TIMEOUT_MS,
+    BrokerRegistration,
     RouteTable,
     check_name,
-    refuse,
-    shown,
+    system_error,
+    truncate_name,
 )
 from escrowmq.remoting import bodies
 from escrowmq.remoting import headers_admin as headers
 from escrowmq.remoting import responses as answers
-from escrowmq.remoting.bodies import decode_packed
+from escrowmq.remoting.bodies import decode_packed_registration
 from escrowmq.remoting.codes import RequestCode, ResponseCode, request_name
 from escrowmq.remoting.requests import Request
 
 ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
-SETTINGS_MAX: Final = 100_000
+KV_ENTRIES_MAX: Final = 100_000
 VALUE_LENGTH_MAX: Final = 65_536
 
 
-class _KvConfig(msgspec.Struct, rename="camel"):
+class _KvConfigFile(msgspec.Struct, rename="camel"):
     config_table: dict[str, dict[str, str]] = {}
 
 
-class Settings:
-    def __init__(self, *, settings_max: int = SETTINGS_MAX) -> None:
-        self._settings_max = settings_max
+class KvConfig:
+    def __init__(self, *, entries_max: int = KV_ENTRIES_MAX) -> None:
+        self._entries_max = entries_max
         self._table: dict[str, dict[str, str]] = {}
         self.revision = 0
 
     @classmethod
-    def load(cls, content: dict[str, Any], *, settings_max: int = SETTINGS_MAX) -> Settings:
+    def load(cls, content: dict[str, Any], *, entries_max: int = KV_ENTRIES_MAX) -> KvConfig:
         """Raises ConfigError if this is not what `dump` gives."""
         try:
-            read = msgspec.convert(content, _KvConfig)
+            read = msgspec.convert(content, _KvConfigFile)
         except msgspec.ValidationError as error:
             raise ConfigError(f"kvConfig.json: {error}") from error
-        settings = cls(settings_max=settings_max)
+        settings = cls(entries_max=entries_max)
         settings._table = {name: dict(table) for name, table in read.config_table.items()}
         return settings
 
@@ -80,9 +80,11 @@ class Settings:
         check_name("namespace", namespace)
         check_name("key", key)
         if len(value) > VALUE_LENGTH_MAX:
-            raise refuse(f"value has {len(value)} characters, the limit is {VALUE_LENGTH_MAX}")
-        if self.get(namespace, key) is None and self.count >= self._settings_max:
-            raise refuse(f"{self._settings_max} settings are kept, which is the limit")
+            raise system_error(
+                f"value has {len(value)} characters, the limit is {VALUE_LENGTH_MAX}"
+            )
+        if self.get(namespace, key) is None and self.count >= self._entries_max:
+            raise system_error(f"{self._entries_max} settings are kept, which is the limit")
         self._table.setdefault(namespace, {})[key] = value
         self.revision += 1
 
@@ -109,10 +111,10 @@ class Settings:
 
 
 # Below 3.0.11 the body of a registration is its topics alone.
-VERSION_WITH_WRAPPER: Final = 37
+VERSION_WITH_TOPIC_WRAPPER: Final = 37
 
-UNIT: Final = 1
-UNIT_SUBSCRIBED: Final = 2
+FLAG_UNIT: Final = 1
+FLAG_UNIT_SUBSCRIBED: Final = 2
 
 _ZLIB_FIRST_BYTE = 0x78  # no JSON begins like this
 
@@ -120,7 +122,7 @@ Handler = Callable[[Request[Any], object, int], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class NamesrvCounters:
     clusters: int
     brokers: int  # names
     addresses: int
@@ -135,15 +137,15 @@ class NameServer:
         self,
         *,
         routes: RouteTable | None = None,
-        settings: Settings | None = None,
+        kv_config: KvConfig | None = None,
         config: Mapping[str, str] | None = None,
     ) -> None:
         """`config` is what GET_NAMESRV_CONFIG shows."""
         self.routes = routes or RouteTable()
-        self.settings = settings or Settings()
+        self.kv_config = kv_config or KvConfig()
         self._config = dict(config or {})
-        self._refused = 0
-        self._expired = 0
+        self._refused_count = 0
+        self._expired_count = 0
         self._handlers: dict[int, Handler] = {
             RequestCode.REGISTER_BROKER: self._register,
             RequestCode.UNREGISTER_BROKER: self._unregister,
@@ -151,8 +153,8 @@ class NameServer:
             RequestCode.BROKER_HEARTBEAT: self._heartbeat,
             RequestCode.REGISTER_TOPIC_IN_NAMESRV: self._register_topic,
             RequestCode.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
-            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write,
-            RequestCode.ADD_WRITE_PERM_OF_BROKER: self._add_write,
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write_perm,
+            RequestCode.ADD_WRITE_PERM_OF_BROKER: self._add_write_perm,
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
             RequestCode.GET_BROKER_CLUSTER_INFO: self._clusters,
             RequestCode.GET_BROKER_MEMBER_GROUP: self._members,
@@ -162,15 +164,15 @@ class NameServer:
             RequestCode.GET_UNIT_TOPIC_LIST: self._unit_topics,
             RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: self._unit_subscribed_topics,
             RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self._unit_subscribed_plain_topics,
-            RequestCode.PUT_KV_CONFIG: self._put_setting,
-            RequestCode.GET_KV_CONFIG: self._get_setting,
-            RequestCode.DELETE_KV_CONFIG: self._delete_setting,
-            RequestCode.GET_KVLIST_BY_NAMESPACE: self._settings_of_namespace,
+            RequestCode.PUT_KV_CONFIG: self._put_kv_config,
+            RequestCode.GET_KV_CONFIG: self._get_kv_config,
+            RequestCode.DELETE_KV_CONFIG: self._delete_kv_config,
+            RequestCode.GET_KVLIST_BY_NAMESPACE: self._get_kv_namespace,
             RequestCode.UPDATE_NAMESRV_CONFIG: self._update_config,
             RequestCode.GET_NAMESRV_CONFIG: self._get_config,
         }
 
-    def handle(self, request: Request[Any], line: object, *, now_ms: int) -> bytes:
+    def handle(self, request: Request[Any], channel: object, *, now_ms: int) -> bytes:
         """The frame to send back; empty if the request was one-way.
 
         `line` is whatever the caller calls this connection; brokers live and die with it.
@@ -182,47 +184,47 @@ class NameServer:
                 raise UnknownRequest(
                     ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f"a name server does not answer {name}"
                 )
-            return handler(request, line, now_ms)
+            return handler(request, channel, now_ms)
         except RequestRefused as error:
             refusal = error
         except BrokenBody as error:
-            refusal = refuse(str(error))
+            refusal = system_error(str(error))
         except LocalProtocolError as error:  # the answer would be longer than a frame can be
-            refusal = refuse(f"cannot be answered: {error}")
-        self._refused += 1
-        return answers.refuse(request, refusal)
+            refusal = system_error(f"cannot be answered: {error}")
+        self._refused_count += 1
+        return answers.encode_error(request, refusal)
 
-    def line_closed(self, line: object) -> list[str]:
+    def channel_closed(self, channel: object) -> list[str]:
         """The addresses of brokers that went with it."""
-        return self.routes.close(line)
+        return self.routes.channel_closed(channel)
 
     def tick(self, *, now_ms: int) -> list[object]:
         """Forget brokers that are silent for too long; their lines, which are to be closed."""
         gone = self.routes.expire(now_ms=now_ms)
-        self._expired += len(gone)
+        self._expired_count += len(gone)
         return list({id(line): line for line in gone.values()}.values())
 
-    def counts(self) -> Counts:
-        return Counts(
+    def counters(self) -> NamesrvCounters:
+        return NamesrvCounters(
             clusters=len(self.routes.clusters()),
             brokers=self.routes.broker_count,
             addresses=self.routes.address_count,
             topics=self.routes.topic_count,
-            settings=self.settings.count,
-            refused=self._refused,
-            expired=self._expired,
+            settings=self.kv_config.count,
+            refused=self._refused_count,
+            expired=self._expired_count,
         )
 
     # What brokers send.
 
     def _register(
-        self, request: Request[headers.RegisterBroker], line: object, now_ms: int
+        self, request: Request[headers.RegisterBroker], channel: object, now_ms: int
     ) -> bytes:
         fields = request.head.fields
         topics = _registered_topics(request)
         timeout_ms = fields.heartbeat_timeout_millis
         registered = self.routes.register(
-            Registration(
+            BrokerRegistration(
                 cluster=fields.cluster_name,
                 name=fields.broker_name,
                 broker_id=fields.broker_id,
@@ -230,155 +232,161 @@ class NameServer:
                 ha_address=fields.ha_server_addr,
                 zone=fields.zone_name,
                 acting_master=fields.enable_acting_master,
-                silent_ms_max=SILENT_MS_MAX if timeout_ms is None else timeout_ms,
+                heartbeat_timeout_ms=HEARTBEAT_TIMEOUT_MS if timeout_ms is None else timeout_ms,
                 topics=tuple(topics.topic_config_table.values()),
                 version=topics.data_version,
             ),
-            line,
+            channel,
             now_ms=now_ms,
         )
-        ordered = self.settings.namespace(ORDER_NAMESPACE)
-        return answers.answer(
+        ordered = self.kv_config.namespace(ORDER_NAMESPACE)
+        return answers.encode_response(
             request,
-            headers.RegisterBrokerAnswer(
+            headers.RegisterBrokerResponse(
                 ha_server_addr=registered.master_ha_address, master_addr=registered.master_address
             ),
-            body=b"" if ordered is None else bodies.encode_body(bodies.Settings(table=ordered)),
+            body=b"" if ordered is None else bodies.encode_body(bodies.KvTable(table=ordered)),
         )
 
     def _unregister(
-        self, request: Request[headers.BrokerIdentity], _line: object, _now_ms: int
+        self, request: Request[headers.BrokerIdentity], _channel: object, _now_ms: int
     ) -> bytes:
         fields = request.head.fields
         self.routes.unregister(fields.cluster_name, fields.broker_name, fields.broker_addr)
-        return answers.succeed(request)
+        return answers.encode_success(request)
 
     def _query_version(
-        self, request: Request[headers.BrokerIdentity], _line: object, now_ms: int
+        self, request: Request[headers.BrokerIdentity], _channel: object, now_ms: int
     ) -> bytes:
         fields = request.head.fields
         asked = bodies.decode_body(bodies.DataVersion, request.body)
-        known = self.routes.heard_of(fields.cluster_name, fields.broker_addr, now_ms=now_ms)
-        return answers.answer(
+        known = self.routes.heartbeat(fields.cluster_name, fields.broker_addr, now_ms=now_ms)
+        return answers.encode_response(
             request,
-            headers.QueryDataVersionAnswer(changed=known != asked),
+            headers.QueryDataVersionResponse(changed=known != asked),
             body=b"" if known is None else bodies.encode_body(known),
         )
 
     def _heartbeat(
-        self, request: Request[headers.BrokerHeartbeat], _line: object, now_ms: int
+        self, request: Request[headers.BrokerHeartbeat], _channel: object, now_ms: int
     ) -> bytes:
         fields = request.head.fields
-        self.routes.heard_of(fields.cluster_name, fields.broker_addr, now_ms=now_ms)
-        return answers.succeed(request)
+        self.routes.heartbeat(fields.cluster_name, fields.broker_addr, now_ms=now_ms)
+        return answers.encode_success(request)
 
     def _register_topic(
-        self, request: Request[headers.RegisterTopic], _line: object, _now_ms: int
+        self, request: Request[headers.RegisterTopic], _channel: object, _now_ms: int
     ) -> bytes:
         route = bodies.decode_body(bodies.TopicRoute, request.body)
         self.routes.register_topic(request.head.fields.topic, route.queue_datas)
-        return answers.succeed(request)
+        return answers.encode_success(request)
 
     # What operators send.
 
     def _delete_topic(
-        self, request: Request[headers.DeleteTopicInNamesrv], _line: object, _now_ms: int
+        self, request: Request[headers.DeleteTopicInNamesrv], _channel: object, _now_ms: int
     ) -> bytes:
         fields = request.head.fields
         self.routes.delete_topic(fields.topic, cluster=fields.cluster_name or None)
-        return answers.succeed(request)
+        return answers.encode_success(request)
 
-    def _wipe_write(
-        self, request: Request[headers.BrokerName], _line: object, _now_ms: int
+    def _wipe_write_perm(
+        self, request: Request[headers.BrokerNameHeader], _channel: object, _now_ms: int
     ) -> bytes:
-        count = self.routes.wipe_write(request.head.fields.broker_name)
-        return answers.answer(request, headers.WipeWritePermAnswer(wipe_topic_count=count))
+        count = self.routes.wipe_write_perm(request.head.fields.broker_name)
+        return answers.encode_response(
+            request, headers.WipeWritePermResponse(wipe_topic_count=count)
+        )
 
-    def _add_write(
-        self, request: Request[headers.BrokerName], _line: object, _now_ms: int
+    def _add_write_perm(
+        self, request: Request[headers.BrokerNameHeader], _channel: object, _now_ms: int
     ) -> bytes:
-        count = self.routes.add_write(request.head.fields.broker_name)
-        return answers.answer(request, headers.AddWritePermAnswer(add_topic_count=count))
+        count = self.routes.add_write_perm(request.head.fields.broker_name)
+        return answers.encode_response(request, headers.AddWritePermResponse(add_topic_count=count))
 
-    def _put_setting(
-        self, request: Request[headers.PutSetting], _line: object, _now_ms: int
-    ) -> bytes:
-        fields = request.head.fields
-        self.settings.put(fields.namespace, fields.key, fields.value)
-        return answers.succeed(request)
-
-    def _get_setting(
-        self, request: Request[headers.SettingKey], _line: object, _now_ms: int
+    def _put_kv_config(
+        self, request: Request[headers.PutKvConfig], _channel: object, _now_ms: int
     ) -> bytes:
         fields = request.head.fields
-        value = self.settings.get(fields.namespace, fields.key)
+        self.kv_config.put(fields.namespace, fields.key, fields.value)
+        return answers.encode_success(request)
+
+    def _get_kv_config(
+        self, request: Request[headers.KvConfigKey], _channel: object, _now_ms: int
+    ) -> bytes:
+        fields = request.head.fields
+        value = self.kv_config.get(fields.namespace, fields.key)
         if value is None:
-            raise _not_found(f"namespace {shown(fields.namespace)} has no {shown(fields.key)}")
-        return answers.answer(request, headers.SettingAnswer(value=value))
+            raise _not_found(
+                f"namespace {truncate_name(fields.namespace)} has no {truncate_name(fields.key)}"
+            )
+        return answers.encode_response(request, headers.GetKvConfigResponse(value=value))
 
-    def _delete_setting(
-        self, request: Request[headers.SettingKey], _line: object, _now_ms: int
+    def _delete_kv_config(
+        self, request: Request[headers.KvConfigKey], _channel: object, _now_ms: int
     ) -> bytes:
-        self.settings.delete(request.head.fields.namespace, request.head.fields.key)
-        return answers.succeed(request)
+        self.kv_config.delete(request.head.fields.namespace, request.head.fields.key)
+        return answers.encode_success(request)
 
-    def _settings_of_namespace(
-        self, request: Request[headers.SettingNamespace], _line: object, _now_ms: int
+    def _get_kv_namespace(
+        self, request: Request[headers.KvNamespace], _channel: object, _now_ms: int
     ) -> bytes:
         namespace = request.head.fields.namespace
-        table = self.settings.namespace(namespace)
+        table = self.kv_config.namespace(namespace)
         if table is None:
-            raise _not_found(f"there is no namespace {shown(namespace)}")
-        return _body(request, bodies.Settings(table=table))
+            raise _not_found(f"there is no namespace {truncate_name(namespace)}")
+        return _encode_body_response(request, bodies.KvTable(table=table))
 
-    def _update_config(self, request: Request[Any], _line: object, _now_ms: int) -> bytes:
+    def _update_config(self, request: Request[Any], _channel: object, _now_ms: int) -> bytes:
         raise RequestRefused(
             ResponseCode.NO_PERMISSION,
             "this name server is configured where it is started, not over the network",
         )
 
-    def _get_config(self, request: Request[Any], _line: object, _now_ms: int) -> bytes:
+    def _get_config(self, request: Request[Any], _channel: object, _now_ms: int) -> bytes:
         lines = [f"{name}={value}\n" for name, value in sorted(self._config.items())]
-        return answers.answer(request, body="".join(lines).encode())
+        return answers.encode_response(request, body="".join(lines).encode())
 
     # What everybody asks.
 
-    def _route(self, request: Request[headers.GetRoute], _line: object, _now_ms: int) -> bytes:
+    def _route(self, request: Request[headers.GetRoute], _channel: object, _now_ms: int) -> bytes:
         topic = request.head.fields.topic
         route = self.routes.route(topic)
         if route is None:
             raise RequestRefused(
                 ResponseCode.TOPIC_NOT_EXIST,
-                f"No topic route info in name server for the topic: {shown(topic)}",
+                f"No topic route info in name server for the topic: {truncate_name(topic)}",
             )
-        order = self.settings.get(ORDER_NAMESPACE, topic)
-        return _body(request, msgspec.structs.replace(route, order_topic_conf=order))
+        order = self.kv_config.get(ORDER_NAMESPACE, topic)
+        return _encode_body_response(
+            request, msgspec.structs.replace(route, order_topic_conf=order)
+        )
 
-    def _clusters(self, request: Request[Any], _line: object, _now_ms: int) -> bytes:
+    def _clusters(self, request: Request[Any], _channel: object, _now_ms: int) -> bytes:
         found = bodies.ClusterInfo(
             broker_addr_table=self.routes.brokers(), cluster_addr_table=self.routes.clusters()
         )
-        return _body(request, found)
+        return _encode_body_response(request, found)
 
     def _members(
-        self, request: Request[headers.GetBrokerMemberGroup], _line: object, _now_ms: int
+        self, request: Request[headers.GetBrokerMemberGroup], _channel: object, _now_ms: int
     ) -> bytes:
         cluster, name = request.head.fields.cluster_name, request.head.fields.broker_name
         members = bodies.BrokerMembers(
             cluster=cluster, broker_name=name, broker_addrs=self.routes.members(cluster, name)
         )
-        return _body(request, bodies.BrokerMemberGroup(broker_member_group=members))
+        return _encode_body_response(request, bodies.BrokerMemberGroup(broker_member_group=members))
 
-    def _all_topics(self, request: Request[Any], _line: object, _now_ms: int) -> bytes:
-        return _body(request, bodies.TopicList(topic_list=self.routes.topics()))
+    def _all_topics(self, request: Request[Any], _channel: object, _now_ms: int) -> bytes:
+        return _encode_body_response(request, bodies.TopicList(topic_list=self.routes.topics()))
 
     def _topics_of_cluster(
-        self, request: Request[headers.TopicsOfCluster], _line: object, _now_ms: int
+        self, request: Request[headers.GetTopicsByCluster], _channel: object, _now_ms: int
     ) -> bytes:
         topics = self.routes.topics(cluster=request.head.fields.cluster)
-        return _body(request, bodies.TopicList(topic_list=topics))
+        return _encode_body_response(request, bodies.TopicList(topic_list=topics))
 
-    def _system_topics(self, request: Request[Any], _line: object, _now_ms: int) -> bytes:
+    def _system_topics(self, request: Request[Any], _channel: object, _now_ms: int) -> bytes:
         """Clusters and brokers have a topic of their name; for others, a broker can be asked."""
         brokers = self.routes.brokers()
         names = {*self.routes.clusters(), *brokers}
@@ -386,41 +394,43 @@ class NameServer:
         found = bodies.TopicList(
             topic_list=sorted(names), broker_addr=addresses[0] if addresses else None
         )
-        return _body(request, found)
+        return _encode_body_response(request, found)
 
-    def _unit_topics(self, request: Request[Any], _line: object, _now_ms: int) -> bytes:
-        return self._flagged(request, lambda flag: bool(flag & UNIT))
+    def _unit_topics(self, request: Request[Any], _channel: object, _now_ms: int) -> bytes:
+        return self._topics_with_flag(request, lambda flag: bool(flag & FLAG_UNIT))
 
-    def _unit_subscribed_topics(self, request: Request[Any], _line: object, _now_ms: int) -> bytes:
-        return self._flagged(request, lambda flag: bool(flag & UNIT_SUBSCRIBED))
+    def _unit_subscribed_topics(
+        self, request: Request[Any], _channel: object, _now_ms: int
+    ) -> bytes:
+        return self._topics_with_flag(request, lambda flag: bool(flag & FLAG_UNIT_SUBSCRIBED))
 
     def _unit_subscribed_plain_topics(
-        self, request: Request[Any], _line: object, _now_ms: int
+        self, request: Request[Any], _channel: object, _now_ms: int
     ) -> bytes:
-        return self._flagged(request, lambda flag: flag & 3 == UNIT_SUBSCRIBED)
+        return self._topics_with_flag(request, lambda flag: flag & 3 == FLAG_UNIT_SUBSCRIBED)
 
-    def _flagged(self, request: Request[Any], is_wanted: Callable[[int], bool]) -> bytes:
+    def _topics_with_flag(self, request: Request[Any], matches: Callable[[int], bool]) -> bytes:
         flags = self.routes.topic_flags()
-        topics = [topic for topic, flag in flags.items() if is_wanted(flag)]
-        return _body(request, bodies.TopicList(topic_list=topics))
+        topics = [topic for topic, flag in flags.items() if matches(flag)]
+        return _encode_body_response(request, bodies.TopicList(topic_list=topics))
 
 
 def _registered_topics(request: Request[headers.RegisterBroker]) -> bodies.TopicConfigs:
     fields, body = request.head.fields, request.body
     if fields.body_crc32 and fields.body_crc32 != zlib.crc32(body) & 0x7FFFFFFF:
-        raise refuse("bodyCrc32 does not fit the body")
+        raise system_error("bodyCrc32 does not fit the body")
     if not body:
         return bodies.TopicConfigs()
-    if request.head.version < VERSION_WITH_WRAPPER:
+    if request.head.version < VERSION_WITH_TOPIC_WRAPPER:
         return bodies.decode_body(bodies.TopicConfigs, body)
     # 5.x brokers that compress do not say so in the header.
     if fields.compressed or body[0] == _ZLIB_FIRST_BYTE:
-        return decode_packed(body).topic_config_serialize_wrapper
+        return decode_packed_registration(body).topic_config_serialize_wrapper
     return bodies.decode_registration(body).topic_config_serialize_wrapper
 
 
-def _body(request: Request[Any], body: bodies.JsonBody) -> bytes:
-    return answers.answer(request, body=bodies.encode_body(body))
+def _encode_body_response(request: Request[Any], body: bodies.JsonBody) -> bytes:
+    return answers.encode_response(request, body=bodies.encode_body(body))
 
 
 def _not_found(remark: str) -> RequestRefused:

@@ -23,8 +23,8 @@ from escrowmq.errors import RequestRefused
 from escrowmq.remoting import headers_admin as headers
 from escrowmq.remoting.bodies import (
     DataVersion,
+    KvTable,
     RegisterBrokerBody,
-    Settings,
     TopicConfig,
     TopicConfigs,
     decode_body,
@@ -36,7 +36,7 @@ from escrowmq.remoting.headers import H, Header, NoFields, decode_header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerCard:
+class BrokerDescription:
     """Who we are, as clients will find us."""
 
     cluster: str
@@ -48,7 +48,7 @@ class BrokerCard:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RegistrationRequest:
     """A request, as wire.Connection.call takes it."""
 
     code: int
@@ -57,7 +57,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class RegistrationResult:
     """A registration was. A slave is told of its master; ordered topics come as "a:4;b:4"."""
 
     master_address: str | None = None
@@ -66,12 +66,14 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownVersion:
-    changed: bool  # ours is not what the name server knows: register
+class DataVersionResult:
+    has_changed: bool  # ours is not what the name server knows: register
     version: DataVersion | None  # None: it does not know us
 
 
-def register(broker: BrokerCard, topics: Iterable[TopicConfig], version: DataVersion) -> Ask:
+def registration_request(
+    broker: BrokerDescription, topics: Iterable[TopicConfig], version: DataVersion
+) -> RegistrationRequest:
     table = {topic.topic_name: topic for topic in topics}
     body = encode_body(
         RegisterBrokerBody(
@@ -91,42 +93,44 @@ def register(broker: BrokerCard, topics: Iterable[TopicConfig], version: DataVer
         compressed=False,
         body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
     )
-    return Ask(RequestCode.REGISTER_BROKER, fields, body)
+    return RegistrationRequest(RequestCode.REGISTER_BROKER, fields, body)
 
 
-def unregister(broker: BrokerCard) -> Ask:
-    return Ask(RequestCode.UNREGISTER_BROKER, _identity(broker))
+def unregistration_request(broker: BrokerDescription) -> RegistrationRequest:
+    return RegistrationRequest(RequestCode.UNREGISTER_BROKER, _identity(broker))
 
 
-def query_version(broker: BrokerCard, version: DataVersion) -> Ask:
-    return Ask(RequestCode.QUERY_DATA_VERSION, _identity(broker), encode_body(version))
+def data_version_request(broker: BrokerDescription, version: DataVersion) -> RegistrationRequest:
+    return RegistrationRequest(
+        RequestCode.QUERY_DATA_VERSION, _identity(broker), encode_body(version)
+    )
 
 
-def read_registered(answer: Command, body: bytes | memoryview) -> Accepted:
+def parse_registration_response(response: Command, body: bytes | memoryview) -> RegistrationResult:
     """Raises RequestRefused if the answer is no, BadField or BrokenBody if it cannot be read."""
-    fields = _accepted(headers.RegisterBrokerAnswer, answer)
-    ordered = decode_body(Settings, body).table if body else {}
-    return Accepted(fields.master_addr, fields.ha_server_addr, ordered)
+    fields = _parse_fields(headers.RegisterBrokerResponse, response)
+    ordered = decode_body(KvTable, body).table if body else {}
+    return RegistrationResult(fields.master_addr, fields.ha_server_addr, ordered)
 
 
-def read_version(answer: Command, body: bytes | memoryview) -> KnownVersion:
+def parse_data_version_response(response: Command, body: bytes | memoryview) -> DataVersionResult:
     """Raises as `read_registered` does."""
-    fields = _accepted(headers.QueryDataVersionAnswer, answer)
-    return KnownVersion(fields.changed, decode_body(DataVersion, body) if body else None)
+    fields = _parse_fields(headers.QueryDataVersionResponse, response)
+    return DataVersionResult(fields.changed, decode_body(DataVersion, body) if body else None)
 
 
-def read_unregistered(answer: Command) -> None:
+def parse_unregistration_response(response: Command) -> None:
     """Raises RequestRefused if the answer is no."""
-    _accepted(NoFields, answer)
+    _parse_fields(NoFields, response)
 
 
-def _accepted(kind: type[H], answer: Command) -> H:
-    if answer.code != ResponseCode.SUCCESS:
-        raise RequestRefused(answer.code, answer.remark)
-    return decode_header(kind, answer.ext_fields)
+def _parse_fields(header_type: type[H], response: Command) -> H:
+    if response.code != ResponseCode.SUCCESS:
+        raise RequestRefused(response.code, response.remark)
+    return decode_header(header_type, response.ext_fields)
 
 
-def _identity(broker: BrokerCard) -> headers.BrokerIdentity:
+def _identity(broker: BrokerDescription) -> headers.BrokerIdentity:
     return headers.BrokerIdentity(
         broker_name=broker.name,
         broker_addr=broker.address,

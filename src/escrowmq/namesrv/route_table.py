@@ -32,35 +32,36 @@ from escrowmq.remoting.bodies import BrokerRoute, DataVersion, QueueRoute, Topic
 from escrowmq.remoting.codes import ResponseCode
 
 NAME_LENGTH_MAX: Final = 512
-_SHOWN_MAX = 64  # of a name in a remark
+_TRUNCATED_CHARS = 64  # of a name in a remark
 
 
-def refuse(remark: str) -> RequestRefused:
+def system_error(remark: str) -> RequestRefused:
     return RequestRefused(ResponseCode.SYSTEM_ERROR, remark)
 
 
-def shown(name: str) -> str:
+def truncate_name(name: str) -> str:
     """For a remark: all of a name that we would take, the beginning of one that is too long."""
-    return name if len(name) <= NAME_LENGTH_MAX else f"{name[:_SHOWN_MAX]}..."
+    return name if len(name) <= NAME_LENGTH_MAX else f"{name[:_TRUNCATED_CHARS]}..."
 
 
-def check_name(what: str, name: str, *, may_be_empty: bool = False) -> None:
+def check_name(field_name: str, name: str, *, may_be_empty: bool = False) -> None:
     if not name and not may_be_empty:
-        raise refuse(f"{what} is empty")
+        raise system_error(f"{field_name} is empty")
     if len(name) > NAME_LENGTH_MAX:
-        raise refuse(
-            f"{what} has {len(name)} characters, the limit is {NAME_LENGTH_MAX}: {shown(name)}"
+        raise system_error(
+            f"{field_name} has {len(name)} characters, the limit is {NAME_LENGTH_MAX}: "
+            f"{truncate_name(name)}"
         )
 
 
-def check_number(what: str, number: int, least: int, most: int) -> None:
-    if not least <= number <= most:
-        raise refuse(f"{what} is {number}, not between {least} and {most}")
+def check_number(field_name: str, number: int, minimum: int, maximum: int) -> None:
+    if not minimum <= number <= maximum:
+        raise system_error(f"{field_name} is {number}, not between {minimum} and {maximum}")
 
 
-MASTER: Final = 0
-WRITE: Final = 2
-SILENT_MS_MAX: Final = 120_000
+MASTER_ID: Final = 0
+PERM_WRITE: Final = 2
+HEARTBEAT_TIMEOUT_MS: Final = 120_000
 
 BROKERS_MAX: Final = 10_000
 TOPICS_MAX: Final = 200_000
@@ -71,7 +72,7 @@ BROKER_ID_MAX: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Registration:
+class BrokerRegistration:
     """What a broker says of itself. `topics` may be only those that have changed."""
 
     cluster: str
@@ -81,13 +82,13 @@ class Registration:
     ha_address: str = ""
     zone: str | None = None
     acting_master: bool | None = None  # None: a broker that knows nothing of this
-    silent_ms_max: int = SILENT_MS_MAX
+    heartbeat_timeout_ms: int = HEARTBEAT_TIMEOUT_MS
     topics: tuple[TopicConfig, ...] = ()
     version: DataVersion = field(default_factory=DataVersion)
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class MasterInfo:
     """Told to a slave: where its master is. Empty for a master, and while there is none."""
 
     master_address: str | None = None
@@ -102,12 +103,14 @@ class _Broker:
     topics: set[str] = field(default_factory=set)
     acting_master: bool = False
     zone: str | None = None
-    is_wiped: bool = False
+    is_write_disabled: bool = False
 
     @property
     def is_writable(self) -> bool:
         # A slave that acts as master serves reads; it takes no messages.
-        return not self.is_wiped and (MASTER in self.addresses or not self.acting_master)
+        return not self.is_write_disabled and (
+            MASTER_ID in self.addresses or not self.acting_master
+        )
 
     def route(self) -> BrokerRoute:
         return BrokerRoute(
@@ -120,14 +123,14 @@ class _Broker:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Alive:
+class _LiveBroker:
     name: str
     broker_id: int
     ha_address: str
     version: DataVersion
-    line: object
-    heard_ms: int
-    silent_ms_max: int
+    channel: object
+    last_heartbeat_ms: int
+    heartbeat_timeout_ms: int
 
 
 class RouteTable:
@@ -136,71 +139,81 @@ class RouteTable:
         self._topics_max = topics_max
         self._brokers: dict[str, _Broker] = {}
         self._topics: dict[str, dict[str, QueueRoute]] = {}
-        self._alive: dict[str, _Alive] = {}
+        self._live_brokers: dict[str, _LiveBroker] = {}
 
     # Brokers come.
 
-    def register(self, new: Registration, line: object, *, now_ms: int) -> Registered:
-        self._check(new)
-        before = self._alive.get(new.address)
-        if before is not None and not self._is_of(before, new.cluster, new.name):
-            self._drop(new.address)  # it was restarted under another name
+    def register(
+        self, registration: BrokerRegistration, channel: object, *, now_ms: int
+    ) -> MasterInfo:
+        self._check_registration(registration)
+        before = self._live_brokers.get(registration.address)
+        if before is not None and not self._belongs_to(
+            before, registration.cluster, registration.name
+        ):
+            self._remove_address(registration.address)  # it was restarted under another name
             before = None
 
-        broker = self._brokers.setdefault(new.name, _Broker(new.cluster, new.name))
-        is_first = self._take_place(broker, new, before)
-        broker.acting_master = bool(new.acting_master)
-        broker.zone = new.zone
-        if _speaks_for(broker, new):
-            changed = is_first or before is None or before.version != new.version
-            known = broker.topics
-            for topic in new.topics:
-                if changed or topic.topic_name not in known:
-                    self._put_queues(broker, topic.topic_name, _queues(new.name, topic))
-        self._alive[new.address] = _Alive(
-            name=new.name,
-            broker_id=new.broker_id,
-            ha_address=new.ha_address,
-            version=new.version,
-            line=line,
-            heard_ms=now_ms,
-            silent_ms_max=new.silent_ms_max,
+        broker = self._brokers.setdefault(
+            registration.name, _Broker(registration.cluster, registration.name)
         )
-        return self._master_for(broker, new.broker_id)
+        is_first = self._claim_broker_id(broker, registration, before)
+        broker.acting_master = bool(registration.acting_master)
+        broker.zone = registration.zone
+        if _defines_topics(broker, registration):
+            changed = is_first or before is None or before.version != registration.version
+            known = broker.topics
+            for topic in registration.topics:
+                if changed or topic.topic_name not in known:
+                    self._put_queues(
+                        broker, topic.topic_name, _make_queue_route(registration.name, topic)
+                    )
+        self._live_brokers[registration.address] = _LiveBroker(
+            name=registration.name,
+            broker_id=registration.broker_id,
+            ha_address=registration.ha_address,
+            version=registration.version,
+            channel=channel,
+            last_heartbeat_ms=now_ms,
+            heartbeat_timeout_ms=registration.heartbeat_timeout_ms,
+        )
+        return self._master_for(broker, registration.broker_id)
 
-    def heard_of(self, cluster: str, address: str, *, now_ms: int) -> DataVersion | None:
+    def heartbeat(self, cluster: str, address: str, *, now_ms: int) -> DataVersion | None:
         """It is alive; its data version as last registered. None: nothing is known of it."""
-        alive = self._alive.get(address)
-        if alive is None or not self._is_of(alive, cluster, alive.name):
+        alive = self._live_brokers.get(address)
+        if alive is None or not self._belongs_to(alive, cluster, alive.name):
             return None
-        alive.heard_ms = now_ms
+        alive.last_heartbeat_ms = now_ms
         return alive.version
 
     # Brokers go.
 
     def unregister(self, cluster: str, name: str, address: str) -> bool:
-        alive = self._alive.get(address)
-        if alive is None or not self._is_of(alive, cluster, name):
+        alive = self._live_brokers.get(address)
+        if alive is None or not self._belongs_to(alive, cluster, name):
             return False
-        self._drop(address)
+        self._remove_address(address)
         return True
 
-    def close(self, line: object) -> list[str]:
+    def channel_closed(self, channel: object) -> list[str]:
         """The addresses that were registered over this line, and now are not."""
-        gone = [address for address, alive in self._alive.items() if alive.line is line]
+        gone = [
+            address for address, alive in self._live_brokers.items() if alive.channel is channel
+        ]
         for address in gone:
-            self._drop(address)
+            self._remove_address(address)
         return gone
 
     def expire(self, *, now_ms: int) -> dict[str, object]:
         """Addresses that have been silent for too long, each with the line it came over."""
         silent = {
-            address: alive.line
-            for address, alive in self._alive.items()
-            if alive.heard_ms + alive.silent_ms_max < now_ms
+            address: alive.channel
+            for address, alive in self._live_brokers.items()
+            if alive.last_heartbeat_ms + alive.heartbeat_timeout_ms < now_ms
         }
         for address in silent:
-            self._drop(address)
+            self._remove_address(address)
         return silent
 
     # Topics.
@@ -210,9 +223,11 @@ class RouteTable:
         check_name("topicName", topic)
         for each in queues:
             if each.broker_name not in self._brokers:
-                raise refuse(f"topic {topic}: broker {shown(each.broker_name)} is not registered")
+                raise system_error(
+                    f"topic {topic}: broker {truncate_name(each.broker_name)} is not registered"
+                )
             _check_queues(topic, each)
-        self._check_room((topic,))
+        self._check_topic_limit((topic,))
         for each in queues:
             self._put_queues(self._brokers[each.broker_name], topic, each)
 
@@ -225,15 +240,15 @@ class RouteTable:
         ]
         for name in names:
             self._brokers[name].topics.discard(topic)
-            self._forget_queues(name, topic)
+            self._remove_queues(name, topic)
         return len(names)
 
-    def wipe_write(self, name: str) -> int:
+    def wipe_write_perm(self, name: str) -> int:
         """Nobody is told to write to it, until `add_write` or another master. Its topics' count."""
-        return self._set_wiped(name, True)
+        return self._set_write_disabled(name, True)
 
-    def add_write(self, name: str) -> int:
-        return self._set_wiped(name, False)
+    def add_write_perm(self, name: str) -> int:
+        return self._set_write_disabled(name, False)
 
     # Questions.
 
@@ -243,7 +258,7 @@ class RouteTable:
             return None
         names = sorted(queues)
         return TopicRoute(
-            queue_datas=[self._shown(queues[name]) for name in names],
+            queue_datas=[self._effective_queues(queues[name]) for name in names],
             broker_datas=[self._brokers[name].route() for name in names],
         )
 
@@ -281,7 +296,7 @@ class RouteTable:
 
     @property
     def address_count(self) -> int:
-        return len(self._alive)
+        return len(self._live_brokers)
 
     @property
     def topic_count(self) -> int:
@@ -289,106 +304,123 @@ class RouteTable:
 
     # Is it allowed?
 
-    def _check(self, new: Registration) -> None:
-        check_name("brokerName", new.name)
-        check_name("clusterName", new.cluster)
-        check_name("brokerAddr", new.address)
-        check_name("haServerAddr", new.ha_address, may_be_empty=True)
-        check_name("zone", new.zone or "", may_be_empty=True)
-        check_number("brokerId", new.broker_id, 0, BROKER_ID_MAX)
-        check_number("heartbeatTimeoutMillis", new.silent_ms_max, 1, HEARTBEAT_TIMEOUT_MS_MAX)
-        for topic in new.topics:
+    def _check_registration(self, registration: BrokerRegistration) -> None:
+        check_name("brokerName", registration.name)
+        check_name("clusterName", registration.cluster)
+        check_name("brokerAddr", registration.address)
+        check_name("haServerAddr", registration.ha_address, may_be_empty=True)
+        check_name("zone", registration.zone or "", may_be_empty=True)
+        check_number("brokerId", registration.broker_id, 0, BROKER_ID_MAX)
+        check_number(
+            "heartbeatTimeoutMillis", registration.heartbeat_timeout_ms, 1, HEARTBEAT_TIMEOUT_MS_MAX
+        )
+        for topic in registration.topics:
             _check_queues(topic.topic_name, topic)
-        if new.address not in self._alive and len(self._alive) >= self._brokers_max:
-            raise refuse(f"{self._brokers_max} brokers are registered, which is the limit")
-        self._check_room(topic.topic_name for topic in new.topics)
-        self._check_rivals(new)
+        if (
+            registration.address not in self._live_brokers
+            and len(self._live_brokers) >= self._brokers_max
+        ):
+            raise system_error(f"{self._brokers_max} brokers are registered, which is the limit")
+        self._check_topic_limit(topic.topic_name for topic in registration.topics)
+        self._check_conflicts(registration)
 
-    def _check_room(self, topics: Iterable[str]) -> None:
+    def _check_topic_limit(self, topics: Iterable[str]) -> None:
         more = len(set(topics) - self._topics.keys())
         if len(self._topics) + more > self._topics_max:
-            raise refuse(f"{more} more topics would be over the limit of {self._topics_max}")
+            raise system_error(f"{more} more topics would be over the limit of {self._topics_max}")
 
-    def _check_rivals(self, new: Registration) -> None:
-        broker = self._brokers.get(new.name)
+    def _check_conflicts(self, registration: BrokerRegistration) -> None:
+        broker = self._brokers.get(registration.name)
         if broker is None:
             return
-        others = [address for address in broker.addresses.values() if address != new.address]
-        if broker.cluster != new.cluster and others:
-            raise refuse(f"broker {new.name} belongs to cluster {broker.cluster}, at {others[0]}")
-        rival = broker.addresses.get(new.broker_id, new.address)
-        if rival == new.address:
+        others = [
+            address for address in broker.addresses.values() if address != registration.address
+        ]
+        if broker.cluster != registration.cluster and others:
+            raise system_error(
+                f"broker {registration.name} belongs to cluster {broker.cluster}, at {others[0]}"
+            )
+        rival = broker.addresses.get(registration.broker_id, registration.address)
+        if rival == registration.address:
             return
-        known, told = self._alive[rival].version.state_version, new.version.state_version
+        known, told = (
+            self._live_brokers[rival].version.state_version,
+            registration.version.state_version,
+        )
         if known > told:
-            raise refuse(
-                f"broker {new.name} id {new.broker_id} is at {rival} with state version {known}; "
-                f"{new.address} has {told}"
+            raise system_error(
+                f"broker {registration.name} id {registration.broker_id} is at {rival} "
+                f"with state version {known}; "
+                f"{registration.address} has {told}"
             )
 
     # Changes.
 
-    def _is_of(self, alive: _Alive, cluster: str, name: str) -> bool:
-        return alive.name == name and self._brokers[name].cluster == cluster
+    def _belongs_to(self, live_broker: _LiveBroker, cluster: str, name: str) -> bool:
+        return live_broker.name == name and self._brokers[name].cluster == cluster
 
-    def _take_place(self, broker: _Broker, new: Registration, before: _Alive | None) -> bool:
+    def _claim_broker_id(
+        self, broker: _Broker, registration: BrokerRegistration, previous: _LiveBroker | None
+    ) -> bool:
         """Put the address under its id, whoever was there. Was nobody?"""
-        if before is not None and before.broker_id != new.broker_id:
-            del broker.addresses[before.broker_id]
-        rival = broker.addresses.get(new.broker_id)
-        if rival != new.address:
+        if previous is not None and previous.broker_id != registration.broker_id:
+            del broker.addresses[previous.broker_id]
+        rival = broker.addresses.get(registration.broker_id)
+        if rival != registration.address:
             if rival is not None:
-                del self._alive[rival]
-            if new.broker_id == MASTER:
-                broker.is_wiped = False  # that was said of another
-        broker.addresses[new.broker_id] = new.address
+                del self._live_brokers[rival]
+            if registration.broker_id == MASTER_ID:
+                broker.is_write_disabled = False  # that was said of another
+        broker.addresses[registration.broker_id] = registration.address
         return rival is None
 
-    def _drop(self, address: str) -> None:
-        alive = self._alive.pop(address)
+    def _remove_address(self, address: str) -> None:
+        alive = self._live_brokers.pop(address)
         broker = self._brokers[alive.name]
         del broker.addresses[alive.broker_id]
         if not broker.addresses:
             del self._brokers[alive.name]
             for topic in broker.topics:
-                self._forget_queues(alive.name, topic)
+                self._remove_queues(alive.name, topic)
 
     def _put_queues(self, broker: _Broker, topic: str, queues: QueueRoute) -> None:
         broker.topics.add(topic)
         self._topics.setdefault(topic, {})[broker.name] = queues
 
-    def _forget_queues(self, name: str, topic: str) -> None:
+    def _remove_queues(self, name: str, topic: str) -> None:
         queues = self._topics[topic]
         del queues[name]
         if not queues:
             del self._topics[topic]
 
-    def _set_wiped(self, name: str, is_wiped: bool) -> int:
+    def _set_write_disabled(self, name: str, is_write_disabled: bool) -> int:
         broker = self._brokers.get(name)
         if broker is None:
             return 0
-        broker.is_wiped = is_wiped
+        broker.is_write_disabled = is_write_disabled
         return len(broker.topics)
 
-    def _shown(self, queues: QueueRoute) -> QueueRoute:
+    def _effective_queues(self, queues: QueueRoute) -> QueueRoute:
         if self._brokers[queues.broker_name].is_writable:
             return queues
-        return msgspec.structs.replace(queues, perm=queues.perm & ~WRITE)
+        return msgspec.structs.replace(queues, perm=queues.perm & ~PERM_WRITE)
 
-    def _master_for(self, broker: _Broker, broker_id: int) -> Registered:
-        address = broker.addresses.get(MASTER)
-        if broker_id == MASTER or address is None:
-            return Registered()
-        return Registered(address, self._alive[address].ha_address)
+    def _master_for(self, broker: _Broker, broker_id: int) -> MasterInfo:
+        address = broker.addresses.get(MASTER_ID)
+        if broker_id == MASTER_ID or address is None:
+            return MasterInfo()
+        return MasterInfo(address, self._live_brokers[address].ha_address)
 
 
-def _speaks_for(broker: _Broker, new: Registration) -> bool:
-    if new.broker_id == MASTER:
+def _defines_topics(broker: _Broker, registration: BrokerRegistration) -> bool:
+    if registration.broker_id == MASTER_ID:
         return True
-    return new.acting_master is not None and new.broker_id == min(broker.addresses)
+    return registration.acting_master is not None and registration.broker_id == min(
+        broker.addresses
+    )
 
 
-def _queues(name: str, topic: TopicConfig) -> QueueRoute:
+def _make_queue_route(name: str, topic: TopicConfig) -> QueueRoute:
     return QueueRoute(
         broker_name=name,
         read_queue_nums=topic.read_queue_nums,
@@ -413,4 +445,4 @@ def _check_queues(topic: str, queues: TopicConfig | QueueRoute) -> None:
         check_number("writeQueueNums", queues.write_queue_nums, 0, QUEUES_MAX)
         check_number("perm", queues.perm, 0, PERM_MAX)
     except RequestRefused as error:
-        raise refuse(f"topic {topic}: {error.remark}") from None
+        raise system_error(f"topic {topic}: {error.remark}") from None

@@ -17,13 +17,13 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from escrowmq.pipeline.archive import Wanted, read_archive, run_archive, run_replay
-    from escrowmq.pipeline.job import Source
+    from escrowmq.pipeline.archive import ReplayRequest, read_archive, run_archive, run_replay
+    from escrowmq.pipeline.job import ClusterSource
     from escrowmq.pipeline.ledger.job import read_ledger, run_ledger
 
 __all__ = [
-    "Source",
-    "Wanted",
+    "ClusterSource",
+    "ReplayRequest",
     "read_archive",
     "read_ledger",
     "run_archive",
@@ -32,9 +32,9 @@ __all__ = [
 ]
 
 # Imported when they are used: they need PySpark, and the command line does not.
-_HOMES: Final = {
-    "Source": "job",
-    "Wanted": "archive",
+_MODULES: Final = {
+    "ClusterSource": "job",
+    "ReplayRequest": "archive",
     "read_archive": "archive",
     "read_ledger": "ledger.job",
     "run_archive": "archive",
@@ -44,6 +44,6 @@ _HOMES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -29,36 +29,36 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-KEPT_S: Final = 600  # parts that were replaced
-_MANIFEST: Final = "_manifest.json"
-_PARTS: Final = "_parts"
+REPLACED_RETENTION_S: Final = 600  # parts that were replaced
+_MANIFEST_NAME: Final = "_manifest.json"
+_PARTS_NAME: Final = "_parts"
 _VERSION: Final = 1
 
 
-class Part(msgspec.Struct, frozen=True):
+class TablePart(msgspec.Struct, frozen=True):
     path: str  # below _parts
     first: int  # batches that are in it
     last: int
     bytes: int
 
 
-class Dropped(msgspec.Struct, frozen=True):
+class DroppedPart(msgspec.Struct, frozen=True):
     path: str
     at_ms: int
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class TableManifest(msgspec.Struct, frozen=True):
     kind: str
     version: int = _VERSION
     next_part: int = 0
     next_batch: int = 0
-    parts: list[Part] = []
-    dropped: list[Dropped] = []
+    parts: list[TablePart] = []
+    dropped: list[DroppedPart] = []
     state: dict[str, int] = {}  # of the pipeline that writes it
     names: dict[str, list[str]] = {}
 
 
-class Table:
+class ParquetTable:
     """One table in one directory. Raises PipelineFailed if the directory is something else."""
 
     def __init__(self, directory: Path, kind: str, clock: Clock | None = None) -> None:
@@ -69,19 +69,21 @@ class Table:
 
     @property
     def parts_directory(self) -> Path:
-        return self.directory / _PARTS
+        return self.directory / _PARTS_NAME
 
-    def _load(self) -> Manifest:
+    def _load(self) -> TableManifest:
         try:
-            raw = (self.directory / _MANIFEST).read_bytes()
+            raw = (self.directory / _MANIFEST_NAME).read_bytes()
         except FileNotFoundError:
-            return Manifest(self._kind)
+            return TableManifest(self._kind)
         except OSError as error:
             raise PipelineFailed(f"{self.directory}: {error.strerror}") from error
         try:
-            found = msgspec.json.decode(raw, type=Manifest)
+            found = msgspec.json.decode(raw, type=TableManifest)
         except msgspec.DecodeError as error:
-            raise PipelineFailed(f"{self.directory / _MANIFEST} cannot be read: {error}") from error
+            raise PipelineFailed(
+                f"{self.directory / _MANIFEST_NAME} cannot be read: {error}"
+            ) from error
         if found.kind != self._kind:
             raise PipelineFailed(
                 f"{self.directory} holds {found.kind}, not {self._kind}: name another directory"
@@ -93,7 +95,7 @@ class Table:
     # --- reading ---------------------------------------------------------------------------------
 
     def read(
-        self, spark: SparkSession, schema: StructType, parts: Sequence[Part] | None = None
+        self, spark: SparkSession, schema: StructType, parts: Sequence[TablePart] | None = None
     ) -> DataFrame:
         """All of it as it is now, or some parts."""
         wanted = self.manifest.parts if parts is None else parts
@@ -106,9 +108,9 @@ class Table:
     # --- writing ---------------------------------------------------------------------------------
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
+    def write_lock(self) -> Iterator[None]:
         """The only writer of this directory, until the block ends."""
-        self._claim()
+        self._prepare_directory()
         with (self.directory / "_lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,18 +121,18 @@ class Table:
             self.manifest = self._load()
             yield
 
-    def _claim(self) -> None:
+    def _prepare_directory(self) -> None:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             found = {path.name for path in self.directory.iterdir()}
         except OSError as error:
             raise PipelineFailed(f"{self.directory}: {error.strerror}") from error
-        if found and _MANIFEST not in found and not found <= {"_lock", _PARTS}:
+        if found and _MANIFEST_NAME not in found and not found <= {"_lock", _PARTS_NAME}:
             raise PipelineFailed(
                 f"{self.directory} holds other files ({min(found)}): "
                 f"name a new directory, or one that a {self._kind} is in"
             )
-        if _MANIFEST not in found:
+        if _MANIFEST_NAME not in found:
             self.publish()
 
     def append(self, batch: int, frame: DataFrame, partition_by: Sequence[str] = ()) -> bool:
@@ -138,7 +140,7 @@ class Table:
         if batch < self.manifest.next_batch:
             return False
         path = self.write(frame, partition_by)
-        part = Part(path, batch, batch, _bytes_below(self.parts_directory / path))
+        part = TablePart(path, batch, batch, _parquet_bytes(self.parts_directory / path))
         self.publish(
             parts=[*self.manifest.parts, *([part] if part.bytes else [])], next_batch=batch + 1
         )
@@ -161,19 +163,19 @@ class Table:
         *,
         partition_by: Sequence[str] = (),
         small_bytes: int,
-        at_least: int,
+        min_parts: int,
     ) -> int:
         """Make one part of the small ones, if there are so many. How many it were."""
         small = [part for part in self.manifest.parts if part.bytes < small_bytes]
-        if len(small) < max(2, at_least):
+        if len(small) < max(2, min_parts):
             return 0
         size = sum(part.bytes for part in small)
         path = self.write(arrange(self.read(spark, schema, small), size), partition_by)
-        made = Part(
+        made = TablePart(
             path,
             min(part.first for part in small),
             max(part.last for part in small),
-            _bytes_below(self.parts_directory / path),
+            _parquet_bytes(self.parts_directory / path),
         )
         gone = {part.path for part in small}
         self.publish(parts=[*(part for part in self.manifest.parts if part.path not in gone), made])
@@ -182,7 +184,7 @@ class Table:
     def publish(
         self,
         *,
-        parts: Sequence[Part] | None = None,
+        parts: Sequence[TablePart] | None = None,
         next_batch: int | None = None,
         state: dict[str, int] | None = None,
         names: dict[str, list[str]] | None = None,
@@ -194,9 +196,9 @@ class Table:
         now_ms = self._clock.now_ms()
         dropped = [
             *before.dropped,
-            *(Dropped(part.path, now_ms) for part in before.parts if part.path not in there),
+            *(DroppedPart(part.path, now_ms) for part in before.parts if part.path not in there),
         ]
-        old = [one for one in dropped if now_ms - one.at_ms >= KEPT_S * 1000]
+        old = [one for one in dropped if now_ms - one.at_ms >= REPLACED_RETENTION_S * 1000]
         self.manifest = msgspec.structs.replace(
             before,
             next_part=before.next_part + 1,
@@ -211,18 +213,18 @@ class Table:
             shutil.rmtree(self.parts_directory / one.path, ignore_errors=True)
 
     def _save(self) -> None:
-        new = self.directory / f"{_MANIFEST}.new"
+        new = self.directory / f"{_MANIFEST_NAME}.new"
         with new.open("wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(self.manifest)))
             file.flush()
             os.fsync(file.fileno())
-        new.replace(self.directory / _MANIFEST)
+        new.replace(self.directory / _MANIFEST_NAME)
 
 
-def part_of_directory(table: Table, path: str, batch: int) -> Part:
+def part_of_directory(table: ParquetTable, path: str, batch: int) -> TablePart:
     """A directory below a part, as a part of its own."""
-    return Part(path, batch, batch, _bytes_below(table.parts_directory / path))
+    return TablePart(path, batch, batch, _parquet_bytes(table.parts_directory / path))
 
 
-def _bytes_below(directory: Path) -> int:
+def _parquet_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*.parquet"))

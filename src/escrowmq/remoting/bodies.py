@@ -32,7 +32,7 @@ from msgspec import field
 from escrowmq.errors import BrokenBody, LocalProtocolError
 from escrowmq.message import record as sysflag
 from escrowmq.message.compression import decompress_body
-from escrowmq.parsing import lenient_json
+from escrowmq.parsing import parse_lenient_json
 from escrowmq.remoting.command import Int32, Int64
 
 B = TypeVar("B", bound="JsonBody")
@@ -58,7 +58,7 @@ class SubscriptionEntry(JsonBody, frozen=True, kw_only=True):
 
 _CONSUME_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
 _MESSAGE_MODELS = ("BROADCASTING", "CLUSTERING")
-_CONSUME_FROM = (
+_CONSUME_FROM_WHERE = (
     "CONSUME_FROM_LAST_OFFSET",
     "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
     "CONSUME_FROM_MIN_OFFSET",
@@ -78,9 +78,9 @@ class ConsumerEntry(JsonBody, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         # By name from here on, whichever way it was written.
-        _settle_name(self, "consume_type", _CONSUME_TYPES)
-        _settle_name(self, "message_model", _MESSAGE_MODELS)
-        _settle_name(self, "consume_from_where", _CONSUME_FROM)
+        _number_to_name(self, "consume_type", _CONSUME_TYPES)
+        _number_to_name(self, "message_model", _MESSAGE_MODELS)
+        _number_to_name(self, "consume_from_where", _CONSUME_FROM_WHERE)
 
 
 class Heartbeat(JsonBody, frozen=True, kw_only=True):
@@ -117,7 +117,7 @@ class LockBatch(JsonBody, frozen=True, kw_only=True):
     mq_set: list[QueueName] = []
 
 
-class LockBatchAnswer(JsonBody, frozen=True, kw_only=True):
+class LockBatchResponse(JsonBody, frozen=True, kw_only=True):
     locked: list[QueueName] = field(default_factory=list, name="lockOKMQSet")
 
 
@@ -195,19 +195,19 @@ class RegisterBrokerBody(JsonBody, frozen=True, kw_only=True):
     filter_server_list: list[str] = []
 
 
-class Settings(JsonBody, frozen=True, kw_only=True):
+class KvTable(JsonBody, frozen=True, kw_only=True):
     """A namespace of key-value settings."""
 
     table: dict[str, str] = {}
 
 
-def decode_body(kind: type[B], body: bytes | memoryview) -> B:
+def decode_body(body_type: type[B], body: bytes | memoryview) -> B:
     """Raises BrokenBody, whatever is wrong."""
     try:
         # A null is what Java writes for "not set", so it must not override a default.
-        return msgspec.convert(_without_nulls(lenient_json(body)), kind, strict=False)
+        return msgspec.convert(_without_nulls(parse_lenient_json(body)), body_type, strict=False)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise BrokenBody(f"{kind.__name__}: {error}") from error
+        raise BrokenBody(f"{body_type.__name__}: {error}") from error
 
 
 _decode_registration = msgspec.json.Decoder(RegisterBrokerBody, strict=False).decode
@@ -242,7 +242,7 @@ def _without_nulls(value: Any) -> Any:
             return value
 
 
-def _settle_name(entry: ConsumerEntry, name: str, names: tuple[str, ...]) -> None:
+def _number_to_name(entry: ConsumerEntry, name: str, names: tuple[str, ...]) -> None:
     value = getattr(entry, name)
     if isinstance(value, str) and not value.isdecimal():
         return
@@ -252,7 +252,7 @@ def _settle_name(entry: ConsumerEntry, name: str, names: tuple[str, ...]) -> Non
     msgspec.structs.force_setattr(entry, name, names[number])
 
 
-class HalfPlaces(JsonBody, frozen=True, kw_only=True):
+class HalfPositions(JsonBody, frozen=True, kw_only=True):
     """Halves, each as its queue offset and its log offset: what the send's answer said."""
 
     halves: list[tuple[Int64, Int64]]
@@ -310,7 +310,7 @@ class TransactionStep(JsonBody, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class TransactionStory(JsonBody, frozen=True, kw_only=True):
+class TransactionHistory(JsonBody, frozen=True, kw_only=True):
     transaction: TransactionEntry
     steps: list[TransactionStep] = msgspec.field(default_factory=list)
     pending_because: str = ""
@@ -322,17 +322,17 @@ _INT = struct.Struct(">i")
 _ZLIB = sysflag.COMPRESSED | sysflag.COMPRESSION_ZLIB
 
 
-def decode_packed(
+def decode_packed_registration(
     body: bytes | memoryview, *, bytes_max: int = UNPACKED_BYTES_MAX
 ) -> RegisterBrokerBody:
     """Raises BrokenBody, whatever is wrong."""
     reader = _Reader(decompress_body(body, _ZLIB, body_bytes_max=bytes_max))
-    version = decode_body(DataVersion, reader.sized("data version"))
+    version = decode_body(DataVersion, reader.read_sized("data version"))
     topics = {}
-    for _ in range(reader.count("number of topics")):
-        topic = _topic(reader.sized("topic"))
+    for _ in range(reader.read_count("number of topics")):
+        topic = _parse_topic(reader.read_sized("topic"))
         topics[topic.topic_name] = topic
-    servers = lenient_json(reader.sized("filter servers"))
+    servers = parse_lenient_json(reader.read_sized("filter servers"))
     try:
         return RegisterBrokerBody(
             topic_config_serialize_wrapper=TopicConfigs(
@@ -344,7 +344,7 @@ def decode_packed(
         raise BrokenBody(f"packed registration: filter servers: {error}") from error
 
 
-def _topic(data: bytes) -> TopicConfig:
+def _parse_topic(data: bytes) -> TopicConfig:
     try:
         name, read_queues, write_queues, perm, filter_type, *_ = data.decode().split(" ", 5)
         fields = {
@@ -362,19 +362,19 @@ def _topic(data: bytes) -> TopicConfig:
 class _Reader:
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._at = 0
+        self._position = 0
 
-    def count(self, what: str) -> int:
-        left = len(self._data) - self._at
+    def read_count(self, field_name: str) -> int:
+        left = len(self._data) - self._position
         if left < _INT.size:
-            raise BrokenBody(f"packed registration: ends before {what}")
-        (number,) = _INT.unpack_from(self._data, self._at)
-        self._at += _INT.size
+            raise BrokenBody(f"packed registration: ends before {field_name}")
+        (number,) = _INT.unpack_from(self._data, self._position)
+        self._position += _INT.size
         if not 0 <= number <= left - _INT.size:
-            raise BrokenBody(f"packed registration: {what}: {number}, {left} bytes are left")
+            raise BrokenBody(f"packed registration: {field_name}: {number}, {left} bytes are left")
         return int(number)
 
-    def sized(self, what: str) -> bytes:
-        length = self.count(what)
-        self._at += length
-        return self._data[self._at - length : self._at]
+    def read_sized(self, field_name: str) -> bytes:
+        length = self.read_count(field_name)
+        self._position += length
+        return self._data[self._position - length : self._position]

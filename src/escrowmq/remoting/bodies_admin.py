@@ -20,7 +20,7 @@ import msgspec
 from msgspec import field
 
 from escrowmq.errors import BrokenBody
-from escrowmq.parsing import lenient_json
+from escrowmq.parsing import parse_lenient_json
 from escrowmq.remoting.bodies import JsonBody, QueueName, SubscriptionEntry, decode_body
 from escrowmq.remoting.command import Int32, Int64
 
@@ -79,7 +79,7 @@ class GroupList(JsonBody, frozen=True, kw_only=True):
     group_list: list[str]
 
 
-class SubscriptionOf(JsonBody, frozen=True, kw_only=True):
+class GroupSubscription(JsonBody, frozen=True, kw_only=True):
     topic: str
     group: str
     subscription_data: SubscriptionEntry
@@ -125,26 +125,26 @@ class QueueEntries(JsonBody, frozen=True, kw_only=True):
     filter_data: str | None = None
 
 
-class QueueOffsetForC(JsonBody, frozen=True, kw_only=True):
+class CppQueueOffset(JsonBody, frozen=True, kw_only=True):
     topic: str
     broker_name: str
     queue_id: Int32
     offset: Int64
 
 
-class ResetOffsetsForC(JsonBody, frozen=True, kw_only=True):
+class CppResetOffsets(JsonBody, frozen=True, kw_only=True):
     """RESET_CONSUMER_CLIENT_OFFSET for clients in C++."""
 
-    offset_table: list[QueueOffsetForC]
+    offset_table: list[CppQueueOffset]
 
 
-class Table(JsonBody, frozen=True, kw_only=True):
+class RuntimeTable(JsonBody, frozen=True, kw_only=True):
     """GET_BROKER_RUNTIME_INFO's answer."""
 
     table: dict[str, str]
 
 
-def by_queue(table: Mapping[QueueName, JsonBody | int], **others: object) -> bytes:
+def encode_queue_table(table: Mapping[QueueName, JsonBody | int], **others: object) -> bytes:
     """`offsetTable` with queues as keys, and whatever else the body has."""
     entries = (
         b"%b:%b" % (_encode(queue), b"%d" % value if isinstance(value, int) else _encode(value))
@@ -165,13 +165,13 @@ _STRING_OR_QUEUE: Final = re.compile(
 )
 
 
-def queue_tables(body: bytes) -> Any:
+def decode_queue_tables(body: bytes) -> Any:
     """What such a body says; queues as keys are texts, for `queue_of`. Raises BrokenBody."""
     try:
         text = _STRING_OR_QUEUE.sub(_quote_queue, str(body, "utf-8"))
     except UnicodeDecodeError as error:
         raise BrokenBody(f"a table by queue: {error}") from error
-    return lenient_json(text.encode())
+    return parse_lenient_json(text.encode())
 
 
 def _quote_queue(match: re.Match[str]) -> str:
@@ -179,11 +179,11 @@ def _quote_queue(match: re.Match[str]) -> str:
     return match[0] if key is None else _encode(key).decode()
 
 
-def queue_of(key: str) -> QueueName:
+def decode_queue_key(key: str) -> QueueName:
     return decode_body(QueueName, key.encode())
 
 
-def broker_consume_stats(
+def encode_broker_consume_stats(
     groups: Iterable[tuple[str, list[bytes]]], *, address: str, total_diff: int
 ) -> bytes:
     """GET_BROKER_CONSUME_STATS's answer: for each group what `by_queue` made of each topic."""
@@ -198,12 +198,12 @@ def broker_consume_stats(
 _encode = msgspec.json.Encoder().encode
 
 
-HIDDEN = "***"
+MASKED_PASSWORD = "***"
 
 
 class UserInfo(JsonBody, frozen=True, kw_only=True):
     username: str
-    password: str = HIDDEN  # RocketMQ shows it
+    password: str = MASKED_PASSWORD  # RocketMQ shows it
     user_type: str  # Super, Normal
     user_status: str  # enable, disable
 

@@ -233,7 +233,7 @@ class ResponseCode(enum.IntEnum):
     GO_AWAY = 1500
 
     # Ours: no RocketMQ broker answers with these.
-    TRANSACTION_CONTRADICTED = 3701  # it was decided before, and otherwise
+    TRANSACTION_CONFLICT = 3701  # it was decided before, and otherwise
     TRANSACTION_FENCED = 3702  # a newer writer has taken over, or the batch is past
 
 

@@ -61,7 +61,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.flag & FLAG_ONEWAY)
 
 
-class _Written(msgspec.Struct, rename="camel", omit_defaults=True):
+class _EncodedHeader(msgspec.Struct, rename="camel", omit_defaults=True):
     """A header as we write it. Only remark and extFields may be left out."""
 
     code: int
@@ -73,7 +73,7 @@ class _Written(msgspec.Struct, rename="camel", omit_defaults=True):
     ext_fields: dict[str, str] = {}
 
 
-class _Strict(msgspec.Struct, kw_only=True, rename="camel"):
+class _StrictHeader(msgspec.Struct, kw_only=True, rename="camel"):
     """A header as most peers write it: its extFields are strings."""
 
     code: Int32
@@ -85,7 +85,7 @@ class _Strict(msgspec.Struct, kw_only=True, rename="camel"):
     ext_fields: dict[str, str] | None = None
 
 
-class _Generous(msgspec.Struct, kw_only=True, rename="camel"):
+class _LenientHeader(msgspec.Struct, kw_only=True, rename="camel"):
     code: Int32
     language: msgspec.Raw = msgspec.Raw(b"null")
     version: Int32 = 0
@@ -95,8 +95,8 @@ class _Generous(msgspec.Struct, kw_only=True, rename="camel"):
     ext_fields: dict[str, msgspec.Raw] | None = None
 
 
-_decode_strict = msgspec.json.Decoder(_Strict, strict=False).decode
-_decode_generous = msgspec.json.Decoder(_Generous, strict=False).decode
+_decode_strict = msgspec.json.Decoder(_StrictHeader, strict=False).decode
+_decode_lenient = msgspec.json.Decoder(_LenientHeader, strict=False).decode
 _decode_text = msgspec.json.Decoder(str).decode
 
 
@@ -115,37 +115,37 @@ def _decode_json(header: bytes) -> Command:
         try:
             return _from_strict(_decode_strict(text))
         except msgspec.ValidationError:
-            return _from_generous(_decode_generous(text))
+            return _from_lenient(_decode_lenient(text))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BrokenHeader(f"JSON header: {error}") from error
 
 
-def _from_strict(read: _Strict) -> Command:
+def _from_strict(header: _StrictHeader) -> Command:
     return Command(
-        code=read.code,
-        language=_LANGUAGES.get(read.language or "", Language.OTHER),
-        version=read.version,
-        opaque=read.opaque,
-        flag=read.flag,
-        remark=read.remark or "",
-        ext_fields=read.ext_fields or {},
+        code=header.code,
+        language=_LANGUAGES.get(header.language or "", Language.OTHER),
+        version=header.version,
+        opaque=header.opaque,
+        flag=header.flag,
+        remark=header.remark or "",
+        ext_fields=header.ext_fields or {},
     )
 
 
-def _from_generous(read: _Generous) -> Command:
-    texts = {name: _text(raw) for name, raw in (read.ext_fields or {}).items()}
+def _from_lenient(header: _LenientHeader) -> Command:
+    texts = {name: _raw_to_text(raw) for name, raw in (header.ext_fields or {}).items()}
     return Command(
-        code=read.code,
-        language=_LANGUAGES.get(_text(read.language) or "", Language.OTHER),
-        version=read.version,
-        opaque=read.opaque,
-        flag=read.flag,
-        remark=_text(read.remark) or "",
+        code=header.code,
+        language=_LANGUAGES.get(_raw_to_text(header.language) or "", Language.OTHER),
+        version=header.version,
+        opaque=header.opaque,
+        flag=header.flag,
+        remark=_raw_to_text(header.remark) or "",
         ext_fields={name: text for name, text in texts.items() if text is not None},
     )
 
 
-def _text(raw: msgspec.Raw) -> str | None:
+def _raw_to_text(raw: msgspec.Raw) -> str | None:
     """A JSON string as what it says; null as None; anything else as it was written."""
     written = bytes(raw)
     if written.startswith(b'"'):
@@ -156,7 +156,7 @@ def _text(raw: msgspec.Raw) -> str | None:
 def _encode_json(command: Command) -> bytes:
     try:
         return msgspec.json.encode(
-            _Written(
+            _EncodedHeader(
                 command.code,
                 command.language.name,
                 command.version,
@@ -173,8 +173,8 @@ def _encode_json(command: Command) -> bytes:
 def _decode_rocketmq(header: bytes) -> Command:
     try:
         code, language, version, opaque, flag = _FIXED.unpack_from(header)
-        remark, at = _sized(header, _FIXED.size, _INT, "remark")
-        block, at = _sized(header, at, _INT, "extFields")
+        remark, at = _read_sized(header, _FIXED.size, _INT, "remark")
+        block, at = _read_sized(header, at, _INT, "extFields")
         if at != len(header):
             raise BrokenHeader(f"ROCKETMQ header: {len(header) - at} bytes too many")
         return Command(
@@ -193,20 +193,22 @@ def _decode_rocketmq(header: bytes) -> Command:
 def _decode_block(block: bytes) -> dict[str, str]:
     fields, at = {}, 0
     while at < len(block):
-        key, at = _sized(block, at, _SHORT, "key")
-        value, at = _sized(block, at, _INT, "value")
+        key, at = _read_sized(block, at, _SHORT, "key")
+        value, at = _read_sized(block, at, _INT, "value")
         if key and value:
             fields[key.decode()] = value.decode()
     return fields
 
 
-def _sized(data: bytes, at: int, size: struct.Struct, what: str) -> tuple[bytes, int]:
-    (length,) = size.unpack_from(data, at)
-    begin = at + size.size
+def _read_sized(
+    data: bytes, position: int, length_format: struct.Struct, field_name: str
+) -> tuple[bytes, int]:
+    (length,) = length_format.unpack_from(data, position)
+    begin = position + length_format.size
     end = begin + length
     if length < 0 or end > len(data):
         raise BrokenHeader(
-            f"ROCKETMQ header: {what} of {length} bytes, {len(data) - begin} are left"
+            f"ROCKETMQ header: {field_name} of {length} bytes, {len(data) - begin} are left"
         )
     return data[begin:end], end
 

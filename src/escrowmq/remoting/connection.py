@@ -27,15 +27,21 @@ import msgspec
 from escrowmq.errors import NotSent, OutcomeUnknown, RemoteProtocolError, RequestRefused
 from escrowmq.remoting.codes import FLAG_ONEWAY, JSON, request_name
 from escrowmq.remoting.command import INT32_MAX, Command, decode_command, encode_command
-from escrowmq.remoting.frame import FRAME_LENGTH_MAX, FrameCutter, encode_frame
+from escrowmq.remoting.frame import FRAME_LENGTH_MAX, FrameDecoder, encode_frame
 from escrowmq.remoting.headers import Header, NoFields, encode_header
-from escrowmq.remoting.requests import Body, Head, Request, decode_head, head_of
+from escrowmq.remoting.requests import (
+    Body,
+    Request,
+    RequestHead,
+    decode_request_head,
+    request_head_from_command,
+)
 
 CALLS_MAX: Final = 65_535
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class InvalidRequest:
     request: Request[NoFields]
     error: RequestRefused
 
@@ -46,27 +52,29 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     deadline_s: float
 
 
-class Answer(msgspec.Struct, frozen=True, gc=False):
+class Response(msgspec.Struct, frozen=True, gc=False):
     call: Call
     command: Command
     body: Body
 
 
 @dataclass(frozen=True, slots=True)
-class Stray:
+class UnmatchedResponse:
     command: Command
     body: Body
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class CallFailed:
     call: Call
     error: OutcomeUnknown
 
 
-Event = Request[Any] | Refused | Answer | Stray
-Fields = Header | dict[str, str] | None  # what a request says: typed, or as the wire has it
-Sign = Callable[[dict[str, str], Body], dict[str, str]]  # extFields and body; extFields, signed
+Event = Request[Any] | InvalidRequest | Response | UnmatchedResponse
+RequestFields = Header | dict[str, str] | None  # what a request says: typed, or as the wire has it
+SignFunction = Callable[
+    [dict[str, str], Body], dict[str, str]
+]  # extFields and body; extFields, signed
 
 
 class Connection:
@@ -77,62 +85,62 @@ class Connection:
         calls_max: int = CALLS_MAX,
         serializer: int = JSON,
         opaque_max: int = INT32_MAX,
-        keeps_headers: bool = False,
-        sign: Sign | None = None,
+        keep_headers: bool = False,
+        sign: SignFunction | None = None,
     ) -> None:
         """`keeps_headers`: requests carry theirs as it came. `sign`: what we ask is signed so."""
         assert calls_max <= opaque_max, "a free number must always be found"
-        make = self._event_and_header if keeps_headers else self._event
-        self._reader = FrameCutter(make, frame_length_max=frame_length_max)
+        make = self._decode_event_with_header if keep_headers else self._decode_event
+        self._decoder = FrameDecoder(make, frame_length_max=frame_length_max)
         self._sign = sign
         self._calls_max = calls_max
         self._opaque_max = opaque_max
         self._serializer = serializer
         self._calls: dict[int, Call] = {}
         self._next_opaque = 0
-        self._closed = False
+        self._is_closed = False
 
     # What they send.
 
     def receive(self, data: bytes) -> None:
-        self._reader.receive(data)
+        self._decoder.receive(data)
 
     def events(self) -> Iterator[Event]:
-        return self._reader.frames()
+        return self._decoder.frames()
 
     @property
-    def partial(self) -> tuple[int, int]:
+    def partial_frame(self) -> tuple[int, int]:
         """How much has come of a frame whose end has not, and the how many-th of its kind it is."""
-        return self._reader.partial_bytes, self._reader.begun
+        return self._decoder.partial_bytes, self._decoder.partial_frames
 
-    def _event(self, serializer: int, header: bytes, body: Body) -> Event:
+    def _decode_event(self, serializer: int, header: bytes, body: Body) -> Event:
         # A code of one digit is an answer's: a client need not look among the requests for it.
         if serializer == JSON and header[9:10] != b",":
-            head = decode_head(header)
+            head = decode_request_head(header)
             if head is not None:
                 return Request(head, body, JSON)
-        return self._read_slowly(serializer, header, body)
+        return self._decode_general(serializer, header, body)
 
-    def _event_and_header(self, serializer: int, header: bytes, body: Body) -> Event:
-        event = self._event(serializer, header, body)
+    def _decode_event_with_header(self, serializer: int, header: bytes, body: Body) -> Event:
+        event = self._decode_event(serializer, header, body)
         if type(event) is Request:
             return Request(event.head, event.body, event.serializer, header)
         return event
 
-    def _read_slowly(self, serializer: int, header: bytes, body: Body) -> Event:
+    def _decode_general(self, serializer: int, header: bytes, body: Body) -> Event:
         try:
             command = decode_command(serializer, header)
         except RemoteProtocolError as error:
-            self._reader.fail(error)
+            self._decoder.fail(error)
         if command.is_response:
             call = self._calls.pop(command.opaque, None)
             if call is None:
-                return Stray(command, body)
-            return Answer(call, command, body)
+                return UnmatchedResponse(command, body)
+            return Response(call, command, body)
         try:
-            return Request(head_of(command), body, serializer)
+            return Request(request_head_from_command(command), body, serializer)
         except RequestRefused as error:
-            head = Head(
+            head = RequestHead(
                 code=command.code,
                 opaque=command.opaque,
                 flag=command.flag,
@@ -140,12 +148,12 @@ class Connection:
                 remark=command.remark,
                 fields=NoFields(),
             )
-            return Refused(Request(head, body, serializer), error)
+            return InvalidRequest(Request(head, body, serializer), error)
 
     # What we ask.
 
     def call(
-        self, code: int, fields: Fields = None, body: Body = b"", *, deadline_s: float
+        self, code: int, fields: RequestFields = None, body: Body = b"", *, deadline_s: float
     ) -> tuple[Call, bytes]:
         if len(self._calls) >= self._calls_max:
             raise NotSent(f"{self._calls_max} calls are waiting for their answers")
@@ -154,38 +162,43 @@ class Connection:
         call = self._calls[opaque] = Call(opaque, code, deadline_s)
         return call, data
 
-    def post(
-        self, code: int, fields: Fields = None, body: Body = b"", *, remark: str = ""
+    def send_oneway(
+        self, code: int, fields: RequestFields = None, body: Body = b"", *, remark: str = ""
     ) -> bytes:
         return self._encode(code, self._take_opaque(), FLAG_ONEWAY, fields, body, remark)
 
-    def forget(self, call: Call) -> None:
+    def cancel(self, call: Call) -> None:
         """Nobody waits for it any more. Its answer, if it comes, is a Stray."""
         if self._calls.get(call.opaque) is call:
             del self._calls[call.opaque]
 
-    def expire(self, *, now_s: float) -> list[Failed]:
+    def expire(self, *, now_s: float) -> list[CallFailed]:
         late = [call for call in self._calls.values() if call.deadline_s <= now_s]
-        return self._fail(late, "no answer in time")
+        return self._fail_calls(late, "no answer in time")
 
-    def close(self) -> list[Failed]:
-        self._closed = True
-        self._reader.let_go()  # whoever still knows this object may do so for long
-        return self._fail(list(self._calls.values()), "the connection closed before the answer")
+    def close(self) -> list[CallFailed]:
+        self._is_closed = True
+        self._decoder.discard_partial()  # whoever still knows this object may do so for long
+        return self._fail_calls(
+            list(self._calls.values()), "the connection closed before the answer"
+        )
 
     @property
-    def calls_waiting(self) -> int:
+    def pending_calls(self) -> int:
         return len(self._calls)
 
-    def _fail(self, calls: list[Call], why: str) -> list[Failed]:
+    def _fail_calls(self, calls: list[Call], reason: str) -> list[CallFailed]:
         for call in calls:
             del self._calls[call.opaque]
-        return [Failed(call, OutcomeUnknown(f"{request_name(call.code)}: {why}")) for call in calls]
+        return [
+            CallFailed(call, OutcomeUnknown(f"{request_name(call.code)}: {reason}"))
+            for call in calls
+        ]
 
     def _encode(
-        self, code: int, opaque: int, flag: int, fields: Fields, body: Body, remark: str = ""
+        self, code: int, opaque: int, flag: int, fields: RequestFields, body: Body, remark: str = ""
     ) -> bytes:
-        if self._closed:
+        if self._is_closed:
             raise NotSent("the connection is closed")
         ext_fields = encode_header(fields) if isinstance(fields, Header) else fields or {}
         if self._sign is not None:
@@ -197,9 +210,9 @@ class Connection:
         # Never negative: C++ clients drop the sign. Never one that still waits, after a wrap.
         opaque = self._next_opaque
         while opaque in self._calls:
-            opaque = self._after(opaque)
-        self._next_opaque = self._after(opaque)
+            opaque = self._following_opaque(opaque)
+        self._next_opaque = self._following_opaque(opaque)
         return opaque
 
-    def _after(self, opaque: int) -> int:
+    def _following_opaque(self, opaque: int) -> int:
         return 0 if opaque == self._opaque_max else opaque + 1

@@ -32,7 +32,7 @@ HEADER_LENGTH_MAX: Final = 0xFFFFFF
 
 _PREFIX = struct.Struct(">II")
 _LENGTH = struct.Struct(">I")
-_NOTHING = memoryview(b"")
+_EMPTY_VIEW = memoryview(b"")
 _MARK_MAX = ROCKETMQ << 24 | HEADER_LENGTH_MAX  # above it, the serializer is not one we know
 
 
@@ -45,7 +45,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 T = TypeVar("T")
 
 
-class FrameCutter(Generic[T]):
+class FrameDecoder(Generic[T]):
     """Once it has raised a RemoteProtocolError it raises the same one for ever.
 
     `make` is given serializer, header and body of every frame and makes what `frames` hands out:
@@ -54,34 +54,34 @@ class FrameCutter(Generic[T]):
 
     def __init__(
         self,
-        make: Callable[[int, bytes, memoryview], T],
+        build: Callable[[int, bytes, memoryview], T],
         *,
         frame_length_max: int = FRAME_LENGTH_MAX,
     ) -> None:
-        self._make = make
+        self._build = build
         self._frame_length_max = frame_length_max
         self._failure: RemoteProtocolError | None = None
         self._partial = bytearray()  # the beginning of a frame that spans chunks
         self._chunk = b""
-        self._view = _NOTHING
-        self._at = 0
-        self.begun = 0  # frames whose end was not in the chunk that they began in
+        self._view = _EMPTY_VIEW
+        self._position = 0
+        self.partial_frames = 0  # frames whose end was not in the chunk that they began in
 
     def receive(self, chunk: bytes) -> None:
         self._raise_failure()
-        if self._at < len(self._chunk):
+        if self._position < len(self._chunk):
             raise LocalProtocolError("drain frames() before receiving more")
         self._chunk = chunk
         self._view = memoryview(chunk)
-        self._at = 0
+        self._position = 0
 
     def frames(self) -> Iterator[T]:
         self._raise_failure()
         if self._partial and (joined := self._join()) is not None:
-            yield self._make(*joined)
-        chunk, view, unpack, make = self._chunk, self._view, _PREFIX.unpack_from, self._make
+            yield self._build(*joined)
+        chunk, view, unpack, make = self._chunk, self._view, _PREFIX.unpack_from, self._build
         end, length_max = len(chunk), self._frame_length_max
-        while end - (at := self._at) >= 8:
+        while end - (at := self._position) >= 8:
             length, mark = unpack(chunk, at)
             header_length = mark & HEADER_LENGTH_MAX
             if length > length_max or header_length > length - 4 or mark > _MARK_MAX:
@@ -90,20 +90,20 @@ class FrameCutter(Generic[T]):
             if following > end:
                 break
             body_at = at + 8 + header_length
-            self._at = following  # before the yield: the caller may not come back
+            self._position = following  # before the yield: the caller may not come back
             yield make(mark >> 24, chunk[at + 8 : body_at], view[body_at:following])
-        if self._at < end:
-            self._keep_rest()
-        self._let_chunk_go()
+        if self._position < end:
+            self._save_partial()
+        self._release_chunk()
 
     def fail(self, failure: RemoteProtocolError) -> NoReturn:
         """Give this stream up. Also for a reader of headers who found one broken."""
         self._failure = failure
         self._partial = bytearray()
-        self._let_chunk_go()
+        self._release_chunk()
         raise failure
 
-    def let_go(self) -> None:
+    def discard_partial(self) -> None:
         """Nothing more will come: what was kept of a frame is of no use."""
         self._partial = bytearray()
 
@@ -113,31 +113,31 @@ class FrameCutter(Generic[T]):
         return len(self._partial)
 
     @property
-    def held_bytes(self) -> int:
-        return len(self._partial) + len(self._chunk) - self._at
+    def buffered_bytes(self) -> int:
+        return len(self._partial) + len(self._chunk) - self._position
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
-    def _keep_rest(self) -> None:
+    def _save_partial(self) -> None:
         """The chunk ends inside a frame: copy that part, so that the chunk can go."""
-        self._partial += self._view[self._at :]
-        self.begun += 1
+        self._partial += self._view[self._position :]
+        self.partial_frames += 1
         self._check_partial()
 
-    def _let_chunk_go(self) -> None:
-        self._chunk, self._view, self._at = b"", _NOTHING, 0
+    def _release_chunk(self) -> None:
+        self._chunk, self._view, self._position = b"", _EMPTY_VIEW, 0
 
     def _join(self) -> tuple[int, bytes, memoryview] | None:
         """Fill the partial frame from the chunk, first its prefix, then the rest."""
         partial = self._partial
-        self._take(8 - len(partial))
+        self._extend_partial(8 - len(partial))
         self._check_partial()
         if len(partial) < 8:
             return None
         length, mark = _PREFIX.unpack_from(partial)
-        self._take(4 + length - len(partial))
+        self._extend_partial(4 + length - len(partial))
         if len(partial) < 4 + length:
             return None
         self._partial = bytearray()
@@ -145,11 +145,11 @@ class FrameCutter(Generic[T]):
         body_at = 8 + (mark & HEADER_LENGTH_MAX)
         return mark >> 24, bytes(whole[8:body_at]), whole[body_at:]
 
-    def _take(self, count: int) -> None:
+    def _extend_partial(self, count: int) -> None:
         if count > 0:
-            taken = self._view[self._at : self._at + count]
+            taken = self._view[self._position : self._position + count]
             self._partial += taken
-            self._at += len(taken)
+            self._position += len(taken)
 
     def _check_partial(self) -> None:
         partial = self._partial
@@ -173,7 +173,7 @@ class FrameCutter(Generic[T]):
             self.fail(UnknownSerializer(f"serializer {serializer}, not {JSON} or {ROCKETMQ}"))
 
 
-class FrameReader(FrameCutter[Frame]):
+class FrameReader(FrameDecoder[Frame]):
     def __init__(self, *, frame_length_max: int = FRAME_LENGTH_MAX) -> None:
         super().__init__(Frame, frame_length_max=frame_length_max)
 

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import field
 
-from escrowmq.errors import BadField
+from escrowmq.errors import InvalidField
 from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.command import Int32, Int64
 
@@ -43,12 +43,12 @@ class NoFields(Header, frozen=True):
     """For a request or an answer that has no fields of its own."""
 
 
-def decode_header(kind: type[H], ext_fields: dict[str, str]) -> H:
+def decode_header(header_type: type[H], ext_fields: dict[str, str]) -> H:
     """Raises BadField, which names the field, if one is missing or does not fit its type."""
     try:
-        return msgspec.convert(ext_fields, kind, strict=False)
+        return msgspec.convert(ext_fields, header_type, strict=False)
     except msgspec.ValidationError as error:
-        raise BadField(ResponseCode.SYSTEM_ERROR, f"{kind.__name__}: {error}") from error
+        raise InvalidField(ResponseCode.SYSTEM_ERROR, f"{header_type.__name__}: {error}") from error
 
 
 def encode_header(header: Header) -> dict[str, str]:
@@ -98,7 +98,7 @@ class SendMessageV2(SendMessage, frozen=True, kw_only=True):
     broker_name: str | None = field(default=None, name="n")
 
 
-class SendMessageAnswer(Header, frozen=True, kw_only=True):
+class SendMessageResponse(Header, frozen=True, kw_only=True):
     msg_id: str  # the offset id; for a batch, all of them with commas between
     queue_id: Int32
     queue_offset: Int64
@@ -121,7 +121,7 @@ class EndTransaction(Header, frozen=True, kw_only=True):
     broker_name: str | None = field(default=None, name="bname")
 
 
-class EndTransactionAnswer(Header, frozen=True, kw_only=True):
+class EndTransactionResponse(Header, frozen=True, kw_only=True):
     """Ours; RocketMQ answers with a code alone. A committed message's place is in it."""
 
     state: str | None = None  # open, committed, rolled_back, stranded; not from RocketMQ
@@ -181,11 +181,11 @@ class RecallMessage(Header, frozen=True, kw_only=True):
     recall_handle: str
 
 
-class RecallMessageAnswer(Header, frozen=True, kw_only=True):
+class RecallMessageResponse(Header, frozen=True, kw_only=True):
     msg_id: str
 
 
-class HeartbeatAnswer(Header, frozen=True, kw_only=True):
+class HeartbeatResponse(Header, frozen=True, kw_only=True):
     is_support_heart_beat_v2: bool | None = field(default=None, name="IS_SUPPORT_HEART_BEAT_V2")
     is_sub_change: bool | None = field(default=None, name="IS_SUB_CHANGE")
 
@@ -196,7 +196,7 @@ class UnregisterClient(Header, frozen=True, kw_only=True):
     consumer_group: str | None = None
 
 
-class ConsumerGroup(Header, frozen=True, kw_only=True):
+class ConsumerGroupHeader(Header, frozen=True, kw_only=True):
     """GET_CONSUMER_LIST_BY_GROUP and NOTIFY_CONSUMER_IDS_CHANGED."""
 
     consumer_group: str
@@ -220,7 +220,7 @@ class PullMessage(Header, frozen=True, kw_only=True):
     bulk: bool | None = None  # ours: as much as a frame should hold; RocketMQ does not look at it
 
 
-class PullMessageAnswer(Header, frozen=True, kw_only=True):
+class PullMessageResponse(Header, frozen=True, kw_only=True):
     suggest_which_broker_id: Int64
     next_begin_offset: Int64
     min_offset: Int64
@@ -245,7 +245,7 @@ class UpdateConsumerOffset(Header, frozen=True, kw_only=True):
     commit_offset: Int64
 
 
-class QueueOf(Header, frozen=True, kw_only=True):
+class QueueHeader(Header, frozen=True, kw_only=True):
     """GET_MAX_OFFSET, GET_MIN_OFFSET and GET_EARLIEST_MSG_STORETIME."""
 
     topic: str
@@ -260,11 +260,11 @@ class SearchOffset(Header, frozen=True, kw_only=True):
     boundary_type: str | None = None  # lower or upper
 
 
-class OffsetAnswer(Header, frozen=True, kw_only=True):
+class OffsetResponse(Header, frozen=True, kw_only=True):
     offset: Int64
 
 
-class TimestampAnswer(Header, frozen=True, kw_only=True):
+class TimestampResponse(Header, frozen=True, kw_only=True):
     timestamp: Int64
 
 
@@ -277,7 +277,7 @@ class QueryMessage(Header, frozen=True, kw_only=True):
     is_unique_key: bool = field(default=False, name="_UNIQUE_KEY_QUERY")
 
 
-class QueryMessageAnswer(Header, frozen=True, kw_only=True):
+class QueryMessageResponse(Header, frozen=True, kw_only=True):
     index_last_update_timestamp: Int64
     index_last_update_phyoffset: Int64
 
@@ -302,7 +302,7 @@ class PopMessage(Header, frozen=True, kw_only=True):
     attempt_id: str | None = None
 
 
-class PopMessageAnswer(Header, frozen=True, kw_only=True):
+class PopMessageResponse(Header, frozen=True, kw_only=True):
     pop_time: Int64
     invisible_time: Int64
     revive_qid: Int32
@@ -329,7 +329,7 @@ class ChangeInvisibleTime(Header, frozen=True, kw_only=True):
     invisible_time: Int64
 
 
-class ChangeInvisibleTimeAnswer(Header, frozen=True, kw_only=True):
+class ChangeInvisibleTimeResponse(Header, frozen=True, kw_only=True):
     pop_time: Int64
     invisible_time: Int64
     revive_qid: Int32
@@ -347,7 +347,7 @@ class Notification(Header, frozen=True, kw_only=True):
     exp: str | None = None
 
 
-class NotificationAnswer(Header, frozen=True, kw_only=True):
+class NotificationResponse(Header, frozen=True, kw_only=True):
     has_msg: bool
     polling_full: bool | None = None
 
@@ -359,19 +359,19 @@ class ResetConsumerOffset(Header, frozen=True, kw_only=True):
     is_force: bool = False
 
 
-class ConsumerStatus(Header, frozen=True, kw_only=True):
+class GetConsumerStatus(Header, frozen=True, kw_only=True):
     topic: str
     group: str
     client_addr: str | None = None
 
 
-class ConsumerRunning(Header, frozen=True, kw_only=True):
+class GetConsumerRunningInfo(Header, frozen=True, kw_only=True):
     consumer_group: str
     client_id: str
     jstack_enable: bool = False
 
 
-class ConsumeDirectly(Header, frozen=True, kw_only=True):
+class ConsumeMessageDirectly(Header, frozen=True, kw_only=True):
     consumer_group: str
     client_id: str | None = None
     msg_id: str | None = None
@@ -386,12 +386,12 @@ class EndTransactions(Header, frozen=True, kw_only=True):
     commit_or_rollback: Int32  # 8 commit, 12 rollback
 
 
-class EndTransactionsAnswer(Header, frozen=True, kw_only=True):
+class EndTransactionsResponse(Header, frozen=True, kw_only=True):
     state: str  # committed, rolled_back
     count: Int32  # of halves that were still open
 
 
-class WriterName(Header, frozen=True, kw_only=True):
+class WriterHeader(Header, frozen=True, kw_only=True):
     writer: str
 
 
@@ -422,7 +422,7 @@ class ListTransactions(Header, frozen=True, kw_only=True):
     count_max: Int32 = 1_000
 
 
-class TransactionName(Header, frozen=True, kw_only=True):
+class TransactionHeader(Header, frozen=True, kw_only=True):
     transaction_id: str
 
 
@@ -433,7 +433,7 @@ class SettleTransaction(Header, frozen=True, kw_only=True):
     operator: str = ""
 
 
-class SettleTransactionAnswer(Header, frozen=True, kw_only=True):
+class SettleTransactionResponse(Header, frozen=True, kw_only=True):
     transaction_id: str
     state: str  # committed, rolled_back
     already: bool = False  # it was so before

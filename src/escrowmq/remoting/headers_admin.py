@@ -24,7 +24,7 @@ class CreateTopic(Header, frozen=True, kw_only=True):
     force: bool | None = None
 
 
-class TopicName(Header, frozen=True, kw_only=True):
+class TopicHeader(Header, frozen=True, kw_only=True):
     topic: str
 
 
@@ -32,21 +32,21 @@ class PrepareBackup(Header, frozen=True, kw_only=True):
     token: str  # the broker leaves it in its directory, so that the asker knows whose it is
 
 
-class PrepareBackupAnswer(Header, frozen=True, kw_only=True):
+class PrepareBackupResponse(Header, frozen=True, kw_only=True):
     log_begin: Int64
     log_end: Int64  # everything below is durable
 
 
-class GroupName(Header, frozen=True, kw_only=True):
+class GroupHeader(Header, frozen=True, kw_only=True):
     group: str
 
 
-class TopicAndGroup(Header, frozen=True, kw_only=True):
+class TopicGroupHeader(Header, frozen=True, kw_only=True):
     topic: str
     group: str
 
 
-class ProducerGroup(Header, frozen=True, kw_only=True):
+class ProducerGroupHeader(Header, frozen=True, kw_only=True):
     producer_group: str
 
 
@@ -56,11 +56,11 @@ class DeleteGroup(Header, frozen=True, kw_only=True):
     remove_offset: bool = False  # and so 4.9
 
 
-class BrokerConfigAnswer(Header, frozen=True, kw_only=True):
+class BrokerConfigResponse(Header, frozen=True, kw_only=True):
     version: str  # a data version, as JSON
 
 
-class ConsumeStatsOf(Header, frozen=True, kw_only=True):
+class GetConsumeStats(Header, frozen=True, kw_only=True):
     consumer_group: str
     topic: str | None = None  # none: of every topic that it reads
 
@@ -81,12 +81,12 @@ class CloneGroupOffset(Header, frozen=True, kw_only=True):
     offline: bool = False
 
 
-class StatsOf(Header, frozen=True, kw_only=True):
+class ViewBrokerStats(Header, frozen=True, kw_only=True):
     stats_name: str  # TOPIC_PUT_NUMS, GROUP_GET_NUMS and the like
     stats_key: str  # topic, or topic@group
 
 
-class BrokerConsumeStats(Header, frozen=True, kw_only=True):
+class GetBrokerConsumeStats(Header, frozen=True, kw_only=True):
     is_order: bool = False
 
 
@@ -98,11 +98,11 @@ class QueryConsumeQueue(Header, frozen=True, kw_only=True):
     consumer_group: str | None = None
 
 
-class UserName(Header, frozen=True, kw_only=True):
+class UserHeader(Header, frozen=True, kw_only=True):
     username: str
 
 
-class UsersLike(Header, frozen=True, kw_only=True):
+class ListUsers(Header, frozen=True, kw_only=True):
     filter: str = ""  # a part of the name
 
 
@@ -110,7 +110,7 @@ class AclSubject(Header, frozen=True, kw_only=True):
     subject: str  # User:name
 
 
-class AclsLike(Header, frozen=True, kw_only=True):
+class ListAcls(Header, frozen=True, kw_only=True):
     subject_filter: str = ""
     resource_filter: str = ""
 
@@ -133,7 +133,7 @@ class RegisterBroker(Header, frozen=True, kw_only=True):
     zone_name: str | None = field(default=None, name="__ZONE_NAME")
 
 
-class RegisterBrokerAnswer(Header, frozen=True, kw_only=True):
+class RegisterBrokerResponse(Header, frozen=True, kw_only=True):
     ha_server_addr: str | None = None
     master_addr: str | None = None
 
@@ -147,7 +147,7 @@ class BrokerIdentity(Header, frozen=True, kw_only=True):
     broker_id: Int64
 
 
-class QueryDataVersionAnswer(Header, frozen=True, kw_only=True):
+class QueryDataVersionResponse(Header, frozen=True, kw_only=True):
     changed: bool
 
 
@@ -167,17 +167,17 @@ class GetBrokerMemberGroup(Header, frozen=True, kw_only=True):
     broker_name: str
 
 
-class BrokerName(Header, frozen=True, kw_only=True):
+class BrokerNameHeader(Header, frozen=True, kw_only=True):
     """WIPE_WRITE_PERM_OF_BROKER and ADD_WRITE_PERM_OF_BROKER."""
 
     broker_name: str
 
 
-class WipeWritePermAnswer(Header, frozen=True, kw_only=True):
+class WipeWritePermResponse(Header, frozen=True, kw_only=True):
     wipe_topic_count: Int32
 
 
-class AddWritePermAnswer(Header, frozen=True, kw_only=True):
+class AddWritePermResponse(Header, frozen=True, kw_only=True):
     add_topic_count: Int32
 
 
@@ -190,26 +190,26 @@ class DeleteTopicInNamesrv(Header, frozen=True, kw_only=True):
     cluster_name: str | None = None
 
 
-class TopicsOfCluster(Header, frozen=True, kw_only=True):
+class GetTopicsByCluster(Header, frozen=True, kw_only=True):
     cluster: str
 
 
-class PutSetting(Header, frozen=True, kw_only=True):
+class PutKvConfig(Header, frozen=True, kw_only=True):
     namespace: str
     key: str
     value: str
 
 
-class SettingKey(Header, frozen=True, kw_only=True):
+class KvConfigKey(Header, frozen=True, kw_only=True):
     """GET_KV_CONFIG and DELETE_KV_CONFIG."""
 
     namespace: str
     key: str
 
 
-class SettingAnswer(Header, frozen=True, kw_only=True):
+class GetKvConfigResponse(Header, frozen=True, kw_only=True):
     value: str | None = None
 
 
-class SettingNamespace(Header, frozen=True, kw_only=True):
+class KvNamespace(Header, frozen=True, kw_only=True):
     namespace: str

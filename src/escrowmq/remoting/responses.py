@@ -27,20 +27,25 @@ from escrowmq.remoting.codes import (
 )
 from escrowmq.remoting.command import Command, encode_command
 from escrowmq.remoting.frame import encode_frame, frame_prefix
-from escrowmq.remoting.headers import Header, PullMessageAnswer, SendMessageAnswer, encode_header
+from escrowmq.remoting.headers import (
+    Header,
+    PullMessageResponse,
+    SendMessageResponse,
+    encode_header,
+)
 from escrowmq.remoting.requests import Body, Request
 
 REGION: Final = "DefaultRegion"
 
-_LEAD = b'{"code":%%d,"language":"%b","version":%d,"opaque":%%d,"flag":%d' % (
+_HEADER_START = b'{"code":%%d,"language":"%b","version":%d,"opaque":%%d,"flag":%d' % (
     Language.PYTHON.name.encode(),
     VERSION,
     FLAG_RESPONSE,
 )
-_SUCCEEDED = _LEAD + b"}"
+_SUCCESS_TEMPLATE = _HEADER_START + b"}"
 _SUCCESS = int(ResponseCode.SUCCESS)  # a plain int: it is formatted faster than a member
-_PULLED = (
-    _LEAD + b'%b,"extFields":{"suggestWhichBrokerId":"%d","nextBeginOffset":"%d",'
+_PULL_TEMPLATE = (
+    _HEADER_START + b'%b,"extFields":{"suggestWhichBrokerId":"%d","nextBeginOffset":"%d",'
     b'"minOffset":"%d","maxOffset":"%d"}}'
 )
 
@@ -49,7 +54,7 @@ _pack_prefix = struct.Struct(">II").pack
 assert JSON == 0
 
 
-def answer(
+def encode_response(
     request: Request[Any],
     fields: Header | None = None,
     *,
@@ -59,42 +64,42 @@ def answer(
 ) -> bytes:
     if request.head.flag & FLAG_ONEWAY:
         return b""
-    header = _general(request, fields, code, remark)
+    header = _encode_response_header(request, fields, code, remark)
     return encode_frame(request.serializer, header, body)
 
 
-def refuse(request: Request[Any], error: RequestRefused) -> bytes:
-    return answer(request, code=error.code, remark=error.remark)
+def encode_error(request: Request[Any], error: RequestRefused) -> bytes:
+    return encode_response(request, code=error.code, remark=error.remark)
 
 
-def succeed(request: Request[Any]) -> bytes:
+def encode_success(request: Request[Any]) -> bytes:
     """SUCCESS, with no fields and no body."""
     if request.head.flag & FLAG_ONEWAY:
         return b""
     if request.serializer != JSON:
-        return answer(request)
-    return _framed(_SUCCEEDED % (_SUCCESS, request.head.opaque))
+        return encode_response(request)
+    return _frame(_SUCCESS_TEMPLATE % (_SUCCESS, request.head.opaque))
 
 
-class SendAnswers:
+class SendResponseEncoder:
     """The answers to sends of one broker, whose address is in every message id."""
 
     def __init__(self, *, store_host: bytes, region: str = REGION, trace_on: bool = True) -> None:
         self.store_host, self.region, self.trace_on = store_host, region, trace_on
         self._host_text = store_host.hex().upper()
         tail = b',"MSG_REGION":%b,"TRACE_ON":"%b"}}' % (
-            _quoted(region),
+            _quote(region),
             b"true" if trace_on else b"false",
         )
         self._template = (
-            _LEAD
+            _HEADER_START
             + b',"extFields":{"msgId":"'
             + self._host_text.encode()
             + b'%016X","queueId":"%d","queueOffset":"%d"%b'
             + tail.replace(b"%", b"%%")
         )
 
-    def sent(
+    def encode(
         self,
         request: Request[Any],
         log_offset: int,
@@ -106,7 +111,7 @@ class SendAnswers:
         if request.head.flag & FLAG_ONEWAY:
             return b""
         if request.serializer != JSON:
-            fields = SendMessageAnswer(
+            fields = SendMessageResponse(
                 msg_id=f"{self._host_text}{log_offset:016X}",
                 queue_id=queue_id,
                 queue_offset=queue_offset,
@@ -114,17 +119,17 @@ class SendAnswers:
                 region=self.region,
                 trace_on=self.trace_on,
             )
-            return answer(request, fields, code=code)
+            return encode_response(request, fields, code=code)
         optional = b""
         if transaction_id is not None:
-            optional = b',"transactionId":' + _quoted(transaction_id)
+            optional = b',"transactionId":' + _quote(transaction_id)
         opaque = request.head.opaque
         header = self._template % (code, opaque, log_offset, queue_id, queue_offset, optional)
         length = len(header)
         return _pack_prefix(4 + length, length) + header  # short, and JSON is 0: the mark is clear
 
 
-def pulled(
+def encode_pull_response(
     request: Request[Any],
     *,
     next_offset: int,
@@ -139,22 +144,24 @@ def pulled(
     if request.head.flag & FLAG_ONEWAY:
         return []
     if request.serializer == JSON:
-        optional = b',"remark":' + _quoted(remark) if remark else b""
+        optional = b',"remark":' + _quote(remark) if remark else b""
         offsets = suggested_broker_id, next_offset, min_offset, max_offset
-        header = _PULLED % (code, request.head.opaque, optional, *offsets)
+        header = _PULL_TEMPLATE % (code, request.head.opaque, optional, *offsets)
     else:
-        fields = PullMessageAnswer(
+        fields = PullMessageResponse(
             suggest_which_broker_id=suggested_broker_id,
             next_begin_offset=next_offset,
             min_offset=min_offset,
             max_offset=max_offset,
         )
-        header = _general(request, fields, code, remark)
+        header = _encode_response_header(request, fields, code, remark)
     prefix = frame_prefix(request.serializer, len(header), sum(map(len, body)))
     return [prefix + header, *body]
 
 
-def _general(request: Request[Any], fields: Header | None, code: int, remark: str) -> bytes:
+def _encode_response_header(
+    request: Request[Any], fields: Header | None, code: int, remark: str
+) -> bytes:
     command = Command(
         code=code,
         opaque=request.head.opaque,
@@ -165,11 +172,11 @@ def _general(request: Request[Any], fields: Header | None, code: int, remark: st
     return encode_command(command, request.serializer)
 
 
-def _framed(header: bytes) -> bytes:
+def _frame(header: bytes) -> bytes:
     return frame_prefix(JSON, len(header), 0) + header
 
 
-def _quoted(text: str) -> bytes:
+def _quote(text: str) -> bytes:
     try:
         return _encode_text(text)
     except UnicodeEncodeError as error:

@@ -32,16 +32,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from escrowmq.clock import utc_text
-from escrowmq.config import SETTINGS, Config, Origin, Resolved, Setting, Source
-from escrowmq.config.loading import BY_CONF, ignored, nearest
+from escrowmq.clock import format_utc
+from escrowmq.config import SETTINGS, Config, Origin, ResolvedConfig, Setting, Source
+from escrowmq.config.loading import BY_CONF, did_you_mean, ignored_key_warning
 from escrowmq.config.properties_file import read_properties, write_property
 from escrowmq.config.settings import LogConfig, LogFormat
 from escrowmq.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-LIVE: Final = frozenset(
+LIVE_SETTINGS: Final = frozenset(
     {
         "escrowLogLevel",
         "escrowLogFormat",
@@ -82,47 +82,49 @@ LIVE: Final = frozenset(
 )
 
 
-class LiveSettings:
+class LiveConfig:
     """`reread` gives what the sources say now; None if they cannot be asked again."""
 
-    def __init__(self, config: Config, reread: Callable[[], Resolved] | None = None) -> None:
+    def __init__(self, config: Config, resolve: Callable[[], ResolvedConfig] | None = None) -> None:
         self.config = config
-        self._reread = reread
-        self._appliers: list[Callable[[Config], None]] = []
+        self._resolve = resolve
+        self._listeners: list[Callable[[Config], None]] = []
 
-    def add(self, apply: Callable[[Config], None]) -> None:
+    def add_listener(self, listener: Callable[[Config], None]) -> None:
         """Called with what holds from now on, after each change."""
-        self._appliers.append(apply)
+        self._listeners.append(listener)
 
-    def read_again(self) -> None:
-        if self._reread is None:
+    def reload(self) -> None:
+        if self._resolve is None:
             return
         try:
-            said = self._reread().config
+            said = self._resolve().config
         except ConfigError as error:
             log.error("configuration not read, nothing has changed: %s", error)
             return
-        config, changed = self._merged(said)
+        config, changed = self._merge(said)
         if not changed:
             log.info("configuration read again, nothing to change")
             return
-        self.change(config)
+        self.apply(config)
 
-    def change(self, config: Config) -> None:
+    def apply(self, config: Config) -> None:
         """It holds from now on, for everybody who lives by it."""
         self.config = config
-        for apply in self._appliers:
+        for apply in self._listeners:
             apply(config)
 
-    def _merged(self, said: Config) -> tuple[Config, bool]:
+    def _merge(self, new_config: Config) -> tuple[Config, bool]:
         merged, changed = self.config, False
         for setting in SETTINGS:
             group = getattr(merged, setting.group)
-            before, now = (getattr(g, setting.name) for g in (group, getattr(said, setting.group)))
+            before, now = (
+                getattr(g, setting.name) for g in (group, getattr(new_config, setting.group))
+            )
             if before == now:
                 continue
-            old, new = setting.kind.show(before), setting.kind.show(now)
-            if setting.conf not in LIVE:
+            old, new = setting.kind.format(before), setting.kind.format(now)
+            if setting.conf not in LIVE_SETTINGS:
                 log.warning("%s stays %s: %s needs a restart", setting.conf, old, new)
                 continue
             log.warning("%s is %s from now on, was %s", setting.conf, new, old)
@@ -131,64 +133,69 @@ class LiveSettings:
         return merged, changed
 
 
-class OnlineSettings:
+class RuntimeSettings:
     """`origins`: where each setting came from when the broker was started."""
 
     def __init__(
-        self, live: LiveSettings, origins: Mapping[str, Origin], file: Path | None
+        self, live_config: LiveConfig, origins: Mapping[str, Origin], file: Path | None
     ) -> None:
-        self._live = live
+        self._live_config = live_config
         self._origins = origins
         self._file = file
 
     def text(self) -> str:
-        lines = (write_property(one.conf, _shown(self._live.config, one)) for one in SETTINGS)
+        lines = (
+            write_property(one.conf, _setting_text(self._live_config.config, one))
+            for one in SETTINGS
+        )
         return "".join(f"{line}\n" for line in sorted(lines))
 
     def change(self, text: str) -> None:
         wanted = {found.key: found.value.strip() for found in read_properties(text)}
-        asked = [(_known(key), value) for key, value in wanted.items()]
-        changed = [one for one in asked if _shown(self._live.config, one[0]) != one[1]]
-        config = self._live.config
+        asked = [(_find_setting(key), value) for key, value in wanted.items()]
+        changed = [
+            one for one in asked if _setting_text(self._live_config.config, one[0]) != one[1]
+        ]
+        config = self._live_config.config
         for setting, value in changed:
-            if setting.conf not in LIVE:
+            if setting.conf not in LIVE_SETTINGS:
                 raise ConfigError(
                     f"{setting.conf} cannot change while the broker runs: "
                     "put it into its file and restart it"
                 )
-            config = _with(config, setting, value)
+            config = _with_setting(config, setting, value)
         if not changed:
             return
-        self._write({setting.conf: _shown(config, setting) for setting, _ in changed})
-        self._live.change(config)
+        self._write({setting.conf: _setting_text(config, setting) for setting, _ in changed})
+        self._live_config.apply(config)
 
-    def _write(self, changed: dict[str, str]) -> None:
-        told = ", ".join(f"{key}={value}" for key, value in changed.items())
+    def _write(self, changes: dict[str, str]) -> None:
+        told = ", ".join(f"{key}={value}" for key, value in changes.items())
         if self._file is None or self._file.suffix == ".toml":
             why = "there is no file" if self._file is None else f"{self._file} is no broker.conf"
             log.warning("settings changed until the next start (%s): %s", why, told)
             return
         try:
-            with_changes = changed_lines(self._file.read_text("utf-8"), changed)
-            _replace(self._file, with_changes)
+            with_changes = update_properties(self._file.read_text("utf-8"), changes)
+            _replace_file(self._file, with_changes)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"nothing was changed: {self._file}: {error}") from error
         log.warning("settings changed, also in %s: %s", self._file, told)
-        for key in changed:
+        for key in changes:
             if self._origins[key].source in (Source.ENVIRONMENT, Source.FLAG):
                 log.warning("at the next start %s wins over it: %s", self._origins[key], key)
 
 
-def changed_lines(text: str, changed: dict[str, str]) -> str:
+def update_properties(text: str, changes: dict[str, str]) -> str:
     """A broker.conf with these values: where a key stood, its line; else at the end."""
     lines = text.splitlines(keepends=True)
-    left = dict(changed)
+    left = dict(changes)
     # From the end, so that the numbers of the lines before stay true.
     for found in reversed(list(read_properties(text))):
-        if found.key not in changed:
+        if found.key not in changes:
             continue
         begin = end = found.line - 1
-        while end + 1 < len(lines) and _goes_on(lines[end]):
+        while end + 1 < len(lines) and _is_continued(lines[end]):
             end += 1
         value = left.pop(found.key, None)  # of one that is set twice, the last counts
         lines[begin : end + 1] = [] if value is None else [f"{write_property(found.key, value)}\n"]
@@ -197,12 +204,12 @@ def changed_lines(text: str, changed: dict[str, str]) -> str:
     return "".join(lines + [f"{write_property(key, value)}\n" for key, value in left.items()])
 
 
-def _goes_on(line: str) -> bool:
+def _is_continued(line: str) -> bool:
     line = line.rstrip("\r\n")
     return (len(line) - len(line.rstrip("\\"))) % 2 == 1
 
 
-def _replace(file: Path, text: str) -> None:
+def _replace_file(file: Path, text: str) -> None:
     """Whole or not at all, and readable by whom it was before."""
     beside = file.with_name(f".{file.name}.new")
     try:
@@ -218,16 +225,17 @@ def _replace(file: Path, text: str) -> None:
         raise
 
 
-def _known(key: str) -> Setting:
+def _find_setting(key: str) -> Setting:
     setting = BY_CONF.get(key)
     if setting is None:
         raise ConfigError(
-            ignored(key) or f"there is no setting {key[:100]!r}{nearest(key, BY_CONF)}"
+            ignored_key_warning(key)
+            or f"there is no setting {key[:100]!r}{did_you_mean(key, BY_CONF)}"
         )
     return setting
 
 
-def _with(config: Config, setting: Setting, text: str) -> Config:
+def _with_setting(config: Config, setting: Setting, text: str) -> Config:
     try:
         value = setting.kind.parse(text)
     except ValueError as error:
@@ -237,12 +245,12 @@ def _with(config: Config, setting: Setting, text: str) -> Config:
     return dataclasses.replace(config, **changes)
 
 
-def _shown(config: Config, setting: Setting) -> str:
-    return setting.kind.show(getattr(getattr(config, setting.group), setting.name))
+def _setting_text(config: Config, setting: Setting) -> str:
+    return setting.kind.format(getattr(getattr(config, setting.group), setting.name))
 
 
 _SPECIFIER: Final = re.compile(r"(?:\b(\w+)=)?%(?:%|[-+ #0]*\d*(?:\.\d+)?([sdrfgx]))")
-_OWN: Final = frozenset(("time", "level", "broker", "logger", "message", "exception"))
+_RESERVED_FIELDS: Final = frozenset(("time", "level", "broker", "logger", "message", "exception"))
 
 
 class JsonFormatter(logging.Formatter):
@@ -252,7 +260,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
-            "time": utc_text(int(record.created * 1000)),
+            "time": format_utc(int(record.created * 1000)),
             "level": record.levelname,
             "broker": self._broker,
             "logger": record.name,
@@ -271,17 +279,17 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
     return {
         name: value if isinstance(value, int | float | bool) else str(value)
         for name, value in zip(names, record.args, strict=False)
-        if name and name not in _OWN
+        if name and name not in _RESERVED_FIELDS
     }
 
 
-def set_up_logs(config: LogConfig, broker: str, *, is_one_of_many: bool = False) -> None:
+def configure_logging(config: LogConfig, broker: str, *, is_supervised: bool = False) -> None:
     """Also again, with other settings. Lines of many brokers in one place say which they are of."""
     handler = logging.StreamHandler(sys.stderr)
     if config.log_format is LogFormat.JSON:
         handler.setFormatter(JsonFormatter(broker))
     else:
-        who = f"{broker.replace('%', '%%')} " if is_one_of_many else ""
+        who = f"{broker.replace('%', '%%')} " if is_supervised else ""
         handler.setFormatter(
             logging.Formatter(f"%(asctime)s %(levelname)s {who}%(name)s %(message)s")
         )

@@ -17,21 +17,26 @@ from pathlib import Path
 from typing import Final
 
 from escrowmq.broker.broker import Broker
-from escrowmq.broker.metrics import STORAGE, BrokerMetrics, EscrowMetrics, response_name
+from escrowmq.broker.metrics import (
+    STORAGE_LABELS,
+    BrokerMetrics,
+    TransactionMetrics,
+    response_code_name,
+)
 from escrowmq.clock import Clock
 from escrowmq.config import Config
 from escrowmq.errors import NotSent
 from escrowmq.metrics import Collector, Counter, Family, Gauge, Histogram, Labels, Registry
 from escrowmq.secret import Secret
-from escrowmq.server.remoting_server import Port
-from escrowmq.server.security import Access
-from escrowmq.server.tasks import GroupCommit, Upkeep
+from escrowmq.server.remoting_server import RemotingServer
+from escrowmq.server.security import AccessControl
+from escrowmq.server.tasks import GroupCommit, StoreMaintenance
 from escrowmq.store.disk import Disk
 
 _STATM: Final = Path("/proc/self/statm")
 
 
-def registry_of(config: Config, role: str) -> Registry:
+def new_registry(config: Config, role: str) -> Registry:
     """With what a process of any role can say, and RocketMQ's labels for it."""
     registry = Registry(
         {
@@ -45,101 +50,114 @@ def registry_of(config: Config, role: str) -> Registry:
 
 
 def add_broker_metrics(
-    registry: Registry, config: Config, clock: Clock, broker: Broker, port: Port
+    registry: Registry, config: Config, clock: Clock, broker: Broker, server: RemotingServer
 ) -> None:
     permission = config.broker.broker_permission
     registry.add(BrokerMetrics(broker, clock.now_ms, permission=permission).collect)
     transactions = broker.transactions
-    escrow_metrics = EscrowMetrics(transactions.escrow, transactions.checks, clock.now_ms)
+    escrow_metrics = TransactionMetrics(
+        transactions.coordinator, transactions.checker, clock.now_ms
+    )
     registry.add(escrow_metrics.collect)
-    registry.add(port_metrics(port, "broker"))
+    registry.add(remoting_metrics(server, "broker"))
 
 
-def port_metrics(port: Port, name: str) -> Collector:
+def remoting_metrics(server: RemotingServer, name: str) -> Collector:
     """Of one listening port; `name` tells it from the others of this process."""
     labels: Labels = {"port": name}
 
     def collect() -> Iterator[Family]:
-        yield Gauge("escrowmq_connections", "Lines that are open.", [(labels, len(port.lines))])
+        yield Gauge(
+            "escrowmq_connections", "Lines that are open.", [(labels, len(server.connections))]
+        )
         yield Counter(
             "escrowmq_refused_connections_total",
             "Lines that were closed at once: there were too many.",
-            [(labels, port.refused_lines)],
+            [(labels, server.refused_connections)],
         )
         yield Counter(
             "escrowmq_refused_handshakes_total",
             "Connections that were closed before they were lines: no TLS, or a bad one.",
-            [(labels, port.refused_at_door())],
+            [(labels, server.refused_handshakes())],
         )
         yield Gauge(
             "escrowmq_partial_bytes",
             "Requests that have not come whole yet.",
-            [(labels, port.partial_bytes)],
+            [(labels, server.partial_bytes)],
         )
         yield Counter(
             "escrowmq_dropped_partial_total",
             "Lines that were closed because a request did not come whole, or took too much room.",
-            [(labels, port.dropped_partial)],
+            [(labels, server.dropped_partial_requests)],
         )
         yield Gauge(
             "escrowmq_unsent_bytes",
             "Answers that their peers have not read yet.",
-            [(labels, port.unsent_bytes())],
+            [(labels, server.unsent_bytes())],
         )
         yield Counter(
             "escrowmq_unreadable_requests_total",
             "Requests that were refused because they could not be read, or are not known.",
             [
-                ({**labels, "response_code": response_name(code)}, count)
-                for code, count in sorted(port.refused_requests.items())
+                ({**labels, "response_code": response_code_name(code)}, count)
+                for code, count in sorted(server.refused_requests.items())
             ],
         )
         yield Histogram(
             "escrowmq_turn_seconds",
             "One turn: from the first bytes that came to the last answer that left.",
-            [(labels, port.turn_seconds)],
+            [(labels, server.turn_seconds)],
         )
 
     return collect
 
 
-def store_metrics(disk: Disk, group: GroupCommit, upkeep: Upkeep) -> Collector:
+def store_metrics(
+    disk: Disk, group_commit: GroupCommit, maintenance: StoreMaintenance
+) -> Collector:
     """Of what makes messages durable."""
 
     def collect() -> Iterator[Family]:
         usage = disk.usage()
         used = usage.total_bytes - usage.free_bytes
         yield Gauge(
-            "rocketmq_storage_size", "Bytes used on the disk of the store.", [(STORAGE, used)]
+            "rocketmq_storage_size",
+            "Bytes used on the disk of the store.",
+            [(STORAGE_LABELS, used)],
         )
-        yield Gauge("escrowmq_disk_free_bytes", "Bytes free on it.", [(STORAGE, usage.free_bytes)])
+        yield Gauge(
+            "escrowmq_disk_free_bytes", "Bytes free on it.", [(STORAGE_LABELS, usage.free_bytes)]
+        )
         yield Gauge(
             "escrowmq_flush_waiting",
             "Turns whose sends wait for a flush.",
-            [({}, group.waiting)],
+            [({}, group_commit.waiting_count)],
         )
         yield Histogram(
             "escrowmq_flush_seconds",
             "One flush of the log: because somebody waits for it, or because it is time.",
-            [({"why": "waited"}, group.flush_seconds), ({"why": "time"}, upkeep.flush_seconds)],
+            [
+                ({"why": "waited"}, group_commit.flush_seconds),
+                ({"why": "time"}, maintenance.flush_seconds),
+            ],
         )
         yield Histogram(
             "escrowmq_checkpoint_seconds",
             "One checkpoint, beside which messages come and go.",
-            [({}, upkeep.checkpoint_seconds)],
+            [({}, maintenance.checkpoint_seconds)],
         )
 
     return collect
 
 
-def access_metrics(access: Access) -> Collector:
+def access_metrics(access: AccessControl) -> Collector:
     """Of the files that say who may come."""
 
     def collect() -> Iterator[Family]:
         yield Gauge(
             "escrowmq_access_files_broken",
             "Files of accounts or certificates that changed and cannot be read; the old hold.",
-            [({}, sum(watch.is_broken for watch in access.watches))],
+            [({}, sum(watch.is_broken for watch in access.watchers))],
         )
 
     return collect
@@ -163,18 +181,20 @@ def process_metrics() -> Iterator[Family]:
     )
 
 
-ANSWER_S: Final = 5.0
+FETCH_TIMEOUT_S: Final = 5.0
 PAGE_BYTES_MAX: Final = 64 << 20
 
 
-async def fetch(port: int, path: str, account: tuple[str, Secret] | None = None) -> tuple[int, str]:
+async def http_get(
+    port: int, path: str, account: tuple[str, Secret] | None = None
+) -> tuple[int, str]:
     """Status and body of one answer. Raises NotSent."""
     head = f"GET {path} HTTP/1.0\r\n"
     if account is not None:
         shown = base64.b64encode(f"{account[0]}:{account[1].reveal()}".encode()).decode()
         head += f"Authorization: Basic {shown}\r\n"
     try:
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(FETCH_TIMEOUT_S):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             try:
                 writer.write(f"{head}\r\n".encode())
@@ -189,7 +209,7 @@ async def fetch(port: int, path: str, account: tuple[str, Secret] | None = None)
         raise NotSent(f"port {port} does not answer {path}: {error!r}") from error
 
 
-class Pages:
+class MergedMetrics:
     """What several pages say, family by family."""
 
     def __init__(self) -> None:

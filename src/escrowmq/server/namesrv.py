@@ -30,111 +30,130 @@ from escrowmq.errors import (
     StoreError,
 )
 from escrowmq.metrics import Registry
-from escrowmq.namesrv.name_server import NameServer, Settings
-from escrowmq.namesrv.registration import Ask, BrokerCard, read_registered, register, unregister
-from escrowmq.parsing import lenient_json
+from escrowmq.namesrv.name_server import KvConfig, NameServer
+from escrowmq.namesrv.registration import (
+    BrokerDescription,
+    RegistrationRequest,
+    parse_registration_response,
+    registration_request,
+    unregistration_request,
+)
+from escrowmq.parsing import parse_lenient_json
 from escrowmq.remoting.bodies import DataVersion, TopicConfig
 from escrowmq.remoting.command import Command
-from escrowmq.remoting.connection import Answer, Connection, Sign
+from escrowmq.remoting.connection import Connection, Response, SignFunction
 from escrowmq.remoting.requests import Body, Request
-from escrowmq.remoting.responses import refuse
-from escrowmq.server.live_config import LiveSettings
-from escrowmq.server.metrics import port_metrics
-from escrowmq.server.remoting_server import Port, TcpLine, bind, port_of, reachable
-from escrowmq.server.rules import port_limits, port_security
-from escrowmq.server.security import Access, context_to_others, context_to_own, outgoing_signer
-from escrowmq.server.tasks import running
+from escrowmq.remoting.responses import encode_error
+from escrowmq.server.live_config import LiveConfig
+from escrowmq.server.metrics import remoting_metrics
+from escrowmq.server.remoting_server import (
+    RemotingServer,
+    ServerConnection,
+    bind,
+    bound_port,
+    reachable_host,
+)
+from escrowmq.server.rules import server_limits, server_security
+from escrowmq.server.security import (
+    AccessControl,
+    client_context,
+    outgoing_signer,
+    own_namesrv_context,
+)
+from escrowmq.server.tasks import background_tasks
 from escrowmq.store.disk import Disk, RealDisk, read_file, replace_file
 
 log = logging.getLogger(__name__)
 
-PATH: Final = "namesrv/kvConfig.json"
+KV_CONFIG_PATH: Final = "namesrv/kvConfig.json"
 
 
-class KeptSettings:
+class KvConfigFile:
     def __init__(self, disk: Disk) -> None:
         """Raises ConfigError if the file is there and cannot be read."""
         self._disk = disk
-        data = read_file(disk, PATH)
+        data = read_file(disk, KV_CONFIG_PATH)
         try:
-            content = lenient_json(data) if data else {}
+            content = parse_lenient_json(data) if data else {}
         except BrokenBody as error:
-            raise ConfigError(f"{PATH}: {error}") from error
-        self.settings = Settings.load(content)
-        self._saved = self.settings.revision
+            raise ConfigError(f"{KV_CONFIG_PATH}: {error}") from error
+        self.settings = KvConfig.load(content)
+        self._saved_revision = self.settings.revision
 
     def save(self) -> None:
         """If there is anything new."""
-        if self.settings.revision == self._saved:
+        if self.settings.revision == self._saved_revision:
             return
         try:
-            replace_file(self._disk, PATH, msgspec.json.encode(self.settings.dump()))
+            replace_file(self._disk, KV_CONFIG_PATH, msgspec.json.encode(self.settings.dump()))
         except StoreError as error:
             log.warning("key-value settings not saved: %s", error)
         else:
-            self._saved = self.settings.revision
+            self._saved_revision = self.settings.revision
 
 
-class _NameServerPort:
+class _NameServerHandler:
     """The name server as a port sees it."""
 
-    def __init__(self, names: NameServer, access: Access, kept: KeptSettings) -> None:
-        self._names = names
+    def __init__(
+        self, namesrv: NameServer, access: AccessControl, kv_config_file: KvConfigFile
+    ) -> None:
+        self._namesrv = namesrv
         self._access = access
-        self._kept = kept
+        self._kv_config_file = kv_config_file
 
-    def handle(self, line: TcpLine, request: Request[Any], now_ms: int) -> None:
-        guard = self._access.guard
+    def handle(self, connection: ServerConnection, request: Request[Any], now_ms: int) -> None:
+        guard = self._access.validator
         if guard is not None:
             try:
-                guard.check(request, line.peer, self._access.needs_at_name_server)
+                guard.check(request, connection.peer, self._access.name_server_permissions)
             except RequestRefused as error:
-                line.write(refuse(request, error))
+                connection.write(encode_error(request, error))
                 return
-        line.write(self._names.handle(request, line, now_ms=now_ms))
+        connection.write(self._namesrv.handle(request, connection, now_ms=now_ms))
 
     def end_turn(self, now_ms: int) -> bool:
-        self._kept.save()
+        self._kv_config_file.save()
         return False
 
-    def line_closed(self, line: TcpLine) -> None:
-        self._names.line_closed(line)
+    def channel_closed(self, connection: ServerConnection) -> None:
+        self._namesrv.channel_closed(connection)
 
 
 @contextlib.asynccontextmanager
-async def name_server(
-    clock: Clock, access: Access, registry: Registry, live: LiveSettings
+async def serve_name_server(
+    clock: Clock, access: AccessControl, registry: Registry, live_config: LiveConfig
 ) -> AsyncIterator[str]:
-    config = live.config
-    kept = KeptSettings(RealDisk(config.store.root_dir))
+    config = live_config.config
+    kept = KvConfigFile(RealDisk(config.store.root_dir))
     host = config.network.bind_address
     bound = bind(host, config.namesrv.namesrv_port)
-    number = port_of(bound)
+    number = bound_port(bound)
     names = NameServer(
-        settings=kept.settings, config={"listenPort": f"{number}", "bindAddress": host}
+        kv_config=kept.settings, config={"listenPort": f"{number}", "bindAddress": host}
     )
     clock = SteadyClock(clock)  # a jump must not make every broker look gone
-    service = _NameServerPort(names, access, kept)
-    port = Port(service, clock, port_limits(config), port_security(config, access))
+    service = _NameServerHandler(names, access, kept)
+    port = RemotingServer(service, clock, server_limits(config), server_security(config, access))
     await port.listen(bound)
-    registry.add(port_metrics(port, "namesrv"))
-    live.add(lambda now: port.change_limits(port_limits(now)))
+    registry.add(remoting_metrics(port, "namesrv"))
+    live_config.add_listener(lambda now: port.change_limits(server_limits(now)))
     log.info("name server listens address=%s:%d", host, number)
 
     async def expire() -> None:
         while True:
             await asyncio.sleep(config.namesrv.broker_scan_interval_ms / 1000)
-            port.look_after_lines()
+            port.sweep_connections()
             for line in names.tick(now_ms=clock.now_ms()):
                 line.close()  # type: ignore[attr-defined]  # it is a TcpLine: we handed it in
 
-    async with running(expire()):
-        yield f"{reachable(host)}:{number}"
+    async with background_tasks(expire()):
+        yield f"{reachable_host(host)}:{number}"
     await port.close()
 
 
-ANSWER_WAIT_S = 5.0
-RETRY_S = 1.0
+RESPONSE_TIMEOUT_S = 5.0
+RETRY_INTERVAL_S = 1.0
 
 
 class Registrar:
@@ -143,68 +162,74 @@ class Registrar:
     def __init__(
         self,
         address: str,
-        card: BrokerCard,
+        description: BrokerDescription,
         topics: Callable[[], tuple[list[TopicConfig], DataVersion]],
         *,
         interval_s: float,
-        sign: Sign | None = None,
+        sign: SignFunction | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._sign = sign
         self._tls = tls
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
-        self._card = card
+        self._description = description
         self._topics = topics
         self._interval_s = interval_s
-        self._changed = asyncio.Event()
+        self._topics_changed = asyncio.Event()
         self.registered = asyncio.Event()  # once, at least
 
-    def changed(self) -> None:
+    def topics_changed(self) -> None:
         """A topic came or went: say so now, not at the next round."""
-        self._changed.set()
+        self._topics_changed.set()
 
     async def run(self) -> None:
         while True:
             try:
-                async with _Call(self._host, self._port, self._sign, self._tls) as call:
+                async with _NameServerConnection(
+                    self._host, self._port, self._sign, self._tls
+                ) as call:
                     await self._keep_registered(call)
             except (OSError, EscrowError, TimeoutError) as error:
                 log.warning(
                     "name server not reached address=%s:%d: %s", self._host, self._port, error
                 )
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(RETRY_INTERVAL_S)
 
-    async def _keep_registered(self, call: _Call) -> None:
+    async def _keep_registered(self, connection: _NameServerConnection) -> None:
         try:
             while True:
-                self._changed.clear()
+                self._topics_changed.clear()
                 topics, version = self._topics()
-                read_registered(*await call.ask(register(self._card, topics, version)))
+                parse_registration_response(
+                    *await connection.call(registration_request(self._description, topics, version))
+                )
                 if not self.registered.is_set():
                     log.info("registered name_server=%s:%d", self._host, self._port)
                     self.registered.set()
                 # Not wait_for: in Python 3.11 it loses a cancellation that comes with the result.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._interval_s):
-                        await self._changed.wait()
+                        await self._topics_changed.wait()
         except asyncio.CancelledError:
             with contextlib.suppress(OSError, EscrowError, TimeoutError):
-                await call.ask(unregister(self._card))
+                await connection.call(unregistration_request(self._description))
             raise
 
 
-class _Call:
+class _NameServerConnection:
     """One line to a name server: ask, wait, read the answer."""
 
-    def __init__(self, host: str, port: int, sign: Sign | None, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, host: str, port: int, sign: SignFunction | None, tls: ssl.SSLContext | None
+    ) -> None:
         self._host = host
         self._port = port
         self._tls = tls
         self._connection = Connection(sign=sign)
 
-    async def __aenter__(self) -> _Call:
-        async with asyncio.timeout(ANSWER_WAIT_S):
+    async def __aenter__(self) -> _NameServerConnection:
+        async with asyncio.timeout(RESPONSE_TIMEOUT_S):
             self._reader, self._writer = await asyncio.open_connection(
                 self._host.strip("[]"), self._port, ssl=self._tls
             )
@@ -213,28 +238,28 @@ class _Call:
     async def __aexit__(self, *_: object) -> None:
         self._writer.close()
 
-    async def ask(self, ask: Ask) -> tuple[Command, Body]:
-        call, data = self._connection.call(ask.code, ask.fields, ask.body, deadline_s=0)
+    async def call(self, request: RegistrationRequest) -> tuple[Command, Body]:
+        call, data = self._connection.call(request.code, request.fields, request.body, deadline_s=0)
         self._writer.write(data)
-        async with asyncio.timeout(ANSWER_WAIT_S):
+        async with asyncio.timeout(RESPONSE_TIMEOUT_S):
             while chunk := await self._reader.read(64 * 1024):
                 self._connection.receive(chunk)
                 for event in self._connection.events():
-                    if isinstance(event, Answer) and event.call is call:
+                    if isinstance(event, Response) and event.call is call:
                         return event.command, bytes(event.body)
         raise OutcomeUnknown("the name server closed the line")
 
 
-def registrars_of(
+def new_registrars(
     config: Config,
     broker: Broker,
     address: str,
     namesrv_addresses: list[str],
-    own_sign: Sign | None,
+    own_signer: SignFunction | None,
 ) -> list[Registrar]:
     """`namesrv_addresses` are of this process, which has `own_sign` for them."""
     host, _, port = address.rpartition(":")
-    card = BrokerCard(
+    card = BrokerDescription(
         cluster=config.broker.cluster_name,
         name=config.broker.broker_name,
         address=address,
@@ -243,23 +268,23 @@ def registrars_of(
     security = config.security
     own_tls = other_tls = None
     if security.tls_mode is TlsMode.ENFORCING:
-        own_tls = context_to_own(security)
+        own_tls = own_namesrv_context(security)
     if security.tls_outgoing:
-        other_tls = context_to_others(security)
+        other_tls = client_context(security)
     return [
         Registrar(
             where,
             card,
-            lambda: _topics_of(broker),
+            lambda: _topic_configs(broker),
             interval_s=config.broker.register_interval_ms / 1000,
-            sign=own_sign if where in namesrv_addresses else outgoing_signer(config),
+            sign=own_signer if where in namesrv_addresses else outgoing_signer(config),
             tls=own_tls if where in namesrv_addresses else other_tls,
         )
         for where in dict.fromkeys([*namesrv_addresses, *config.broker.namesrv_addresses])
     ]
 
 
-def _topics_of(broker: Broker) -> tuple[list[TopicConfig], DataVersion]:
+def _topic_configs(broker: Broker) -> tuple[list[TopicConfig], DataVersion]:
     version = broker.topics.version
     topics = [
         TopicConfig(
@@ -271,7 +296,7 @@ def _topics_of(broker: Broker) -> tuple[list[TopicConfig], DataVersion]:
             topic_sys_flag=topic.topic_sys_flag,
             order=topic.order,
         )
-        for topic in broker.topics.all().values()
+        for topic in broker.topics.configs().values()
     ]
     return topics, DataVersion(
         state_version=version.state_version, timestamp=version.timestamp, counter=version.counter

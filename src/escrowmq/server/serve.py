@@ -19,48 +19,52 @@ from typing import Any
 import uvloop
 
 from escrowmq.broker.broker import Broker
-from escrowmq.broker.statistics import Counts
+from escrowmq.broker.statistics import BrokerCounters
 from escrowmq.clock import Clock, SteadyClock, SystemClock, local_day
-from escrowmq.config import Config, FlushMode, Resolved
+from escrowmq.config import Config, FlushMode, ResolvedConfig
 from escrowmq.errors import EscrowError, StoreError, StoreFull
-from escrowmq.message.keys import UniqueKeys, encode_host
+from escrowmq.message.keys import UniqueKeyGenerator, encode_host
 from escrowmq.metrics import Registry
-from escrowmq.server.http_server import Health, serving
-from escrowmq.server.live_config import LiveSettings, OnlineSettings, set_up_logs
-from escrowmq.server.metrics import access_metrics, add_broker_metrics, registry_of, store_metrics
-from escrowmq.server.namesrv import Registrar, name_server, registrars_of
-from escrowmq.server.remoting_server import Port, bind, port_of, reachable
+from escrowmq.server.http_server import Health, serve_http
+from escrowmq.server.live_config import LiveConfig, RuntimeSettings, configure_logging
+from escrowmq.server.metrics import access_metrics, add_broker_metrics, new_registry, store_metrics
+from escrowmq.server.namesrv import Registrar, new_registrars, serve_name_server
+from escrowmq.server.remoting_server import RemotingServer, bind, bound_port, reachable_host
 from escrowmq.server.rules import (
     broker_rules,
-    port_limits,
-    port_security,
+    maintenance_settings,
+    server_limits,
+    server_security,
     store_settings,
     tick_interval_s,
-    upkeep_settings,
 )
-from escrowmq.server.security import Access, inner_account, refuse_open_doors
-from escrowmq.server.tasks import GroupCommit, Upkeep, running
+from escrowmq.server.security import (
+    AccessControl,
+    configured_internal_account,
+    require_auth_or_loopback,
+)
+from escrowmq.server.tasks import GroupCommit, StoreMaintenance, background_tasks
 from escrowmq.store.disk import Disk, RealDisk
-from escrowmq.store.retention import look_for_room
+from escrowmq.store.retention import update_disk_state
 from escrowmq.store.store import MessageStore
 
 log = logging.getLogger(__name__)
 
-LINES_S = 1.0
-OWN_FILES = 1024  # of the store and the name server, beside those of connections
-NO_ROOM = (
+SWEEP_INTERVAL_S = 1.0
+RESERVED_FILES = 1024  # of the store and the name server, beside those of connections
+DISK_FULL_HINT = (
     "Nothing is lost, but a start has to write there: make 64 MiB of room in {place}, or more if "
     "its queues have to be built anew (60 bytes for each message), and start again"
 )
-SWITCH_S = 0.0005  # a checkpoint's thread must not hold a turn up for Python's usual 5 ms
+SWITCH_INTERVAL_S = 0.0005  # a checkpoint's thread must not hold a turn up for Python's usual 5 ms
 
 
 def run(
-    resolved: Resolved,
+    resolved: ResolvedConfig,
     role: str,
     file: Path | None = None,
-    reread: Callable[[], Resolved] | None = None,
-    metrics_socket: int | None = None,
+    resolve: Callable[[], ResolvedConfig] | None = None,
+    metrics_fd: int | None = None,
     own_namesrv: str | None = None,
 ) -> int:
     """Serve until a signal says stop. 0: stopped in order; 2: could not start; 1: failed.
@@ -70,41 +74,41 @@ def run(
     end of standard input is a stop; `own_namesrv` is the name server of its supervisor.
     """
     config = resolved.config
-    live = live_settings(config, reread, is_one_of_many=metrics_socket is not None)
-    online = OnlineSettings(live, resolved.origins, file)
-    allow_files(config.network.connections_max)
+    live = new_live_config(config, resolve, is_supervised=metrics_fd is not None)
+    online = RuntimeSettings(live, resolved.origins, file)
+    raise_file_limit(config.network.connections_max)
     try:
-        refuse_open_doors(config)
-        return uvloop.run(_serve(config, role, live, online, metrics_socket, own_namesrv))
+        require_auth_or_loopback(config)
+        return uvloop.run(_serve(config, role, live, online, metrics_fd, own_namesrv))
     except StoreFull as error:
         place = config.store.root_dir
-        sys.stderr.write(f"escrowmq: {error}. {NO_ROOM.format(place=place)}\n")
+        sys.stderr.write(f"escrowmq: {error}. {DISK_FULL_HINT.format(place=place)}\n")
         return 2
     except (EscrowError, OSError) as error:
         sys.stderr.write(f"escrowmq: {error}\n")
         return 2
 
 
-def live_settings(
-    config: Config, reread: Callable[[], Resolved] | None, *, is_one_of_many: bool = False
-) -> LiveSettings:
+def new_live_config(
+    config: Config, resolve: Callable[[], ResolvedConfig] | None, *, is_supervised: bool = False
+) -> LiveConfig:
     """With the log lines set up, now and after each change."""
-    live = LiveSettings(config, reread)
+    live = LiveConfig(config, resolve)
 
     def set_up(now: Config) -> None:
-        set_up_logs(now.log, now.broker.broker_name, is_one_of_many=is_one_of_many)
+        configure_logging(now.log, now.broker.broker_name, is_supervised=is_supervised)
 
     set_up(config)
-    live.add(set_up)
+    live.add_listener(set_up)
     return live
 
 
-def allow_files(connections_max: int) -> None:
+def raise_file_limit(connections_max: int) -> None:
     """A connection is an open file: as many as the system lets us have."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # not every system allows what it says it does
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if hard != resource.RLIM_INFINITY and hard < connections_max + OWN_FILES:
+    if hard != resource.RLIM_INFINITY and hard < connections_max + RESERVED_FILES:
         log.warning(
             "only %d files may be open: not enough for escrowConnectionsMax=%d",
             hard,
@@ -115,55 +119,61 @@ def allow_files(connections_max: int) -> None:
 async def _serve(
     config: Config,
     role: str,
-    live: LiveSettings,
-    online: OnlineSettings,
-    metrics_socket: int | None,
+    live_config: LiveConfig,
+    runtime_settings: RuntimeSettings,
+    metrics_fd: int | None,
     own_namesrv: str | None,
 ) -> int:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    loop.add_signal_handler(signal.SIGHUP, live.read_again)
-    if metrics_socket is not None:
-        _stop_with_our_supervisor(loop, stopped)
+    loop.add_signal_handler(signal.SIGHUP, live_config.reload)
+    if metrics_fd is not None:
+        _stop_with_supervisor(loop, stopped)
     clock = SystemClock()
-    access = Access(config, inner_account(config) if metrics_socket is not None else None)
-    registry, health = registry_of(config, role), Health()
+    access = AccessControl(
+        config, configured_internal_account(config) if metrics_fd is not None else None
+    )
+    registry, health = new_registry(config, role), Health()
     registry.add(access_metrics(access))
     async with contextlib.AsyncExitStack() as parts:
-        await parts.enter_async_context(running(*(watch.run() for watch in access.watches)))
-        if config.metrics.is_on or metrics_socket is not None:
-            served = serving(config, clock, registry, health, access, metrics_socket)
+        await parts.enter_async_context(
+            background_tasks(*(watch.run() for watch in access.watchers))
+        )
+        if config.metrics.is_enabled or metrics_fd is not None:
+            served = serve_http(config, clock, registry, health, access, metrics_fd)
             await parts.enter_async_context(served)
         namesrv_address = own_namesrv
         if role in ("all", "namesrv"):
-            names = name_server(clock, access, registry, live)
+            names = serve_name_server(clock, access, registry, live_config)
             namesrv_address = await parts.enter_async_context(names)
         failed = asyncio.Event()
         if role in ("all", "broker"):
             own = [namesrv_address] if namesrv_address is not None else []
-            needed = 1 if metrics_socket is not None else len(own)  # name servers that know of it
-            broker = _broker(clock, access, own, failed, registry, health, live, online, needed)
+            needed = 1 if metrics_fd is not None else len(own)  # name servers that know of it
+            broker = _run_broker(
+                clock, access, own, failed, registry, health, live_config, runtime_settings, needed
+            )
             await parts.enter_async_context(broker)
-        health.missing = None
-        _say_ready(config, role, namesrv_address)
+        health.reason = None
+        _print_ready(config, role, namesrv_address)
         # Everything made so far lives as long as the process: keep the collector off it.
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 100)  # what a turn makes is gone by its end, without help
-        sys.setswitchinterval(SWITCH_S)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         waits = [asyncio.create_task(event.wait()) for event in (stopped, failed)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
         log.info("stopping")
-        health.missing = "stopping"
+        health.reason = "stopping"
     log.info("stopped")
     return 1 if failed.is_set() else 0
 
 
-def _stop_with_our_supervisor(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
+def _stop_with_supervisor(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
     """It holds the other end of our standard input and writes nothing: we can only read the end."""
     number = sys.stdin.fileno()
 
@@ -175,25 +185,25 @@ def _stop_with_our_supervisor(loop: asyncio.AbstractEventLoop, stopped: asyncio.
 
 
 @contextlib.asynccontextmanager
-async def _broker(
+async def _run_broker(
     clock: Clock,
-    access: Access,
+    access: AccessControl,
     namesrv_addresses: list[str],
     failed: asyncio.Event,
     registry: Registry,
     health: Health,
-    live: LiveSettings,
-    online: OnlineSettings,
-    needed: int,
+    live_config: LiveConfig,
+    runtime_settings: RuntimeSettings,
+    required_registrations: int,
 ) -> AsyncIterator[None]:
-    config = live.config
+    config = live_config.config
     disk = RealDisk(config.store.root_dir)
-    address = config.broker.advertised_address or reachable(config.network.bind_address)
+    address = config.broker.advertised_address or reachable_host(config.network.bind_address)
     bound = bind(config.network.bind_address, config.network.listen_port)
-    number = port_of(bound)  # first of all: it is in the id of every message
+    number = bound_port(bound)  # first of all: it is in the id of every message
     host = encode_host(address, number)
     store = _open_store(config, disk, host, bound)
-    group = GroupCommit(store, wait_s=config.store.sync_flush_timeout_ms / 1000)
+    group = GroupCommit(store, timeout_s=config.store.sync_flush_timeout_ms / 1000)
     registrars: list[Registrar] = []
     wall, clock = clock, SteadyClock(clock, not_before_ms=store.last_stored_ms)
     broker = Broker(
@@ -202,58 +212,64 @@ async def _broker(
         broker_rules(config, host),
         _unique_keys(address),
         when_flushed=group.when_flushed if config.store.flush_mode is FlushMode.SYNC else None,
-        topics_changed=lambda: _tell(registrars),
+        on_topics_changed=lambda: _report_topics_changed(registrars),
         flush=group.when_flushed,
-        counts=Counts(clock.elapsed_s),
-        guard=access.guard,
+        counters=BrokerCounters(clock.elapsed_s),
+        access_validator=access.validator,
         day_of=local_day,
         wall_ms=lambda now_ms: wall.now_ms(),
     )
-    port = Port(broker, clock, port_limits(config), port_security(config, access))
-    _tie(broker, port, live, online, host)
+    port = RemotingServer(broker, clock, server_limits(config), server_security(config, access))
+    _connect_parts(broker, port, live_config, runtime_settings, host)
     await port.listen(bound)
-    place, signer = f"{address}:{number}", access.own_signer
-    registrars += registrars_of(config, broker, place, namesrv_addresses, signer)
-    look_for_room(store, disk.usage())
-    upkeep = _upkeep(config, clock, broker, disk)
+    place, signer = f"{address}:{number}", access.internal_signer
+    registrars += new_registrars(config, broker, place, namesrv_addresses, signer)
+    update_disk_state(store, disk.usage())
+    upkeep = _new_maintenance(config, clock, broker, disk)
     add_broker_metrics(registry, config, wall, broker, port)
     registry.add(store_metrics(disk, group, upkeep))
-    health.add(lambda: None if store.takes_writes else "the store takes no messages")
+    health.add(lambda: None if store.is_writable else "the store takes no messages")
     loops = [one.run() for one in registrars]
-    async with running(*loops, *_loops(config, clock, broker, port, upkeep, failed)):
+    async with background_tasks(
+        *loops, *_background_loops(config, clock, broker, port, upkeep, failed)
+    ):
         log.info("broker listens address=%s:%d", config.network.bind_address, number)
-        await _registered(registrars[:needed])
+        await _wait_registered(registrars[:required_registrations])
         yield
     await _stop(broker, port, group, clock)
 
 
-async def _registered(registrars: list[Registrar]) -> None:
+async def _wait_registered(registrars: list[Registrar]) -> None:
     for registrar in registrars:
         await registrar.registered.wait()
 
 
-def _tell(registrars: list[Registrar]) -> None:
+def _report_topics_changed(registrars: list[Registrar]) -> None:
     for registrar in registrars:
-        registrar.changed()
+        registrar.topics_changed()
 
 
-def _tie(
-    broker: Broker, port: Port, live: LiveSettings, online: OnlineSettings, host: bytes
+def _connect_parts(
+    broker: Broker,
+    server: RemotingServer,
+    live_config: LiveConfig,
+    runtime_settings: RuntimeSettings,
+    host: bytes,
 ) -> None:
-    broker.settings = online
-    broker.counts.turn_began_s = lambda: port.turn_s
-    live.add(lambda now: _apply(now, broker, port, host))
+    broker.settings = runtime_settings
+    broker.counters.turn_start_s = lambda: server.turn_start_s
+    live_config.add_listener(lambda now: _apply_config(now, broker, server, host))
 
 
-def _apply(config: Config, broker: Broker, port: Port, host: bytes) -> None:
-    port.change_limits(port_limits(config))
+def _apply_config(config: Config, broker: Broker, server: RemotingServer, host: bytes) -> None:
+    server.change_limits(server_limits(config))
     broker.store.change_settings(store_settings(config))
     broker.change_rules(broker_rules(config, host))
-    broker.clients.allows_sql = config.consume.filters_by_sql
+    broker.client_processor.allows_sql = config.consume.filters_by_sql
 
 
-def _unique_keys(address: str) -> UniqueKeys:
-    return UniqueKeys(address=address, process_id=os.getpid(), salt=secrets.randbits(32))
+def _unique_keys(address: str) -> UniqueKeyGenerator:
+    return UniqueKeyGenerator(address=address, process_id=os.getpid(), salt=secrets.randbits(32))
 
 
 def _open_store(config: Config, disk: Disk, host: bytes, bound: socket.socket) -> MessageStore:
@@ -272,28 +288,30 @@ def _open_store(config: Config, disk: Disk, host: bytes, bound: socket.socket) -
     return store
 
 
-def _upkeep(config: Config, clock: Clock, broker: Broker, disk: Disk) -> Upkeep:
-    return Upkeep(
+def _new_maintenance(config: Config, clock: Clock, broker: Broker, disk: Disk) -> StoreMaintenance:
+    return StoreMaintenance(
         broker.store,
         disk,
         clock,
-        upkeep_settings(config),
-        keep_from=broker.transactions.keep_from,
-        make_way=lambda end: broker.transactions.make_way(end, clock.now_ms()),
+        maintenance_settings(config),
+        oldest_needed_offset=broker.transactions.oldest_needed_offset,
+        move_halves_below=lambda end: broker.transactions.move_halves_below(end, clock.now_ms()),
     )
 
 
-async def _stop(broker: Broker, port: Port, group: GroupCommit, clock: Clock) -> None:
+async def _stop(
+    broker: Broker, server: RemotingServer, group_commit: GroupCommit, clock: Clock
+) -> None:
     """Answer what is under way, then make everything durable."""
-    port.stop_reading()
-    broker.pulls.release_all(clock.now_ms())
-    port.end_turn()  # appends what was accepted; with sync flush, its answers come with the flush
-    await group.close()
-    await port.close()
+    server.stop_reading()
+    broker.pull_processor.release_all(clock.now_ms())
+    server.end_turn()  # appends what was accepted; with sync flush, its answers come with the flush
+    await group_commit.close()
+    await server.close()
     broker.store.flush()  # before it is noted what has been delivered
     try:
         broker.save()
-        broker.transactions.save(at_once=True)
+        broker.transactions.save(force=True)
     except StoreError as error:  # derived, or saved a moment ago: the log itself is safe
         log.warning("configuration not saved at the stop: %s", error)
     try:
@@ -302,19 +320,24 @@ async def _stop(broker: Broker, port: Port, group: GroupCommit, clock: Clock) ->
         log.warning("no checkpoint at the stop, the next start reads the log again: %s", error)
 
 
-def _loops(
-    config: Config, clock: Clock, broker: Broker, port: Port, upkeep: Upkeep, failed: asyncio.Event
+def _background_loops(
+    config: Config,
+    clock: Clock,
+    broker: Broker,
+    server: RemotingServer,
+    maintenance: StoreMaintenance,
+    failed: asyncio.Event,
 ) -> list[Any]:
     async def tick() -> None:
         while True:
             await asyncio.sleep(tick_interval_s(config))
             broker.tick(clock.now_ms())
-            port.turn_soon()
+            server.schedule_turn()
 
     async def look_after_lines() -> None:
         while True:
-            await asyncio.sleep(LINES_S)
-            port.look_after_lines()
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            server.sweep_connections()
 
     async def save(what: str, step: Callable[[], None], interval_ms: int) -> None:
         while True:
@@ -325,19 +348,19 @@ def _loops(
                 log.warning("%s not saved: %s", what, error)
 
     async def keep_store() -> None:
-        await upkeep.run()  # ends only when the store has failed
+        await maintenance.run()  # ends only when the store has failed
         failed.set()
 
     return [
         tick(),
         look_after_lines(),
         save("offsets", broker.save_offsets, config.consume.offsets_interval_ms),
-        save("delays", broker.save_delays, config.delay.delay_offsets_interval_ms),
+        save("delays", broker.save_delayed_messages, config.delay.delay_offsets_interval_ms),
         keep_store(),
     ]
 
 
-def _say_ready(config: Config, role: str, namesrv_address: str | None) -> None:
+def _print_ready(config: Config, role: str, namesrv_address: str | None) -> None:
     where = namesrv_address or ";".join(config.broker.namesrv_addresses)
     sys.stdout.write(
         f"escrowmq is ready ({role}). Name server: {where}\n"

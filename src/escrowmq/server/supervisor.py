@@ -29,23 +29,23 @@ from typing import Final
 import uvloop
 
 from escrowmq.clock import Clock, SystemClock
-from escrowmq.config import Config, Resolved
+from escrowmq.config import Config, ResolvedConfig
 from escrowmq.errors import ConfigError, EscrowError, NotSent
 from escrowmq.metrics import Counter, Family, Gauge, Registry
 from escrowmq.secret import Secret
-from escrowmq.server.http_server import Health, serving
-from escrowmq.server.live_config import LiveSettings
-from escrowmq.server.metrics import Pages, fetch, registry_of
-from escrowmq.server.namesrv import name_server
+from escrowmq.server.http_server import Health, serve_http
+from escrowmq.server.live_config import LiveConfig
+from escrowmq.server.metrics import MergedMetrics, http_get, new_registry
+from escrowmq.server.namesrv import serve_name_server
 from escrowmq.server.security import (
-    Access,
-    OwnAccount,
-    inner_account,
-    new_account,
-    refuse_open_doors,
+    AccessControl,
+    InternalAccount,
+    configured_internal_account,
+    new_internal_account,
+    require_auth_or_loopback,
 )
-from escrowmq.server.serve import allow_files, live_settings
-from escrowmq.server.tasks import running
+from escrowmq.server.serve import new_live_config, raise_file_limit
+from escrowmq.server.tasks import background_tasks
 from escrowmq.store.check import is_store
 from escrowmq.store.disk import RealDisk
 from escrowmq.store.log_files import LogFiles
@@ -53,14 +53,14 @@ from escrowmq.store.log_files import LogFiles
 log = logging.getLogger(__name__)
 
 BACKOFF_S: Final = (0.5, 1, 2, 5, 10, 30)  # before the n-th start in a row
-STEADY_S: Final = 60.0  # who has run so long begins anew with these
-STOP_S: Final = 60.0  # then it is killed
-_ACCOUNT: Final = "ESCROWMQ_INNER_CLIENT_AUTHENTICATION_CREDENTIALS"
+STABLE_RUN_S: Final = 60.0  # who has run so long begins anew with these
+STOP_TIMEOUT_S: Final = 60.0  # then it is killed
+_ACCOUNT_VARIABLE: Final = "ESCROWMQ_INNER_CLIENT_AUTHENTICATION_CREDENTIALS"
 _READY: Final = b"escrowmq is ready"
-_MAIN: Final = ("-c", "from escrowmq.cli.main import main; main()")
+_MAIN_ARGUMENTS: Final = ("-c", "from escrowmq.cli.main import main; main()")
 
 
-class Child:
+class ChildBroker:
     def __init__(
         self,
         name: str,
@@ -76,7 +76,7 @@ class Child:
         self._environment = {**os.environ, **environment}
         self._account = account
         if account is not None:
-            self._environment[_ACCOUNT] = json.dumps(
+            self._environment[_ACCOUNT_VARIABLE] = json.dumps(
                 {"accessKey": account[0], "secretKey": account[1].reveal()}
             )
         self._clock = clock
@@ -105,7 +105,7 @@ class Child:
             if not has_been_ready:
                 failed.set()
                 return
-            in_a_row = 0 if self._clock.elapsed_s() - began_s >= STEADY_S else in_a_row + 1
+            in_a_row = 0 if self._clock.elapsed_s() - began_s >= STABLE_RUN_S else in_a_row + 1
             wait_s = BACKOFF_S[min(max(in_a_row - 1, 0), len(BACKOFF_S) - 1)]
             log.error(
                 "broker died name=%s exit_code=%d: started again in %s s",
@@ -120,7 +120,7 @@ class Child:
         number = self._socket.fileno()
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *_MAIN,
+            *_MAIN_ARGUMENTS,
             *self._arguments,
             *("--metrics-socket", str(number)),
             stdin=PIPE,
@@ -142,30 +142,30 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
-    async def stop(self, running: asyncio.Task[None]) -> None:
+    async def stop(self, run_task: asyncio.Task[None]) -> None:
         """In order, or by force if that takes too long. `running` is its `run`."""
         self._is_stopping = True
         if self._process is None:
-            running.cancel()  # it waits to be started again
+            run_task.cancel()  # it waits to be started again
         self.signal(signal.SIGTERM)
-        _, late = await asyncio.wait([running], timeout=STOP_S)
+        _, late = await asyncio.wait([run_task], timeout=STOP_TIMEOUT_S)
         if late:
-            log.error("broker killed name=%s: it did not stop in %d s", self.name, STOP_S)
+            log.error("broker killed name=%s: it did not stop in %d s", self.name, STOP_TIMEOUT_S)
             self.signal(signal.SIGKILL)
-            await asyncio.wait([running])
+            await asyncio.wait([run_task])
         self._socket.close()
 
-    async def ask(self, path: str) -> tuple[int, str]:
+    async def http_get(self, path: str) -> tuple[int, str]:
         """Over HTTP. Raises NotSent."""
         if self._process is None:
             raise NotSent(f"{self.name} is not running")
-        return await fetch(self._socket.getsockname()[1], path, self._account)
+        return await http_get(self._socket.getsockname()[1], path, self._account)
 
-    async def why_not_ready(self) -> str | None:
+    async def not_ready_reason(self) -> str | None:
         if not self.ready.is_set():
             return f"{self.name} is starting"
         try:
-            status, body = await self.ask("/health/ready")
+            status, body = await self.http_get("/health/ready")
         except NotSent as error:
             return str(error)
         return None if status == 200 else f"{self.name}: {body.strip()}"
@@ -173,7 +173,7 @@ class Child:
 
 BROKERS_MAX = 64
 PORT_STEP = 10  # as RocketMQ's own examples have it
-HEALTH_S = 1.0
+HEALTH_INTERVAL_S = 1.0
 
 
 def supervise(
@@ -181,14 +181,14 @@ def supervise(
     role: str,
     count: int,
     arguments: Sequence[str],
-    reread: Callable[[], Resolved] | None = None,
+    resolve: Callable[[], ResolvedConfig] | None = None,
 ) -> int:
     """Until a signal says stop. `arguments` are those of this command; the brokers get them too."""
-    refuse_hidden(config.store.root_dir, count)
-    live = live_settings(config, reread)
-    allow_files(config.network.connections_max)
+    check_no_unserved_store(config.store.root_dir, count)
+    live = new_live_config(config, resolve)
+    raise_file_limit(config.network.connections_max)
     try:
-        refuse_open_doors(config)
+        require_auth_or_loopback(config)
         return uvloop.run(_supervise(config, role, count, arguments, live))
     except (EscrowError, OSError) as error:
         sys.stderr.write(f"escrowmq: {error}\n")
@@ -198,28 +198,29 @@ def supervise(
 # --- directories ---------------------------------------------------------------------------------
 
 
-def directory_of(root: str | os.PathLike[str], index: int) -> str:
+def broker_directory(root: str | os.PathLike[str], index: int) -> str:
     return os.path.join(root, f"broker-{index}")
 
 
-def refuse_hidden(root: str | os.PathLike[str], count: int) -> None:
+def check_no_unserved_store(root: str | os.PathLike[str], count: int) -> None:
     """Messages that no broker of this start would serve."""
     if _has_records(str(root)):
         raise ConfigError(
             f"{root} holds the messages of a single broker, which --brokers would not serve: "
-            f"start without --brokers, or move what is in it to {directory_of(root, 0)}"
+            f"start without --brokers, or move what is in it to {broker_directory(root, 0)}"
         )
-    beyond = [index for index in _stores(root) if index >= count]
+    beyond = [index for index in _store_indexes(root) if index >= count]
     if beyond:
         raise ConfigError(
-            f"{directory_of(root, beyond[-1])} holds messages, which --brokers {count} would not "
+            f"{broker_directory(root, beyond[-1])} holds messages, which --brokers "
+            f"{count} would not "
             f"serve: start with --brokers {beyond[-1] + 1}, or move that directory away"
         )
 
 
-def refuse_many(root: str | os.PathLike[str]) -> None:
+def check_single_broker_store(root: str | os.PathLike[str]) -> None:
     """The same, the other way round: a single broker where many were."""
-    many = _stores(root)
+    many = _store_indexes(root)
     if many and not _has_records(str(root)):
         raise ConfigError(
             f"{root} holds the messages of {many[-1] + 1} brokers, which a single one would not "
@@ -227,11 +228,11 @@ def refuse_many(root: str | os.PathLike[str]) -> None:
         )
 
 
-def _stores(root: str | os.PathLike[str]) -> list[int]:
+def _store_indexes(root: str | os.PathLike[str]) -> list[int]:
     names = RealDisk(root).names("")
     found = [name.removeprefix("broker-") for name in names if name.startswith("broker-")]
     indexes = sorted(int(index) for index in found if index.isdecimal())
-    return [index for index in indexes if _has_records(directory_of(root, index))]
+    return [index for index in indexes if _has_records(broker_directory(root, index))]
 
 
 def _has_records(directory: str) -> bool:
@@ -240,7 +241,7 @@ def _has_records(directory: str) -> bool:
         return False
     files = LogFiles(disk)
     try:
-        return next(files.walk(), None) is not None
+        return next(files.scan(), None) is not None
     finally:
         files.close()
 
@@ -249,7 +250,7 @@ def _has_records(directory: str) -> bool:
 
 
 async def _supervise(
-    config: Config, role: str, count: int, arguments: Sequence[str], live: LiveSettings
+    config: Config, role: str, count: int, arguments: Sequence[str], live_config: LiveConfig
 ) -> int:
     stopped, failed = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -258,35 +259,39 @@ async def _supervise(
     clock = SystemClock()
     # One account for the brokers towards our name server, and for us towards the brokers. What an
     # operator has set for other name servers must stay theirs, and so serves for both.
-    account = inner_account(config)
-    if account is None and config.security.checks_access:
-        account = new_account()
-    access = Access(config, account)
-    registry, health, pages = registry_of(config, "namesrv"), Health(), _LastPages()
-    children: list[Child] = []
+    account = configured_internal_account(config)
+    if account is None and config.security.is_acl_on:
+        account = new_internal_account()
+    access = AccessControl(config, account)
+    registry, health, pages = new_registry(config, "namesrv"), Health(), _ClusterMetrics()
+    children: list[ChildBroker] = []
     async with contextlib.AsyncExitStack() as parts:
-        await parts.enter_async_context(running(*(watch.run() for watch in access.watches)))
-        if config.metrics.is_on:
-            served = serving(config, clock, pages, health, access, before=pages.fetch)
+        await parts.enter_async_context(
+            background_tasks(*(watch.run() for watch in access.watchers))
+        )
+        if config.metrics.is_enabled:
+            served = serve_http(config, clock, pages, health, access, before_render=pages.fetch)
             await parts.enter_async_context(served)
         addresses, own = list(config.broker.namesrv_addresses), None
         if role == "all":
-            own = await parts.enter_async_context(name_server(clock, access, registry, live))
+            own = await parts.enter_async_context(
+                serve_name_server(clock, access, registry, live_config)
+            )
             addresses.insert(0, own)
-        handed_on = [*_without_brokers(arguments), *(("--own-namesrv", own) if own else ())]
+        handed_on = [*_without_brokers_option(arguments), *(("--own-namesrv", own) if own else ())]
         for index in range(count):
-            children.append(_child(config, index, addresses, handed_on, clock, account))
-        registry.add(lambda: _families(children))
+            children.append(_new_child(config, index, addresses, handed_on, clock, account))
+        registry.add(lambda: _child_metrics(children))
         pages.registry, pages.children = registry, children
-        health.add(lambda: _first_down(children))
-        loop.add_signal_handler(signal.SIGHUP, lambda: _read_again(live, children))
-        await parts.enter_async_context(_running(children, failed))
-        if await _all_ready(children, stopped, failed):
-            await parts.enter_async_context(_watching(children, health))
-            _say_ready(config, addresses, children)
-            await _first_of(stopped)
+        health.add(lambda: _first_not_ready(children))
+        loop.add_signal_handler(signal.SIGHUP, lambda: _reload(live_config, children))
+        await parts.enter_async_context(_run_children(children, failed))
+        if await _wait_all_ready(children, stopped, failed):
+            await parts.enter_async_context(_watch_health(children, health))
+            _print_ready(config, addresses, children)
+            await _wait_first(stopped)
         log.info("stopping")
-        health.missing = "stopping"
+        health.reason = "stopping"
     log.info("stopped")
     if failed.is_set():
         sys.stderr.write("escrowmq: a broker could not start, see above\n")
@@ -294,25 +299,25 @@ async def _supervise(
     return 1 if any(child.exit_code for child in children) else 0
 
 
-def _child(
+def _new_child(
     config: Config,
     index: int,
     addresses: list[str],
     arguments: Sequence[str],
     clock: Clock,
-    account: OwnAccount | None,
-) -> Child:
+    account: InternalAccount | None,
+) -> ChildBroker:
     name, port = f"{config.broker.broker_name}-{index}", config.network.listen_port
-    own = ["--role", "broker", "--data", directory_of(config.store.root_dir, index)]
+    own = ["--role", "broker", "--data", broker_directory(config.store.root_dir, index)]
     own += ["--port", str(port + index * PORT_STEP if port else 0), "--metrics-port", "0"]
     environment = {
         "ESCROWMQ_BROKER_NAME": name,
         "ESCROWMQ_NAMESRV_ADDR": ";".join(addresses),
     }
-    return Child(name, [*arguments, *own], environment, clock, account)
+    return ChildBroker(name, [*arguments, *own], environment, clock, account)
 
 
-def _without_brokers(arguments: Sequence[str]) -> Iterator[str]:
+def _without_brokers_option(arguments: Sequence[str]) -> Iterator[str]:
     skip = False
     for argument in arguments:
         if not skip and argument != "--brokers" and not argument.startswith("--brokers="):
@@ -321,7 +326,7 @@ def _without_brokers(arguments: Sequence[str]) -> Iterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def _running(children: list[Child], failed: asyncio.Event) -> AsyncIterator[None]:
+async def _run_children(children: list[ChildBroker], failed: asyncio.Event) -> AsyncIterator[None]:
     tasks = [asyncio.create_task(child.run(failed)) for child in children]
     try:
         yield
@@ -332,12 +337,12 @@ async def _running(children: list[Child], failed: asyncio.Event) -> AsyncIterato
 
 
 @contextlib.asynccontextmanager
-async def _watching(children: list[Child], health: Health) -> AsyncIterator[None]:
+async def _watch_health(children: list[ChildBroker], health: Health) -> AsyncIterator[None]:
     async def watch() -> None:
         while True:
-            missing = [await child.why_not_ready() for child in children]
-            health.missing = next((what for what in missing if what is not None), None)
-            await asyncio.sleep(HEALTH_S)
+            missing = [await child.not_ready_reason() for child in children]
+            health.reason = next((what for what in missing if what is not None), None)
+            await asyncio.sleep(HEALTH_INTERVAL_S)
 
     task = asyncio.create_task(watch())
     try:
@@ -347,36 +352,38 @@ async def _watching(children: list[Child], health: Health) -> AsyncIterator[None
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _all_ready(children: list[Child], stopped: asyncio.Event, failed: asyncio.Event) -> bool:
+async def _wait_all_ready(
+    children: list[ChildBroker], stopped: asyncio.Event, failed: asyncio.Event
+) -> bool:
     async def all_ready() -> None:
         for child in children:
             await child.ready.wait()
 
     ready = asyncio.create_task(all_ready())
-    await _first_of(stopped, failed, also=ready)
+    await _wait_first(stopped, failed, extra_task=ready)
     return not stopped.is_set() and not failed.is_set()
 
 
-async def _first_of(*events: asyncio.Event, also: asyncio.Task[None] | None = None) -> None:
+async def _wait_first(*events: asyncio.Event, extra_task: asyncio.Task[None] | None = None) -> None:
     waits = [asyncio.create_task(event.wait()) for event in events]
-    tasks: list[asyncio.Task[object]] = [*waits, *([also] if also is not None else [])]
+    tasks: list[asyncio.Task[object]] = [*waits, *([extra_task] if extra_task is not None else [])]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
 
 
-def _first_down(children: list[Child]) -> str | None:
+def _first_not_ready(children: list[ChildBroker]) -> str | None:
     down = (child.name for child in children if not child.ready.is_set())
     return next((f"{name} is starting" for name in down), None)
 
 
-def _read_again(live: LiveSettings, children: list[Child]) -> None:
-    live.read_again()
+def _reload(live_config: LiveConfig, children: list[ChildBroker]) -> None:
+    live_config.reload()
     for child in children:
         child.signal(signal.SIGHUP)
 
 
-def _say_ready(config: Config, addresses: list[str], children: list[Child]) -> None:
+def _print_ready(config: Config, addresses: list[str], children: list[ChildBroker]) -> None:
     names = ", ".join(child.name for child in children)
     sys.stdout.write(
         f"escrowmq is ready ({names}). Name server: {addresses[0]}\n"
@@ -389,7 +396,7 @@ def _say_ready(config: Config, addresses: list[str], children: list[Child]) -> N
 # --- metrics -------------------------------------------------------------------------------------
 
 
-def _families(children: list[Child]) -> Iterator[Family]:
+def _child_metrics(children: list[ChildBroker]) -> Iterator[Family]:
     yield Gauge(
         "escrowmq_broker_up",
         "Whether a broker of this machine is ready.",
@@ -402,24 +409,24 @@ def _families(children: list[Child]) -> Iterator[Family]:
     )
 
 
-class _LastPages:
+class _ClusterMetrics:
     """Our own page and those of the brokers, as they were when somebody last asked."""
 
     def __init__(self) -> None:
         self.registry: Registry | None = None
-        self.children: list[Child] = []
-        self._pages = Pages()
+        self.children: list[ChildBroker] = []
+        self._metrics = MergedMetrics()
 
     async def fetch(self) -> None:
-        pages = Pages()
+        pages = MergedMetrics()
         if self.registry is not None:
             pages.add(self.registry.lines())
         for child in self.children:
             with contextlib.suppress(NotSent):  # escrowmq_broker_up says so
-                status, body = await child.ask("/metrics")
+                status, body = await child.http_get("/metrics")
                 if status == 200:
                     pages.add(body.splitlines(keepends=True))
-        self._pages = pages
+        self._metrics = pages
 
     def lines(self) -> Iterator[str]:
-        return self._pages.lines()
+        return self._metrics.lines()

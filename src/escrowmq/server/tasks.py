@@ -29,59 +29,59 @@ from typing import Any, NamedTuple
 from escrowmq.clock import Clock, local_hour
 from escrowmq.errors import StoreError, StoreFailed, StoreFull
 from escrowmq.message.record import LogOffset
-from escrowmq.metrics import SECONDS, Distribution
-from escrowmq.store.commit_log import Flush
+from escrowmq.metrics import LATENCY_BOUNDS_S, Distribution
+from escrowmq.store.commit_log import LogFlush
 from escrowmq.store.disk import Disk
-from escrowmq.store.retention import REMOVED_MAX, has_to_go
+from escrowmq.store.retention import SEGMENTS_PER_PASS_MAX, is_expired
 from escrowmq.store.status import PutStatus
 from escrowmq.store.store import MessageStore
 
 log = logging.getLogger(__name__)
 
-FLUSH_WAIT_S = 5.0  # syncFlushTimeout
+FLUSH_TIMEOUT_S = 5.0  # syncFlushTimeout
 
 
 class _Waiter(NamedTuple):
     log_offset: int
     deadline_s: float
-    answer: Callable[[PutStatus], None]
+    callback: Callable[[PutStatus], None]
 
 
 class GroupCommit:
     """Belongs to the running event loop, like the store it flushes."""
 
-    def __init__(self, store: MessageStore, *, wait_s: float = FLUSH_WAIT_S) -> None:
+    def __init__(self, store: MessageStore, *, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
         self._store = store
-        self._wait_s = wait_s
+        self._timeout_s = timeout_s
         self._waiting: deque[_Waiter] = deque()
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="escrowmq-flush")
         self._running: asyncio.Future[None] | None = None
-        self._scheduled = False
-        self._alarm: asyncio.TimerHandle | None = None
+        self._is_scheduled = False
+        self._timeout_handle: asyncio.TimerHandle | None = None
         self._began_s = 0.0  # the flush that runs
-        self.flushes = 0
-        self.flush_seconds = Distribution(SECONDS)
+        self.flush_count = 0
+        self.flush_seconds = Distribution(LATENCY_BOUNDS_S)
 
-    def when_flushed(self, log_offset: int, answer: Callable[[PutStatus], None]) -> None:
+    def when_flushed(self, log_offset: int, callback: Callable[[PutStatus], None]) -> None:
         """Call `answer` once everything below `log_offset` is durable, or is not in time.
 
         Called at once if it is durable already. Offsets are asked for in rising order: by
         whoever has just appended.
         """
-        if log_offset <= self._store.flushed:
-            answer(PutStatus.PUT_OK)
+        if log_offset <= self._store.flushed_offset:
+            callback(PutStatus.PUT_OK)
             return
-        deadline_s = self._loop.time() + self._wait_s
-        self._waiting.append(_Waiter(log_offset, deadline_s, answer))
-        if self._running is None and not self._scheduled:
+        deadline_s = self._loop.time() + self._timeout_s
+        self._waiting.append(_Waiter(log_offset, deadline_s, callback))
+        if self._running is None and not self._is_scheduled:
             # At the end of this turn of the loop: whoever else appends in it goes along.
-            self._scheduled = True
-            self._loop.call_soon(self._begin)
-        if self._alarm is None:
-            self._alarm = self._loop.call_at(deadline_s, self._expire)
+            self._is_scheduled = True
+            self._loop.call_soon(self._start_flush)
+        if self._timeout_handle is None:
+            self._timeout_handle = self._loop.call_at(deadline_s, self._expire)
 
-    async def flushed(self, log_offset: int) -> PutStatus:
+    async def wait_flushed(self, log_offset: int) -> PutStatus:
         answered: asyncio.Future[PutStatus] = self._loop.create_future()
 
         def answer(status: PutStatus) -> None:
@@ -92,7 +92,7 @@ class GroupCommit:
         return await answered
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         """Appends that wait to be durable."""
         return len(self._waiting)
 
@@ -102,12 +102,12 @@ class GroupCommit:
             if self._running is not None:
                 await asyncio.wait([self._running])
             await asyncio.sleep(0)  # the next flush begins, or those who waited are answered
-        if self._alarm is not None:
-            self._alarm.cancel()
+        if self._timeout_handle is not None:
+            self._timeout_handle.cancel()
         self._thread.shutdown()
 
-    def _begin(self) -> None:
-        self._scheduled = False
+    def _start_flush(self) -> None:
+        self._is_scheduled = False
         try:
             flush = self._store.begin_flush()
         except StoreError as error:
@@ -115,11 +115,11 @@ class GroupCommit:
             return
         self._began_s = self._loop.time()
         self._running = self._loop.run_in_executor(self._thread, flush.run)
-        self._running.add_done_callback(lambda done: self._finish(flush, done))
+        self._running.add_done_callback(lambda done: self._flush_done(flush, done))
 
-    def _finish(self, flush: Flush, done: asyncio.Future[None]) -> None:
+    def _flush_done(self, flush: LogFlush, done: asyncio.Future[None]) -> None:
         self._running = None
-        self.flushes += 1
+        self.flush_count += 1
         self.flush_seconds.observe(self._loop.time() - self._began_s)
         error = done.exception()
         if error is not None:
@@ -127,34 +127,34 @@ class GroupCommit:
             return
         flushed = self._store.finish_flush(flush)
         while self._waiting and self._waiting[0].log_offset <= flushed:
-            self._waiting.popleft().answer(PutStatus.PUT_OK)
+            self._waiting.popleft().callback(PutStatus.PUT_OK)
         if self._waiting:
-            self._begin()
+            self._start_flush()
 
     def _fail(self, error: BaseException) -> None:
         log.error("flush failed, the store takes no more writes: %s", error)
         cause = error if isinstance(error, StoreError) else StoreFailed(str(error))
         self._store.fail(cause)
         while self._waiting:
-            self._waiting.popleft().answer(PutStatus.UNKNOWN_ERROR)
+            self._waiting.popleft().callback(PutStatus.UNKNOWN_ERROR)
 
     def _expire(self) -> None:
-        self._alarm = None
+        self._timeout_handle = None
         now_s = self._loop.time()
         while self._waiting and self._waiting[0].deadline_s <= now_s:
-            self._waiting.popleft().answer(PutStatus.FLUSH_DISK_TIMEOUT)
+            self._waiting.popleft().callback(PutStatus.FLUSH_DISK_TIMEOUT)
         if self._waiting:
-            self._alarm = self._loop.call_at(self._waiting[0].deadline_s, self._expire)
+            self._timeout_handle = self._loop.call_at(self._waiting[0].deadline_s, self._expire)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpkeepSettings:
+class MaintenanceSettings:
     flush_interval_s: float = 0.5  # flushIntervalCommitLog
     checkpoint_interval_s: float = 1.0
     expire_interval_s: float = 10.0  # cleanResourceInterval
 
 
-class Upkeep:
+class StoreMaintenance:
     """Runs until it is cancelled, or until the store has failed."""
 
     def __init__(
@@ -162,20 +162,22 @@ class Upkeep:
         store: MessageStore,
         disk: Disk,
         clock: Clock,
-        settings: UpkeepSettings | None = None,
+        settings: MaintenanceSettings | None = None,
         *,
-        keep_from: Callable[[], LogOffset | None] = lambda: None,
-        make_way: Callable[[LogOffset], None] = lambda end: None,
+        oldest_needed_offset: Callable[[], LogOffset | None] = lambda: None,
+        move_halves_below: Callable[[LogOffset], None] = lambda end: None,
     ) -> None:
         self._store = store
         self._disk = disk
         self._clock = clock
-        self._settings = settings or UpkeepSettings()
-        self._keep_from = keep_from
-        self._make_way = make_way  # whoever keeps the log up to there is asked to let it go
-        self.flush_seconds = Distribution(SECONDS)
-        self.checkpoint_seconds = Distribution(SECONDS)
-        self._checkpointing = (
+        self._settings = settings or MaintenanceSettings()
+        self._oldest_needed_offset = oldest_needed_offset
+        self._move_halves_below = (
+            move_halves_below  # whoever keeps the log up to there is asked to let it go
+        )
+        self.flush_seconds = Distribution(LATENCY_BOUNDS_S)
+        self.checkpoint_seconds = Distribution(LATENCY_BOUNDS_S)
+        self._checkpoint_lock = (
             asyncio.Lock()
         )  # expiry waits for a checkpoint, and the other way round
 
@@ -189,11 +191,11 @@ class Upkeep:
                 tasks.create_task(self._repeat(what, step, interval_s))
 
     async def flush(self) -> None:
-        if self._store.flushed == self._store.end:
+        if self._store.flushed_offset == self._store.end:
             return
         flush, began_s = self._store.begin_flush(), self._clock.elapsed_s()
         try:
-            cancelled = await _to_the_end(flush.run)
+            cancelled = await _run_to_completion(flush.run)
         except StoreError as error:
             self._store.fail(error)
             raise
@@ -203,13 +205,13 @@ class Upkeep:
             raise asyncio.CancelledError
 
     async def checkpoint(self) -> None:
-        async with self._checkpointing:
+        async with self._checkpoint_lock:
             if self._store.is_checkpointed:
                 return
             began_s = self._clock.elapsed_s()
             job = self._store.begin_checkpoint()
             try:
-                cancelled = await _to_the_end(job.run)
+                cancelled = await _run_to_completion(job.run)
             except StoreError as error:
                 self._store.fail_checkpoint(error)
                 raise
@@ -219,55 +221,58 @@ class Upkeep:
             raise asyncio.CancelledError
 
     async def expire(self) -> None:
-        async with self._checkpointing:
+        async with self._checkpoint_lock:
             removed = 0
-            while removed < REMOVED_MAX and self._has_to_go():
-                await self._remove_oldest_file()
+            while removed < SEGMENTS_PER_PASS_MAX and self._is_oldest_segment_expired():
+                await self._remove_oldest_segment()
                 removed += 1
         if removed:
             log.info("expired files=%d log_begin=%d", removed, self._store.begin)
 
-    def _has_to_go(self) -> bool:
+    def _is_oldest_segment_expired(self) -> bool:
         now_ms = self._clock.now_ms()
-        if not has_to_go(
+        if not is_expired(
             self._store, now_ms=now_ms, hour=local_hour(now_ms), usage=self._disk.usage()
         ):
             return False
-        end, keep_from = self._store.begin + self._store.settings.segment_bytes, self._keep_from()
+        end, keep_from = (
+            self._store.begin + self._store.settings.segment_bytes,
+            self._oldest_needed_offset(),
+        )
         if keep_from is not None and keep_from < end:
-            self._make_way(LogOffset(end))  # and the next pass finds nothing kept
+            self._move_halves_below(LogOffset(end))  # and the next pass finds nothing kept
             return False
         return True
 
-    async def _remove_oldest_file(self) -> None:
+    async def _remove_oldest_segment(self) -> None:
         """Not on the loop: to free a gigabyte can take a file system a while."""
         removal = self._store.begin_removal()
         try:
-            cancelled = await _to_the_end(removal.run)
+            cancelled = await _run_to_completion(removal.run)
         finally:
             self._store.finish_removal(removal)
-        if await _to_the_end(removal.release) or cancelled:
+        if await _run_to_completion(removal.release) or cancelled:
             raise asyncio.CancelledError
 
     async def _repeat(
-        self, what: str, step: Callable[[], Awaitable[None]], interval_s: float
+        self, name: str, step: Callable[[], Awaitable[None]], interval_s: float
     ) -> None:
         while not self._store.has_failed:
             await asyncio.sleep(interval_s)
             try:
                 await step()
             except StoreFull as error:
-                log.warning("%s postponed, the disk is full: %s", what, error)
+                log.warning("%s postponed, the disk is full: %s", name, error)
             except StoreError as error:
                 # Nothing more can be promised until a restart has looked: take no more messages.
-                log.exception("%s failed, the store takes no more writes", what)
+                log.exception("%s failed, the store takes no more writes", name)
                 self._store.fail(error)
 
 
-async def _to_the_end(run: Callable[[], None]) -> bool:
+async def _run_to_completion(function: Callable[[], None]) -> bool:
     """Run it in a thread, also if we are cancelled meanwhile: it cannot be stopped half way, and
     the store must hear how it ended. Whether we were."""
-    running = asyncio.ensure_future(asyncio.to_thread(run))
+    running = asyncio.ensure_future(asyncio.to_thread(function))
     cancelled = False
     while not running.done():
         try:
@@ -279,8 +284,8 @@ async def _to_the_end(run: Callable[[], None]) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def running(*loops: Any) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(loop) for loop in loops]
+async def background_tasks(*coroutines: Any) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(loop) for loop in coroutines]
     for task in tasks:
         task.add_done_callback(_stop_if_failed)
     try:

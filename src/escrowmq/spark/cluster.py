@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from escrowmq.clock import Clock, SystemClock
-from escrowmq.errors import BadOption, NoRoute, NotSent, RequestRefused, TransportError
+from escrowmq.errors import InvalidOption, NoRoute, NotSent, RequestRefused, TransportError
 from escrowmq.message import names
-from escrowmq.parsing import suggestion
+from escrowmq.parsing import did_you_mean
 from escrowmq.remoting.bodies import TopicList, TopicRoute, decode_body
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import (
@@ -17,20 +17,20 @@ from escrowmq.remoting.headers import (
     NoFields,
     PullMessage,
     QueryConsumerOffset,
-    QueueOf,
+    QueueHeader,
     SearchOffset,
     UpdateConsumerOffset,
 )
 from escrowmq.remoting.headers_admin import GetRoute
-from escrowmq.spark.line import Asked, BlockingLine, Reply
+from escrowmq.spark.line import BlockingConnection, BlockingReply, OutgoingRequest
 from escrowmq.spark.offsets import Offsets, QueueKey
-from escrowmq.spark.options import Access
-from escrowmq.spark.range_pull import HAS_SUBSCRIPTION
+from escrowmq.spark.options import SparkAccess
+from escrowmq.spark.range_pull import PULL_SUBSCRIPTION_FLAG
 
-ROUTES_FRESH_S: Final = 5.0
-_READ: Final = 4
+ROUTE_TTL_S: Final = 5.0
+_READ_PERMISSION: Final = 4
 _VERSION_5: Final = 413  # as headers number it
-_SYSTEM: Final = re.compile(
+_SYSTEM_TOPIC_PATTERN: Final = re.compile(
     r"%RETRY%.*|%DLQ%.*|RMQ_SYS_.*|rmq_sys_.*|TBW102|SELF_TEST_TOPIC|OFFSET_MOVED_EVENT|"
     r"SCHEDULE_TOPIC_XXXX|TRANS_CHECK_MAX_TIME_TOPIC|BenchmarkTest|ESCROW_JOURNAL|"
     r"ESCROW_DECISION|.*_REPLY_TOPIC|DefaultCluster|DefaultHeartBeatSyncerTopic|broker-\w+"
@@ -44,22 +44,22 @@ TRANSACTION_TOPICS: Final = (
 )
 
 
-class Cluster:
+class ReadCluster:
     """Lines are made when they are wanted, and made again once if they broke."""
 
-    def __init__(self, servers: str, access: Access, clock: Clock | None = None) -> None:
+    def __init__(self, servers: str, access: SparkAccess, clock: Clock | None = None) -> None:
         self._servers = [one.strip() for one in re.split(r"[;,]", servers) if one.strip()]
         if not self._servers:
-            raise BadOption("option servers: an address like 127.0.0.1:9876 is wanted")
+            raise InvalidOption("option servers: an address like 127.0.0.1:9876 is wanted")
         self._access = access
         self._clock = SystemClock() if clock is None else clock
-        self._lines: dict[str, BlockingLine] = {}
+        self._connections: dict[str, BlockingConnection] = {}
         self._routes: dict[str, tuple[float, dict[QueueKey, str]]] = {}
 
     def close(self) -> None:
-        for line in self._lines.values():
+        for line in self._connections.values():
             line.close()
-        self._lines.clear()
+        self._connections.clear()
 
     # --- name servers ----------------------------------------------------------------------------
 
@@ -67,35 +67,40 @@ class Cluster:
         """Its queues that can be read, and the addresses of their brokers. Raises NoRoute."""
         known = self._routes.get(topic)
         now_s = self._clock.elapsed_s()
-        if known is None or now_s - known[0] > ROUTES_FRESH_S:
-            known = now_s, self._ask_route(topic)
+        if known is None or now_s - known[0] > ROUTE_TTL_S:
+            known = now_s, self._fetch_route(topic)
             self._routes[topic] = known
         return known[1]
 
     def topics(self) -> list[str]:
-        reply = self._ask_names(Asked(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, NoFields()))
+        reply = self._call_name_server(
+            OutgoingRequest(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, NoFields())
+        )
         return sorted(decode_body(TopicList, reply.body).topic_list)
 
-    def topics_like(self, pattern: str, *, include_system: bool) -> list[str]:
+    def topics_matching(self, pattern: str, *, include_system: bool) -> list[str]:
         try:
             wanted = re.compile(pattern)
         except re.error as error:
-            raise BadOption(f"option subscribePattern {pattern!r}: {error}") from error
+            raise InvalidOption(f"option subscribePattern {pattern!r}: {error}") from error
         return [
             topic
             for topic in self.topics()
-            if wanted.fullmatch(topic) and (include_system or not _SYSTEM.fullmatch(topic))
+            if wanted.fullmatch(topic)
+            and (include_system or not _SYSTEM_TOPIC_PATTERN.fullmatch(topic))
         ]
 
-    def _ask_route(self, topic: str) -> dict[QueueKey, str]:
+    def _fetch_route(self, topic: str) -> dict[QueueKey, str]:
         fields = GetRoute(topic=topic, accept_standard_json_only=True)
         try:
-            reply = self._ask_names(Asked(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields))
+            reply = self._call_name_server(
+                OutgoingRequest(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields)
+            )
         except RequestRefused as error:
             if error.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise
             raise NoRoute(
-                f"no broker has a topic {topic!r}{suggestion(topic, self.topics())}"
+                f"no broker has a topic {topic!r}{did_you_mean(topic, self.topics())}"
             ) from error
         told = decode_body(TopicRoute, reply.body)
         addresses = {
@@ -106,15 +111,15 @@ class Cluster:
         return {
             QueueKey(topic, entry.broker_name, queue_id): addresses[entry.broker_name]
             for entry in told.queue_datas
-            if entry.perm & _READ and entry.broker_name in addresses
+            if entry.perm & _READ_PERMISSION and entry.broker_name in addresses
             for queue_id in range(entry.read_queue_nums)
         }
 
-    def _ask_names(self, asked: Asked) -> Reply:
+    def _call_name_server(self, request: OutgoingRequest) -> BlockingReply:
         failures: list[str] = []
         for address in self._servers:
             try:
-                [reply] = self._call_all(address, [asked])
+                [reply] = self._call_all(address, [request])
             except TransportError as error:
                 failures.append(str(error))
                 continue
@@ -125,33 +130,42 @@ class Cluster:
 
     # --- brokers ---------------------------------------------------------------------------------
 
-    def bounds(self, queues: Mapping[QueueKey, str]) -> dict[QueueKey, tuple[int, int]]:
+    def offset_bounds(self, queues: Mapping[QueueKey, str]) -> dict[QueueKey, tuple[int, int]]:
         """The first offset of each, and the one behind its last."""
         both = (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
         wanted = {
             queue: [
-                Asked(code, QueueOf(topic=queue.topic, queue_id=queue.queue_id)) for code in both
+                OutgoingRequest(code, QueueHeader(topic=queue.topic, queue_id=queue.queue_id))
+                for code in both
             ]
             for queue in queues
         }
-        found = self._of_each(queues, wanted)
-        return {queue: (_offset(low), _offset(high)) for queue, (low, high) in found.items()}
+        found = self._call_per_queue(queues, wanted)
+        return {
+            queue: (_reply_offset(low), _reply_offset(high)) for queue, (low, high) in found.items()
+        }
 
-    def at_times(self, queues: Mapping[QueueKey, str], times_ms: Mapping[QueueKey, int]) -> Offsets:
-        wanted = {queue: [_search(queue, time_ms)] for queue, time_ms in times_ms.items()}
-        found = self._of_each(queues, wanted)
-        return {queue: _offset(reply) for queue, (reply,) in found.items()}
+    def offsets_at_times(
+        self, queues: Mapping[QueueKey, str], times_ms: Mapping[QueueKey, int]
+    ) -> Offsets:
+        wanted = {queue: [_search_request(queue, time_ms)] for queue, time_ms in times_ms.items()}
+        found = self._call_per_queue(queues, wanted)
+        return {queue: _reply_offset(reply) for queue, (reply,) in found.items()}
 
     def group_offsets(self, group: str, queues: Mapping[QueueKey, str]) -> Offsets:
         """Of those queues of which the group has one."""
-        wanted = {queue: [Asked(*_group_offset(group, queue))] for queue in queues}
-        found = self._of_each(queues, wanted, allowed=(ResponseCode.QUERY_NOT_FOUND,))
-        return {queue: _offset(reply) for queue, (reply,) in found.items() if _has_offset(reply)}
+        wanted = {
+            queue: [OutgoingRequest(*_group_offset_request(group, queue))] for queue in queues
+        }
+        found = self._call_per_queue(queues, wanted, allowed_codes=(ResponseCode.QUERY_NOT_FOUND,))
+        return {
+            queue: _reply_offset(reply) for queue, (reply,) in found.items() if _has_offset(reply)
+        }
 
     def set_group_offsets(
         self, group: str, queues: Mapping[QueueKey, str], offsets: Offsets
     ) -> None:
-        wanted: dict[QueueKey, list[Asked]] = {}
+        wanted: dict[QueueKey, list[OutgoingRequest]] = {}
         for queue, offset in offsets.items():
             fields = UpdateConsumerOffset(
                 consumer_group=group,
@@ -159,10 +173,10 @@ class Cluster:
                 queue_id=queue.queue_id,
                 commit_offset=offset,
             )
-            wanted[queue] = [Asked(RequestCode.UPDATE_CONSUMER_OFFSET, fields)]
-        self._of_each(queues, wanted)
+            wanted[queue] = [OutgoingRequest(RequestCode.UPDATE_CONSUMER_OFFSET, fields)]
+        self._call_per_queue(queues, wanted)
 
-    def make_group(self, group: str, queues: Mapping[QueueKey, str]) -> None:
+    def create_group(self, group: str, queues: Mapping[QueueKey, str]) -> None:
         """Brokers make a group when it pulls for the first time, and only then know its offsets."""
         one_of_each = {address: queue for queue, address in queues.items()}
         for address, queue in one_of_each.items():
@@ -172,64 +186,64 @@ class Cluster:
                 queue_id=queue.queue_id,
                 queue_offset=0,
                 max_msg_nums=1,
-                sys_flag=HAS_SUBSCRIPTION,
+                sys_flag=PULL_SUBSCRIPTION_FLAG,
                 subscription="*",
                 expression_type="TAG",
             )
-            [reply] = self._call_all(address, [Asked(RequestCode.PULL_MESSAGE, fields)])
+            [reply] = self._call_all(address, [OutgoingRequest(RequestCode.PULL_MESSAGE, fields)])
             if reply.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
                 raise RequestRefused(
                     reply.code, f"{address} has no group {group} and makes none: create it there"
                 )
 
-    def line_to(self, address: str) -> BlockingLine:
-        line = self._lines.get(address)
+    def connection_to(self, address: str) -> BlockingConnection:
+        line = self._connections.get(address)
         if line is None:
-            line = self._lines[address] = BlockingLine(address, self._access)
+            line = self._connections[address] = BlockingConnection(address, self._access)
         return line
 
-    def _of_each(
+    def _call_per_queue(
         self,
         queues: Mapping[QueueKey, str],
-        wanted: Mapping[QueueKey, Sequence[Asked]],
-        allowed: tuple[int, ...] = (),
-    ) -> dict[QueueKey, list[Reply]]:
+        requests: Mapping[QueueKey, Sequence[OutgoingRequest]],
+        allowed_codes: tuple[int, ...] = (),
+    ) -> dict[QueueKey, list[BlockingReply]]:
         """Everything that one broker is asked goes to it at once."""
         by_address: dict[str, list[QueueKey]] = {}
-        for queue in wanted:
+        for queue in requests:
             by_address.setdefault(queues[queue], []).append(queue)
-        found: dict[QueueKey, list[Reply]] = {}
+        found: dict[QueueKey, list[BlockingReply]] = {}
         for address, keys in by_address.items():
-            replies = iter(self._call_all(address, [one for key in keys for one in wanted[key]]))
+            replies = iter(self._call_all(address, [one for key in keys for one in requests[key]]))
             for key in keys:
-                found[key] = [next(replies) for _ in wanted[key]]
+                found[key] = [next(replies) for _ in requests[key]]
                 for reply in found[key]:
-                    if reply.code and reply.code not in allowed:
+                    if reply.code and reply.code not in allowed_codes:
                         raise RequestRefused(reply.code, f"{address}: {key}: {reply.remark}")
         return found
 
-    def _call_all(self, address: str, wanted: Sequence[Asked]) -> list[Reply]:
-        was_there = address in self._lines
+    def _call_all(self, address: str, requests: Sequence[OutgoingRequest]) -> list[BlockingReply]:
+        was_there = address in self._connections
         try:
-            return self.line_to(address).call_all(wanted)
+            return self.connection_to(address).call_all(requests)
         except TransportError:
-            self.drop(address)
+            self.disconnect(address)
             if not was_there:
                 raise
-        return self.line_to(address).call_all(wanted)
+        return self.connection_to(address).call_all(requests)
 
-    def drop(self, address: str) -> None:
-        line = self._lines.pop(address, None)
+    def disconnect(self, address: str) -> None:
+        line = self._connections.pop(address, None)
         if line is not None:
             line.close()
 
 
-def _search(queue: QueueKey, time_ms: int) -> Asked:
+def _search_request(queue: QueueKey, time_ms: int) -> OutgoingRequest:
     fields = SearchOffset(topic=queue.topic, queue_id=queue.queue_id, timestamp=time_ms)
-    return Asked(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields)
+    return OutgoingRequest(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields)
 
 
-def _group_offset(group: str, queue: QueueKey) -> tuple[int, Header]:
+def _group_offset_request(group: str, queue: QueueKey) -> tuple[int, Header]:
     fields = QueryConsumerOffset(
         consumer_group=group,
         topic=queue.topic,
@@ -239,10 +253,10 @@ def _group_offset(group: str, queue: QueueKey) -> tuple[int, Header]:
     return RequestCode.QUERY_CONSUMER_OFFSET, fields
 
 
-def _has_offset(reply: Reply) -> bool:
+def _has_offset(reply: BlockingReply) -> bool:
     """RocketMQ 4 says 0 where there is none, whatever it was asked."""
-    return not reply.code and not (reply.version < _VERSION_5 and _offset(reply) == 0)
+    return not reply.code and not (reply.version < _VERSION_5 and _reply_offset(reply) == 0)
 
 
-def _offset(reply: Reply) -> int:
+def _reply_offset(reply: BlockingReply) -> int:
     return int(reply.ext_fields["offset"])

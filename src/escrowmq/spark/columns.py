@@ -23,44 +23,44 @@ from escrowmq.errors import EscrowError
 from escrowmq.message.compression import decompress_body
 from escrowmq.message.keys import decode_host, encode_offset_id
 from escrowmq.message.record import COMPRESSED, TRANSACTION_MASK
-from escrowmq.spark.records import Bytes, Numbers, Records, cut
+from escrowmq.spark.records import ByteArray, Int64Array, Records, gather_slices
 from escrowmq.spark.schema import TIMESTAMP, Columns
 
 _NAME_END, _ITEM_END = 1, 2
-_BITS_MAX = 32
-_Items = tuple[Numbers, Numbers, Numbers, Numbers]
+_MAX_BITS = 32
+_PropertyItems = tuple[Int64Array, Int64Array, Int64Array, Int64Array]
 
 
 class PropertyTable:
     """`encoded`: a binary column without nulls, one value for each message."""
 
     def __init__(self, encoded: pa.Array) -> None:
-        self._rows = len(encoded)
+        self._row_count = len(encoded)
         _, edges, data = encoded.buffers()
-        self._data: Bytes = np.frombuffer(data if data is not None else b"", np.uint8)
+        self._data: ByteArray = np.frombuffer(data if data is not None else b"", np.uint8)
         offset = encoded.offset
-        count = self._rows + 1
-        self._edges = np.frombuffer(edges, np.int32)[offset : offset + count].astype(np.int64)
+        count = self._row_count + 1
+        self._offsets = np.frombuffer(edges, np.int32)[offset : offset + count].astype(np.int64)
 
-    def value_of(self, name: str) -> pa.Array:
+    def values(self, name: str) -> pa.Array:
         """One property of each message, null where it has none."""
-        items = self._called(name.encode())
+        items = self._items_named(name.encode())
         if not len(items):
-            return pa.nulls(self._rows, pa.string())
-        chosen = np.full(self._rows, -1, np.int64)
+            return pa.nulls(self._row_count, pa.string())
+        chosen = np.full(self._row_count, -1, np.int64)
         chosen[self._row[items]] = items  # the last of several stays
         has_one = chosen >= 0
         items = chosen[has_one]
-        found = text(cut(self._data, self._value_at[items], self._end[items]))
-        if len(found) == self._rows:
+        found = decode_utf8(gather_slices(self._data, self._value_begin[items], self._end[items]))
+        if len(found) == self._row_count:
             return found
         places = np.cumsum(has_one) - 1
         return found.take(pa.array(places, pa.int64(), mask=~has_one))
 
     def as_map(self) -> pa.Array:
-        names = cut(self._data, self._begin, self._value_at - 1)
+        names = gather_slices(self._data, self._begin, self._value_begin - 1)
         codes = names.dictionary_encode()
-        rows, begins, ends = self._row, self._value_at, self._end
+        rows, begins, ends = self._row, self._value_begin, self._end
         if self._may_repeat(codes.indices.to_numpy(), len(codes.dictionary)):
             # Of two that are named alike in one message, the last: so it is the first from behind.
             marks = rows * len(codes.dictionary) + codes.indices.to_numpy()
@@ -68,24 +68,24 @@ class PropertyTable:
             kept = np.sort(len(marks) - 1 - from_behind)
             codes = codes.take(pa.array(kept))
             rows, begins, ends = rows[kept], begins[kept], ends[kept]
-        counts = np.bincount(rows, minlength=self._rows)
+        counts = np.bincount(rows, minlength=self._row_count)
         edges = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-        values = cut(self._data, begins, ends)
-        spelled = text(codes.dictionary).take(codes.indices)
-        return pa.MapArray.from_arrays(pa.array(edges), spelled, text(values))
+        values = gather_slices(self._data, begins, ends)
+        spelled = decode_utf8(codes.dictionary).take(codes.indices)
+        return pa.MapArray.from_arrays(pa.array(edges), spelled, decode_utf8(values))
 
-    def _may_repeat(self, codes: npt.NDArray[np.int32], names: int) -> bool:
+    def _may_repeat(self, codes: npt.NDArray[np.int32], name_count: int) -> bool:
         """Whether a name may come twice in a message: a bit for each, added up and laid together,
         is not the same then."""
-        if names > _BITS_MAX:
+        if name_count > _MAX_BITS:
             return True
         bits = np.left_shift(np.int64(1), codes.astype(np.int64))
         firsts = np.flatnonzero(np.diff(self._row, prepend=-1))
         added, together = np.add.reduceat(bits, firsts), np.bitwise_or.reduceat(bits, firsts)
         return bool((added != together).any())
 
-    def _called(self, name: bytes) -> Numbers:
-        items = np.flatnonzero(self._value_at - 1 - self._begin == len(name))
+    def _items_named(self, name: bytes) -> Int64Array:
+        items = np.flatnonzero(self._value_begin - 1 - self._begin == len(name))
         for place, byte in enumerate(name):
             items = items[self._data[self._begin[items] + place] == byte]
         return items
@@ -93,33 +93,35 @@ class PropertyTable:
     # Of every item that has both sides: where it begins, where its value does, where it ends.
 
     @property
-    def _begin(self) -> Numbers:
+    def _begin(self) -> Int64Array:
         return self._items[0]
 
     @property
-    def _value_at(self) -> Numbers:
+    def _value_begin(self) -> Int64Array:
         return self._items[1]
 
     @property
-    def _end(self) -> Numbers:
+    def _end(self) -> Int64Array:
         return self._items[2]
 
     @property
-    def _row(self) -> Numbers:
+    def _row(self) -> Int64Array:
         return self._items[3]
 
     @cached_property
-    def _items(self) -> _Items:
-        within = self._data[self._edges[0] : self._edges[-1]]
-        separators = np.flatnonzero(within == _ITEM_END) + self._edges[0]
-        name_ends = np.flatnonzero(within == _NAME_END) + self._edges[0]
-        found = self._read_off(separators, name_ends)
-        return self._searched(separators, name_ends) if found is None else found
+    def _items(self) -> _PropertyItems:
+        within = self._data[self._offsets[0] : self._offsets[-1]]
+        separators = np.flatnonzero(within == _ITEM_END) + self._offsets[0]
+        name_ends = np.flatnonzero(within == _NAME_END) + self._offsets[0]
+        found = self._parse_uniform(separators, name_ends)
+        return self._parse_irregular(separators, name_ends) if found is None else found
 
-    def _read_off(self, separators: Numbers, name_ends: Numbers) -> _Items | None:
+    def _parse_uniform(
+        self, separators: Int64Array, name_ends: Int64Array
+    ) -> _PropertyItems | None:
         """Without a search, if every message ends with a separator and each item has its two
         sides and nothing else, as nearly all do."""
-        edges, count = self._edges, len(separators)
+        edges, count = self._offsets, len(separators)
         if not count or count != len(name_ends):
             return None
         upto = np.searchsorted(separators, edges[1:])  # of each message, behind its last one
@@ -128,13 +130,13 @@ class PropertyTable:
         is_ended = (separators[upto - 1] + 1 == edges[1:]).all()
         if not is_ended or not ((begins < name_ends) & (name_ends + 1 < separators)).all():
             return None
-        rows = np.repeat(np.arange(self._rows), np.diff(upto, prepend=0))
+        rows = np.repeat(np.arange(self._row_count), np.diff(upto, prepend=0))
         return begins, name_ends + 1, separators, rows
 
-    def _searched(self, separators: Numbers, name_ends: Numbers) -> _Items:
-        edges = self._edges
-        ends = _merged(separators, edges[1:])
-        begins = _merged(separators + 1, edges[:-1])
+    def _parse_irregular(self, separators: Int64Array, name_ends: Int64Array) -> _PropertyItems:
+        edges = self._offsets
+        ends = _merge_sorted(separators, edges[1:])
+        begins = _merge_sorted(separators + 1, edges[:-1])
         # A separator that ends a message makes an item of nothing behind it: so do begin and end
         # stay in step, and all of these go with the rest that is not name and value.
         following = np.searchsorted(name_ends, begins)
@@ -145,13 +147,13 @@ class PropertyTable:
         return begins, values, ends, rows.astype(np.int64)
 
 
-def _merged(some: Numbers, others: Numbers) -> Numbers:
-    merged = np.concatenate((some, others))
+def _merge_sorted(first: Int64Array, second: Int64Array) -> Int64Array:
+    merged = np.concatenate((first, second))
     merged.sort(kind="stable")
     return merged
 
 
-def text(encoded: pa.Array) -> pa.Array:
+def decode_utf8(encoded: pa.Array) -> pa.Array:
     """Bytes that should be UTF-8; what is not is replaced, as everywhere else."""
     try:
         return encoded.cast(pa.string())
@@ -165,12 +167,12 @@ def text(encoded: pa.Array) -> pa.Array:
         )
 
 
-def is_one_of(column: pa.Array, wanted: list[str]) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = pc.is_in(column, pa.array(wanted)).to_numpy(False)
+def is_one_of(column: pa.Array, values: list[str]) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = pc.is_in(column, pa.array(values)).to_numpy(False)
     return found
 
 
-BODY_BYTES_MAX: Final = 64 << 20
+MAX_BODY_BYTES: Final = 64 << 20
 
 
 class MessageColumns:
@@ -182,12 +184,12 @@ class MessageColumns:
         self._topic = topic
         self._broker = broker
 
-    def batch(self, columns: Columns) -> pa.RecordBatch:
-        arrays = [_MAKERS[name](self) for name in columns.names]
-        return pa.RecordBatch.from_arrays(arrays, schema=columns.arrow())
+    def to_record_batch(self, columns: Columns) -> pa.RecordBatch:
+        arrays = [_COLUMN_BUILDERS[name](self) for name in columns.names]
+        return pa.RecordBatch.from_arrays(arrays, schema=columns.arrow_schema())
 
-    def property(self, name: str) -> pa.Array:
-        return self.properties.value_of(name)
+    def property_values(self, name: str) -> pa.Array:
+        return self.properties.values(name)
 
     @cached_property
     def properties(self) -> PropertyTable:
@@ -196,24 +198,26 @@ class MessageColumns:
     def _topics(self) -> pa.Array:
         if self._topic is not None:
             return pa.repeat(pa.scalar(self._topic), len(self._records))
-        return text(self._records.topic)
+        return decode_utf8(self._records.topic)
 
     def _brokers(self) -> pa.Array:
         return pa.repeat(pa.scalar(self._broker, pa.string()), len(self._records))
 
     def _message_ids(self) -> pa.Array:
         """What the sender called it; where that is missing, the place where it lies."""
-        found = self.property("UNIQ_KEY")
+        found = self.property_values("UNIQ_KEY")
         if not found.null_count:
             return found
-        rows = Records(self._records.data, self._records.at[found.is_null().to_numpy(False)])
+        rows = Records(self._records.data, self._records.positions[found.is_null().to_numpy(False)])
         places = zip(rows.store_host.to_pylist(), rows.log_offset.tolist(), strict=True)
         made = pa.array([encode_offset_id(host, at) for host, at in places], pa.string())
         return pc.replace_with_mask(found, found.is_null(), made)
 
     def _transaction_ids(self) -> pa.Array:
         """Null for a message that was not sent in a transaction."""
-        named = pc.coalesce(self.property("TX_ID"), self.property("__transactionId__"))
+        named = pc.coalesce(
+            self.property_values("TX_ID"), self.property_values("__transactionId__")
+        )
         is_part = (self._records.sys_flag & TRANSACTION_MASK) != 0
         if not is_part.any():
             return named
@@ -229,55 +233,55 @@ class MessageColumns:
         mask = pa.array(compressed)
         flags, places = records.sys_flag[compressed].tolist(), records.log_offset[compressed]
         whole = [
-            _decompressed(body, flag, at)
+            _decompress(body, flag, at)
             for body, flag, at in zip(bodies.filter(mask).to_pylist(), flags, places, strict=True)
         ]
         return pc.replace_with_mask(bodies, mask, pa.array(whole, pa.binary()))
 
 
-def _decompressed(body: bytes, sys_flag: int, log_offset: int) -> bytes:
+def _decompress(body: bytes, sys_flag: int, log_offset: int) -> bytes:
     try:
-        return decompress_body(body, sys_flag, body_bytes_max=BODY_BYTES_MAX)
+        return decompress_body(body, sys_flag, body_bytes_max=MAX_BODY_BYTES)
     except EscrowError as error:
         raise type(error)(f"the message at log offset {log_offset}: {error}") from error
 
 
-def numbers(values: Any, kind: pa.DataType) -> pa.Array:
-    return pa.array(values, kind)
+def int_array(values: Any, arrow_type: pa.DataType) -> pa.Array:
+    return pa.array(values, arrow_type)
 
 
-def times(values_ms: Any) -> pa.Array:
+def timestamp_array(values_ms: Any) -> pa.Array:
     return pa.array(values_ms * 1000, pa.int64()).cast(TIMESTAMP)
 
 
-def hosts(encoded: pa.Array) -> pa.Array:
+def host_array(encoded: pa.Array) -> pa.Array:
     """`address:port`. Messages are many, their senders few."""
     known = encoded.dictionary_encode()
-    names = [_host_name(host) for host in known.dictionary.to_pylist()]
+    names = [_format_host(host) for host in known.dictionary.to_pylist()]
     return pa.array(names, pa.string()).take(known.indices)
 
 
-def _host_name(host: bytes) -> str:
+def _format_host(host: bytes) -> str:
     address, port = decode_host(host)
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-_MAKERS: Final[dict[str, Callable[[MessageColumns], pa.Array]]] = {
+_COLUMN_BUILDERS: Final[dict[str, Callable[[MessageColumns], pa.Array]]] = {
     "topic": MessageColumns._topics,
     "broker": MessageColumns._brokers,
-    "queue_id": lambda of: numbers(of._records.queue_id, pa.int32()),
-    "queue_offset": lambda of: numbers(of._records.queue_offset, pa.int64()),
-    "log_offset": lambda of: numbers(of._records.log_offset, pa.int64()),
+    "queue_id": lambda of: int_array(of._records.queue_id, pa.int32()),
+    "queue_offset": lambda of: int_array(of._records.queue_offset, pa.int64()),
+    "log_offset": lambda of: int_array(of._records.log_offset, pa.int64()),
     "message_id": MessageColumns._message_ids,
-    "keys": lambda of: of.property("KEYS"),
-    "tags": lambda of: of.property("TAGS"),
+    "keys": lambda of: of.property_values("KEYS"),
+    "tags": lambda of: of.property_values("TAGS"),
     "body": MessageColumns._bodies,
     "properties": lambda of: of.properties.as_map(),
-    "born_time": lambda of: times(of._records.born_ms),
-    "store_time": lambda of: times(of._records.stored_ms),
-    "born_host": lambda of: hosts(of._records.born_host),
-    "reconsume_times": lambda of: numbers(of._records.reconsume_times, pa.int32()),
+    "born_time": lambda of: timestamp_array(of._records.born_ms),
+    "store_time": lambda of: timestamp_array(of._records.stored_ms),
+    "born_host": lambda of: host_array(of._records.born_host),
+    "reconsume_times": lambda of: int_array(of._records.reconsume_times, pa.int32()),
     "transaction_id": MessageColumns._transaction_ids,
-    "prepared_offset": lambda of: numbers(of._records.prepared_offset, pa.int64()),
-    "flag": lambda of: numbers(of._records.flag, pa.int32()),
+    "prepared_offset": lambda of: int_array(of._records.prepared_offset, pa.int64()),
+    "flag": lambda of: int_array(of._records.flag, pa.int32()),
 }

@@ -26,10 +26,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from escrowmq.errors import SparkMissing
+from escrowmq.errors import SparkNotAvailable
 from escrowmq.spark import options
-from escrowmq.spark.options import choose
-from escrowmq.spark.schema import MESSAGE, TRANSACTION, Columns
+from escrowmq.spark.options import parse_options
+from escrowmq.spark.schema import MESSAGE_COLUMNS, TRANSACTION_COLUMNS, Columns
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,12 +43,12 @@ class EscrowSource(DataSource):
         return "escrowmq"
 
     def schema(self) -> StructType:
-        return self._columns().spark()
+        return self._columns().spark_schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        chosen = options.read_options(self.options, is_stream=False)
-        columns = self._columns().chosen_by(schema)
-        if chosen.has(options.PATH):
+        chosen = options.parse_read_options(self.options, is_stream=False)
+        columns = self._columns().select_schema(schema)
+        if chosen.is_set(options.PATH):
             from escrowmq.spark.log_reader import LogReader
 
             return LogReader(chosen, columns, self.cores)
@@ -59,8 +59,8 @@ class EscrowSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         from escrowmq.spark.readers import StreamReader
 
-        chosen = options.read_options(self.options, is_stream=True)
-        return StreamReader(chosen, self._columns().chosen_by(schema), self.cores)
+        chosen = options.parse_read_options(self.options, is_stream=True)
+        return StreamReader(chosen, self._columns().select_schema(schema), self.cores)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from escrowmq.spark.writers import batch_writer
@@ -75,13 +75,15 @@ class EscrowSource(DataSource):
         return stream_writer(self.options, schema, overwrite)
 
     def _columns(self) -> Columns:
-        chosen = choose(self.options, options.READ)
-        known = TRANSACTION if chosen[options.MODE] == options.TRANSACTIONS else MESSAGE
+        chosen = parse_options(self.options, options.READ_OPTIONS)
+        known = (
+            TRANSACTION_COLUMNS if chosen[options.MODE] == options.TRANSACTIONS else MESSAGE_COLUMNS
+        )
         names = chosen[options.COLUMNS]
-        return known.only(names) if names else known
+        return known.select(names) if names else known
 
 
-class RocketSource(EscrowSource):
+class RocketMQSource(EscrowSource):
     """The same under the name that users of rocketmq-spark know."""
 
     @classmethod
@@ -89,8 +91,8 @@ class RocketSource(EscrowSource):
         return "rocketmq"
 
 
-JAVA_MIN: Final = 17
-PYSPARK_MIN: Final = (4, 2)
+MIN_JAVA: Final = 17
+MIN_PYSPARK: Final = (4, 2)
 
 
 def register(spark: SparkSession) -> None:
@@ -106,7 +108,7 @@ def register(spark: SparkSession) -> None:
     class Escrow(EscrowSource):
         cores = cores_there
 
-    class Rocket(RocketSource):
+    class Rocket(RocketMQSource):
         cores = cores_there
 
     spark.dataSource.register(Escrow)
@@ -114,7 +116,7 @@ def register(spark: SparkSession) -> None:
 
 
 def local_session(
-    app: str = "escrowmq",
+    app_name: str = "escrowmq",
     *,
     master: str | None = None,
     settings: Mapping[str, str] | None = None,
@@ -130,7 +132,7 @@ def local_session(
     # Workers must be this interpreter: the `python3` of the PATH may have no pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(app).master(master or "local[*]")
+    builder = SparkSession.builder.appName(app_name).master(master or "local[*]")
     if master is None or master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = builder.config("spark.driver.bindAddress", "127.0.0.1")
@@ -149,11 +151,13 @@ def check_pyspark() -> None:
         import pyarrow  # noqa: F401
         import pyspark
     except ImportError as error:
-        raise SparkMissing(f"{error.name} is not installed: {how}") from error
+        raise SparkNotAvailable(f"{error.name} is not installed: {how}") from error
     found = tuple(int(part) for part in re.findall(r"\d+", pyspark.__version__)[:2])
-    if found < PYSPARK_MIN:
-        least = ".".join(map(str, PYSPARK_MIN))
-        raise SparkMissing(f"PySpark {pyspark.__version__} is too old, {least} is needed: {how}")
+    if found < MIN_PYSPARK:
+        least = ".".join(map(str, MIN_PYSPARK))
+        raise SparkNotAvailable(
+            f"PySpark {pyspark.__version__} is too old, {least} is needed: {how}"
+        )
 
 
 def check_java(environment: Mapping[str, str] | None = None) -> int:
@@ -163,14 +167,16 @@ def check_java(environment: Mapping[str, str] | None = None) -> int:
     java = shutil.which("java", path=environment.get("PATH", ""))
     if home:
         java = str(Path(home) / "bin" / "java")
-    how = f"Spark needs Java {JAVA_MIN} or newer: install it, or point JAVA_HOME to it"
+    how = f"Spark needs Java {MIN_JAVA} or newer: install it, or point JAVA_HOME to it"
     if java is None or not os.access(java, os.X_OK):
-        raise SparkMissing(f"no Java at {java}; {how}" if java else f"no Java on the PATH; {how}")
+        raise SparkNotAvailable(
+            f"no Java at {java}; {how}" if java else f"no Java on the PATH; {how}"
+        )
     told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
     found = re.search(r'version "(\d+)(?:\.(\d+))?', told.stderr + told.stdout)
     if found is None:
-        raise SparkMissing(f"{java} -version does not say which it is; {how}")
+        raise SparkNotAvailable(f"{java} -version does not say which it is; {how}")
     release = int(found[2] or 0) if found[1] == "1" else int(found[1])  # 1.8 is 8
-    if release < JAVA_MIN:
-        raise SparkMissing(f"{java} is Java {release}; {how}")
+    if release < MIN_JAVA:
+        raise SparkNotAvailable(f"{java} is Java {release}; {how}")
     return release

@@ -26,13 +26,13 @@ from escrowmq.remoting.bodies import (
     encode_body,
 )
 from escrowmq.remoting.codes import RequestCode, ResponseCode
-from escrowmq.remoting.headers import DecideBatch, RegisterWriter, WriterName
+from escrowmq.remoting.headers import DecideBatch, RegisterWriter, WriterHeader
 from escrowmq.spark.options import IN_FLIGHT_BYTES
-from escrowmq.spark.send_pipeline import Line
-from escrowmq.spark.write_cluster import Cluster
+from escrowmq.spark.send_pipeline import SendConnection
+from escrowmq.spark.write_cluster import WriteCluster
 
 
-class Parked(msgspec.Struct, frozen=True):
+class ParkedHalves(msgspec.Struct, frozen=True):
     """What one attempt has at one broker."""
 
     fence: int
@@ -47,7 +47,7 @@ class Follower(msgspec.Struct, frozen=True):
     winners: list[tuple[str, int]]
 
 
-class Plan(msgspec.Struct, frozen=True):
+class CommitPlan(msgspec.Struct, frozen=True):
     """Kept with the home broker's decision, as its fingerprint."""
 
     query: str = ""
@@ -56,7 +56,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
+class SinkEpoch:
     """One epoch of a sink, as one run of it sees it."""
 
     sink: str
@@ -65,25 +65,28 @@ class Epoch:
     query: str = ""  # whose epochs these are; nothing for a batch
 
 
-class Brokers:
+class BrokerConnections:
     """Lines to brokers by name, made when they are wanted."""
 
     def __init__(
-        self, cluster: Cluster, timeout_s: float, in_flight_bytes: int = IN_FLIGHT_BYTES.default
+        self,
+        cluster: WriteCluster,
+        timeout_s: float,
+        in_flight_bytes: int = IN_FLIGHT_BYTES.default,
     ) -> None:
         self.addresses = cluster.brokers()
         self._cluster = cluster
         self._timeout_s = timeout_s
         self._in_flight_bytes = in_flight_bytes
-        self._lines: dict[str, Line] = {}
+        self._connections: dict[str, SendConnection] = {}
 
-    def line(self, name: str) -> Line:
-        line = self._lines.get(name)
+    def connection(self, broker: str) -> SendConnection:
+        line = self._connections.get(broker)
         if line is None:
-            if name not in self.addresses:
-                self.addresses = self._cluster.brokers(name)
-            line = self._lines[name] = Line(
-                self.addresses[name],
+            if broker not in self.addresses:
+                self.addresses = self._cluster.brokers(broker)
+            line = self._connections[broker] = SendConnection(
+                self.addresses[broker],
                 self._cluster.access,
                 timeout_s=self._timeout_s,
                 in_flight_bytes=self._in_flight_bytes,
@@ -91,20 +94,20 @@ class Brokers:
         return line
 
     def flush(self) -> None:
-        for line in self._lines.values():
+        for line in self._connections.values():
             line.flush()
 
     def close(self) -> None:
-        for line in self._lines.values():
+        for line in self._connections.values():
             line.close()
 
 
-def can_decide(brokers: Brokers, group: str) -> bool:
+def supports_batch_decisions(connections: BrokerConnections, group: str) -> bool:
     """Whether all of them are ours: RocketMQ has no decisions by name. The name that is asked about
     is the group's, so that no account needs a permission for this alone."""
     try:
-        for name in brokers.addresses:
-            _query(brokers, name, group)
+        for name in connections.addresses:
+            _query_writer(connections, name, group)
     except UnknownRequest:
         return False
     return True
@@ -113,34 +116,38 @@ def can_decide(brokers: Brokers, group: str) -> bool:
 # --- in a task -----------------------------------------------------------------------------------
 
 
-class Registration:
+class SinkRegistration:
     """This run, at the brokers where it parks."""
 
-    def __init__(self, brokers: Brokers, epoch: Epoch) -> None:
-        self._brokers = brokers
+    def __init__(self, connections: BrokerConnections, epoch: SinkEpoch) -> None:
+        self._brokers = connections
         self._epoch = epoch
-        self.home = _home(brokers, epoch.sink)
-        state = self._register(self.home)
-        self._fences = {self.home: state.fence}
+        self.home_broker = _find_home_broker(connections, epoch.sink)
+        state = self._register(self.home_broker)
+        self._fences = {self.home_broker: state.fence}
         self.is_decided = _is_decided(state, epoch)
         if not self.is_decided:
-            finish(brokers, epoch.sink, state)  # the next decision takes this one's place
+            propagate_decision(
+                connections, epoch.sink, state
+            )  # the next decision takes this one's place
 
-    def fence(self, name: str) -> int:
-        fence = self._fences.get(name)
+    def fence(self, broker: str) -> int:
+        fence = self._fences.get(broker)
         if fence is None:
-            fence = self._fences[name] = self._register(name).fence
+            fence = self._fences[broker] = self._register(broker).fence
         return fence
 
-    def _register(self, name: str) -> WriterState:
-        fields = RegisterWriter(writer=self._epoch.sink, run=f"{self._epoch.run}@{self.home}")
-        return _ask_state(self._brokers, name, RequestCode.REGISTER_WRITER, fields)
+    def _register(self, broker: str) -> WriterState:
+        fields = RegisterWriter(
+            writer=self._epoch.sink, run=f"{self._epoch.run}@{self.home_broker}"
+        )
+        return _request_state(self._brokers, broker, RequestCode.REGISTER_WRITER, fields)
 
 
-def _home(brokers: Brokers, sink: str) -> str:
+def _find_home_broker(connections: BrokerConnections, sink: str) -> str:
     """Where the sink's decisions are: as it was, else the first broker by name."""
-    names = sorted(brokers.addresses)
-    runs = [_query(brokers, name, sink).run for name in names]
+    names = sorted(connections.addresses)
+    runs = [_query_writer(connections, name, sink).run for name in names]
     homes = {run.rpartition("@")[2] for run in runs if "@" in run}
     if len(homes) > 1:
         raise ConfigError(
@@ -151,7 +158,7 @@ def _home(brokers: Brokers, sink: str) -> str:
     return homes.pop() if homes else names[0]
 
 
-def _is_decided(state: WriterState, epoch: Epoch) -> bool:
+def _is_decided(state: WriterState, epoch: SinkEpoch) -> bool:
     """Raises WriterFenced if it is past, or somebody else's."""
     if epoch.number > state.batch:
         return False
@@ -161,7 +168,7 @@ def _is_decided(state: WriterState, epoch: Epoch) -> bool:
             "checkpoint is new or was set back, or another job has the same transactional.id. "
             "With another transactional.id everything is written again"
         )
-    query = _plan(state).query
+    query = _parse_plan(state).query
     if query != epoch.query:
         raise WriterFenced(
             f"epoch {epoch.number} of sink {epoch.sink} was decided by another query "
@@ -174,30 +181,30 @@ def _is_decided(state: WriterState, epoch: Epoch) -> bool:
 
 
 def decide(
-    brokers: Brokers,
-    epoch: Epoch,
-    home: str,
-    parked: Sequence[dict[str, Parked]],
+    connections: BrokerConnections,
+    epoch: SinkEpoch,
+    home_broker: str,
+    parked_halves: Sequence[dict[str, ParkedHalves]],
     *,
     is_last: bool = False,
 ) -> None:
     """The epoch is these attempts' halves, each given by broker. The first decision stands."""
-    by_broker: dict[str, list[Parked]] = {}
-    for attempt in parked:
+    by_broker: dict[str, list[ParkedHalves]] = {}
+    for attempt in parked_halves:
         for name, at_broker in attempt.items():
             by_broker.setdefault(name, []).append(at_broker)
     followers = {
         name: Follower(all_at[0].fence, [(one.attempt, one.count) for one in all_at])
         for name, all_at in sorted(by_broker.items())
-        if name != home
+        if name != home_broker
     }
-    fence = _fence_of(home, parked, brokers, epoch)
-    at_home = [(one.attempt, one.count) for one in by_broker.get(home, ())]
-    plan = Plan(epoch.query, followers, is_last)
+    fence = _fence_at(home_broker, parked_halves, connections, epoch)
+    at_home = [(one.attempt, one.count) for one in by_broker.get(home_broker, ())]
+    plan = CommitPlan(epoch.query, followers, is_last)
     try:
         state = _decide_at(
-            brokers,
-            home,
+            connections,
+            home_broker,
             epoch.sink,
             epoch.number,
             Follower(fence, at_home),
@@ -205,66 +212,86 @@ def decide(
             is_last=is_last,
         )
     except RequestRefused as error:
-        raise _explained(error, epoch) from error
-    finish(brokers, epoch.sink, state)
+        raise _translate_refusal(error, epoch) from error
+    propagate_decision(connections, epoch.sink, state)
 
 
-def finish(brokers: Brokers, sink: str, state: WriterState) -> None:
+def propagate_decision(connections: BrokerConnections, sink: str, state: WriterState) -> None:
     """Tell the other brokers what the home has decided; those that know it do nothing."""
-    plan = _plan(state)
+    plan = _parse_plan(state)
     for name in sorted(plan.followers):
-        _follow(brokers, name, sink, state.batch, plan)
+        _decide_at_follower(connections, name, sink, state.batch, plan)
 
 
-def finish_again(brokers: Brokers, epoch: Epoch, home: str) -> None:
+def propagate_decision_again(
+    connections: BrokerConnections, epoch: SinkEpoch, home_broker: str
+) -> None:
     """The same for an epoch that was decided in another life."""
-    finish(brokers, epoch.sink, _query(brokers, home, epoch.sink))
+    propagate_decision(connections, epoch.sink, _query_writer(connections, home_broker, epoch.sink))
 
 
-def give_up(brokers: Brokers, epoch: Epoch, home: str, parked: Sequence[dict[str, Parked]]) -> None:
+def abandon(
+    connections: BrokerConnections,
+    epoch: SinkEpoch,
+    home_broker: str,
+    parked_halves: Sequence[dict[str, ParkedHalves]],
+) -> None:
     """Nothing of this run will be decided any more: its halves are rolled back when they are due.
 
     Unless the epoch is decided: a failed commit may have succeeded.
     """
-    if not any(parked) or _query(brokers, home, epoch.sink).batch >= epoch.number:
+    if (
+        not any(parked_halves)
+        or _query_writer(connections, home_broker, epoch.sink).batch >= epoch.number
+    ):
         return
-    names = sorted({name for attempt in parked for name in attempt}, key=lambda name: name != home)
+    names = sorted(
+        {name for attempt in parked_halves for name in attempt},
+        key=lambda name: name != home_broker,
+    )
     for name in names:
-        fence = _fence_of(name, parked, brokers, epoch)
-        fields = RegisterWriter(writer=epoch.sink, run=f"{epoch.run}-gave-up@{home}", fence=fence)
+        fence = _fence_at(name, parked_halves, connections, epoch)
+        fields = RegisterWriter(
+            writer=epoch.sink, run=f"{epoch.run}-gave-up@{home_broker}", fence=fence
+        )
         try:
-            _ask_state(brokers, name, RequestCode.REGISTER_WRITER, fields)
+            _request_state(connections, name, RequestCode.REGISTER_WRITER, fields)
         except WriterFenced:
             return  # a newer run has taken over, and sees to it
 
 
-def _fence_of(
-    name: str, parked: Sequence[dict[str, Parked]], brokers: Brokers, epoch: Epoch
+def _fence_at(
+    broker: str,
+    parked_halves: Sequence[dict[str, ParkedHalves]],
+    connections: BrokerConnections,
+    epoch: SinkEpoch,
 ) -> int:
     """As the attempts know it; where none of them has anything, as the run gets it."""
-    for attempt in parked:
-        if name in attempt:
-            return attempt[name].fence
-    fields = RegisterWriter(writer=epoch.sink, run=f"{epoch.run}@{name}")
-    return _ask_state(brokers, name, RequestCode.REGISTER_WRITER, fields).fence
+    for attempt in parked_halves:
+        if broker in attempt:
+            return attempt[broker].fence
+    fields = RegisterWriter(writer=epoch.sink, run=f"{epoch.run}@{broker}")
+    return _request_state(connections, broker, RequestCode.REGISTER_WRITER, fields).fence
 
 
-def _follow(brokers: Brokers, name: str, sink: str, batch: int, plan: Plan) -> None:
-    if _query(brokers, name, sink).batch >= batch:
+def _decide_at_follower(
+    connections: BrokerConnections, broker: str, sink: str, batch: int, plan: CommitPlan
+) -> None:
+    if _query_writer(connections, broker, sink).batch >= batch:
         return
     try:
-        _decide_at(brokers, name, sink, batch, plan.followers[name], is_last=plan.is_last)
+        _decide_at(connections, broker, sink, batch, plan.followers[broker], is_last=plan.is_last)
     except RequestRefused as error:
         # Somebody was faster: he decided the same, and went on from there.
         if error.code != ResponseCode.TRANSACTION_FENCED:
             raise
-        if _query(brokers, name, sink).batch < batch:
-            raise _explained(error, Epoch(sink, batch, "")) from error
+        if _query_writer(connections, broker, sink).batch < batch:
+            raise _translate_refusal(error, SinkEpoch(sink, batch, "")) from error
 
 
 def _decide_at(
-    brokers: Brokers,
-    name: str,
+    connections: BrokerConnections,
+    broker: str,
     sink: str,
     batch: int,
     follower: Follower,
@@ -275,36 +302,41 @@ def _decide_at(
     winners = [WinningAttempt(attempt=attempt, count=count) for attempt, count in follower.winners]
     fields = DecideBatch(writer=sink, batch=batch, fence=follower.fence, last=is_last)
     body = encode_body(BatchWinners(winners=winners, fingerprint=fingerprint))
-    return decode_body(WriterState, brokers.line(name).ask(RequestCode.DECIDE_BATCH, fields, body))
+    return decode_body(
+        WriterState, connections.connection(broker).call(RequestCode.DECIDE_BATCH, fields, body)
+    )
 
 
-def _query(brokers: Brokers, name: str, sink: str) -> WriterState:
-    return _ask_state(brokers, name, RequestCode.QUERY_WRITER, WriterName(writer=sink))
+def _query_writer(connections: BrokerConnections, broker: str, sink: str) -> WriterState:
+    return _request_state(connections, broker, RequestCode.QUERY_WRITER, WriterHeader(writer=sink))
 
 
-def _ask_state(
-    brokers: Brokers, name: str, code: RequestCode, fields: WriterName | RegisterWriter
+def _request_state(
+    connections: BrokerConnections,
+    broker: str,
+    code: RequestCode,
+    header: WriterHeader | RegisterWriter,
 ) -> WriterState:
     try:
-        return decode_body(WriterState, brokers.line(name).ask(code, fields))
+        return decode_body(WriterState, connections.connection(broker).call(code, header))
     except RequestRefused as error:
         if error.code == ResponseCode.TRANSACTION_FENCED:
             raise WriterFenced(
-                f"sink {fields.writer} has a newer run: this one is stopped, and has written "
+                f"sink {header.writer} has a newer run: this one is stopped, and has written "
                 f"nothing that counts. Is the same query (or transactional.id) running twice? "
                 f"({error.remark})"
             ) from error
         raise
 
 
-def _explained(error: RequestRefused, epoch: Epoch) -> Exception:
+def _translate_refusal(error: RequestRefused, epoch: SinkEpoch) -> Exception:
     if error.code == ResponseCode.TRANSACTION_FENCED:
         return WriterFenced(
             f"epoch {epoch.number} of sink {epoch.sink} is not this run's to decide: a newer run "
             "has taken over. Is the same query (or transactional.id) running twice? "
             f"({error.remark})"
         )
-    if error.code == ResponseCode.TRANSACTION_CONTRADICTED:
+    if error.code == ResponseCode.TRANSACTION_CONFLICT:
         return WriterFenced(
             f"epoch {epoch.number} of sink {epoch.sink} was rolled back before it was decided; "
             f"start the query again, it writes the epoch again ({error.remark})"
@@ -312,11 +344,11 @@ def _explained(error: RequestRefused, epoch: Epoch) -> Exception:
     return error
 
 
-def _plan(state: WriterState) -> Plan:
+def _parse_plan(state: WriterState) -> CommitPlan:
     if not state.fingerprint:
-        return Plan()
+        return CommitPlan()
     try:
-        return msgspec.json.decode(state.fingerprint, type=Plan)
+        return msgspec.json.decode(state.fingerprint, type=CommitPlan)
     except msgspec.MsgspecError as error:
         raise ConfigError(
             f"the writer {state.writer} belongs to another program than this sink: use another "

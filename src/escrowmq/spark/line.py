@@ -13,18 +13,18 @@ from escrowmq.remoting.codes import JSON
 from escrowmq.remoting.command import Command, decode_command, encode_command
 from escrowmq.remoting.frame import FRAME_LENGTH_MAX, HEADER_LENGTH_MAX, encode_frame
 from escrowmq.remoting.headers import Header, encode_header
-from escrowmq.spark.options import Access
+from escrowmq.spark.options import SparkAccess
 
 _PREFIX = struct.Struct(">II")
 
 
-class Asked(NamedTuple):
+class OutgoingRequest(NamedTuple):
     code: int
-    fields: Header
+    header: Header
     body: bytes = b""
 
 
-class Reply(NamedTuple):
+class BlockingReply(NamedTuple):
     code: int
     remark: str
     ext_fields: dict[str, str]
@@ -32,8 +32,8 @@ class Reply(NamedTuple):
     version: int = 0  # of whoever answered
 
 
-class BlockingLine:
-    def __init__(self, address: str, access: Access) -> None:
+class BlockingConnection:
+    def __init__(self, address: str, access: SparkAccess) -> None:
         """Raises NotSent."""
         self.address = address
         self._access = access
@@ -41,7 +41,7 @@ class BlockingLine:
         self._socket = access.connect(address, min(access.timeout_s, 10.0))
         self._socket.settimeout(access.timeout_s)
 
-    def __enter__(self) -> BlockingLine:
+    def __enter__(self) -> BlockingConnection:
         return self
 
     def __exit__(
@@ -57,38 +57,38 @@ class BlockingLine:
 
     # --- a request and its answer ----------------------------------------------------------------
 
-    def call(self, asked: Asked) -> Reply:
-        return self.call_all([asked])[0]
+    def call(self, request: OutgoingRequest) -> BlockingReply:
+        return self.call_all([request])[0]
 
-    def call_all(self, wanted: Sequence[Asked]) -> list[Reply]:
+    def call_all(self, requests: Sequence[OutgoingRequest]) -> list[BlockingReply]:
         """All are sent before the first answer is read: one round trip instead of many."""
-        numbers = [self.send(asked) for asked in wanted]
-        answers: dict[int, Reply] = {}
+        numbers = [self.send(asked) for asked in requests]
+        answers: dict[int, BlockingReply] = {}
         while len(answers) < len(numbers):
             command, body_bytes = self.receive_head()
             body = bytearray(body_bytes)
             self.receive_into(memoryview(body))
-            answers[command.opaque] = Reply(
+            answers[command.opaque] = BlockingReply(
                 command.code, command.remark, command.ext_fields, bytes(body), command.version
             )
         return [answers[number] for number in numbers]
 
-    def ask(self, asked: Asked) -> Reply:
+    def call_checked(self, request: OutgoingRequest) -> BlockingReply:
         """The same; any code but success is raised as RequestRefused."""
-        reply = self.call(asked)
+        reply = self.call(request)
         if reply.code:
             raise RequestRefused(reply.code, reply.remark or f"{self.address} refused")
         return reply
 
     # --- the two halves of it, for whoever has many under way ------------------------------------
 
-    def send(self, asked: Asked) -> int:
+    def send(self, request: OutgoingRequest) -> int:
         """The number that its answer will have."""
         number = next(self._opaques)
-        fields = self._access.signed(encode_header(asked.fields), asked.body)
-        command = Command(code=asked.code, opaque=number, ext_fields=fields)
+        fields = self._access.sign(encode_header(request.header), request.body)
+        command = Command(code=request.code, opaque=number, ext_fields=fields)
         try:
-            self._socket.sendall(encode_frame(JSON, encode_command(command, JSON), asked.body))
+            self._socket.sendall(encode_frame(JSON, encode_command(command, JSON), request.body))
         except OSError as error:
             raise NotSent(f"{self.address}: the connection broke: {error}") from error
         return number
@@ -110,11 +110,11 @@ class BlockingLine:
                 return command, body_bytes
             self.receive_into(memoryview(bytearray(body_bytes)))  # a question: not for us
 
-    def receive_into(self, room: memoryview) -> None:
-        at, end = 0, len(room)
+    def receive_into(self, buffer: memoryview) -> None:
+        at, end = 0, len(buffer)
         try:
             while at < end:
-                got = self._socket.recv_into(room[at:])
+                got = self._socket.recv_into(buffer[at:])
                 if not got:
                     raise OutcomeUnknown(f"{self.address}: the connection closed before the answer")
                 at += got

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from escrowmq.errors import BadOption, CorruptRecord, DataLost
+from escrowmq.errors import CorruptRecord, DataLost, InvalidOption
 from escrowmq.message.record import (
     BLANK,
     MAGIC_BLANK,
@@ -36,22 +36,24 @@ from escrowmq.message.record import (
 )
 from escrowmq.spark import options
 from escrowmq.spark.cluster import TRANSACTION_TOPICS
-from escrowmq.spark.columns import MessageColumns, is_one_of, text
-from escrowmq.spark.options import Chosen
+from escrowmq.spark.columns import MessageColumns, decode_utf8, is_one_of
+from escrowmq.spark.options import Options
 from escrowmq.spark.range_pull import BLOCK_BYTES, BLOCK_ROWS
-from escrowmq.spark.readers import rules_of
-from escrowmq.spark.records import Bytes, Records, walk
+from escrowmq.spark.readers import make_task_sizing
+from escrowmq.spark.records import ByteArray, Records, find_records
 from escrowmq.spark.schema import Columns
 from escrowmq.spark.transaction_columns import TransactionColumns
 
 log = logging.getLogger(__name__)
 
-_NAME: Final = re.compile(r"\d{20}")
-_MAGICS: Final = re.compile(
+_FILE_NAME_PATTERN: Final = re.compile(r"\d{20}")
+_MAGIC_PATTERN: Final = re.compile(
     b"|".join(re.escape(magic.to_bytes(4, "big")) for magic in (MAGIC_V1, MAGIC_V2))
 )
-_PAGE: Final = 4096
-LOOKED_AT: Final = 64 << 20  # bytes behind a bad place, for a record that would make it damage
+_PAGE_BYTES: Final = 4096
+DAMAGE_SCAN_BYTES: Final = (
+    64 << 20
+)  # bytes behind a bad place, for a record that would make it damage
 
 
 @dataclass(frozen=True)
@@ -62,24 +64,24 @@ class LogRange(InputPartition):
 
 
 class LogReader(DataSourceReader):
-    def __init__(self, chosen: Chosen, columns: Columns, cores: int = 0) -> None:
-        self._chosen = chosen
+    def __init__(self, parsed_options: Options, columns: Columns, cores: int = 0) -> None:
+        self._options = parsed_options
         self._columns = columns
-        self._rules = rules_of(chosen, cores)
-        self._mode = chosen[options.MODE]
-        self._fail = chosen[options.FAIL_ON_DATA_LOSS]
-        wanted = chosen[options.SUBSCRIBE]
-        self._topics = list(TRANSACTION_TOPICS) if self._is_about_transactions else wanted
+        self._task_sizing = make_task_sizing(parsed_options, cores)
+        self._mode = parsed_options[options.MODE]
+        self._fail_on_data_loss = parsed_options[options.FAIL_ON_DATA_LOSS]
+        wanted = parsed_options[options.SUBSCRIBE]
+        self._topics = list(TRANSACTION_TOPICS) if self._is_transaction_mode else wanted
 
     @property
-    def _is_about_transactions(self) -> bool:
+    def _is_transaction_mode(self) -> bool:
         return self._mode == options.TRANSACTIONS
 
     def partitions(self) -> Sequence[InputPartition]:
-        files = log_files(Path(self._chosen[options.PATH]))
-        used = [(str(path), used_bytes(path)) for path in files]
+        files = find_log_files(Path(self._options[options.PATH]))
+        used = [(str(path), estimate_used_bytes(path)) for path in files]
         total = sum(size for _, size in used)
-        tasks = min(self._rules.tasks(total), max(1, total // (64 << 10)))
+        tasks = min(self._task_sizing.task_count(total), max(1, total // (64 << 10)))
         share = -(-total // tasks)
         found: list[list[tuple[str, int, int]]] = [[]]
         room = share
@@ -99,73 +101,81 @@ class LogReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, LogRange)
         for name, begin, end in partition.ranges:
-            for records in records_of(Path(name), begin, end, fail=self._fail):
+            for records in read_records(
+                Path(name), begin, end, fail_on_data_loss=self._fail_on_data_loss
+            ):
                 yield from self._batches(records)
 
     def _batches(self, records: Records) -> Iterator[pa.RecordBatch]:
         if self._topics:
-            records = records.where(is_one_of(text(records.topic), self._topics))
-        if not self._is_about_transactions:
+            records = records.select(is_one_of(decode_utf8(records.topic), self._topics))
+        if not self._is_transaction_mode:
             if len(records):
-                yield MessageColumns(records, None, None).batch(self._columns)
+                yield MessageColumns(records, None, None).to_record_batch(self._columns)
             return
-        topics = text(records.topic)
+        topics = decode_utf8(records.topic)
         for topic in self._topics:
-            some = records.where(is_one_of(topics, [topic]))
+            some = records.select(is_one_of(topics, [topic]))
             if len(some):
-                yield TransactionColumns(some, topic, None).batch(self._columns)
+                yield TransactionColumns(some, topic, None).to_record_batch(self._columns)
 
 
-def log_files(directory: Path) -> list[Path]:
+def find_log_files(directory: Path) -> list[Path]:
     """Raises BadOption if there is no log: `directory` is a store's, or its commitlog itself."""
     inside = directory / "commitlog"
     place = inside if inside.is_dir() else directory
     try:
-        found = sorted(path for path in place.iterdir() if _NAME.fullmatch(path.name))
+        found = sorted(path for path in place.iterdir() if _FILE_NAME_PATTERN.fullmatch(path.name))
     except OSError as error:
-        raise BadOption(f"option path: {error.strerror}: {place}") from error
+        raise InvalidOption(f"option path: {error.strerror}: {place}") from error
     if not found:
-        raise BadOption(f"option path: no commit log in {directory}; is it a broker's directory?")
+        raise InvalidOption(
+            f"option path: no commit log in {directory}; is it a broker's directory?"
+        )
     return found
 
 
-def used_bytes(path: Path) -> int:
+def estimate_used_bytes(path: Path) -> int:
     """About how much of a file was written: files have their full length from the start."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        low, high = 0, -(-size // _PAGE)
+        low, high = 0, -(-size // _PAGE_BYTES)
         while low < high:
             middle = (low + high) // 2
-            file.seek(middle * _PAGE)
-            if any(file.read(_PAGE)):
+            file.seek(middle * _PAGE_BYTES)
+            if any(file.read(_PAGE_BYTES)):
                 low = middle + 1
             else:
                 high = middle
-    return max(1, min(size, low * _PAGE)) if size else 0
+    return max(1, min(size, low * _PAGE_BYTES)) if size else 0
 
 
-def records_of(path: Path, begin: int, end: int, *, fail: bool) -> Iterator[Records]:
+def read_records(path: Path, begin: int, end: int, *, fail_on_data_loss: bool) -> Iterator[Records]:
     """The records that begin in this range of bytes, some thousands at a time."""
     try:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
-        if fail:
+        if fail_on_data_loss:
             raise DataLost(f"{path}: {error.strerror}; it may have expired meanwhile") from error
         return
     data = np.frombuffer(mapped, np.uint8)
     base = int(path.name)
-    at = 0 if begin == 0 else next_record(mapped, base, begin, end)
+    at = 0 if begin == 0 else find_next_record(mapped, base, begin, end)
     while at is not None and at < end:
-        records, following = _some_records(data, base, at, end)
+        records, following = _next_records(data, base, at, end)
         if len(records):
             yield records
             at = following
             continue
-        behind = None if _is_end(mapped, at) else next_record(mapped, base, at + 1, at + LOOKED_AT)
+        behind = (
+            None
+            if _is_end_of_log(mapped, at)
+            else find_next_record(mapped, base, at + 1, at + DAMAGE_SCAN_BYTES)
+        )
         if behind is None:
             return  # zeros, a blank record, or a torn end
-        if fail:
+        if fail_on_data_loss:
             raise DataLost(
                 f"{path}: no record at log offset {base + at}, and records behind it: "
                 f"`escrowmq store check` says more; failOnDataLoss=false steps over it"
@@ -174,31 +184,31 @@ def records_of(path: Path, begin: int, end: int, *, fail: bool) -> Iterator[Reco
         at = behind
 
 
-def _some_records(data: Bytes, base: int, at: int, end: int) -> tuple[Records, int]:
+def _next_records(data: ByteArray, base: int, position: int, end: int) -> tuple[Records, int]:
     """Some records, and the place behind them. None: there is no record."""
-    places, following = walk(data, at, min(end, at + BLOCK_BYTES))
+    places, following = find_records(data, position, min(end, position + BLOCK_BYTES))
     if len(places) > BLOCK_ROWS:
         following = places[BLOCK_ROWS]
         places = places[:BLOCK_ROWS]
     records = Records(data, np.array(places, np.int64))
-    good = records.adds_up(base)
+    good = records.valid_mask(base)
     if good.all():
         return records, following
     first_bad = int(np.argmin(good))
-    return Records(data, records.at[:first_bad]), places[first_bad]
+    return Records(data, records.positions[:first_bad]), places[first_bad]
 
 
-def _is_end(mapped: mmap.mmap, at: int) -> bool:
+def _is_end_of_log(mapped: mmap.mmap, position: int) -> bool:
     """Whether the file ends here in order: with a blank record."""
-    if at + BLANK.size > len(mapped):
+    if position + BLANK.size > len(mapped):
         return True
-    remaining, magic = BLANK.unpack_from(mapped, at)
-    return bool(magic == MAGIC_BLANK and remaining == len(mapped) - at)
+    remaining, magic = BLANK.unpack_from(mapped, position)
+    return bool(magic == MAGIC_BLANK and remaining == len(mapped) - position)
 
 
-def next_record(mapped: mmap.mmap, base: int, at: int, limit: int) -> int | None:
+def find_next_record(mapped: mmap.mmap, base: int, position: int, limit: int) -> int | None:
     """Where the first whole record begins, at this place or behind it, but before the limit."""
-    for found in _MAGICS.finditer(mapped, at + 4, limit + 8):
+    for found in _MAGIC_PATTERN.finditer(mapped, position + 4, limit + 8):
         place = found.start() - 4
         if len(mapped) - place < RECORD_BYTES_MIN:
             return None

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-EARLIEST_NUMBER: Final = -2
-LATEST_NUMBER: Final = -1
+EARLIEST_OFFSET: Final = -2
+LATEST_OFFSET: Final = -1
 
 
 class QueueKey(NamedTuple):
@@ -30,36 +30,36 @@ class QueueKey(NamedTuple):
 Offsets = dict[QueueKey, int]
 
 
-class Position(enum.Enum):
+class SymbolicOffset(enum.Enum):
     EARLIEST = "earliest"
     LATEST = "latest"
 
 
 @dataclass(frozen=True)
-class Times:
+class QueueTimes:
     """Of each queue the first message stored at this time or later."""
 
-    all_ms: int | None
+    default_ms: int | None
     by_queue: Mapping[QueueKey, int]
 
-    def of(self, queue: QueueKey) -> int | None:
-        return self.by_queue.get(queue, self.all_ms)
+    def time_ms_of(self, queue: QueueKey) -> int | None:
+        return self.by_queue.get(queue, self.default_ms)
 
 
-def nested(offsets: Mapping[QueueKey, int]) -> dict[str, dict[str, dict[str, int]]]:
+def to_nested(offsets: Mapping[QueueKey, int]) -> dict[str, dict[str, dict[str, int]]]:
     found: dict[str, dict[str, dict[str, int]]] = {}
     for (topic, broker, queue_id), number in sorted(offsets.items()):
         found.setdefault(topic, {}).setdefault(broker, {})[str(queue_id)] = int(number)
     return found
 
 
-def flat(written: Any) -> Offsets:
+def from_nested(content: Any) -> Offsets:
     """Raises ValueError that says what is wrong with it."""
     shape = 'JSON like {"topic": {"broker": {"0": 17}}} is wanted'
-    if not isinstance(written, dict):
+    if not isinstance(content, dict):
         raise ValueError(shape)
     found: Offsets = {}
-    for topic, brokers in written.items():
+    for topic, brokers in content.items():
         for broker, queues in _items(brokers, shape):
             for queue_id, number in _items(queues, shape):
                 if not queue_id.isdecimal() or type(number) is not int:
@@ -68,41 +68,41 @@ def flat(written: Any) -> Offsets:
     return found
 
 
-def _items(written: Any, shape: str) -> Any:
-    if not isinstance(written, dict):
+def _items(content: Any, shape: str) -> Any:
+    if not isinstance(content, dict):
         raise ValueError(shape)
-    return written.items()
+    return content.items()
 
 
-def position(text: str) -> Position | None:
-    return next((one for one in Position if one.value == text.strip().lower()), None)
+def parse_symbolic_offset(text: str) -> SymbolicOffset | None:
+    return next((one for one in SymbolicOffset if one.value == text.strip().lower()), None)
 
 
-def _json(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"no JSON: {error}") from None
 
 
-def places(text: str) -> Position | Offsets:
+def parse_offsets(text: str) -> SymbolicOffset | Offsets:
     """earliest, latest, or JSON."""
-    word = position(text)
+    word = parse_symbolic_offset(text)
     if word is not None:
         return word
     if not text.lstrip().startswith("{"):
         raise ValueError("earliest, latest, or JSON topic -> broker -> queue -> offset")
-    found = flat(_json(text))
-    if any(number < EARLIEST_NUMBER for number in found.values()):
+    found = from_nested(_parse_json(text))
+    if any(number < EARLIEST_OFFSET for number in found.values()):
         raise ValueError("offsets are 0 or more, -1 for the latest, -2 for the earliest")
     return found
 
 
-def queues_named(text: str) -> list[QueueKey]:
+def parse_queues(text: str) -> list[QueueKey]:
     """JSON topic -> broker -> [queue]."""
     shape = 'JSON like {"topic": {"broker": [0, 1]}} is wanted'
     found: list[QueueKey] = []
-    for topic, brokers in _items(_json(text), shape):
+    for topic, brokers in _items(_parse_json(text), shape):
         for broker, numbers in _items(brokers, shape):
             if not isinstance(numbers, list) or any(type(one) is not int for one in numbers):
                 raise ValueError(shape)
@@ -112,12 +112,12 @@ def queues_named(text: str) -> list[QueueKey]:
     return found
 
 
-def at_time(text: str) -> Times:
+def parse_time(text: str) -> QueueTimes:
     try:
-        return Times(int(text), {})
+        return QueueTimes(int(text), {})
     except ValueError:
         raise ValueError("milliseconds since 1970 are wanted") from None
 
 
-def by_times(text: str) -> Times:
-    return Times(None, flat(_json(text)))
+def parse_times_by_queue(text: str) -> QueueTimes:
+    return QueueTimes(None, from_nested(_parse_json(text)))

@@ -14,62 +14,62 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from escrowmq.errors import BadOption, DataLost, NoRoute
+from escrowmq.errors import DataLost, InvalidOption, NoRoute
 from escrowmq.message import names
 from escrowmq.spark import options
-from escrowmq.spark.cluster import TRANSACTION_TOPICS, Cluster
+from escrowmq.spark.cluster import TRANSACTION_TOPICS, ReadCluster
 from escrowmq.spark.offsets import (
-    EARLIEST_NUMBER,
-    LATEST_NUMBER,
+    EARLIEST_OFFSET,
+    LATEST_OFFSET,
     Offsets,
-    Position,
     QueueKey,
-    Times,
+    QueueTimes,
+    SymbolicOffset,
 )
-from escrowmq.spark.options import Chosen
-from escrowmq.spark.range_pull import Piece, RangePull, Wish
+from escrowmq.spark.options import Options
+from escrowmq.spark.range_pull import PullRequest, QueueRange, RangePull
 from escrowmq.spark.records import Records
 
-SAMPLED_QUEUES_MAX: Final = 64
-_SAMPLED: Final = 32
+MAX_SAMPLED_QUEUES: Final = 64
+_SAMPLE_MESSAGES: Final = 32
 DEFAULT_GROUP: Final = "escrowmq-spark"
 
-Bounds = Mapping[QueueKey, tuple[int, int]]
+OffsetBounds = Mapping[QueueKey, tuple[int, int]]
 
 
-def wish_of(chosen: Chosen) -> Wish:
-    sql = chosen[options.SQL]
-    return Wish(
-        group=chosen[options.CONSUMER_GROUP] or DEFAULT_GROUP,
-        expression=sql or chosen[options.TAGS],
-        kind="SQL92" if sql else "TAG",
-        count_max=chosen[options.PULL_BATCH],
-        fail_on_data_loss=chosen[options.FAIL_ON_DATA_LOSS],
+def make_pull_request(parsed_options: Options) -> PullRequest:
+    sql = parsed_options[options.SQL]
+    return PullRequest(
+        group=parsed_options[options.CONSUMER_GROUP] or DEFAULT_GROUP,
+        expression=sql or parsed_options[options.TAGS],
+        expression_type="SQL92" if sql else "TAG",
+        max_messages=parsed_options[options.PULL_BATCH_SIZE],
+        fail_on_data_loss=parsed_options[options.FAIL_ON_DATA_LOSS],
     )
 
 
-def queues_of(cluster: Cluster, chosen: Chosen) -> dict[QueueKey, str]:
+def select_queues(cluster: ReadCluster, parsed_options: Options) -> dict[QueueKey, str]:
     """With the addresses of their brokers. Raises NoRoute."""
-    if chosen[options.MODE] == options.TRANSACTIONS:
-        fail = chosen[options.FAIL_ON_DATA_LOSS]
-        return _of_topics(cluster, _transaction_topics(cluster, fail=fail))
-    assigned = chosen[options.ASSIGN]
+    if parsed_options[options.MODE] == options.TRANSACTIONS:
+        fail = parsed_options[options.FAIL_ON_DATA_LOSS]
+        return _queues_of_topics(cluster, _transaction_topics(cluster, fail_on_data_loss=fail))
+    assigned = parsed_options[options.ASSIGN]
     if assigned is not None:
-        known = _of_topics(cluster, sorted({queue.topic for queue in assigned}))
+        known = _queues_of_topics(cluster, sorted({queue.topic for queue in assigned}))
         for queue in assigned:
             if queue not in known:
                 there = ", ".join(map(str, sorted(known)))
-                raise BadOption(f"option assign: there is no queue {queue}; there are {there}")
+                raise InvalidOption(f"option assign: there is no queue {queue}; there are {there}")
         return {queue: known[queue] for queue in assigned}
-    pattern = chosen[options.SUBSCRIBE_PATTERN]
+    pattern = parsed_options[options.SUBSCRIBE_PATTERN]
     if pattern:
-        include = chosen[options.INCLUDE_SYSTEM]
-        topics = cluster.topics_like(pattern, include_system=include)
-        return _of_topics(cluster, topics)
-    return _of_topics(cluster, chosen[options.SUBSCRIBE])
+        include = parsed_options[options.INCLUDE_SYSTEM]
+        topics = cluster.topics_matching(pattern, include_system=include)
+        return _queues_of_topics(cluster, topics)
+    return _queues_of_topics(cluster, parsed_options[options.SUBSCRIBE])
 
 
-def _transaction_topics(cluster: Cluster, *, fail: bool) -> list[str]:
+def _transaction_topics(cluster: ReadCluster, *, fail_on_data_loss: bool) -> list[str]:
     """RocketMQ 5 and we have the first two from the start; RocketMQ 4 shows the op topic to nobody,
     and without it there is no telling what was settled."""
     found = []
@@ -79,7 +79,7 @@ def _transaction_topics(cluster: Cluster, *, fail: bool) -> list[str]:
             found.append(topic)
         except NoRoute:
             continue
-    if fail and not {names.HALF_TOPIC, names.OP_TOPIC} <= set(found):
+    if fail_on_data_loss and not {names.HALF_TOPIC, names.OP_TOPIC} <= set(found):
         raise NoRoute(
             "these brokers do not show their op topic (RocketMQ 4 does not): read their files with "
             "option path, or what there is with failOnDataLoss=false"
@@ -87,49 +87,60 @@ def _transaction_topics(cluster: Cluster, *, fail: bool) -> list[str]:
     return found
 
 
-def _of_topics(cluster: Cluster, topics: list[str]) -> dict[QueueKey, str]:
+def _queues_of_topics(cluster: ReadCluster, topics: list[str]) -> dict[QueueKey, str]:
     return {queue: address for topic in topics for queue, address in cluster.route(topic).items()}
 
 
-def places(
-    cluster: Cluster, queues: Mapping[QueueKey, str], bounds: Bounds, said: Any, *, is_end: bool
+def resolve_offsets(
+    cluster: ReadCluster,
+    queues: Mapping[QueueKey, str],
+    bounds: OffsetBounds,
+    requested: Any,
+    *,
+    is_end: bool,
 ) -> Offsets:
     """Of each queue, the offset that options speak of. Queues that these do not name begin with
     their first message and end with their last."""
-    unnamed = LATEST_NUMBER if is_end else EARLIEST_NUMBER
-    if isinstance(said, Position):
-        number = LATEST_NUMBER if said is Position.LATEST else EARLIEST_NUMBER
-        return {queue: _placed(number, bounds[queue]) for queue in queues}
-    if isinstance(said, Times):
-        times = {queue: time for queue in queues if (time := said.of(queue)) is not None}
-        _refuse_unknown(said.by_queue, queues)
-        found = cluster.at_times(queues, times)
+    unnamed = LATEST_OFFSET if is_end else EARLIEST_OFFSET
+    if isinstance(requested, SymbolicOffset):
+        number = LATEST_OFFSET if requested is SymbolicOffset.LATEST else EARLIEST_OFFSET
+        return {queue: _resolve_offset(number, bounds[queue]) for queue in queues}
+    if isinstance(requested, QueueTimes):
+        times = {
+            queue: time for queue in queues if (time := requested.time_ms_of(queue)) is not None
+        }
+        _check_queues_known(requested.by_queue, queues)
+        found = cluster.offsets_at_times(queues, times)
         # RocketMQ answers with its last message where none is late enough.
         return {
-            queue: min(found.get(queue, _placed(unnamed, bounds[queue])), bounds[queue][1])
+            queue: min(found.get(queue, _resolve_offset(unnamed, bounds[queue])), bounds[queue][1])
             for queue in queues
         }
-    _refuse_unknown(said, queues)
-    return {queue: _placed(said.get(queue, unnamed), bounds[queue]) for queue in queues}
+    _check_queues_known(requested, queues)
+    return {
+        queue: _resolve_offset(requested.get(queue, unnamed), bounds[queue]) for queue in queues
+    }
 
 
-def _placed(number: int, bounds: tuple[int, int]) -> int:
-    if number == EARLIEST_NUMBER:
+def _resolve_offset(number: int, bounds: tuple[int, int]) -> int:
+    if number == EARLIEST_OFFSET:
         return bounds[0]
-    return bounds[1] if number == LATEST_NUMBER else number
+    return bounds[1] if number == LATEST_OFFSET else number
 
 
-def _refuse_unknown(said: Mapping[QueueKey, int], queues: Mapping[QueueKey, str]) -> None:
-    for queue in said:
+def _check_queues_known(requested: Mapping[QueueKey, int], queues: Mapping[QueueKey, str]) -> None:
+    for queue in requested:
         if queue not in queues:
             there = ", ".join(map(str, sorted(queues)))
-            raise BadOption(f"offsets for {queue}, which is not read here; read are {there}")
+            raise InvalidOption(f"offsets for {queue}, which is not read here; read are {there}")
 
 
-def within(queue: QueueKey, begin: int, end: int, bounds: tuple[int, int], fail: bool) -> range:
+def clip_range(
+    queue: QueueKey, begin: int, end: int, bounds: tuple[int, int], fail_on_data_loss: bool
+) -> range:
     """What of a wanted range is there. Raises DataLost if that is less, and `fail`."""
     low, high = bounds
-    if fail and (begin < low or begin > high or end > high):
+    if fail_on_data_loss and (begin < low or begin > high or end > high):
         raise DataLost(
             f"{queue}: wanted are {begin} to {end}, there are {low} to {high}; "
             f"choose offsets that are there, or read what is with failOnDataLoss=false"
@@ -138,19 +149,21 @@ def within(queue: QueueKey, begin: int, end: int, bounds: tuple[int, int], fail:
     return range(begin, max(begin, min(end, high)))
 
 
-def mean_sizes(cluster: Cluster, pieces: list[Piece], group: str) -> dict[QueueKey, float]:
+def mean_message_sizes(
+    cluster: ReadCluster, ranges: list[QueueRange], group: str
+) -> dict[QueueKey, float]:
     """Of a message of each queue, judged by a few from the middle of its range."""
-    largest = sorted(pieces, key=lambda piece: piece.begin - piece.end)[:SAMPLED_QUEUES_MAX]
+    largest = sorted(ranges, key=lambda piece: piece.begin - piece.end)[:MAX_SAMPLED_QUEUES]
     found: dict[QueueKey, float] = {}
     for piece in largest:
         if piece.begin >= piece.end:
             continue
-        middle = max(piece.begin, (piece.begin + piece.end - _SAMPLED) // 2)
-        some = piece._replace(begin=middle, end=min(piece.end, middle + _SAMPLED))
-        wish = Wish(group=group, count_max=_SAMPLED, fail_on_data_loss=False)
-        line = cluster.line_to(piece.address)
+        middle = max(piece.begin, (piece.begin + piece.end - _SAMPLE_MESSAGES) // 2)
+        some = piece._replace(begin=middle, end=min(piece.end, middle + _SAMPLE_MESSAGES))
+        wish = PullRequest(group=group, max_messages=_SAMPLE_MESSAGES, fail_on_data_loss=False)
+        line = cluster.connection_to(piece.address)
         sizes = [
-            (block.size, len(Records.all_of(block)))
+            (block.size, len(Records.from_buffer(block)))
             for block in RangePull(line, some, wish).blocks()
         ]
         count = sum(count for _, count in sizes)
@@ -159,42 +172,44 @@ def mean_sizes(cluster: Cluster, pieces: list[Piece], group: str) -> dict[QueueK
     return found
 
 
-WORTH_A_TASK_BYTES: Final = 16 << 20
-MANY_BYTES: Final = 256 << 20
-_GUESS_BYTES: Final = 1024
+MIN_TASK_BYTES: Final = 16 << 20
+LARGE_TASK_BYTES: Final = 256 << 20
+_DEFAULT_MESSAGE_BYTES: Final = 1024
 
 
 @dataclass(frozen=True)
-class Rules:
+class TaskSizing:
     cores: int = 0  # 0: those of this machine
-    tasks_min: int = 1
-    task_bytes_max: int = 0  # 0: no limit
+    min_tasks: int = 1
+    max_task_bytes: int = 0  # 0: no limit
 
-    def tasks(self, total_bytes: float) -> int:
+    def task_count(self, total_bytes: float) -> int:
         cores = self.cores or os.cpu_count() or 1
-        tasks = min(cores, math.ceil(total_bytes / WORTH_A_TASK_BYTES))
-        if total_bytes > cores * MANY_BYTES:
+        tasks = min(cores, math.ceil(total_bytes / MIN_TASK_BYTES))
+        if total_bytes > cores * LARGE_TASK_BYTES:
             tasks = 2 * cores
-        if self.task_bytes_max:
-            tasks = max(tasks, math.ceil(total_bytes / self.task_bytes_max))
-        return max(1, tasks, self.tasks_min)
+        if self.max_task_bytes:
+            tasks = max(tasks, math.ceil(total_bytes / self.max_task_bytes))
+        return max(1, tasks, self.min_tasks)
 
 
-def split(
-    pieces: Sequence[Piece], rules: Rules, sizes: Mapping[QueueKey, float] | None = None
-) -> list[list[Piece]]:
+def split_ranges(
+    ranges: Sequence[QueueRange],
+    sizing: TaskSizing,
+    mean_sizes: Mapping[QueueKey, float] | None = None,
+) -> list[list[QueueRange]]:
     """`sizes`: the mean size of a message of each queue. Order is kept; nothing is left out."""
-    sizes = sizes or {}
-    usual = sum(sizes.values()) / len(sizes) if sizes else _GUESS_BYTES
-    pieces = [piece for piece in pieces if piece.begin < piece.end]
-    weights = [(piece.end - piece.begin) * sizes.get(piece.queue, usual) for piece in pieces]
+    mean_sizes = mean_sizes or {}
+    usual = sum(mean_sizes.values()) / len(mean_sizes) if mean_sizes else _DEFAULT_MESSAGE_BYTES
+    ranges = [piece for piece in ranges if piece.begin < piece.end]
+    weights = [(piece.end - piece.begin) * mean_sizes.get(piece.queue, usual) for piece in ranges]
     total = sum(weights)
-    messages = sum(piece.end - piece.begin for piece in pieces)
-    tasks = min(rules.tasks(total), messages)
+    messages = sum(piece.end - piece.begin for piece in ranges)
+    tasks = min(sizing.task_count(total), messages)
     share = total / tasks if tasks else 0
-    found: list[list[Piece]] = [[]]
+    found: list[list[QueueRange]] = [[]]
     room = share
-    for piece, weight in zip(pieces, weights, strict=True):
+    for piece, weight in zip(ranges, weights, strict=True):
         each = weight / (piece.end - piece.begin)
         while piece.begin < piece.end:
             count = piece.end - piece.begin

@@ -32,188 +32,213 @@ from pyspark.sql.streaming.datasource import (
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import DataLost, TransportError
 from escrowmq.spark import options
-from escrowmq.spark.cluster import Cluster
+from escrowmq.spark.cluster import ReadCluster
 from escrowmq.spark.columns import MessageColumns, is_one_of
-from escrowmq.spark.line import BlockingLine
-from escrowmq.spark.offsets import Offsets, QueueKey, flat, nested
-from escrowmq.spark.options import SERVERS, Access, Chosen, access_of
-from escrowmq.spark.planning import Rules, mean_sizes, places, queues_of, split, wish_of, within
-from escrowmq.spark.range_pull import BLOCK_ROWS, Piece, RangePull, Wish
+from escrowmq.spark.line import BlockingConnection
+from escrowmq.spark.offsets import Offsets, QueueKey, from_nested, to_nested
+from escrowmq.spark.options import SERVERS, Options, SparkAccess, parse_access
+from escrowmq.spark.planning import (
+    TaskSizing,
+    clip_range,
+    make_pull_request,
+    mean_message_sizes,
+    resolve_offsets,
+    select_queues,
+    split_ranges,
+)
+from escrowmq.spark.range_pull import BLOCK_ROWS, PullRequest, QueueRange, RangePull
 from escrowmq.spark.records import Records
 from escrowmq.spark.schema import Columns
 from escrowmq.spark.transaction_columns import TransactionColumns
 
 
 @dataclass(frozen=True)
-class Pull(InputPartition):
+class PullPartition(InputPartition):
     """What one task reads."""
 
-    pieces: tuple[Piece, ...]
+    ranges: tuple[QueueRange, ...]
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadTask:
     """What a task must know; it travels to the workers."""
 
-    access: Access
-    wish: Wish
+    access: SparkAccess
+    request: PullRequest
     columns: Columns
     mode: str
 
-    def batches(self, pieces: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
-        lines: dict[str, BlockingLine] = {}
+    def batches(self, ranges: Sequence[QueueRange]) -> Iterator[pa.RecordBatch]:
+        lines: dict[str, BlockingConnection] = {}
         try:
-            for piece in pieces:
+            for piece in ranges:
                 if piece.address not in lines:
-                    lines[piece.address] = BlockingLine(piece.address, self.access)
-                for block in RangePull(lines[piece.address], piece, self.wish).blocks():
-                    records = self._wanted(Records.all_of(block), piece)
-                    yield from decoded(records, piece.queue, self.columns, self.mode)
+                    lines[piece.address] = BlockingConnection(piece.address, self.access)
+                for block in RangePull(lines[piece.address], piece, self.request).blocks():
+                    records = self._filter_records(Records.from_buffer(block), piece)
+                    yield from decode_records(records, piece.queue, self.columns, self.mode)
         finally:
             for line in lines.values():
                 line.close()
 
-    def _wanted(self, records: Records, piece: Piece) -> Records:
+    def _filter_records(self, records: Records, queue_range: QueueRange) -> Records:
         """Brokers filter by the hash of a tag, and do not stop at our end when they do."""
-        if self.wish.is_everything:
+        if self.request.is_match_all:
             return records
-        records = records.where(
-            (records.queue_offset >= piece.begin) & (records.queue_offset < piece.end)
+        records = records.select(
+            (records.queue_offset >= queue_range.begin) & (records.queue_offset < queue_range.end)
         )
-        if self.wish.kind != "TAG":
+        if self.request.expression_type != "TAG":
             return records
-        tags = [tag.strip() for tag in self.wish.expression.split("||")]
-        found = MessageColumns(records, piece.queue.topic, None).property("TAGS")
-        return records.where(is_one_of(found, tags))
+        tags = [tag.strip() for tag in self.request.expression.split("||")]
+        found = MessageColumns(records, queue_range.queue.topic, None).property_values("TAGS")
+        return records.select(is_one_of(found, tags))
 
 
-def decoded(
+def decode_records(
     records: Records, queue: QueueKey, columns: Columns, mode: str
 ) -> Iterator[pa.RecordBatch]:
     for at in range(0, len(records), BLOCK_ROWS):
-        some = Records(records.data, records.at[at : at + BLOCK_ROWS])
+        some = Records(records.data, records.positions[at : at + BLOCK_ROWS])
         if mode == options.TRANSACTIONS:
-            yield TransactionColumns(some, queue.topic, queue.broker).batch(columns)
+            yield TransactionColumns(some, queue.topic, queue.broker).to_record_batch(columns)
         else:
-            yield MessageColumns(some, queue.topic, queue.broker).batch(columns)
+            yield MessageColumns(some, queue.topic, queue.broker).to_record_batch(columns)
 
 
-def reading_of(chosen: Chosen, columns: Columns) -> Reading:
-    return Reading(access_of(chosen), wish_of(chosen), columns, chosen[options.MODE])
+def make_read_task(parsed_options: Options, columns: Columns) -> ReadTask:
+    return ReadTask(
+        parse_access(parsed_options),
+        make_pull_request(parsed_options),
+        columns,
+        parsed_options[options.MODE],
+    )
 
 
-def rules_of(chosen: Chosen, cores: int) -> Rules:
-    return Rules(cores, chosen[options.MIN_PARTITIONS], chosen[options.MAX_BYTES_PER_PARTITION])
+def make_task_sizing(parsed_options: Options, cores: int) -> TaskSizing:
+    return TaskSizing(
+        cores,
+        parsed_options[options.MIN_PARTITIONS],
+        parsed_options[options.MAX_BYTES_PER_PARTITION],
+    )
 
 
 class BatchReader(DataSourceReader):
-    def __init__(self, chosen: Chosen, columns: Columns, cores: int = 0) -> None:
-        self._chosen = chosen
-        self._reading = reading_of(chosen, columns)
-        self._rules = rules_of(chosen, cores)
+    def __init__(self, parsed_options: Options, columns: Columns, cores: int = 0) -> None:
+        self._options = parsed_options
+        self._read_task = make_read_task(parsed_options, columns)
+        self._task_sizing = make_task_sizing(parsed_options, cores)
 
     def partitions(self) -> Sequence[InputPartition]:
-        cluster = Cluster(self._chosen[SERVERS], self._reading.access)
+        cluster = ReadCluster(self._options[SERVERS], self._read_task.access)
         try:
-            pieces = self._pieces(cluster)
-            sizes = mean_sizes(cluster, pieces, self._reading.wish.group)
+            pieces = self._queue_ranges(cluster)
+            sizes = mean_message_sizes(cluster, pieces, self._read_task.request.group)
         finally:
             cluster.close()
-        return [Pull(tuple(task)) for task in split(pieces, self._rules, sizes)] or [Pull(())]
+        return [
+            PullPartition(tuple(task)) for task in split_ranges(pieces, self._task_sizing, sizes)
+        ] or [PullPartition(())]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        assert isinstance(partition, Pull)
-        return self._reading.batches(partition.pieces)
+        assert isinstance(partition, PullPartition)
+        return self._read_task.batches(partition.ranges)
 
-    def _pieces(self, cluster: Cluster) -> list[Piece]:
-        chosen = self._chosen
-        queues = queues_of(cluster, chosen)
-        bounds = cluster.bounds(queues)
-        start = options.start_of(chosen, is_stream=False)
-        begins = places(cluster, queues, bounds, start, is_end=False)
-        ends = places(cluster, queues, bounds, options.end_of(chosen), is_end=True)
+    def _queue_ranges(self, cluster: ReadCluster) -> list[QueueRange]:
+        chosen = self._options
+        queues = select_queues(cluster, chosen)
+        bounds = cluster.offset_bounds(queues)
+        start = options.start_position(chosen, is_stream=False)
+        begins = resolve_offsets(cluster, queues, bounds, start, is_end=False)
+        ends = resolve_offsets(cluster, queues, bounds, options.end_position(chosen), is_end=True)
         fail = chosen[options.FAIL_ON_DATA_LOSS]
         pieces = []
         for queue, address in queues.items():
-            there = within(queue, begins[queue], ends[queue], bounds[queue], fail)
-            pieces.append(Piece(queue, address, there.start, there.stop))
+            there = clip_range(queue, begins[queue], ends[queue], bounds[queue], fail)
+            pieces.append(QueueRange(queue, address, there.start, there.stop))
         return pieces
 
 
 log = logging.getLogger(__name__)
 
-FRESH_S: Final = 0.1  # Spark asks up to thirty times a second when nothing happens
-SIZES_FRESH_S: Final = 60.0
-Told = dict[str, Any]
-Bounds = dict[QueueKey, tuple[int, int]]
+OFFSETS_TTL_S: Final = 0.1  # Spark asks up to thirty times a second when nothing happens
+SIZES_TTL_S: Final = 60.0
+StreamOffset = dict[str, Any]
+OffsetBounds = dict[QueueKey, tuple[int, int]]
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(
-        self, chosen: Chosen, columns: Columns, cores: int = 0, clock: Clock | None = None
+        self, parsed_options: Options, columns: Columns, cores: int = 0, clock: Clock | None = None
     ) -> None:
-        self._chosen = chosen
-        self._reading = reading_of(chosen, columns)
-        self._rules = rules_of(chosen, cores)
+        self._options = parsed_options
+        self._read_task = make_read_task(parsed_options, columns)
+        self._task_sizing = make_task_sizing(parsed_options, cores)
         self._clock = SystemClock() if clock is None else clock
-        self._cluster: Cluster | None = None
-        self._seen: tuple[float, dict[QueueKey, str], Bounds] | None = None
-        self._sizes: tuple[float, dict[QueueKey, float]] | None = None
-        self._target: Offsets | None = None  # of a query that ends with what is available now
+        self._cluster: ReadCluster | None = None
+        self._cached_bounds: tuple[float, dict[QueueKey, str], OffsetBounds] | None = None
+        self._cached_sizes: tuple[float, dict[QueueKey, float]] | None = None
+        self._available_now_end: Offsets | None = (
+            None  # of a query that ends with what is available now
+        )
 
     # --- what Spark asks on the driver -----------------------------------------------------------
 
-    def initialOffset(self) -> Told:  # noqa: N802
-        queues, bounds = self._look()
-        start = options.start_of(self._chosen, is_stream=True)
-        begins = places(self._lines(), queues, bounds, start, is_end=False)
-        group = self._chosen[options.CONSUMER_GROUP]
-        if group and self._chosen[options.MODE] != options.TRANSACTIONS:
-            begins |= self._pinned(group, queues, begins)
-        return _told({}, begins)
+    def initialOffset(self) -> StreamOffset:  # noqa: N802
+        queues, bounds = self._queues_and_bounds()
+        start = options.start_position(self._options, is_stream=True)
+        begins = resolve_offsets(self._open_cluster(), queues, bounds, start, is_end=False)
+        group = self._options[options.CONSUMER_GROUP]
+        if group and self._options[options.MODE] != options.TRANSACTIONS:
+            begins |= self._ensure_group_offsets(group, queues, begins)
+        return _stream_offset({}, begins)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        if rows := self._chosen[options.MAX_OFFSETS_PER_TRIGGER]:
+        if rows := self._options[options.MAX_OFFSETS_PER_TRIGGER]:
             return ReadMaxRows(rows)
-        if size := self._chosen[options.MAX_BYTES_PER_TRIGGER]:
+        if size := self._options[options.MAX_BYTES_PER_TRIGGER]:
             return ReadMaxBytes(size)
         return ReadAllAvailable()
 
-    def latestOffset(self, start: Told, limit: ReadLimit) -> Told:  # noqa: N802
-        queues, bounds = self._look()
-        before, first = flat(start["next"]), flat(start["first"])
+    def latestOffset(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:  # noqa: N802
+        queues, bounds = self._queues_and_bounds()
+        before, first = from_nested(start["next"]), from_nested(start["first"])
         begins = {**{queue: bounds[queue][0] for queue in queues}, **first, **before}
         ends = {queue: max(bounds[queue][1], begins[queue]) for queue in queues}
-        if self._target is not None:
+        if self._available_now_end is not None:
             ends = {
-                queue: max(min(end, self._target.get(queue, 0)), begins[queue])
+                queue: max(min(end, self._available_now_end.get(queue, 0)), begins[queue])
                 for queue, end in ends.items()
             }
         # A queue that cannot be seen just now (its broker is away) stays where it was.
         ends = {**{queue: begins[queue] for queue in begins}, **ends}
-        ends = self._limited(begins, ends, limit)
+        ends = self._apply_read_limit(begins, ends, limit)
         if all(ends[queue] == begins[queue] for queue in ends) and ends.keys() <= (
             before.keys() | first.keys()
         ):
             return start
-        return _told(ends, {queue: begins[queue] for queue in ends if queue not in before})
+        return _stream_offset(ends, {queue: begins[queue] for queue in ends if queue not in before})
 
-    def reportLatestOffset(self) -> Told:  # noqa: N802
-        _, bounds = self._look()
-        return _told({queue: high for queue, (_, high) in bounds.items()}, {})
+    def reportLatestOffset(self) -> StreamOffset:  # noqa: N802
+        _, bounds = self._queues_and_bounds()
+        return _stream_offset({queue: high for queue, (_, high) in bounds.items()}, {})
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        _, bounds = self._look()
-        self._target = {queue: high for queue, (_, high) in bounds.items()}
+        _, bounds = self._queues_and_bounds()
+        self._available_now_end = {queue: high for queue, (_, high) in bounds.items()}
 
-    def partitions(self, start: Told, end: Told) -> Sequence[InputPartition]:
-        begins = {**flat(start["first"]), **flat(end["first"]), **flat(start["next"])}
-        ends = flat(end["next"])
+    def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[InputPartition]:
+        begins = {
+            **from_nested(start["first"]),
+            **from_nested(end["first"]),
+            **from_nested(start["next"]),
+        }
+        ends = from_nested(end["next"])
         wanted = {queue: number for queue, number in ends.items() if number > begins.get(queue, 0)}
         if not wanted:
-            return [Pull(())]
-        queues, bounds = self._look()
-        fail = self._chosen[options.FAIL_ON_DATA_LOSS]
+            return [PullPartition(())]
+        queues, bounds = self._queues_and_bounds()
+        fail = self._options[options.FAIL_ON_DATA_LOSS]
         pieces = []
         for queue, number in sorted(wanted.items()):
             if queue not in queues:
@@ -224,20 +249,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     )
                 log.warning("a queue is gone, it is left out queue=%s", queue)
                 continue
-            there = within(queue, begins.get(queue, 0), number, bounds[queue], fail)
-            pieces.append(Piece(queue, queues[queue], there.start, there.stop))
+            there = clip_range(queue, begins.get(queue, 0), number, bounds[queue], fail)
+            pieces.append(QueueRange(queue, queues[queue], there.start, there.stop))
         return [
-            Pull(tuple(task)) for task in split(pieces, self._rules, self._mean_sizes(pieces))
-        ] or [Pull(())]
+            PullPartition(tuple(task))
+            for task in split_ranges(pieces, self._task_sizing, self._mean_message_sizes(pieces))
+        ] or [PullPartition(())]
 
-    def commit(self, end: Told) -> None:
+    def commit(self, end: StreamOffset) -> None:
         """Only so that others see how far we are: nothing here is read again by us."""
-        if not self._chosen[options.REPORT_OFFSETS]:
+        if not self._options[options.REPORT_OFFSETS]:
             return
-        queues, _ = self._look()
-        reached = {queue: at for queue, at in flat(end["next"]).items() if queue in queues}
+        queues, _ = self._queues_and_bounds()
+        reached = {queue: at for queue, at in from_nested(end["next"]).items() if queue in queues}
         try:
-            self._lines().set_group_offsets(self._chosen[options.CONSUMER_GROUP], queues, reached)
+            self._open_cluster().set_group_offsets(
+                self._options[options.CONSUMER_GROUP], queues, reached
+            )
         except TransportError as error:
             log.warning("the group's offsets could not be reported: %s", error)
 
@@ -249,44 +277,49 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- what a task does ------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        assert isinstance(partition, Pull)
-        return self._reading.batches(partition.pieces)
+        assert isinstance(partition, PullPartition)
+        return self._read_task.batches(partition.ranges)
 
     # --- looking ---------------------------------------------------------------------------------
 
-    def _lines(self) -> Cluster:
+    def _open_cluster(self) -> ReadCluster:
         if self._cluster is None:
-            self._cluster = Cluster(self._chosen[SERVERS], self._reading.access, self._clock)
+            self._cluster = ReadCluster(self._options[SERVERS], self._read_task.access, self._clock)
         return self._cluster
 
-    def _look(self) -> tuple[dict[QueueKey, str], Bounds]:
+    def _queues_and_bounds(self) -> tuple[dict[QueueKey, str], OffsetBounds]:
         now_s = self._clock.elapsed_s()
-        if self._seen is None or now_s - self._seen[0] > FRESH_S:
-            queues = queues_of(self._lines(), self._chosen)
-            self._seen = now_s, queues, self._lines().bounds(queues)
-        return self._seen[1], self._seen[2]
+        if self._cached_bounds is None or now_s - self._cached_bounds[0] > OFFSETS_TTL_S:
+            queues = select_queues(self._open_cluster(), self._options)
+            self._cached_bounds = now_s, queues, self._open_cluster().offset_bounds(queues)
+        return self._cached_bounds[1], self._cached_bounds[2]
 
-    def _mean_sizes(self, pieces: list[Piece]) -> dict[QueueKey, float]:
+    def _mean_message_sizes(self, ranges: list[QueueRange]) -> dict[QueueKey, float]:
         now_s = self._clock.elapsed_s()
-        if self._sizes is None or now_s - self._sizes[0] > SIZES_FRESH_S:
-            self._sizes = now_s, mean_sizes(self._lines(), pieces, self._reading.wish.group)
-        return self._sizes[1]
+        if self._cached_sizes is None or now_s - self._cached_sizes[0] > SIZES_TTL_S:
+            self._cached_sizes = (
+                now_s,
+                mean_message_sizes(self._open_cluster(), ranges, self._read_task.request.group),
+            )
+        return self._cached_sizes[1]
 
-    def _pinned(self, group: str, queues: Mapping[QueueKey, str], begins: Offsets) -> Offsets:
+    def _ensure_group_offsets(
+        self, group: str, queues: Mapping[QueueKey, str], begins: Offsets
+    ) -> Offsets:
         """Where the group stands; it is put where we begin if it stands nowhere yet."""
-        there = self._lines().group_offsets(group, queues)
+        there = self._open_cluster().group_offsets(group, queues)
         missing = {queue: begins[queue] for queue in queues if queue not in there}
         if missing:
-            self._lines().make_group(group, queues)
-            self._lines().set_group_offsets(group, queues, missing)
+            self._open_cluster().create_group(group, queues)
+            self._open_cluster().set_group_offsets(group, queues, missing)
         return there
 
-    def _limited(self, begins: Offsets, ends: Offsets, limit: ReadLimit) -> Offsets:
+    def _apply_read_limit(self, begins: Offsets, ends: Offsets, limit: ReadLimit) -> Offsets:
         waiting = {queue: end - begins[queue] for queue, end in ends.items()}
         if isinstance(limit, ReadMaxRows):
             left = limit.max_rows
         elif isinstance(limit, ReadMaxBytes):
-            left = self._rows_in(limit.max_bytes, begins, ends)
+            left = self._estimate_rows(limit.max_bytes, begins, ends)
         else:
             return ends
         total = sum(waiting.values())
@@ -300,17 +333,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             left, total = left - share, total - count
         return found
 
-    def _rows_in(self, size: int, begins: Offsets, ends: Offsets) -> int:
-        queues, _ = self._look()
+    def _estimate_rows(self, max_bytes: int, begins: Offsets, ends: Offsets) -> int:
+        queues, _ = self._queues_and_bounds()
         pieces = [
-            Piece(queue, queues[queue], begins[queue], end)
+            QueueRange(queue, queues[queue], begins[queue], end)
             for queue, end in ends.items()
             if queue in queues and end > begins[queue]
         ]
-        sizes = self._mean_sizes(pieces)
+        sizes = self._mean_message_sizes(pieces)
         mean = sum(sizes.values()) / len(sizes) if sizes else 1024
-        return max(1, int(size / mean))
+        return max(1, int(max_bytes / mean))
 
 
-def _told(ends: Offsets, first: Offsets) -> Told:
-    return {"first": nested(first), "next": nested(ends)}
+def _stream_offset(ends: Offsets, begins: Offsets) -> StreamOffset:
+    return {"first": to_nested(begins), "next": to_nested(ends)}

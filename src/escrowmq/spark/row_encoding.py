@@ -43,40 +43,42 @@ from pyspark.sql.types import (
 from escrowmq.errors import ConfigError, RowRefused
 from escrowmq.message.keys import java_hash
 
-Edges = npt.NDArray[np.int64]
+ByteOffsets = npt.NDArray[np.int64]
 
-NUMBER_DIGITS: Final = 8  # of a row, at the end of its key
+ROW_NUMBER_DIGITS: Final = 8  # of a row, at the end of its key
 _DIGITS: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
-_SHIFTS: Final = np.arange(4 * (NUMBER_DIGITS - 1), -1, -4)
-_NOTHING: Final = pa.scalar(b"", pa.large_binary())
+_SHIFTS: Final = np.arange(4 * (ROW_NUMBER_DIGITS - 1), -1, -4)
+_EMPTY_BINARY: Final = pa.scalar(b"", pa.large_binary())
 _HEAD_DTYPE: Final = np.dtype(
     [(name, ">i4") for name in ("size", "magic", "crc", "flag", "body_bytes")]
 )
 
 
-class Block(NamedTuple):
+class MessageBlock(NamedTuple):
     """Message n lies at data[edges[n]:edges[n + 1]]."""
 
     data: memoryview
-    edges: Edges
+    offsets: ByteOffsets
 
 
-def encode_rows(bodies: pa.Array[Any], first_row: int, key: bytes) -> Block:
+def encode_bodies(bodies: pa.Array[Any], first_row: int, key_property: bytes) -> MessageBlock:
     """`key`: the property up to the number of the row, which is its end."""
     bodies = bodies.cast(pa.large_binary())
-    count, tails = len(bodies), _tails(first_row, len(bodies), key)
+    count, tails = len(bodies), _tails(first_row, len(bodies), key_property)
     heads = np.zeros(count, _HEAD_DTYPE)
-    heads["body_bytes"] = _edges_of(bodies)[1:] - _edges_of(bodies)[:-1]
+    heads["body_bytes"] = _offsets_of(bodies)[1:] - _offsets_of(bodies)[:-1]
     heads["size"] = heads["body_bytes"] + (_HEAD_DTYPE.itemsize + tails.shape[1])
     before = heads.view(np.uint8).reshape(count, _HEAD_DTYPE.itemsize)
-    woven = pc.binary_join_element_wise(_column(before), bodies, _column(tails), _NOTHING)
-    return Block(memoryview(woven.buffers()[2]), _edges_of(woven))
+    woven = pc.binary_join_element_wise(
+        _binary_column(before), bodies, _binary_column(tails), _EMPTY_BINARY
+    )
+    return MessageBlock(memoryview(woven.buffers()[2]), _offsets_of(woven))
 
 
-def _tails(first_row: int, count: int, key: bytes) -> npt.NDArray[np.uint8]:
+def _tails(first_row: int, count: int, key_property: bytes) -> npt.NDArray[np.uint8]:
     """Length, property and number of each row."""
-    length = len(key) + NUMBER_DIGITS + 1
-    before = struct.pack(">h", length) + key
+    length = len(key_property) + ROW_NUMBER_DIGITS + 1
+    before = struct.pack(">h", length) + key_property
     tails = np.empty((count, 2 + length), np.uint8)
     tails[:, : len(before)] = np.frombuffer(before, np.uint8)
     numbers = np.arange(first_row, first_row + count)[:, None]
@@ -85,41 +87,41 @@ def _tails(first_row: int, count: int, key: bytes) -> npt.NDArray[np.uint8]:
     return tails
 
 
-def _column(table: npt.NDArray[np.uint8]) -> pa.Array[Any]:
+def _binary_column(table: npt.NDArray[np.uint8]) -> pa.Array[Any]:
     count, width = table.shape
     edges = np.arange(0, (count + 1) * width, width, dtype=np.int64)
     buffers: list[Any] = [None, pa.py_buffer(edges), pa.py_buffer(table)]
     return pa.Array.from_buffers(pa.large_binary(), count, buffers)
 
 
-def _edges_of(column: pa.Array[Any]) -> Edges:
+def _offsets_of(column: pa.Array[Any]) -> ByteOffsets:
     _, edges, _ = column.buffers()
     return np.frombuffer(edges, np.int64)[column.offset : column.offset + len(column) + 1]
 
 
 Bytes = bytes | memoryview
 
-_TEXT: Final = (StringType,)
-_NUMBER: Final = (IntegralType, FloatType, DoubleType, DecimalType)
-_KINDS: Final[dict[str, tuple[tuple[type[DataType], ...], str]]] = {
+_STRING_TYPES: Final = (StringType,)
+_NUMBER_TYPES: Final = (IntegralType, FloatType, DoubleType, DecimalType)
+_COLUMN_TYPES: Final[dict[str, tuple[tuple[type[DataType], ...], str]]] = {
     "body": ((BinaryType, StringType), "binary or string"),
-    "topic": (_TEXT, "string"),
-    "tags": (_TEXT, "string"),
+    "topic": (_STRING_TYPES, "string"),
+    "tags": (_STRING_TYPES, "string"),
     "keys": ((StringType, ArrayType), "string or array<string>"),
     "properties": ((MapType,), "map<string,string>"),
-    "sharding_key": (_TEXT, "string"),
-    "delay": (_NUMBER, "a number of seconds"),
+    "sharding_key": (_STRING_TYPES, "string"),
+    "delay": (_NUMBER_TYPES, "a number of seconds"),
     "delay_level": ((IntegralType,), "int"),
 }
 # What the source gives and a sink cannot set: a table that was read can be written as it is.
-READ_ONLY: Final = frozenset(
+READ_ONLY_COLUMNS: Final = frozenset(
     (
         *("broker", "queue_id", "queue_offset", "log_offset", "message_id", "born_time", "flag"),
         *("store_time", "born_host", "reconsume_times", "transaction_id", "prepared_offset"),
     )
 )
 # Properties that the client or the broker sets, and that a message which was read still has.
-RESERVED: Final = frozenset(
+RESERVED_PROPERTIES: Final = frozenset(
     (
         *("UNIQ_KEY", "WAIT", "MSG_REGION", "TRACE_ON", "CLUSTER", "TRAN_MSG", "PGROUP", "DELAY"),
         *("REAL_TOPIC", "REAL_QID", "__transactionId__", "MIN_OFFSET", "MAX_OFFSET", "POP_CK"),
@@ -127,24 +129,26 @@ RESERVED: Final = frozenset(
         *("TRANSACTION_CHECK_TIMES", "TRAN_PREPARED_QUEUE_OFFSET", "INNER_MULTI_DISPATCH"),
     )
 )
-_RESERVED_BEGINNINGS: Final = ("ESCROW_", "TIMER_", "CHECK_IMMUNITY")
+_RESERVED_PREFIXES: Final = ("ESCROW_", "TIMER_", "CHECK_IMMUNITY")
 _SEPARATORS: Final = ("\x01", "\x02", "\0")
 
 
 def check_columns(schema: StructType, topic: str) -> None:
     """Raises ConfigError unless rows of this schema can be messages."""
     for column in schema.fields:
-        if column.name in READ_ONLY:
+        if column.name in READ_ONLY_COLUMNS:
             continue
-        kind = _KINDS.get(column.name)
+        kind = _COLUMN_TYPES.get(column.name)
         if kind is None:
-            close = difflib.get_close_matches(column.name, _KINDS, n=1)
+            close = difflib.get_close_matches(column.name, _COLUMN_TYPES, n=1)
             hint = f"did you mean {close[0]}? Else" if close else ""
             raise ConfigError(
                 f"the sink has no column {column.name}; {hint} drop it, or put it into the "
-                f"properties or the body. Columns: {', '.join(_KINDS)}".replace("; Else", "; else")
+                f"properties or the body. Columns: {', '.join(_COLUMN_TYPES)}".replace(
+                    "; Else", "; else"
+                )
             )
-        if not isinstance(column.dataType, kind[0]) or not _is_of_text(column.dataType):
+        if not isinstance(column.dataType, kind[0]) or not _has_string_elements(column.dataType):
             raise ConfigError(
                 f"column {column.name} is {column.dataType.simpleString()}, "
                 f"and should be {kind[1]}: cast it, as in df.withColumn('{column.name}', …)"
@@ -159,28 +163,30 @@ def check_columns(schema: StructType, topic: str) -> None:
         raise ConfigError("no topic: set .option('topic', …), or give the table a column topic")
 
 
-def _is_of_text(kind: DataType) -> bool:
-    if isinstance(kind, ArrayType):
-        return isinstance(kind.elementType, StringType)
-    if isinstance(kind, MapType):
-        return isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType)
+def _has_string_elements(data_type: DataType) -> bool:
+    if isinstance(data_type, ArrayType):
+        return isinstance(data_type.elementType, StringType)
+    if isinstance(data_type, MapType):
+        return isinstance(data_type.keyType, StringType) and isinstance(
+            data_type.valueType, StringType
+        )
     return True
 
 
 @dataclass(slots=True)
-class Rows:
+class RowBatch:
     """One Arrow batch. What is None is not in the table; else one value per row."""
 
     bodies: pa.Array[Any]
     topics: list[str | None] | None
     sharding_keys: list[str | None] | None
     properties: list[str] | None  # encoded, without the unique key
-    delayed: list[bool] | None
+    is_delayed: list[bool] | None
 
 
-def rows_of(batch: pa.RecordBatch, first_row: int) -> Rows:
+def read_rows(batch: pa.RecordBatch, first_row: int) -> RowBatch:
     """Raises RowRefused for the first row that cannot be a message, by its number."""
-    columns = {name: batch.column(name) for name in batch.schema.names if name in _KINDS}
+    columns = {name: batch.column(name) for name in batch.schema.names if name in _COLUMN_TYPES}
     body = columns["body"]
     if body.null_count:
         at = first_row + body.is_null().index(pa.scalar(True)).as_py()
@@ -196,13 +202,13 @@ def rows_of(batch: pa.RecordBatch, first_row: int) -> Rows:
     if texts:
         names = list(texts)
         properties = [
-            _encoded(dict(zip(names, values, strict=True)), first_row + at)
+            _encode_properties(dict(zip(names, values, strict=True)), first_row + at)
             for at, values in enumerate(zip(*texts.values(), strict=True))
         ]
-    return Rows(body, topics, sharding_keys, properties, delayed)
+    return RowBatch(body, topics, sharding_keys, properties, delayed)
 
 
-def bytes_of(column: pa.Array[Any]) -> list[Bytes]:
+def binary_values(column: pa.Array[Any]) -> list[Bytes]:
     """The values as views of the Arrow buffer: nothing is copied."""
     wide = pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type)
     _, offsets, data = column.buffers()
@@ -215,11 +221,11 @@ def bytes_of(column: pa.Array[Any]) -> list[Bytes]:
     return [view[at:to] for at, to in pairwise(places)]
 
 
-def _encoded(values: dict[str, Any], row: int) -> str:
+def _encode_properties(values: dict[str, Any], row: int) -> str:
     """As they travel: name, 0x01, value, 0x02."""
     found: dict[str, str] = {}
     for name, value in values.get("properties") or ():
-        if name not in RESERVED and not name.startswith(_RESERVED_BEGINNINGS) and value:
+        if name not in RESERVED_PROPERTIES and not name.startswith(_RESERVED_PREFIXES) and value:
             found[name] = value
     keys = values.get("keys")
     if isinstance(keys, list):
@@ -251,14 +257,14 @@ def _encoded(values: dict[str, Any], row: int) -> str:
     return text
 
 
-_HEAD = struct.Struct(">iiiii").pack
-_FIXED: Final = 22  # of a message in a batch, besides body and properties
+_pack_head = struct.Struct(">iiiii").pack
+_FIXED_BYTES: Final = 22  # of a message in a batch, besides body and properties
 _KEY_BYTES: Final = len("UNIQ_KEY\x01") + 32 + 1
-_PLAIN: Final = _FIXED + _KEY_BYTES
-MESSAGE_BYTES_MAX: Final = (4 << 20) - 64_000  # brokers take 4 MiB, unless they are told otherwise
+_PLAIN_OVERHEAD_BYTES: Final = _FIXED_BYTES + _KEY_BYTES
+MAX_MESSAGE_BYTES: Final = (4 << 20) - 64_000  # brokers take 4 MiB, unless they are told otherwise
 
 
-class Target(NamedTuple):
+class QueueAddress(NamedTuple):
     """One queue."""
 
     topic: str
@@ -267,15 +273,15 @@ class Target(NamedTuple):
     queue_id: int
 
 
-class Packet(NamedTuple):
-    target: Target
-    pieces: list[Bytes]  # of a batch's body; of a single message, its body
-    size: int
-    messages: int
-    single: bytes | None = None  # the properties, of a message that travels alone
+class SendBatch(NamedTuple):
+    queue: QueueAddress
+    body_parts: list[Bytes]  # of a batch's body; of a single message, its body
+    body_bytes: int
+    message_count: int
+    single_properties: bytes | None = None  # the properties, of a message that travels alone
 
 
-Queues = Callable[[str], Sequence[Target]]
+QueueLookup = Callable[[str], Sequence[QueueAddress]]
 
 
 def key_prefix(*names: object) -> str:
@@ -284,133 +290,145 @@ def key_prefix(*names: object) -> str:
 
 
 @dataclass(slots=True)
-class _Lane:
+class _QueueBuffer:
     """What waits for one queue."""
 
-    target: Target
-    pieces: list[Bytes] = field(default_factory=list)
-    size: int = 0
-    count: int = 0
+    queue: QueueAddress
+    body_parts: list[Bytes] = field(default_factory=list)
+    body_bytes: int = 0
+    message_count: int = 0
 
     def add(self, messages: Bytes, count: int) -> None:
-        self.pieces.append(messages)
-        self.size += len(messages)
-        self.count += count
+        self.body_parts.append(messages)
+        self.body_bytes += len(messages)
+        self.message_count += count
 
-    def take(self) -> Packet:
-        packet = Packet(self.target, self.pieces, self.size, self.count)
-        self.pieces, self.size, self.count = [], 0, 0
+    def take(self) -> SendBatch:
+        packet = SendBatch(self.queue, self.body_parts, self.body_bytes, self.message_count)
+        self.body_parts, self.body_bytes, self.message_count = [], 0, 0
         return packet
 
 
-class Packer:
+class BatchEncoder:
     """`delayed_alone`: brokers other than ours take no delayed message in a batch."""
 
     def __init__(
         self,
-        queues: Queues,
+        find_queues: QueueLookup,
         topic: str,
-        prefix: str,
+        key_prefix: str,
         *,
         batch_bytes: int,
         first_queue: int,
-        delayed_alone: bool,
+        send_delayed_singly: bool,
     ) -> None:
-        self.rows = 0
-        self._queues = queues
+        self.row_count = 0
+        self._find_queues = find_queues
         self._topic = topic
-        self._prefix = prefix
-        self._key = b"UNIQ_KEY\x01" + prefix.encode()
+        self._key_prefix = key_prefix
+        self._key_property = b"UNIQ_KEY\x01" + key_prefix.encode()
         self._batch_bytes = batch_bytes
         self._next_queue = first_queue
-        self._delayed_alone = delayed_alone
-        self._sticky: dict[str, _Lane] = {}  # one queue at a time, the next when it is full
-        self._sharded: dict[Target, _Lane] = {}
-        self._shards: dict[tuple[str, str], _Lane] = {}  # by topic and sharding key
+        self._send_delayed_singly = send_delayed_singly
+        self._sticky_buffers: dict[
+            str, _QueueBuffer
+        ] = {}  # one queue at a time, the next when it is full
+        self._sharded_buffers: dict[QueueAddress, _QueueBuffer] = {}
+        self._buffers_by_shard: dict[
+            tuple[str, str], _QueueBuffer
+        ] = {}  # by topic and sharding key
 
-    def add(self, rows: Rows) -> Iterator[Packet]:
+    def add(self, rows: RowBatch) -> Iterator[SendBatch]:
         if rows.topics is None and rows.properties is None:
             return self._add_plain(rows.bodies)
         return self._add_any(rows)
 
-    def rest(self) -> Iterator[Packet]:
-        for lane in (*self._sticky.values(), *self._sharded.values()):
-            if lane.count:
+    def flush(self) -> Iterator[SendBatch]:
+        for lane in (*self._sticky_buffers.values(), *self._sharded_buffers.values()):
+            if lane.message_count:
                 yield lane.take()
 
-    def _add_plain(self, bodies: pa.Array[Any]) -> Iterator[Packet]:
+    def _add_plain(self, bodies: pa.Array[Any]) -> Iterator[SendBatch]:
         """Nothing but bodies: most rows of most jobs come by here."""
-        lane, limit = self._lane(self._topic), self._batch_bytes
-        data, edges = encode_rows(bodies, self.rows, self._key)
+        lane, limit = self._buffer(self._topic), self._batch_bytes
+        data, edges = encode_bodies(bodies, self.row_count, self._key_property)
         sizes = np.diff(edges)
-        if len(sizes) and sizes.max() > MESSAGE_BYTES_MAX:
-            row = int(np.argmax(sizes > MESSAGE_BYTES_MAX))
-            raise RowRefused(_too_long(self.rows + row, int(sizes[row]) - _PLAIN))
+        if len(sizes) and sizes.max() > MAX_MESSAGE_BYTES:
+            row = int(np.argmax(sizes > MAX_MESSAGE_BYTES))
+            raise RowRefused(
+                _body_too_large(self.row_count + row, int(sizes[row]) - _PLAIN_OVERHEAD_BYTES)
+            )
         at = 0
         while at < len(sizes):
             begin = int(edges[at])
-            upto = int(np.searchsorted(edges, begin + limit - lane.size, side="right")) - 1
-            if upto <= at and lane.count:
+            upto = int(np.searchsorted(edges, begin + limit - lane.body_bytes, side="right")) - 1
+            if upto <= at and lane.message_count:
                 yield lane.take()
-                self._turn(lane)
+                self._rotate_queue(lane)
                 continue
             upto = max(upto, at + 1)  # one message at the least
             lane.add(data[begin : int(edges[upto])], upto - at)
-            self.rows += upto - at
+            self.row_count += upto - at
             at = upto
 
-    def _add_any(self, rows: Rows) -> Iterator[Packet]:
+    def _add_any(self, rows: RowBatch) -> Iterator[SendBatch]:
         topics, texts, shards, delayed = (
             rows.topics,
             rows.properties,
             rows.sharding_keys,
-            rows.delayed,
+            rows.is_delayed,
         )
-        for at, body in enumerate(bytes_of(rows.bodies)):
+        for at, body in enumerate(binary_values(rows.bodies)):
             topic = (topics[at] if topics else None) or self._topic
             if not topic:
-                raise RowRefused(f"row {self.rows} has no topic, and there is no option topic")
+                raise RowRefused(f"row {self.row_count} has no topic, and there is no option topic")
             shard = shards[at] if shards else None
-            lane = self._lane_of_shard(topic, shard) if shard else self._lane(topic)
-            tail = b"%b%08X\x02%b" % (self._key, self.rows, texts[at].encode() if texts else b"")
-            size = _FIXED + len(body) + len(tail)
-            if size > MESSAGE_BYTES_MAX:
-                raise RowRefused(_too_long(self.rows, len(body)))
-            if self._delayed_alone and delayed and delayed[at]:
-                yield Packet(lane.target, [body], len(body), 1, tail)
-                self.rows += 1
+            lane = self._shard_buffer(topic, shard) if shard else self._buffer(topic)
+            tail = b"%b%08X\x02%b" % (
+                self._key_property,
+                self.row_count,
+                texts[at].encode() if texts else b"",
+            )
+            size = _FIXED_BYTES + len(body) + len(tail)
+            if size > MAX_MESSAGE_BYTES:
+                raise RowRefused(_body_too_large(self.row_count, len(body)))
+            if self._send_delayed_singly and delayed and delayed[at]:
+                yield SendBatch(lane.queue, [body], len(body), 1, tail)
+                self.row_count += 1
                 continue
-            if lane.size + size > self._batch_bytes and lane.count:
+            if lane.body_bytes + size > self._batch_bytes and lane.message_count:
                 yield lane.take()
                 if not shard:
-                    self._turn(lane)
-            head = _HEAD(size, 0, 0, 0, len(body))
-            lane.pieces += (head, body, struct.pack(">h", len(tail)), tail)
-            lane.size += size
-            lane.count += 1
-            self.rows += 1
+                    self._rotate_queue(lane)
+            head = _pack_head(size, 0, 0, 0, len(body))
+            lane.body_parts += (head, body, struct.pack(">h", len(tail)), tail)
+            lane.body_bytes += size
+            lane.message_count += 1
+            self.row_count += 1
 
-    def _lane(self, topic: str) -> _Lane:
-        lane = self._sticky.get(topic)
+    def _buffer(self, topic: str) -> _QueueBuffer:
+        lane = self._sticky_buffers.get(topic)
         if lane is None:
-            queues = self._queues(topic)
-            lane = self._sticky[topic] = _Lane(queues[self._next_queue % len(queues)])
+            queues = self._find_queues(topic)
+            lane = self._sticky_buffers[topic] = _QueueBuffer(
+                queues[self._next_queue % len(queues)]
+            )
         return lane
 
-    def _lane_of_shard(self, topic: str, shard: str) -> _Lane:
-        lane = self._shards.get((topic, shard))
+    def _shard_buffer(self, topic: str, shard: str) -> _QueueBuffer:
+        lane = self._buffers_by_shard.get((topic, shard))
         if lane is None:
-            queues = self._queues(topic)
+            queues = self._find_queues(topic)
             target = queues[java_hash(shard) % len(queues)]
-            lane = self._sharded.setdefault(target, _Lane(target))
-            self._shards[topic, shard] = lane
+            lane = self._sharded_buffers.setdefault(target, _QueueBuffer(target))
+            self._buffers_by_shard[topic, shard] = lane
         return lane
 
-    def _turn(self, lane: _Lane) -> None:
+    def _rotate_queue(self, buffer: _QueueBuffer) -> None:
         self._next_queue += 1
-        queues = self._queues(lane.target.topic)
-        lane.target = queues[self._next_queue % len(queues)]
+        queues = self._find_queues(buffer.queue.topic)
+        buffer.queue = queues[self._next_queue % len(queues)]
 
 
-def _too_long(row: int, length: int) -> str:
-    return f"row {row} has a body of {length} bytes: a message has at most {MESSAGE_BYTES_MAX}"
+def _body_too_large(row: int, length: int) -> str:
+    return f"row {row} has a body of {length} bytes: a message has at most {MAX_MESSAGE_BYTES}"

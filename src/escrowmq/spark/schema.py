@@ -9,20 +9,20 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import types as sql
 
-from escrowmq.errors import BadOption
-from escrowmq.parsing import suggestion
+from escrowmq.errors import InvalidOption
+from escrowmq.parsing import did_you_mean
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
-STRINGS: Final = pa.map_(pa.string(), pa.string())
-LONGS: Final = pa.list_(pa.int64())
+STRING_MAP: Final = pa.map_(pa.string(), pa.string())
+LONG_LIST: Final = pa.list_(pa.int64())
 _SPARK_TYPES: Final[tuple[tuple[pa.DataType, sql.DataType], ...]] = (
     (pa.string(), sql.StringType()),
     (pa.binary(), sql.BinaryType()),
     (pa.int32(), sql.IntegerType()),
     (pa.int64(), sql.LongType()),
     (TIMESTAMP, sql.TimestampType()),
-    (STRINGS, sql.MapType(sql.StringType(), sql.StringType())),
-    (LONGS, sql.ArrayType(sql.LongType())),
+    (STRING_MAP, sql.MapType(sql.StringType(), sql.StringType())),
+    (LONG_LIST, sql.ArrayType(sql.LongType())),
 )
 
 
@@ -30,49 +30,51 @@ _SPARK_TYPES: Final[tuple[tuple[pa.DataType, sql.DataType], ...]] = (
 class Columns:
     """Some of the columns that a reader can make, in the order in which they are wanted."""
 
-    types: Mapping[str, Any]  # name -> Arrow's type
+    arrow_types: Mapping[str, Any]  # name -> Arrow's type
 
     @property
     def names(self) -> list[str]:
-        return list(self.types)
+        return list(self.arrow_types)
 
     def __contains__(self, name: str) -> bool:
-        return name in self.types
+        return name in self.arrow_types
 
-    def only(self, names: Sequence[str]) -> Columns:
+    def select(self, names: Sequence[str]) -> Columns:
         """Raises BadOption."""
         for name in names:
-            if name not in self.types:
-                raise BadOption(
-                    f"there is no column {name!r}{suggestion(name, self.types)}; "
-                    f"there are {', '.join(self.types)}"
+            if name not in self.arrow_types:
+                raise InvalidOption(
+                    f"there is no column {name!r}{did_you_mean(name, self.arrow_types)}; "
+                    f"there are {', '.join(self.arrow_types)}"
                 )
         if not names or len(set(names)) < len(names):
-            raise BadOption(f"columns are named once each, and one at least: {', '.join(names)!r}")
-        return Columns({name: self.types[name] for name in names})
+            raise InvalidOption(
+                f"columns are named once each, and one at least: {', '.join(names)!r}"
+            )
+        return Columns({name: self.arrow_types[name] for name in names})
 
-    def spark(self) -> sql.StructType:
+    def spark_schema(self) -> sql.StructType:
         return sql.StructType(
-            [sql.StructField(name, _spark_type(kind)) for name, kind in self.types.items()]
+            [sql.StructField(name, _spark_type(kind)) for name, kind in self.arrow_types.items()]
         )
 
-    def arrow(self) -> pa.Schema:
-        return pa.schema(list(self.types.items()))
+    def arrow_schema(self) -> pa.Schema:
+        return pa.schema(list(self.arrow_types.items()))
 
-    def chosen_by(self, schema: sql.StructType) -> Columns:
+    def select_schema(self, schema: sql.StructType) -> Columns:
         """Those of the schema that `.schema(…)` gave, or that we gave ourselves."""
-        chosen = self.only(schema.names)
+        chosen = self.select(schema.names)
         for field in schema.fields:
-            if field.dataType != _spark_type(chosen.types[field.name]):
-                wanted = _spark_type(chosen.types[field.name]).simpleString()
-                raise BadOption(
+            if field.dataType != _spark_type(chosen.arrow_types[field.name]):
+                wanted = _spark_type(chosen.arrow_types[field.name]).simpleString()
+                raise InvalidOption(
                     f"column {field.name} is {wanted}, not {field.dataType.simpleString()}: "
                     f"leave .schema(…) out and cast afterwards"
                 )
         return chosen
 
 
-MESSAGE: Final = Columns(
+MESSAGE_COLUMNS: Final = Columns(
     {
         "topic": pa.string(),
         "broker": pa.string(),
@@ -83,7 +85,7 @@ MESSAGE: Final = Columns(
         "keys": pa.string(),
         "tags": pa.string(),
         "body": pa.binary(),
-        "properties": STRINGS,
+        "properties": STRING_MAP,
         "born_time": TIMESTAMP,
         "store_time": TIMESTAMP,
         "born_host": pa.string(),
@@ -94,7 +96,7 @@ MESSAGE: Final = Columns(
     }
 )
 
-TRANSACTION: Final = Columns(
+TRANSACTION_COLUMNS: Final = Columns(
     {
         "kind": pa.string(),
         "broker": pa.string(),
@@ -116,9 +118,9 @@ TRANSACTION: Final = Columns(
         "verdict": pa.string(),
         "who": pa.string(),
         "reason": pa.string(),
-        "copy_of": LONGS,
-        "commits": LONGS,
-        "rolls_back": LONGS,
+        "copy_of": LONG_LIST,
+        "commits": LONG_LIST,
+        "rolls_back": LONG_LIST,
         "writer": pa.string(),
         "batch": pa.int64(),
         "attempt": pa.string(),
@@ -129,5 +131,5 @@ TRANSACTION: Final = Columns(
 )
 
 
-def _spark_type(kind: pa.DataType) -> sql.DataType:
-    return next(ours for theirs, ours in _SPARK_TYPES if theirs.equals(kind))
+def _spark_type(arrow_type: pa.DataType) -> sql.DataType:
+    return next(ours for theirs, ours in _SPARK_TYPES if theirs.equals(arrow_type))

@@ -23,17 +23,17 @@ from escrowmq.errors import (
 )
 from escrowmq.remoting.codes import JSON, RequestCode, ResponseCode, request_name
 from escrowmq.remoting.command import Command, decode_command, encode_command
-from escrowmq.remoting.frame import FrameCutter, frame_prefix
+from escrowmq.remoting.frame import FrameDecoder, frame_prefix
 from escrowmq.remoting.headers import Header, encode_header
 from escrowmq.remoting.requests import Body
-from escrowmq.spark.options import Access
+from escrowmq.spark.options import SparkAccess
 
-CONNECT_S: Final = 5.0
-_CHUNK: Final = 256 << 10
-_LONG_PIECES: Final = 32 << 10  # bytes of a piece that is better sent than copied
-_PAUSES_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # between tries; the last one stays
+CONNECT_TIMEOUT_S: Final = 5.0
+_CHUNK_BYTES: Final = 256 << 10
+_LARGE_PART_BYTES: Final = 32 << 10  # bytes of a piece that is better sent than copied
+_RETRY_DELAYS_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # between tries; the last one stays
 
-_LATER: Final = frozenset(
+_RETRIABLE_CODES: Final = frozenset(
     (
         ResponseCode.SYSTEM_ERROR,
         ResponseCode.SYSTEM_BUSY,
@@ -43,25 +43,25 @@ _LATER: Final = frozenset(
 )
 
 _clock = SystemClock()
-_pause = threading.Event().wait  # nobody sets it
+_sleep = threading.Event().wait  # nobody sets it
 
 
-Frame = tuple[Body, ...]  # its beginning, and what follows
+FrameParts = tuple[Body, ...]  # its beginning, and what follows
 
 
-class Reply(NamedTuple):
+class _Reply(NamedTuple):
     code: int
     remark: str
     body: Body
 
 
-class Line:
+class SendConnection:
     """`timeout_s`: how long one request may take, however often it has to be sent again."""
 
     def __init__(
         self,
         address: str,
-        access: Access,
+        access: SparkAccess,
         *,
         timeout_s: float,
         in_flight_bytes: int = 8 << 20,
@@ -69,15 +69,15 @@ class Line:
         self.address = address
         self._access = access
         self._timeout_s = timeout_s
-        self._in_flight_max = in_flight_bytes
+        self._max_in_flight_bytes = in_flight_bytes
         self._socket: socket.socket | None = None
-        self._cutter = FrameCutter(self._answer)
+        self._frame_decoder = FrameDecoder(self._frame_received)
         self._opaque = 0
-        self._unanswered: dict[int, Frame] = {}  # sends, in the order they were made
-        self._in_flight = 0
-        self._again: list[Frame] = []  # sends that were put off by the broker
-        self._replies: dict[int, Reply] = {}
-        self._asked: set[int] = set()
+        self._unanswered: dict[int, FrameParts] = {}  # sends, in the order they were made
+        self._in_flight_bytes = 0
+        self._frames_to_resend: list[FrameParts] = []  # sends that were put off by the broker
+        self._replies: dict[int, _Reply] = {}
+        self._pending_calls: set[int] = set()
 
     def close(self) -> None:
         if self._socket is not None:
@@ -86,14 +86,14 @@ class Line:
 
     # --- questions -------------------------------------------------------------------------------
 
-    def ask(self, code: RequestCode, fields: Header | None = None, body: bytes = b"") -> Body:
+    def call(self, code: RequestCode, header: Header | None = None, body: bytes = b"") -> Body:
         """Raises RequestRefused, or TransportError once the time is up."""
         deadline_s = _clock.elapsed_s() + self._timeout_s
-        for pause_s in _pauses():
+        for pause_s in _retry_delays():
             try:
-                reply = self._ask_once(code, fields, body)
+                reply = self._call_once(code, header, body)
             except (NotSent, OutcomeUnknown):
-                self._drop()
+                self._disconnect()
                 if _clock.elapsed_s() + pause_s > deadline_s:
                     raise
             else:
@@ -103,46 +103,48 @@ class Line:
                     raise UnknownRequest(
                         reply.code, f"{self.address} does not know {request_name(code)}"
                     )
-                if reply.code not in _LATER or _clock.elapsed_s() + pause_s > deadline_s:
+                if reply.code not in _RETRIABLE_CODES or _clock.elapsed_s() + pause_s > deadline_s:
                     raise RequestRefused(reply.code, f"{self.address}: {reply.remark}")
-            _pause(pause_s)
+            _sleep(pause_s)
         raise AssertionError("pauses have no end")
 
-    def _ask_once(self, code: RequestCode, fields: Header | None, body: bytes) -> Reply:
-        opaque, frame = self._frame(code, fields, (body,), len(body))
-        self._asked.add(opaque)
+    def _call_once(self, code: RequestCode, header: Header | None, body: bytes) -> _Reply:
+        opaque, frame = self._encode_frame(code, header, (body,), len(body))
+        self._pending_calls.add(opaque)
         self._send(frame)
         while opaque not in self._replies:
             self._receive()
-        self._asked.discard(opaque)
+        self._pending_calls.discard(opaque)
         return self._replies.pop(opaque)
 
     # --- sends -----------------------------------------------------------------------------------
 
     def send(
-        self, code: RequestCode, fields: Header, pieces: Iterable[Body], body_bytes: int
+        self, code: RequestCode, header: Header, body_parts: Iterable[Body], body_bytes: int
     ) -> None:
         """It is on its way. Waits while too many are; raises as `flush`."""
-        opaque, frame = self._frame(code, fields, pieces, body_bytes)
+        opaque, frame = self._encode_frame(code, header, body_parts, body_bytes)
         self._unanswered[opaque] = frame
-        self._in_flight += _size(frame)
-        self._persist(lambda: self._send(frame), lambda: self._in_flight > self._in_flight_max)
+        self._in_flight_bytes += _frame_bytes(frame)
+        self._run_until(
+            lambda: self._send(frame), lambda: self._in_flight_bytes > self._max_in_flight_bytes
+        )
 
     def flush(self) -> None:
         """All that was sent is stored. Raises RequestRefused or TransportError if it is not."""
-        self._persist(lambda: None, lambda: bool(self._unanswered))
+        self._run_until(lambda: None, lambda: bool(self._unanswered))
 
-    def _persist(self, step: Callable[[], None], waits: Callable[[], bool]) -> None:
+    def _run_until(self, action: Callable[[], None], must_wait: Callable[[], bool]) -> None:
         """Do it, and read answers while it has to wait; all over again if the connection goes."""
         deadline_s = _clock.elapsed_s() + self._timeout_s
-        pauses = _pauses()
+        pauses = _retry_delays()
         while True:
             try:
-                step()
-                while waits():
-                    if self._again:
-                        _pause(next(pauses))
-                        again, self._again = self._again, []
+                action()
+                while must_wait():
+                    if self._frames_to_resend:
+                        _sleep(next(pauses))
+                        again, self._frames_to_resend = self._frames_to_resend, []
                         for frame in again:
                             self._send(frame)
                     before = len(self._unanswered)
@@ -154,41 +156,43 @@ class Line:
                             f"{self.address} has stored nothing for {self._timeout_s:.0f} s"
                         )
             except (NotSent, OutcomeUnknown):
-                self._drop()
+                self._disconnect()
                 if _clock.elapsed_s() > deadline_s:
                     raise
-                _pause(next(pauses))
-                step = self._send_all_again
+                _sleep(next(pauses))
+                action = self._resend_all
             else:
                 return
 
-    def _send_all_again(self) -> None:
-        self._again = []
+    def _resend_all(self) -> None:
+        self._frames_to_resend = []
         for frame in list(self._unanswered.values()):
             self._send(frame)
 
     # --- bytes -----------------------------------------------------------------------------------
 
-    def _frame(
-        self, code: RequestCode, fields: Header | None, pieces: Iterable[Body], body_bytes: int
-    ) -> tuple[int, Frame]:
+    def _encode_frame(
+        self, code: RequestCode, fields: Header | None, body_parts: Iterable[Body], body_bytes: int
+    ) -> tuple[int, FrameParts]:
         self._opaque += 1
         ext_fields = {} if fields is None else encode_header(fields)
         if self._access.access_key:
-            pieces = (b"".join(pieces),)
-            ext_fields = self._access.signed(ext_fields, *pieces)
+            body_parts = (b"".join(body_parts),)
+            ext_fields = self._access.sign(ext_fields, *body_parts)
         command = Command(code=code, opaque=self._opaque, ext_fields=ext_fields)
         header = encode_command(command, JSON)
         prefix = frame_prefix(JSON, len(header), body_bytes)
-        return self._opaque, (prefix + header, *pieces)
+        return self._opaque, (prefix + header, *body_parts)
 
-    def _send(self, frame: Frame) -> None:
+    def _send(self, frame: FrameParts) -> None:
         if self._socket is None:
-            self._socket = self._access.connect(self.address, min(CONNECT_S, self._timeout_s))
-            self._cutter = FrameCutter(self._answer)
+            self._socket = self._access.connect(
+                self.address, min(CONNECT_TIMEOUT_S, self._timeout_s)
+            )
+            self._frame_decoder = FrameDecoder(self._frame_received)
         self._socket.settimeout(self._access.timeout_s)
         try:
-            for piece in _few(frame):
+            for piece in _coalesce(frame):
                 self._socket.sendall(piece)
         except OSError as error:
             raise OutcomeUnknown(f"{self.address}: {error}") from error
@@ -197,45 +201,45 @@ class Line:
         assert self._socket is not None, "something was sent"
         try:
             self._socket.settimeout(min(self._access.timeout_s, self._timeout_s))
-            data = self._socket.recv(_CHUNK)
+            data = self._socket.recv(_CHUNK_BYTES)
         except OSError as error:
             raise OutcomeUnknown(f"{self.address}: {error}") from error
         if not data:
             raise OutcomeUnknown(f"{self.address} closed the connection before it answered")
         try:
-            self._cutter.receive(data)
-            for _ in self._cutter.frames():
+            self._frame_decoder.receive(data)
+            for _ in self._frame_decoder.frames():
                 pass
         except RemoteProtocolError as error:
             raise OutcomeUnknown(f"{self.address}: {error}") from error
 
-    def _answer(self, serializer: int, header: bytes, body: Body) -> None:
+    def _frame_received(self, serializer: int, header: bytes, body: Body) -> None:
         command = decode_command(serializer, header)
         opaque, code = command.opaque, command.code
         if not command.is_response:
             return
-        if opaque in self._asked:
-            self._replies[opaque] = Reply(code, command.remark, bytes(body))
+        if opaque in self._pending_calls:
+            self._replies[opaque] = _Reply(code, command.remark, bytes(body))
             return
         frame = self._unanswered.get(opaque)
         if frame is None:
             return
-        if code == ResponseCode.SUCCESS or code in _STORED:
+        if code == ResponseCode.SUCCESS or code in _STORED_CODES:
             del self._unanswered[opaque]
-            self._in_flight -= _size(frame)
-        elif code in _LATER:
-            self._again.append(frame)
+            self._in_flight_bytes -= _frame_bytes(frame)
+        elif code in _RETRIABLE_CODES:
+            self._frames_to_resend.append(frame)
         else:
-            raise _refusal(self.address, command)
+            raise _refused_error(self.address, command)
 
-    def _drop(self) -> None:
+    def _disconnect(self) -> None:
         self.close()
-        self._asked.clear()
+        self._pending_calls.clear()
         self._replies.clear()
 
 
 # A replica or a flush was slow: it is stored, and a decision over halves counts what is there.
-_STORED: Final = frozenset(
+_STORED_CODES: Final = frozenset(
     (
         ResponseCode.FLUSH_DISK_TIMEOUT,
         ResponseCode.SLAVE_NOT_AVAILABLE,
@@ -244,21 +248,21 @@ _STORED: Final = frozenset(
 )
 
 
-def _size(frame: Frame) -> int:
+def _frame_bytes(frame: FrameParts) -> int:
     return sum(map(len, frame))
 
 
-def _few(frame: Frame) -> Frame:
+def _coalesce(frame: FrameParts) -> FrameParts:
     """Long pieces as they are; many short ones are joined, for each is a call of its own."""
-    is_long = _size(frame) >= _LONG_PIECES * len(frame)
+    is_long = _frame_bytes(frame) >= _LARGE_PART_BYTES * len(frame)
     return frame if is_long else (b"".join(frame),)
 
 
-def _refusal(address: str, command: Command) -> EscrowError:
+def _refused_error(address: str, command: Command) -> EscrowError:
     return RequestRefused(command.code, f"{address}: {command.remark or command.code}")
 
 
-def _pauses() -> Iterator[float]:
-    yield from _PAUSES_S
+def _retry_delays() -> Iterator[float]:
+    yield from _RETRY_DELAYS_S
     while True:
-        yield _PAUSES_S[-1]
+        yield _RETRY_DELAYS_S[-1]

@@ -12,29 +12,29 @@ from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import Header
 from escrowmq.remoting.headers_admin import GetRoute
 from escrowmq.remoting.requests import Body
-from escrowmq.spark.options import Access
-from escrowmq.spark.row_encoding import Target
-from escrowmq.spark.send_pipeline import Line
+from escrowmq.spark.options import SparkAccess
+from escrowmq.spark.row_encoding import QueueAddress
+from escrowmq.spark.send_pipeline import SendConnection
 
-TEMPLATE: Final = "TBW102"  # an unknown topic is made from it by the first send
-QUEUES_MADE: Final = 4
-_WRITE, _MASTER = 2, 0
-_PAUSE_S: Final = 0.5
-_TOPIC_S: Final = 5.0  # a broker that is just being started has not said yet what it has
+TEMPLATE_TOPIC: Final = "TBW102"  # an unknown topic is made from it by the first send
+CREATED_QUEUES: Final = 4
+_WRITE_PERMISSION, _MASTER_ID = 2, 0
+_RETRY_DELAY_S: Final = 0.5
+_TOPIC_TIMEOUT_S: Final = 5.0  # a broker that is just being started has not said yet what it has
 _clock = SystemClock()
-_pause = threading.Event().wait  # nobody sets it
+_sleep = threading.Event().wait  # nobody sets it
 
 
-class Cluster:
+class WriteCluster:
     """Answers are kept: it lives as long as a task, or one decision."""
 
-    def __init__(self, servers: str, access: Access, *, timeout_s: float) -> None:
+    def __init__(self, servers: str, access: SparkAccess, *, timeout_s: float) -> None:
         self.access = access
         self._servers = [address.strip() for address in servers.split(";") if address.strip()]
         self._timeout_s = timeout_s
-        self._queues: dict[str, list[Target]] = {}
+        self._queues: dict[str, list[QueueAddress]] = {}
 
-    def brokers(self, wanted: str = "") -> dict[str, str]:
+    def brokers(self, required_broker: str = "") -> dict[str, str]:
         """The masters: name and address, in the order of their names.
 
         Whoever was killed is unknown until he is back: one that is wanted, or any at all, is
@@ -42,81 +42,84 @@ class Cluster:
         """
         deadline_s = _clock.elapsed_s() + self._timeout_s
         while True:
-            known = decode_body(ClusterInfo, self._ask(RequestCode.GET_BROKER_CLUSTER_INFO))
+            known = decode_body(
+                ClusterInfo, self._call_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
+            )
             found = {
-                name: entry.broker_addrs[_MASTER]
+                name: entry.broker_addrs[_MASTER_ID]
                 for name, entry in sorted(known.broker_addr_table.items())
-                if _MASTER in entry.broker_addrs
+                if _MASTER_ID in entry.broker_addrs
             }
-            if wanted in found or (found and not wanted):
+            if required_broker in found or (found and not required_broker):
                 return found
-            if _clock.elapsed_s() + _PAUSE_S > deadline_s:
+            if _clock.elapsed_s() + _RETRY_DELAY_S > deadline_s:
                 raise NotSent(
-                    f"{';'.join(self._servers)} knows no broker {wanted}: start it, then the job "
+                    f"{';'.join(self._servers)} knows no broker {required_broker}: start "
+                    "it, then the job "
                     "again. If it holds decisions of a sink, no other can take its place"
                 )
-            _pause(_PAUSE_S)
+            _sleep(_RETRY_DELAY_S)
 
-    def queues(self, topic: str) -> list[Target]:
+    def queues(self, topic: str) -> list[QueueAddress]:
         """Those that can be written, of a topic that is there or may be made."""
         found = self._queues.get(topic)
         if found is None:
-            found = self._queues[topic] = self._look_up(topic)
+            found = self._queues[topic] = self._find_queues(topic)
         return found
 
-    def _look_up(self, topic: str) -> list[Target]:
-        deadline_s = _clock.elapsed_s() + min(_TOPIC_S, self._timeout_s)
+    def _find_queues(self, topic: str) -> list[QueueAddress]:
+        deadline_s = _clock.elapsed_s() + min(_TOPIC_TIMEOUT_S, self._timeout_s)
         while True:
-            found = self._route(topic, topic)
+            found = self._fetch_queues(topic, topic)
             if found is None:
-                made = self._route(TEMPLATE, topic) or []
-                found = [target for target in made if target.queue_id < QUEUES_MADE]
+                made = self._fetch_queues(TEMPLATE_TOPIC, topic) or []
+                found = [target for target in made if target.queue_id < CREATED_QUEUES]
             if found:
                 return found
-            if _clock.elapsed_s() + _PAUSE_S > deadline_s:
+            if _clock.elapsed_s() + _RETRY_DELAY_S > deadline_s:
                 raise NoRoute(
                     f"there is no topic {topic} that can be written to, and no broker makes it by "
                     "itself: create it first, look at its permissions, or set autoCreateTopicEnable"
                 )
-            _pause(_PAUSE_S)
+            _sleep(_RETRY_DELAY_S)
 
-    def _route(self, asked: str, topic: str) -> list[Target] | None:
+    def _fetch_queues(self, route_topic: str, topic: str) -> list[QueueAddress] | None:
         try:
-            fields = GetRoute(topic=asked, accept_standard_json_only=True)
-            body = self._ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields)
+            fields = GetRoute(topic=route_topic, accept_standard_json_only=True)
+            body = self._call_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields)
         except RequestRefused as error:
             if error.code == ResponseCode.TOPIC_NOT_EXIST:
                 return None
             raise
         route = decode_body(TopicRoute, body)
         masters = {
-            broker.broker_name: broker.broker_addrs[_MASTER]
+            broker.broker_name: broker.broker_addrs[_MASTER_ID]
             for broker in route.broker_datas
-            if _MASTER in broker.broker_addrs
+            if _MASTER_ID in broker.broker_addrs
         }
         return [
-            Target(topic, entry.broker_name, masters[entry.broker_name], queue_id)
+            QueueAddress(topic, entry.broker_name, masters[entry.broker_name], queue_id)
             for entry in sorted(route.queue_datas, key=lambda entry: entry.broker_name)
-            if entry.perm & _WRITE and entry.broker_name in masters
+            if entry.perm & _WRITE_PERMISSION and entry.broker_name in masters
             for queue_id in range(entry.write_queue_nums)
         ]
 
-    def _ask(self, code: RequestCode, fields: Header | None = None) -> Body:
+    def _call_name_server(self, code: RequestCode, header: Header | None = None) -> Body:
         """Of the first that answers. Raises RequestRefused, or NotSent once the time is up."""
         deadline_s = _clock.elapsed_s() + self._timeout_s
         while True:
             failures = []
             for address in self._servers:
-                line = Line(address, self.access, timeout_s=min(1.0, self._timeout_s))
+                line = SendConnection(address, self.access, timeout_s=min(1.0, self._timeout_s))
                 try:
-                    return line.ask(code, fields)
+                    return line.call(code, header)
                 except TransportError as error:
                     failures.append(str(error))
                 finally:
                     line.close()
-            if _clock.elapsed_s() + _PAUSE_S > deadline_s:
+            if _clock.elapsed_s() + _RETRY_DELAY_S > deadline_s:
                 raise NotSent(
                     f"no name server answers ({'; '.join(failures)}): check option servers, and "
                     "that one of them runs"
                 )
-            _pause(_PAUSE_S)
+            _sleep(_RETRY_DELAY_S)

@@ -23,20 +23,22 @@ from escrowmq.blocking import Consumer
 from escrowmq.client.consumer.consumer import Consumer as AsyncConsumer
 from escrowmq.client.messages import ReceivedMessage
 from escrowmq.clock import Clock, SystemClock
-from escrowmq.database.marker import INBOX_KEPT_MS
-from escrowmq.database.transaction import Chores
+from escrowmq.database.marker import INBOX_RETENTION_MS
+from escrowmq.database.transaction import CleanupQueue
 from escrowmq.sql import statements as marker
-from escrowmq.sql.statements import inbox
-from escrowmq.sql.statements import make_tables as make_missing_tables
+from escrowmq.sql.statements import create_tables as make_missing_tables
+from escrowmq.sql.statements import inbox_table
 
 log = logging.getLogger(__name__)
 
-_INSERT: Final = insert(inbox)
+_INSERT: Final = insert(inbox_table)
 Effect = Callable[[Session, ReceivedMessage], None]
-Once = Callable[[ReceivedMessage], bool]
+IdempotentHandler = Callable[[ReceivedMessage], bool]
 
 
-def is_first(connection: Connection, message: ReceivedMessage, *, group: str, now_ms: int) -> bool:
+def insert_inbox_row(
+    connection: Connection, message: ReceivedMessage, *, group: str, now_ms: int
+) -> bool:
     """The first statement of a transaction; if it is false, the transaction can only be ended."""
     row = {"consumer_group": group, "message_id": message.message_id, "at_ms": now_ms}
     try:
@@ -55,31 +57,31 @@ class Inbox:
         engine: Engine,
         *,
         group: str,
-        sessions: Callable[..., Session] = Session,
-        make_tables: bool = True,
-        kept_ms: int = INBOX_KEPT_MS,
+        session_factory: Callable[..., Session] = Session,
+        create_tables: bool = True,
+        retention_ms: int = INBOX_RETENTION_MS,
         clock: Clock | None = None,
     ) -> None:
         self._engine = engine
         self._group = group
-        self._sessions = sessions
-        self._kept_ms = kept_ms
+        self._session_factory = session_factory
+        self._retention_ms = retention_ms
         self._clock = clock or SystemClock()
-        self._chores = Chores(self._clock)
-        if make_tables:
+        self._cleanup_queue = CleanupQueue(self._clock)
+        if create_tables:
             with engine.connect() as connection:
                 make_missing_tables(connection)
 
-    def effect(self, function: Effect) -> Once:
+    def effect(self, function: Effect) -> IdempotentHandler:
         """Runs it inside a database transaction that also holds the message's identity. The
         function that comes back takes a message and says whether it had its effect now."""
 
         @wraps(function)
         def once(message: ReceivedMessage) -> bool:
-            with self._sessions(bind=self._engine) as session:
+            with self._session_factory(bind=self._engine) as session:
                 connection = session.connection()
                 now_ms = self._clock.now_ms()
-                if not is_first(connection, message, group=self._group, now_ms=now_ms):
+                if not insert_inbox_row(connection, message, group=self._group, now_ms=now_ms):
                     session.rollback()
                     return False
                 function(session, message)
@@ -88,27 +90,29 @@ class Inbox:
 
         return once
 
-    def run(self, consumer: Consumer, once: Once, *, limit: int | None = None) -> None:
+    def run(
+        self, consumer: Consumer, handler: IdempotentHandler, *, limit: int | None = None
+    ) -> None:
         """Take messages for ever, or so many. One whose effect fails is given back: it comes again
         later, and in the end goes to the dead letters of the group."""
         for message in islice(consumer, limit):
             try:
-                once(message)
+                handler(message)
             except Exception:
                 log.exception("effect failed, it will come again message=%s", message.message_id)
-                consumer.later(message)
-            if self._chores.is_time():
-                self.forget()
+                consumer.retry_later(message)
+            if self._cleanup_queue.is_cleanup_due():
+                self.purge()
 
-    def forget(self, *, older_than_ms: int | None = None) -> int:
+    def purge(self, *, older_than_ms: int | None = None) -> int:
         """Remove rows of messages that can no longer come again: how many."""
-        age_ms = self._kept_ms if older_than_ms is None else older_than_ms
+        age_ms = self._retention_ms if older_than_ms is None else older_than_ms
         with self._engine.connect() as connection:
-            return marker.forget_before(connection, inbox, self._clock.now_ms() - age_ms)
+            return marker.purge_before(connection, inbox_table, self._clock.now_ms() - age_ms)
 
 
 AsyncEffect = Callable[[AsyncSession, ReceivedMessage], Awaitable[None]]
-AsyncOnce = Callable[[ReceivedMessage], Awaitable[bool]]
+AsyncIdempotentHandler = Callable[[ReceivedMessage], Awaitable[bool]]
 
 
 class AsyncInbox:
@@ -119,31 +123,31 @@ class AsyncInbox:
         engine: AsyncEngine,
         *,
         group: str,
-        sessions: Callable[..., AsyncSession] = AsyncSession,
-        kept_ms: int = INBOX_KEPT_MS,
+        session_factory: Callable[..., AsyncSession] = AsyncSession,
+        retention_ms: int = INBOX_RETENTION_MS,
         clock: Clock | None = None,
     ) -> None:
         self._engine = engine
         self._group = group
-        self._sessions = sessions
-        self._kept_ms = kept_ms
+        self._session_factory = session_factory
+        self._retention_ms = retention_ms
         self._clock = clock or SystemClock()
-        self._chores = Chores(self._clock)
+        self._cleanup_queue = CleanupQueue(self._clock)
 
-    async def make_tables(self) -> None:
+    async def create_tables(self) -> None:
         async with self._engine.connect() as connection:
             await connection.run_sync(make_missing_tables)
 
-    def effect(self, function: AsyncEffect) -> AsyncOnce:
+    def effect(self, function: AsyncEffect) -> AsyncIdempotentHandler:
         """See Inbox.effect."""
 
         @wraps(function)
         async def once(message: ReceivedMessage) -> bool:
-            async with self._sessions(bind=self._engine) as session:
+            async with self._session_factory(bind=self._engine) as session:
                 connection = await session.connection()
                 now_ms = self._clock.now_ms()
                 first = await connection.run_sync(
-                    is_first, message, group=self._group, now_ms=now_ms
+                    insert_inbox_row, message, group=self._group, now_ms=now_ms
                 )
                 if not first:
                     await session.rollback()
@@ -155,7 +159,7 @@ class AsyncInbox:
         return once
 
     async def run(
-        self, consumer: AsyncConsumer, once: AsyncOnce, *, limit: int | None = None
+        self, consumer: AsyncConsumer, handler: AsyncIdempotentHandler, *, limit: int | None = None
     ) -> None:
         """See Inbox.run."""
         taken = 0
@@ -163,16 +167,16 @@ class AsyncInbox:
             message = await consumer.receive()
             taken += 1
             try:
-                await once(message)
+                await handler(message)
             except Exception:
                 log.exception("effect failed, it will come again message=%s", message.message_id)
-                await consumer.later(message)
-            if self._chores.is_time():
-                await self.forget()
+                await consumer.retry_later(message)
+            if self._cleanup_queue.is_cleanup_due():
+                await self.purge()
 
-    async def forget(self, *, older_than_ms: int | None = None) -> int:
+    async def purge(self, *, older_than_ms: int | None = None) -> int:
         """See Inbox.forget."""
-        age_ms = self._kept_ms if older_than_ms is None else older_than_ms
+        age_ms = self._retention_ms if older_than_ms is None else older_than_ms
         before_ms = self._clock.now_ms() - age_ms
         async with self._engine.connect() as connection:
-            return await connection.run_sync(marker.forget_before, inbox, before_ms)
+            return await connection.run_sync(marker.purge_before, inbox_table, before_ms)

@@ -31,51 +31,51 @@ from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from escrowmq.database.marker import (
     COMMITTED,
-    INBOX,
-    MARKERS,
-    ROWS_AT_ONCE,
+    INBOX_TABLE,
+    MARKER_TABLE,
+    PURGE_BATCH_ROWS,
     TOMBSTONE,
-    Burial,
-    decide,
-    is_lock,
+    TombstoneResult,
+    is_lock_error,
+    resolve_marker,
     short_lock_wait,
 )
 from escrowmq.errors import ConfigError
 from escrowmq.message.transaction import Verdict
 
 metadata = MetaData()
-_EXACT: Final = "utf8mb4_bin"
+_BINARY_COLLATION: Final = "utf8mb4_bin"
 
 
-def _name(length: int) -> String:
+def _exact_string(length: int) -> String:
     """Text that is compared as it is: MariaDB would take "Bank" and "bank" for the same."""
-    exact = VARCHAR(length, charset="utf8mb4", collation=_EXACT)
+    exact = VARCHAR(length, charset="utf8mb4", collation=_BINARY_COLLATION)
     return String(length).with_variant(exact, "mysql", "mariadb")
 
 
 # One row per local transaction: it is there if and only if that transaction committed, or a checker
 # has ruled that it never will.
-markers = Table(
-    MARKERS,
+marker_table = Table(
+    MARKER_TABLE,
     metadata,
-    Column("id", _name(64), primary_key=True),
+    Column("id", _exact_string(64), primary_key=True),
     Column("outcome", String(16), nullable=False),
     Column("at_ms", BigInteger, nullable=False, index=True),
-    Column("producer_group", _name(255), nullable=False),
+    Column("producer_group", _exact_string(255), nullable=False),
     Column("messages", Integer, nullable=False),
 )
 
 # One row per message that had its effect.
-inbox = Table(
-    INBOX,
+inbox_table = Table(
+    INBOX_TABLE,
     metadata,
-    Column("consumer_group", _name(255), primary_key=True),
-    Column("message_id", _name(128), primary_key=True),
+    Column("consumer_group", _exact_string(255), primary_key=True),
+    Column("message_id", _exact_string(128), primary_key=True),
     Column("at_ms", BigInteger, nullable=False, index=True),
 )
 
 
-def make_tables(connection: Connection) -> None:
+def create_tables(connection: Connection) -> None:
     """Those that are not there. Another process may do the same at the same time."""
     try:
         with connection.begin():
@@ -85,46 +85,46 @@ def make_tables(connection: Connection) -> None:
             metadata.create_all(connection)  # it finds what the other one has made, or says why not
 
 
-_INSERT: Final = insert(markers)  # made once: it is in every transaction
+_INSERT: Final = insert(marker_table)  # made once: it is in every transaction
 
 # --- the owner, inside its transaction -----------------------------------------------------------
 
 
-def claim(connection: Connection, transaction_id: str, *, group: str, now_ms: int) -> None:
+def insert_marker(connection: Connection, transaction_id: str, *, group: str, now_ms: int) -> None:
     """The first statement. Raises IntegrityError if a checker was faster."""
     connection.execute(_INSERT, _row(transaction_id, COMMITTED, group, now_ms))
 
 
-def count(connection: Connection, transaction_id: str, messages: int) -> None:
+def set_message_count(connection: Connection, transaction_id: str, message_count: int) -> None:
     """The last statement: how many messages went with it, if it is not one. Nobody asks about
     none."""
-    mine = markers.c.id == transaction_id
-    if messages == 0:
-        connection.execute(delete(markers).where(mine))
+    mine = marker_table.c.id == transaction_id
+    if message_count == 0:
+        connection.execute(delete(marker_table).where(mine))
     else:
-        connection.execute(update(markers).where(mine).values(messages=messages))
+        connection.execute(update(marker_table).where(mine).values(messages=message_count))
 
 
 # --- a checker, in short transactions of its own -------------------------------------------------
 
 
-def ask(
+def read_or_tombstone(
     connection: Connection,
     transaction_id: str,
     *,
     group: str,
     now_ms: int,
-    may_be_forgotten: bool = False,
+    may_be_purged: bool = False,
 ) -> Verdict:
     """Raises what the database raises, unless it only says that the row is locked."""
-    query = select(markers.c.outcome).where(markers.c.id == transaction_id)
+    query = select(marker_table.c.outcome).where(marker_table.c.id == transaction_id)
     tombstone = _row(transaction_id, TOMBSTONE, group, now_ms, messages=0)
 
     def read() -> str | None:
         with connection.begin():
             return connection.execute(query).scalar_one_or_none()
 
-    def bury() -> Burial:
+    def bury() -> TombstoneResult:
         try:
             with (
                 connection.begin(),
@@ -132,14 +132,16 @@ def ask(
             ):
                 connection.execute(_INSERT, tombstone)
         except IntegrityError:
-            return Burial.TAKEN
+            return TombstoneResult.EXISTS
         except DBAPIError as error:
-            if is_lock(error.orig):
-                return Burial.LOCKED
+            if is_lock_error(error.orig):
+                return TombstoneResult.LOCKED
             raise
-        return Burial.DONE
+        return TombstoneResult.INSERTED
 
-    return decide(transaction_id, read=read, bury=bury, may_be_forgotten=may_be_forgotten)
+    return resolve_marker(
+        transaction_id, read=read, insert_tombstone=bury, may_be_purged=may_be_purged
+    )
 
 
 def _row(
@@ -162,17 +164,17 @@ def _scalar(connection: Connection, sql: str) -> object:
 # --- clean-up ------------------------------------------------------------------------------------
 
 
-def forget_ids(connection: Connection, ids: Sequence[str]) -> None:
+def purge_ids(connection: Connection, transaction_ids: Sequence[str]) -> None:
     """Rows of the owner's own whose end was acknowledged."""
     with connection.begin():
-        connection.execute(delete(markers).where(markers.c.id.in_(ids)))
+        connection.execute(delete(marker_table).where(marker_table.c.id.in_(transaction_ids)))
 
 
-def forget_before(connection: Connection, table: Table, before_ms: int) -> int:
+def purge_before(connection: Connection, table: Table, before_ms: int) -> int:
     """How many rows are gone. A few at a time, found first and removed by their keys: nobody waits
     long, and no range of the table is locked."""
     keys = list(table.primary_key.columns)
-    old = select(*keys).where(table.c.at_ms < before_ms).limit(ROWS_AT_ONCE)
+    old = select(*keys).where(table.c.at_ms < before_ms).limit(PURGE_BATCH_ROWS)
     one = delete(table).where(*(key == bindparam(f"the_{key.name}") for key in keys))
     gone = 0
     while True:
@@ -183,14 +185,14 @@ def forget_before(connection: Connection, table: Table, before_ms: int) -> int:
             with connection.begin():
                 connection.execute(one, rows)
         gone += len(found)
-        if len(found) < ROWS_AT_ONCE:
+        if len(found) < PURGE_BATCH_ROWS:
             return gone
 
 
 # --- what cannot work ----------------------------------------------------------------------------
 
 
-def refuse_memory(engine: Engine) -> None:
+def reject_memory_database(engine: Engine) -> None:
     """Raises ConfigError if a checker could not have a connection of its own."""
     if engine.dialect.name == "sqlite" and isinstance(
         engine.pool, StaticPool | SingletonThreadPool
@@ -198,7 +200,7 @@ def refuse_memory(engine: Engine) -> None:
         raise ConfigError("a checker needs a connection of its own: use a SQLite file, not memory")
 
 
-def refuse_unsafe(connection: Connection) -> None:
+def check_transaction_support(connection: Connection) -> None:
     """Raises ConfigError if what is rolled back stays, or is seen before."""
     if str(connection.get_isolation_level()).upper() == "READ UNCOMMITTED":
         raise ConfigError(
@@ -207,10 +209,10 @@ def refuse_unsafe(connection: Connection) -> None:
         )
     probe = f"probe-{secrets.token_hex(16)}"
     with connection.begin() as transaction:
-        claim(connection, probe, group="", now_ms=0)
+        insert_marker(connection, probe, group="", now_ms=0)
         transaction.rollback()
     with connection.begin():
-        stayed = connection.execute(delete(markers).where(markers.c.id == probe)).rowcount
+        stayed = connection.execute(delete(marker_table).where(marker_table.c.id == probe)).rowcount
     if stayed:
         raise ConfigError(
             f"{connection.dialect.name}: what is rolled back stays; use an engine without "

@@ -24,19 +24,21 @@ from typing import Final
 from escrowmq.errors import RecordRefused
 from escrowmq.message.record import RECORD_BYTES_MIN, StoredRecord
 from escrowmq.store.checkpoint import (
-    PATH,
+    CHECKPOINT_PATH,
     Checkpoint,
     RocketMQCheckpoint,
     load_checkpoint,
     load_rocketmq_checkpoint,
 )
-from escrowmq.store.commit_log import DIRECTORY, file_name
-from escrowmq.store.consume_queue import refuse_bad_name
+from escrowmq.store.commit_log import LOG_DIRECTORY, file_name
+from escrowmq.store.consume_queue import check_queue_name
 from escrowmq.store.disk import Disk
-from escrowmq.store.log_files import BadPlace, LogFile, LogFiles
+from escrowmq.store.log_files import DamagedRange, LogFile, LogFiles
 from escrowmq.store.store import ABORT_PATH
 
-PER_FILE_MAX: Final = 20  # one broken file may break every entry in it; nobody reads a million
+FINDINGS_PER_FILE_MAX: Final = (
+    20  # one broken file may break every entry in it; nobody reads a million
+)
 
 
 class Severity(enum.Enum):
@@ -56,33 +58,33 @@ class Findings:
     """Gathers findings; of the many that one file may have, the first few and their number."""
 
     def __init__(self) -> None:
-        self._kept: list[Finding] = []
-        self._seen: Counter[tuple[str, Severity]] = Counter()
+        self._findings: list[Finding] = []
+        self._counts: Counter[tuple[str, Severity]] = Counter()
 
-    def add(self, severity: Severity, where: str, position: int | None, what: str) -> None:
-        self._seen[where, severity] += 1
-        if self._seen[where, severity] <= PER_FILE_MAX:
-            self._kept.append(Finding(severity, where, position, what))
+    def add(self, severity: Severity, path: str, position: int | None, description: str) -> None:
+        self._counts[path, severity] += 1
+        if self._counts[path, severity] <= FINDINGS_PER_FILE_MAX:
+            self._findings.append(Finding(severity, path, position, description))
 
-    def damage(self, where: str, position: int | None, what: str) -> None:
-        self.add(Severity.DAMAGE, where, position, what)
+    def add_damage(self, path: str, position: int | None, description: str) -> None:
+        self.add(Severity.DAMAGE, path, position, description)
 
-    def note(self, where: str, position: int | None, what: str) -> None:
-        self.add(Severity.NOTE, where, position, what)
+    def add_note(self, path: str, position: int | None, description: str) -> None:
+        self.add(Severity.NOTE, path, position, description)
 
-    def all(self) -> list[Finding]:
+    def to_list(self) -> list[Finding]:
         """Damage first, each kind in the order of its places."""
         left_out = [
-            Finding(severity, where, None, f"and {count - PER_FILE_MAX} more of this kind")
-            for (where, severity), count in self._seen.items()
-            if count > PER_FILE_MAX
+            Finding(severity, where, None, f"and {count - FINDINGS_PER_FILE_MAX} more of this kind")
+            for (where, severity), count in self._counts.items()
+            if count > FINDINGS_PER_FILE_MAX
         ]
-        found = [*self._kept, *left_out]
+        found = [*self._findings, *left_out]
         return sorted(found, key=lambda finding: finding.severity is Severity.NOTE)
 
 
 @dataclass(slots=True, kw_only=True)
-class Report:
+class CheckReport:
     findings: list[Finding] = field(default_factory=list)
     stopped_cleanly: bool = True  # no `abort` file
     has_lock_file: bool = False
@@ -101,15 +103,15 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class ShutdownState:
     """How the last owner of a directory left it."""
 
-    clean: bool
+    was_clean: bool
     checkpoint: Checkpoint | None
-    rocketmq: RocketMQCheckpoint | None
+    rocketmq_checkpoint: RocketMQCheckpoint | None
 
     @classmethod
-    def of(cls, disk: Disk) -> Stop:
+    def load(cls, disk: Disk) -> ShutdownState:
         return cls(
             not disk.exists(ABORT_PATH), load_checkpoint(disk), load_rocketmq_checkpoint(disk)
         )
@@ -119,17 +121,19 @@ class Stop:
         """Everything below was on disk; None if nobody said."""
         return None if self.checkpoint is None else self.checkpoint.log_offset
 
-    def is_rewritten(self, log_offset: int) -> bool:
+    def will_be_rebuilt(self, log_offset: int) -> bool:
         """Whether the next start derives anew what is known of the record there."""
-        return not self.clean and self.durable_end is not None and log_offset >= self.durable_end
+        return (
+            not self.was_clean and self.durable_end is not None and log_offset >= self.durable_end
+        )
 
 
 class LogCheck:
-    def __init__(self, log: LogFiles, stop: Stop, findings: Findings) -> None:
+    def __init__(self, log: LogFiles, shutdown: ShutdownState, findings: Findings) -> None:
         self._log = log
-        self._stop = stop
+        self._shutdown = shutdown
         self._findings = findings
-        self._damaged: list[BadPlace] = []
+        self._damaged_ranges: list[DamagedRange] = []
         self.records = 0
         self._check_files()
 
@@ -141,94 +145,96 @@ class LogCheck:
     def end(self) -> int:
         return self._log.end
 
-    def place(self, log_offset: int) -> tuple[str, int]:
-        return self._log.place(log_offset)
+    def locate(self, log_offset: int) -> tuple[str, int]:
+        return self._log.locate(log_offset)
 
     @property
     def has_damage(self) -> bool:
-        return bool(self._damaged)
+        return bool(self._damaged_ranges)
 
-    def walk(self) -> Iterator[StoredRecord]:
+    def scan(self) -> Iterator[StoredRecord]:
         """Every good record, in order; what is not good becomes a finding."""
         stored_ms = 0
-        for met in self._log.walk():
-            if isinstance(met, BadPlace):
-                if self._is_torn_end(met):
+        for met in self._log.scan():
+            if isinstance(met, DamagedRange):
+                if self._report_damage(met):
                     break
                 continue
             self.records += 1
             if met.stored_ms < stored_ms:
                 # RocketMQ takes its clock as it is, also when somebody sets it back.
-                self._findings.note(
-                    *self._log.place(met.log_offset),
+                self._findings.add_note(
+                    *self._log.locate(met.log_offset),
                     f"stored at {met.stored_ms} ms, before the record in front of it ({stored_ms})",
                 )
             stored_ms = met.stored_ms
             try:
-                refuse_bad_name(met.topic, met.queue_id)
+                check_queue_name(met.topic, met.queue_id)
             except RecordRefused as error:
-                self._findings.damage(*self._log.place(met.log_offset), str(error))
+                self._findings.add_damage(*self._log.locate(met.log_offset), str(error))
                 continue
             yield met
         self._check_end()
 
-    def lies_in_damage(self, log_offset: int) -> bool:
+    def is_damaged(self, log_offset: int) -> bool:
         """Whether a record may have been there once: who points there is not to blame."""
-        return any(place.begin <= log_offset < place.end for place in self._damaged)
+        return any(place.begin <= log_offset < place.end for place in self._damaged_ranges)
 
-    def _is_torn_end(self, place: BadPlace) -> bool:
-        if not self._log.has_file(place.begin):  # a finding already
-            self._damaged.append(place)
+    def _report_damage(self, damage: DamagedRange) -> bool:
+        if not self._log.has_file(damage.begin):  # a finding already
+            self._damaged_ranges.append(damage)
             return False
-        if self._is_cut_by_recovery(place):
-            self._findings.note(
-                *self._log.place(place.begin),
-                f"torn end ({place.why}): the next start cuts the log here",
+        if self._is_cut_by_recovery(damage):
+            self._findings.add_note(
+                *self._log.locate(damage.begin),
+                f"torn end ({damage.reason}): the next start cuts the log here",
             )
             return True
-        self._damaged.append(place)
-        if place.is_last and place.seen_from >= place.begin + RECORD_BYTES_MIN:
+        self._damaged_ranges.append(damage)
+        if damage.is_last and damage.first_nonzero >= damage.begin + RECORD_BYTES_MIN:
             # RocketMQ does not wipe what it cuts off; we do.
-            ours = self._stop.checkpoint is not None
+            ours = self._shutdown.checkpoint is not None
             severity = Severity.DAMAGE if ours else Severity.NOTE
-            what = f"the log ends at {place.begin}, and what follows is not all zeros"
-            self._findings.add(severity, *self._log.place(place.seen_from), what)
+            what = f"the log ends at {damage.begin}, and what follows is not all zeros"
+            self._findings.add(severity, *self._log.locate(damage.first_nonzero), what)
             return False
-        goes_on = "nothing good follows" if place.is_last else f"the log goes on at {place.end}"
-        what = f"log offset {place.begin}: {place.why}; {goes_on}"
-        self._findings.damage(*self._log.place(place.begin), what)
+        goes_on = "nothing good follows" if damage.is_last else f"the log goes on at {damage.end}"
+        what = f"log offset {damage.begin}: {damage.reason}; {goes_on}"
+        self._findings.add_damage(*self._log.locate(damage.begin), what)
         return False
 
-    def _is_cut_by_recovery(self, place: BadPlace) -> bool:
-        if self._stop.clean:
+    def _is_cut_by_recovery(self, damage: DamagedRange) -> bool:
+        if self._shutdown.was_clean:
             return False
-        if self._stop.durable_end is not None:
-            return place.begin >= self._stop.durable_end
+        if self._shutdown.durable_end is not None:
+            return damage.begin >= self._shutdown.durable_end
         # Nobody said what was durable. Files are filled one after the other, so only the last
         # can have a torn end with good records behind it.
         last_base = self._log.files[-1].base
-        return place.is_last or place.begin >= last_base
+        return damage.is_last or damage.begin >= last_base
 
     def _check_end(self) -> None:
-        checkpoint, end = self._stop.checkpoint, self._log.end
+        checkpoint, end = self._shutdown.checkpoint, self._log.end
         if checkpoint is None:
             return
-        if checkpoint.log_offset > end and not self.lies_in_damage(end):
+        if checkpoint.log_offset > end and not self.is_damaged(end):
             what = f"was durable up to {checkpoint.log_offset}, and ends at {end}"
-            self._findings.damage(*self._log.place(end), what)
-        if checkpoint.log_offset < end and self._stop.clean:
+            self._findings.add_damage(*self._log.locate(end), what)
+        if checkpoint.log_offset < end and self._shutdown.was_clean:
             what = f"speaks of a log that ends at {checkpoint.log_offset}; it ends at {end}"
-            self._findings.note(PATH, None, f"{what}: another broker wrote, or this file is old")
+            self._findings.add_note(
+                CHECKPOINT_PATH, None, f"{what}: another broker wrote, or this file is old"
+            )
 
     # --- files ---------------------------------------------------------------------------------
 
     def _check_files(self) -> None:
         log = self._log
-        for name in log.strangers:
-            self._findings.note(f"{DIRECTORY}/{name}", None, "is not a file of the log")
-        for file in log.misplaced:
+        for name in log.unknown_names:
+            self._findings.add_note(f"{LOG_DIRECTORY}/{name}", None, "is not a file of the log")
+        for file in log.misaligned_files:
             what = f"its name is no multiple of {log.segment_bytes}, the length of the files"
-            self._findings.damage(file.path, None, what)
+            self._findings.add_damage(file.path, None, what)
         for file in log.files:
             if file.size != log.segment_bytes:
                 severity = Severity.NOTE if self._is_unfinished(file) else Severity.DAMAGE
@@ -237,16 +243,16 @@ class LogCheck:
         for before, after in itertools.pairwise(log.files):
             missing = (after.base - before.base) // log.segment_bytes - 1
             if missing:
-                path = f"{DIRECTORY}/{file_name(before.base + log.segment_bytes)}"
+                path = f"{LOG_DIRECTORY}/{file_name(before.base + log.segment_bytes)}"
                 more = f", and so are {missing - 1} behind it" if missing > 1 else ""
-                self._findings.damage(path, None, f"is missing between two others{more}")
+                self._findings.add_damage(path, None, f"is missing between two others{more}")
 
     def _is_unfinished(self, file: LogFile) -> bool:
         """A crash came while it was made: no record that was durable can be lost that way."""
         if file.size > self._log.segment_bytes:
             return False
         is_last = file is self._log.files[-1]
-        if self._stop.clean:
+        if self._shutdown.was_clean:
             return is_last and file.size == 0
-        durable_end = self._stop.durable_end
+        durable_end = self._shutdown.durable_end
         return is_last if durable_end is None else file.base + file.size >= durable_end

@@ -19,12 +19,12 @@ from zlib import crc32
 import msgspec
 
 from escrowmq.message.record import LogOffset
-from escrowmq.store.commit_log import Flush
+from escrowmq.store.commit_log import LogFlush
 from escrowmq.store.consume_queue import QueueFlush
 from escrowmq.store.disk import Disk, read_file, replace_file, write_file
 from escrowmq.store.key_index import IndexFlush, expired_files
 
-PATH: Final = "escrowmq.checkpoint"
+CHECKPOINT_PATH: Final = "escrowmq.checkpoint"
 ROCKETMQ_PATH: Final = "checkpoint"
 ROCKETMQ_BYTES: Final = 4096
 _TIMES = struct.Struct(">qqq")
@@ -52,12 +52,12 @@ class RocketMQCheckpoint:
 
 def save_checkpoint(disk: Disk, checkpoint: Checkpoint) -> None:
     data = msgspec.json.encode(checkpoint)
-    replace_file(disk, PATH, b"%08x\n%s\n" % (crc32(data), data))
+    replace_file(disk, CHECKPOINT_PATH, b"%08x\n%s\n" % (crc32(data), data))
 
 
 def load_checkpoint(disk: Disk) -> Checkpoint | None:
     """The last one saved; None if there is none that can be trusted."""
-    checksum, _, data = (read_file(disk, PATH) or b"").strip().partition(b"\n")
+    checksum, _, data = (read_file(disk, CHECKPOINT_PATH) or b"").strip().partition(b"\n")
     if not data or checksum != b"%08x" % crc32(data):
         return None
     try:
@@ -93,11 +93,11 @@ class CheckpointJob:
     """Everything that makes the next start short. `run` may go to a thread."""
 
     disk: Disk
-    flush: Flush
-    queues: list[QueueFlush]
-    index: IndexFlush
+    log_flush: LogFlush
+    queue_flushes: list[QueueFlush]
+    index_flush: IndexFlush
     log_offset: LogOffset
-    last_record: int
+    last_record_offset: int
     stored_ms: int
     log_begin: LogOffset  # what lies below is removed once this is done
     queue_count: int
@@ -106,22 +106,24 @@ class CheckpointJob:
 
     def run(self) -> None:
         # In this order: a queue entry that is durable never points at a record that is not.
-        self.flush.run()
-        for queue in sorted(self.queues, key=QueueFlush.place):  # a crash can be played again
+        self.log_flush.run()
+        for queue in sorted(
+            self.queue_flushes, key=QueueFlush.sort_key
+        ):  # a crash can be played again
             queue.run()
-        self.index.run()
-        expired = expired_files(self.index.files, self.log_begin)
-        files = [f for f in self.index.files if f.count > 1 and f not in expired]
+        self.index_flush.run()
+        expired = expired_files(self.index_flush.files, self.log_begin)
+        files = [f for f in self.index_flush.files if f.count > 1 and f not in expired]
         checkpoint = Checkpoint(
             log_offset=self.log_offset,
-            last_record=self.last_record,
+            last_record=self.last_record_offset,
             stored_ms=self.stored_ms,
             queue_count=self.queue_count,
             entry_total=self.entry_total,
             first_total=self.first_total,
             index_files=[file.name for file in files],
             index_end_offset=files[-1].end_offset if files else -1,
-            is_indexed=self.index.index.is_on and not (files and files[-1].is_closed),
+            is_indexed=self.index_flush.index.is_enabled and not (files and files[-1].is_closed),
         )
         save_checkpoint(self.disk, checkpoint)
         save_rocketmq_checkpoint(self.disk, self.stored_ms)

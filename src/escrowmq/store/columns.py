@@ -16,16 +16,16 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple, cast
 
-from escrowmq.message.keys import POWERS, hashes_of_tails, hashes_with_head, unsigned_hash
+from escrowmq.message.keys import POWERS, hash_suffixes, hash_with_shared_prefix, unsigned_hash
 
-_TAIL_BYTES: Final = 8
-_SIGN: Final = 0x80000000
+_SUFFIX_BYTES: Final = 8
+_SIGN_BIT: Final = 0x80000000
 
 # A key waiting for the files: topic, key, log offset, stored ms.
-WaitingKey = tuple[str, bytes, int, int]
+PendingKey = tuple[str, bytes, int, int]
 
 
-class WaitingRun(NamedTuple):
+class PendingKeyRun(NamedTuple):
     """Keys of one length, of messages that came together."""
 
     topic: str
@@ -33,61 +33,61 @@ class WaitingRun(NamedTuple):
     log_offsets: list[int]
     stored_ms: int
 
-    def one_by_one(self) -> Iterator[WaitingKey]:
+    def iter_keys(self) -> Iterator[PendingKey]:
         for key, log_offset in zip(self.keys, self.log_offsets, strict=True):
             yield self.topic, key, log_offset, self.stored_ms
 
 
-Waiting = WaitingKey | WaitingRun
+PendingKeys = PendingKey | PendingKeyRun
 
 
 def key_hash(topic: str, key: bytes) -> int:
-    return _absolute(unsigned_hash(f"{topic}#{key.decode('utf-8', 'replace')}"))
+    return _java_abs(unsigned_hash(f"{topic}#{key.decode('utf-8', 'replace')}"))
 
 
-def key_hashes(topics: Sequence[str], keys: Sequence[bytes]) -> list[int]:
+def hash_keys(topics: Sequence[str], keys: Sequence[bytes]) -> list[int]:
     """The same for many: those of one length are hashed together, whatever their topics."""
-    if len(set(map(len, keys))) == 1 and _is_usual(keys[0]) and b"".join(keys).isascii():
-        return _hashes_alike(topics, keys)
+    if len(set(map(len, keys))) == 1 and _is_vectorizable(keys[0]) and b"".join(keys).isascii():
+        return _hash_equal_length_keys(topics, keys)
     found = [0] * len(keys)
     alike: defaultdict[int, list[int]] = defaultdict(list)
     for place, key in enumerate(keys):
-        if _is_usual(key) and key.isascii():
+        if _is_vectorizable(key) and key.isascii():
             alike[len(key)].append(place)
         else:
             found[place] = key_hash(topics[place], key)
     for places in alike.values():
-        hashes = _hashes_alike([topics[at] for at in places], [keys[at] for at in places])
+        hashes = _hash_equal_length_keys([topics[at] for at in places], [keys[at] for at in places])
         for place, value in zip(places, hashes, strict=True):
             found[place] = value
     return found
 
 
-def _is_usual(key: bytes) -> bool:
-    return _TAIL_BYTES < len(key) < len(POWERS)
+def _is_vectorizable(key: bytes) -> bool:
+    return _SUFFIX_BYTES < len(key) < len(POWERS)
 
 
-def _hashes_alike(topics: Sequence[str], keys: Sequence[bytes]) -> list[int]:
+def _hash_equal_length_keys(topics: Sequence[str], keys: Sequence[bytes]) -> list[int]:
     """Of ASCII keys of one length. Most differ from others in their last characters alone, a time
     and a counter: what is before them is hashed once."""
-    heads = [key[:-_TAIL_BYTES] for key in keys]
+    heads = [key[:-_SUFFIX_BYTES] for key in keys]
     by_head = {head: unsigned_hash(head.decode("ascii")) for head in set(heads)}
     power = POWERS[len(heads[0])]
     by_topic = {topic: _topic_hash(topic) * power & 0xFFFFFFFF for topic in set(topics)}
     before = [by_topic[topic] + by_head[head] for topic, head in zip(topics, heads, strict=True)]
-    return _absolutes(hashes_of_tails(before, [key[-_TAIL_BYTES:] for key in keys]))
+    return _java_abs_all(hash_suffixes(before, [key[-_SUFFIX_BYTES:] for key in keys]))
 
 
-def run_hashes(run: WaitingRun) -> list[int]:
+def hash_run(run: PendingKeyRun) -> list[int]:
     """Of a bulk sender's keys: they begin alike and end in a number."""
     length, joined = len(run.keys[0]), b"".join(run.keys)
-    head_bytes, count = length - _TAIL_BYTES, len(run.keys)
+    head_bytes, count = length - _SUFFIX_BYTES, len(run.keys)
     head = joined[: max(0, head_bytes)]
     begin_alike = all(joined[at::length] == head[at : at + 1] * count for at in range(len(head)))
-    if not (_is_usual(run.keys[0]) and joined.isascii() and begin_alike):
-        return key_hashes([run.topic] * count, run.keys)
+    if not (_is_vectorizable(run.keys[0]) and joined.isascii() and begin_alike):
+        return hash_keys([run.topic] * count, run.keys)
     before = _topic_hash(run.topic) * POWERS[head_bytes] + unsigned_hash(head.decode("ascii"))
-    return _absolutes(hashes_with_head(before & 0xFFFFFFFF, joined, length, head_bytes))
+    return _java_abs_all(hash_with_shared_prefix(before & 0xFFFFFFFF, joined, length, head_bytes))
 
 
 @lru_cache(maxsize=16_384)
@@ -95,13 +95,13 @@ def _topic_hash(topic: str) -> int:
     return unsigned_hash(f"{topic}#")
 
 
-def _absolute(value: int) -> int:
+def _java_abs(value: int) -> int:
     """Java's absolute value of a hash code; of the one number that has none, 0."""
-    return value if value < _SIGN else ((1 << 32) - value) % _SIGN
+    return value if value < _SIGN_BIT else ((1 << 32) - value) % _SIGN_BIT
 
 
-def _absolutes(values: Sequence[int]) -> list[int]:
-    return [value if value < _SIGN else ((1 << 32) - value) % _SIGN for value in values]
+def _java_abs_all(values: Sequence[int]) -> list[int]:
+    return [value if value < _SIGN_BIT else ((1 << 32) - value) % _SIGN_BIT for value in values]
 
 
 class KeyColumns(NamedTuple):
@@ -109,37 +109,37 @@ class KeyColumns(NamedTuple):
 
     hashes: list[int]
     log_offsets: list[int]
-    stored: list[int]
+    stored_ms: list[int]
 
     @classmethod
-    def of(cls, waiting: Sequence[Waiting]) -> KeyColumns:
+    def from_pending(cls, pending: Sequence[PendingKeys]) -> KeyColumns:
         found = cls([], [], [])
-        for kind, ones in itertools.groupby(waiting, type):
-            if kind is WaitingRun:
-                for run in cast(Iterator[WaitingRun], ones):
-                    found.hashes.extend(run_hashes(run))
+        for kind, ones in itertools.groupby(pending, type):
+            if kind is PendingKeyRun:
+                for run in cast(Iterator[PendingKeyRun], ones):
+                    found.hashes.extend(hash_run(run))
                     found.log_offsets.extend(run.log_offsets)
-                    found.stored.extend([run.stored_ms] * len(run.keys))
+                    found.stored_ms.extend([run.stored_ms] * len(run.keys))
             else:
                 topics, keys, log_offsets, stored = zip(*ones, strict=True)
-                found.hashes.extend(key_hashes(topics, keys))
+                found.hashes.extend(hash_keys(topics, keys))
                 found.log_offsets.extend(log_offsets)
-                found.stored.extend(stored)
+                found.stored_ms.extend(stored)
         return found
 
     def part(self, begin: int, end: int) -> KeyColumns:
         return KeyColumns(*(column[begin:end] for column in self))
 
 
-def newest_first(waiting: Sequence[Waiting]) -> Iterator[WaitingKey]:
-    for one in reversed(waiting):
-        if isinstance(one, WaitingRun):
-            yield from reversed(list(one.one_by_one()))
+def newest_first(pending: Sequence[PendingKeys]) -> Iterator[PendingKey]:
+    for one in reversed(pending):
+        if isinstance(one, PendingKeyRun):
+            yield from reversed(list(one.iter_keys()))
         else:
             yield one
 
 
-def packed_rows(*columns: array[int]) -> bytes:
+def pack_rows(*columns: array[int]) -> bytes:
     """Row by row, as `struct` packs them with `>`; a row at a time is three times slower. The
     columns are used up."""
     width, begin = sum(column.itemsize for column in columns), 0

@@ -11,13 +11,13 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from escrowmq.errors import ProtocolError, StoreDamaged
-from escrowmq.parsing import lenient_json
+from escrowmq.parsing import parse_lenient_json
 from escrowmq.store.disk import Disk, read_file, replace_file
 
-DIRECTORY: Final = "config"
-READ_AND_WRITE: Final = 6
+CONFIG_DIRECTORY: Final = "config"
+PERM_READ_WRITE: Final = 6
 
-Offsets = dict[str, dict[int, int]]  # "topic@group" -> queue id -> offset
+OffsetTable = dict[str, dict[int, int]]  # "topic@group" -> queue id -> offset
 
 
 class _Entry(msgspec.Struct, kw_only=True, rename="camel"):
@@ -30,7 +30,7 @@ class TopicConfig(_Entry, kw_only=True, rename="camel"):
     topic_name: str
     read_queue_nums: int = 16
     write_queue_nums: int = 16
-    perm: int = READ_AND_WRITE
+    perm: int = PERM_READ_WRITE
     topic_filter_type: str = "SINGLE_TAG"
     topic_sys_flag: int = 0
     order: bool = False
@@ -74,12 +74,12 @@ class ConfigFile:
 
     def __init__(self, disk: Disk, name: str) -> None:
         self._disk = disk
-        self._path = f"{DIRECTORY}/{name}"
-        self._is_whole = False  # the file itself, not the version before it
+        self._path = f"{CONFIG_DIRECTORY}/{name}"
+        self._is_main_file_valid = False  # the file itself, not the version before it
         self.content = self._load()
 
     def version(self) -> DataVersion:
-        return _converted(self.content.get("dataVersion") or {}, DataVersion, self._path)
+        return _convert(self.content.get("dataVersion") or {}, DataVersion, self._path)
 
     def table(self, key: str) -> dict[str, Any]:
         table = self.content.get(key) or {}
@@ -87,17 +87,20 @@ class ConfigFile:
             raise StoreDamaged(f"{self._path}: {key} is not a table")
         return table
 
-    def entries(self, key: str, kind: type[E]) -> dict[str, E]:
-        return {name: _entry(row, kind, self._path) for name, row in self.table(key).items()}
+    def entries(self, key: str, entry_type: type[E]) -> dict[str, E]:
+        return {
+            name: _convert_entry(row, entry_type, self._path)
+            for name, row in self.table(key).items()
+        }
 
-    def offsets(self, key: str = "offsetTable") -> Offsets:
-        return _converted(self.table(key), Offsets, self._path)
+    def offsets(self, key: str = "offsetTable") -> OffsetTable:
+        return _convert(self.table(key), OffsetTable, self._path)
 
-    def numbers(self, key: str = "offsetTable") -> dict[int, int]:
-        return _converted(self.table(key), dict[int, int], self._path)
+    def int_keys(self, key: str = "offsetTable") -> dict[int, int]:
+        return _convert(self.table(key), dict[int, int], self._path)
 
-    def marks(self, key: str) -> dict[str, int]:
-        return _converted(self.table(key), dict[str, int], self._path)
+    def str_keys(self, key: str) -> dict[str, int]:
+        return _convert(self.table(key), dict[str, int], self._path)
 
     def save(self, **tables: Any) -> None:
         """Replace these tables; entries and versions become what RocketMQ writes.
@@ -105,23 +108,23 @@ class ConfigFile:
         Whoever makes a topic waits for this, with ten thousand others in the file too: it is
         not read again, and nothing of it goes through Python's own JSON.
         """
-        before = read_file(self._disk, self._path) if self._is_whole else None
+        before = read_file(self._disk, self._path) if self._is_main_file_valid else None
         if before is not None:
             replace_file(self._disk, self._path + ".bak", before)
         for name, table in tables.items():
-            self.content[name] = plain(table)
+            self.content[name] = to_plain(table)
         text = msgspec.json.format(msgspec.json.encode(self.content))
         replace_file(self._disk, self._path, text)
-        self._is_whole = True
+        self._is_main_file_valid = True
 
     def _load(self) -> dict[str, Any]:
         tried = False
         for path in (self._path, self._path + ".bak"):
             data = read_file(self._disk, path)
             tried = tried or bool(data)
-            content = _parsed(data) if data else None
+            content = _parse(data) if data else None
             if content is not None:
-                self._is_whole = path == self._path
+                self._is_main_file_valid = path == self._path
                 return content
         if tried:
             raise StoreDamaged(f"{self._path} cannot be read, and neither can its .bak")
@@ -143,14 +146,14 @@ def offsets_file(disk: Disk) -> ConfigFile:
     return ConfigFile(disk, "consumerOffset.json")
 
 
-def delays_file(disk: Disk) -> ConfigFile:
+def delay_offsets_file(disk: Disk) -> ConfigFile:
     """`offsetTable`: how far each delay level has been delivered."""
     return ConfigFile(disk, "delayOffset.json")
 
 
-def _parsed(data: bytes) -> dict[str, Any] | None:
+def _parse(data: bytes) -> dict[str, Any] | None:
     try:
-        content = lenient_json(data)
+        content = parse_lenient_json(data)
     except ProtocolError:
         return None
     return content if isinstance(content, dict) else None
@@ -159,25 +162,25 @@ def _parsed(data: bytes) -> dict[str, Any] | None:
 T = TypeVar("T")
 
 
-def _converted(value: Any, kind: type[T], path: str) -> T:
+def _convert(value: Any, target_type: type[T], path: str) -> T:
     try:
-        return msgspec.convert(value, kind, strict=False)
+        return msgspec.convert(value, target_type, strict=False)
     except msgspec.ValidationError as error:
         raise StoreDamaged(f"{path}: {error}") from error
 
 
-def _entry(row: Any, kind: type[E], path: str) -> E:
-    entry = _converted(row, kind, path)
-    other = {name: value for name, value in row.items() if name not in _known(kind)}
+def _convert_entry(row: Any, entry_type: type[E], path: str) -> E:
+    entry = _convert(row, entry_type, path)
+    other = {name: value for name, value in row.items() if name not in _known_fields(entry_type)}
     entry.other = other or msgspec.UNSET
     return entry
 
 
-def _known(kind: type[_Entry]) -> frozenset[str]:
-    return frozenset(kind.__struct_encode_fields__)
+def _known_fields(entry_type: type[_Entry]) -> frozenset[str]:
+    return frozenset(entry_type.__struct_encode_fields__)
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """What JSON can hold: entries with the fields they only carry, versions, tables of them."""
     if isinstance(value, _Entry):
         if value.other is msgspec.UNSET:
@@ -185,5 +188,5 @@ def plain(value: Any) -> Any:
         row: dict[str, Any] = msgspec.to_builtins(value)
         return row | row.pop("(other)")
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_plain(item) for key, item in value.items()}
     return msgspec.to_builtins(value)

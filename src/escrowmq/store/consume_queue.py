@@ -29,13 +29,13 @@ from typing import Final
 
 from escrowmq.errors import RecordRefused, StoreDamaged, StoreFailed
 from escrowmq.message.record import TOPIC_BYTES_MAX, QueueOffset
-from escrowmq.store.columns import packed_rows
+from escrowmq.store.columns import pack_rows
 from escrowmq.store.commit_log import file_name, is_file_name
 from escrowmq.store.config_files import ConfigFile
-from escrowmq.store.disk import Disk, File, OpenViews
+from escrowmq.store.disk import Disk, File, ViewCache
 from escrowmq.store.settings import QUEUE_ENTRY_BYTES
 
-DIRECTORY: Final = "consumequeue"
+QUEUE_DIRECTORY: Final = "consumequeue"
 ENTRY: Final = struct.Struct(">qiq")
 _pack_entry = ENTRY.pack
 BLANK_SIZE: Final = 0x7FFFFFFF
@@ -48,69 +48,69 @@ class QueueFlush:
     """Entries on their way to the files of one queue. `run` may go to a thread."""
 
     queue: ConsumeQueue
-    first: QueueOffset
+    first_offset: QueueOffset
     entries: bytes
 
-    def place(self) -> tuple[str, int]:
+    def sort_key(self) -> tuple[str, int]:
         return self.queue.topic, self.queue.queue_id
 
     def run(self) -> None:
-        self.queue.write_entries(self.first, self.entries)
+        self.queue.write_entries(self.first_offset, self.entries)
 
 
 class ConsumeQueue:
     def __init__(
-        self, disk: Disk, views: OpenViews, topic: str, queue_id: int, *, file_bytes: int
+        self, disk: Disk, views: ViewCache, topic: str, queue_id: int, *, file_bytes: int
     ) -> None:
         self.topic = topic
         self.queue_id = queue_id
-        self.next = QueueOffset(0)
+        self.next_offset = QueueOffset(0)
         self.tail = bytearray()
         self._disk = disk
         self._views = views
-        self._directory = f"{DIRECTORY}/{topic}/{queue_id}"
+        self._directory = f"{QUEUE_DIRECTORY}/{topic}/{queue_id}"
         self._file_bytes = file_bytes
-        self._min_offset = -1, self.next  # as of this beginning of the log
-        self._holds = 0
-        self._held_from = self.next
-        self._stored = 0  # entries that the files hold; `tail` follows them
+        self._min_offset = -1, self.next_offset  # as of this beginning of the log
+        self._hide_count = 0
+        self._hidden_from = self.next_offset
+        self._stored_end = 0  # entries that the files hold; `tail` follows them
         self._bases = [int(n) for n in disk.names(self._directory) if is_file_name(n)]
 
     # --- writing -------------------------------------------------------------------------------
 
     def add(self, log_offset: int, size: int, tags_code: int) -> None:
         self.tail += _pack_entry(log_offset, size, tags_code)
-        self.next += 1  # type: ignore[assignment]  # no QueueOffset(): every send comes by here
+        self.next_offset += 1  # type: ignore[assignment]  # no QueueOffset(): every send comes by here
 
     def add_run(self, log_offsets: Sequence[int], sizes: Sequence[int]) -> None:
         """Many, none of which has a tag."""
         no_tags = array("Q", bytes(8 * len(sizes)))
-        self.tail += packed_rows(array("Q", log_offsets), array("I", sizes), no_tags)
-        self.next = QueueOffset(self.next + len(sizes))
+        self.tail += pack_rows(array("Q", log_offsets), array("I", sizes), no_tags)
+        self.next_offset = QueueOffset(self.next_offset + len(sizes))
 
-    def drop_last(self) -> None:
+    def remove_last(self) -> None:
         """Take the last `add` back: its message did not reach the log."""
         del self.tail[-QUEUE_ENTRY_BYTES:]
-        self.next = QueueOffset(self.next - 1)
+        self.next_offset = QueueOffset(self.next_offset - 1)
 
     def start_at(self, queue_offset: QueueOffset) -> None:
         """Begin an empty queue behind messages that are gone."""
         self._min_offset = -1, queue_offset
-        self._stored = self.next = queue_offset
+        self._stored_end = self.next_offset = queue_offset
 
-    def add_blanks(self, upto: QueueOffset, log_offset: int) -> None:
-        self.tail += ENTRY.pack(log_offset, BLANK_SIZE, 0) * (upto - self.next)
-        self.next = upto
+    def add_blanks(self, end_offset: QueueOffset, log_offset: int) -> None:
+        self.tail += ENTRY.pack(log_offset, BLANK_SIZE, 0) * (end_offset - self.next_offset)
+        self.next_offset = end_offset
 
     def begin_flush(self) -> QueueFlush:
-        return QueueFlush(self, QueueOffset(self._stored), bytes(self.tail))
+        return QueueFlush(self, QueueOffset(self._stored_end), bytes(self.tail))
 
     def finish_flush(self, flush: QueueFlush) -> None:
         del self.tail[: len(flush.entries)]
-        self._stored += len(flush.entries) // QUEUE_ENTRY_BYTES
+        self._stored_end += len(flush.entries) // QUEUE_ENTRY_BYTES
 
-    def write_entries(self, first: QueueOffset, entries: bytes) -> None:
-        position, written = first * QUEUE_ENTRY_BYTES, 0
+    def write_entries(self, first_offset: QueueOffset, entries: bytes) -> None:
+        position, written = first_offset * QUEUE_ENTRY_BYTES, 0
         while written < len(entries):
             base = position - position % self._file_bytes
             part = entries[written : written + base + self._file_bytes - position]
@@ -138,34 +138,34 @@ class ConsumeQueue:
     # --- reading -------------------------------------------------------------------------------
 
     @property
-    def end(self) -> QueueOffset:
+    def visible_end(self) -> QueueOffset:
         """Up to where it may be read."""
-        return self._held_from if self._holds else self.next
+        return self._hidden_from if self._hide_count else self.next_offset
 
-    def hold(self, queue_offset: int) -> None:
-        if not self._holds:
-            self._held_from = QueueOffset(queue_offset)
-        self._holds += 1
+    def hide(self, queue_offset: int) -> None:
+        if not self._hide_count:
+            self._hidden_from = QueueOffset(queue_offset)
+        self._hide_count += 1
 
-    def show(self) -> None:
-        self._holds -= 1
+    def unhide(self) -> None:
+        self._hide_count -= 1
 
     @property
     def is_empty(self) -> bool:
         return not self._bases and not self.tail
 
-    def entries(self, first: int, count: int) -> bytes | memoryview | bytearray:
+    def entries(self, first_offset: int, count: int) -> bytes | memoryview | bytearray:
         """Entries from `first` on: at most `count`, fewer where a file or the stored part ends."""
-        count = min(count, self.next - first)
+        count = min(count, self.next_offset - first_offset)
         if count <= 0:
             return b""
-        if first >= self._stored:
-            begin = (first - self._stored) * QUEUE_ENTRY_BYTES
+        if first_offset >= self._stored_end:
+            begin = (first_offset - self._stored_end) * QUEUE_ENTRY_BYTES
             return self.tail[begin : begin + count * QUEUE_ENTRY_BYTES]
-        position = first * QUEUE_ENTRY_BYTES
+        position = first_offset * QUEUE_ENTRY_BYTES
         base = position - position % self._file_bytes
         begin = position - base
-        count = min(count, self._stored - first)
+        count = min(count, self._stored_end - first_offset)
         end = min(begin + count * QUEUE_ENTRY_BYTES, self._file_bytes)
         return self._view(base)[begin:end]
 
@@ -174,9 +174,9 @@ class ConsumeQueue:
         return log_offset, size, tags_code
 
     @property
-    def first(self) -> QueueOffset:
+    def first_offset(self) -> QueueOffset:
         """The lowest offset that has an entry; its message may be gone from the log."""
-        return QueueOffset(self._bases[0] // QUEUE_ENTRY_BYTES if self._bases else self._stored)
+        return QueueOffset(self._bases[0] // QUEUE_ENTRY_BYTES if self._bases else self._stored_end)
 
     def min_offset(self, log_begin: int) -> QueueOffset:
         """The first entry whose message the log still has."""
@@ -185,7 +185,7 @@ class ConsumeQueue:
         return self._min_offset[1]
 
     def _find_min_offset(self, log_begin: int) -> QueueOffset:
-        low, high = self.first, self.next
+        low, high = self.first_offset, self.next_offset
         while low < high:
             middle = QueueOffset((low + high) // 2)
             log_offset, size, _ = self.entry(middle)
@@ -204,8 +204,8 @@ class ConsumeQueue:
     # --- recovery and expiry -------------------------------------------------------------------
 
     @property
-    def is_held(self) -> bool:
-        return self._holds > 0
+    def is_hidden(self) -> bool:
+        return self._hide_count > 0
 
     def is_older_than(self, log_offset: int) -> bool:
         """Whether its files speak of records before that place; so does one that is empty."""
@@ -218,7 +218,7 @@ class ConsumeQueue:
     def delete(self) -> None:
         """Remove its files, for good."""
         for base in self._bases:
-            self._views.forget(self._path(base))
+            self._views.discard(self._path(base))
             self._disk.remove(self._path(base))
         self._bases.clear()
         if self._disk.exists(self._directory):
@@ -226,9 +226,9 @@ class ConsumeQueue:
             if not self._disk.names(self._directory):  # else somebody else's
                 self._disk.remove(self._directory)
 
-    def find_end(self, log_end: int) -> QueueOffset:
+    def trust_files(self, log_end: int) -> QueueOffset:
         """Believe the files up to the first entry that is not wholly below `log_end`."""
-        self._stored = self.next = self.first
+        self._stored_end = self.next_offset = self.first_offset
         for base in reversed(self._bases):
             view = self._view(base)
             low, high = 0, self._file_bytes // QUEUE_ENTRY_BYTES
@@ -240,18 +240,18 @@ class ConsumeQueue:
                     low = middle + 1
                 else:
                     high = middle
-            self._stored = self.next = QueueOffset(base // QUEUE_ENTRY_BYTES + low)
+            self._stored_end = self.next_offset = QueueOffset(base // QUEUE_ENTRY_BYTES + low)
             break
-        return self.next
+        return self.next_offset
 
-    def rewind(self, queue_offset: QueueOffset) -> None:
+    def truncate(self, queue_offset: QueueOffset) -> None:
         """Forget every entry from `queue_offset` on, in memory and in the files."""
         self._min_offset = -1, queue_offset
         self.tail.clear()
         position = queue_offset * QUEUE_ENTRY_BYTES
         for base in reversed(list(self._bases)):
             path = self._path(base)
-            self._views.forget(path)
+            self._views.discard(path)
             if base > position or (base == position and base != self._bases[0]):
                 self._disk.remove(path)
                 self._bases.remove(base)
@@ -265,11 +265,11 @@ class ConsumeQueue:
                     file.close()
         if self._bases:
             self._disk.sync_directory(self._directory)
-        self._stored = self.next = min(self.next, queue_offset)
+        self._stored_end = self.next_offset = min(self.next_offset, queue_offset)
 
-    def has_leftovers(self) -> bool:
+    def has_trailing_data(self) -> bool:
         """Whether the files hold anything behind the last entry that is believed."""
-        position = self._stored * QUEUE_ENTRY_BYTES
+        position = self._stored_end * QUEUE_ENTRY_BYTES
         for base in self._bases:
             if base + self._file_bytes <= position:
                 continue
@@ -279,27 +279,27 @@ class ConsumeQueue:
                 return True
         return False
 
-    def first_after(self, log_begin: int) -> int:
+    def first_offset_after_expiry(self, log_begin: int) -> int:
         """What `first` will be after `remove_expired`."""
-        expired = self._expired_files(log_begin)
-        return self._bases[expired] // QUEUE_ENTRY_BYTES if expired else self.first
+        expired = self._count_expired_files(log_begin)
+        return self._bases[expired] // QUEUE_ENTRY_BYTES if expired else self.first_offset
 
     def remove_expired(self, log_begin: int) -> int:
         """Drop files whose every message is gone from the log; the last file stays."""
-        expired = self._expired_files(log_begin)
+        expired = self._count_expired_files(log_begin)
         for _ in range(expired):
             base = self._bases.pop(0)
-            self._views.forget(self._path(base))
+            self._views.discard(self._path(base))
             self._disk.remove(self._path(base))
         if expired:
             self._disk.sync_directory(self._directory)
         return expired
 
-    def _expired_files(self, log_begin: int) -> int:
+    def _count_expired_files(self, log_begin: int) -> int:
         count = 0
         while count + 1 < len(self._bases):
             following = self._bases[count + 1]
-            if following >= self._stored * QUEUE_ENTRY_BYTES:
+            if following >= self._stored_end * QUEUE_ENTRY_BYTES:
                 break
             log_offset, size, _ = self.entry(following // QUEUE_ENTRY_BYTES - 1)
             if log_offset >= log_begin and (size != BLANK_SIZE or log_offset > 0):
@@ -307,7 +307,7 @@ class ConsumeQueue:
             count += 1
         return count
 
-    def refuse_other_lengths(self) -> None:
+    def check_file_sizes(self) -> None:
         """Before anything is changed: the files may be right, and the settings wrong."""
         for base in self._bases:
             size = len(self._view(base))
@@ -317,14 +317,14 @@ class ConsumeQueue:
                     f"{self._file_bytes}; set mappedFileSizeConsumeQueue to what it was"
                 )
 
-    def mend_lengths(self) -> bool:
+    def extend_short_files(self) -> bool:
         """Fill up files that a crash has left short. Whether none is missing or was short that
         others follow: all of it is then as it was written."""
         span = self._bases[-1] - self._bases[0] if self._bases else 0
         whole = span == (len(self._bases) - 1) * self._file_bytes if self._bases else True
         for base in self._bases:
             if len(self._view(base)) < self._file_bytes:
-                self._views.forget(self._path(base))
+                self._views.discard(self._path(base))
                 file = self._disk.open(self._path(base))
                 try:
                     file.resize(self._file_bytes)
@@ -345,59 +345,61 @@ def queue_directories(disk: Disk) -> list[tuple[str, int]]:
     """Every (topic, queue id) that has a directory."""
     return [
         (topic, int(queue_id))
-        for topic in disk.names(DIRECTORY)
-        for queue_id in disk.names(f"{DIRECTORY}/{topic}")
+        for topic in disk.names(QUEUE_DIRECTORY)
+        for queue_id in disk.names(f"{QUEUE_DIRECTORY}/{topic}")
         if queue_id.isdigit() and len(queue_id) <= 10 and int(queue_id) < 1 << 31
     ]
 
 
-_TABLE = "deletedTopics"
+_DELETED_TOPICS_KEY = "deletedTopics"
 
 
 class DeletedTopics:
     def __init__(self, disk: Disk) -> None:
         self._file = ConfigFile(disk, "escrowDeletedTopics.json")
-        self._ends = self._file.marks(_TABLE)
+        self._log_ends = self._file.str_keys(_DELETED_TOPICS_KEY)
 
-    def covers(self, topic: str, log_offset: int) -> bool:
+    def is_deleted(self, topic: str, log_offset: int) -> bool:
         """Whether a record of this topic, there in the log, was deleted with it."""
-        return bool(self._ends) and log_offset < self._ends.get(topic, 0)
+        return bool(self._log_ends) and log_offset < self._log_ends.get(topic, 0)
 
-    def end_of(self, topic: str) -> int:
-        return self._ends.get(topic, 0)
+    def deleted_end(self, topic: str) -> int:
+        return self._log_ends.get(topic, 0)
 
     def __contains__(self, topic: str) -> bool:
-        return topic in self._ends
+        return topic in self._log_ends
 
-    def note(self, topic: str, *, log_begin: int, log_end: int) -> None:
+    def mark_deleted(self, topic: str, *, log_begin: int, log_end: int) -> None:
         """From now on, also after a crash, nothing below the end of the log is of this topic."""
-        self._save({**self._kept(log_begin, log_end), topic: log_end})
+        self._save({**self._remaining(log_begin, log_end), topic: log_end})
 
-    def opened(self, *, log_begin: int, log_end: int) -> None:
+    def trim(self, *, log_begin: int, log_end: int) -> None:
         """Once the log's end is known: it may be before what a crash has torn off, and what is
         appended there must not count as deleted."""
-        kept = self._kept(log_begin, log_end)
-        if kept != self._ends:
+        kept = self._remaining(log_begin, log_end)
+        if kept != self._log_ends:
             self._save(kept)
 
-    def _kept(self, log_begin: int, log_end: int) -> dict[str, int]:
-        return {topic: min(end, log_end) for topic, end in self._ends.items() if end > log_begin}
+    def _remaining(self, log_begin: int, log_end: int) -> dict[str, int]:
+        return {
+            topic: min(end, log_end) for topic, end in self._log_ends.items() if end > log_begin
+        }
 
-    def _save(self, ends: dict[str, int]) -> None:
-        self._file.save(**{_TABLE: ends})
-        self._ends = ends
+    def _save(self, log_ends: dict[str, int]) -> None:
+        self._file.save(**{_DELETED_TOPICS_KEY: log_ends})
+        self._log_ends = log_ends
 
 
 # RocketMQ's rule; here it also keeps a topic from naming a path outside the store.
-_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]+")
+_TOPIC_PATTERN = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
 class QueueTable:
     def __init__(
-        self, disk: Disk, views: OpenViews, deleted: DeletedTopics, *, file_bytes: int
+        self, disk: Disk, views: ViewCache, deleted_topics: DeletedTopics, *, file_bytes: int
     ) -> None:
         self._disk = disk
-        self.deleted = deleted
+        self.deleted_topics = deleted_topics
         self._views = views
         self._file_bytes = file_bytes
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
@@ -415,10 +417,10 @@ class QueueTable:
             raise StoreFailed("the store is closed")
         return self._queues.get((topic, queue_id))
 
-    def find_or_make(self, topic: str, queue_id: int) -> ConsumeQueue:
+    def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
         queue = self._queues.get((topic, queue_id))
         if queue is None:
-            refuse_bad_name(topic, queue_id)
+            check_queue_name(topic, queue_id)
             queue = ConsumeQueue(
                 self._disk, self._views, topic, queue_id, file_bytes=self._file_bytes
             )
@@ -429,9 +431,9 @@ class QueueTable:
         """It looks empty from now on to nobody: whoever asks is refused."""
         self._is_closed = True
 
-    def forget(self, queue: ConsumeQueue) -> None:
+    def discard_if_unused(self, queue: ConsumeQueue) -> None:
         """A queue that was made for a message which then was refused."""
-        if queue.is_empty and not queue.next:
+        if queue.is_empty and not queue.next_offset:
             self._queues.pop((queue.topic, queue.queue_id), None)
 
     def open(self) -> None:
@@ -439,19 +441,25 @@ class QueueTable:
         self.dirty.clear()
         for topic, queue_id in queue_directories(self._disk):
             if is_topic_name(topic):  # else somebody else's
-                self.find_or_make(topic, queue_id)
+                self.get_or_create(topic, queue_id)
         for queue in self:
-            queue.refuse_other_lengths()
+            queue.check_file_sizes()
         # A crash may have left some files of a topic that was being deleted.
-        for topic in {queue.topic for queue in self if queue.topic in self.deleted}:
-            self._remove([q for q in self.of(topic) if q.is_older_than(self.deleted.end_of(topic))])
+        for topic in {queue.topic for queue in self if queue.topic in self.deleted_topics}:
+            self._remove(
+                [
+                    q
+                    for q in self.queues_of(topic)
+                    if q.is_older_than(self.deleted_topics.deleted_end(topic))
+                ]
+            )
 
-    def of(self, topic: str) -> list[ConsumeQueue]:
+    def queues_of(self, topic: str) -> list[ConsumeQueue]:
         return [queue for queue in self if queue.topic == topic]
 
     def remove_topic(self, topic: str) -> int:
         """The files of all its queues: how many queues those were."""
-        gone = self.of(topic)
+        gone = self.queues_of(topic)
         self._remove(gone)
         return len(gone)
 
@@ -461,36 +469,36 @@ class QueueTable:
             self.dirty.discard(queue)
             queue.delete()
         for topic in {queue.topic for queue in queues}:
-            directory = f"{DIRECTORY}/{topic}"
+            directory = f"{QUEUE_DIRECTORY}/{topic}"
             if self._disk.exists(directory):
                 self._disk.sync_directory(directory)
                 if not self._disk.names(directory):
                     self._disk.remove(directory)
 
-    def believe(self, log_end: int) -> bool:
+    def trust_files(self, log_end: int) -> bool:
         """Trust the files as far as they speak of records below `log_end`; wipe the rest.
         Whether none of them is missing or cut short."""
         whole = True
         for queue in self:
-            whole = queue.mend_lengths() and whole
-            end = queue.find_end(log_end)
-            if queue.has_leftovers():
-                queue.rewind(end)
+            whole = queue.extend_short_files() and whole
+            end = queue.trust_files(log_end)
+            if queue.has_trailing_data():
+                queue.truncate(end)
         return whole
 
     def totals(self, log_begin: int = 0) -> tuple[int, int, int]:
         """How many queues have had a message, how many messages all of them together, and the
         sum of where they begin, once what lies below `log_begin` is removed."""
-        used = [queue for queue in self if queue.next]
-        firsts = [queue.first_after(log_begin) for queue in used]
-        return len(used), sum(queue.next for queue in used), sum(firsts)
+        used = [queue for queue in self if queue.next_offset]
+        firsts = [queue.first_offset_after_expiry(log_begin) for queue in used]
+        return len(used), sum(queue.next_offset for queue in used), sum(firsts)
 
 
 def is_topic_name(topic: str) -> bool:
-    return bool(_TOPIC.fullmatch(topic)) and len(topic) <= TOPIC_BYTES_MAX
+    return bool(_TOPIC_PATTERN.fullmatch(topic)) and len(topic) <= TOPIC_BYTES_MAX
 
 
-def refuse_bad_name(topic: str, queue_id: int) -> None:
+def check_queue_name(topic: str, queue_id: int) -> None:
     if not is_topic_name(topic):
         raise RecordRefused(f"topic {topic[:300]!r}: only letters, digits and %|_- name one")
     if not 0 <= queue_id < 1 << 31:

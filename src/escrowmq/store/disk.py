@@ -27,11 +27,11 @@ from typing import Protocol
 
 from escrowmq.errors import StoreError, StoreFailed, StoreFull, StoreLocked
 
-Bytes = bytes | bytearray | memoryview
+BytesLike = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class DiskUsage:
     """How full the file system below a disk is."""
 
     total_bytes: int
@@ -45,7 +45,7 @@ class Usage:
 class File(Protocol):
     @property
     def size(self) -> int: ...
-    def write_at(self, position: int, data: Bytes) -> None:
+    def write_at(self, position: int, data: BytesLike) -> None:
         """All of it, or an error; after an error any part may have been written."""
 
     def view(self) -> memoryview:
@@ -75,7 +75,7 @@ class Disk(Protocol):
 
     def sync_directory(self, path: str) -> None: ...
     def modified_ms(self, path: str) -> int: ...
-    def usage(self) -> Usage: ...
+    def usage(self) -> DiskUsage: ...
     def lock(self, path: str, content: bytes) -> Lock:
         """Own a directory: `path` becomes a locked file with that content."""
 
@@ -94,7 +94,7 @@ def read_file(disk: Disk, path: str) -> bytes | None:
 def write_file(disk: Disk, path: str, data: bytes) -> None:
     """A small file, durable but not atomic: a crash may leave any part of it."""
     _write_synced(disk, path, data)
-    disk.sync_directory(parent(path))
+    disk.sync_directory(parent_directory(path))
 
 
 def replace_file(disk: Disk, path: str, data: bytes) -> None:
@@ -102,7 +102,7 @@ def replace_file(disk: Disk, path: str, data: bytes) -> None:
     temporary = path + ".tmp"
     _write_synced(disk, temporary, data)
     disk.rename(temporary, path)
-    disk.sync_directory(parent(path))
+    disk.sync_directory(parent_directory(path))
 
 
 def _write_synced(disk: Disk, path: str, data: bytes) -> None:
@@ -120,14 +120,14 @@ def remove_file(disk: Disk, path: str) -> None:
     """Gone for good, also after a power cut. Not there is fine."""
     if disk.exists(path):
         disk.remove(path)
-        disk.sync_directory(parent(path))
+        disk.sync_directory(parent_directory(path))
 
 
-def parent(path: str) -> str:
+def parent_directory(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-class OpenViews:
+class ViewCache:
     """Views of files that are read now and then: the ones used last stay open, so that a
     thousand queues do not need a thousand descriptors."""
 
@@ -146,7 +146,7 @@ class OpenViews:
             self._files.move_to_end(path)
         return file.view()
 
-    def forget(self, path: str) -> None:
+    def discard(self, path: str) -> None:
         """Before a file is resized or removed."""
         if path in self._files:
             self._files.pop(path).close()
@@ -157,13 +157,13 @@ class OpenViews:
 
 
 @contextlib.contextmanager
-def _translated(what: str) -> Iterator[None]:
+def _translate_errors(action: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreFull(f"{what}: {error.strerror}") from error
-        raise StoreFailed(f"{what}: {error.strerror}") from error
+            raise StoreFull(f"{action}: {error.strerror}") from error
+        raise StoreFailed(f"{action}: {error.strerror}") from error
 
 
 class RealFile:
@@ -177,7 +177,7 @@ class RealFile:
     def size(self) -> int:
         return self._size
 
-    def write_at(self, position: int, data: Bytes) -> None:
+    def write_at(self, position: int, data: BytesLike) -> None:
         if position + len(data) > self._size:
             raise StoreError(f"{self._path}: a write past the end of the file")
         try:
@@ -185,7 +185,7 @@ class RealFile:
         except OSError as error:
             raise _write_error(self._path, error) from error
         while written < len(data):  # a signal, or a disk that is nearly full
-            with _translated(f"writing {self._path}"):
+            with _translate_errors(f"writing {self._path}"):
                 written += os.pwrite(
                     self._descriptor, memoryview(data)[written:], position + written
                 )
@@ -196,7 +196,7 @@ class RealFile:
                 raise StoreFailed(f"mapping {self._path}: it is closed")
             if self._size == 0:
                 return memoryview(b"")
-            with _translated(f"mapping {self._path}"):
+            with _translate_errors(f"mapping {self._path}"):
                 self._view = memoryview(
                     mmap.mmap(self._descriptor, self._size, prot=mmap.PROT_READ)
                 )
@@ -204,14 +204,14 @@ class RealFile:
 
     def resize(self, size: int) -> None:
         self._view = None
-        with _translated(f"resizing {self._path}"):
+        with _translate_errors(f"resizing {self._path}"):
             os.ftruncate(self._descriptor, size)
         self._size = size
 
     def sync(self) -> None:
         if self._descriptor < 0:
             raise StoreFailed(f"flushing {self._path}: it is closed")
-        with _translated(f"flushing {self._path}"):
+        with _translate_errors(f"flushing {self._path}"):
             os.fdatasync(self._descriptor)
 
     def close(self) -> None:
@@ -263,8 +263,8 @@ class RealLock:
             self._descriptor = -1
 
 
-def _sync_directory(full: str) -> None:
-    descriptor = os.open(full, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _sync_directory(absolute_path: str) -> None:
+    descriptor = os.open(absolute_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
@@ -274,15 +274,15 @@ def _sync_directory(full: str) -> None:
 class RealDisk:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = os.path.abspath(root)
-        self._made: set[str] = set()  # directories that are known to be durable
+        self._durable_directories: set[str] = set()  # directories that are known to be durable
 
     def __repr__(self) -> str:
         return f"RealDisk({self._root!r})"
 
     def create(self, path: str, size: int) -> RealFile:
-        full = self._full(path)
-        with _translated(f"creating {path}"):
-            self._make_directories(parent(path))
+        full = self._absolute_path(path)
+        with _translate_errors(f"creating {path}"):
+            self._make_directories(parent_directory(path))
             descriptor = os.open(full, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             try:
                 os.ftruncate(descriptor, size)
@@ -292,58 +292,58 @@ class RealDisk:
         return RealFile(path, descriptor)
 
     def open(self, path: str, *, writable: bool = True) -> RealFile:
-        with _translated(f"opening {path}"):
+        with _translate_errors(f"opening {path}"):
             flags = os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY)
-            return RealFile(path, os.open(self._full(path), flags))
+            return RealFile(path, os.open(self._absolute_path(path), flags))
 
     def names(self, path: str) -> list[str]:
-        with _translated(f"listing {path or '.'}"):
+        with _translate_errors(f"listing {path or '.'}"):
             try:
-                return sorted(os.listdir(self._full(path)))
+                return sorted(os.listdir(self._absolute_path(path)))
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
     def exists(self, path: str) -> bool:
-        with _translated(f"looking at {path}"):
+        with _translate_errors(f"looking at {path}"):
             try:
-                os.stat(self._full(path))
+                os.stat(self._absolute_path(path))
             except (FileNotFoundError, NotADirectoryError):
                 return False
         return True
 
     def rename(self, old: str, new: str) -> None:
-        with _translated(f"renaming {old} to {new}"):
-            os.rename(self._full(old), self._full(new))
+        with _translate_errors(f"renaming {old} to {new}"):
+            os.rename(self._absolute_path(old), self._absolute_path(new))
 
     def remove(self, path: str) -> None:
-        full = self._full(path)
-        with _translated(f"removing {path}"):
+        full = self._absolute_path(path)
+        with _translate_errors(f"removing {path}"):
             if os.path.isdir(full):
                 os.rmdir(full)
             else:
                 os.unlink(full)
 
     def sync_directory(self, path: str) -> None:
-        with _translated(f"flushing directory {path or '.'}"):
-            _sync_directory(self._full(path))
+        with _translate_errors(f"flushing directory {path or '.'}"):
+            _sync_directory(self._absolute_path(path))
 
     def modified_ms(self, path: str) -> int:
-        with _translated(f"looking at {path}"):
-            return os.stat(self._full(path)).st_mtime_ns // 1_000_000
+        with _translate_errors(f"looking at {path}"):
+            return os.stat(self._absolute_path(path)).st_mtime_ns // 1_000_000
 
-    def usage(self) -> Usage:
-        with _translated("looking at the file system"):
+    def usage(self) -> DiskUsage:
+        with _translate_errors("looking at the file system"):
             found = os.statvfs(self._root)
         # Of what an ordinary user may fill: the share kept for root is neither used nor free.
         usable = found.f_blocks - found.f_bfree + found.f_bavail
-        return Usage(
+        return DiskUsage(
             total_bytes=usable * found.f_frsize, free_bytes=found.f_bavail * found.f_frsize
         )
 
     def lock(self, path: str, content: bytes) -> RealLock:
-        full = self._full(path)
-        with _translated(f"locking {path}"):
-            self._make_directories(parent(path))
+        full = self._absolute_path(path)
+        with _translate_errors(f"locking {path}"):
+            self._make_directories(parent_directory(path))
             descriptor = os.open(full, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 _lock_first_byte(descriptor)
@@ -357,20 +357,20 @@ class RealDisk:
                 raise
         return RealLock(descriptor)
 
-    def _full(self, path: str) -> str:
+    def _absolute_path(self, path: str) -> str:
         return os.path.join(self._root, path) if path else self._root
 
     def _make_directories(self, path: str) -> None:
         """Each is made durable in its parent: a synced file that cannot be reached is lost."""
-        full = self._full(path)
-        if path in self._made and os.path.isdir(full):
+        full = self._absolute_path(path)
+        if path in self._durable_directories and os.path.isdir(full):
             return
         if path:
-            self._make_directories(parent(path))
+            self._make_directories(parent_directory(path))
             with contextlib.suppress(FileExistsError):
                 os.mkdir(full)
-            self.sync_directory(parent(path))
+            self.sync_directory(parent_directory(path))
         elif not os.path.isdir(full):
             os.makedirs(full)
             _sync_directory(os.path.dirname(full))
-        self._made.add(path)
+        self._durable_directories.add(path)

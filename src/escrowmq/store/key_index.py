@@ -32,16 +32,24 @@ from zlib import crc32
 
 import msgspec
 
-from escrowmq.clock import file_stamp
+from escrowmq.clock import file_timestamp
 from escrowmq.message.record import LogOffset
-from escrowmq.store.columns import KeyColumns, Waiting, key_hash, newest_first, packed_rows
-from escrowmq.store.disk import Disk, File, OpenViews, parent, read_file, remove_file, write_file
+from escrowmq.store.columns import KeyColumns, PendingKeys, key_hash, newest_first, pack_rows
+from escrowmq.store.disk import (
+    Disk,
+    File,
+    ViewCache,
+    parent_directory,
+    read_file,
+    remove_file,
+    write_file,
+)
 
-PATH: Final = "escrowmq.redo"
+REDO_PATH: Final = "escrowmq.redo"
 _CRC_BYTES: Final = 4
 _WORD_BYTES: Final = 4
 _PAGE_BYTES: Final = 4096
-_CLOSE_BYTES: Final = 256  # from one word to the next: sixteen of them in a page
+_DENSE_BYTES: Final = 256  # from one word to the next: sixteen of them in a page
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +66,11 @@ _decoder = msgspec.msgpack.Decoder(list[FileChange])
 
 def write_redo(disk: Disk, changes: list[FileChange]) -> None:
     data = _encoder.encode(changes)
-    write_file(disk, PATH, crc32(data).to_bytes(_CRC_BYTES, "big") + data)
+    write_file(disk, REDO_PATH, crc32(data).to_bytes(_CRC_BYTES, "big") + data)
 
 
 def load_redo(disk: Disk) -> list[FileChange]:
-    content = read_file(disk, PATH) or b""
+    content = read_file(disk, REDO_PATH) or b""
     data = content[_CRC_BYTES:]
     if len(content) <= _CRC_BYTES or crc32(data) != int.from_bytes(content[:_CRC_BYTES], "big"):
         return []
@@ -83,7 +91,7 @@ def apply_changes(disk: Disk, changes: list[FileChange]) -> None:
         finally:
             file.close()
         if made:
-            disk.sync_directory(parent(change.path))
+            disk.sync_directory(parent_directory(change.path))
 
 
 def _write_words(file: File, words: bytes) -> None:
@@ -96,8 +104,8 @@ def _write_words(file: File, words: bytes) -> None:
     if sys.byteorder == "little":
         positions.byteswap()  # the values stay as they lie in the file
     begin, end = min(positions), max(positions) + _WORD_BYTES
-    if end - begin <= len(positions) * _CLOSE_BYTES:
-        _write_among(file, begin, end, positions, values)
+    if end - begin <= len(positions) * _DENSE_BYTES:
+        _write_merged(file, begin, end, positions, values)
         return
     pages: defaultdict[int, list[int]] = defaultdict(list)
     for at, position in enumerate(positions):
@@ -105,10 +113,10 @@ def _write_words(file: File, words: bytes) -> None:
     for page, places in sorted(pages.items()):
         first = page * _PAGE_BYTES
         those, theirs = [positions[at] for at in places], [values[at] for at in places]
-        _write_among(file, first, first + _PAGE_BYTES, those, theirs)
+        _write_merged(file, first, first + _PAGE_BYTES, those, theirs)
 
 
-def _write_among(
+def _write_merged(
     file: File, begin: int, end: int, positions: Sequence[int], values: Sequence[int]
 ) -> None:
     """These words, and what lies between them as it is."""
@@ -123,7 +131,7 @@ INDEX_DIRECTORY: Final = "index"
 HEADER: Final = struct.Struct(">qqqqii")
 SLOT: Final = struct.Struct(">i")
 INDEX_ENTRY: Final = struct.Struct(">iqii")
-FOUND_MAX: Final = 64
+RESULTS_MAX: Final = 64
 SECONDS_MAX: Final = 0x7FFFFFFF
 assert (HEADER.size, SLOT.size, INDEX_ENTRY.size) == (40, 4, 20)
 
@@ -161,90 +169,96 @@ class IndexFlush:
     """Keys on their way to the files. `run` may go to a thread, and again after it failed."""
 
     index: KeyIndex
-    keys: list[Waiting]
+    keys: list[PendingKeys]
     files: list[IndexFile]  # in the end, as they will be
     now_ms: int
     # One that failed, perhaps half done: it must be done whole before anything else.
-    before: IndexFlush | None = None
-    before_done: bool = False
+    previous: IndexFlush | None = None
+    is_previous_done: bool = False
     changes: list[FileChange] | None = None
 
     def run(self) -> None:
-        if self.before is not None and not self.before_done:
-            self.before.run()
-            self.files, self.before_done = self.before.files, True
+        if self.previous is not None and not self.is_previous_done:
+            self.previous.run()
+            self.files, self.is_previous_done = self.previous.files, True
         if self.changes is None:
-            self.files, self.changes = self.index.plan(self)
-        self.index.carry_out(self.changes)
+            self.files, self.changes = self.index.plan_changes(self)
+        self.index.apply(self.changes)
 
 
 class KeyIndex:
     def __init__(
-        self, disk: Disk, views: OpenViews, *, slots: int, entries: int, is_on: bool = True
+        self,
+        disk: Disk,
+        views: ViewCache,
+        *,
+        slot_count: int,
+        entry_count: int,
+        is_enabled: bool = True,
     ) -> None:
-        self.is_on = is_on  # else no key is taken; those that are there can be found
+        self.is_enabled = is_enabled  # else no key is taken; those that are there can be found
         self._disk = disk
         self._views = views
-        self._slots = slots
-        self._entries = entries
-        self._entries_at = HEADER.size + slots * SLOT.size
-        self._file_bytes = self._entries_at + entries * INDEX_ENTRY.size
-        self.waiting: list[Waiting] = []
+        self._slot_count = slot_count
+        self._entry_count = entry_count
+        self._entries_position = HEADER.size + slot_count * SLOT.size
+        self._file_bytes = self._entries_position + entry_count * INDEX_ENTRY.size
+        self.pending: list[PendingKeys] = []
         self._flush: IndexFlush | None = None
         self.files: list[IndexFile] = []
 
     # --- writing -------------------------------------------------------------------------------
 
     def add(self, topic: str, keys: list[bytes], log_offset: int, stored_ms: int) -> None:
-        if self.is_on:
+        if self.is_enabled:
             for key in keys:
-                self.waiting.append((topic, key, log_offset, stored_ms))
+                self.pending.append((topic, key, log_offset, stored_ms))
 
     def begin_flush(self, now_ms: int) -> IndexFlush:
-        failed, keys = self._flush, self.waiting
+        failed, keys = self._flush, self.pending
         flush = IndexFlush(self, keys, self.files, now_ms, failed)
         if failed is not None and failed.changes is None:
             # It failed before it began: its keys go along with these, behind what it followed.
             flush = replace(failed, keys=failed.keys + keys)
         self._flush = flush
-        self.waiting = []
+        self.pending = []
         return flush
 
     def finish_flush(self, flush: IndexFlush) -> None:
         self.files = flush.files
         self._flush = None
 
-    def plan(self, flush: IndexFlush) -> tuple[list[IndexFile], list[FileChange]]:
+    def plan_changes(self, flush: IndexFlush) -> tuple[list[IndexFile], list[FileChange]]:
         files = [replace(file) for file in flush.files]
         changes = []
-        keys, done = KeyColumns.of(flush.keys), 0
+        keys, done = KeyColumns.from_pending(flush.keys), 0
         while done < len(keys.hashes):
-            if not files or files[-1].is_closed or files[-1].count >= self._entries:
-                files.append(IndexFile(_new_name(files, flush.now_ms)))
-            room = self._entries - files[-1].count
-            changes.append(self._change(files[-1], keys.part(done, done + room)))
+            if not files or files[-1].is_closed or files[-1].count >= self._entry_count:
+                files.append(IndexFile(_new_file_name(files, flush.now_ms)))
+            room = self._entry_count - files[-1].count
+            changes.append(self._plan_file_change(files[-1], keys.part(done, done + room)))
             done += room
         return files, changes
 
-    def carry_out(self, changes: list[FileChange]) -> None:
+    def apply(self, changes: list[FileChange]) -> None:
         if changes:
             write_redo(self._disk, changes)
             apply_changes(self._disk, changes)
 
-    def _change(self, file: IndexFile, keys: KeyColumns) -> FileChange:
+    def _plan_file_change(self, file: IndexFile, keys: KeyColumns) -> FileChange:
         """The writes that put these keys into a file, and the file's new header."""
         hashes, log_offsets, stored = keys
         first = file.count
         if first == 1:
             file.begin_ms, file.begin_offset = stored[0], log_offsets[0]
-        slots = [value % self._slots for value in hashes]
-        previous = self._heads(file, slots)
+        slots = [value % self._slot_count for value in hashes]
+        previous = self._slot_heads(file, slots)
         file.used_slots += previous.count(0)
         newest = dict(zip(slots, itertools.count(first), strict=False))  # the last one per slot
         if len(newest) < len(slots):
-            file.used_slots -= _chain(slots, previous, first, newest)
-        seconds = self._seconds(stored, file.begin_ms)
-        entries = packed_rows(
+            file.used_slots -= _link_shared_slots(slots, previous, first, newest)
+        seconds = self._seconds_since(stored, file.begin_ms)
+        entries = pack_rows(
             array("I", hashes), array("Q", log_offsets), array("I", seconds), array("I", previous)
         )
         file.count = first + len(hashes)
@@ -253,24 +267,27 @@ class KeyIndex:
         return FileChange(
             path=file.path,
             size=self._file_bytes,
-            writes=[(self._entries_at + first * INDEX_ENTRY.size, entries), (0, file.header())],
-            words=packed_rows(array("I", positions), array("I", newest.values())),
+            writes=[
+                (self._entries_position + first * INDEX_ENTRY.size, entries),
+                (0, file.header()),
+            ],
+            words=pack_rows(array("I", positions), array("I", newest.values())),
         )
 
-    def _heads(self, file: IndexFile, slots: list[int]) -> list[int]:
+    def _slot_heads(self, file: IndexFile, slots: list[int]) -> list[int]:
         """What the file holds for each of these slots: the number of an entry, or 0."""
         if file.count <= 1:
             return [0] * len(slots)
-        words = self._views.view(file.path)[HEADER.size : self._entries_at].cast("I")
+        words = self._views.view(file.path)[HEADER.size : self._entries_position].cast("I")
         heads = array("I", [words[slot] for slot in slots])
         if sys.byteorder == "little":
             heads.byteswap()
         return [head if head < file.count else 0 for head in heads]
 
-    def _seconds(self, stored: Sequence[int], begin_ms: int) -> list[int]:
-        found = {ms: (ms - begin_ms) // 1000 for ms in set(stored)}
+    def _seconds_since(self, stored_ms: Sequence[int], begin_ms: int) -> list[int]:
+        found = {ms: (ms - begin_ms) // 1000 for ms in set(stored_ms)}
         bounded = {ms: min(max(0, seconds), SECONDS_MAX) for ms, seconds in found.items()}
-        return [bounded[ms] for ms in stored]
+        return [bounded[ms] for ms in stored_ms]
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -278,7 +295,7 @@ class KeyIndex:
         """Where records with this key may lie, the newest first. The caller compares the key."""
         seen = set()
         sought = (topic, key)
-        for waiting in self._not_in_files():
+        for waiting in self._unwritten_keys():
             for entry_topic, entry_key, log_offset, stored_ms in newest_first(waiting):
                 is_it = (entry_topic, entry_key) == sought and begin_ms <= stored_ms <= end_ms
                 if is_it and log_offset not in seen:
@@ -286,33 +303,35 @@ class KeyIndex:
                     yield LogOffset(log_offset)
         for file in reversed(self.files):
             if file.count > 1 and begin_ms <= file.end_ms + 999 and end_ms >= file.begin_ms - 999:
-                for log_offset in self._find_in(file, key_hash(topic, key), begin_ms, end_ms):
+                for log_offset in self._find_in_file(file, key_hash(topic, key), begin_ms, end_ms):
                     if log_offset not in seen:
                         seen.add(log_offset)
                         yield LogOffset(log_offset)
 
-    def _not_in_files(self) -> Iterator[list[Waiting]]:
-        yield self.waiting
+    def _unwritten_keys(self) -> Iterator[list[PendingKeys]]:
+        yield self.pending
         flush = self._flush
         while flush is not None:
             yield flush.keys
-            flush = flush.before
+            flush = flush.previous
 
-    def _find_in(self, file: IndexFile, value: int, begin_ms: int, end_ms: int) -> Iterator[int]:
+    def _find_in_file(
+        self, file: IndexFile, hash_value: int, begin_ms: int, end_ms: int
+    ) -> Iterator[int]:
         view = self._views.view(file.path)
         # Not only up to the count we know: a flush that is on its way may have put more there.
-        number = self._head(view, value % self._slots, self._entries)
+        number = self._slot_head(view, hash_value % self._slot_count, self._entry_count)
         while number > 0:
             entry_hash, log_offset, seconds, previous = INDEX_ENTRY.unpack_from(
-                view, self._entries_at + number * INDEX_ENTRY.size
+                view, self._entries_position + number * INDEX_ENTRY.size
             )
             stored_ms = file.begin_ms + seconds * 1000  # rounded down to a second
-            if entry_hash == value and begin_ms - 999 <= stored_ms <= end_ms:
+            if entry_hash == hash_value and begin_ms - 999 <= stored_ms <= end_ms:
                 yield log_offset
             # Numbers fall along a chain; one that does not is damage, and would be a loop.
             number = previous if previous < number else 0
 
-    def _head(self, view: memoryview, slot: int, count: int) -> int:
+    def _slot_head(self, view: memoryview, slot: int, count: int) -> int:
         (number,) = SLOT.unpack_from(view, HEADER.size + slot * SLOT.size)
         return number if 0 < number < count else 0
 
@@ -320,7 +339,7 @@ class KeyIndex:
 
     def open(self) -> None:
         """Finish what a crash interrupted, then read the headers."""
-        apply_changes(self._disk, [c for c in load_redo(self._disk) if self._may_apply(c)])
+        apply_changes(self._disk, [c for c in load_redo(self._disk) if self._can_apply(c)])
         self.files = []
         for name in self._disk.names(INDEX_DIRECTORY):
             if not name.isdigit():
@@ -329,20 +348,20 @@ class KeyIndex:
             if len(view) == self._file_bytes:
                 file = IndexFile(name, *HEADER.unpack_from(view, 0))
                 # RocketMQ leaves 0 in a file it has just made; more than fits is damage.
-                file.count = min(max(1, file.count), self._entries)
+                file.count = min(max(1, file.count), self._entry_count)
                 self.files.append(file)
             else:  # made with other settings, or cut short: the log has it all
-                self._views.forget(f"{INDEX_DIRECTORY}/{name}")
+                self._views.discard(f"{INDEX_DIRECTORY}/{name}")
                 remove_file(self._disk, f"{INDEX_DIRECTORY}/{name}")
 
-    def _may_apply(self, change: FileChange) -> bool:
+    def _can_apply(self, change: FileChange) -> bool:
         """Not if another broker has worked on the file since: it has gone on, or removed it."""
         (entries_at, _), (_, header) = change.writes
         if not self._disk.exists(change.path):
-            return entries_at == self._entries_at + INDEX_ENTRY.size  # it begins the file
+            return entries_at == self._entries_position + INDEX_ENTRY.size  # it begins the file
         view = self._views.view(change.path)
         count = HEADER.unpack_from(view)[-1] if len(view) >= HEADER.size else 0
-        self._views.forget(change.path)
+        self._views.discard(change.path)
         return bool(count <= HEADER.unpack(header)[-1])
 
     @property
@@ -355,26 +374,28 @@ class KeyIndex:
             self.files[-1].is_closed = True
 
     def clear(self) -> None:
-        remove_file(self._disk, PATH)
+        remove_file(self._disk, REDO_PATH)
         while self.files:
             self._remove(self.files.pop())
-        self.waiting.clear()
+        self.pending.clear()
 
     def remove_expired(self, log_begin: int) -> int:
         expired = expired_files(self.files, log_begin)
         if expired:
-            remove_file(self._disk, PATH)  # or a start could make a removed file again
+            remove_file(self._disk, REDO_PATH)  # or a start could make a removed file again
         for file in expired:
             self.files.remove(file)
             self._remove(file)
         return len(expired)
 
     def _remove(self, file: IndexFile) -> None:
-        self._views.forget(file.path)
+        self._views.discard(file.path)
         remove_file(self._disk, file.path)
 
 
-def _chain(slots: list[int], previous: list[int], first: int, newest: dict[int, int]) -> int:
+def _link_shared_slots(
+    slots: list[int], previous: list[int], first: int, newest: dict[int, int]
+) -> int:
     """Let entries that came together into one slot follow each other; how many did so in a slot
     that was empty before."""
     numbered = zip(slots, itertools.count(first), strict=False)
@@ -395,6 +416,6 @@ def expired_files(files: list[IndexFile], log_begin: int) -> list[IndexFile]:
     return list(itertools.takewhile(lambda file: file.end_offset < log_begin, files[:-1]))
 
 
-def _new_name(files: list[IndexFile], now_ms: int) -> str:
-    name = file_stamp(now_ms)
+def _new_file_name(files: list[IndexFile], now_ms: int) -> str:
+    name = file_timestamp(now_ms)
     return max(name, f"{int(files[-1].name) + 1:017d}") if files else name

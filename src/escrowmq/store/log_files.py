@@ -23,16 +23,18 @@ from escrowmq.message.record import (
     StoredRecord,
     decode_record,
 )
-from escrowmq.store.commit_log import DIRECTORY, file_name, is_file_name
-from escrowmq.store.disk import Disk, OpenViews
+from escrowmq.store.commit_log import LOG_DIRECTORY, file_name, is_file_name
+from escrowmq.store.disk import Disk, ViewCache
 
-WHOLE_BYTES: Final = 8 << 20  # so far behind the end every byte is looked at; farther on
+FULL_SCAN_BYTES: Final = 8 << 20  # so far behind the end every byte is looked at; farther on
 _SAMPLE_BYTES: Final = 4096  # only the first so many
-_SAMPLED_BYTES: Final = 16 << 20  # of so many
+_SAMPLE_INTERVAL_BYTES: Final = 16 << 20  # of so many
 _CHUNK_BYTES: Final = 256 << 10
 _ZEROS: Final = bytes(_CHUNK_BYTES)
-_MAGIC_AT: Final = 4
-_MAGICS = re.compile(b"|".join(re.escape(m.to_bytes(4, "big")) for m in (MAGIC_V1, MAGIC_V2)))
+_MAGIC_POSITION: Final = 4
+_MAGIC_PATTERN = re.compile(
+    b"|".join(re.escape(m.to_bytes(4, "big")) for m in (MAGIC_V1, MAGIC_V2))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,55 +44,57 @@ class LogFile:
 
     @property
     def path(self) -> str:
-        return f"{DIRECTORY}/{file_name(self.base)}"
+        return f"{LOG_DIRECTORY}/{file_name(self.base)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BadPlace:
+class DamagedRange:
     """Bytes of the log that are no record."""
 
     begin: LogOffset
     end: LogOffset  # where the next good record lies; where the files end if there is none
-    seen_from: LogOffset  # the first byte that is not zero
-    why: str
+    first_nonzero: LogOffset  # the first byte that is not zero
+    reason: str
     is_last: bool  # no good record lies behind it
 
 
 class LogFiles:
     def __init__(self, disk: Disk) -> None:
-        self._views = OpenViews(disk, files_max=2)
-        names = disk.names(DIRECTORY)
-        self.strangers = [name for name in names if not is_file_name(name)]
+        self._views = ViewCache(disk, files_max=2)
+        names = disk.names(LOG_DIRECTORY)
+        self.unknown_names = [name for name in names if not is_file_name(name)]
         found = [
-            LogFile(int(name), file_size(disk, f"{DIRECTORY}/{name}"))
+            LogFile(int(name), file_size(disk, f"{LOG_DIRECTORY}/{name}"))
             for name in names
             if is_file_name(name)
         ]
-        self.segment_bytes = likely_size(file.size for file in found)
-        self.misplaced = [f for f in found if self.segment_bytes and f.base % self.segment_bytes]
-        self.files = [file for file in found if file not in self.misplaced]
+        self.segment_bytes = most_common_size(file.size for file in found)
+        self.misaligned_files = [
+            f for f in found if self.segment_bytes and f.base % self.segment_bytes
+        ]
+        self.files = [file for file in found if file not in self.misaligned_files]
         self._last_view = -1, memoryview(b"")
         self._by_base = {file.base: file for file in self.files}
         self.begin = LogOffset(self.files[0].base if self.files else 0)
-        self.scan_end = LogOffset(self.files[-1].base + self.segment_bytes if self.files else 0)
+        self.files_end = LogOffset(self.files[-1].base + self.segment_bytes if self.files else 0)
         self.end = self.begin  # behind the last good record that a walk has met
 
     def close(self) -> None:
         self._last_view = -1, memoryview(b"")
         self._views.close()
 
-    def place(self, log_offset: int) -> tuple[str, int]:
+    def locate(self, log_offset: int) -> tuple[str, int]:
         """The path of the file that holds this offset, there or not, and the position in it."""
         position = log_offset % self.segment_bytes if self.segment_bytes else 0
-        return f"{DIRECTORY}/{file_name(log_offset - position)}", position
+        return f"{LOG_DIRECTORY}/{file_name(log_offset - position)}", position
 
     def has_file(self, log_offset: int) -> bool:
         return log_offset - log_offset % self.segment_bytes in self._by_base
 
-    def walk(self, begin: int = 0) -> Iterator[StoredRecord | BadPlace]:
+    def scan(self, begin: int = 0) -> Iterator[StoredRecord | DamagedRange]:
         """Every record from `begin` on, a record's boundary, and every place that holds none."""
         at = LogOffset(max(begin, self.begin))
-        while at < self.scan_end:
+        while at < self.files_end:
             file = self._by_base.get(at - at % self.segment_bytes)
             if file is not None and self._is_blank(file, at):
                 at = LogOffset(file.base + self.segment_bytes)
@@ -98,7 +102,7 @@ class LogFiles:
             try:
                 record = self._record_at(file, at)
             except CorruptRecord as error:
-                place = self._bad_place(at, error.why)
+                place = self._find_damage(at, error.reason)
                 if place is None:
                     return
                 yield place
@@ -109,11 +113,11 @@ class LogFiles:
                 at = self.end = LogOffset(at + record.size)
                 yield record
 
-    def next_good(self, at: int) -> LogOffset | None:
+    def next_valid_record(self, log_offset: int) -> LogOffset | None:
         """The first good record at an offset or behind it, whatever lies between."""
         for file in self.files:
-            if file.base + self.segment_bytes > at:
-                found = self._good_in(file, max(0, at - file.base))
+            if file.base + self.segment_bytes > log_offset:
+                found = self._find_valid_record(file, max(0, log_offset - file.base))
                 if found is not None:
                     return found
         return None
@@ -125,47 +129,47 @@ class LogFiles:
             self._last_view = file.base, view
         return view
 
-    def _record_at(self, file: LogFile | None, at: LogOffset) -> StoredRecord:
+    def _record_at(self, file: LogFile | None, log_offset: LogOffset) -> StoredRecord:
         if file is None:
-            raise CorruptRecord(at, "the file is missing")
-        return decode_record(self._view(file), at - file.base, at)
+            raise CorruptRecord(log_offset, "the file is missing")
+        return decode_record(self._view(file), log_offset - file.base, log_offset)
 
-    def _is_blank(self, file: LogFile, at: LogOffset) -> bool:
-        view, position = self._view(file), at - file.base
+    def _is_blank(self, file: LogFile, log_offset: LogOffset) -> bool:
+        view, position = self._view(file), log_offset - file.base
         if len(view) - position < BLANK.size:
             return False
         remaining, magic = BLANK.unpack_from(view, position)
         return bool(magic == MAGIC_BLANK and remaining == self.segment_bytes - position)
 
-    def _bad_place(self, at: LogOffset, why: str) -> BadPlace | None:
+    def _find_damage(self, log_offset: LogOffset, reason: str) -> DamagedRange | None:
         """None if there is nothing but zeros: the log ends here, as it should."""
         seen_from: int | None = None
         following: LogOffset | None = None
         for file in self.files:
-            if file.base + self.segment_bytes <= at:
+            if file.base + self.segment_bytes <= log_offset:
                 continue
-            nonzero = first_nonzero(self._view(file), max(0, at - file.base))
+            nonzero = first_nonzero(self._view(file), max(0, log_offset - file.base))
             if nonzero is None:
                 continue
             if seen_from is None:
                 seen_from = file.base + nonzero
-            following = self._good_in(file, max(0, at + 1 - file.base))
+            following = self._find_valid_record(file, max(0, log_offset + 1 - file.base))
             if following is not None:
                 break
         if seen_from is None:
             return None
-        return BadPlace(
-            begin=at,
-            end=self.scan_end if following is None else following,
-            seen_from=LogOffset(seen_from),
-            why=why,
+        return DamagedRange(
+            begin=log_offset,
+            end=self.files_end if following is None else following,
+            first_nonzero=LogOffset(seen_from),
+            reason=reason,
             is_last=following is None,
         )
 
-    def _good_in(self, file: LogFile, position: int) -> LogOffset | None:
+    def _find_valid_record(self, file: LogFile, position: int) -> LogOffset | None:
         view = self._view(file)
-        for found in _MAGICS.finditer(view, position + _MAGIC_AT):
-            candidate = found.start() - _MAGIC_AT
+        for found in _MAGIC_PATTERN.finditer(view, position + _MAGIC_POSITION):
+            candidate = found.start() - _MAGIC_POSITION
             try:
                 return decode_record(view, candidate, LogOffset(file.base + candidate)).log_offset
             except CorruptRecord:
@@ -173,15 +177,19 @@ class LogFiles:
         return None
 
 
-def first_nonzero(view: memoryview, position: int, whole_bytes: int = WHOLE_BYTES) -> int | None:
+def first_nonzero(
+    view: memoryview, position: int, full_scan_bytes: int = FULL_SCAN_BYTES
+) -> int | None:
     """Where the first byte lies that is not zero. What a crash leaves lies right behind the end;
     of the rest of a sparse file only samples are taken, for to look at all would fill the memory
     with its pages."""
-    whole_end = min(len(view), position + whole_bytes)
+    whole_end = min(len(view), position + full_scan_bytes)
     chunks = [
         (at, min(at + _CHUNK_BYTES, whole_end)) for at in range(position, whole_end, _CHUNK_BYTES)
     ]
-    chunks += [(at, at + _SAMPLE_BYTES) for at in range(whole_end, len(view), _SAMPLED_BYTES)]
+    chunks += [
+        (at, at + _SAMPLE_BYTES) for at in range(whole_end, len(view), _SAMPLE_INTERVAL_BYTES)
+    ]
     for begin, end in chunks:
         chunk = bytes(view[begin:end])
         if chunk != _ZEROS[: len(chunk)]:
@@ -189,7 +197,7 @@ def first_nonzero(view: memoryview, position: int, whole_bytes: int = WHOLE_BYTE
     return None
 
 
-def likely_size(sizes: Iterable[int]) -> int:
+def most_common_size(sizes: Iterable[int]) -> int:
     """How long files of one kind should be: what most of them are, or the longest; 0 if none is."""
     counts = Counter(size for size in sizes if size)
     return max(counts, key=lambda size: (counts[size], size), default=0)

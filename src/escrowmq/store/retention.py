@@ -11,49 +11,49 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from escrowmq.message.record import LogOffset
-from escrowmq.store.disk import Usage
+from escrowmq.store.disk import DiskUsage
 from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import MessageStore
 
-REMOVED_MAX = 10  # files per pass: no checkpoint is made meanwhile
+SEGMENTS_PER_PASS_MAX = 10  # files per pass: no checkpoint is made meanwhile
 
 
-def may_remove(
+def should_remove(
     modified_ms: int, *, now_ms: int, hour: int, used_ratio: float, settings: StoreSettings
 ) -> bool:
     """Whether a log file that was last written then has to go now. Pure."""
     if used_ratio > settings.force_expire_ratio:
         return True
-    if now_ms - modified_ms <= settings.reserved_hours * 3_600_000:
+    if now_ms - modified_ms <= settings.retention_hours * 3_600_000:
         return False
     return hour in settings.delete_hours or used_ratio > settings.expire_ratio
 
 
-def look_for_room(store: MessageStore, usage: Usage) -> None:
+def update_disk_state(store: MessageStore, usage: DiskUsage) -> None:
     """Whether messages are taken, as full as the disk is."""
-    store.accepts_writes = usage.used_ratio <= store.settings.refuse_ratio
+    store.has_disk_space = usage.used_ratio <= store.settings.refuse_ratio
 
 
-def has_to_go(
+def is_expired(
     store: MessageStore,
     *,
     now_ms: int,
     hour: int,
-    usage: Usage,
-    keep_from: LogOffset | None = None,
+    usage: DiskUsage,
+    oldest_needed_offset: LogOffset | None = None,
 ) -> bool:
     """Whether the oldest file has to, as full as the disk is; and whether that is too full to
     take messages. Nothing from `keep_from` on ever has to."""
     settings, used_ratio = store.settings, usage.used_ratio
-    look_for_room(store, usage)
+    update_disk_state(store, usage)
     base = store.begin
     end = base + settings.segment_bytes
     # The file that is being written stays, and so does what no checkpoint covers yet.
-    if end >= store.end or end > store.checkpointed:
+    if end >= store.end or end > store.checkpointed_offset:
         return False
-    if keep_from is not None and end > keep_from:
+    if oldest_needed_offset is not None and end > oldest_needed_offset:
         return False
-    return may_remove(
+    return should_remove(
         store.modified_ms(base), now_ms=now_ms, hour=hour, used_ratio=used_ratio, settings=settings
     )
 
@@ -63,13 +63,17 @@ def expire(
     *,
     now_ms: int,
     hour: int,
-    usage: Callable[[], Usage],
-    keep_from: LogOffset | None = None,
+    read_usage: Callable[[], DiskUsage],
+    oldest_needed_offset: LogOffset | None = None,
 ) -> int:
     """One pass, oldest file first: how many went."""
     removed = 0
-    while removed < REMOVED_MAX and has_to_go(
-        store, now_ms=now_ms, hour=hour, usage=usage(), keep_from=keep_from
+    while removed < SEGMENTS_PER_PASS_MAX and is_expired(
+        store,
+        now_ms=now_ms,
+        hour=hour,
+        usage=read_usage(),
+        oldest_needed_offset=oldest_needed_offset,
     ):
         store.remove_oldest_file()
         removed += 1

@@ -10,20 +10,20 @@ from escrowmq.errors import ConfigError
 QUEUE_ENTRY_BYTES = 20
 
 
-def _setting(default: int | float | bool, *, conf: str, at_least: float = 0) -> Any:
-    return field(default=default, metadata={"conf": conf, "at_least": at_least})
+def _setting(default: int | float | bool, *, conf: str, minimum: float = 0) -> Any:
+    return field(default=default, metadata={"conf": conf, "at_least": minimum})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
-    segment_bytes: int = _setting(1 << 30, conf="mappedFileSizeCommitLog", at_least=4096)
-    queue_file_bytes: int = _setting(6_000_000, conf="mappedFileSizeConsumeQueue", at_least=20)
-    index_enabled: bool = _setting(True, conf="messageIndexEnable")
-    index_slots: int = _setting(5_000_000, conf="maxHashSlotNum", at_least=1)
-    index_entries: int = _setting(20_000_000, conf="maxIndexNum", at_least=2)
-    message_bytes_max: int = _setting(4 << 20, conf="maxMessageSize", at_least=1)
-    sealed: bool = _setting(False, conf="enabledAppendPropCRC")
-    reserved_hours: int = _setting(72, conf="fileReservedTime", at_least=1)
+    segment_bytes: int = _setting(1 << 30, conf="mappedFileSizeCommitLog", minimum=4096)
+    queue_file_bytes: int = _setting(6_000_000, conf="mappedFileSizeConsumeQueue", minimum=20)
+    is_index_enabled: bool = _setting(True, conf="messageIndexEnable")
+    index_slots: int = _setting(5_000_000, conf="maxHashSlotNum", minimum=1)
+    index_entries: int = _setting(20_000_000, conf="maxIndexNum", minimum=2)
+    message_bytes_max: int = _setting(4 << 20, conf="maxMessageSize", minimum=1)
+    append_crc: bool = _setting(False, conf="enabledAppendPropCRC")
+    retention_hours: int = _setting(72, conf="fileReservedTime", minimum=1)
     delete_hours: tuple[int, ...] = field(default=(4,), metadata={"conf": "deleteWhen"})
     expire_ratio: float = _setting(0.75, conf="diskMaxUsedSpaceRatio")
     force_expire_ratio: float = _setting(0.85, conf="diskSpaceCleanForciblyRatio")

@@ -40,7 +40,7 @@ _STORED = frozenset(
 )
 
 
-def status_of(error: StoreError) -> PutStatus:
+def put_status(error: StoreError) -> PutStatus:
     """What RocketMQ would call the reason that an append was refused."""
     match error:
         case RecordRefused():

@@ -7,6 +7,6 @@ from __future__ import annotations
 
 from escrowmq.clock import ManualClock
 from escrowmq.testing.disks import FaultyDisk, MemoryDisk, PowerCut
-from escrowmq.testing.network import Network, Weather
+from escrowmq.testing.network import Network, NetworkFaults
 
-__all__ = ["FaultyDisk", "ManualClock", "MemoryDisk", "Network", "PowerCut", "Weather"]
+__all__ = ["FaultyDisk", "ManualClock", "MemoryDisk", "Network", "NetworkFaults", "PowerCut"]

@@ -24,15 +24,15 @@ from typing import Literal
 
 from escrowmq.clock import Clock, ManualClock
 from escrowmq.errors import StoreError, StoreFailed, StoreFull, StoreLocked
-from escrowmq.store.disk import Bytes, Usage, parent
+from escrowmq.store.disk import BytesLike, DiskUsage, parent_directory
 
-PAGE = 4096  # what a sparse file takes room in
-SECTOR = 512  # what a drive writes whole, or tears
+PAGE_BYTES = 4096  # what a sparse file takes room in
+SECTOR_BYTES = 512  # what a drive writes whole, or tears
 
 Survival = Literal["none", "all", "mixed", "scrambled"]
 
 # Mixed, often nearly all is kept, or lost: one odd sector among many is the hardest to notice.
-_KEPT_RATIOS: dict[Survival, list[float]] = {
+_SURVIVAL_RATIOS: dict[Survival, list[float]] = {
     "none": [0],
     "all": [1],
     "mixed": [0.1, 0.5, 0.9],
@@ -40,24 +40,24 @@ _KEPT_RATIOS: dict[Survival, list[float]] = {
 }
 
 
-class Cut:
+class CrashOutcome:
     """What one power cut leaves of what was not safe."""
 
     def __init__(self, rng: Random, survival: Survival) -> None:
         self._rng = rng
-        self._ratio = rng.choice(_KEPT_RATIOS[survival])
-        self._scrambles = survival == "scrambled"
+        self._ratio = rng.choice(_SURVIVAL_RATIOS[survival])
+        self._is_scrambled = survival == "scrambled"
 
-    def keeps(self) -> bool:
+    def is_kept(self) -> bool:
         return self._rng.random() < self._ratio
 
-    def sector(self, old: bytes, new: bytes) -> bytes:
+    def surviving_sector(self, old: bytes, new: bytes) -> bytes:
         if self._ratio in (0, 1) or self._rng.random() >= 0.15:
-            return new if self.keeps() else old
-        if not self._scrambles:
-            at = self._rng.randint(0, SECTOR)
+            return new if self.is_kept() else old
+        if not self._is_scrambled:
+            at = self._rng.randint(0, SECTOR_BYTES)
             return new[:at] + old[at:]
-        words = ((self._rng.choice((old, new)), at) for at in range(0, SECTOR, 8))
+        words = ((self._rng.choice((old, new)), at) for at in range(0, SECTOR_BYTES, 8))
         return b"".join(source[at : at + 8] for source, at in words)
 
 
@@ -68,78 +68,84 @@ class Inode:
         self._clock = clock
         self.is_directory = is_directory
         self.buffer = _zeros(0)
-        self.pages: set[int] = set()  # those ever written
+        self.written_pages: set[int] = set()  # those ever written
         self.modified_ms = clock.now_ms()
-        self.locked = False
+        self.is_locked = False
         self._sizes = [0]  # the safe one, then all since
-        self._safe: dict[int, bytes] = {}  # of each sector changed since the last sync
-        self._forgotten: dict[int, bytes] = {}  # the same, but no later sync will write them
+        self._synced_sectors: dict[int, bytes] = {}  # of each sector changed since the last sync
+        self._dropped_sectors: dict[int, bytes] = {}  # the same, but no later sync will write them
         # What each cut of the file took away since, by its place among the sizes: if the power
         # goes before that cut is safe, it may all be there again.
-        self._cut_away: list[tuple[int, dict[int, bytes]]] = []
+        self._truncations: list[tuple[int, dict[int, bytes]]] = []
 
-    def write(self, position: int, data: Bytes) -> None:
-        self._remember(covered(position, len(data), SECTOR))
+    def write(self, position: int, data: BytesLike) -> None:
+        self._save_synced_sectors(covered_units(position, len(data), SECTOR_BYTES))
         self._put(position, data)
         self.modified_ms = self._clock.now_ms()
 
     def resize(self, size: int) -> None:
         if size < len(self.buffer):
-            gone = {s: self._sector(s) for s in self._safe if (s + 1) * SECTOR > size}
-            self._cut_away.append((len(self._sizes), gone))
-        for page in [page for page in self.pages if (page + 1) * PAGE > size]:
-            self._remember(covered(page * PAGE, PAGE, SECTOR))
+            gone = {
+                s: self._sector(s) for s in self._synced_sectors if (s + 1) * SECTOR_BYTES > size
+            }
+            self._truncations.append((len(self._sizes), gone))
+        for page in [page for page in self.written_pages if (page + 1) * PAGE_BYTES > size]:
+            self._save_synced_sectors(covered_units(page * PAGE_BYTES, PAGE_BYTES, SECTOR_BYTES))
         before, self.buffer = self.buffer, _zeros(size)
-        pages, self.pages = self.pages, set()
+        pages, self.written_pages = self.written_pages, set()
         for page in sorted(pages):  # not all of it: most of a large file was never touched
-            self._put(page * PAGE, before[page * PAGE : (page + 1) * PAGE])
+            self._put(page * PAGE_BYTES, before[page * PAGE_BYTES : (page + 1) * PAGE_BYTES])
         if size != self._sizes[-1]:
             self._sizes.append(size)
         self.modified_ms = self._clock.now_ms()
 
     def sync(self) -> None:
-        self._safe.clear()
-        self._cut_away.clear()
+        self._synced_sectors.clear()
+        self._truncations.clear()
         del self._sizes[:-1]
 
-    def fail_sync(self, *, forgets: bool) -> None:
+    def fail_sync(self, *, drops_pages: bool) -> None:
         """After a failed flush Linux takes the pages for clean: the next one skips them."""
-        if forgets:
-            self._forgotten |= self._safe
-            self._safe.clear()
+        if drops_pages:
+            self._dropped_sectors |= self._synced_sectors
+            self._synced_sectors.clear()
 
-    def after(self, cut: Cut) -> Inode:
+    def after_power_cut(self, outcome: CrashOutcome) -> Inode:
         left = Inode(self._clock, is_directory=self.is_directory)
-        later_sizes = itertools.takewhile(lambda size: cut.keeps(), self._sizes[1:])
+        later_sizes = itertools.takewhile(lambda size: outcome.is_kept(), self._sizes[1:])
         sizes = [self._sizes[0], *later_sizes]
         left.resize(sizes[-1])
-        for page in sorted(self.pages):
-            left._put(page * PAGE, self.buffer[page * PAGE : (page + 1) * PAGE])
+        for page in sorted(self.written_pages):
+            left._put(page * PAGE_BYTES, self.buffer[page * PAGE_BYTES : (page + 1) * PAGE_BYTES])
         back_again: dict[int, bytes] = {}
-        for place, gone in reversed(self._cut_away):
+        for place, gone in reversed(self._truncations):
             if place >= len(sizes):
                 back_again |= gone
-        for sector, old in (self._safe | self._forgotten).items():
+        for sector, old in (self._synced_sectors | self._dropped_sectors).items():
             new = back_again.get(sector) or self._sector(sector)
-            left._put(sector * SECTOR, cut.sector(old, new))
+            left._put(sector * SECTOR_BYTES, outcome.surviving_sector(old, new))
         left.sync()
         left.modified_ms = self.modified_ms
         return left
 
-    def _put(self, position: int, data: Bytes) -> None:
+    def _put(self, position: int, data: BytesLike) -> None:
         """What of it lies inside the file."""
         fitting = data[: max(0, len(self.buffer) - position)]
         self.buffer[position : position + len(fitting)] = fitting
-        self.pages.update(covered(position, len(fitting), PAGE))
+        self.written_pages.update(covered_units(position, len(fitting), PAGE_BYTES))
 
-    def _remember(self, sectors: range) -> None:
+    def _save_synced_sectors(self, sectors: range) -> None:
         for sector in sectors:
-            if sector not in self._safe:
-                forgotten = self._forgotten.pop(sector, None)
-                self._safe[sector] = self._sector(sector) if forgotten is None else forgotten
+            if sector not in self._synced_sectors:
+                forgotten = self._dropped_sectors.pop(sector, None)
+                self._synced_sectors[sector] = (
+                    self._sector(sector) if forgotten is None else forgotten
+                )
 
     def _sector(self, sector: int) -> bytes:
-        return bytes(self.buffer[sector * SECTOR : (sector + 1) * SECTOR]).ljust(SECTOR, b"\0")
+        return bytes(self.buffer[sector * SECTOR_BYTES : (sector + 1) * SECTOR_BYTES]).ljust(
+            SECTOR_BYTES, b"\0"
+        )
 
 
 def _zeros(size: int) -> bytearray | mmap.mmap:
@@ -148,7 +154,7 @@ def _zeros(size: int) -> bytearray | mmap.mmap:
     return bytearray(size) if size <= 1 << 16 else mmap.mmap(-1, size, flags=flags)
 
 
-def covered(position: int, length: int, unit: int) -> range:
+def covered_units(position: int, length: int, unit: int) -> range:
     return range(position // unit, -(-(position + length) // unit)) if length else range(0)
 
 
@@ -164,17 +170,17 @@ class MemoryFile:
     _disk: MemoryDisk
     _path: str
     _inode: Inode
-    _writable: bool
-    _open: bool = True
+    _is_writable: bool
+    _is_open: bool = True
 
     @property
     def size(self) -> int:
         return len(self._inode.buffer)
 
-    def write_at(self, position: int, data: Bytes) -> None:
+    def write_at(self, position: int, data: BytesLike) -> None:
         if position + len(data) > self.size:
             raise StoreError(f"{self._path}: a write past the end of the file")
-        self._check("writing", self._writable and position >= 0)
+        self._check("writing", self._is_writable and position >= 0)
         self._disk._call(
             f"write_at {self._path} {position}+{len(data)}",
             lambda faults: faults._fail_write(self._path, self._inode, position, data),
@@ -186,7 +192,7 @@ class MemoryFile:
         return memoryview(self._inode.buffer).toreadonly()
 
     def resize(self, size: int) -> None:
-        self._check("resizing", self._writable and size >= 0)
+        self._check("resizing", self._is_writable and size >= 0)
         self._disk._call(f"resize {self._path} {size}")
         self._inode.resize(size)
 
@@ -194,29 +200,29 @@ class MemoryFile:
         self._check("flushing")
         self._disk._call(
             f"sync {self._path}",
-            lambda faults: self._inode.fail_sync(forgets=faults.sync_failure_forgets),
+            lambda faults: self._inode.fail_sync(drops_pages=faults.sync_failure_drops_pages),
         )
         self._inode.sync()
 
     def close(self) -> None:
-        self._open = False
+        self._is_open = False
 
-    def _check(self, what: str, valid: bool = True) -> None:
-        if not (self._open and valid):
-            raise StoreFailed(f"{what} {self._path}: closed, read-only or a negative argument")
+    def _check(self, operation: str, is_valid: bool = True) -> None:
+        if not (self._is_open and is_valid):
+            raise StoreFailed(f"{operation} {self._path}: closed, read-only or a negative argument")
 
 
 class MemoryLock:
     def __init__(self, inode: Inode) -> None:
-        self._held = [inode]
+        self._locked_inodes = [inode]
 
     def release(self) -> None:
-        while self._held:
-            self._held.pop().locked = False
+        while self._locked_inodes:
+            self._locked_inodes.pop().is_locked = False
 
 
 # One operation of the journal: where it happened, and what is under a name from then on.
-_Step = tuple[set[str], dict[str, Inode | None]]
+_DirectoryChange = tuple[set[str], dict[str, Inode | None]]
 
 
 def _apply(changes: dict[str, Inode | None], names: dict[str, Inode]) -> None:
@@ -236,8 +242,8 @@ class MemoryDisk:
 
     def __post_init__(self) -> None:
         self._names: dict[str, Inode] = {}
-        self._safe_names: dict[str, Inode] = {}
-        self._journal: list[_Step] = []  # from the safe names to those of now
+        self._synced_names: dict[str, Inode] = {}
+        self._journal: list[_DirectoryChange] = []  # from the safe names to those of now
 
     def create(self, path: str, size: int) -> MemoryFile:
         self._call(f"create {path} {size}", lambda faults: faults._fail_create(path, size))
@@ -258,7 +264,7 @@ class MemoryDisk:
     def rename(self, old: str, new: str) -> None:
         self._call(f"rename {old} {new}")
         inode = self._file(old, "renaming")
-        if self._is_directory(new) or not self._is_directory(parent(new)):
+        if self._is_directory(new) or not self._is_directory(parent_directory(new)):
             raise StoreFailed(f"renaming {old} to {new}: it is a directory, or has none")
         if old != new:
             self._change({old: None, new: inode})
@@ -278,45 +284,45 @@ class MemoryDisk:
     def modified_ms(self, path: str) -> int:
         return self._inode(path, "looking at").modified_ms
 
-    def usage(self) -> Usage:
+    def usage(self) -> DiskUsage:
         total = 1 << 40 if self.capacity_bytes is None else self.capacity_bytes
-        used = sum(len(inode.pages) for inode in self._names.values()) * PAGE
-        return Usage(total_bytes=total, free_bytes=max(0, total - used))
+        used = sum(len(inode.written_pages) for inode in self._names.values()) * PAGE_BYTES
+        return DiskUsage(total_bytes=total, free_bytes=max(0, total - used))
 
     def lock(self, path: str, content: bytes) -> MemoryLock:
         self._call(f"lock {path}")
-        inode = self._find_or_make(path)
-        if inode.locked:
+        inode = self._get_or_create(path)
+        if inode.is_locked:
             raise StoreLocked(f"{path} is locked: another broker owns this directory")
         inode.resize(len(content))
         self._write(path, inode, 0, content)
-        inode.locked = True
+        inode.is_locked = True
         return MemoryLock(inode)
 
-    def _call(self, what: str, on_fault: OnFault | None = None) -> None:
+    def _call(self, operation: str, on_fault: OnFault | None = None) -> None:
         """Every call that a disk may fail begins here, and fails here if it is to."""
 
     def _create(self, path: str, size: int) -> MemoryFile:
-        inode = self._find_or_make(path)
+        inode = self._get_or_create(path)
         inode.resize(0)  # the same file, emptied: whoever holds it sees that
         inode.resize(size)
         return MemoryFile(self, path, inode, True)
 
-    def _inode(self, path: str, what: str) -> Inode:
+    def _inode(self, path: str, operation: str) -> Inode:
         if path not in self._names:
-            raise StoreFailed(f"{what} {path}: No such file or directory")
+            raise StoreFailed(f"{operation} {path}: No such file or directory")
         return self._names[path]
 
-    def _file(self, path: str, what: str) -> Inode:
+    def _file(self, path: str, operation: str) -> Inode:
         if self._is_directory(path):
-            raise StoreFailed(f"{what} {path}: Is a directory")
-        return self._inode(path, what)
+            raise StoreFailed(f"{operation} {path}: Is a directory")
+        return self._inode(path, operation)
 
     def _is_directory(self, path: str) -> bool:
         return path in self._names and self._names[path].is_directory
 
-    def _find_or_make(self, path: str) -> Inode:
-        self._make_directories(parent(path))
+    def _get_or_create(self, path: str) -> Inode:
+        self._make_directories(parent_directory(path))
         if path not in self._names:
             self._change({path: Inode(self.clock)})
         return self._file(path, "creating")
@@ -327,12 +333,12 @@ class MemoryDisk:
         if path in self._names:
             raise StoreFailed(f"creating {path}: Not a directory")
         if path:
-            self._make_directories(parent(path))
-        self._commit(parent(path))
-        self._names[path] = self._safe_names[path] = Inode(self.clock, is_directory=True)
+            self._make_directories(parent_directory(path))
+        self._commit(parent_directory(path))
+        self._names[path] = self._synced_names[path] = Inode(self.clock, is_directory=True)
 
     def _change(self, changes: dict[str, Inode | None]) -> None:
-        directories = {parent(path) for path in changes}
+        directories = {parent_directory(path) for path in changes}
         for directory in directories:
             self._names[directory].modified_ms = self.clock.now_ms()
         # To remove a directory is also a step in it: the last, after all that emptied it.
@@ -342,7 +348,7 @@ class MemoryDisk:
 
     def _commit(self, directory: str) -> None:
         """Its steps, and whatever had to happen before them in another directory."""
-        needed, later, safe = {directory}, list[_Step](), list[_Step]()
+        needed, later, safe = {directory}, list[_DirectoryChange](), list[_DirectoryChange]()
         for step in reversed(self._journal):
             if needed.isdisjoint(step[0]):
                 later.append(step)
@@ -350,13 +356,17 @@ class MemoryDisk:
                 needed |= step[0]
                 safe.append(step)
         for _, changes in reversed(safe):
-            _apply(changes, self._safe_names)
+            _apply(changes, self._synced_names)
         self._journal = later[::-1]
 
-    def _write(self, path: str, inode: Inode, position: int, data: Bytes) -> None:
-        new = [page for page in covered(position, len(data), PAGE) if page not in inode.pages]
-        free = self.usage().free_bytes // PAGE
-        room = len(data) if len(new) <= free else max(0, new[free] * PAGE - position)
+    def _write(self, path: str, inode: Inode, position: int, data: BytesLike) -> None:
+        new = [
+            page
+            for page in covered_units(position, len(data), PAGE_BYTES)
+            if page not in inode.written_pages
+        ]
+        free = self.usage().free_bytes // PAGE_BYTES
+        room = len(data) if len(new) <= free else max(0, new[free] * PAGE_BYTES - position)
         inode.write(position, data[:room])
         if room < len(data):
             raise StoreFull(f"writing {path}: No space left on device")
@@ -370,8 +380,8 @@ class FaultyDisk(MemoryDisk):
     fail_at: int | None = None  # this one call
     fail_from: int | None = None  # this call and all later ones
     error: type[StoreError] = StoreFailed
-    sync_failure_forgets: bool = True
-    cut_at: int | None = None  # PowerCut, and nothing works any more
+    sync_failure_drops_pages: bool = True
+    power_cut_at: int | None = None  # PowerCut, and nothing works any more
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -381,28 +391,28 @@ class FaultyDisk(MemoryDisk):
 
     def power_cut(self, rng: Random, survival: Survival = "mixed") -> FaultyDisk:
         """The disk that the machine finds when it is on again. This one stays as it is."""
-        cut = Cut(rng, survival)
-        names = dict(self._safe_names)
+        cut = CrashOutcome(rng, survival)
+        names = dict(self._synced_names)
         ended: set[str] = set()
         for directories, changes in self._journal:
-            if ended.isdisjoint(directories) and cut.keeps():
+            if ended.isdisjoint(directories) and cut.is_kept():
                 _apply(changes, names)
             else:
                 ended |= directories
         found = FaultyDisk(clock=self.clock, capacity_bytes=self.capacity_bytes)
-        found._names = {path: inode.after(cut) for path, inode in names.items()}
-        found._safe_names = dict(found._names)
+        found._names = {path: inode.after_power_cut(cut) for path, inode in names.items()}
+        found._synced_names = dict(found._names)
         return found
 
-    def _call(self, what: str, on_fault: OnFault | None = None) -> None:
-        if self.cut_at is not None and self.calls >= self.cut_at:
-            raise PowerCut(what)
+    def _call(self, operation: str, on_fault: OnFault | None = None) -> None:
+        if self.power_cut_at is not None and self.calls >= self.power_cut_at:
+            raise PowerCut(operation)
         self.calls += 1
-        self.trace.append(what)
-        if self.calls == self.cut_at:
-            fault: BaseException = PowerCut(what)
+        self.trace.append(operation)
+        if self.calls == self.power_cut_at:
+            fault: BaseException = PowerCut(operation)
         elif self.calls == self.fail_at or self.calls >= (self.fail_from or self.calls + 1):
-            fault = self.error(f"{what}: made to fail")
+            fault = self.error(f"{operation}: made to fail")
         else:
             return
         self.trace[-1] += f" -> {type(fault).__name__}"
@@ -411,13 +421,13 @@ class FaultyDisk(MemoryDisk):
                 on_fault(self)
         raise fault
 
-    def _fail_write(self, path: str, inode: Inode, position: int, data: Bytes) -> None:
+    def _fail_write(self, path: str, inode: Inode, position: int, data: BytesLike) -> None:
         """Some of it is done: up to any byte, or up to the end of a sector."""
         end = position + self._rng.randint(0, len(data))
-        end -= self._rng.choice((0, end % SECTOR))
+        end -= self._rng.choice((0, end % SECTOR_BYTES))
         self._write(path, inode, position, data[: max(0, end - position)])
 
     def _fail_create(self, path: str, size: int) -> None:
-        done = None if self.calls == self.cut_at else self._rng.choice((None, 0, size))
+        done = None if self.calls == self.power_cut_at else self._rng.choice((None, 0, size))
         if done is not None:
             self._create(path, done)

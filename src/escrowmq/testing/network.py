@@ -29,7 +29,7 @@ from escrowmq.remoting.requests import Body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weather:
+class NetworkFaults:
     """What can happen to a frame, as probabilities."""
 
     loss: float = 0.0
@@ -39,30 +39,30 @@ class Weather:
     late_ms: tuple[int, int] = (20, 400)
 
 
-CALM = Weather()
+NO_FAULTS = NetworkFaults()
 
 
-class Peer(Protocol):
+class SimulatedPeer(Protocol):
     """Whoever sits at an end."""
 
-    def received(self, end: End, data: bytes) -> None: ...
-    def closed(self, end: End) -> None: ...
+    def received(self, end: Endpoint, data: bytes) -> None: ...
+    def closed(self, end: Endpoint) -> None: ...
 
 
-class End:
+class Endpoint:
     """One end of a line. Compares and hashes as itself."""
 
-    def __init__(self, network: Network, owner: Peer, peer: str) -> None:
+    def __init__(self, network: Network, owner: SimulatedPeer, peer: str) -> None:
         address, _, port = peer.rpartition(":")
         self.peer = peer
         self.peer_host = encode_host(address, int(port))
         self.owner = owner
         self.connection = Connection()
         self.is_open = True
-        self.posted: Callable[[int, Header], None] = lambda code, fields: None  # to look on
+        self.on_oneway: Callable[[int, Header], None] = lambda code, fields: None  # to look on
         self._network = network
-        self._out = bytearray()
-        self._other: End | None = None
+        self._outgoing = bytearray()
+        self._other: Endpoint | None = None
 
     def events(self, data: bytes) -> Iterator[Event]:
         self.connection.receive(data)
@@ -70,46 +70,49 @@ class End:
 
     def write(self, data: bytes) -> None:
         if self.is_open:
-            self._out += data
+            self._outgoing += data
 
     def write_pieces(self, pieces: Sequence[Body]) -> None:
         for piece in pieces:
             self.write(bytes(piece))
 
-    def post(self, code: int, fields: Header, body: Body = b"") -> bool:
+    def send_oneway(self, code: int, fields: Header, body: Body = b"") -> bool:
         if self.is_open:
-            self.write(self.connection.post(code, fields, body))
-            self.posted(code, fields)
+            self.write(self.connection.send_oneway(code, fields, body))
+            self.on_oneway(code, fields)
         return self.is_open
 
     def flush(self) -> None:
         """What was written leaves, a frame at a time."""
-        out, self._out = bytes(self._out), bytearray()
+        out, self._outgoing = bytes(self._outgoing), bytearray()
         at = 0
         while self._other is not None and at < len(out):
             size = 4 + int.from_bytes(out[at : at + 4], "big")
-            self._network.carry(self._other, out[at : at + size])
+            self._network.transmit(self._other, out[at : at + size])
             at += size
 
 
 class Network:
-    def __init__(self, rng: Random, clock: Clock, weather: Weather = CALM) -> None:
-        self.weather = weather  # may change at any time
+    def __init__(self, rng: Random, clock: Clock, faults: NetworkFaults = NO_FAULTS) -> None:
+        self.faults = faults  # may change at any time
         self._rng = rng
         self._clock = clock
         self._numbers = itertools.count(1)
-        self._under_way: list[tuple[float, int, End, bytes]] = []
+        self._in_flight: list[tuple[float, int, Endpoint, bytes]] = []
 
-    def connect(self, client: Peer, server: Peer) -> tuple[End, End]:
+    def connect(self, client: SimulatedPeer, server: SimulatedPeer) -> tuple[Endpoint, Endpoint]:
         """The client's end and the server's; whoever is at one sees the address of the other."""
         port = 40_000 + next(self._numbers) % 20_000
-        near, far = End(self, client, "10.0.0.1:10911"), End(self, server, f"10.0.0.2:{port}")
+        near, far = (
+            Endpoint(self, client, "10.0.0.1:10911"),
+            Endpoint(self, server, f"10.0.0.2:{port}"),
+        )
         near._other, far._other = far, near
         return near, far
 
-    def carry(self, end: End, frame: bytes) -> None:
+    def transmit(self, end: Endpoint, frame: bytes) -> None:
         """Towards this end, if the weather lets it."""
-        weather, rng = self.weather, self._rng
+        weather, rng = self.faults, self._rng
         copies = 1 + (rng.random() < weather.duplication)
         for _ in range(copies):
             if rng.random() < weather.loss:
@@ -117,23 +120,23 @@ class Network:
             is_late = rng.random() < weather.lateness
             delay_ms = rng.randint(*(weather.late_ms if is_late else weather.delay_ms))
             due_s = self._clock.elapsed_s() + delay_ms / 1000
-            heapq.heappush(self._under_way, (due_s, next(self._numbers), end, frame))
+            heapq.heappush(self._in_flight, (due_s, next(self._numbers), end, frame))
 
     def deliver(self) -> int:
         """How many frames came to an end that is still there."""
         now_s, count = self._clock.elapsed_s(), 0
-        while self._under_way and self._under_way[0][0] <= now_s:
-            _, _, end, frame = heapq.heappop(self._under_way)
+        while self._in_flight and self._in_flight[0][0] <= now_s:
+            _, _, end, frame = heapq.heappop(self._in_flight)
             if end.is_open:
                 count += 1
                 end.owner.received(end, frame)
         return count
 
     @property
-    def under_way(self) -> int:
-        return sum(end.is_open for _, _, end, _ in self._under_way)
+    def in_flight(self) -> int:
+        return sum(end.is_open for _, _, end, _ in self._in_flight)
 
-    def cut(self, end: End) -> None:
+    def disconnect(self, end: Endpoint) -> None:
         ends = [one for one in (end, end._other) if one is not None and one.is_open]
         for one in ends:
             one.is_open = False

@@ -192,7 +192,9 @@ async def test_a_consumer_that_never_acknowledges(tmp_path: Path) -> None:
             held.append(message.body)
             await asyncio.Event().wait()
 
-        stuck = Consumer(served.namesrv_address, group="stuck", at_once=4, stop_s=0.1)
+        stuck = Consumer(
+            served.namesrv_address, group="stuck", concurrency=4, shutdown_timeout_s=0.1
+        )
         stuck.on("t")(never)
         await send(served, "t", *numbered(100))
         running = asyncio.create_task(stuck.run())

@@ -96,8 +96,8 @@ def test_what_was_flushed_before_a_kill_is_there_once_and_in_order(tmp_path: Pat
 
 def look(root: Path, flushed: int) -> int:
     store = MessageStore.open(RealDisk(root), SETTINGS, store_host=HOST)
-    assert not store.recovery.clean
-    assert store.recovery.damaged == []
+    assert not store.recovery.was_clean
+    assert store.recovery.damage == []
     numbers = [int(bytes(record.body).partition(b":")[0]) for record in store.records()]
     assert numbers == list(range(len(numbers)))
     assert len(numbers) >= flushed
@@ -121,5 +121,5 @@ def served(store: MessageStore, queue_id: int) -> list[int]:
                 body = bytes(data[position + 88 : position + 88 + 12])
                 numbers.append(int(body.partition(b":")[0]))
                 position += int.from_bytes(data[position : position + 4], "big")
-        at = found.next
+        at = found.next_offset
     return numbers

@@ -135,7 +135,7 @@ def test_a_stopped_server_leaves_a_clean_store_and_no_abort_file(tmp_path: Path)
     assert not (served.data / "abort").exists()
     assert served.assert_clean().records == 20
     store = MessageStore.open(RealDisk(served.data), SETTINGS, store_host=HOST)
-    assert store.recovery.clean
+    assert store.recovery.was_clean
     store.close()
 
 

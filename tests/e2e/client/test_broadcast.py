@@ -28,7 +28,7 @@ def listener(served: Broker, topic: str, offsets: Path) -> Consumer:
         group=f"g-{topic}",
         subscribe={topic: "*"},
         broadcast=True,
-        offsets=offsets,
+        offsets_file=offsets,
     )
 
 
@@ -56,7 +56,7 @@ async def test_a_file_has_one_consumer_and_must_be_readable(served: Broker, tmp_
                 pass
         message = await first.receive()
         with pytest.raises(LocalProtocolError, match="broadcasts"):
-            await first.later(message)
+            await first.retry_later(message)
     path.write_text("{")
     with pytest.raises(ConfigError, match="remove it"):
         async with listener(served, "alone", path):

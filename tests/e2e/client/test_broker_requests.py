@@ -10,16 +10,16 @@ from typing import Any, cast
 import pytest
 
 from escrowmq import Consumer, ReceivedMessage
-from escrowmq.client.connection import Line
-from escrowmq.client.consumer.broker_requests import keyed, queue_offsets
-from escrowmq.client.messages import Queue
+from escrowmq.client.connection import ClientConnection
+from escrowmq.client.consumer.broker_requests import decode_queue_offsets, encode_queue_map
+from escrowmq.client.messages import MessageQueue
 from escrowmq.errors import RequestRefused
 from escrowmq.remoting.codes import RequestCode
-from escrowmq.remoting.connection import Answer, Connection
+from escrowmq.remoting.connection import Connection, Response
 from escrowmq.remoting.headers import (
-    ConsumeDirectly,
-    ConsumerRunning,
-    ConsumerStatus,
+    ConsumeMessageDirectly,
+    GetConsumerRunningInfo,
+    GetConsumerStatus,
     Header,
     PullMessage,
     ResetConsumerOffset,
@@ -50,13 +50,13 @@ class _Asking:
 
     async def ask(
         self, consumer: Consumer, code: RequestCode, fields: Header, body: bytes = b""
-    ) -> Answer:
+    ) -> Response:
         theirs = Connection()
         theirs.receive(self._connection.call(code, fields, body, deadline_s=WAIT_S)[1])
         request = cast("Request[Any]", next(iter(theirs.events())))
-        consumer._answering.asked(cast("Line", self), request)
+        consumer._broker_requests.on_request(cast("ClientConnection", self), request)
         async with asyncio.timeout(WAIT_S):
-            return cast("Answer", await self._answered)
+            return cast("Response", await self._answered)
 
 
 async def test_a_consumer_tells_what_it_does_and_goes_where_it_is_told(served: Broker) -> None:
@@ -70,32 +70,32 @@ async def test_a_consumer_tells_what_it_does_and_goes_where_it_is_told(served: B
 
     running = asyncio.create_task(consumer.run())
     await until(lambda: len(seen) == 8)
-    client_id = consumer._member.membership.client_id
+    client_id = consumer._rebalancer.heartbeat.client_id
 
     told = await _Asking().ask(
         consumer,
         RequestCode.GET_CONSUMER_RUNNING_INFO,
-        ConsumerRunning(consumer_group="g-asked", client_id=client_id),
+        GetConsumerRunningInfo(consumer_group="g-asked", client_id=client_id),
     )
     assert told.command.code == 0
     assert b'"PROP_CONSUME_TYPE": "CONSUME_PASSIVELY"' in bytes(told.body)
-    assert bytes(told.body).count(b'"cachedMsgCount"') == len(consumer.queues)
+    assert bytes(told.body).count(b'"cachedMsgCount"') == len(consumer.assigned_queues)
 
-    status = ConsumerStatus(topic="asked", group="g-asked")
+    status = GetConsumerStatus(topic="asked", group="g-asked")
     code = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
     told = await _Asking().ask(consumer, code, status)
-    offsets = queue_offsets(bytes(told.body))
+    offsets = decode_queue_offsets(bytes(told.body))
     assert sum(offsets.values()) == 8
 
     reset = ResetConsumerOffset(topic="asked", group="g-asked", timestamp=0)
-    queues = [queue for queue in consumer.queues if queue.topic == "asked"]
-    body = b'{"offsetTable":%b}' % keyed([(queue, "0") for queue in queues])
+    queues = [queue for queue in consumer.assigned_queues if queue.topic == "asked"]
+    body = b'{"offsetTable":%b}' % encode_queue_map([(queue, "0") for queue in queues])
     told = await _Asking().ask(consumer, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, reset, body)
     assert told.command.code == 0
     await until(lambda: len(seen) == 16)
     assert sorted(seen) == sorted(numbered(8) * 2)
 
-    stranger = ConsumerStatus(topic="asked", group="another")
+    stranger = GetConsumerStatus(topic="asked", group="another")
     assert (await _Asking().ask(consumer, code, stranger)).command.code == 1
     await consumer.close()
     await running
@@ -114,10 +114,10 @@ async def test_one_message_is_processed_on_demand(served: Broker) -> None:
 
     running = asyncio.create_task(consumer.run())
     await until(lambda: len(seen) == 1)
-    pull = next(pull for pull in consumer._member.pulls.values() if pull.position)
-    line = await consumer._member.membership.line_to(pull.queue.address)
+    pull = next(pull for pull in consumer._rebalancer.fetchers.values() if pull.commit_offset)
+    line = await consumer._rebalancer.heartbeat.connect(pull.queue.address)
     record = await _record(line, pull.queue)
-    fields = ConsumeDirectly(consumer_group="g-direct", broker_name=pull.queue.broker)
+    fields = ConsumeMessageDirectly(consumer_group="g-direct", broker_name=pull.queue.broker)
     results = []
     for _ in range(2):
         told = await _Asking().ask(consumer, RequestCode.CONSUME_MESSAGE_DIRECTLY, fields, record)
@@ -128,7 +128,7 @@ async def test_one_message_is_processed_on_demand(served: Broker) -> None:
     await running
 
 
-async def _record(line: Line, queue: Queue) -> bytes:
+async def _record(line: ClientConnection, queue: MessageQueue) -> bytes:
     fields = PullMessage(
         consumer_group="any",
         topic=queue.topic,
@@ -138,14 +138,14 @@ async def _record(line: Line, queue: Queue) -> bytes:
         sys_flag=4,
         subscription="*",
     )
-    return bytes((await line.ask(RequestCode.PULL_MESSAGE, fields, timeout_s=WAIT_S)).body)
+    return bytes((await line.call_checked(RequestCode.PULL_MESSAGE, fields, timeout_s=WAIT_S)).body)
 
 
 def test_offsets_come_as_java_or_as_c_writes_them() -> None:
     java = b'{"offsetTable":{{"brokerName":"b","queueId":1,"topic":"t"}:12}}'
     c = b'{"offsetTable":[{"brokerName":"b","queueId":1,"topic":"t","offset":12}]}'
-    assert queue_offsets(java) == queue_offsets(c) == {("t", "b", 1): 12}
-    assert queue_offsets(b'{"offsetTable":{}}') == {}
+    assert decode_queue_offsets(java) == decode_queue_offsets(c) == {("t", "b", 1): 12}
+    assert decode_queue_offsets(b'{"offsetTable":{}}') == {}
     for broken in (b"", b"{", b'{"offsetTable":[{}]}', b"\xff"):
         with pytest.raises(RequestRefused):
-            queue_offsets(broken)
+            decode_queue_offsets(broken)

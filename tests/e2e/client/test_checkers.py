@@ -21,7 +21,7 @@ from escrowmq import (
     Verdict,
     blocking,
 )
-from escrowmq.client.producer.checker import Checkers
+from escrowmq.client.producer.checker import CheckerRegistry
 from tests.support.brokers import Served
 
 pytestmark = pytest.mark.slow
@@ -120,7 +120,7 @@ async def test_what_a_checker_raises_is_unknown_logged_and_counted(
         await leave_open(producer, Message("failing", b"x"))
         await until(lambda: bodies(served, "failing") == [b"x"])
         counts = producer.check_counts
-    assert (counts.asked, counts.failed, counts.unknown, counts.committed) == (4, 2, 3, 1)
+    assert (counts.received, counts.failed, counts.unknown, counts.committed) == (4, 2, 3, 1)
     assert "no database" in caplog.text
 
 
@@ -162,7 +162,7 @@ async def test_questions_beyond_the_limit_are_answered_with_unknown(
 ) -> None:
     go_on = asyncio.Event()
     async with a_producer(served, "full") as producer:
-        producer._checkers = Checkers("full", waiting_max=1)
+        producer._checkers = CheckerRegistry("full", pending_max=1)
 
         @producer.checker("full")
         async def check(message: ReceivedMessage) -> Verdict:

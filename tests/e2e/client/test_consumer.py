@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from escrowmq import Consumer, Limits, PullConsumer, ReceivedMessage
+from escrowmq import Consumer, ConsumerLimits, PullConsumer, ReceivedMessage
 from escrowmq.client.consumer import rebalance as member_module
-from escrowmq.client.consumer.offset_store import Start
-from escrowmq.client.consumer.rebalance import circle
-from escrowmq.client.filters import Wanted
-from escrowmq.errors import BadSubscription, LocalProtocolError
+from escrowmq.client.consumer.offset_store import ConsumeFrom
+from escrowmq.client.consumer.rebalance import average_by_circle
+from escrowmq.client.filters import FilterLike
+from escrowmq.errors import InvalidSubscription, LocalProtocolError
 from tests.support.brokers import Served
 from tests.support.clients import (
     CONF,
@@ -37,7 +37,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield served
 
 
-def consumer(served: Broker, group: str, **subscribe: Wanted) -> Consumer:
+def consumer(served: Broker, group: str, **subscribe: FilterLike) -> Consumer:
     return Consumer(served.namesrv_address, group=group, subscribe=subscribe)
 
 
@@ -91,24 +91,26 @@ async def test_what_is_given_back_comes_later_under_its_own_topic(served: Broker
     async with consumer(served, "g-again", again="a") as one, asyncio.timeout(WAIT_S):
         first = await one.receive()
         assert (first.topic, first.reconsume_times) == ("again", 0)
-        await one.later(first, delay_level=1)
+        await one.retry_later(first, delay_level=1)
         second = await one.receive()
         assert (second.body, second.topic, second.reconsume_times) == (b"x", "again", 1)
-        await one.later(second)
+        await one.retry_later(second)
         third = await one.receive()
         assert (third.body, third.reconsume_times) == (b"x", 2)
         with pytest.raises(LocalProtocolError, match="in hand"):
-            await one.later(first)
+            await one.retry_later(first)
 
 
 async def test_what_fails_too_often_is_among_the_dead_letters(served: Broker) -> None:
     await send(served, "hopeless", b"x")
-    one = Consumer(served.namesrv_address, group="g-dead", subscribe={"hopeless": "*"}, times_max=1)
+    one = Consumer(
+        served.namesrv_address, group="g-dead", subscribe={"hopeless": "*"}, max_reconsume_times=1
+    )
     async with one, asyncio.timeout(WAIT_S):
-        await one.later(await one.receive())
+        await one.retry_later(await one.receive())
         again = await one.receive()
         assert again.reconsume_times == 1
-        await one.later(again)
+        await one.retry_later(again)
         await send(served, "hopeless", b"y")
         assert (await one.receive()).body == b"y"
     async with PullConsumer(served.namesrv_address, group="undertaker") as puller:
@@ -121,23 +123,23 @@ async def test_two_members_share_the_queues_and_the_last_one_has_them_all(
     served: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As soon as the broker says that somebody came or went."""
-    monkeypatch.setattr(member_module, "REBALANCE_S", 10 * WAIT_S)
+    monkeypatch.setattr(member_module, "REBALANCE_INTERVAL_S", 10 * WAIT_S)
     await send(served, "shared", b"made")
     async with consumer(served, "g-shared", shared="*") as first:
         assert await receive(first, 1) == [b"made"]
-        await until(lambda: len(first.queues) == 5)  # and the one for retries
-        everything = set(first.queues)
+        await until(lambda: len(first.assigned_queues) == 5)  # and the one for retries
+        everything = set(first.assigned_queues)
         async with consumer(served, "g-shared", shared="*") as second:
-            await until(lambda: not set(first.queues) & set(second.queues))
-            assert {*first.queues, *second.queues} == everything
-            assert len(of_topic(second.queues, "shared")) == 2
-        await until(lambda: set(first.queues) == everything)
+            await until(lambda: not set(first.assigned_queues) & set(second.assigned_queues))
+            assert {*first.assigned_queues, *second.assigned_queues} == everything
+            assert len(of_topic(second.assigned_queues, "shared")) == 2
+        await until(lambda: set(first.assigned_queues) == everything)
 
 
 async def test_three_members_get_each_message_once(served: Broker) -> None:
     await send(served, "trio", b"make")
     seen: list[bytes] = []
-    trio = [Consumer(served.namesrv_address, group="g-trio", at_once=3) for _ in range(3)]
+    trio = [Consumer(served.namesrv_address, group="g-trio", concurrency=3) for _ in range(3)]
 
     async def handle(message: ReceivedMessage) -> None:
         seen.append(message.body)
@@ -148,7 +150,7 @@ async def test_three_members_get_each_message_once(served: Broker) -> None:
         running.append(asyncio.create_task(one.run()))
 
     def shares() -> list[int]:
-        return sorted(len(of_topic(one.queues, "trio")) for one in trio)
+        return sorted(len(of_topic(one.assigned_queues, "trio")) for one in trio)
 
     await until(lambda: shares() == [1, 1, 2] and seen == [b"make"])
     await send(served, "trio", *numbered(200))
@@ -167,7 +169,7 @@ async def test_after_a_rebalance_only_what_was_not_acknowledged_comes_again(serv
         seen += await receive(first, 20)
         in_hand = seen[-1]  # asking for the next would acknowledge it
         async with consumer(served, "g-moved", moved="*") as second:
-            await until(lambda: not set(first.queues) & set(second.queues))
+            await until(lambda: not set(first.assigned_queues) & set(second.assigned_queues))
 
             async def rest(one: Consumer) -> None:
                 async for message in one:
@@ -201,7 +203,7 @@ async def test_where_a_new_group_begins(served: Broker) -> None:
     moment = datetime.now(tz=UTC)
     await send(served, "since", b"new")
 
-    async def found(group: str, start: Start, newest: bytes) -> list[bytes]:
+    async def found(group: str, start: ConsumeFrom, newest: bytes) -> list[bytes]:
         one = Consumer(served.namesrv_address, group=group, start=start)
         seen: list[bytes] = []
 
@@ -210,8 +212,12 @@ async def test_where_a_new_group_begins(served: Broker) -> None:
             seen.append(message.body)
 
         running = asyncio.create_task(one.run())
-        await until(lambda: one._member.pulls)
-        await until(lambda: all(pull.position is not None for pull in one._member.pulls.values()))
+        await until(lambda: one._rebalancer.fetchers)
+        await until(
+            lambda: all(
+                pull.commit_offset is not None for pull in one._rebalancer.fetchers.values()
+            )
+        )
         await send(served, "since", newest)
         await caught_up(served, one, "since")
         await one.close()
@@ -229,10 +235,12 @@ async def test_one_that_is_never_done_with_holds_up_no_other_queue(served: Broke
     async with PullConsumer(served.namesrv_address, group="g-stuck") as puller:
         queues = await puller.queues("stuck")
         for queue in queues:
-            await puller.commit(queue, await puller.latest(queue))
+            await puller.commit(queue, await puller.latest_offset(queue))
         await send_to(served, "stuck", 0, b"stone", *numbered(5, "a"))
         await send_to(served, "stuck", 1, *numbered(5, "b"))
-        one = Consumer(served.namesrv_address, group="g-stuck", at_once=2, stop_s=0.1)
+        one = Consumer(
+            served.namesrv_address, group="g-stuck", concurrency=2, shutdown_timeout_s=0.1
+        )
         seen: list[bytes] = []
         never = asyncio.Event()
 
@@ -248,8 +256,8 @@ async def test_one_that_is_never_done_with_holds_up_no_other_queue(served: Broke
         await running
         before = await puller.committed(queues[0])
         assert before is not None
-        assert await puller.latest(queues[0]) - before == 6  # from the stone on
-        assert await puller.committed(queues[1]) == await puller.latest(queues[1])
+        assert await puller.latest_offset(queues[0]) - before == 6  # from the stone on
+        assert await puller.committed(queues[1]) == await puller.latest_offset(queues[1])
 
 
 async def test_no_more_is_pulled_than_there_is_room_for(served: Broker) -> None:
@@ -259,17 +267,17 @@ async def test_no_more_is_pulled_than_there_is_room_for(served: Broker) -> None:
         served.namesrv_address,
         group="g-crowd",
         subscribe={"crowd": "*"},
-        limits=Limits(per_queue=10, total=20),
+        limits=ConsumerLimits(per_queue=10, total=20),
     )
     async with one:
-        room = one._member.room
-        await until(lambda: room.messages >= 20)
+        room = one._rebalancer.limiter
+        await until(lambda: room.message_count >= 20)
         await asyncio.sleep(0.3)  # more would come now
         most = 4 * 32  # an answer for each queue may have been under way
-        assert room.messages <= most
+        assert room.message_count <= most
         found = await receive(one, 200)
         assert sorted(found) == bodies
-        assert room.messages <= most
+        assert room.message_count <= most
 
 
 async def test_shares_can_be_dealt_out_like_cards(served: Broker) -> None:
@@ -277,17 +285,22 @@ async def test_shares_can_be_dealt_out_like_cards(served: Broker) -> None:
 
     def member() -> Consumer:
         return Consumer(
-            served.namesrv_address, group="g-cards", subscribe={"cards": "*"}, share=circle
+            served.namesrv_address,
+            group="g-cards",
+            subscribe={"cards": "*"},
+            assignment=average_by_circle,
         )
 
     async with member() as first, member() as second:
         await until(
             lambda: (
-                len(of_topic(first.queues, "cards")) == len(of_topic(second.queues, "cards")) == 2
+                len(of_topic(first.assigned_queues, "cards"))
+                == len(of_topic(second.assigned_queues, "cards"))
+                == 2
             )
         )
         ids = sorted(
-            [queue.queue_id for queue in one.queues if queue.topic == "cards"]
+            [queue.queue_id for queue in one.assigned_queues if queue.topic == "cards"]
             for one in (first, second)
         )
         assert ids == [[0, 2], [1, 3]]
@@ -300,10 +313,10 @@ async def test_a_namespace_is_a_world_of_its_own(served: Broker) -> None:
     async with one, asyncio.timeout(WAIT_S):
         message = await one.receive()
         assert (message.topic, message.body) == ("spaced", b"inside")
-        await one.later(message, delay_level=1)
+        await one.retry_later(message, delay_level=1)
         message = await one.receive()
         assert (message.topic, message.body, message.reconsume_times) == ("spaced", b"inside", 1)
-        assert "%RETRY%ns%g-ns" in {queue.topic for queue in one.queues}
+        assert "%RETRY%ns%g-ns" in {queue.topic for queue in one.assigned_queues}
 
 
 @pytest.mark.parametrize(
@@ -318,5 +331,5 @@ async def test_a_namespace_is_a_world_of_its_own(served: Broker) -> None:
 async def test_what_makes_no_sense_is_refused(served: Broker, options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r".+"):
         Consumer(served.namesrv_address, group="g", **options)  # type: ignore[arg-type]
-    with pytest.raises(BadSubscription):
+    with pytest.raises(InvalidSubscription):
         Consumer(served.namesrv_address, group="g", subscribe={"t": 3})  # type: ignore[dict-item]

@@ -54,7 +54,7 @@ async def test_without_auto_commit_nothing_is_noted_until_it_is_said(served: Bro
     async with lite() as second:
         assert sorted(await poll(second, 6)) == numbered(6)
         await second.commit()
-        noted = [await second.committed(queue) for queue in second.assigned]
+        noted = [await second.committed(queue) for queue in second.assigned_queues]
         assert sum(offset or 0 for offset in noted) == 6
     await send(served, "manual", b"more")
     async with lite() as third:
@@ -70,13 +70,13 @@ async def test_assigned_queues_can_be_read_from_anywhere_and_paused(served: Brok
     async with LiteConsumer(served.namesrv_address, group="g-s", auto_commit=False) as lite:
         one, other = (await lite.queues("seeked"))[1:3]
         await lite.assign([one])
-        assert lite.assigned == [one]
+        assert lite.assigned_queues == [one]
         first = await poll(lite, 6)
         everything = numbered(3, "old") + numbered(3, "new")
         assert [body for body in first if body != b"make"] == everything
         await lite.seek_to_begin(one)
         assert await poll(lite, len(first)) == first
-        await lite.seek(one, await lite._member.calls.latest(one) - 2)
+        await lite.seek(one, await lite._rebalancer.queue_client.latest_offset(one) - 2)
         assert await poll(lite, 2) == everything[-2:]
         await lite.seek_to_time(one, moment)
         assert (await poll(lite, 3))[-3:] == numbered(3, "new")
@@ -87,7 +87,7 @@ async def test_assigned_queues_can_be_read_from_anywhere_and_paused(served: Brok
         lite.resume(one)
         assert await poll(lite, 1) == [b"last"]
         await lite.assign([other])
-        assert lite.assigned == [other]
+        assert lite.assigned_queues == [other]
         with pytest.raises(LocalProtocolError, match="assigned"):
             lite.pause(one)
         with pytest.raises(ValueError, match="negative"):
@@ -104,12 +104,12 @@ async def test_lite_members_share_the_queues_out(served: Broker) -> None:
     async with lite() as first, lite() as second:
         await until(
             lambda: (
-                len(of_topic(first.assigned, "halved")) == 2
-                and len(of_topic(second.assigned, "halved")) == 2
+                len(of_topic(first.assigned_queues, "halved")) == 2
+                and len(of_topic(second.assigned_queues, "halved")) == 2
             )
         )
         with pytest.raises(LocalProtocolError, match="shared out"):
-            await first.assign(second.assigned)
+            await first.assign(second.assigned_queues)
 
 
 async def test_queues_are_pulled_by_hand(served: Broker) -> None:
@@ -118,19 +118,19 @@ async def test_queues_are_pulled_by_hand(served: Broker) -> None:
     async with PullConsumer(served.namesrv_address, group="g-d") as puller:
         queue = (await puller.queues("dug"))[2]
         assert not await puller.committed(queue)
-        begin = await puller.latest(queue) - 40
-        pulled = await puller.pull(queue, begin, most=5)
+        begin = await puller.latest_offset(queue) - 40
+        pulled = await puller.pull(queue, begin, max_messages=5)
         assert [message.body for message in pulled.messages] == numbered(5)
         assert pulled.next_offset == begin + 5
         await puller.commit(queue, pulled.next_offset)
         assert await puller.committed(queue) == begin + 5
-        end = await puller.latest(queue)
+        end = await puller.latest_offset(queue)
         assert (await puller.pull(queue, end)).messages == []
         waiting = asyncio.create_task(puller.pull(queue, end, wait_s=10))
         await send_to(served, "dug", 2, b"late")
         assert [message.body for message in (await waiting).messages] == [b"late"]
-        assert await puller.at(queue, datetime.fromtimestamp(0, tz=UTC)) == 0
-        assert len(await puller.assigned("dug")) == 4
+        assert await puller.offset_at_time(queue, datetime.fromtimestamp(0, tz=UTC)) == 0
+        assert len(await puller.assigned_queues("dug")) == 4
         with pytest.raises(NoRoute):
             await puller.queues("nowhere")
 
@@ -144,7 +144,7 @@ def test_the_blocking_ones_do_the_same(served: Broker) -> None:
             found += [message.body for message in lite.poll(10)]
         assert sorted(found) == numbered(4)
         lite.commit()
-        queue = lite.assigned[0]
+        queue = lite.assigned_queues[0]
         lite.seek_to_end(queue)
         lite.pause(queue)
         lite.resume(queue)

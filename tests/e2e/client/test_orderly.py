@@ -9,7 +9,7 @@ import pytest
 
 from escrowmq import Consumer, PullConsumer, ReceivedMessage
 from escrowmq.client.consumer import rebalance as member_module
-from escrowmq.client.heartbeat import Membership
+from escrowmq.client.heartbeat import ConsumerHeartbeat
 from escrowmq.clock import SystemClock
 from tests.support.brokers import Served
 from tests.support.clients import CONF, WAIT_S, Broker, numbered, of_topic, send, until
@@ -87,12 +87,12 @@ async def test_a_second_one_takes_over_where_the_first_one_stopped(served: Broke
         second = orderly(served, "g-handed", subscribe=subscribe)
         async with second:
             # What is in hand keeps its queue locked until it is done with.
-            await until(lambda: len(first.queues) < 5)
+            await until(lambda: len(first.assigned_queues) < 5)
             receiving = asyncio.create_task(first.receive())
             await until(
                 lambda: (
-                    len(of_topic(first.queues, "handed")) == 2
-                    and len(of_topic(second.queues, "handed")) == 2
+                    len(of_topic(first.assigned_queues, "handed")) == 2
+                    and len(of_topic(second.assigned_queues, "handed")) == 2
                 )
             )
             rest = asyncio.create_task(second.receive())
@@ -104,7 +104,7 @@ async def test_a_second_one_takes_over_where_the_first_one_stopped(served: Broke
             for task in (receiving, rest):
                 task.cancel()
             await asyncio.gather(receiving, rest, return_exceptions=True)
-        await until(lambda: len(of_topic(first.queues, "handed")) == 4)
+        await until(lambda: len(of_topic(first.assigned_queues, "handed")) == 4)
     assert seen == numbered(6)
 
 
@@ -112,29 +112,29 @@ async def test_a_queue_whose_lock_another_has_is_let_go(
     served: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a long stop of the process, when its locks have run out."""
-    monkeypatch.setattr(member_module, "LOCK_S", 0.2)
+    monkeypatch.setattr(member_module, "LOCK_INTERVAL_S", 0.2)
     await send(served, "stolen", b"x")
     async with orderly(served, "g-stolen", subscribe={"stolen": "*"}) as one:
-        await until(lambda: len(of_topic(one.queues, "stolen")) == 4)
-        queue = next(queue for queue in one.queues if queue.topic == "stolen")
-        membership = one._member.membership
-        thief = Membership(
+        await until(lambda: len(of_topic(one.assigned_queues, "stolen")) == 4)
+        queue = next(queue for queue in one.assigned_queues if queue.topic == "stolen")
+        membership = one._rebalancer.heartbeat
+        thief = ConsumerHeartbeat(
             served.namesrv_address,
             lambda line, request: None,
             group="g-stolen",
             client_id="thief",
-            entry=one._member.entry,
+            entry=one._rebalancer.consumer_entry,
             clock=SystemClock(),
         )
         async with asyncio.timeout(WAIT_S):
             await membership.unlock([queue])
             while not (await thief.lock([queue]))[queue]:  # it was renewed in between
                 await membership.unlock([queue])
-        await until(lambda: queue not in one.queues)
+        await until(lambda: queue not in one.assigned_queues)
         assert (await membership.lock([queue])) == {queue: False}
         await thief.unlock([queue])
         await thief.leave()
-        await until(lambda: queue in one.queues)
+        await until(lambda: queue in one.assigned_queues)
 
 
 async def test_a_failure_while_leaving_is_the_next_owner_s(served: Broker) -> None:

@@ -13,7 +13,7 @@ from escrowmq.errors import (
     EscrowError,
     NoRoute,
     RequestRefused,
-    TransactionContradicted,
+    TransactionConflict,
     TransportError,
 )
 from tests.support.brokers import Served
@@ -82,7 +82,7 @@ async def test_rollback_ends_at_the_block(served: Served) -> None:
             raise Rollback
         assert tx.outcome is not None
         assert tx.outcome.state == "rolled_back"
-        with pytest.raises(TransactionContradicted):
+        with pytest.raises(TransactionConflict):
             await tx.send(Message("rolled", b"too late"))
     assert bodies(served, "rolled") == []
 
@@ -128,12 +128,12 @@ async def test_on_error_says_what_an_exception_means(served: Served) -> None:
 
 async def test_who_was_decided_on_otherwise_hears_of_it(served: Served) -> None:
     async with Producer(served.namesrv_address, group="p") as producer:
-        with pytest.raises(TransactionContradicted):  # noqa: PT012
+        with pytest.raises(TransactionConflict):  # noqa: PT012
             async with producer.transaction(Message("contradicted", b"x")) as tx:
                 [half] = tx.halves
-                fields = producer._ends.fields_of(half, Verdict.ROLLBACK)
-                line = await producer._line_to(half.queue, False)
-                await line.ask(37, fields, timeout_s=3)
+                fields = producer._ender.end_header(half, Verdict.ROLLBACK)
+                line = await producer._connect(half.queue, False)
+                await line.call_checked(37, fields, timeout_s=3)
     assert bodies(served, "contradicted") == []
 
 

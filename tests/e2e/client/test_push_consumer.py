@@ -15,7 +15,7 @@ import pytest
 from escrowmq import Consumer, Message, PullConsumer, ReceivedMessage, blocking
 from escrowmq.client.consumer import consumer as consumer_module
 from escrowmq.client.consumer.queue_client import send_back
-from escrowmq.errors import BadSubscription, LocalProtocolError
+from escrowmq.errors import InvalidSubscription, LocalProtocolError
 from tests.support.brokers import Served
 from tests.support.clients import CONF, WAIT_S, Broker, numbered, send, until
 
@@ -33,7 +33,7 @@ async def open_offsets(served: Broker, group: str, topic: str) -> int:
     async with PullConsumer(served.namesrv_address, group=group) as puller:
         return sum(
             [
-                await puller.latest(queue) - (await puller.committed(queue) or 0)
+                await puller.latest_offset(queue) - (await puller.committed(queue) or 0)
                 for queue in await puller.queues(topic)
             ]
         )
@@ -79,7 +79,7 @@ async def test_a_function_may_come_later_and_widen_what_is_wanted(served: Broker
     consumer.on("grown", "a")(handle)
     running = asyncio.create_task(consumer.run())
     await until(lambda: seen == [b"first"])
-    await until(lambda: len(consumer.queues) == 5)  # that of retries too
+    await until(lambda: len(consumer.assigned_queues) == 5)  # that of retries too
     consumer.on("grown", "b")(handle)
     consumer.on("sprung")(handle)
     await send(served, "grown", b"second", tags="b")
@@ -91,7 +91,7 @@ async def test_a_function_may_come_later_and_widen_what_is_wanted(served: Broker
 
 async def test_so_many_run_at_once_and_no_more(served: Broker) -> None:
     await send(served, "wide", *numbered(20))
-    consumer = Consumer(served.namesrv_address, group="g-wide", at_once=4)
+    consumer = Consumer(served.namesrv_address, group="g-wide", concurrency=4)
     now, most, done = 0, 0, 0
 
     @consumer.on("wide")
@@ -129,7 +129,7 @@ async def test_an_exception_means_later(served: Broker) -> None:
 
 async def test_a_stop_finishes_what_is_in_hand_and_leaves_the_rest(served: Broker) -> None:
     await send(served, "halted", *numbered(12))
-    consumer = Consumer(served.namesrv_address, group="g-halted", at_once=3)
+    consumer = Consumer(served.namesrv_address, group="g-halted", concurrency=3)
     begun: list[bytes] = []
     ended: list[bytes] = []
     may_end = asyncio.Event()
@@ -237,8 +237,8 @@ async def test_what_its_broker_has_lost_is_sent_again_from_the_copy(served: Brok
         message = await one.receive()
         await send_back(
             replace(message, log_offset=1 << 40),
-            next(queue for queue in one.queues if queue.topic == "kept"),
-            line_to=one._member.membership.line_to,
+            next(queue for queue in one.assigned_queues if queue.topic == "kept"),
+            connect=one._rebalancer.heartbeat.connect,
             group="g-kept",
             delay_level=1,
         )
@@ -250,7 +250,7 @@ async def test_a_message_survives_a_broker_that_is_down_when_it_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It cannot be given back: it comes again here. And what comes after the restart, comes."""
-    monkeypatch.setattr(consumer_module, "AGAIN_S", 0.1)
+    monkeypatch.setattr(consumer_module, "REDELIVERY_DELAY_S", 0.1)
     with Served(tmp_path, conf=CONF) as served:
         await send(served, "outlived", b"x")
         consumer = Consumer(served.namesrv_address, group="g-outlived")
@@ -280,7 +280,7 @@ async def test_handlers_that_cannot_be_told_apart_are_refused(served: Broker) ->
         await consumer.run()
     with pytest.raises(TypeError):
         consumer.on("t")(3)  # type: ignore[arg-type]
-    with pytest.raises(BadSubscription):
+    with pytest.raises(InvalidSubscription):
         consumer.on("t", "||")
     await consumer.close()
 

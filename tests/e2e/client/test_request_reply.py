@@ -75,7 +75,7 @@ async def test_no_reply_in_time_is_said_and_one_that_comes_late_is_dropped(serve
         asking = asyncio.create_task(producer.request(Message("late", b"again"), WAIT_S))
         await consumer.reply(await consumer.receive(), b"in time")
         assert (await asking).body == b"in time"
-        assert producer._replies._waiting == {}
+        assert producer._pending_replies._pending == {}
 
 
 async def test_only_a_request_that_is_in_hand_is_replied_to(served: Served) -> None:

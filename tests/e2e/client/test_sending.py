@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from escrowmq import Consumer, Message, Producer, Queue, ReceivedMessage, Verdict, blocking
+from escrowmq import Consumer, Message, MessageQueue, Producer, ReceivedMessage, Verdict, blocking
 from escrowmq.client.telemetry import Telemetry
 from escrowmq.errors import LocalProtocolError, RequestRefused
 from tests.interop.records import Record
@@ -94,7 +94,7 @@ def test_threads_send_batches_too(served: Served) -> None:
 
 
 async def test_a_selector_decides_the_queue(served: Served) -> None:
-    def by_size(queues: Sequence[Queue], message: Message) -> Queue:
+    def by_size(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
         return queues[len(message.body) % len(queues)]
 
     async with Producer(served.namesrv_address, group="p") as producer:
@@ -108,7 +108,7 @@ async def test_a_selector_decides_the_queue(served: Served) -> None:
 async def test_what_is_sent_one_way_arrives(served: Served) -> None:
     async with Producer(served.namesrv_address, group="p") as producer:
         for number in range(100):
-            await producer.send_one_way(Message("one-way", b"%d" % number))
+            await producer.send_oneway(Message("one-way", b"%d" % number))
     found = await received(served, "one-way", 100)
     assert sorted(int(message.body) for message in found) == list(range(100))
 
@@ -216,9 +216,9 @@ async def test_a_trace_goes_from_the_sender_through_the_checker_to_the_consumer(
         with pytest.raises(RequestRefused):
             await producer.send(Message("RMQ_SYS_TRANS_HALF_TOPIC", b"x"))
         messages = {m.body: m for m in await received(served, "traced", 4)}
-    tracing = Telemetry.of(provider)
+    tracing = Telemetry.from_option(provider)
     assert tracing is not None
-    with tracing.continued("process", messages[b"half"]):
+    with tracing.continue_trace("process", messages[b"half"]):
         pass
     spans: dict[str, list[ReadableSpan]] = {}
     for span in exporter.get_finished_spans():

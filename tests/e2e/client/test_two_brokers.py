@@ -62,9 +62,9 @@ class Pair:
         found: dict[str, list[bytes]] = {name: [] for name in NAMES}
         async with PullConsumer(self.namesrv_address, group="looks") as puller:
             for queue in await puller.queues(topic):
-                offset, end = 0, await puller.latest(queue)
+                offset, end = 0, await puller.latest_offset(queue)
                 while offset < end:
-                    messages, offset, *_ = await puller.pull(queue, offset, most=32)
+                    messages, offset, *_ = await puller.pull(queue, offset, max_messages=32)
                     found[queue.broker] += [message.body for message in messages]
         return found
 

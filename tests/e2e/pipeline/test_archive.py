@@ -16,17 +16,17 @@ from pyspark.sql import SparkSession
 
 from escrowmq.errors import PipelineFailed
 from escrowmq.pipeline.archive import (
-    Archived,
-    Wanted,
-    archive_table,
+    ArchiveResult,
+    ReplayRequest,
+    open_archive,
     read_archive,
     run_archive,
     run_replay,
     save_plan,
     send_chunk,
 )
-from escrowmq.pipeline.archive import _load as load_plan
-from escrowmq.pipeline.job import Source
+from escrowmq.pipeline.archive import load_plan as load_plan
+from escrowmq.pipeline.job import ClusterSource
 from tests.support.brokers import COMMAND, Served
 from tests.support.spark_session import QUIET, environment, patiently, spark
 
@@ -54,8 +54,10 @@ def bodies(served: Served, topic: str) -> list[int]:
     return sorted(int(record.body) for record in found)
 
 
-def archive(spark: SparkSession, served: Served, out: Path, *, compact: bool = False) -> Archived:
-    source = Source(served.namesrv_address, batch_messages=25)
+def archive(
+    spark: SparkSession, served: Served, out: Path, *, compact: bool = False
+) -> ArchiveResult:
+    source = ClusterSource(served.namesrv_address, batch_messages=25)
     return patiently(
         lambda: run_archive(spark, out, source=source, topics=["orders"], compact=compact)
     )
@@ -68,16 +70,16 @@ def test_a_topic_goes_into_an_archive_and_back(spark: SparkSession, tmp_path: Pa
             for topic in ("orders", "again", "limited"):
                 client.create_topic(topic, queues=2)
         send(served, 0, COUNT)
-        assert archive(spark, served, out) == Archived(COUNT, 0)
-        assert len(archive_table(out).manifest.parts) == 3
+        assert archive(spark, served, out) == ArchiveResult(COUNT, 0)
+        assert len(open_archive(out).manifest.parts) == 3
         send(served, COUNT, 10)
-        assert archive(spark, served, out, compact=True) == Archived(10, 4)
-        assert len(archive_table(out).manifest.parts) == 1
+        assert archive(spark, served, out, compact=True) == ArchiveResult(10, 4)
+        assert len(open_archive(out).manifest.parts) == 1
         rows = read_archive(spark, out)
         ids = Counter(row["message_id"] for row in rows.select("message_id").collect())
         assert ids == Counter(f"m{number}" for number in range(COUNT + 10))
         with pytest.raises(PipelineFailed, match="also archives orders"):
-            run_archive(spark, out, source=Source(served.namesrv_address), topics=["other"])
+            run_archive(spark, out, source=ClusterSource(served.namesrv_address), topics=["other"])
         _check_replay(spark, served, out)
         _check_pieces(spark, served, out)
         shutil.rmtree(out / "_checkpoint")
@@ -86,7 +88,7 @@ def test_a_topic_goes_into_an_archive_and_back(spark: SparkSession, tmp_path: Pa
 
 
 def _check_replay(spark: SparkSession, served: Served, out: Path) -> None:
-    wanted = Wanted(str(out), served.namesrv_address, "again", where="tags = 'a'")
+    wanted = ReplayRequest(str(out), served.namesrv_address, "again", where="tags = 'a'")
     expected = list(range(0, COUNT + 10, 2))
     done = run_replay(spark, wanted)
     assert (done.messages, done.was_done) == (len(expected), False)
@@ -112,7 +114,7 @@ def _check_pieces(spark: SparkSession, served: Served, out: Path) -> None:
     """A range of time, in chunks, cut off after the first and gone on with."""
     times = [row[0] for row in read_archive(spark, out).select("store_time").collect()]
     first, last = min(times).astimezone(), max(times).astimezone()
-    wanted = Wanted(
+    wanted = ReplayRequest(
         *(str(out), served.namesrv_address, "limited", first, last, "", "slow"), rate=1000
     )
     assert isinstance(first, datetime)

@@ -11,11 +11,18 @@ from pyspark.sql import DataFrame, SparkSession
 
 from escrowmq import Message, Producer, ReceivedMessage, Rollback, Verdict
 from escrowmq.errors import PipelineFailed
-from escrowmq.pipeline.job import Progress, Source, silent
-from escrowmq.pipeline.ledger.job import EVENTS, PARQUET, Round, _Ledger, read_ledger, run_ledger
-from escrowmq.pipeline.ledger.model import LEDGER, events_of, ledger
-from escrowmq.pipeline.parquet_table import Table
-from escrowmq.spark.schema import MESSAGE, TRANSACTION
+from escrowmq.pipeline.job import ClusterSource, PipelineProgress, ignore_progress
+from escrowmq.pipeline.ledger.job import (
+    EVENT_SCHEMA,
+    PARQUET,
+    LedgerResult,
+    _LedgerRun,
+    read_ledger,
+    run_ledger,
+)
+from escrowmq.pipeline.ledger.model import LEDGER_SCHEMA, ledger, to_events
+from escrowmq.pipeline.parquet_table import ParquetTable
+from escrowmq.spark.schema import MESSAGE_COLUMNS, TRANSACTION_COLUMNS
 from tests.interop.remoting import COMMIT
 from tests.support.brokers import Served
 from tests.support.clients import until
@@ -64,17 +71,19 @@ class Told:
         self.finals.append({**place, **which, "store_time": at(ms)})
 
     def ledger(self, spark: SparkSession) -> Rows:
-        names = TRANSACTION.names
+        names = TRANSACTION_COLUMNS.names
         values = [tuple(row.get(name) for name in names) for row in self.rows]
-        told = spark.createDataFrame(values, TRANSACTION.spark()).coalesce(1)
-        names = MESSAGE.names
+        told = spark.createDataFrame(values, TRANSACTION_COLUMNS.spark_schema()).coalesce(1)
+        names = MESSAGE_COLUMNS.names
         values = [tuple(row.get(name) for name in names) for row in self.finals]
-        finals = spark.createDataFrame(values, MESSAGE.spark()).coalesce(1)
+        finals = spark.createDataFrame(values, MESSAGE_COLUMNS.spark_schema()).coalesce(1)
         kinds = ("half", "op", "check", "decision")
         halves, ops, checks, decisions = (told.where(f"kind = '{kind}'") for kind in kinds)
         given_up = told.where("kind = 'stranded'")
         made = ledger(halves, ops, checks, decisions, finals, given_up)
-        assert [(x.name, x.dataType) for x in made.schema] == [(x.name, x.dataType) for x in LEDGER]
+        assert [(x.name, x.dataType) for x in made.schema] == [
+            (x.name, x.dataType) for x in LEDGER_SCHEMA
+        ]
         return by_id(made)
 
 
@@ -196,12 +205,14 @@ def test_a_half_that_is_read_late_moves_its_transaction(
     late.half(1, midnight_ms - 500 + day_ms, "m5", marker_id="not alone")
     for row in late.rows:
         row["broker"] = "a"
-    run = _Ledger(spark, tmp_path, silent, PARQUET)
-    with run.table.writing(), run._events.writing(), run._finals.writing():
+    run = _LedgerRun(spark, tmp_path, ignore_progress, PARQUET)
+    with run.table.write_lock(), run._events.write_lock(), run._finals.write_lock():
         for number, told in enumerate((in_time, late)):
-            values = [tuple(row.get(name) for name in TRANSACTION.names) for row in told.rows]
-            records = spark.createDataFrame(values, TRANSACTION.spark()).coalesce(1)
-            run._events.append(number, events_of(records))
+            values = [
+                tuple(row.get(name) for name in TRANSACTION_COLUMNS.names) for row in told.rows
+            ]
+            records = spark.createDataFrame(values, TRANSACTION_COLUMNS.spark_schema()).coalesce(1)
+            run._events.append(number, to_events(records))
             run._merge()
     rows = by_id(read_ledger(spark, tmp_path))
     days = {name: row["day"].toordinal() - NOON.toordinal() for name, row in rows.items()}
@@ -247,14 +258,14 @@ async def everything_happens(served: Served) -> dict[str, str]:
     return expected
 
 
-def run(spark: SparkSession, served: Served, out: Path, **more: Any) -> Round:
-    source = Source(served.namesrv_address, batch_messages=20)
+def run(spark: SparkSession, served: Served, out: Path, **more: Any) -> LedgerResult:
+    source = ClusterSource(served.namesrv_address, batch_messages=20)
     return patiently(lambda: run_ledger(spark, out, source=source, **more))
 
 
 async def test_a_ledger_follows_its_broker(spark: SparkSession, tmp_path: Path) -> None:
     out = tmp_path / "ledger"
-    reports: list[Progress] = []
+    reports: list[PipelineProgress] = []
     with Served(tmp_path / "broker", conf=CONF) as served:
         expected = await everything_happens(served)
         with served.client() as client:
@@ -284,7 +295,7 @@ async def test_a_ledger_follows_its_broker(spark: SparkSession, tmp_path: Path) 
         assert later.pop("opened")["outcome"] == "committed"
         rows.pop("opened")
         assert later == rows
-        assert run(spark, served, out) == Round(0, (), 0)
+        assert run(spark, served, out) == LedgerResult(0, (), 0)
         # Whoever knows no manifest reads it through links.
         assert spark.read.parquet(str(out)).count() == len(rows) + 1
         _check_files(spark, served, tmp_path / "of-files", by_id(read_ledger(spark, out)))
@@ -308,26 +319,28 @@ def test_a_format_without_its_jar_is_refused(spark: SparkSession, tmp_path: Path
 
 
 def test_a_batch_that_runs_twice_is_there_once(spark: SparkSession, tmp_path: Path) -> None:
-    table = Table(tmp_path / "table", "a test")
-    empty = (None,) * len(EVENTS)
-    rows = spark.createDataFrame([empty, empty], EVENTS).coalesce(1)
-    with table.writing():
+    table = ParquetTable(tmp_path / "table", "a test")
+    empty = (None,) * len(EVENT_SCHEMA)
+    rows = spark.createDataFrame([empty, empty], EVENT_SCHEMA).coalesce(1)
+    with table.write_lock():
         table.write(rows)  # a crash before it was named
         assert table.append(0, rows)
-        again = Table(tmp_path / "table", "a test")  # after a crash: what the disk says
+        again = ParquetTable(tmp_path / "table", "a test")  # after a crash: what the disk says
         assert not again.append(0, rows)
         assert again.append(1, rows)
-        assert again.read(spark, EVENTS).count() == 4
-        few = again.compact(spark, EVENTS, lambda f, _: f.coalesce(1), small_bytes=1, at_least=2)
+        assert again.read(spark, EVENT_SCHEMA).count() == 4
+        few = again.compact(
+            spark, EVENT_SCHEMA, lambda f, _: f.coalesce(1), small_bytes=1, min_parts=2
+        )
         assert few == 0
-        before = again.read(spark, EVENTS)
+        before = again.read(spark, EVENT_SCHEMA)
         assert (
             again.compact(
-                spark, EVENTS, lambda f, _: f.coalesce(1), small_bytes=1 << 20, at_least=2
+                spark, EVENT_SCHEMA, lambda f, _: f.coalesce(1), small_bytes=1 << 20, min_parts=2
             )
             == 2
         )
         [part] = again.manifest.parts
         assert (part.first, part.last) == (0, 1)
-        assert again.read(spark, EVENTS).count() == 4
+        assert again.read(spark, EVENT_SCHEMA).count() == 4
         assert before.count() == 4  # who still reads the old parts finds them

@@ -20,16 +20,16 @@ from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 from escrowmq.cli.commands.pipeline import reconcile as command
-from escrowmq.errors import CannotReconcile
+from escrowmq.errors import ReconcileFailed
 from escrowmq.pipeline.ledger.job import run_ledger
-from escrowmq.pipeline.reconcile.compare import Limits
-from escrowmq.pipeline.reconcile.job import Wanted, reconcile
+from escrowmq.pipeline.reconcile.compare import ReconcileLimits
+from escrowmq.pipeline.reconcile.job import ReconcileRequest, reconcile
 from tests.support.ledgers import GRACE_MS, LEDGER, NOW_MS, OPEN_MS, TABLES, Bank
 from tests.support.spark_session import QUIET, spark  # noqa: F401
 
 pytestmark = [pytest.mark.filterwarnings(rule) for rule in QUIET]
 
-LIMITS: Final = Limits(NOW_MS, grace_ms=GRACE_MS, open_ms=OPEN_MS)
+LIMITS: Final = ReconcileLimits(NOW_MS, grace_ms=GRACE_MS, open_ms=OPEN_MS)
 OVERFLOW: Final = "abs(cents * 0 - 1 - 9223372036854775807)"
 BOOKS: Final = "SELECT transaction_id, cents AS amount, at_ms FROM transfer"
 
@@ -147,7 +147,7 @@ def test_every_planted_difference_is_found_and_none_is_invented(
 def prove(spark: SparkSession, bank: Bank, made: Path) -> None:  # noqa: F811
     run_ledger(spark, made, paths=[bank.data])
     assert not_as_it_was(bank, made) == []
-    wanted = Wanted(
+    wanted = ReconcileRequest(
         ledger=str(made),
         databases=(f"sqlite:///{bank.bob}",),
         sql=BOOKS,
@@ -260,7 +260,7 @@ def test_what_cannot_be_read_is_said(
     empty.touch()
     names = {"ledger": small.ledger, "bob": small.bob, "empty": empty}
     done = asked(*(one.format(**names) for one in arguments))
-    assert isinstance(done.exception, CannotReconcile)
+    assert isinstance(done.exception, ReconcileFailed)
     assert reason in str(done.exception)
 
 

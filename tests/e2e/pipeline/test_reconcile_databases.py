@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 from sqlalchemy import create_engine, insert
 
-from escrowmq.errors import CannotReconcile
+from escrowmq.errors import ReconcileFailed
 from escrowmq.pipeline.reconcile import databases
-from escrowmq.sql.statements import make_tables, markers
+from escrowmq.sql.statements import create_tables, marker_table
 from tests.support.databases import Postgres
 from tests.support.spark_session import QUIET, spark  # noqa: F401
 
@@ -59,7 +59,7 @@ def test_ranges_leave_nothing_out_and_nothing_comes_twice(
         bank.executemany("INSERT INTO line VALUES (?, ?)", [(one, 0.1) for one in ids])
     bank.close()
     query = "SELECT transaction_id, cents AS Amount FROM line WHERE 'a:b' <> '100%';"
-    frame = databases.query_rows(spark, f"sqlite:///{path}", query)
+    frame = databases.read_query(spark, f"sqlite:///{path}", query)
     assert frame.rdd.getNumPartitions() > 5
     found = [tuple(row) for row in frame.collect()]
     assert sorted(str(one) for one, _ in found) == sorted(map(str, ids))
@@ -73,9 +73,9 @@ def test_a_database_without_our_tables_has_none(
     path = tmp_path / "bank.db"
     sqlite3.connect(path).close()
     path.touch()
-    assert databases.marker_rows(spark, f"sqlite:///{path}") is None
-    with pytest.raises(CannotReconcile, match="in memory"):
-        databases.marker_rows(spark, "sqlite://")
+    assert databases.read_markers(spark, f"sqlite:///{path}") is None
+    with pytest.raises(ReconcileFailed, match="in memory"):
+        databases.read_markers(spark, "sqlite://")
 
 
 @pytest.fixture(scope="module")
@@ -93,18 +93,18 @@ def test_postgresql_is_read_by_ranges_of_time(
 ) -> None:
     engine = create_engine(postgres)
     with engine.connect() as connection:
-        make_tables(connection)
+        create_tables(connection)
         with connection.begin():
-            connection.execute(insert(markers), rows(50))
+            connection.execute(insert(marker_table), rows(50))
     engine.dispose()
     since_ms = 1_790_000_000_002
-    frame = databases.marker_rows(spark, postgres, since_ms)
+    frame = databases.read_markers(spark, postgres, since_ms)
     assert frame is not None
     assert frame.rdd.getNumPartitions() > 4
     expected = sorted(tuple(row.values()) for row in rows(50) if row["at_ms"] >= since_ms)
     assert sorted(tuple(row) for row in frame.collect()) == expected
-    with pytest.raises(CannotReconcile, match="nowhere"):
-        databases.query_rows(spark, postgres, "SELECT transaction_id FROM nowhere")
+    with pytest.raises(ReconcileFailed, match="nowhere"):
+        databases.read_query(spark, postgres, "SELECT transaction_id FROM nowhere")
 
 
 def execute_in_derby(
@@ -129,18 +129,18 @@ def test_a_database_whose_driver_spark_has_is_read_over_jdbc(
         "INSERT INTO escrowmq_marker VALUES ('escrow-1', 'committed', 5, 'bank', 2)",
     ]
     execute_in_derby(spark, DERBY, statements, tmp_path)
-    frame = databases.marker_rows(spark, DERBY)
+    frame = databases.read_markers(spark, DERBY)
     assert frame is not None
     assert frame.columns == list(databases.MARKER_TYPES)
     assert [tuple(row) for row in frame.collect()] == [("escrow-1", "committed", 5, "bank", 2)]
-    assert databases.inbox_rows(spark, DERBY) is None
+    assert databases.read_inbox(spark, DERBY) is None
     query = "SELECT id AS transaction_id, messages * 1.5 AS amount FROM escrowmq_marker"
-    booked = databases.query_rows(spark, DERBY, query)
+    booked = databases.read_query(spark, DERBY, query)
     assert [tuple(row) for row in booked.collect()] == [("escrow-1", Decimal(3))]
-    with pytest.raises(CannotReconcile, match="jdbc:derby"):
-        databases.marker_rows(spark, "jdbc:derby:memory:nothing-there")
-    with pytest.raises(CannotReconcile, match=r"jdbc:mariadb://nowhere/bank: .* spark\.jars=FILE"):
-        databases.marker_rows(spark, "jdbc:mariadb://nowhere/bank?password=secret")
+    with pytest.raises(ReconcileFailed, match="jdbc:derby"):
+        databases.read_markers(spark, "jdbc:derby:memory:nothing-there")
+    with pytest.raises(ReconcileFailed, match=r"jdbc:mariadb://nowhere/bank: .* spark\.jars=FILE"):
+        databases.read_markers(spark, "jdbc:mariadb://nowhere/bank?password=secret")
 
 
 def test_a_question_over_jdbc_is_answered_with_a_few_rows(
@@ -156,10 +156,10 @@ def test_a_question_over_jdbc_is_answered_with_a_few_rows(
     ]
     execute_in_derby(spark, url, statements, tmp_path)
     database = databases.JdbcDatabase(spark, url, {})
-    answer = database.ask("SELECT transaction_id, cents FROM line WHERE cents > 6")
+    answer = database.fetch("SELECT transaction_id, cents FROM line WHERE cents > 6")
     assert sorted(answer) == [("escrow-7", 7), ("escrow-8", 8)]
-    assert database.ask("SELECT cents FROM line WHERE cents > 9") == []
+    assert database.fetch("SELECT cents FROM line WHERE cents > 9") == []
     # The number of rows is the first question about every range; few rows are one range.
-    assert databases.cuts(spark, database, "SELECT cents FROM line", "cents") == []
-    monkeypatch.setattr(databases, "RANGES_MAX", 4)
-    assert len(database.ask("SELECT cents FROM line")) == 4
+    assert databases.range_boundaries(spark, database, "SELECT cents FROM line", "cents") == []
+    monkeypatch.setattr(databases, "MAX_RANGES", 4)
+    assert len(database.fetch("SELECT cents FROM line")) == 4

@@ -9,8 +9,18 @@ from typing import Any, Final
 import pytest
 from pyspark.sql import SparkSession
 
-from escrowmq.pipeline.reconcile.compare import KINDS, TAKEN_ONCE, Limits, Sides
-from escrowmq.pipeline.reconcile.job import CHECKS, LATENCY_MS, Summary, summarize
+from escrowmq.pipeline.reconcile.compare import (
+    DIFFERENCE_KINDS,
+    TAKEN_ONCE,
+    ReconcileInputs,
+    ReconcileLimits,
+)
+from escrowmq.pipeline.reconcile.job import (
+    CHECK_BUCKETS,
+    LATENCY_BUCKETS_MS,
+    ReconcileSummary,
+    summarize,
+)
 from tests.support.ledgers import NOW_MS, OPEN_MS, ledger_row, write_ledger
 from tests.support.spark_session import QUIET, spark  # noqa: F401
 
@@ -35,12 +45,12 @@ def summary_of(
     *,
     kinds: Sequence[str] = (),
     groups: Sequence[str] = (),
-) -> Summary:
+) -> ReconcileSummary:
     """`kinds`: the kind of each row that the comparison found."""
     write_ledger(directory, rows)
     ledger = session.read.parquet(str(directory))
     findings = session.createDataFrame([(kind,) for kind in kinds], "kind string")
-    return summarize(ledger, findings, Sides(groups=groups), Limits(NOW_MS))
+    return summarize(ledger, findings, ReconcileInputs(groups=groups), ReconcileLimits(NOW_MS))
 
 
 def test_checks_are_counted_by_how_often_a_transaction_was_asked_about(
@@ -53,9 +63,14 @@ def test_checks_are_counted_by_how_often_a_transaction_was_asked_about(
         for number, checks in enumerate(times_asked)
     ]
     summary = summary_of(spark, tmp_path / "ledger", rows)
-    assert CHECKS == (1, 2, 3, 4, 8, 16)
-    assert summary.checks == [3, 1, 2, 1, 2, 2, 2]
-    assert summary.by_check == {"committed": 10, "rolled_back": 0, "stranded": 0, "open": 0}
+    assert CHECK_BUCKETS == (1, 2, 3, 4, 8, 16)
+    assert summary.check_counts == [3, 1, 2, 1, 2, 2, 2]
+    assert summary.outcomes_by_check == {
+        "committed": 10,
+        "rolled_back": 0,
+        "stranded": 0,
+        "open": 0,
+    }
     assert summary.resolved_by_check == 10
 
 
@@ -75,7 +90,7 @@ def test_outcomes_are_counted_with_and_without_checks(
     ]
     summary = summary_of(spark, tmp_path / "ledger", rows)
     assert summary.outcomes == {"committed": 2, "rolled_back": 3, "stranded": 1, "open": 1}
-    assert summary.by_check == {"committed": 1, "rolled_back": 2, "stranded": 1, "open": 0}
+    assert summary.outcomes_by_check == {"committed": 1, "rolled_back": 2, "stranded": 1, "open": 0}
     assert summary.resolved_by_check == 3
 
 
@@ -86,9 +101,12 @@ def test_differences_are_counted_by_kind_without_what_an_inbox_took_once(
     kinds = ["stranded", TAKEN_ONCE, "still_open", "stranded", TAKEN_ONCE, TAKEN_ONCE]
     rows = [ledger_row("t0", START_MS)]
     summary = summary_of(spark, tmp_path / "ledger", rows, kinds=kinds)
-    assert summary.differences == dict.fromkeys(KINDS, 0) | {"stranded": 2, "still_open": 1}
+    assert summary.differences == dict.fromkeys(DIFFERENCE_KINDS, 0) | {
+        "stranded": 2,
+        "still_open": 1,
+    }
     assert summary.repeats_taken_once == 3
-    assert not summary.agree
+    assert not summary.is_consistent
 
 
 def test_latencies_are_counted_for_transactions_that_were_decided(
@@ -102,8 +120,8 @@ def test_latencies_are_counted_for_transactions_that_were_decided(
     ]
     rows.append(ledger_row("undecided", START_MS, outcome="open", **UNDECIDED))
     summary = summary_of(spark, tmp_path / "ledger", rows)
-    assert LATENCY_MS == (3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 60_000, 600_000)
-    assert summary.latency == [2, 1, 1, 1, 0, 1, 1, 0, 0, 0, 0, 1]
+    assert LATENCY_BUCKETS_MS == (3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 60_000, 600_000)
+    assert summary.latency_counts == [2, 1, 1, 1, 0, 1, 1, 0, 0, 0, 0, 1]
 
 
 def test_transactions_are_counted_in_the_step_of_time_in_which_they_began(
@@ -118,12 +136,12 @@ def test_transactions_are_counted_in_the_step_of_time_in_which_they_began(
         ledger_row("t4", START_MS, group="shop"),
     ]
     summary = summary_of(spark, tmp_path / "ledger", rows, groups=["bank"])
-    assert (summary.first_ms, summary.last_ms, summary.width_ms) == (
+    assert (summary.first_ms, summary.last_ms, summary.step_ms) == (
         START_MS,
         START_MS + 2500,
         1000,
     )
-    assert summary.over_time["committed"] == [2, 0, 1]
-    assert summary.over_time["open"] == [0, 0, 1]
+    assert summary.outcomes_over_time["committed"] == [2, 0, 1]
+    assert summary.outcomes_over_time["open"] == [0, 0, 1]
     assert summary.transactions == 4
     assert summary.not_compared == 1

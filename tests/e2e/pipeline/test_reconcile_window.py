@@ -15,9 +15,9 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from escrowmq.cli.commands.pipeline import reconcile as command
-from escrowmq.clock import SystemClock, utc_text
-from escrowmq.pipeline.reconcile.compare import DAY_MS, Limits
-from escrowmq.pipeline.reconcile.job import Summary, Wanted, reconcile
+from escrowmq.clock import SystemClock, format_utc
+from escrowmq.pipeline.reconcile.compare import DAY_MS, ReconcileLimits
+from escrowmq.pipeline.reconcile.job import ReconcileRequest, ReconcileSummary, reconcile
 from tests.support.ledgers import TABLES, ledger_row, write_ledger
 from tests.support.spark_session import QUIET, spark  # noqa: F401
 
@@ -62,10 +62,10 @@ class Books:
 
     def compare(
         self, session: SparkSession, **changes: Any
-    ) -> tuple[set[tuple[str, str]], Summary]:
+    ) -> tuple[set[tuple[str, str]], ReconcileSummary]:
         """Return the differences since SINCE_MS as (kind, transaction id), and the summary."""
-        limits = Limits(NOW_MS, since_ms=SINCE_MS)
-        comparison = Wanted(str(self.ledger), (self.database,), limits, **changes)
+        limits = ReconcileLimits(NOW_MS, since_ms=SINCE_MS)
+        comparison = ReconcileRequest(str(self.ledger), (self.database,), limits, **changes)
         with reconcile(session, comparison) as result:
             rows = result.differences.select("kind", "transaction_id").collect()
             return {(row[0], row[1]) for row in rows}, result.summary
@@ -152,7 +152,7 @@ def test_bookings_without_a_time_are_as_old_as_their_transaction(
 
 
 def as_a_time(now_ms: int) -> str:
-    return utc_text(now_ms - 2 * DAY_MS)
+    return format_utc(now_ms - 2 * DAY_MS)
 
 
 def as_a_duration(_: int) -> str:

@@ -12,12 +12,12 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 from escrowmq.clock import ManualClock
-from escrowmq.errors import BadOption, DataLost, NoRoute, NotSent, RequestRefused
+from escrowmq.errors import DataLost, InvalidOption, NoRoute, NotSent, RequestRefused
 from escrowmq.message.properties import encode_properties
 from escrowmq.spark import options
-from escrowmq.spark.data_source import EscrowSource, RocketSource
+from escrowmq.spark.data_source import EscrowSource, RocketMQSource
 from escrowmq.spark.readers import StreamReader
-from escrowmq.spark.schema import MESSAGE
+from escrowmq.spark.schema import MESSAGE_COLUMNS
 from tests.interop.remoting import COMMIT, ROLLBACK, Client
 from tests.support.brokers import Served, free_ports
 
@@ -159,7 +159,7 @@ def test_offsets_that_are_not_there_are_refused_or_cut(served: Served, client: C
         read(served, subscribe="short", endingOffsets=beyond)
     assert len(read(served, subscribe="short", endingOffsets=beyond, failOnDataLoss=False)) == 3
     strange = json.dumps({"short": {"broker-a": {"7": 0}}})
-    with pytest.raises(BadOption, match="short broker-a:7"):
+    with pytest.raises(InvalidOption, match="short broker-a:7"):
         read(served, subscribe="short", startingOffsets=strange)
 
 
@@ -173,7 +173,7 @@ def test_what_cannot_be_asked_for_is_said(served: Served, client: Client) -> Non
     [port] = free_ports(1)
     with pytest.raises(NotSent, match=rf"option servers.*127.0.0.1:{port} cannot be reached"):
         read(served, servers=f"127.0.0.1:{port}", subscribe="orders")
-    with pytest.raises(BadOption, match="there is no queue"):
+    with pytest.raises(InvalidOption, match="there is no queue"):
         read(served, assign='{"orders": {"broker-a": [5]}}')
 
 
@@ -191,7 +191,7 @@ def test_a_name_server_that_is_down_is_stepped_over(served: Served, client: Clie
 
 
 def test_the_other_name_is_the_same_source() -> None:
-    assert (EscrowSource.name(), RocketSource.name()) == ("escrowmq", "rocketmq")
+    assert (EscrowSource.name(), RocketMQSource.name()) == ("escrowmq", "rocketmq")
 
 
 def test_transactions_are_read_from_brokers_and_from_files(served: Served, client: Client) -> None:
@@ -223,9 +223,9 @@ class Stream:
 
     def __init__(self, served: Served, **given: object) -> None:
         told = {"servers": served.namesrv_address, **given}
-        chosen = options.read_options({k: str(v) for k, v in told.items()}, is_stream=True)
+        chosen = options.parse_read_options({k: str(v) for k, v in told.items()}, is_stream=True)
         self.clock = ManualClock()
-        self.reader = StreamReader(chosen, MESSAGE, clock=self.clock)
+        self.reader = StreamReader(chosen, MESSAGE_COLUMNS, clock=self.clock)
         _opened.append(self.reader)
 
     def initial(self) -> Any:

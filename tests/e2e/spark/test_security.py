@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from escrowmq.errors import BadOption, EscrowError, NotSent, RequestRefused
+from escrowmq.errors import EscrowError, InvalidOption, NotSent, RequestRefused
 from escrowmq.spark.data_source import EscrowSource
 from tests.support.brokers import Served
 from tests.support.signing import Certificates, SignedClient
@@ -125,5 +125,5 @@ def test_no_tls_and_no_trust_are_told_apart(
     with pytest.raises(NotSent, match=r"speaks no TLS that we trust.*certificate"):
         read(served, subscribe="query", tls="true")
     missing = str(tmp_path / "missing.pem")
-    with pytest.raises(BadOption, match=f"{missing} cannot be used"):
+    with pytest.raises(InvalidOption, match=f"{missing} cannot be used"):
         read(served, subscribe="query", tls="true", tlsCa=missing)

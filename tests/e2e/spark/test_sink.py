@@ -81,7 +81,7 @@ def test_an_epoch_that_is_run_again_writes_nothing(served: Served, topic: str) -
     query = Query(served.namesrv_address, topic)
     query.commit(0, query.task("r1", 0, numbers(0, 50)))
     again = query.task("r2", 0, numbers(0, 50))
-    assert (again.is_decided, again.rows) == (True, 0)
+    assert (again.is_decided, again.row_count) == (True, 0)
     query.commit(0, again)
     query.commit(1, query.task("r2", 1, numbers(50, 60)))
     assert_rows(served, topic, numbers(0, 60))
@@ -256,8 +256,8 @@ def test_an_epoch_on_two_brokers_is_finished_by_whoever_comes_next(
     home, other, servers = pair
     query = Query(servers, "t", timeout="3")
     message = query.task("r1", 0, numbers(0, 100))
-    assert set(message.parked) == {"broker-a", "broker-b"}
-    assert message.home == "broker-a"
+    assert set(message.parked_halves) == {"broker-a", "broker-b"}
+    assert message.home_broker == "broker-a"
     hasty = query.writer()
     with other.frozen(), pytest.raises(OutcomeUnknown, match="timed out"):
         hasty.commit([message], 0)  # decided at home, and the other one does not answer

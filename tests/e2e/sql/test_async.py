@@ -12,9 +12,15 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 
 from escrowmq import Consumer, Message, ReceivedMessage, Rollback, Verdict
 from escrowmq.clock import ManualClock
-from escrowmq.errors import CommitUnknown, ConfigError, EndedInside, NotHeld, TransportError
+from escrowmq.errors import (
+    CommitUnknown,
+    ConfigError,
+    SessionEndedInBlock,
+    TransactionMessageFailed,
+    TransportError,
+)
 from escrowmq.sql import AsyncEscrow, AsyncInbox
-from escrowmq.sql.statements import ask, claim, make_tables, markers
+from escrowmq.sql.statements import create_tables, insert_marker, marker_table, read_or_tombstone
 from tests.e2e.sql.conftest import url_of
 from tests.support.brokers import Served
 from tests.support.databases import DatabaseServer
@@ -84,7 +90,7 @@ async def test_both_or_neither_with_await(served: Served, async_url: str) -> Non
         with pytest.raises(IntegrityError):
             await pay(escrow, topic, "a")
         assert open_halves(served) == 0
-        with pytest.raises(EndedInside):
+        with pytest.raises(SessionEndedInBlock):
             await pay(escrow, topic, "d", end=True)
         assert await saved(engine) == ["a", "d"]
         async with Consumer(
@@ -102,7 +108,7 @@ async def test_a_half_that_cannot_be_sent_rolls_back_with_await(async_url: str) 
     ):
         with pytest.raises(TransportError):
             await pay(escrow, "t", "a")
-        with pytest.raises(NotHeld):
+        with pytest.raises(TransactionMessageFailed):
             await _pay_and_go_on(escrow)
         assert await saved(engine) == []
 
@@ -161,7 +167,7 @@ async def test_what_fails_in_the_last_flush_is_rolled_back_with_await(
         assert open_halves(served) == 0
         # A failed COMMIT would have been looked up in the database, which leaves a tombstone.
         async with engine.connect() as connection:
-            assert (await connection.execute(select(markers.c.id))).all() == []
+            assert (await connection.execute(select(marker_table.c.id))).all() == []
     assert delivered(served, topic) == []
 
 
@@ -175,12 +181,14 @@ async def _add_and_send(escrow: AsyncEscrow, topic: str, name: str) -> None:
 async def test_a_lock_is_told_from_other_errors_with_await(async_url: str) -> None:
     async with opened(async_url) as engine, engine.connect() as owner, engine.connect() as other:
         with pytest.raises(DBAPIError):
-            await other.run_sync(ask, "t", group="g", now_ms=1)
-        await owner.run_sync(make_tables)
+            await other.run_sync(read_or_tombstone, "t", group="g", now_ms=1)
+        await owner.run_sync(create_tables)
         async with owner.begin():
-            await owner.run_sync(claim, "t", group="g", now_ms=1)
-            assert await other.run_sync(ask, "t", group="g", now_ms=1) is Verdict.UNKNOWN
-        assert await other.run_sync(ask, "t", group="g", now_ms=1) is Verdict.COMMIT
+            await owner.run_sync(insert_marker, "t", group="g", now_ms=1)
+            assert (
+                await other.run_sync(read_or_tombstone, "t", group="g", now_ms=1) is Verdict.UNKNOWN
+            )
+        assert await other.run_sync(read_or_tombstone, "t", group="g", now_ms=1) is Verdict.COMMIT
 
 
 async def test_markers_go_with_await(served: Served, async_url: str) -> None:
@@ -193,16 +201,16 @@ async def test_markers_go_with_await(served: Served, async_url: str) -> None:
                 served.namesrv_address,
                 group=topic,
                 clock=clock,
-                forget_acknowledged=at_once,
+                purge_acknowledged=at_once,
             ) as escrow:
                 await pay(escrow, topic, f"a{at_once}")
                 with pytest.raises(ConfigError):
-                    await escrow.forget(older_than_ms=1)
+                    await escrow.purge(older_than_ms=1)
                 if not at_once:
                     clock.advance(ms=97 * 3_600_000)
-                await escrow.tidy()
+                await escrow.clean_up()
                 async with engine.connect() as connection:
-                    assert (await connection.execute(select(markers.c.id))).all() == []
+                    assert (await connection.execute(select(marker_table.c.id))).all() == []
     settled(served)
     assert len(delivered(served, topic)) == 4
 
@@ -210,7 +218,7 @@ async def test_markers_go_with_await(served: Served, async_url: str) -> None:
 async def test_a_message_that_comes_again_has_no_second_effect_with_await(async_url: str) -> None:
     async with opened(async_url) as engine:
         inbox = AsyncInbox(engine, group="g")
-        await inbox.make_tables()
+        await inbox.create_tables()
 
         @inbox.effect
         async def credit(session: AsyncSession, message: ReceivedMessage) -> None:
@@ -226,7 +234,7 @@ async def test_a_message_that_comes_again_has_no_second_effect_with_await(async_
             await credit(message_called("m2", b"a"))
         assert await credit(message_called("m2", b"b")) is True
         assert await saved(engine) == ["a", "b"]
-        assert await inbox.forget(older_than_ms=-1000) == 2
+        assert await inbox.purge(older_than_ms=-1000) == 2
 
 
 async def test_a_consumer_is_run_through_it_with_await(served: Served, async_url: str) -> None:

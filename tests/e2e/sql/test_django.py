@@ -18,7 +18,7 @@ from sqlalchemy import create_engine, inspect, make_url
 from escrowmq import Message, ReceivedMessage, Rollback, Verdict
 from escrowmq.clock import ManualClock
 from escrowmq.database.marker import HOUR_MS
-from escrowmq.database.transaction import HeldMessages
+from escrowmq.database.transaction import TransactionMessages
 from escrowmq.django import Escrow, Inbox
 from escrowmq.django import escrow as shared
 from escrowmq.errors import ConfigError
@@ -95,7 +95,9 @@ def rows(alias: str, query: str = "SELECT id FROM transfer ORDER BY id") -> list
         return [row[0] for row in cursor.fetchall()]
 
 
-def pay(alias: str, topic: str, name: str, *, fails: Exception | None = None) -> HeldMessages:
+def pay(
+    alias: str, topic: str, name: str, *, fails: Exception | None = None
+) -> TransactionMessages:
     with shared.atomic(using=alias) as tx:
         save(alias, name)
         tx.send(Message(topic, name.encode()))
@@ -228,9 +230,9 @@ def test_settings_that_are_wrong_are_named(databases: None) -> None:
 def test_old_markers_go(served: Served, alias: str) -> None:
     pay(alias, new_topic("old"), "a")
     clock = ManualClock()
-    assert Escrow(clock).forget() == 0
+    assert Escrow(clock).purge() == 0
     clock.advance(ms=200_000 * HOUR_MS)
-    assert Escrow(clock).forget() >= 1
+    assert Escrow(clock).purge() >= 1
     assert rows(alias, "SELECT id FROM escrowmq_marker") == []
 
 
@@ -250,7 +252,7 @@ def test_a_message_that_comes_again_has_no_second_effect(alias: str) -> None:
         assert credit(message_called("m2", b"b")) is False
         save(alias, "c")  # the block around it is unharmed
     assert rows(alias) == ["a", "b", "c"]
-    assert inbox.forget(older_than_ms=-1000) == 2
+    assert inbox.purge(older_than_ms=-1000) == 2
 
 
 def test_both_bindings_have_the_same_tables(databases: None, tmp_path: Path) -> None:

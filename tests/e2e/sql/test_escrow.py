@@ -14,9 +14,15 @@ from sqlalchemy.orm import Session, sessionmaker
 from escrowmq import Message, Rollback, Verdict
 from escrowmq.blocking import Producer
 from escrowmq.clock import ManualClock
-from escrowmq.errors import CommitUnknown, ConfigError, EndedInside, NotHeld, TransportError
+from escrowmq.errors import (
+    CommitUnknown,
+    ConfigError,
+    SessionEndedInBlock,
+    TransactionMessageFailed,
+    TransportError,
+)
 from escrowmq.sql import Escrow
-from escrowmq.sql.statements import markers
+from escrowmq.sql.statements import marker_table
 from tests.e2e.sql.conftest import url_of
 from tests.support.brokers import Served
 from tests.support.databases import DatabaseServer
@@ -42,7 +48,9 @@ HOUR_MS = 3_600_000
 
 def marked(engine: Engine) -> list[tuple[str, int]]:
     with engine.connect() as connection:
-        query = select(markers.c.outcome, markers.c.messages).order_by(markers.c.messages)
+        query = select(marker_table.c.outcome, marker_table.c.messages).order_by(
+            marker_table.c.messages
+        )
         return [(outcome, count) for outcome, count in connection.execute(query)]
 
 
@@ -107,7 +115,7 @@ def test_a_half_that_cannot_be_sent_rolls_the_database_back(sqlite: Engine) -> N
     with Escrow(sqlite, NOBODY, group="g-nobody", retries=0) as escrow:
         with pytest.raises(TransportError):
             pay(escrow, "t", "a")
-        with pytest.raises(NotHeld):
+        with pytest.raises(TransactionMessageFailed):
             _pay_and_go_on(escrow, "b")
     assert saved(sqlite) == []
 
@@ -125,7 +133,7 @@ def test_a_session_that_is_ended_inside_is_left_to_check_back(
 ) -> None:
     topic = new_topic("inside")
     with Escrow(sqlite, served.namesrv_address, group=topic) as escrow:
-        with pytest.raises(EndedInside):
+        with pytest.raises(SessionEndedInBlock):
             _pay_and_end(escrow, topic, end)
         settled(served)
     assert saved(sqlite) == (["a"] if end == "commit" else [])
@@ -145,7 +153,7 @@ def test_sessions_may_be_the_applications_own(served: Served, sqlite: Engine) ->
 
     sessions = sessionmaker(class_=BankSession, expire_on_commit=False)
     with (
-        Escrow(sqlite, served.namesrv_address, group="g-own", sessions=sessions) as escrow,
+        Escrow(sqlite, served.namesrv_address, group="g-own", session_factory=sessions) as escrow,
         escrow.transaction() as (session, _),
     ):
         assert isinstance(session, BankSession)
@@ -164,7 +172,7 @@ def test_an_end_that_fails_is_no_error(tmp_path: Path, sqlite: Engine) -> None:
             assert not tx.outcome.acknowledged
             assert "left to check-back" in tx.outcome.detail
             served.start()
-            escrow.tidy()  # it makes itself known to the new process
+            escrow.clean_up()  # it makes itself known to the new process
             settled(served)
         assert delivered(served, "t") == [b"a"]
 
@@ -291,25 +299,25 @@ def test_markers_go_when_nobody_can_ask_any_more(served: Served, sqlite: Engine)
     clock = ManualClock()
     topic = new_topic("old")
     with Escrow(
-        sqlite, served.namesrv_address, group="g-old", kept_ms=80 * HOUR_MS, clock=clock
+        sqlite, served.namesrv_address, group="g-old", retention_ms=80 * HOUR_MS, clock=clock
     ) as escrow:
         pay(escrow, topic, "a")
         with pytest.raises(ConfigError, match="288000000"):
-            escrow.forget(older_than_ms=1)
+            escrow.purge(older_than_ms=1)
         clock.advance(ms=80 * HOUR_MS)
-        assert escrow.forget() == 0
+        assert escrow.purge() == 0
         clock.advance(ms=1)
         pay(escrow, topic, "b")
-        escrow.tidy()  # once an hour
+        escrow.clean_up()  # once an hour
         assert len(marked(sqlite)) == 1
 
 
 def test_markers_may_go_with_the_acknowledgement(served: Served, sqlite: Engine) -> None:
     topic = new_topic("at-once")
-    with Escrow(sqlite, served.namesrv_address, group="g-once", forget_acknowledged=True) as escrow:
+    with Escrow(sqlite, served.namesrv_address, group="g-once", purge_acknowledged=True) as escrow:
         pay(escrow, topic, "a")
         assert len(marked(sqlite)) == 1
-        escrow.tidy()
+        escrow.clean_up()
         assert marked(sqlite) == []
         pay(escrow, topic, "b")
     assert marked(sqlite) == []

@@ -13,7 +13,7 @@ from escrowmq import Message, ReceivedMessage
 from escrowmq.blocking import Consumer
 from escrowmq.clock import ManualClock
 from escrowmq.sql import Escrow, Inbox
-from escrowmq.sql.statements import inbox as rows
+from escrowmq.sql.statements import inbox_table as rows
 from tests.support.brokers import Served
 from tests.support.sql_bank import message_called, new_topic, saved, transfers
 
@@ -81,12 +81,12 @@ def test_of_two_at_the_same_time_one_has_its_effect(engine: Engine) -> None:
 
 def test_old_rows_go(sqlite: Engine) -> None:
     clock = ManualClock()
-    box = Inbox(sqlite, group="g", kept_ms=1000, clock=clock)
+    box = Inbox(sqlite, group="g", retention_ms=1000, clock=clock)
     once = box.effect(credit)
     once(message_called("m1", b"a"))
     clock.advance(ms=1001)
     once(message_called("m2", b"b"))
-    assert box.forget() == 1
+    assert box.purge() == 1
     assert seen(sqlite) == ["m2"]
 
 

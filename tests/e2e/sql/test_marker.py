@@ -14,13 +14,13 @@ from escrowmq.clock import ManualClock
 from escrowmq.errors import ConfigError
 from escrowmq.sql import Escrow
 from escrowmq.sql.statements import (
-    ask,
-    claim,
-    count,
-    forget_before,
-    make_tables,
-    markers,
-    refuse_unsafe,
+    check_transaction_support,
+    create_tables,
+    insert_marker,
+    marker_table,
+    purge_before,
+    read_or_tombstone,
+    set_message_count,
 )
 
 pytestmark = pytest.mark.slow
@@ -30,32 +30,34 @@ NOW_MS = 1_700_000_000_000
 
 def asked(engine: Engine, transaction_id: str, *, old: bool = False) -> Verdict:
     with engine.connect() as connection:
-        return ask(connection, transaction_id, group="g", now_ms=NOW_MS, may_be_forgotten=old)
+        return read_or_tombstone(
+            connection, transaction_id, group="g", now_ms=NOW_MS, may_be_purged=old
+        )
 
 
 @pytest.fixture
 def marked(engine: Engine) -> Engine:
     with engine.connect() as connection:
-        make_tables(connection)
-        make_tables(connection)
+        create_tables(connection)
+        create_tables(connection)
     return engine
 
 
 def test_the_first_writer_wins(marked: Engine) -> None:
     with marked.connect() as owner:
         owner.begin()
-        claim(owner, "committed", group="g", now_ms=NOW_MS)
+        insert_marker(owner, "committed", group="g", now_ms=NOW_MS)
         assert asked(marked, "committed") is Verdict.UNKNOWN  # it is at work
         owner.commit()
         assert asked(marked, "committed") is Verdict.COMMIT
         owner.begin()
-        claim(owner, "rolled back", group="g", now_ms=NOW_MS)
+        insert_marker(owner, "rolled back", group="g", now_ms=NOW_MS)
         owner.rollback()
         assert asked(marked, "rolled back") is Verdict.ROLLBACK
     assert asked(marked, "never begun") is Verdict.ROLLBACK
     assert asked(marked, "never begun") is Verdict.ROLLBACK
     with marked.begin() as late, pytest.raises(IntegrityError):
-        claim(late, "never begun", group="g", now_ms=NOW_MS)
+        insert_marker(late, "never begun", group="g", now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize("ends", ["commit", "rollback"])
@@ -75,7 +77,7 @@ def test_an_owner_that_ends_while_a_checker_waits_is_believed(marked: Engine, en
     checker = threading.Thread(target=check)
     with marked.connect() as owner:
         owner.begin()
-        claim(owner, "t", group="g", now_ms=NOW_MS)
+        insert_marker(owner, "t", group="g", now_ms=NOW_MS)
         checker.start()
         assert inserting.wait(20)
         owner.commit() if ends == "commit" else owner.rollback()
@@ -100,7 +102,7 @@ def test_a_checker_leaves_its_connection_as_it_was(marked: Engine) -> None:
     before = lock_wait(one)
     with marked.connect() as owner:
         owner.begin()
-        claim(owner, "t", group="g", now_ms=NOW_MS)
+        insert_marker(owner, "t", group="g", now_ms=NOW_MS)
         assert asked(one, "t") is Verdict.UNKNOWN
         assert lock_wait(one) == before
         owner.commit()
@@ -117,34 +119,36 @@ def test_an_error_that_is_no_lock_is_raised(engine: Engine) -> None:
 def test_of_what_may_be_forgotten_nothing_is_said(marked: Engine) -> None:
     assert asked(marked, "t", old=True) is Verdict.UNKNOWN
     with marked.begin() as late:
-        claim(late, "t", group="g", now_ms=NOW_MS)
+        insert_marker(late, "t", group="g", now_ms=NOW_MS)
     assert asked(marked, "t", old=True) is Verdict.COMMIT
 
 
 def test_names_differ_by_case(marked: Engine) -> None:
     with marked.begin() as owner:
-        claim(owner, "abc", group="g", now_ms=NOW_MS)
+        insert_marker(owner, "abc", group="g", now_ms=NOW_MS)
     assert asked(marked, "ABC") is Verdict.ROLLBACK
 
 
 def test_a_marker_says_how_many_messages_there_are(marked: Engine) -> None:
     with marked.begin() as owner:
         for number in range(3):
-            claim(owner, f"t{number}", group="g", now_ms=NOW_MS)
-            count(owner, f"t{number}", number)
+            insert_marker(owner, f"t{number}", group="g", now_ms=NOW_MS)
+            set_message_count(owner, f"t{number}", number)
     with marked.connect() as reader:
-        rows = reader.execute(select(markers.c.id, markers.c.messages).order_by("id")).all()
+        rows = reader.execute(
+            select(marker_table.c.id, marker_table.c.messages).order_by("id")
+        ).all()
     assert [tuple(row) for row in rows] == [("t1", 1), ("t2", 2)]
 
 
 def test_old_rows_go_many_at_a_time(marked: Engine) -> None:
     with marked.begin() as connection:
         for number in range(1203):
-            claim(connection, f"t{number}", group="g", now_ms=NOW_MS + number)
+            insert_marker(connection, f"t{number}", group="g", now_ms=NOW_MS + number)
     with marked.connect() as connection:
-        assert forget_before(connection, markers, NOW_MS + 1201) == 1201
+        assert purge_before(connection, marker_table, NOW_MS + 1201) == 1201
         connection.rollback()
-        left = connection.execute(select(markers.c.id).order_by("id")).scalars().all()
+        left = connection.execute(select(marker_table.c.id).order_by("id")).scalars().all()
     assert left == ["t1201", "t1202"]
 
 
@@ -152,10 +156,10 @@ def test_old_rows_go_many_at_a_time(marked: Engine) -> None:
 def test_a_checker_that_would_believe_too_much_is_refused(marked: Engine, level: str) -> None:
     unsafe = create_engine(marked.url, isolation_level=level)
     with unsafe.connect() as connection, pytest.raises(ConfigError):
-        refuse_unsafe(connection)
+        check_transaction_support(connection)
     unsafe.dispose()
     with marked.connect() as connection:
-        refuse_unsafe(connection)
+        check_transaction_support(connection)
 
 
 def test_a_database_in_memory_is_refused() -> None:
@@ -166,4 +170,4 @@ def test_a_database_in_memory_is_refused() -> None:
 
 def test_markers_are_kept_for_an_hour_at_least(sqlite: Engine) -> None:
     with pytest.raises(ConfigError, match="3600000"):
-        Escrow(sqlite, "127.0.0.1:1", group="g", kept_ms=1000, clock=ManualClock())
+        Escrow(sqlite, "127.0.0.1:1", group="g", retention_ms=1000, clock=ManualClock())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.auth.acl import Action, Addresses, Kind, Need, read_rules
-from escrowmq.errors import AccessRulesBroken
+from escrowmq.auth.acl import Action, AddressPatterns, Permission, ResourceType, parse_rules
+from escrowmq.errors import InvalidAccessRules
 
 PLAIN = """
 globalWhiteRemoteAddresses:
@@ -33,15 +33,15 @@ accounts:
 HERE = "127.0.0.1"
 
 
-def topic(name: str, actions: Action) -> Need:
-    return Need(Kind.TOPIC, name, actions)
+def topic(name: str, actions: Action) -> Permission:
+    return Permission(ResourceType.TOPIC, name, actions)
 
 
-def group(name: str, actions: Action) -> Need:
-    return Need(Kind.GROUP, name, actions)
+def group(name: str, actions: Action) -> Permission:
+    return Permission(ResourceType.GROUP, name, actions)
 
 
-ADMIN = Need(Kind.CLUSTER, "DefaultCluster", Action.UPDATE)
+ADMIN = Permission(ResourceType.CLUSTER, "DefaultCluster", Action.UPDATE)
 
 
 @pytest.mark.parametrize(
@@ -64,19 +64,19 @@ ADMIN = Need(Kind.CLUSTER, "DefaultCluster", Action.UPDATE)
     ],
     ids=str,
 )
-def test_an_account_of_plain_acl_has_what_it_says(need: Need, granted: bool) -> None:
-    rules = read_rules(PLAIN)
+def test_an_account_of_plain_acl_has_what_it_says(need: Permission, granted: bool) -> None:
+    rules = parse_rules(PLAIN)
     assert rules.accounts["RocketMQ"].allows(need, HERE) is granted
     assert rules.accounts["rocketmq2"].allows(need, HERE) is True
 
 
 def test_a_secret_of_digits_keeps_its_zero() -> None:
-    assert read_rules(PLAIN).accounts["RocketMQ"].secret_key.reveal() == "01234567"
+    assert parse_rules(PLAIN).accounts["RocketMQ"].secret_key.reveal() == "01234567"
 
 
 def test_an_administrator_with_permissions_has_only_those() -> None:
     """As in RocketMQ."""
-    account = read_rules(
+    account = parse_rules(
         "accounts: [{accessKey: operator, secretKey: 12345678, admin: true, topicPerms: [a=SUB]}]"
     ).accounts["operator"]
     assert account.allows(ADMIN, HERE)
@@ -118,13 +118,13 @@ acls:
         (topic("orders", Action.GET), HERE, True),
         (group("g", Action.SUB), HERE, True),
         (group("g", Action.SUB), "192.168.9.9", False),  # of two as close, the one that denies
-        (Need(Kind.CLUSTER, "DefaultCluster", Action.GET), HERE, True),
+        (Permission(ResourceType.CLUSTER, "DefaultCluster", Action.GET), HERE, True),
         (ADMIN, HERE, False),
     ],
     ids=str,
 )
-def test_a_user_has_what_its_policies_say(need: Need, host: str, granted: bool) -> None:
-    rules = read_rules(USERS)
+def test_a_user_has_what_its_policies_say(need: Permission, host: str, granted: bool) -> None:
+    rules = parse_rules(USERS)
     assert rules.accounts["alice"].allows(need, host) is granted
     assert rules.accounts["root"].allows(need, host) is True
     assert rules.accounts["gone"].is_enabled is False
@@ -163,15 +163,15 @@ ALMOST_SECRET = "hush-hush-1234"
     ],
 )
 def test_what_is_no_rule_is_refused_and_no_secret_repeated(text: str, wrong: str) -> None:
-    with pytest.raises(AccessRulesBroken, match=wrong) as caught:
-        read_rules(text)
+    with pytest.raises(InvalidAccessRules, match=wrong) as caught:
+        parse_rules(text)
     assert ALMOST_SECRET not in f"{caught.value!r}"
     assert caught.value.__context__ is None or caught.value.__suppress_context__
 
 
 def test_rules_do_not_show_their_secrets() -> None:
-    assert "01234567" not in repr(read_rules(PLAIN))
-    assert "alicealice" not in repr(read_rules(USERS))
+    assert "01234567" not in repr(parse_rules(PLAIN))
+    assert "alicealice" not in repr(parse_rules(USERS))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_rules_do_not_show_their_secrets() -> None:
     ],
 )
 def test_a_pattern_fits_its_addresses(pattern: str, inside: list[str], outside: list[str]) -> None:
-    addresses = Addresses([pattern])
+    addresses = AddressPatterns([pattern])
     assert [host for host in inside if host not in addresses] == []
     assert [host for host in outside if host in addresses] == []
 
@@ -201,4 +201,4 @@ def test_a_pattern_fits_its_addresses(pattern: str, inside: list[str], outside: 
 )
 def test_what_is_no_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match="no pattern of addresses"):
-        Addresses([pattern])
+        AddressPatterns([pattern])

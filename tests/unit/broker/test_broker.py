@@ -9,9 +9,9 @@ import pytest
 
 from escrowmq.broker.broker import Broker, BrokerRules
 from escrowmq.broker.processors.send import SendRules
-from escrowmq.message.keys import UniqueKeys
+from escrowmq.message.keys import UniqueKeyGenerator
 from escrowmq.remoting.codes import RequestCode
-from escrowmq.remoting.headers import ConsumerSendMessageBack, QueueOf, UpdateConsumerOffset
+from escrowmq.remoting.headers import ConsumerSendMessageBack, QueueHeader, UpdateConsumerOffset
 from escrowmq.remoting.headers_admin import CreateTopic
 from escrowmq.store.config_files import GroupConfig
 from escrowmq.store.store import MessageStore
@@ -29,7 +29,7 @@ class Bench:
             self.disk,
             self.store,
             BrokerRules(topics=RULES, sends=SendRules(cluster="C", store_host=HOST)),
-            UniqueKeys(address="127.0.0.1", process_id=1, salt=2),
+            UniqueKeyGenerator(address="127.0.0.1", process_id=1, salt=2),
         )
         self.line = FakeLine()
 
@@ -60,9 +60,9 @@ def test_a_delayed_message_that_found_no_room_is_delivered_when_there_is_some(
 ) -> None:
     bench = Bench()
     bench.turn(a_send(body=b"late", **delayed))
-    bench.store.accepts_writes = False  # the disk is full, for a while
+    bench.store.has_disk_space = False  # the disk is full, for a while
     bench.tick(NOW_MS + 1000)
-    bench.store.accepts_writes = True
+    bench.store.has_disk_space = True
     bench.tick(NOW_MS + 2000)
     assert bodies(bench.store, "T") == [b"late"]
 
@@ -124,7 +124,7 @@ def test_the_topics_of_one_turn_are_saved_together_and_before_anybody_is_told() 
     assert topic_saves(bench.disk) == before + 1
     assert [answer.code for answer in bench.line.answers()] == [0] * 200
     again = bench.after_power_cut()
-    assert {f"{how}-99" for how in ("created", "made")} <= again.broker.topics.all().keys()
+    assert {f"{how}-99" for how in ("created", "made")} <= again.broker.topics.configs().keys()
     bench.turn(a_topic("created-0"))
     assert topic_saves(bench.disk) == before + 1  # it is as it was
 
@@ -140,7 +140,7 @@ def test_delays_and_offsets_are_saved_each_for_itself() -> None:
     bench.broker.save_offsets()
     assert bench.disk.exists("config/consumerOffset.json")
     assert not bench.disk.exists("config/delayOffset.json")
-    bench.broker.save_delays()
+    bench.broker.save_delayed_messages()
     assert bench.disk.exists("config/delayOffset.json")
 
 
@@ -148,7 +148,7 @@ def test_a_message_sent_back_to_a_store_without_room_is_not_said_to_be_safe() ->
     bench = Bench()
     bench.broker.groups.put(GroupConfig(group_name="g"), now_ms=NOW_MS)
     bench.turn(a_send())
-    bench.store.accepts_writes = False
+    bench.store.has_disk_space = False
     fields = ConsumerSendMessageBack(offset=0, group="g", delay_level=1)
     [answer] = bench.turn(ask(RequestCode.CONSUMER_SEND_MSG_BACK, fields))
     assert answer.code != 0
@@ -156,10 +156,10 @@ def test_a_message_sent_back_to_a_store_without_room_is_not_said_to_be_safe() ->
 
 def test_a_send_to_a_store_without_room_is_refused_and_the_next_one_is_not() -> None:
     bench = Bench()
-    bench.store.accepts_writes = False
+    bench.store.has_disk_space = False
     [answer] = bench.turn(a_send(body=b"1"))
     assert answer.code == 14
-    bench.store.accepts_writes = True
+    bench.store.has_disk_space = True
     [answer] = bench.turn(a_send(body=b"2"))
     assert answer.code == 0
     assert bodies(bench.store, "T") == [b"2"]
@@ -183,7 +183,7 @@ def test_a_bug_at_the_end_of_a_turn_costs_no_answer() -> None:
 
 def test_a_waiting_pull_is_woken_in_the_turn_of_the_send() -> None:
     bench = Bench()
-    bench.broker.topics.make("T", queues=4, now_ms=NOW_MS)
+    bench.broker.topics.ensure("T", queue_count=4, now_ms=NOW_MS)
     reader = FakeLine("reader")
     bench.broker.handle(reader, a_pull(), NOW_MS)
     bench.turn(a_send(body=b"1"))
@@ -192,7 +192,7 @@ def test_a_waiting_pull_is_woken_in_the_turn_of_the_send() -> None:
 
 def test_a_waiting_pull_is_woken_by_a_delayed_message() -> None:
     bench = Bench()
-    bench.broker.topics.make("T", queues=4, now_ms=NOW_MS)
+    bench.broker.topics.ensure("T", queue_count=4, now_ms=NOW_MS)
     reader = FakeLine("reader")
     bench.broker.handle(reader, a_pull(suspend_timeout_millis=60_000), NOW_MS)
     bench.turn(a_send(properties="DELAY\x011\x02"))
@@ -226,7 +226,7 @@ def test_what_is_saved_is_there_after_a_restart() -> None:
 @pytest.mark.parametrize("queue_id", [-1, 2**31 - 1])
 def test_a_question_about_a_queue_that_is_none_makes_none(code: int, queue_id: int) -> None:
     bench = Bench()
-    [answer] = bench.turn(ask(code, QueueOf(topic="../x", queue_id=queue_id)))
+    [answer] = bench.turn(ask(code, QueueHeader(topic="../x", queue_id=queue_id)))
     assert answer.ext_fields.get("offset", "0") == "0"
     assert not bench.disk.exists("consumequeue")
 

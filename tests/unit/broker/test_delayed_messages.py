@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from escrowmq.broker.delayed_messages import DelayRules, Delays
+from escrowmq.broker.delayed_messages import DelayedMessages, DelayRules
 from escrowmq.errors import RequestRefused
 from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import NewRecord
-from escrowmq.store.config_files import delays_file
+from escrowmq.store.config_files import delay_offsets_file
 from escrowmq.testing.disks import MemoryDisk
 from tests.support.stores import NOW_MS, assert_clean, open_store, properties, sample
 
@@ -30,7 +30,7 @@ class Bench:
 
     def _open(self) -> None:
         self.store = open_store(self.disk)
-        self.delays = Delays(self.store, delays_file(self.disk), self.rules)
+        self.delays = DelayedMessages(self.store, delay_offsets_file(self.disk), self.rules)
 
     def restart(self, *, saved: bool = True) -> None:
         if saved:
@@ -39,17 +39,17 @@ class Bench:
         self._open()
 
     def send(self, body: bytes, *, at_ms: int = NOW_MS, **given: str) -> None:
-        record = self.delays.reroute(self.record(body, **given), at_ms)
+        record = self.delays.redirect(self.record(body, **given), at_ms)
         self.store.append([record], now_ms=at_ms)
 
     def record(self, body: bytes, **given: str) -> NewRecord:
         return sample(body=body, topic="T", queue_id=1, properties=properties(**given))
 
     def deliver(self, at_ms: int) -> list[bytes]:
-        due = self.delays.due(at_ms)
+        due = self.delays.find_due(at_ms)
         if due.records:
             self.store.append(due.records, now_ms=at_ms)
-        self.delays.delivered(due)
+        self.delays.mark_delivered(due)
         self.store.flush()
         return [record.body for record in due.records]
 
@@ -66,7 +66,7 @@ def bench() -> Bench:
     ("level", "queue_id"), [("1", 0), ("2", 1), ("18", 17), ("19", 17), ("9" * 40, 17), ("007", 6)]
 )
 def test_a_level_has_a_queue_of_its_own(bench: Bench, level: str, queue_id: int) -> None:
-    record = bench.delays.reroute(bench.record(b"x", DELAY=level, TAGS="a"), NOW_MS)
+    record = bench.delays.redirect(bench.record(b"x", DELAY=level, TAGS="a"), NOW_MS)
     assert (record.topic, record.queue_id) == (LEVELS, queue_id)
     found = decode_properties(record.properties)
     assert (found["REAL_TOPIC"], found["REAL_QID"], found["TAGS"]) == ("T", "1", "a")
@@ -75,18 +75,18 @@ def test_a_level_has_a_queue_of_its_own(bench: Bench, level: str, queue_id: int)
 @pytest.mark.parametrize("level", ["0", "-1", "one", "1.5", "\u0661"])
 def test_a_level_that_is_none_delays_nothing(bench: Bench, level: str) -> None:
     record = bench.record(b"x", DELAY=level)
-    assert bench.delays.reroute(record, NOW_MS) == record
+    assert bench.delays.redirect(record, NOW_MS) == record
 
 
 def test_with_fewer_levels_the_last_one_counts() -> None:
     bench = Bench(DelayRules(levels_ms=(1000, 2000)))
-    record = bench.delays.reroute(bench.record(b"x", DELAY="5"), NOW_MS)
+    record = bench.delays.redirect(bench.record(b"x", DELAY="5"), NOW_MS)
     assert record.queue_id == 1
 
 
 def test_a_level_beyond_rocketmqs_eighteen_can_be_configured() -> None:
     bench = Bench(DelayRules(levels_ms=tuple(range(1000, 21_000, 1000))))
-    record = bench.delays.reroute(bench.record(b"x", DELAY="20"), NOW_MS)
+    record = bench.delays.redirect(bench.record(b"x", DELAY="20"), NOW_MS)
     assert record.queue_id == 19
 
 
@@ -100,7 +100,7 @@ def test_a_level_beyond_rocketmqs_eighteen_can_be_configured() -> None:
     ],
 )
 def test_a_timer_is_kept_with_its_time(bench: Bench, given: dict[str, str], due_ms: int) -> None:
-    record = bench.delays.reroute(bench.record(b"x", **given), NOW_MS)
+    record = bench.delays.redirect(bench.record(b"x", **given), NOW_MS)
     assert (record.topic, record.queue_id) == (TIMERS, 0)
     assert decode_properties(record.properties)["TIMER_OUT_MS"] == str(due_ms)
 
@@ -111,27 +111,27 @@ def test_a_timer_is_kept_with_its_time(bench: Bench, given: dict[str, str], due_
 )
 def test_a_time_that_has_come_delays_nothing(bench: Bench, given: dict[str, str]) -> None:
     record = bench.record(b"x", **given)
-    assert bench.delays.reroute(record, NOW_MS) == record
+    assert bench.delays.redirect(record, NOW_MS) == record
 
 
 @pytest.mark.parametrize("name", ["TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"])
 @pytest.mark.parametrize("value", ["soon", "-1", "1.5", "9" * 18, "9" * 100])
 def test_a_time_that_makes_no_sense_is_refused(bench: Bench, name: str, value: str) -> None:
     with pytest.raises(RequestRefused) as refused:
-        bench.delays.reroute(bench.record(b"x", **{name: value}), NOW_MS)
+        bench.delays.redirect(bench.record(b"x", **{name: value}), NOW_MS)
     assert refused.value.code == 13
 
 
 def test_a_time_too_far_away_is_refused(bench: Bench) -> None:
     far = str(NOW_MS + 3 * 24 * HOUR_MS + 1)
     with pytest.raises(RequestRefused):
-        bench.delays.reroute(bench.record(b"x", TIMER_DELIVER_MS=far), NOW_MS)
+        bench.delays.redirect(bench.record(b"x", TIMER_DELIVER_MS=far), NOW_MS)
 
 
 def test_odd_properties_beside_the_delay_are_no_obstacle(bench: Bench) -> None:
     """RocketMQ reads a name up to the first separator and takes the rest for the value."""
     record = sample(topic="T", properties=b"odd\x01a\x01b\x02DELAY\x011\x02\x02nothing\x02")
-    rerouted = bench.delays.reroute(record, NOW_MS)
+    rerouted = bench.delays.redirect(record, NOW_MS)
     assert rerouted.topic == LEVELS
 
 
@@ -141,7 +141,7 @@ def test_odd_properties_beside_the_delay_are_no_obstacle(bench: Bench) -> None:
 def test_a_level_is_delivered_exactly_when_it_is_due(bench: Bench) -> None:
     bench.send(b"1", DELAY="1", TAGS="a", UNIQ_KEY="U")
     assert bench.deliver(NOW_MS + 999) == []
-    [record] = bench.delays.due(NOW_MS + 1000).records
+    [record] = bench.delays.find_due(NOW_MS + 1000).records
     assert (record.topic, record.queue_id, record.body) == ("T", 1, b"1")
     assert decode_properties(record.properties) == {"TAGS": "a", "UNIQ_KEY": "U"}
 
@@ -149,7 +149,7 @@ def test_a_level_is_delivered_exactly_when_it_is_due(bench: Bench) -> None:
 def test_a_timer_is_delivered_exactly_when_it_is_due(bench: Bench) -> None:
     bench.send(b"1", TIMER_DELAY_MS="70", TAGS="a", UNIQ_KEY="U")
     assert bench.deliver(NOW_MS + 69) == []
-    [record] = bench.delays.due(NOW_MS + 70).records
+    [record] = bench.delays.find_due(NOW_MS + 70).records
     assert (record.topic, record.queue_id, record.body) == ("T", 1, b"1")
     assert decode_properties(record.properties) == {"TAGS": "a", "UNIQ_KEY": "U"}
 
@@ -242,19 +242,19 @@ def test_without_a_save_it_comes_again_rather_than_never(bench: Bench) -> None:
 
 def test_a_position_is_saved_only_when_what_was_delivered_is_durable(bench: Bench) -> None:
     bench.send(b"level", DELAY="1")
-    due = bench.delays.due(NOW_MS + 1000)
+    due = bench.delays.find_due(NOW_MS + 1000)
     bench.store.append(due.records, now_ms=NOW_MS + 1000)
-    bench.delays.delivered(due)
+    bench.delays.mark_delivered(due)
     bench.delays.save()
-    assert delays_file(bench.disk).numbers() == {}
+    assert delay_offsets_file(bench.disk).int_keys() == {}
     bench.store.flush()
     bench.delays.save()
-    assert delays_file(bench.disk).numbers()[1] == 1
+    assert delay_offsets_file(bench.disk).int_keys()[1] == 1
 
 
 @pytest.mark.parametrize("table", [{"1": 99, "0": 99}, {"1": -5, "0": -5}, {"77": 3}])
 def test_an_odd_file_does_no_harm(bench: Bench, table: dict[str, Any]) -> None:
-    delays_file(bench.disk).save(offsetTable=table)
+    delay_offsets_file(bench.disk).save(offsetTable=table)
     bench.store.close()
     bench._open()
     bench.send(b"level", DELAY="2")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from escrowmq.broker.broker import Broker, BrokerRules
-from escrowmq.broker.flow_control import OverloadRules
+from escrowmq.broker.flow_control import FlowControlRules
 from escrowmq.broker.processors.send import SendRules
-from escrowmq.message.keys import UniqueKeys
+from escrowmq.message.keys import UniqueKeyGenerator
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.testing.disks import MemoryDisk
 from tests.support.broker_requests import RULES, FakeLine, a_pull, a_send, bodies
@@ -26,9 +26,9 @@ class Bench:
         self.rules = BrokerRules(
             topics=RULES,
             sends=SendRules(cluster="C", store_host=HOST),
-            overload=OverloadRules(**limits),
+            flow_control=FlowControlRules(**limits),
         )
-        keys = UniqueKeys(address="127.0.0.1", process_id=1, salt=2)
+        keys = UniqueKeyGenerator(address="127.0.0.1", process_id=1, salt=2)
         self.broker = Broker(disk, self.store, self.rules, keys)
         self.line = FakeLine()
 
@@ -50,7 +50,7 @@ def test_a_connection_has_its_rate_and_another_one_its_own() -> None:
     assert bench.codes(*sends(3), line=FakeLine("127.0.0.1:2")) == [OK, OK, OK]
     assert bench.codes(*sends(1), at_ms=NOW_MS + 100) == [OK]  # a third of one is back
     assert sorted(bench.codes(*sends(4), at_ms=NOW_MS + 2_000)) == [OK, OK, OK, BUSY]
-    assert bench.broker.overload.refused == {"connection": 3}
+    assert bench.broker.flow_control.refused_by_limit == {"connection": 3}
 
 
 def test_a_topic_has_its_rate_whoever_sends() -> None:
@@ -58,7 +58,7 @@ def test_a_topic_has_its_rate_whoever_sends() -> None:
     assert bench.codes(*sends(2)) == [OK, OK]
     assert bench.codes(*sends(1), line=FakeLine("127.0.0.1:2")) == [BUSY]
     assert bench.codes(a_send("other")) == [OK]
-    assert bench.broker.overload.refused == {"topic": 1}
+    assert bench.broker.flow_control.refused_by_limit == {"topic": 1}
 
 
 @pytest.mark.parametrize("limit", ["connection_send_bytes_max", "topic_send_bytes_max"])
@@ -97,21 +97,21 @@ def test_while_the_disk_is_behind_sends_are_refused_and_reads_are_not() -> None:
     bench.broker.end_turn(NOW_MS + 100)
     assert bench.codes(a_send()) == [OK]
     assert len(bodies(bench.store, "T")) == 2
-    assert bench.broker.overload.refused == {"unflushed": 1}
+    assert bench.broker.flow_control.refused_by_limit == {"unflushed": 1}
 
 
 def test_limits_change_while_it_runs_and_cost_nothing_when_there_are_none() -> None:
     bench = Bench()
     handlers = bench.broker._handlers
-    assert handlers[RequestCode.SEND_MESSAGE_V2] == bench.broker.sends.accept
+    assert handlers[RequestCode.SEND_MESSAGE_V2] == bench.broker.send_processor.send
     limited = BrokerRules(
-        topics=RULES, sends=bench.rules.sends, overload=OverloadRules(topic_sends_max=1)
+        topics=RULES, sends=bench.rules.sends, flow_control=FlowControlRules(topic_sends_max=1)
     )
     bench.broker.change_rules(limited)
     assert sorted(bench.codes(*sends(2))) == [OK, BUSY]
     bench.broker.change_rules(bench.rules)
     assert bench.codes(*sends(5)) == [OK] * 5
-    assert handlers[RequestCode.SEND_MESSAGE_V2] == bench.broker.sends.accept
+    assert handlers[RequestCode.SEND_MESSAGE_V2] == bench.broker.send_processor.send
 
 
 def test_who_is_gone_is_forgotten() -> None:
@@ -119,6 +119,6 @@ def test_who_is_gone_is_forgotten() -> None:
     for number in range(100):
         line = FakeLine(f"127.0.0.1:{number}")
         bench.codes(a_send(f"t{number}"), line=line)
-        bench.broker.line_closed(line)
+        bench.broker.channel_closed(line)
     bench.broker.tick(NOW_MS + 20_000)
-    assert not bench.broker.overload._buckets
+    assert not bench.broker.flow_control._buckets

@@ -8,15 +8,15 @@ from typing import Any
 from escrowmq.broker.broker import Broker, BrokerRules
 from escrowmq.broker.metrics import BrokerMetrics
 from escrowmq.broker.processors.send import SendRules
-from escrowmq.broker.statistics import Counts
+from escrowmq.broker.statistics import BrokerCounters
 from escrowmq.clock import ManualClock
 from escrowmq.message.batch import BatchItem, encode_batch
-from escrowmq.message.keys import UniqueKeys
+from escrowmq.message.keys import UniqueKeyGenerator
 from escrowmq.message.properties import encode_properties
 from escrowmq.metrics import Registry
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import ConsumerSendMessageBack, NoFields
-from escrowmq.remoting.headers_admin import TopicName
+from escrowmq.remoting.headers_admin import TopicHeader
 from escrowmq.store.status import PutStatus
 from escrowmq.testing.disks import MemoryDisk
 from tests.support.broker_requests import RULES, FakeLine, a_pull, a_send, ask
@@ -36,9 +36,9 @@ class Bench:
             disk,
             self.store,
             BrokerRules(topics=RULES, sends=SendRules(cluster="C1", store_host=HOST)),
-            UniqueKeys(address="127.0.0.1", process_id=1, salt=2),
+            UniqueKeyGenerator(address="127.0.0.1", process_id=1, salt=2),
             when_flushed=(lambda _, tell: self.waiting.append(tell)) if sync else None,
-            counts=Counts(self.clock.elapsed_s),
+            counters=BrokerCounters(self.clock.elapsed_s),
         )
         self.line = FakeLine()
         self._registry = Registry()
@@ -153,22 +153,22 @@ def test_nothing_is_said_of_a_topic_that_is_gone() -> None:
     bench.turn(plain("T"), plain("U"))
     bench.turn(a_pull("T"), a_pull("U"))
     bench.broker.offsets.commit("T", "g", 0, 0)
-    bench.turn(ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName(topic="T")))
+    bench.turn(ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic="T")))
     page = bench.page()
     topics = {labels["topic"] for _, labels, _ in page.samples if "topic" in labels}
     assert topics == {"U"}
-    assert set(bench.broker.counts.messages_in) == {("U", "normal")}
+    assert set(bench.broker.counters.messages_in) == {("U", "normal")}
 
 
 def test_without_anybody_who_asks_what_is_gone_is_forgotten_too() -> None:
     bench = Bench()
     bench.turn(plain("T"))
     bench.turn(a_pull("T"))
-    bench.turn(ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName(topic="T")))
+    bench.turn(ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic="T")))
     bench.clock.advance(ms=60_000)
     bench.broker.tick(bench.clock.now_ms())
-    assert not bench.broker.counts.messages_in
-    assert not bench.broker.counts.messages_out
+    assert not bench.broker.counters.messages_in
+    assert not bench.broker.counters.messages_out
 
 
 def test_requests_and_refusals_are_counted_by_their_codes() -> None:
@@ -187,7 +187,7 @@ def test_requests_and_refusals_are_counted_by_their_codes() -> None:
 def test_a_send_takes_from_the_begin_of_its_turn_to_its_answer() -> None:
     bench = Bench(sync=True)
     began_s = bench.clock.elapsed_s()
-    bench.broker.counts.turn_began_s = lambda: began_s
+    bench.broker.counters.turn_start_s = lambda: began_s
     bench.turn(plain("T"), plain("T"))
     assert bench.page().value("escrowmq_send_seconds_count") == 0
     bench.clock.advance(ms=30)
@@ -218,7 +218,7 @@ def test_who_is_connected_is_told_by_group() -> None:
     assert page.value("rocketmq_producer_connections") == 1
     connected = "rocketmq_consumer_connections"
     assert page.value(connected, consumer_group="g", consume_mode="push") == 1
-    bench.broker.line_closed(bench.line)
+    bench.broker.channel_closed(bench.line)
     assert bench.page().value("rocketmq_producer_connections") == 0
     assert bench.page().labels(connected) == []
 
@@ -247,5 +247,5 @@ def test_where_the_log_is_and_how_much_of_it_is_durable() -> None:
     assert page.value("escrowmq_log_flushed_bytes") == end
     assert page.value("rocketmq_storage_message_reserve_time") == 1234
     assert page.value("escrowmq_store_writable") == 1
-    bench.store.accepts_writes = False
+    bench.store.has_disk_space = False
     assert bench.page().value("escrowmq_store_writable") == 0

@@ -4,52 +4,52 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.broker.metadata import Groups, is_group_name
+from escrowmq.broker.metadata import SubscriptionGroups, is_valid_group_name
 from escrowmq.store.config_files import GroupConfig, groups_file
 from escrowmq.testing.disks import MemoryDisk
 from tests.support.stores import NOW_MS
 
 
 def test_the_first_consumer_makes_its_group() -> None:
-    groups = Groups(groups_file(MemoryDisk()), auto_create=True)
-    made = groups.find_or_make("g", now_ms=NOW_MS)
+    groups = SubscriptionGroups(groups_file(MemoryDisk()), auto_create=True)
+    made = groups.get_or_create("g", now_ms=NOW_MS)
     assert made == GroupConfig(group_name="g")
     assert groups.find("g") is made
-    assert groups.find_or_make("g", now_ms=NOW_MS) is made
+    assert groups.get_or_create("g", now_ms=NOW_MS) is made
     assert groups.version.counter == 1
 
 
 def test_nobody_makes_a_group_if_that_is_switched_off() -> None:
-    groups = Groups(groups_file(MemoryDisk()), auto_create=False)
-    assert groups.find_or_make("g", now_ms=NOW_MS) is None
-    assert groups.find_or_make("TOOLS_CONSUMER", now_ms=NOW_MS) is not None
+    groups = SubscriptionGroups(groups_file(MemoryDisk()), auto_create=False)
+    assert groups.get_or_create("g", now_ms=NOW_MS) is None
+    assert groups.get_or_create("TOOLS_CONSUMER", now_ms=NOW_MS) is not None
 
 
 @pytest.mark.parametrize("name", ["", " ", "a/b", "a@b", "a\0", "\u00e4", "x" * 121, "a\n"])
 def test_a_group_with_a_bad_name_is_never_made(name: str) -> None:
-    groups = Groups(groups_file(MemoryDisk()), auto_create=True)
-    assert not is_group_name(name)
-    assert groups.find_or_make(name, now_ms=NOW_MS) is None
-    assert not groups.dirty
+    groups = SubscriptionGroups(groups_file(MemoryDisk()), auto_create=True)
+    assert not is_valid_group_name(name)
+    assert groups.get_or_create(name, now_ms=NOW_MS) is None
+    assert not groups.is_dirty
 
 
 def test_groups_are_there_after_a_restart() -> None:
     disk = MemoryDisk()
-    groups = Groups(groups_file(disk), auto_create=True)
+    groups = SubscriptionGroups(groups_file(disk), auto_create=True)
     groups.put(GroupConfig(group_name="g", retry_max_times=3), now_ms=NOW_MS)
-    assert groups.dirty
+    assert groups.is_dirty
     groups.save()
-    assert not groups.dirty
-    again = Groups(groups_file(disk), auto_create=True)
+    assert not groups.is_dirty
+    again = SubscriptionGroups(groups_file(disk), auto_create=True)
     assert again.find("g") == GroupConfig(group_name="g", retry_max_times=3)
     assert again.version == groups.version
 
 
 def test_a_system_group_of_the_file_is_not_overwritten() -> None:
     disk = MemoryDisk()
-    groups = Groups(groups_file(disk), auto_create=True)
+    groups = SubscriptionGroups(groups_file(disk), auto_create=True)
     groups.put(GroupConfig(group_name="TOOLS_CONSUMER", consume_enable=False), now_ms=NOW_MS)
     groups.save()
-    found = Groups(groups_file(disk), auto_create=True).find("TOOLS_CONSUMER")
+    found = SubscriptionGroups(groups_file(disk), auto_create=True).find("TOOLS_CONSUMER")
     assert found is not None
     assert not found.consume_enable

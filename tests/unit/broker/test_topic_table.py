@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from escrowmq.broker.metadata import TEMPLATE_TOPIC, Topics, refuse_bad_topic_name
+from escrowmq.broker.metadata import TEMPLATE_TOPIC, TopicTable, check_topic_name
 from escrowmq.errors import RequestRefused
 from escrowmq.store.config_files import TopicConfig, topics_file
 from escrowmq.testing.disks import MemoryDisk
@@ -14,13 +14,13 @@ from tests.support.broker_requests import RULES
 from tests.support.stores import NOW_MS
 
 
-def topics(disk: MemoryDisk | None = None, *, auto_create: bool = True) -> Topics:
+def topics(disk: MemoryDisk | None = None, *, auto_create: bool = True) -> TopicTable:
     rules = replace(RULES, auto_create=auto_create)
-    return Topics(topics_file(disk or MemoryDisk()), rules)
+    return TopicTable(topics_file(disk or MemoryDisk()), rules)
 
 
-def make(table: Topics, name: str, *, template: str, queues: int) -> TopicConfig | None:
-    return table.find_or_make(name, template=template, queues=queues, now_ms=NOW_MS)
+def make(table: TopicTable, name: str, *, template: str, queues: int) -> TopicConfig | None:
+    return table.get_or_create(name, template=template, queue_count=queues, now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize(
@@ -82,15 +82,15 @@ def test_a_known_topic_stays_as_it_is() -> None:
     first = make(table, "T", template=TEMPLATE_TOPIC, queues=3)
     version = table.version
     assert make(table, "T", template="", queues=8) is first
-    assert table.make("T", queues=8, now_ms=NOW_MS) is first
+    assert table.ensure("T", queue_count=8, now_ms=NOW_MS) is first
     assert table.version == version
 
 
 def test_every_change_moves_the_version_and_is_told() -> None:
     told: list[int] = []
-    table = Topics(topics_file(MemoryDisk()), RULES, lambda: told.append(1))
+    table = TopicTable(topics_file(MemoryDisk()), RULES, lambda: told.append(1))
     begin = table.version.counter
-    table.make("T", queues=1, now_ms=NOW_MS)
+    table.ensure("T", queue_count=1, now_ms=NOW_MS)
     assert table.remove("T", now_ms=NOW_MS + 1)
     assert not table.remove("T", now_ms=NOW_MS + 2)
     assert (table.version.counter, table.version.timestamp) == (begin + 2, NOW_MS + 1)
@@ -100,14 +100,14 @@ def test_every_change_moves_the_version_and_is_told() -> None:
 def test_topics_and_their_version_are_there_after_a_restart() -> None:
     disk = MemoryDisk()
     table = topics(disk)
-    table.make("T", queues=5, now_ms=NOW_MS)
-    assert table.dirty
+    table.ensure("T", queue_count=5, now_ms=NOW_MS)
+    assert table.is_dirty
     table.save()
-    assert not table.dirty
+    assert not table.is_dirty
     again = topics(disk)
     assert again.find("T") == table.find("T")
     assert again.version == table.version
-    assert not again.dirty
+    assert not again.is_dirty
 
 
 def test_a_system_topic_of_the_file_is_not_overwritten() -> None:
@@ -148,7 +148,7 @@ def test_a_broker_begins_with_its_system_topics(name: str, queues: int, perm: in
     "name", ["a", "A-Z_0|9%", "x" * 127, "%RETRY%" + "g" * 248, "%DLQ%" + "g" * 250]
 )
 def test_good_names_are_taken(name: str) -> None:
-    refuse_bad_topic_name(name)
+    check_topic_name(name)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +160,6 @@ def test_good_names_are_taken(name: str) -> None:
 )
 def test_bad_names_are_refused(name: str) -> None:
     with pytest.raises(RequestRefused) as refused:
-        refuse_bad_topic_name(name)
+        check_topic_name(name)
     assert refused.value.code == 29
     assert len(refused.value.remark) < 600

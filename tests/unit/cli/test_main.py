@@ -11,7 +11,7 @@ import click
 from click.testing import CliRunner
 
 import escrowmq.cli.commands
-from escrowmq.cli.main import COMMANDS, cli
+from escrowmq.cli.main import COMMAND_NAMES, cli
 
 
 def test_every_module_with_a_command_of_its_name_is_one() -> None:
@@ -20,7 +20,7 @@ def test_every_module_with_a_command_of_its_name_is_one() -> None:
         command = getattr(import_module(f"escrowmq.cli.commands.{module.name}"), module.name, None)
         if isinstance(command, click.Command):
             found.append(module.name)
-    assert sorted(found) == sorted(COMMANDS)
+    assert sorted(found) == sorted(COMMAND_NAMES)
 
 
 def test_a_command_does_not_import_the_others() -> None:
@@ -33,7 +33,9 @@ def test_a_command_does_not_import_the_others() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     imported = done.stdout.decode().splitlines()[-1]
     assert "escrowmq.cli.commands.config" in imported
-    assert not [name for name in COMMANDS if name != "config" and f"commands.{name}'" in imported]
+    assert not [
+        name for name in COMMAND_NAMES if name != "config" and f"commands.{name}'" in imported
+    ]
 
 
 def test_a_wrong_name_is_answered_with_the_one_that_was_meant() -> None:

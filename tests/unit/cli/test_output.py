@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from escrowmq.cli.output import Column, field_lines, table_lines
+from escrowmq.cli.output import TableColumn, field_lines, table_lines
 
 COLUMNS = (
-    Column("ID"),
-    Column("TOPIC", gives_way=True),
-    Column("GROUP", gives_way=True),
-    Column("LAG", is_number=True),
+    TableColumn("ID"),
+    TableColumn("TOPIC", can_shrink=True),
+    TableColumn("GROUP", can_shrink=True),
+    TableColumn("LAG", is_number=True),
 )
 ROWS = [
     ("0123456789", "a-topic-with-a-long-name", "short", "7"),

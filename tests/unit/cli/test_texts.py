@@ -5,24 +5,36 @@ from __future__ import annotations
 import click
 import pytest
 
-from escrowmq.cli.commands.broker import Look, disk_ratio, rate, size_text, summary, up_s
-from escrowmq.cli.commands.doctor_checks import checkup_lines, ok, problem, warning
-from escrowmq.cli.options import duration_ms, place_in_time
-from escrowmq.cli.rendering import Found, found_line, found_lines, records_in
-from escrowmq.clock import moment_ms
+from escrowmq.cli.commands.broker import (
+    ClusterSample,
+    compare_samples,
+    disk_used_ratio,
+    recent_rate,
+    size_text,
+    uptime_s,
+)
+from escrowmq.cli.commands.doctor_checks import check_lines, ok, problem, warning
+from escrowmq.cli.options import parse_duration_option, parse_start_option
+from escrowmq.cli.rendering import MessageView, decode_messages, message_line, message_lines
+from escrowmq.clock import parse_timestamp_ms
 from escrowmq.errors import CorruptRecord
 from escrowmq.message.keys import encode_host
 from escrowmq.message.properties import encode_properties
 from escrowmq.message.record import NewRecord, encode_record
 from escrowmq.remoting.bodies import QueueName
-from escrowmq.remoting.bodies_admin import TopicOffset, by_queue, queue_of, queue_tables
+from escrowmq.remoting.bodies_admin import (
+    TopicOffset,
+    decode_queue_key,
+    decode_queue_tables,
+    encode_queue_table,
+)
 
 HOST = encode_host("127.0.0.1", 10911)
 CONTEXT = click.Context(click.Command("c"))
 OPTION = click.Option(["--to"])
 
 
-def message(body: bytes, **properties: str) -> Found:
+def message(body: bytes, **properties: str) -> MessageView:
     new = NewRecord(
         topic="orders",
         queue_id=1,
@@ -30,7 +42,7 @@ def message(body: bytes, **properties: str) -> Found:
         properties=encode_properties(properties),
         born_host=HOST,
     )
-    [found] = records_in(encode_record(new, 7, 4096, 1_000, HOST), "broker-a")
+    [found] = decode_messages(encode_record(new, 7, 4096, 1_000, HOST), "broker-a")
     return found
 
 
@@ -47,44 +59,44 @@ def message(body: bytes, **properties: str) -> Found:
     ],
 )
 def test_a_time_without_a_zone_is_utc(text: str, ms: int) -> None:
-    assert moment_ms(text) == ms
-    assert place_in_time(CONTEXT, OPTION, text) == ms
+    assert parse_timestamp_ms(text) == ms
+    assert parse_start_option(CONTEXT, OPTION, text) == ms
 
 
 @pytest.mark.parametrize("text", ["yesterday", "", "2026-13-01", "10m"])
 def test_what_is_no_time_says_what_one_is(text: str) -> None:
     with pytest.raises(click.BadParameter, match="2026-01-01T00:00"):
-        place_in_time(CONTEXT, OPTION, text)
+        parse_start_option(CONTEXT, OPTION, text)
 
 
 def test_places_in_time_have_names() -> None:
-    assert place_in_time(CONTEXT, OPTION, "earliest") == "earliest"
-    assert place_in_time(CONTEXT, OPTION, None) is None
-    assert duration_ms(CONTEXT, OPTION, "90s") == 90_000
+    assert parse_start_option(CONTEXT, OPTION, "earliest") == "earliest"
+    assert parse_start_option(CONTEXT, OPTION, None) is None
+    assert parse_duration_option(CONTEXT, OPTION, "90s") == 90_000
 
 
 # --- messages ------------------------------------------------------------------------------------
 
 
 def test_a_body_is_shown_as_text_if_it_is_text() -> None:
-    line = found_line(message(b"two\nlines", KEYS="k", TAGS="t"))
+    line = message_line(message(b"two\nlines", KEYS="k", TAGS="t"))
     assert line == "1970-01-01T00:00:01.000Z  broker-a/1#7  tags=t  keys=k  two\\nlines"
-    assert found_line(message(b"\xff\x00")).endswith("  hex ff00")
+    assert message_line(message(b"\xff\x00")).endswith("  hex ff00")
 
 
 def test_a_message_cannot_move_the_cursor() -> None:
     for body in (b"\x1b[2J", "a\u202eb".encode()):
-        assert "\x1b" not in found_line(message(body))
-        assert all(line.isprintable() for line in found_lines(message(body, x="\x1b[2J")))
+        assert "\x1b" not in message_line(message(body))
+        assert all(line.isprintable() for line in message_lines(message(body, x="\x1b[2J")))
 
 
 def test_a_line_fits_the_terminal() -> None:
-    assert len(found_line(message(b"x" * 500), 80)) == 80
+    assert len(message_line(message(b"x" * 500), 80)) == 80
 
 
 def test_what_is_no_record_is_refused() -> None:
     with pytest.raises(CorruptRecord):
-        list(records_in(b"\0" * 100, "broker-a"))
+        list(decode_messages(b"\0" * 100, "broker-a"))
 
 
 # --- figures -------------------------------------------------------------------------------------
@@ -96,30 +108,34 @@ def test_figures_are_read_out_of_texts() -> None:
         "putTps": "12.50 3.00 1.00",
         "commitLogDiskRatio": "0.25",
     }
-    assert up_s(table) == 93_784
-    assert rate(table, "putTps") == 12.5
-    assert disk_ratio(table) == 0.25
-    assert (up_s({}), rate({}, "putTps"), disk_ratio({})) == (0, 0.0, None)
+    assert uptime_s(table) == 93_784
+    assert recent_rate(table, "putTps") == 12.5
+    assert disk_used_ratio(table) == 0.25
+    assert (uptime_s({}), recent_rate({}, "putTps"), disk_used_ratio({})) == (0, 0.0, None)
 
 
 def test_tables_by_queue_are_read_as_they_are_written() -> None:
     queue = QueueName(topic="%RETRY%g", broker_name='odd"}{:', queue_id=3)
     offset = TopicOffset(min_offset=1, max_offset=2, last_update_timestamp=3)
-    read = queue_tables(by_queue({queue: offset}, topicPutTps=0.5))
+    read = decode_queue_tables(encode_queue_table({queue: offset}, topicPutTps=0.5))
     [(key, value)] = read["offsetTable"].items()
-    assert queue_of(key) == queue
+    assert decode_queue_key(key) == queue
     assert value == {"minOffset": 1, "maxOffset": 2, "lastUpdateTimestamp": 3}
     assert read["topicPutTps"] == 0.5
 
 
 def test_rates_are_counted_between_two_looks_and_never_negative() -> None:
-    before = Look(10.0, ends={("a", "t"): 100, ("a", "u"): 50}, firsts={})
-    now = Look(
+    before = ClusterSample(10.0, max_offsets={("a", "t"): 100, ("a", "u"): 50}, min_offsets={})
+    now = ClusterSample(
         12.0,
-        ends={("a", "t"): 110, ("b", "t"): 70, ("a", "u"): 0},  # u was made again, b came back
-        firsts={("a", "t"): 10, ("b", "t"): 0, ("a", "u"): 0},
+        max_offsets={
+            ("a", "t"): 110,
+            ("b", "t"): 70,
+            ("a", "u"): 0,
+        },  # u was made again, b came back
+        min_offsets={("a", "t"): 10, ("b", "t"): 0, ("a", "u"): 0},
     )
-    topics = summary(before, now)["topics"]
+    topics = compare_samples(before, now)["topics"]
     assert topics == [
         {"topic": "t", "in_per_s": 5.0, "messages": 170},
         {"topic": "u", "in_per_s": 0.0, "messages": 0},
@@ -134,7 +150,7 @@ def test_sizes_have_units() -> None:
 
 def test_a_checkup_has_a_remedy_below_it() -> None:
     lines = list(
-        checkup_lines([ok("a", "fine"), warning("bb", "odd", "do this"), problem("c", "bad", "do")])
+        check_lines([ok("a", "fine"), warning("bb", "odd", "do this"), problem("c", "bad", "do")])
     )
     assert lines == [
         "ok       a   fine",
@@ -145,4 +161,4 @@ def test_a_checkup_has_a_remedy_below_it() -> None:
         "",
         "1 problem, 1 warning",
     ]
-    assert list(checkup_lines([])) == ["nothing is wrong"]
+    assert list(check_lines([])) == ["nothing is wrong"]

@@ -19,5 +19,5 @@ async def test_without_the_package_it_is_said_how_to_get_it(
 
 
 def test_nobody_who_does_not_ask_for_it_has_it() -> None:
-    assert Telemetry.of(None) is None
-    assert Telemetry.of(False) is None
+    assert Telemetry.from_option(None) is None
+    assert Telemetry.from_option(False) is None

@@ -6,12 +6,12 @@ import pytest
 
 from escrowmq.consume.members import (
     BROADCASTING,
-    EXPIRED_MS,
-    Client,
+    MEMBER_TIMEOUT_MS,
     ConsumerGroups,
-    Habits,
-    Joined,
-    Members,
+    ConsumerGroupSettings,
+    GroupClient,
+    HeartbeatResult,
+    MemberTable,
     ProducerGroups,
 )
 from escrowmq.consume.subscription import Subscription
@@ -28,15 +28,15 @@ def beat(
     *,
     line: str = "",
     subscriptions: list[Subscription] | None = None,
-    habits: Habits | None = None,
+    habits: ConsumerGroupSettings | None = None,
     fingerprint: int = 0,
     without_sub: bool = False,
     now_ms: int = 0,
-) -> Joined:
+) -> HeartbeatResult:
     return groups.heartbeat(
         "g",
-        Client(client_id=client_id, line=line or f"line-{client_id}"),
-        habits=habits or Habits(),
+        GroupClient(client_id=client_id, channel=line or f"line-{client_id}"),
+        settings=habits or ConsumerGroupSettings(),
         subscriptions=topics("orders") if subscriptions is None else subscriptions,
         fingerprint=fingerprint,
         without_sub=without_sub,
@@ -46,19 +46,19 @@ def beat(
 
 def test_the_first_heartbeat_is_a_change_and_the_second_is_not() -> None:
     groups = ConsumerGroups()
-    assert beat(groups).changed
-    assert not beat(groups).changed
+    assert beat(groups).has_changed
+    assert not beat(groups).has_changed
     assert groups.member_ids("g") == ["a"]
-    assert beat(groups, "b").changed
-    assert groups.lines_to_notify("g") == ["line-a", "line-b"]
+    assert beat(groups, "b").has_changed
+    assert groups.channels_to_notify("g") == ["line-a", "line-b"]
 
 
 def test_a_new_line_of_the_same_client_is_a_change() -> None:
     groups = ConsumerGroups()
     beat(groups)
-    assert beat(groups, line="other").changed
-    assert groups.lines_to_notify("g") == ["other"]
-    assert groups.line_of("g", "a") == "other"
+    assert beat(groups, line="other").has_changed
+    assert groups.channels_to_notify("g") == ["other"]
+    assert groups.channel_of("g", "a") == "other"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_subscriptions_follow_the_table(
 ) -> None:
     groups = ConsumerGroups()
     beat(groups, subscriptions=topics("orders", "stock"))
-    assert beat(groups, subscriptions=said).changed is changed
+    assert beat(groups, subscriptions=said).has_changed is changed
     group = groups.find("g")
     assert group is not None
     assert {name: each.expression for name, each in group.subscriptions.items()} == expressions
@@ -104,7 +104,7 @@ def test_subscriptions_follow_the_table(
 def test_habits_are_those_of_the_last_heartbeat() -> None:
     groups = ConsumerGroups()
     beat(groups)
-    assert not beat(groups, habits=Habits(message_model=BROADCASTING)).changed
+    assert not beat(groups, habits=ConsumerGroupSettings(message_model=BROADCASTING)).has_changed
     group = groups.find("g")
     assert group is not None
     assert group.is_broadcasting
@@ -112,9 +112,9 @@ def test_habits_are_those_of_the_last_heartbeat() -> None:
 
 def test_a_broadcasting_group_is_not_told() -> None:
     groups = ConsumerGroups()
-    assert beat(groups, habits=Habits(message_model=BROADCASTING)).changed
-    assert groups.lines_to_notify("g") == []
-    assert groups.lines_to_notify("nobody") == []
+    assert beat(groups, habits=ConsumerGroupSettings(message_model=BROADCASTING)).has_changed
+    assert groups.channels_to_notify("g") == []
+    assert groups.channels_to_notify("nobody") == []
 
 
 # --- fingerprints -------------------------------------------------------------------------------
@@ -122,46 +122,46 @@ def test_a_broadcasting_group_is_not_told() -> None:
 
 def test_without_a_fingerprint_subscriptions_are_always_wanted() -> None:
     groups = ConsumerGroups()
-    assert beat(groups).wants_subscriptions
-    assert beat(groups).wants_subscriptions
+    assert beat(groups).needs_subscriptions
+    assert beat(groups).needs_subscriptions
 
 
 def test_subscriptions_may_be_left_out_once_their_fingerprint_is_known() -> None:
     groups = ConsumerGroups()
-    assert beat(groups, fingerprint=7).wants_subscriptions
-    assert not beat(groups, fingerprint=7).wants_subscriptions
+    assert beat(groups, fingerprint=7).needs_subscriptions
+    assert not beat(groups, fingerprint=7).needs_subscriptions
     joined = beat(groups, subscriptions=[], fingerprint=7, without_sub=True)
-    assert joined == Joined(changed=False, wants_subscriptions=False)
+    assert joined == HeartbeatResult(has_changed=False, needs_subscriptions=False)
     assert groups.subscription("g", "orders") is not None
 
 
 def test_an_unknown_fingerprint_is_asked_about_until_its_subscriptions_come() -> None:
     groups = ConsumerGroups()
     for _ in range(2):  # the first answer may have been lost
-        assert beat(groups, subscriptions=[], fingerprint=7, without_sub=True).wants_subscriptions
+        assert beat(groups, subscriptions=[], fingerprint=7, without_sub=True).needs_subscriptions
     assert groups.member_ids("g") == ["a"]
     assert groups.subscription("g", "orders") is None
-    assert beat(groups, fingerprint=7).changed
+    assert beat(groups, fingerprint=7).has_changed
 
 
 def test_a_fingerprint_goes_with_its_group() -> None:
     groups = ConsumerGroups()
     beat(groups, fingerprint=7)
-    groups.line_closed("line-a")
-    assert beat(groups, subscriptions=[], fingerprint=7, without_sub=True).wants_subscriptions
+    groups.channel_closed("line-a")
+    assert beat(groups, subscriptions=[], fingerprint=7, without_sub=True).needs_subscriptions
 
 
 def test_somebody_elses_subscriptions_are_not_mine() -> None:
     groups = ConsumerGroups()
     beat(groups, "a", fingerprint=7)
     beat(groups, "b", fingerprint=0)
-    assert beat(groups, "a", subscriptions=[], fingerprint=7, without_sub=True).wants_subscriptions
+    assert beat(groups, "a", subscriptions=[], fingerprint=7, without_sub=True).needs_subscriptions
 
 
 def test_leaving_out_subscriptions_needs_a_fingerprint() -> None:
     groups = ConsumerGroups()
     beat(groups)
-    assert beat(groups, subscriptions=[], without_sub=True).changed
+    assert beat(groups, subscriptions=[], without_sub=True).has_changed
     assert groups.subscription("g", "orders") is None
 
 
@@ -176,14 +176,14 @@ def test_a_goodbye_counts_on_the_line_of_the_member() -> None:
     assert not groups.unregister("h", "a", "line-a")
     assert groups.unregister("g", "a", "line-a")
     assert not groups.unregister("g", "a", "line-a")
-    assert groups.lines_to_notify("g") == ["line-b"]
+    assert groups.channels_to_notify("g") == ["line-b"]
 
 
 def test_a_group_ends_with_its_last_member() -> None:
     groups = ConsumerGroups()
     beat(groups)
     beat(groups, "b")
-    assert [member.group for member in groups.line_closed("line-a")] == ["g"]
+    assert [member.group for member in groups.channel_closed("line-a")] == ["g"]
     assert groups.find("g") is not None
     assert groups.unregister("g", "b", "line-b")
     assert groups.find("g") is None
@@ -194,10 +194,10 @@ def test_a_group_ends_with_its_last_member() -> None:
 def test_silence_ends_a_group() -> None:
     groups = ConsumerGroups()
     beat(groups)
-    beat(groups, "b", now_ms=EXPIRED_MS)
-    assert [member.client.client_id for member in groups.expire(EXPIRED_MS + 1)] == ["a"]
+    beat(groups, "b", now_ms=MEMBER_TIMEOUT_MS)
+    assert [member.client.client_id for member in groups.expire(MEMBER_TIMEOUT_MS + 1)] == ["a"]
     assert groups.member_ids("g") == ["b"]
-    assert [member.client.line for member in groups.expire(3 * EXPIRED_MS)] == ["line-b"]
+    assert [member.client.channel for member in groups.expire(3 * MEMBER_TIMEOUT_MS)] == ["line-b"]
     assert groups.find("g") is None
 
 
@@ -206,11 +206,11 @@ def test_the_groups_of_a_topic_are_found() -> None:
     beat(groups)
     assert groups.subscribers("orders") == ["g"]
     assert groups.subscribers("stock") == []
-    assert [member.seen_ms for member in groups.members("g")] == [0]
+    assert [member.last_heartbeat_ms for member in groups.members("g")] == [0]
 
 
 def test_a_full_table_changes_nothing() -> None:
-    groups = ConsumerGroups(Members(members_max=1), subscriptions_max=2)
+    groups = ConsumerGroups(MemberTable(members_max=1), subscriptions_max=2)
     with pytest.raises(TableFull):
         beat(groups, subscriptions=topics("a", "b", "c"))
     assert groups.names() == []
@@ -227,7 +227,7 @@ def test_a_full_table_changes_nothing() -> None:
 def producers() -> ProducerGroups:
     groups = ProducerGroups()
     for client_id in ("a", "b"):
-        client = Client(client_id=client_id, line=f"line-{client_id}")
+        client = GroupClient(client_id=client_id, channel=f"line-{client_id}")
         assert groups.heartbeat("p", client, now_ms=0)
         assert not groups.heartbeat("p", client, now_ms=0)
     return groups
@@ -235,20 +235,20 @@ def producers() -> ProducerGroups:
 
 def test_producers_are_asked_in_turn() -> None:
     groups = producers()
-    assert [groups.pick_line("p") for _ in range(3)] == ["line-a", "line-b", "line-a"]
+    assert [groups.next_channel("p") for _ in range(3)] == ["line-a", "line-b", "line-a"]
     assert groups.unregister("p", "b", "line-b")
-    assert [groups.pick_line("p") for _ in range(2)] == ["line-a", "line-a"]
-    assert [member.client.client_id for member in groups.line_closed("line-a")] == ["a"]
-    assert groups.pick_line("p") is None
+    assert [groups.next_channel("p") for _ in range(2)] == ["line-a", "line-a"]
+    assert [member.client.client_id for member in groups.channel_closed("line-a")] == ["a"]
+    assert groups.next_channel("p") is None
     assert groups.names() == []
 
 
 def test_a_reply_finds_its_client_in_any_group() -> None:
     groups = producers()
-    assert groups.line_of("b") == "line-b"
-    assert groups.line_in("p", "b") == "line-b"
-    assert groups.line_in("q", "b") is None
-    assert groups.line_of("c") is None
-    assert len(groups.expire(EXPIRED_MS + 1)) == 2
-    assert groups.line_of("b") is None
+    assert groups.channel_of_client("b") == "line-b"
+    assert groups.channel_in_group("p", "b") == "line-b"
+    assert groups.channel_in_group("q", "b") is None
+    assert groups.channel_of_client("c") is None
+    assert len(groups.expire(MEMBER_TIMEOUT_MS + 1)) == 2
+    assert groups.channel_of_client("b") is None
     assert groups.members("p") == []

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from escrowmq.consume.long_polling import HeldPull, WaitingPulls
+from escrowmq.consume.long_polling import HeldPull, LongPolls
 from escrowmq.message.record import QueueOffset
 from tests.support.leftovers import leftovers
 
@@ -24,11 +24,11 @@ def pull(
     return HeldPull(
         topic=topic,
         queue_id=queue_id,
-        wanted=QueueOffset(wanted),
+        queue_offset=QueueOffset(wanted),
         due_ms=due_ms,
-        line=line,
+        channel=line,
         payload=name,
-        accepts=accepts,
+        tag_filter=accepts,
     )
 
 
@@ -37,19 +37,19 @@ def names(pulls: list[HeldPull[str]]) -> list[str]:
 
 
 def test_a_message_wakes_those_who_wait_for_it_in_order() -> None:
-    waiting = WaitingPulls[str]()
+    waiting = LongPolls[str]()
     for each in (pull("a"), pull("b"), pull("c", queue_id=1), pull("d", topic="stock")):
         assert waiting.add(each)
-    assert names(waiting.arrived("orders", 0, 11)) == ["a", "b"]
-    assert waiting.arrived("orders", 0, 12) == []
+    assert names(waiting.take_ready("orders", 0, 11)) == ["a", "b"]
+    assert waiting.take_ready("orders", 0, 12) == []
     assert len(waiting) == 2
 
 
 def test_an_offset_that_is_still_to_come_is_waited_for() -> None:
-    waiting = WaitingPulls[str]()
+    waiting = LongPolls[str]()
     waiting.add(pull(wanted=10))
-    assert waiting.arrived("orders", 0, 10) == []
-    assert names(waiting.arrived("orders", 0, 11)) == ["p"]
+    assert waiting.take_ready("orders", 0, 10) == []
+    assert names(waiting.take_ready("orders", 0, 11)) == ["p"]
 
 
 @pytest.mark.parametrize(
@@ -59,30 +59,30 @@ def test_an_offset_that_is_still_to_come_is_waited_for() -> None:
 def test_a_filter_must_accept_one_of_those_that_arrived(
     codes: list[int] | None, wakes: bool
 ) -> None:
-    waiting = WaitingPulls[str]()
+    waiting = LongPolls[str]()
     waiting.add(pull(accepts=frozenset({7}).__contains__))
-    assert bool(waiting.arrived("orders", 0, 10 + len(codes or [0]), codes)) is wakes
+    assert bool(waiting.take_ready("orders", 0, 10 + len(codes or [0]), codes)) is wakes
 
 
 def test_what_lies_before_the_wanted_offset_does_not_wake() -> None:
-    waiting = WaitingPulls[str]()
+    waiting = LongPolls[str]()
     waiting.add(pull(wanted=10, accepts=frozenset({7}).__contains__))
-    assert waiting.arrived("orders", 0, 12, [7, 1, 1]) == []  # offsets 9, 10, 11
-    assert names(waiting.arrived("orders", 0, 13, [7])) == ["p"]
+    assert waiting.take_ready("orders", 0, 12, [7, 1, 1]) == []  # offsets 9, 10, 11
+    assert names(waiting.take_ready("orders", 0, 13, [7])) == ["p"]
 
 
 def test_whether_anybody_waits_is_known_before_codes_are_looked_up() -> None:
-    waiting = WaitingPulls[str]()
-    assert not waiting.has("orders", 0)
+    waiting = LongPolls[str]()
+    assert not waiting.has_pulls("orders", 0)
     waiting.add(pull())
-    assert waiting.has("orders", 0)
-    assert not waiting.has("orders", 1)
-    waiting.arrived("orders", 0, 11)
-    assert not waiting.has("orders", 0)
+    assert waiting.has_pulls("orders", 0)
+    assert not waiting.has_pulls("orders", 1)
+    waiting.take_ready("orders", 0, 11)
+    assert not waiting.has_pulls("orders", 0)
 
 
 def test_time_is_over_at_the_due_time_exactly() -> None:
-    waiting = WaitingPulls[str]()
+    waiting = LongPolls[str]()
     waiting.add(pull("late", due_ms=200))
     waiting.add(pull("soon", due_ms=100))
     assert waiting.next_due_ms() == 100
@@ -96,28 +96,28 @@ def test_time_is_over_at_the_due_time_exactly() -> None:
 
 
 def test_a_pull_that_was_woken_does_not_expire() -> None:
-    waiting = WaitingPulls[str]()
+    waiting = LongPolls[str]()
     waiting.add(pull("woken", due_ms=100))
     waiting.add(pull("held", due_ms=300, queue_id=1))
-    waiting.arrived("orders", 0, 11)
+    waiting.take_ready("orders", 0, 11)
     assert waiting.next_due_ms() == 300
     assert waiting.expire(100) == []
     assert len(waiting) == 1
 
 
 def test_the_pulls_of_a_closed_line_are_gone() -> None:
-    waiting = WaitingPulls[str]()
+    waiting = LongPolls[str]()
     waiting.add(pull("a"))
     waiting.add(pull("b", queue_id=1))
     waiting.add(pull("c", line="other"))
-    assert names(waiting.line_closed("line")) == ["a", "b"]
-    assert waiting.line_closed("line") == []
-    assert names(waiting.arrived("orders", 0, 11)) == ["c"]
-    assert not waiting.has("orders", 1)
+    assert names(waiting.channel_closed("line")) == ["a", "b"]
+    assert waiting.channel_closed("line") == []
+    assert names(waiting.take_ready("orders", 0, 11)) == ["c"]
+    assert not waiting.has_pulls("orders", 1)
 
 
 def test_at_the_end_everybody_is_released() -> None:
-    waiting = WaitingPulls[str]()
+    waiting = LongPolls[str]()
     waiting.add(pull("a"))
     waiting.add(pull("b", queue_id=1, line="other"))
     assert sorted(names(waiting.release_all())) == ["a", "b"]
@@ -126,68 +126,68 @@ def test_at_the_end_everybody_is_released() -> None:
 
 
 def test_one_too_many_is_refused_and_leaves_no_trace() -> None:
-    waiting = WaitingPulls[str](waiting_max=2)
+    waiting = LongPolls[str](pulls_max=2)
     assert waiting.add(pull("a", line="1"))
     assert waiting.add(pull("b", line="2"))
     refused = pull("c", line="3", queue_id=5)
     assert not waiting.add(refused)
-    assert not refused.is_waiting
-    assert not waiting.has("orders", 5)
-    waiting.line_closed("1")
+    assert not refused.is_held
+    assert not waiting.has_pulls("orders", 5)
+    waiting.channel_closed("1")
     assert waiting.add(refused)
 
 
 def test_one_line_cannot_take_all_the_room() -> None:
-    waiting = WaitingPulls[str](waiting_max=100, per_line_max=1)
+    waiting = LongPolls[str](pulls_max=100, per_channel_max=1)
     assert waiting.add(pull("a"))
     assert not waiting.add(pull("b"))
     assert waiting.add(pull("c", line="other"))
 
 
 def test_pulls_that_have_left_do_not_pile_up() -> None:
-    waiting = WaitingPulls[str]()
+    waiting = LongPolls[str]()
     waiting.add(pull("patient", queue_id=1, due_ms=99_999))
     for number in range(10_000):
         waiting.add(pull(str(number), wanted=number))
-        assert names(waiting.arrived("orders", 0, number + 1)) == [str(number)]
+        assert names(waiting.take_ready("orders", 0, number + 1)) == [str(number)]
     assert len(waiting._heap) < 100
     assert waiting.next_due_ms() == 99_999
 
 
 def test_after_clearing_out_the_earliest_pull_still_comes_first() -> None:
-    waiting = WaitingPulls[str]()
+    waiting = LongPolls[str]()
     waiting.add(pull("woken", due_ms=100))
     waiting.add(pull("late", queue_id=1, due_ms=900))
     waiting.add(pull("soon", queue_id=1, due_ms=200))
     for number in range(100):
         waiting.add(pull(str(number), due_ms=1_000))
-    assert len(waiting.arrived("orders", 0, 11)) == 101  # far more than what waits
+    assert len(waiting.take_ready("orders", 0, 11)) == 101  # far more than what waits
     assert waiting.next_due_ms() == 200
     assert names(waiting.expire(200)) == ["soon"]
     assert names(waiting.expire(900)) == ["late"]
 
 
 def test_a_line_that_was_full_has_room_again_when_a_pull_leaves() -> None:
-    waiting = WaitingPulls[str](waiting_max=2, per_line_max=1)
+    waiting = LongPolls[str](pulls_max=2, per_channel_max=1)
     assert waiting.add(pull("a"))
     assert not waiting.add(pull("b", queue_id=1))
-    assert names(waiting.arrived("orders", 0, 11)) == ["a"]
+    assert names(waiting.take_ready("orders", 0, 11)) == ["a"]
     assert waiting.add(pull("b", queue_id=1))
 
 
 @pytest.mark.parametrize("departure", ["a message", "time", "closed lines", "the end"])
 def test_nothing_stays_when_all_pulls_have_left(departure: str) -> None:
-    waiting = WaitingPulls[str]()
+    waiting = LongPolls[str]()
     for number in range(4):
         waiting.add(pull(queue_id=number % 2, line=f"line-{number}"))
     if departure == "a message":
         for queue_id in range(2):
-            waiting.arrived("orders", queue_id, 11)
+            waiting.take_ready("orders", queue_id, 11)
     elif departure == "time":
         waiting.expire(15_000)
     elif departure == "closed lines":
         for number in range(4):
-            waiting.line_closed(f"line-{number}")
+            waiting.channel_closed(f"line-{number}")
     else:
         waiting.release_all()
     assert waiting.next_due_ms() is None

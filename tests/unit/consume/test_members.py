@@ -4,103 +4,105 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.consume.members import EXPIRED_MS, Client, Members
+from escrowmq.consume.members import MEMBER_TIMEOUT_MS, GroupClient, MemberTable
 from escrowmq.errors import TableFull
 from tests.support.leftovers import leftovers
 
 
-def client(client_id: str, line: str = "line-1") -> Client:
-    return Client(client_id=client_id, line=line)
+def client(client_id: str, line: str = "line-1") -> GroupClient:
+    return GroupClient(client_id=client_id, channel=line)
 
 
-def ids(members: Members, group: str) -> list[str]:
-    return [member.client.client_id for member in members.of(group)]
+def ids(members: MemberTable, group: str) -> list[str]:
+    return [member.client.client_id for member in members.members_of(group)]
 
 
 def test_a_client_is_new_once() -> None:
-    members = Members()
+    members = MemberTable()
     assert members.join("g", client("a"), now_ms=0)
     assert not members.join("g", client("a"), now_ms=5)
     found = members.find("g", "a")
     assert found is not None
-    assert found.seen_ms == 5
+    assert found.last_heartbeat_ms == 5
     assert len(members) == 1
 
 
 def test_a_client_that_reconnects_is_new_and_its_old_line_means_nothing_any_more() -> None:
-    members = Members()
+    members = MemberTable()
     members.join("g", client("a", "old"), now_ms=0)
     assert members.join("g", client("a", "new"), now_ms=1)
-    assert members.line_closed("old") == []
+    assert members.channel_closed("old") == []
     assert members.leave("g", "a", "old") is None
     assert ids(members, "g") == ["a"]
-    assert [member.client.line for member in members.line_closed("new")] == ["new"]
+    assert [member.client.channel for member in members.channel_closed("new")] == ["new"]
     assert "g" not in members
     assert len(members) == 0
 
 
 def test_a_line_takes_all_its_memberships_with_it() -> None:
-    members = Members()
+    members = MemberTable()
     members.join("g", client("a"), now_ms=0)
     members.join("h", client("a"), now_ms=0)
     members.join("h", client("b"), now_ms=0)
     members.join("h", client("c", "line-2"), now_ms=0)
-    gone = members.line_closed("line-1")
+    gone = members.channel_closed("line-1")
     assert [(member.group, member.client.client_id) for member in gone] == [
         ("g", "a"),
         ("h", "a"),
         ("h", "b"),
     ]
     assert members.names() == ["h"]
-    assert members.line_closed("line-1") == []
+    assert members.channel_closed("line-1") == []
 
 
-@pytest.mark.parametrize(("silence_ms", "is_gone"), [(EXPIRED_MS, False), (EXPIRED_MS + 1, True)])
+@pytest.mark.parametrize(
+    ("silence_ms", "is_gone"), [(MEMBER_TIMEOUT_MS, False), (MEMBER_TIMEOUT_MS + 1, True)]
+)
 def test_silence_ends_a_membership(silence_ms: int, is_gone: bool) -> None:
-    members = Members()
+    members = MemberTable()
     members.join("g", client("a"), now_ms=1_000)
     assert bool(members.expire(1_000 + silence_ms)) is is_gone
     assert ("g" in members) is not is_gone
 
 
 def test_members_take_turns() -> None:
-    members = Members()
+    members = MemberTable()
     for client_id in "abc":
         members.join("g", client(client_id), now_ms=0)
-    turns = [members.next_of("g") for _ in range(6)]
+    turns = [members.next_member("g") for _ in range(6)]
     assert [turn and turn.client.client_id for turn in turns] == list("abcabc")
     members.leave("g", "b", "line-1")
-    turns = [members.next_of("g") for _ in range(4)]
+    turns = [members.next_member("g") for _ in range(4)]
     assert [turn and turn.client.client_id for turn in turns] == list("acac")
-    assert members.next_of("nobody") is None
+    assert members.next_member("nobody") is None
 
 
 def test_a_heartbeat_does_not_change_whose_turn_it_is() -> None:
-    members = Members()
+    members = MemberTable()
     for client_id in "ab":
         members.join("g", client(client_id), now_ms=0)
     members.join("g", client("a"), now_ms=1)
-    turn = members.next_of("g")
+    turn = members.next_member("g")
     assert turn is not None
     assert turn.client.client_id == "a"
 
 
 def test_a_client_is_found_where_it_was_heard_of_last() -> None:
-    members = Members()
+    members = MemberTable()
     members.join("g", client("a", "one"), now_ms=5)
     members.join("h", client("a", "two"), now_ms=9)
-    last = members.last_seen("a")
+    last = members.most_recent_member("a")
     assert last is not None
-    assert last.client.line == "two"
-    members.line_closed("two")
-    last = members.last_seen("a")
+    assert last.client.channel == "two"
+    members.channel_closed("two")
+    last = members.most_recent_member("a")
     assert last is not None
-    assert last.client.line == "one"
-    assert members.last_seen("nobody") is None
+    assert last.client.channel == "one"
+    assert members.most_recent_member("nobody") is None
 
 
 def test_there_is_a_bound_in_all_and_those_inside_are_not_touched() -> None:
-    members = Members(members_max=2)
+    members = MemberTable(members_max=2)
     members.join("g", client("a"), now_ms=0)
     members.join("g", client("b"), now_ms=0)
     with pytest.raises(TableFull):
@@ -111,28 +113,28 @@ def test_there_is_a_bound_in_all_and_those_inside_are_not_touched() -> None:
 
 
 def test_there_is_a_bound_for_one_line() -> None:
-    members = Members(per_line_max=1)
+    members = MemberTable(per_channel_max=1)
     members.join("g", client("a"), now_ms=0)
     with pytest.raises(TableFull):
         members.join("h", client("a"), now_ms=0)
     members.join("g", client("b", "line-2"), now_ms=0)
     with pytest.raises(TableFull):
         members.join("g", client("b", "line-1"), now_ms=0)
-    assert [member.client.line for member in members.of("g")] == ["line-1", "line-2"]
+    assert [member.client.channel for member in members.members_of("g")] == ["line-1", "line-2"]
 
 
 def test_on_a_full_line_a_member_still_sends_heartbeats() -> None:
-    members = Members(per_line_max=2)
+    members = MemberTable(per_channel_max=2)
     members.join("g", client("a"), now_ms=0)
     members.join("h", client("a"), now_ms=0)
     assert not members.join("g", client("a"), now_ms=7)
     member = members.find("g", "a")
     assert member is not None
-    assert member.seen_ms == 7
+    assert member.last_heartbeat_ms == 7
 
 
 def test_a_membership_that_ends_makes_room_on_its_line() -> None:
-    members = Members(members_max=2, per_line_max=1)
+    members = MemberTable(members_max=2, per_channel_max=1)
     members.join("g", client("a"), now_ms=0)
     members.leave("g", "a", "line-1")
     assert members.join("h", client("b"), now_ms=0)
@@ -143,7 +145,7 @@ def test_a_membership_that_ends_makes_room_on_its_line() -> None:
 
 @pytest.mark.parametrize("departure", ["goodbye", "closed line", "silence"])
 def test_nothing_stays_of_clients_that_have_left(departure: str) -> None:
-    members = Members()
+    members = MemberTable()
     for group, client_id in (("g", "a"), ("h", "a"), ("g", "b")):
         members.join(group, client(client_id, "old"), now_ms=0)
         members.join(group, client(client_id, "new"), now_ms=0)
@@ -151,8 +153,8 @@ def test_nothing_stays_of_clients_that_have_left(departure: str) -> None:
         for group, client_id in (("g", "a"), ("h", "a"), ("g", "b")):
             members.leave(group, client_id, "new")
     elif departure == "closed line":
-        members.line_closed("new")
+        members.channel_closed("new")
     else:
-        members.expire(EXPIRED_MS + 1)
+        members.expire(MEMBER_TIMEOUT_MS + 1)
     assert len(members) == 0
     assert leftovers(members) == {}

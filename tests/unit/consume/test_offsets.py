@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.consume.offsets import ConsumerOffsets, start_of
+from escrowmq.consume.offsets import ConsumerOffsets, initial_offset
 from escrowmq.message.record import QueueOffset
 
 
@@ -50,12 +50,12 @@ def test_a_dump_is_a_copy_in_the_shape_of_the_file() -> None:
 
 def test_the_offsets_of_a_group_are_listed_by_topic() -> None:
     offsets = ConsumerOffsets({"stock@g": {1: 4}, "orders@g": {0: 3}, "orders@h": {0: 1}})
-    assert offsets.of_group("g") == {"orders": {0: 3}, "stock": {1: 4}}
+    assert offsets.group_offsets("g") == {"orders": {0: 3}, "stock": {1: 4}}
     assert offsets.groups_of("orders") == ["g", "h"]
     assert sorted(offsets.topics_of("g")) == ["orders", "stock"]
     assert offsets.topics_of("none") == []
-    assert offsets.queues("orders", "h") == {0: 1}
-    assert offsets.of_group("nobody") == {}
+    assert offsets.queue_offsets("orders", "h") == {0: 1}
+    assert offsets.group_offsets("nobody") == {}
 
 
 def test_a_group_is_forgotten_with_all_its_topics() -> None:
@@ -70,7 +70,7 @@ def test_a_topic_is_forgotten_in_all_groups() -> None:
     offsets = ConsumerOffsets({"stock@g": {1: 4}, "orders@g": {0: 3}, "orders@h": {0: 1}})
     offsets.remove_topic("orders")
     assert offsets.dump() == {"stock@g": {1: 4}}
-    assert offsets.of_group("h") == {}
+    assert offsets.group_offsets("h") == {}
     offsets.remove_topic("orders")
 
 
@@ -78,7 +78,7 @@ def test_a_clone_goes_on_where_the_other_group_is() -> None:
     offsets = ConsumerOffsets({"orders@g": {0: 3, 1: 4}})
     offsets.clone("orders", "g", "h")
     offsets.commit("orders", "g", 0, 9)
-    assert offsets.queues("orders", "h") == {0: 3, 1: 4}
+    assert offsets.queue_offsets("orders", "h") == {0: 3, 1: 4}
 
 
 def test_a_reset_is_picked_up_once_and_commits_wait_for_that() -> None:
@@ -116,4 +116,4 @@ def test_where_a_group_begins(
     stored: int | None, min_offset: int, set_zero: bool, is_young: bool, begins: int | None
 ) -> None:
     known = None if stored is None else QueueOffset(stored)
-    assert start_of(known, min_offset, set_zero, is_young) == begins
+    assert initial_offset(known, min_offset, set_zero, is_young) == begins

@@ -6,24 +6,24 @@ from dataclasses import dataclass
 
 import pytest
 
-from escrowmq.consume.members import BROADCASTING, ConsumerGroup, Habits
+from escrowmq.consume.members import BROADCASTING, ConsumerGroup, ConsumerGroupSettings
 from escrowmq.consume.pull import (
     BULK_BYTES_MAX,
     BULK_COUNT_MAX,
     BYTES_MAX,
     HOLD_MS_MAX,
-    SHORT_HOLD_MS,
+    SHORT_POLLING_MS,
+    PullRefusal,
     ReadLimits,
-    Refusal,
-    bulk_limits,
+    bulk_read_limits,
+    check_queue_access,
+    group_subscription,
     hold_ms,
-    limits,
-    refuse_place,
-    result_of,
-    subscription_known,
-    subscription_sent,
+    pull_result,
+    read_limits,
+    request_subscription,
 )
-from escrowmq.consume.subscription import Kind, Subscription
+from escrowmq.consume.subscription import ExpressionType, Subscription
 from escrowmq.store.config_files import GroupConfig, TopicConfig
 from escrowmq.store.queue_reader import ReadStatus
 
@@ -68,7 +68,7 @@ READABLE = TopicConfig(topic_name="orders", perm=6, read_queue_nums=4)
     ],
 )
 def test_places_are_refused_in_order(place: Place, code: int | None, forbidden: int) -> None:
-    refusal = refuse_place(
+    refusal = check_queue_access(
         "g",
         "orders",
         place.queue_id,
@@ -80,7 +80,7 @@ def test_places_are_refused_in_order(place: Place, code: int | None, forbidden: 
         assert refusal is None
     else:
         assert refusal is not None
-        assert (refusal.code, refusal.forbidden) == (code, forbidden)
+        assert (refusal.code, refusal.forbidden_type) == (code, forbidden)
         assert refusal.remark
 
 
@@ -98,23 +98,24 @@ def test_places_are_refused_in_order(place: Place, code: int | None, forbidden: 
 def test_the_subscription_in_the_request_counts(
     expression: str | None, kind: str | None, code: int | None
 ) -> None:
-    got = subscription_sent("orders", expression, kind=kind, version=3)
+    got = request_subscription("orders", expression, expression_type=kind, version=3)
     if code is None:
         assert isinstance(got, Subscription)
         assert (got.topic, got.version) == ("orders", 3)
     else:
-        assert isinstance(got, Refusal)
+        assert isinstance(got, PullRefusal)
         assert got.code == code
 
 
 def connected(
-    *topics: str, model: str = "CLUSTERING", version: int = 5, kind: Kind = "TAG"
+    *topics: str, model: str = "CLUSTERING", version: int = 5, kind: ExpressionType = "TAG"
 ) -> ConsumerGroup:
     return ConsumerGroup(
         name="g",
-        habits=Habits(message_model=model),
+        settings=ConsumerGroupSettings(message_model=model),
         subscriptions={
-            topic: Subscription(topic=topic, version=version, kind=kind) for topic in topics
+            topic: Subscription(topic=topic, version=version, expression_type=kind)
+            for topic in topics
         },
     )
 
@@ -150,8 +151,8 @@ NO_BROADCAST = GroupConfig(group_name="g", consume_broadcast_enable=False)
 def test_the_groups_subscription_is_refused_in_order(
     rules: GroupConfig, group: ConsumerGroup | None, code: int | None
 ) -> None:
-    got = subscription_known("orders", version=5, rules=rules, connected=group)
-    assert (got.code if isinstance(got, Refusal) else None) == code
+    got = group_subscription("orders", version=5, access=rules, group=group)
+    assert (got.code if isinstance(got, PullRefusal) else None) == code
 
 
 @pytest.mark.parametrize(
@@ -167,12 +168,12 @@ def test_the_groups_subscription_is_refused_in_order(
     ],
 )
 def test_what_a_read_is_called(status: ReadStatus, from_zero: int, from_nine: int) -> None:
-    assert result_of(status, 0)[0] == from_zero
-    assert result_of(status, 9)[0] == from_nine
+    assert pull_result(status, 0)[0] == from_zero
+    assert pull_result(status, 9)[0] == from_nine
 
 
 def test_every_end_of_a_read_has_a_name() -> None:
-    remarks = {result_of(status, 0)[1] for status in ReadStatus}
+    remarks = {pull_result(status, 0)[1] for status in ReadStatus}
     assert len(remarks) == len(ReadStatus)
 
 
@@ -192,12 +193,12 @@ def test_every_end_of_a_read_has_a_name() -> None:
 def test_only_a_pull_that_found_nothing_is_held(
     code: int, sys_flag: int, suspend_ms: int, is_first_look: bool, held_ms: int
 ) -> None:
-    assert hold_ms(code, sys_flag, suspend_ms, is_first_look=is_first_look) == held_ms
+    assert hold_ms(code, sys_flag, suspend_ms, is_first_attempt=is_first_look) == held_ms
 
 
 def test_without_long_polling_it_is_held_a_moment() -> None:
-    held = hold_ms(19, 2, 15_000, is_first_look=True, long_polling=False)
-    assert held == SHORT_HOLD_MS
+    held = hold_ms(19, 2, 15_000, is_first_attempt=True, long_polling=False)
+    assert held == SHORT_POLLING_MS
 
 
 @pytest.mark.parametrize(
@@ -213,9 +214,9 @@ def test_without_long_polling_it_is_held_a_moment() -> None:
 def test_a_read_has_limits_and_gets_one_message_at_least(
     count: int, size: int | None, expected: ReadLimits
 ) -> None:
-    assert limits(count, size) == expected
+    assert read_limits(count, size) == expected
 
 
 def test_a_bulk_pull_has_bounds_of_its_own() -> None:
-    assert bulk_limits(0) == ReadLimits(1, BULK_BYTES_MAX)
-    assert bulk_limits(1 << 30) == ReadLimits(BULK_COUNT_MAX, BULK_BYTES_MAX)
+    assert bulk_read_limits(0) == ReadLimits(1, BULK_BYTES_MAX)
+    assert bulk_read_limits(1 << 30) == ReadLimits(BULK_COUNT_MAX, BULK_BYTES_MAX)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.consume.members import VALID_MS, QueueLocks
+from escrowmq.consume.members import LOCK_VALID_MS, QueueLocks
 
 ONE = ("orders", 0)
 TWO = ("orders", 1)
@@ -14,10 +14,10 @@ TWO = ("orders", 1)
     ("client_id", "later_ms", "granted"),
     [
         ("a", 0, True),
-        ("a", VALID_MS + 1, True),
+        ("a", LOCK_VALID_MS + 1, True),
         ("b", 0, False),
-        ("b", VALID_MS, False),
-        ("b", VALID_MS + 1, True),
+        ("b", LOCK_VALID_MS, False),
+        ("b", LOCK_VALID_MS + 1, True),
     ],
     ids=["own", "own, expired", "taken", "still valid", "expired"],
 )
@@ -32,8 +32,8 @@ def test_who_gets_a_queue_that_a_has_locked(client_id: str, later_ms: int, grant
 def test_asking_again_makes_a_lock_last() -> None:
     locks = QueueLocks()
     locks.lock("g", "a", [ONE], now_ms=0)
-    locks.lock("g", "a", [ONE], now_ms=VALID_MS)
-    assert locks.lock("g", "b", [ONE], now_ms=2 * VALID_MS) == []
+    locks.lock("g", "a", [ONE], now_ms=LOCK_VALID_MS)
+    assert locks.lock("g", "b", [ONE], now_ms=2 * LOCK_VALID_MS) == []
 
 
 def test_a_batch_gets_what_is_free() -> None:
@@ -59,23 +59,23 @@ def test_a_group_has_locks_while_one_is_valid() -> None:
     assert not locks.group_has_locks("g", now_ms=0)
     locks.lock("g", "a", [ONE], now_ms=0)
     locks.lock("g", "a", [TWO], now_ms=10)
-    assert locks.group_has_locks("g", now_ms=VALID_MS + 10)
-    assert not locks.group_has_locks("g", now_ms=VALID_MS + 11)
+    assert locks.group_has_locks("g", now_ms=LOCK_VALID_MS + 10)
+    assert not locks.group_has_locks("g", now_ms=LOCK_VALID_MS + 11)
 
 
 def test_expired_locks_are_forgotten() -> None:
     locks = QueueLocks()
     locks.lock("g", "a", [ONE], now_ms=0)
     locks.lock("h", "a", [TWO], now_ms=10)
-    assert locks.expire(VALID_MS + 1) == 1
+    assert locks.expire(LOCK_VALID_MS + 1) == 1
     assert len(locks) == 1
-    assert locks.is_locked_by("h", "a", TWO, now_ms=VALID_MS + 1)
+    assert locks.is_locked_by("h", "a", TWO, now_ms=LOCK_VALID_MS + 1)
 
 
 def test_past_the_bound_nothing_is_granted_until_locks_expire() -> None:
     locks = QueueLocks(locks_max=1)
     assert locks.lock("g", "a", [ONE, TWO], now_ms=0) == [ONE]
     assert locks.lock("g", "a", [ONE], now_ms=1) == [ONE]
-    assert locks.lock("g", "a", [TWO], now_ms=VALID_MS + 1) == []
-    assert locks.lock("g", "a", [TWO], now_ms=VALID_MS + 2) == [TWO]
+    assert locks.lock("g", "a", [TWO], now_ms=LOCK_VALID_MS + 1) == []
+    assert locks.lock("g", "a", [TWO], now_ms=LOCK_VALID_MS + 2) == [TWO]
     assert len(locks) == 1

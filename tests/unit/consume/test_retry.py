@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from escrowmq.consume.retry import (
-    Again,
-    Failed,
-    RetryRules,
-    divert,
+    FailedMessage,
+    Redelivery,
+    RetryPolicy,
     dlq_topic,
     group_of_retry_topic,
+    redirect,
     retry_topic,
     send_back,
 )
@@ -20,27 +20,29 @@ DEAD = "%DLQ%g"
 INT32_MAX = (1 << 31) - 1
 
 
-def failed(times: int = 0, topic: str = "orders", /, **properties: str) -> Failed:
-    return Failed(topic=topic, reconsume_times=times, properties=properties, offset_id="FFFF")
+def failed(times: int = 0, topic: str = "orders", /, **properties: str) -> FailedMessage:
+    return FailedMessage(
+        topic=topic, reconsume_times=times, properties=properties, offset_id="FFFF"
+    )
 
 
 @pytest.mark.parametrize(
     ("times", "delay_level", "rules", "topic", "level", "new_times"),
     [
-        (0, 0, RetryRules(), RETRY, 3, 1),
-        (1, 0, RetryRules(), RETRY, 4, 2),
-        (15, 0, RetryRules(), RETRY, 18, 16),
-        (16, 0, RetryRules(), DEAD, 0, 17),
-        (0, 5, RetryRules(), RETRY, 5, 1),
-        (0, -1, RetryRules(), DEAD, 0, 1),
-        (2, 0, RetryRules(asked_max=2), DEAD, 0, 3),
-        (2, 0, RetryRules(asked_max=2, client_version=63), RETRY, 5, 3),
-        (2, 0, RetryRules(times_max=2), DEAD, 0, 3),
-        (2, 0, RetryRules(times_max=2, asked_max=3), RETRY, 5, 3),
-        (2, 0, RetryRules(asked_max=-1), RETRY, 5, 3),
-        (0, 0, RetryRules(asked_max=0), DEAD, 0, 1),
-        (-9, 0, RetryRules(), RETRY, 3, 1),
-        (INT32_MAX, 0, RetryRules(), DEAD, 0, INT32_MAX),
+        (0, 0, RetryPolicy(), RETRY, 3, 1),
+        (1, 0, RetryPolicy(), RETRY, 4, 2),
+        (15, 0, RetryPolicy(), RETRY, 18, 16),
+        (16, 0, RetryPolicy(), DEAD, 0, 17),
+        (0, 5, RetryPolicy(), RETRY, 5, 1),
+        (0, -1, RetryPolicy(), DEAD, 0, 1),
+        (2, 0, RetryPolicy(requested_max_times=2), DEAD, 0, 3),
+        (2, 0, RetryPolicy(requested_max_times=2, client_version=63), RETRY, 5, 3),
+        (2, 0, RetryPolicy(max_reconsume_times=2), DEAD, 0, 3),
+        (2, 0, RetryPolicy(max_reconsume_times=2, requested_max_times=3), RETRY, 5, 3),
+        (2, 0, RetryPolicy(requested_max_times=-1), RETRY, 5, 3),
+        (0, 0, RetryPolicy(requested_max_times=0), DEAD, 0, 1),
+        (-9, 0, RetryPolicy(), RETRY, 3, 1),
+        (INT32_MAX, 0, RetryPolicy(), DEAD, 0, INT32_MAX),
     ],
     ids=[
         "first",
@@ -60,21 +62,21 @@ def failed(times: int = 0, topic: str = "orders", /, **properties: str) -> Faile
     ],
 )
 def test_where_it_goes(
-    times: int, delay_level: int, rules: RetryRules, topic: str, level: int, new_times: int
+    times: int, delay_level: int, rules: RetryPolicy, topic: str, level: int, new_times: int
 ) -> None:
     again = send_back(failed(times), "g", rules, delay_level=delay_level)
     assert again is not None
     assert (again.topic, again.delay_level, again.reconsume_times) == (topic, level, new_times)
     assert again.properties.get("DELAY") == (str(level) if level else None)
-    assert again.is_dead is (topic == DEAD)
+    assert again.is_dead_letter is (topic == DEAD)
 
 
 def test_a_group_without_retry_queues_drops_it() -> None:
-    assert send_back(failed(), "g", RetryRules(queue_count=0), delay_level=0) is None
+    assert send_back(failed(), "g", RetryPolicy(retry_queue_count=0), delay_level=0) is None
 
 
 def test_any_of_the_retry_queues_will_do_but_there_is_one_for_dead_letters() -> None:
-    rules = RetryRules(queue_count=4)
+    rules = RetryPolicy(retry_queue_count=4)
     counts = []
     for level in (0, -1):
         again = send_back(failed(), "g", rules, delay_level=level)
@@ -84,7 +86,7 @@ def test_any_of_the_retry_queues_will_do_but_there_is_one_for_dead_letters() -> 
 
 
 def test_the_first_failure_notes_where_the_message_came_from() -> None:
-    again = send_back(failed(KEYS="k"), "g", RetryRules(), delay_level=0)
+    again = send_back(failed(KEYS="k"), "g", RetryPolicy(), delay_level=0)
     assert again is not None
     assert again.properties == {
         "KEYS": "k",
@@ -96,7 +98,7 @@ def test_the_first_failure_notes_where_the_message_came_from() -> None:
 
 def test_later_failures_leave_that_as_it_is() -> None:
     record = failed(1, RETRY, RETRY_TOPIC="orders", ORIGIN_MESSAGE_ID="AAAA", DELAY="3")
-    again = send_back(record, "g", RetryRules(), delay_level=0)
+    again = send_back(record, "g", RetryPolicy(), delay_level=0)
     assert again is not None
     assert again.properties == {
         "RETRY_TOPIC": "orders",
@@ -107,7 +109,7 @@ def test_later_failures_leave_that_as_it_is() -> None:
 
 def test_a_dead_letter_knows_its_topic_and_id_and_waits_for_nothing() -> None:
     record = failed(16, RETRY, RETRY_TOPIC="orders", UNIQ_KEY="U1", DELAY="18", TIMER_DELAY_SEC="9")
-    again = send_back(record, "g", RetryRules(), delay_level=0)
+    again = send_back(record, "g", RetryPolicy(), delay_level=0)
     assert again is not None
     assert again.properties == {
         "RETRY_TOPIC": "orders",
@@ -119,44 +121,44 @@ def test_a_dead_letter_knows_its_topic_and_id_and_waits_for_nothing() -> None:
 
 
 def test_without_a_unique_key_a_dead_letter_is_known_by_its_first_offset_id() -> None:
-    again = send_back(failed(16), "g", RetryRules(), delay_level=0)
+    again = send_back(failed(16), "g", RetryPolicy(), delay_level=0)
     assert again is not None
     assert again.properties["DLQ_ORIGIN_MESSAGE_ID"] == "FFFF"
 
 
 @pytest.mark.parametrize("name", ["TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "DELAY"])
 def test_the_delay_a_message_was_sent_with_is_not_waited_for_again(name: str) -> None:
-    again = send_back(failed(**{name: "77"}), "g", RetryRules(), delay_level=0)
+    again = send_back(failed(**{name: "77"}), "g", RetryPolicy(), delay_level=0)
     assert again is not None
     assert "77" not in again.properties.values()
 
 
 def test_the_properties_of_the_record_are_not_touched() -> None:
     record = failed(DELAY="2")
-    send_back(record, "g", RetryRules(), delay_level=-1)
+    send_back(record, "g", RetryPolicy(), delay_level=-1)
     assert record.properties == {"DELAY": "2"}
 
 
 @pytest.mark.parametrize(
     ("times", "rules", "has_locks", "is_diverted"),
     [
-        (16, RetryRules(), False, False),
-        (17, RetryRules(), False, True),
-        (0, RetryRules(), True, True),
-        (3, RetryRules(asked_max=2), False, True),
-        (3, RetryRules(asked_max=2, client_version=63), False, False),
+        (16, RetryPolicy(), False, False),
+        (17, RetryPolicy(), False, True),
+        (0, RetryPolicy(), True, True),
+        (3, RetryPolicy(requested_max_times=2), False, True),
+        (3, RetryPolicy(requested_max_times=2, client_version=63), False, False),
     ],
     ids=["often", "too often", "orderly", "the client's maximum", "an old client's"],
 )
 def test_a_send_to_the_retry_topic_may_end_with_the_dead_letters(
-    times: int, rules: RetryRules, has_locks: bool, is_diverted: bool
+    times: int, rules: RetryPolicy, has_locks: bool, is_diverted: bool
 ) -> None:
     sent = {"RETRY_TOPIC": "orders", "DELAY": "5", "UNIQ_KEY": "U1"}
-    again = divert(sent, "g", rules, reconsume_times=times, group_has_locks=has_locks)
+    again = redirect(sent, "g", rules, reconsume_times=times, group_has_locks=has_locks)
     if not is_diverted:
         assert again is None
         return
-    assert again == Again(
+    assert again == Redelivery(
         topic=DEAD,
         queue_count=1,
         reconsume_times=times,
@@ -171,7 +173,7 @@ def test_a_send_to_the_retry_topic_may_end_with_the_dead_letters(
 
 
 def test_a_dead_letter_that_tells_nothing_about_itself_is_one_all_the_same() -> None:
-    again = divert({}, "g", RetryRules(), reconsume_times=99, group_has_locks=False)
+    again = redirect({}, "g", RetryPolicy(), reconsume_times=99, group_has_locks=False)
     assert again is not None
     assert again.properties == {}
 

@@ -9,13 +9,13 @@ from escrowmq.consume.subscription import (
     SQL92,
     TAG,
     Subscription,
-    heard_subscription,
+    compile_subscription,
+    parse_heartbeat_subscription,
     parse_subscription,
     tag_filter,
-    with_filter,
 )
-from escrowmq.errors import BadSubscription
-from escrowmq.message.keys import derive, java_hash
+from escrowmq.errors import InvalidSubscription
+from escrowmq.message.keys import java_hash, tags_and_keys
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,17 @@ from escrowmq.message.keys import derive, java_hash
 def test_tags_are_read_off_the_expression(expression: str | None, tags: tuple[str, ...]) -> None:
     subscription = parse_subscription("orders", expression, version=7)
     assert subscription.tags == tags
-    assert subscription.codes == {java_hash(tag) for tag in tags}
-    assert (subscription.topic, subscription.kind, subscription.version) == ("orders", "TAG", 7)
+    assert subscription.tags_codes == {java_hash(tag) for tag in tags}
+    assert (subscription.topic, subscription.expression_type, subscription.version) == (
+        "orders",
+        "TAG",
+        7,
+    )
 
 
 @pytest.mark.parametrize("kind", [None, "", "TAG"])
 def test_no_kind_means_tags(kind: str | None) -> None:
-    assert parse_subscription("orders", "a", kind=kind).tags == ("a",)
+    assert parse_subscription("orders", "a", expression_type=kind).tags == ("a",)
 
 
 @pytest.mark.parametrize(
@@ -64,33 +68,33 @@ def test_no_kind_means_tags(kind: str | None) -> None:
     ],
 )
 def test_an_expression_that_cannot_be_read_is_an_error(expression: str, kind: str) -> None:
-    with pytest.raises(BadSubscription):
-        parse_subscription("orders", expression, kind=kind)
+    with pytest.raises(InvalidSubscription):
+        parse_subscription("orders", expression, expression_type=kind)
 
 
 def test_sql_filters_by_properties_not_by_tags() -> None:
-    subscription = parse_subscription("orders", "price > 3", kind=SQL92, version=1)
+    subscription = parse_subscription("orders", "price > 3", expression_type=SQL92, version=1)
     assert subscription == Subscription(
-        topic="orders", expression="price > 3", kind="SQL92", version=1
+        topic="orders", expression="price > 3", expression_type="SQL92", version=1
     )
     assert tag_filter(subscription) is None
-    assert subscription.sql is not None
-    assert subscription.sql.wants(b"price\x014\x02")
+    assert subscription.compiled_filter is not None
+    assert subscription.compiled_filter.matches_encoded(b"price\x014\x02")
 
 
 def test_an_expression_of_a_heartbeat_is_compiled_when_it_is_needed() -> None:
-    heard = heard_subscription("orders", " price > 3 ", kind=SQL92, version=7)
-    assert heard.sql is None
-    needed = with_filter(heard)
+    heard = parse_heartbeat_subscription("orders", " price > 3 ", expression_type=SQL92, version=7)
+    assert heard.compiled_filter is None
+    needed = compile_subscription(heard)
     assert needed == heard
-    assert needed.sql is not None
-    assert needed.sql.wants(b"price\x014\x02")
-    flawed = heard_subscription("orders", "price >", kind=SQL92, version=7)
-    with pytest.raises(BadSubscription, match="at character 8"):
-        with_filter(flawed)
+    assert needed.compiled_filter is not None
+    assert needed.compiled_filter.matches_encoded(b"price\x014\x02")
+    flawed = parse_heartbeat_subscription("orders", "price >", expression_type=SQL92, version=7)
+    with pytest.raises(InvalidSubscription, match="at character 8"):
+        compile_subscription(flawed)
     for expression, kind in (("||", TAG), ("x" * (EXPRESSION_CHARS_MAX + 1), SQL92)):
-        with pytest.raises(BadSubscription):
-            heard_subscription("orders", expression, kind=kind, version=7)
+        with pytest.raises(InvalidSubscription):
+            parse_heartbeat_subscription("orders", expression, expression_type=kind, version=7)
 
 
 def test_everything_needs_no_filter() -> None:
@@ -112,7 +116,7 @@ def test_the_filter_is_asked_with_what_the_store_puts_into_a_queue(
 ) -> None:
     accepts = tag_filter(parse_subscription("orders", "paid || shipped"))
     assert accepts is not None
-    code, _ = derive("orders", properties, 0)
+    code, _ = tags_and_keys("orders", properties, 0)
     assert accepts(code) is passes
 
 

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from escrowmq.clock import ManualClock
-from escrowmq.database.marker import HOUR_MS, ROWS_AT_ONCE
-from escrowmq.database.transaction import Caretaker, Chores
+from escrowmq.database.marker import HOUR_MS, PURGE_BATCH_ROWS
+from escrowmq.database.transaction import CleanupQueue, CleanupThread
 
 
 def test_a_round_that_fails_is_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
@@ -22,7 +22,7 @@ def test_a_round_that_fails_is_not_the_last(caplog: pytest.LogCaptureFixture) ->
         enough.set()
 
     with caplog.at_level(logging.ERROR):
-        caretaker = Caretaker(work, name="care", every_s=0.001)
+        caretaker = CleanupThread(work, name="care", interval_s=0.001)
         assert enough.wait(20)
         caretaker.stop()
     assert "ZeroDivisionError" in caplog.text
@@ -33,17 +33,17 @@ def test_a_round_that_fails_is_not_the_last(caplog: pytest.LogCaptureFixture) ->
 
 def test_old_rows_are_looked_for_once_an_hour() -> None:
     clock = ManualClock()
-    chores = Chores(clock)
-    assert not chores.is_time()
+    chores = CleanupQueue(clock)
+    assert not chores.is_cleanup_due()
     clock.advance(ms=HOUR_MS)
-    assert chores.is_time()
-    assert not chores.is_time()
+    assert chores.is_cleanup_due()
+    assert not chores.is_cleanup_due()
 
 
 def test_what_is_acknowledged_goes_a_part_at_a_time() -> None:
-    chores = Chores(ManualClock())
-    for number in range(ROWS_AT_ONCE + 1):
-        chores.acknowledged(str(number))
-    assert len(chores.some_acknowledged()) == ROWS_AT_ONCE
-    assert chores.some_acknowledged() == [str(ROWS_AT_ONCE)]
-    assert chores.some_acknowledged() == []
+    chores = CleanupQueue(ManualClock())
+    for number in range(PURGE_BATCH_ROWS + 1):
+        chores.add_acknowledged(str(number))
+    assert len(chores.take_acknowledged()) == PURGE_BATCH_ROWS
+    assert chores.take_acknowledged() == [str(PURGE_BATCH_ROWS)]
+    assert chores.take_acknowledged() == []

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.database.marker import Burial, decide, is_lock, new_id, place_of, short_lock_wait
+from escrowmq.database.marker import (
+    TombstoneResult,
+    database_of,
+    is_lock_error,
+    new_transaction_id,
+    resolve_marker,
+    short_lock_wait,
+)
 from escrowmq.errors import ConfigError
 from escrowmq.message.transaction import Verdict
 
@@ -33,32 +40,34 @@ class _DriverError(Exception):
     ],
 )
 def test_only_a_lock_is_a_lock(error: _DriverError | None, expected: bool) -> None:
-    assert is_lock(error) is expected
+    assert is_lock_error(error) is expected
 
 
 def test_an_id_says_which_database_knows_it() -> None:
-    assert place_of(new_id("orders")) == "orders"
-    assert place_of(new_id()) == ""
-    assert new_id() != new_id()
+    assert database_of(new_transaction_id("orders")) == "orders"
+    assert database_of(new_transaction_id()) == ""
+    assert new_transaction_id() != new_transaction_id()
     with pytest.raises(ConfigError, match="too long"):
-        new_id("a" * 40)
+        new_transaction_id("a" * 40)
 
 
 @pytest.mark.parametrize(
     ("burial", "second", "expected"),
     [
-        (Burial.DONE, None, Verdict.ROLLBACK),
-        (Burial.LOCKED, None, Verdict.UNKNOWN),
-        (Burial.TAKEN, "committed", Verdict.COMMIT),
-        (Burial.TAKEN, "tombstone", Verdict.ROLLBACK),
-        (Burial.TAKEN, None, Verdict.UNKNOWN),  # removed in between
+        (TombstoneResult.INSERTED, None, Verdict.ROLLBACK),
+        (TombstoneResult.LOCKED, None, Verdict.UNKNOWN),
+        (TombstoneResult.EXISTS, "committed", Verdict.COMMIT),
+        (TombstoneResult.EXISTS, "tombstone", Verdict.ROLLBACK),
+        (TombstoneResult.EXISTS, None, Verdict.UNKNOWN),  # removed in between
     ],
 )
 def test_what_follows_from_a_tombstone(
-    burial: Burial, second: str | None, expected: Verdict
+    burial: TombstoneResult, second: str | None, expected: Verdict
 ) -> None:
     found = iter([None, second])
-    verdict = decide("t", read=lambda: next(found), bury=lambda: burial, may_be_forgotten=False)
+    verdict = resolve_marker(
+        "t", read=lambda: next(found), insert_tombstone=lambda: burial, may_be_purged=False
+    )
     assert verdict is expected
 
 

@@ -14,25 +14,25 @@ from escrowmq.broker.processors.send import is_plain_half
 from escrowmq.errors import CorruptRecord
 from escrowmq.escrow.half_table import Attempt
 from escrowmq.escrow.records import (
-    Step,
-    attempt_of,
-    copy_of,
+    JournalEntry,
+    decode_journal_entry,
     decode_op,
-    decode_step,
-    facts_of,
-    final_of,
-    half_of,
-    immunity_ms,
-    journal_of,
-    op_of,
-    plain_half,
-    stranded_of,
+    make_copy,
+    make_final,
+    make_half,
+    make_journal_record,
+    make_op,
+    make_plain_half,
+    make_stranded,
+    parse_attempt,
+    parse_half,
+    parse_immunity_ms,
 )
 from escrowmq.message import names
-from escrowmq.message.keys import derive
+from escrowmq.message.keys import tags_and_keys
 from escrowmq.message.properties import decode_properties, encode_properties
 from escrowmq.message.record import LogOffset, NewRecord, StoredRecord, decode_record, encode_record
-from escrowmq.message.transaction import State
+from escrowmq.message.transaction import TransactionState
 from tests.support.broker_requests import a_send
 from tests.support.escrows import COMMIT, EscrowBench, an_end, place_of
 from tests.support.stores import HOST
@@ -50,7 +50,7 @@ def sent(properties: str = SENT, **changes: Any) -> NewRecord:
 
 
 def test_a_half_is_what_rocketmq_writes() -> None:
-    half = half_of(sent(flag=7, sys_flag=4 | 1, reconsume_times=2))
+    half = make_half(sent(flag=7, sys_flag=4 | 1, reconsume_times=2))
     assert (half.topic, half.queue_id, half.body) == (names.HALF_TOPIC, 0, b"body")
     assert (half.flag, half.sys_flag, half.reconsume_times) == (7, 1, 2)
     assert decode_properties(half.properties) == {
@@ -90,17 +90,17 @@ def test_what_consumers_see_is_what_was_sent(items: list[tuple[str, str]], at: i
     items.append(("UNIQ_KEY", "k"))
     text = "".join(f"{name}\x01{value}\x02" for name, value in items)
     record = sent(text)
-    half = kept(half_of(record), log_offset=50)
-    facts = facts_of(half)
+    half = kept(make_half(record), log_offset=50)
+    facts = parse_half(half)
     assert facts is not None
     assert (facts.topic, facts.queue_id, facts.key) == ("T", 3, b"k")
-    moved = kept(copy_of(half, 9), log_offset=90)
-    moved_facts = facts_of(moved)
+    moved = kept(make_copy(half, 9), log_offset=90)
+    moved_facts = parse_half(moved)
     assert moved_facts is not None
-    assert moved_facts.older == (9,)
-    assert msgspec.structs.replace(moved_facts, older=()) == facts
+    assert moved_facts.previous_offsets == (9,)
+    assert msgspec.structs.replace(moved_facts, previous_offsets=()) == facts
     for source in (half, moved):
-        final = final_of(source, facts.topic, facts.queue_id)
+        final = make_final(source, facts.topic, facts.queue_id)
         assert (final.topic, final.queue_id, final.body) == ("T", 3, b"body")
         assert (final.prepared_offset, final.sys_flag) == (source.log_offset, 8)
         seen = decode_properties(final.properties)
@@ -127,17 +127,17 @@ def test_what_consumers_see_is_what_was_sent(items: list[tuple[str, str]], at: i
 )
 def test_the_short_way_to_a_half_leads_where_the_long_one_does(text: str) -> None:
     added = "CLUSTER\x01C\x02"
-    properties, of_final, group, key, derived = plain_half(text, added, "T", 3)
-    facts = facts_of(kept(NewRecord(names.HALF_TOPIC, 0, b"body", properties)))
+    properties, of_final, group, key, derived = make_plain_half(text, added, "T", 3)
+    facts = parse_half(kept(NewRecord(names.HALF_TOPIC, 0, b"body", properties)))
     end = "" if text.endswith("\x02") else "\x02"
-    long_way = facts_of(kept(half_of(sent(text + end + added))))
+    long_way = parse_half(kept(make_half(sent(text + end + added))))
     assert facts == long_way
     assert facts is not None
     assert (facts.group, facts.key) == (group, key)
     stored = kept(NewRecord(names.HALF_TOPIC, 0, b"body", properties))
-    assert of_final == final_of(stored, "T", 3).properties
-    found = derive("T", of_final, 0)
-    assert found == derive(names.HALF_TOPIC, properties, 0)
+    assert of_final == make_final(stored, "T", 3).properties
+    found = tags_and_keys("T", of_final, 0)
+    assert found == tags_and_keys(names.HALF_TOPIC, properties, 0)
     assert derived in (found, None)
     assert derived is not None or "\x01\x02" in text, "only an empty value takes the long way"
 
@@ -148,11 +148,13 @@ def test_what_is_plain_is_cut_as_what_is_not(items: list[tuple[str, str]], at: i
     items.append(("UNIQ_KEY", "k"))
     text = "".join(f"{name}\x01{value}\x02" for name, value in items)
     assume(is_plain_half(text))
-    properties, of_final, group, key, derived = plain_half(text, "", "T", 3)
+    properties, of_final, group, key, derived = make_plain_half(text, "", "T", 3)
     half = kept(NewRecord(names.HALF_TOPIC, 0, b"body", properties))
-    assert facts_of(half) == facts_of(half_of(sent(text)))
-    assert of_final == final_of(half, "T", 3).properties
-    assert derived == derive("T", of_final, 0) == derive(names.HALF_TOPIC, properties, 0)
+    assert parse_half(half) == parse_half(make_half(sent(text)))
+    assert of_final == make_final(half, "T", 3).properties
+    assert (
+        derived == tags_and_keys("T", of_final, 0) == tags_and_keys(names.HALF_TOPIC, properties, 0)
+    )
     assert (group, key) == (decode_properties(text.encode()).get("PGROUP", ""), b"k")
 
 
@@ -175,7 +177,7 @@ def test_a_send_is_parked_by_its_property_alone(properties: str, parked: bool) -
     bench.turn(a_send(body=b"x", properties=properties))
     place = place_of(bench.line.answer())
     assert bench.bodies() == ([] if parked else [b"x"])
-    assert len(bench.escrow.open) == parked
+    assert len(bench.escrow.halves) == parked
     if parked:
         assert bench.asks(an_end(place, COMMIT, group="")).code == 0
         [record] = bench.messages()
@@ -201,7 +203,7 @@ def test_a_send_is_parked_by_its_property_alone(properties: str, parked: bool) -
     ],
 )
 def test_an_immunity_is_as_odd_as_it_may_come(text: str | None, expected: int | None) -> None:
-    assert immunity_ms(text) == expected
+    assert parse_immunity_ms(text) == expected
 
 
 @pytest.mark.parametrize("text", ["nan", "-5", "soon", "0"])
@@ -231,19 +233,21 @@ def test_an_odd_immunity_leaves_it_to_the_broker(text: str) -> None:
 )
 def test_an_op_is_one_number_or_several(body: bytes, halves: list[int] | None) -> None:
     found = decode_op(kept(NewRecord(names.OP_TOPIC, 0, body, b"TAGS\x01d\x02")))
-    assert (None if found is None else found.halves) == halves
+    assert (None if found is None else found.half_offsets) == halves
     if found is not None:
         assert found.state is None  # RocketMQ does not say how it ended
     assert decode_op(kept(NewRecord(names.OP_TOPIC, 0, body, b"TAGS\x01x\x02"))) is None
 
 
-@pytest.mark.parametrize("state", State)
-def test_an_op_of_ours_says_how_it_ended(state: State) -> None:
-    record = op_of(7, state, "producer 1.2.3.4:5", "because\x02of\x01it", also=(3, 5), now_ms=9)
+@pytest.mark.parametrize("state", TransactionState)
+def test_an_op_of_ours_says_how_it_ended(state: TransactionState) -> None:
+    record = make_op(
+        7, state, "producer 1.2.3.4:5", "because\x02of\x01it", previous_offsets=(3, 5), now_ms=9
+    )
     assert record.body == b"7"  # which every RocketMQ can read
     found = decode_op(kept(record))
     assert found is not None
-    assert (found.halves, found.also, found.state) == ([7], [3, 5], state)
+    assert (found.half_offsets, found.previous_offsets, found.state) == ([7], [3, 5], state)
     assert (found.by, found.reason) == ("producer 1.2.3.4:5", "because of it")
 
 
@@ -252,7 +256,7 @@ def test_an_op_of_ours_says_how_it_ended(state: State) -> None:
 )
 def test_what_says_not_where_it_wants_to_go_is_no_half(properties: dict[str, str]) -> None:
     assert (
-        facts_of(kept(NewRecord(names.HALF_TOPIC, 0, b"", encode_properties(properties)))) is None
+        parse_half(kept(NewRecord(names.HALF_TOPIC, 0, b"", encode_properties(properties)))) is None
     )
 
 
@@ -275,23 +279,23 @@ def test_an_attempt_names_writer_and_batch(
         "ESCROW_ATTEMPT": "a",
         "ESCROW_FENCE": "2",
     }
-    assert attempt_of(properties | changes) == expected
+    assert parse_attempt(properties | changes) == expected
 
 
 def test_a_stranded_copy_says_why() -> None:
-    half = kept(half_of(sent(flag=7)))
-    record = stranded_of(half, "asked 3 times")
+    half = kept(make_half(sent(flag=7)))
+    record = make_stranded(half, "asked 3 times")
     assert (record.topic, record.queue_id, record.flag) == (names.STRANDED_TOPIC, 0, 7)
     assert decode_properties(record.properties)["ESCROW_REASON"] == "asked 3 times"
 
 
 def test_a_line_of_the_journal_is_read_as_it_was_written() -> None:
-    step = Step(2**40, "asked", 15, "1.2.3.4:5")
-    found = decode_step(kept(journal_of(step, now_ms=5)))
-    assert found == Step(2**40, "asked", 15, "1.2.3.4:5", 1_000)
+    step = JournalEntry(2**40, "asked", 15, "1.2.3.4:5")
+    found = decode_journal_entry(kept(make_journal_record(step, now_ms=5)))
+    assert found == JournalEntry(2**40, "asked", 15, "1.2.3.4:5", 1_000)
 
 
 @pytest.mark.parametrize("body", [b"", b"short", struct.pack(">qBH", 1, 99, 1)])
 def test_what_is_no_line_of_a_journal_is_said_to_be_none(body: bytes) -> None:
     with pytest.raises(CorruptRecord):
-        decode_step(kept(NewRecord(names.JOURNAL_TOPIC, 0, body)))
+        decode_journal_entry(kept(NewRecord(names.JOURNAL_TOPIC, 0, body)))

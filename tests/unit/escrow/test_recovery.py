@@ -9,8 +9,8 @@ import pytest
 
 from escrowmq.message import names
 from escrowmq.message.properties import change_properties, encode_properties
-from escrowmq.message.record import NewRecord, StoredRecord, moved
-from escrowmq.message.transaction import State
+from escrowmq.message.record import NewRecord, StoredRecord, copy_record
+from escrowmq.message.transaction import TransactionState
 from tests.support.broker_requests import a_send, bodies, stored
 from tests.support.escrows import (
     COMMIT,
@@ -35,7 +35,7 @@ ATTEMPT: Final = {"ESCROW_WRITER": "w", "ESCROW_BATCH": "0", "ESCROW_ATTEMPT": "
 
 def noted(bench: EscrowBench) -> None:
     bench.store.flush()
-    bench.broker.transactions.save(at_once=True)
+    bench.broker.transactions.save(force=True)
 
 
 # --- the table of crashes ------------------------------------------------------------------------
@@ -54,18 +54,18 @@ def decide_batch(bench: EscrowBench, places: list[Place]) -> None:
 
 
 def strand(bench: EscrowBench, places: list[Place]) -> None:
-    half = bench.escrow.find(*places[0])
+    half = bench.escrow.find_open(*places[0])
     assert half is not None
     half.checks = 99
     half.due_ms = bench.now_ms
-    bench.escrow.due.add(half.queue_offset, half.due_ms)
+    bench.escrow.schedule.add(half.queue_offset, half.due_ms)
     bench.tick(100)
 
 
 def renew(bench: EscrowBench, places: list[Place]) -> None:
-    half = bench.escrow.find(*places[0])
+    half = bench.escrow.find_open(*places[0])
     assert half is not None
-    bench.broker.transactions.renew(half, bench.now_ms)
+    bench.broker.transactions.move_half(half, bench.now_ms)
     bench.turn()
 
 
@@ -121,7 +121,7 @@ def check_states(bench: EscrowBench, places: list[Place], states: tuple[str, str
     bench.tick()
     bench.store.flush()
     bench.tick()
-    first_open = bench.escrow.settled.first_open(0)
+    first_open = bench.escrow.states.first_open(0)
     assert bench.cursors()[0] <= first_open
 
 
@@ -135,7 +135,7 @@ def finish(bench: EscrowBench, places: list[Place], states: tuple[str, str]) -> 
     assert sorted(bench.bodies()) == delivered
     again = bench.killed(with_note=False)
     assert sorted(again.bodies()) == delivered
-    assert again.escrow.open.find(places[0].queue_offset) is None
+    assert again.escrow.halves.find(places[0].queue_offset) is None
 
 
 def test_the_first_half_of_all_lies_at_log_offset_0_and_is_no_ordinary_messages() -> None:
@@ -155,8 +155,10 @@ def test_the_first_half_of_all_lies_at_log_offset_0_and_is_no_ordinary_messages(
 def test_a_final_of_the_first_half_is_seen_as_such() -> None:
     bench = EscrowBench()
     place = bench.park("k")
-    [half] = bench.escrow.open
-    final, _ = bench.escrow.change(half, State.COMMITTED, by="", now_ms=NOW_MS).records
+    [half] = bench.escrow.halves
+    final, _ = bench.escrow.make_decision(
+        half, TransactionState.COMMITTED, by="", now_ms=NOW_MS
+    ).records
     bench.store.append([final], now_ms=NOW_MS)
     assert bench.killed().state(place) == COMMITTED
 
@@ -165,9 +167,11 @@ def test_a_moved_half_whose_op_is_cut_off_is_committed_in_all_its_places() -> No
     bench = EscrowBench()
     old = bench.park("k")
     renew(bench, [old])
-    [half] = bench.escrow.open
+    [half] = bench.escrow.halves
     new = Place(half.queue_offset, half.log_offset)
-    final, _ = bench.escrow.change(half, State.COMMITTED, by="", now_ms=NOW_MS).records
+    final, _ = bench.escrow.make_decision(
+        half, TransactionState.COMMITTED, by="", now_ms=NOW_MS
+    ).records
     bench.store.append([final], now_ms=NOW_MS)
     for with_note in (True, False):
         bench = bench.killed(with_note=with_note)
@@ -193,7 +197,7 @@ def test_what_was_asked_is_remembered(with_note: bool) -> None:
     bench.tick(ESCROW.interval_ms)
     bench.store.flush()
     again = bench.killed(with_note=with_note)
-    [half] = again.escrow.open
+    [half] = again.escrow.halves
     assert half.checks == 2
     assert half.due_ms == again.now_ms + ESCROW.interval_ms
 
@@ -220,7 +224,7 @@ def test_a_note_is_not_ahead_of_the_log() -> None:
     bench.store.flush()
     bench.turn(an_end(place, COMMIT))
     for _ in range(2):
-        bench.broker.transactions.save(at_once=True)  # it waits for the flush
+        bench.broker.transactions.save(force=True)  # it waits for the flush
     again = bench.power_cut()
     assert again.state(place) == OPEN
     assert again.bodies() == []
@@ -274,9 +278,11 @@ class Theirs:
     def put_back(self, half: StoredRecord, checks: int = 1) -> StoredRecord:
         """What it does for each question: a copy at the end of the half queue."""
         properties = change_properties(
-            half.properties, put={"TRANSACTION_CHECK_TIMES": str(checks)}
+            half.properties, update={"TRANSACTION_CHECK_TIMES": str(checks)}
         )
-        return self._append(moved(half, topic=names.HALF_TOPIC, queue_id=0, properties=properties))
+        return self._append(
+            copy_record(half, topic=names.HALF_TOPIC, queue_id=0, properties=properties)
+        )
 
     def deliver(self, half: StoredRecord) -> None:
         self._append(
@@ -321,7 +327,7 @@ def test_its_halves_and_ops_are_read(commas: bool) -> None:
     theirs.op(committed, commas=commas)
     theirs.op(rolled_back, commas=commas)
     bench = theirs.opened()
-    assert [half.key for half in bench.escrow.open] == [b"o"]
+    assert [half.key for half in bench.escrow.halves] == [b"o"]
     assert bench.end(place(committed), COMMIT).code == 0
     assert bench.end(place(rolled_back), COMMIT).code == 3701
     assert bench.end(place(open_one), COMMIT).code == 0
@@ -355,7 +361,7 @@ def test_of_its_copies_the_newest_lives_and_the_older_lead_to_it() -> None:
         assert bench.end(place(record), ROLLBACK).code == 3701
     assert bench.bodies() == [b"k"]
     again = bench.killed(with_note=False)
-    assert len(again.escrow.open) == 0
+    assert len(again.escrow.halves) == 0
     assert again.end(place(second), COMMIT).code == 0
 
 
@@ -363,7 +369,7 @@ def test_what_its_cursor_has_passed_is_over() -> None:
     theirs = Theirs()
     passed, open_one = theirs.half("passed"), theirs.half("open")
     bench = theirs.opened(half_cursor=1)
-    assert [half.key for half in bench.escrow.open] == [b"open"]
+    assert [half.key for half in bench.escrow.halves] == [b"open"]
     assert bench.end(place(passed), COMMIT).code != 0
     assert bench.end(place(open_one), ROLLBACK).code == 0
     assert bench.bodies() == []
@@ -412,5 +418,5 @@ def left_to_rocketmq(bench: EscrowBench) -> list[bytes]:
     ops = {int(body) for body in bodies(bench.store, names.OP_TOPIC)[op_cursor:]}
     halves = stored(bench.store, names.HALF_TOPIC)[half_cursor:]
     left = [record for record in halves if record.queue_offset not in ops]
-    assert {record.queue_offset for record in left} == {h.queue_offset for h in bench.escrow.open}
+    assert {record.queue_offset for record in left} == {h.queue_offset for h in bench.escrow.halves}
     return sorted(bytes(record.body) for record in left)

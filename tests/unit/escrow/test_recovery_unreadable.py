@@ -173,7 +173,7 @@ def test_a_question_whose_record_cannot_be_read_does_not_count() -> None:
     first, second = stored(bench.store, names.JOURNAL_TOPIC)
     append(bench, names.JOURNAL_TOPIC, b"no step")
     make_unreadable(bench, second)
-    [half] = bench.killed(with_note=False).escrow.open
+    [half] = bench.killed(with_note=False).escrow.halves
     assert half.checks == 1
     assert half.due_ms == first.stored_ms + ESCROW.interval_ms
 
@@ -187,7 +187,7 @@ def test_an_unreadable_half_that_rocketmq_has_passed_is_over(has_entry: bool) ->
     passed, unreadable, still_open = (theirs.half(key) for key in ("passed", "lost", "open"))
     make_unreadable(theirs.bench, unreadable, has_entry=has_entry)
     bench = theirs.opened(half_cursor=2)
-    assert [half.key for half in bench.escrow.open] == [b"open"]
+    assert [half.key for half in bench.escrow.halves] == [b"open"]
     for half in (passed, unreadable):
         assert bench.state_in_memory(place(half)) == "rolled_back"
         assert bench.end(place(half), COMMIT).code != 0
@@ -223,7 +223,7 @@ def test_an_unreadable_half_that_rocketmq_has_settled_counts_as_rolled_back(
     theirs.op(committed, unreadable)
     make_unreadable(theirs.bench, unreadable, has_entry=has_entry)
     bench = theirs.opened()
-    assert [half.key for half in bench.escrow.open] == [b"open"]
+    assert [half.key for half in bench.escrow.halves] == [b"open"]
     assert bench.state_in_memory(place(committed)) == "committed"
     assert bench.state_in_memory(place(unreadable)) == "rolled_back"
     assert bench.end(place(unreadable), COMMIT).code != 0

@@ -27,8 +27,8 @@ def test_a_repeated_send_of_a_settled_half_gets_its_first_place(
     bench.end(place, verdict)
     bench = again(bench)
     assert bench.park("k") == place
-    assert not len(bench.escrow.open)
-    assert bench.escrow.counts.duplicate_sends == 1
+    assert not len(bench.escrow.halves)
+    assert bench.escrow.counters.duplicate_sends == 1
 
 
 def test_another_groups_half_with_this_key_is_another_half() -> None:
@@ -42,9 +42,9 @@ def test_another_groups_half_with_this_key_is_another_half() -> None:
 def test_of_a_half_that_was_appended_again_the_last_place_is_told() -> None:
     bench = EscrowBench()
     first = bench.park("k")
-    half = bench.escrow.find(*first)
+    half = bench.escrow.find_open(*first)
     assert half is not None
-    bench.broker.transactions.renew(half, bench.now_ms, resumes=False)
+    bench.broker.transactions.move_half(half, bench.now_ms, is_resume=False)
     bench.turn()
     assert bench.end(first, COMMIT).code == 0
     bench = bench.killed()
@@ -52,13 +52,13 @@ def test_of_a_half_that_was_appended_again_the_last_place_is_told() -> None:
 
 
 def test_a_start_looks_at_so_many_halves_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "LOOKED_AT_MAX", 2)
+    monkeypatch.setattr(remembered, "RECENT_HALVES_MAX", 2)
     bench = EscrowBench()
     places = [bench.park(key) for key in ("a", "b", "c")]
     for place in places:
         bench.end(place, COMMIT)
     bench = bench.killed()
-    assert len(bench.escrow.remembered) == 2
+    assert len(bench.escrow.recent_keys) == 2
     assert [bench.park(key) == place for key, place in zip("abc", places, strict=True)] == [
         False,
         True,

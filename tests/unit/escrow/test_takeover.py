@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from escrowmq.message import names
-from escrowmq.message.record import StoredRecord, moved
+from escrowmq.message.record import StoredRecord, copy_record
 from tests.support.escrows import COMMIT, ESCROW, ROLLBACK, EscrowBench, questions
 from tests.support.stores import sample
 from tests.unit.escrow.test_recovery import Theirs, noted, place
@@ -40,7 +40,7 @@ def test_its_crash_forgot_that_it_passed_the_first_copy(verdict: int, is_noted: 
     assert bench.end(place(first), other).code == 3701
     assert bench.bodies() == ([b"k"] if verdict == COMMIT else [])
     again = bench.killed(with_note=False)
-    assert [half.key for half in again.escrow.open] == [b"another"]
+    assert [half.key for half in again.escrow.halves] == [b"another"]
 
 
 @pytest.mark.parametrize("verdict", [COMMIT, ROLLBACK])
@@ -73,11 +73,13 @@ def test_it_delivered_what_we_had_parked_and_lost_the_op(is_noted: bool) -> None
 def test_what_it_discarded_waits_for_an_operator() -> None:
     theirs = Theirs()
     half = theirs.half("k")
-    theirs._append(moved(half, topic=names.STRANDED_TOPIC, queue_id=0, properties=half.properties))
+    theirs._append(
+        copy_record(half, topic=names.STRANDED_TOPIC, queue_id=0, properties=half.properties)
+    )
     theirs.half("another")
     bench = theirs.opened()
     assert asked(bench) == ["another"]
-    assert [half.is_stranded for half in bench.escrow.open] == [True, False]
+    assert [half.is_stranded for half in bench.escrow.halves] == [True, False]
     assert bench.end(place(half), COMMIT).code == 0  # or for its producer, after all
     assert bench.bodies() == [b"k"]
 
@@ -85,7 +87,9 @@ def test_what_it_discarded_waits_for_an_operator() -> None:
 def test_what_was_resumed_there_is_asked_about() -> None:
     theirs = Theirs()
     half = theirs.half("k")
-    theirs._append(moved(half, topic=names.STRANDED_TOPIC, queue_id=0, properties=half.properties))
+    theirs._append(
+        copy_record(half, topic=names.STRANDED_TOPIC, queue_id=0, properties=half.properties)
+    )
     theirs.put_back(half, 0)
     assert asked(theirs.opened(half_cursor=1)) == ["k"]
 

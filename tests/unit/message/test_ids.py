@@ -6,7 +6,7 @@ import pytest
 
 from escrowmq.errors import LocalProtocolError, RemoteProtocolError
 from escrowmq.message.keys import (
-    UniqueKeys,
+    UniqueKeyGenerator,
     decode_host,
     decode_offset_id,
     encode_host,
@@ -80,28 +80,28 @@ def test_a_host_of_another_length_is_the_peers_fault(length: int) -> None:
 
 
 def test_a_unique_key_field_by_field() -> None:
-    keys = UniqueKeys(address="10.0.0.2", process_id=0x12345, salt=0xCAFEBABE)
-    assert keys.next(now_ms=MONTH_BEGAN_MS + 0x01020304, month_began_ms=MONTH_BEGAN_MS) == (
+    keys = UniqueKeyGenerator(address="10.0.0.2", process_id=0x12345, salt=0xCAFEBABE)
+    assert keys.next(now_ms=MONTH_BEGAN_MS + 0x01020304, month_start_ms=MONTH_BEGAN_MS) == (
         "0A000002" + "2345" + "CAFEBABE" + "01020304" + "0000"
     )
-    assert keys.next(now_ms=MONTH_BEGAN_MS, month_began_ms=MONTH_BEGAN_MS).endswith("000000000001")
+    assert keys.next(now_ms=MONTH_BEGAN_MS, month_start_ms=MONTH_BEGAN_MS).endswith("000000000001")
 
 
 @pytest.mark.parametrize(("address", "length"), [("10.0.0.2", 32), ("2001:db8::2", 56)])
 def test_a_unique_key_has_the_length_of_its_address(address: str, length: int) -> None:
-    key = UniqueKeys(address=address, process_id=1, salt=2).next(now_ms=1, month_began_ms=0)
+    key = UniqueKeyGenerator(address=address, process_id=1, salt=2).next(now_ms=1, month_start_ms=0)
     assert len(key) == length
     assert key == key.upper()
 
 
 def test_the_keys_of_one_process_differ_while_the_counter_lasts() -> None:
-    keys = UniqueKeys(address="10.0.0.2", process_id=1, salt=2)
-    same_ms = {keys.next(now_ms=5, month_began_ms=0) for _ in range(65_536)}
+    keys = UniqueKeyGenerator(address="10.0.0.2", process_id=1, salt=2)
+    same_ms = {keys.next(now_ms=5, month_start_ms=0) for _ in range(65_536)}
     assert len(same_ms) == 65_536
-    next_ms = {keys.next(now_ms=6, month_began_ms=0) for _ in range(100)}
+    next_ms = {keys.next(now_ms=6, month_start_ms=0) for _ in range(100)}
     assert not next_ms & same_ms
 
 
 def test_a_clock_that_stands_before_its_month_still_gives_a_key() -> None:
-    keys = UniqueKeys(address="10.0.0.2", process_id=-1, salt=-1)
-    assert keys.next(now_ms=0, month_began_ms=1) == "0A000002" + "FFFF" + "F" * 8 + "F" * 8 + "0000"
+    keys = UniqueKeyGenerator(address="10.0.0.2", process_id=-1, salt=-1)
+    assert keys.next(now_ms=0, month_start_ms=1) == "0A000002" + "FFFF" + "F" * 8 + "F" * 8 + "0000"

@@ -13,7 +13,7 @@ from zlib import crc32
 import pytest
 
 from escrowmq.errors import CorruptRecord, RecordRefused
-from escrowmq.message.keys import derive, encode_host
+from escrowmq.message.keys import encode_host, tags_and_keys
 from escrowmq.message.record import (
     BLANK,
     MAGIC_BLANK,
@@ -110,7 +110,7 @@ def test_the_known_record_decodes_to_its_fields() -> None:
 
 def test_the_queue_entry_of_the_known_record() -> None:
     record = decoded(bytes.fromhex(VECTOR))
-    tags_code, _ = derive(record.topic, record.properties, record.stored_ms)
+    tags_code, _ = tags_and_keys(record.topic, record.properties, record.stored_ms)
     entry = ENTRY.pack(record.log_offset, record.size, tags_code)
     assert entry == bytes.fromhex(VECTOR_ENTRY)
 
@@ -222,7 +222,7 @@ def test_the_blank_record_holds_what_remains() -> None:
 
 def test_the_blank_record_is_no_message() -> None:
     error = refusal(encode_blank(200).ljust(200, b"\0"))
-    assert "magic 0xcbd43194" in error.why
+    assert "magic 0xcbd43194" in error.reason
 
 
 def test_a_record_in_a_larger_buffer_and_its_body_is_a_slice_of_it() -> None:
@@ -290,7 +290,7 @@ def test_a_record_cut_at_any_byte_and_followed_by_zeros_is_corrupt(sealed: bool)
 )
 def test_a_wrong_field_is_corrupt(position: int, new_bytes: str, why: str) -> None:
     data = patched(encoded(new()), position, bytes.fromhex(new_bytes))
-    assert re.search(why, refusal(data.ljust(200, b"\0")).why)
+    assert re.search(why, refusal(data.ljust(200, b"\0")).reason)
 
 
 def test_any_flipped_bit_of_size_magic_checksum_offset_lengths_and_body_is_corrupt() -> None:
@@ -326,7 +326,7 @@ def test_a_record_at_the_wrong_place_is_corrupt() -> None:
 
 
 def test_zeros_are_no_record() -> None:
-    assert "magic 0x00000000" in refusal(bytes(4096)).why
+    assert "magic 0x00000000" in refusal(bytes(4096)).reason
 
 
 # --- seals ---------------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ def test_a_seal_is_one_more_property(properties: bytes, before_the_seal: bytes) 
     record = new(properties=properties)
     data = encoded(record, sealed=True)
     assert decoded(data).properties[:-20] == before_the_seal
-    assert len(data) == encoded_size(record, store_host=STORE_V4, sealed=True)
+    assert len(data) == encoded_size(record, store_host=STORE_V4, append_crc=True)
     assert len(data) == len(encoded(new(properties=before_the_seal))) + 20
 
 
@@ -378,4 +378,4 @@ def test_a_sealed_record_with_any_bit_flipped_is_corrupt() -> None:
 def test_a_seal_covers_what_nothing_else_covers() -> None:
     data = encoded(new(), sealed=True)
     queue_offset = patched(data, 20, (8).to_bytes(8, "big"))
-    assert "seal" in refusal(queue_offset).why
+    assert "seal" in refusal(queue_offset).reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.message.keys import DELAY_LEVELS_MS, derive, has_keys, has_queue_entry
+from escrowmq.message.keys import DELAY_LEVELS_MS, has_keys, has_queue_entry, tags_and_keys
 from escrowmq.message.properties import encode_properties
 
 STORED_MS = 1_700_000_000_000
@@ -12,11 +12,11 @@ SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 
 
 def code(topic: str = "T", **properties: str) -> int:
-    return derive(topic, encode_properties(properties), STORED_MS)[0]
+    return tags_and_keys(topic, encode_properties(properties), STORED_MS)[0]
 
 
 def keys(**properties: str) -> list[bytes]:
-    return derive("T", encode_properties(properties), STORED_MS)[1]
+    return tags_and_keys("T", encode_properties(properties), STORED_MS)[1]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_without_tags_the_code_is_zero() -> None:
 
 
 def test_the_last_separator_may_be_missing() -> None:
-    assert derive("T", b"KEYS\x01k\x02TAGS\x01TagA", 0) == (2598919, [b"k"])
+    assert tags_and_keys("T", b"KEYS\x01k\x02TAGS\x01TagA", 0) == (2598919, [b"k"])
 
 
 def test_the_unique_key_comes_first_then_the_users_in_order() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq.namesrv.registration import query_version, register
+from escrowmq.namesrv.registration import data_version_request, registration_request
 from escrowmq.remoting import headers_admin as headers
 from escrowmq.remoting.bodies import QueueRoute, TopicRoute, encode_body
 from escrowmq.remoting.codes import JSON, ROCKETMQ, RequestCode
@@ -22,8 +22,8 @@ from tests.support.namesrv_requests import A, B, Desk, everything, topic, versio
 STOCK = TopicRoute(
     queue_datas=[QueueRoute(broker_name="a", read_queue_nums=1, write_queue_nums=1, perm=6)]
 )
-REGISTER = register(B, [topic("orders"), topic("stock")], version())
-IDENTITY = encode_header(query_version(A, version()).fields)
+REGISTER = registration_request(B, [topic("orders"), topic("stock")], version())
+IDENTITY = encode_header(data_version_request(A, version()).fields)
 KEY = {"namespace": "n", "key": "k"}
 BEAT = headers.BrokerHeartbeat(
     cluster_name="c",
@@ -84,7 +84,7 @@ ODD_TEXTS = ["", " ", "null", "\0", "../..", "%s%n", "{}", "\U0001f4a3", "a;b:1"
 def desk() -> Desk:
     desk = Desk()
     desk.register(A, topic("orders"), topic("TBW102", perm=7))
-    desk.server.settings.put("n", "k", "v")
+    desk.server.kv_config.put("n", "k", "v")
     return desk
 
 

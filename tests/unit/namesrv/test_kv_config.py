@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 
 from escrowmq.errors import ConfigError, RequestRefused
-from escrowmq.namesrv.name_server import Settings
+from escrowmq.namesrv.name_server import KvConfig
 
 
 def test_what_is_dumped_is_loaded_again() -> None:
-    settings = Settings()
+    settings = KvConfig()
     settings.put("ORDER_TOPIC_CONFIG", "orders", "a:4")
     settings.put("n", "k", "")
     dumped = settings.dump()
     assert dumped == {"configTable": {"ORDER_TOPIC_CONFIG": {"orders": "a:4"}, "n": {"k": ""}}}
-    assert Settings.load(dumped).dump() == dumped
+    assert KvConfig.load(dumped).dump() == dumped
 
 
 def test_an_empty_file_has_no_settings() -> None:
-    assert Settings.load({}).count == 0
+    assert KvConfig.load({}).count == 0
 
 
 @pytest.mark.parametrize(
@@ -28,11 +28,11 @@ def test_an_empty_file_has_no_settings() -> None:
 )
 def test_a_file_of_another_shape_is_named(content: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="kvConfig"):
-        Settings.load(content)
+        KvConfig.load(content)
 
 
 def test_the_revision_moves_with_every_change_and_with_nothing_else() -> None:
-    settings = Settings()
+    settings = KvConfig()
     settings.put("n", "k", "v")
     settings.put("n", "k", "w")
     assert settings.revision == 2
@@ -44,7 +44,7 @@ def test_the_revision_moves_with_every_change_and_with_nothing_else() -> None:
 
 
 def test_what_is_given_out_is_a_copy() -> None:
-    settings = Settings()
+    settings = KvConfig()
     settings.put("n", "k", "v")
     table = settings.namespace("n")
     assert table is not None
@@ -64,14 +64,14 @@ def test_what_is_given_out_is_a_copy() -> None:
     ],
 )
 def test_names_and_values_have_limits(namespace: str, key: str, value: str, why: str) -> None:
-    settings = Settings()
+    settings = KvConfig()
     with pytest.raises(RequestRefused, match=why):
         settings.put(namespace, key, value)
     assert (settings.dump(), settings.revision) == ({"configTable": {}}, 0)
 
 
 def test_there_is_a_limit_to_settings_but_not_to_changing_one() -> None:
-    settings = Settings(settings_max=1)
+    settings = KvConfig(entries_max=1)
     settings.put("n", "k", "v")
     with pytest.raises(RequestRefused, match="1 settings are kept"):
         settings.put("n", "l", "v")

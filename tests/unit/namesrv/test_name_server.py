@@ -7,9 +7,13 @@ import zlib
 
 import pytest
 
-from escrowmq.namesrv.name_server import Counts, NameServer
-from escrowmq.namesrv.registration import query_version, register, unregister
-from escrowmq.namesrv.route_table import Registration
+from escrowmq.namesrv.name_server import NameServer, NamesrvCounters
+from escrowmq.namesrv.registration import (
+    data_version_request,
+    registration_request,
+    unregistration_request,
+)
+from escrowmq.namesrv.route_table import BrokerRegistration
 from escrowmq.remoting import headers_admin as headers
 from escrowmq.remoting.bodies import DataVersion, TopicConfigs, TopicList, TopicRoute, encode_body
 from escrowmq.remoting.codes import ROCKETMQ, RequestCode, ResponseCode
@@ -137,14 +141,14 @@ def test_a_slave_hears_of_its_master_in_the_answer(desk: Desk) -> None:
 
 
 def test_a_body_that_its_crc_does_not_fit_is_refused(desk: Desk) -> None:
-    asked = register(A, [topic("orders")], version())
+    asked = registration_request(A, [topic("orders")], version())
     heard = desk.ask(asked.code, asked.fields, asked.body + b" ")
     assert (heard.code, heard.remark) == (1, "bodyCrc32 does not fit the body")
     assert desk.server.routes.broker_count == 0
 
 
 def test_a_crc_of_zero_is_not_checked(desk: Desk) -> None:
-    asked = register(A, [topic("orders")], version())
+    asked = registration_request(A, [topic("orders")], version())
     fields = headers.RegisterBroker(
         broker_name="a", broker_addr=A.address, cluster_name="c", broker_id=0
     )
@@ -162,7 +166,7 @@ def test_a_registration_without_a_body_has_no_topics(desk: Desk) -> None:
 
 def test_a_broker_before_3_0_11_sends_its_topics_bare(desk: Desk) -> None:
     body = encode_body(TopicConfigs(topic_config_table={"orders": topic("orders")}))
-    fields = register(A, [], version()).fields
+    fields = registration_request(A, [], version()).fields
     old = {"brokerName": "a", "brokerAddr": "x:1", "clusterName": "c", "brokerId": "0"}
     assert desk.ask(RequestCode.REGISTER_BROKER, old, body, version=36).code == 0
     assert desk.server.routes.topics() == ["orders"]
@@ -190,7 +194,7 @@ def test_a_packed_body_is_read_whatever_the_header_says(desk: Desk, said: str) -
 
 def test_a_zone_is_shown_in_routes(desk: Desk) -> None:
     fields = {"brokerName": "a", "brokerAddr": "x:1", "clusterName": "c", "brokerId": "0"}
-    asked = register(A, [topic("orders")], version())
+    asked = registration_request(A, [topic("orders")], version())
     desk.ask(asked.code, fields | {"__ZONE_NAME": "z1"}, asked.body)
     assert route_of(desk, "orders").broker_datas[0].zone_name == "z1"
 
@@ -211,18 +215,18 @@ def test_what_a_5_5_broker_sends_beside_its_topics_is_skipped(desk: Desk) -> Non
 
 def test_a_broker_that_says_goodbye_is_gone(desk: Desk) -> None:
     desk.register(A, topic("orders"))
-    assert desk.make(unregister(A)).code == 0
+    assert desk.make(unregistration_request(A)).code == 0
     assert desk.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "orders"}).code == 17
-    assert desk.make(unregister(A)).code == 0
+    assert desk.make(unregistration_request(A)).code == 0
 
 
 def test_a_data_version_is_compared_and_told(desk: Desk) -> None:
-    heard = desk.make(query_version(A, version(1)))
+    heard = desk.make(data_version_request(A, version(1)))
     assert (heard.fields, heard.body) == ({"changed": "true"}, b"")
     desk.register(A, topic("orders"), counter=1)
-    heard = desk.make(query_version(A, version(1)))
+    heard = desk.make(data_version_request(A, version(1)))
     assert (heard.fields, heard.read(DataVersion)) == ({"changed": "false"}, version(1))
-    heard = desk.make(query_version(A, version(2)))
+    heard = desk.make(data_version_request(A, version(2)))
     assert (heard.fields, heard.read(DataVersion)) == ({"changed": "true"}, version(1))
 
 
@@ -234,7 +238,7 @@ def test_either_sign_of_life_keeps_a_broker(desk: Desk, how: str) -> None:
         beat = headers.BrokerHeartbeat(cluster_name="c", broker_addr=A.address, broker_name="a")
         assert desk.ask(RequestCode.BROKER_HEARTBEAT, beat).code == 0
     else:
-        desk.make(query_version(A, version()))
+        desk.make(data_version_request(A, version()))
     assert desk.server.tick(now_ms=NOW + 200_000) == []
     assert desk.server.tick(now_ms=NOW + 220_001) == [desk.line]
 
@@ -254,13 +258,13 @@ def test_a_line_with_two_silent_brokers_is_closed_once(desk: Desk) -> None:
 
 def test_a_closed_line_takes_its_brokers_along(desk: Desk) -> None:
     desk.register(A, topic("orders"))
-    assert desk.server.line_closed("another line") == []
-    assert desk.server.line_closed(desk.line) == [A.address]
+    assert desk.server.channel_closed("another line") == []
+    assert desk.server.channel_closed(desk.line) == [A.address]
     assert desk.server.routes.topics() == []
 
 
 def test_a_one_way_registration_counts_and_is_not_answered(desk: Desk) -> None:
-    assert desk.post(register(A, [topic("orders")], version())) == b""
+    assert desk.post(registration_request(A, [topic("orders")], version())) == b""
     assert desk.server.routes.topics() == ["orders"]
 
 
@@ -347,7 +351,7 @@ def test_a_request_for_somebody_else_is_answered_with_3(desk: Desk, code: int) -
 @pytest.mark.slow
 def test_an_answer_too_long_for_a_frame_is_refused(desk: Desk) -> None:
     names = tuple(topic(f"{'n' * 500}{each}") for each in range(33_500))
-    many = Registration(cluster="c", name="a", broker_id=0, address="x:1", topics=names)
+    many = BrokerRegistration(cluster="c", name="a", broker_id=0, address="x:1", topics=names)
     desk.server.routes.register(many, desk.line, now_ms=NOW)
     heard = desk.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
     assert heard.code == ResponseCode.SYSTEM_ERROR
@@ -359,8 +363,8 @@ def test_counts_tell_what_is_there_and_what_went_wrong(desk: Desk) -> None:
     desk.register(SLAVE, topic("orders"))
     desk.ask(RequestCode.PUT_KV_CONFIG, {"namespace": "n", "key": "k", "value": "v"})
     desk.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "none"})
-    assert desk.server.counts() == Counts(
+    assert desk.server.counters() == NamesrvCounters(
         clusters=1, brokers=1, addresses=2, topics=1, settings=1, refused=1, expired=0
     )
     desk.server.tick(now_ms=NOW + 120_001)
-    assert desk.server.counts().expired == 2
+    assert desk.server.counters().expired == 2

@@ -7,18 +7,18 @@ import zlib
 
 import pytest
 
-from escrowmq.errors import BadField, BrokenBody, RequestRefused
+from escrowmq.errors import BrokenBody, InvalidField, RequestRefused
 from escrowmq.namesrv.registration import (
-    Accepted,
-    Ask,
-    BrokerCard,
-    KnownVersion,
-    query_version,
-    read_registered,
-    read_unregistered,
-    read_version,
-    register,
-    unregister,
+    BrokerDescription,
+    DataVersionResult,
+    RegistrationRequest,
+    RegistrationResult,
+    data_version_request,
+    parse_data_version_response,
+    parse_registration_response,
+    parse_unregistration_response,
+    registration_request,
+    unregistration_request,
 )
 from escrowmq.remoting.bodies import TopicConfig
 from escrowmq.remoting.codes import FLAG_RESPONSE, RequestCode
@@ -33,7 +33,7 @@ def answered(code: int = 0, remark: str = "", **ext_fields: str) -> Command:
 
 def test_a_registration_says_what_apache_wants_to_hear() -> None:
     orders = TopicConfig(topic_name="orders", read_queue_nums=4, write_queue_nums=4, attributes={})
-    asked = register(A, [orders], version(2))
+    asked = registration_request(A, [orders], version(2))
     assert asked.code == RequestCode.REGISTER_BROKER
     assert encode_header(asked.fields) == {
         "brokerName": "a",
@@ -66,21 +66,21 @@ def test_a_registration_says_what_apache_wants_to_hear() -> None:
 
 
 def test_a_time_limit_of_our_own_is_sent() -> None:
-    card = BrokerCard(
+    card = BrokerDescription(
         cluster="c", name="a", address="x:1", ha_address="", heartbeat_timeout_ms=10_000
     )
-    fields = encode_header(register(card, [], version()).fields)
+    fields = encode_header(registration_request(card, [], version()).fields)
     assert fields["heartbeatTimeoutMillis"] == "10000"
 
 
 @pytest.mark.parametrize(
     ("asked", "code"),
     [
-        (unregister(SLAVE), RequestCode.UNREGISTER_BROKER),
-        (query_version(SLAVE, version()), RequestCode.QUERY_DATA_VERSION),
+        (unregistration_request(SLAVE), RequestCode.UNREGISTER_BROKER),
+        (data_version_request(SLAVE, version()), RequestCode.QUERY_DATA_VERSION),
     ],
 )
-def test_the_others_say_who_we_are(asked: Ask, code: int) -> None:
+def test_the_others_say_who_we_are(asked: RegistrationRequest, code: int) -> None:
     assert asked.code == code
     assert encode_header(asked.fields) == {
         "brokerName": "a",
@@ -92,35 +92,41 @@ def test_the_others_say_who_we_are(asked: Ask, code: int) -> None:
 
 def test_a_whole_life_at_our_own_name_server() -> None:
     desk = Desk()
-    heard = desk.make(query_version(A, version(1)))
-    assert read_version(heard.command, heard.body) == KnownVersion(True, None)
-    heard = desk.make(register(A, [topic("orders")], version(1)))
-    assert read_registered(heard.command, heard.body) == Accepted()
-    heard = desk.make(query_version(A, version(1)))
-    assert read_version(heard.command, heard.body) == KnownVersion(False, version(1))
+    heard = desk.make(data_version_request(A, version(1)))
+    assert parse_data_version_response(heard.command, heard.body) == DataVersionResult(True, None)
+    heard = desk.make(registration_request(A, [topic("orders")], version(1)))
+    assert parse_registration_response(heard.command, heard.body) == RegistrationResult()
+    heard = desk.make(data_version_request(A, version(1)))
+    assert parse_data_version_response(heard.command, heard.body) == DataVersionResult(
+        False, version(1)
+    )
     put = {"namespace": "ORDER_TOPIC_CONFIG", "key": "orders", "value": "a:4"}
     desk.ask(RequestCode.PUT_KV_CONFIG, put)
-    heard = desk.make(register(SLAVE, [], version(1)))
-    assert read_registered(heard.command, heard.body) == Accepted(
+    heard = desk.make(registration_request(SLAVE, [], version(1)))
+    assert parse_registration_response(heard.command, heard.body) == RegistrationResult(
         A.address, A.ha_address, {"orders": "a:4"}
     )
     for card in (A, SLAVE):
-        read_unregistered(desk.make(unregister(card)).command)
+        parse_unregistration_response(desk.make(unregistration_request(card)).command)
     assert desk.server.routes.broker_count == 0
 
 
 def test_a_refusal_is_raised_with_its_code_and_remark() -> None:
     refusal = answered(1, "register broker failed")
-    for read in (read_registered, read_version, lambda command, _: read_unregistered(command)):
+    for read in (
+        parse_registration_response,
+        parse_data_version_response,
+        lambda command, _: parse_unregistration_response(command),
+    ):
         with pytest.raises(RequestRefused, match="register broker failed") as refused:
             read(refusal, b"")
         assert refused.value.code == 1
 
 
 def test_an_answer_that_cannot_be_read_is_their_fault() -> None:
-    with pytest.raises(BadField, match="changed"):
-        read_version(answered(), b"")
+    with pytest.raises(InvalidField, match="changed"):
+        parse_data_version_response(answered(), b"")
     with pytest.raises(BrokenBody):
-        read_version(answered(changed="true"), b"{")
+        parse_data_version_response(answered(changed="true"), b"{")
     with pytest.raises(BrokenBody):
-        read_registered(answered(), b"[]")
+        parse_registration_response(answered(), b"[]")

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from escrowmq.errors import RequestRefused
-from escrowmq.namesrv.route_table import Registered, Registration, RouteTable
+from escrowmq.namesrv.route_table import BrokerRegistration, MasterInfo, RouteTable
 from escrowmq.remoting.bodies import DataVersion, QueueRoute
 from tests.support.namesrv_requests import NOW, topic, version
 
-MASTER = Registration(
+MASTER = BrokerRegistration(
     cluster="c",
     name="a",
     broker_id=0,
@@ -26,7 +26,7 @@ OTHER = replace(MASTER, name="b", address="o:1", topics=(topic("orders", 2), top
 LINE, OTHER_LINE = object(), object()
 
 
-def table(*registrations: Registration) -> RouteTable:
+def table(*registrations: BrokerRegistration) -> RouteTable:
     routes = RouteTable()
     for each in registrations:
         routes.register(each, LINE, now_ms=NOW)
@@ -115,9 +115,9 @@ def test_topics_that_a_registration_leaves_out_are_kept() -> None:
 
 def test_a_slave_is_told_where_its_master_is() -> None:
     routes = RouteTable()
-    assert routes.register(SLAVE, LINE, now_ms=NOW) == Registered()
-    assert routes.register(MASTER, LINE, now_ms=NOW) == Registered()
-    assert routes.register(SLAVE, LINE, now_ms=NOW) == Registered("m:1", "m:2")
+    assert routes.register(SLAVE, LINE, now_ms=NOW) == MasterInfo()
+    assert routes.register(MASTER, LINE, now_ms=NOW) == MasterInfo()
+    assert routes.register(SLAVE, LINE, now_ms=NOW) == MasterInfo("m:1", "m:2")
     assert addresses(routes) == {0: "m:1", 1: "s:1"}
 
 
@@ -182,7 +182,7 @@ def test_the_same_id_from_another_address_takes_over() -> None:
     routes = table(MASTER, replace(MASTER, address="n:1", topics=(topic("orders", 16),)))
     assert addresses(routes) == {0: "n:1"}
     assert queues(routes, "orders").read_queue_nums == 16
-    assert routes.heard_of("c", "m:1", now_ms=NOW) is None
+    assert routes.heartbeat("c", "m:1", now_ms=NOW) is None
 
 
 def test_of_two_addresses_for_one_id_the_lower_state_version_loses() -> None:
@@ -236,36 +236,36 @@ def test_a_broker_is_silent_for_120_seconds_at_most() -> None:
 
 
 def test_a_broker_may_ask_for_another_time_limit() -> None:
-    routes = table(replace(MASTER, silent_ms_max=10_000))
+    routes = table(replace(MASTER, heartbeat_timeout_ms=10_000))
     assert routes.expire(now_ms=NOW + 10_000) == {}
     assert routes.expire(now_ms=NOW + 10_001) == {"m:1": LINE}
 
 
 def test_a_sign_of_life_starts_the_time_again() -> None:
     routes = table(MASTER)
-    assert routes.heard_of("c", "m:1", now_ms=NOW + 100_000) == version(1)
+    assert routes.heartbeat("c", "m:1", now_ms=NOW + 100_000) == version(1)
     assert routes.expire(now_ms=NOW + 220_000) == {}
     assert routes.expire(now_ms=NOW + 220_001) == {"m:1": LINE}
 
 
 def test_a_sign_of_life_of_an_unknown_broker_makes_none() -> None:
     routes = table(MASTER)
-    assert routes.heard_of("c", "n:1", now_ms=NOW) is None
-    assert routes.heard_of("d", "m:1", now_ms=NOW) is None
+    assert routes.heartbeat("c", "n:1", now_ms=NOW) is None
+    assert routes.heartbeat("d", "m:1", now_ms=NOW) is None
     assert routes.address_count == 1
 
 
 def test_a_closed_line_removes_its_brokers_at_once() -> None:
     routes = table(MASTER, SLAVE)
     routes.register(OTHER, OTHER_LINE, now_ms=NOW)
-    assert sorted(routes.close(LINE)) == ["m:1", "s:1"]
+    assert sorted(routes.channel_closed(LINE)) == ["m:1", "s:1"]
     assert routes.clusters() == {"c": ["b"]}
 
 
 def test_an_old_line_that_closes_late_removes_nothing() -> None:
     routes = table(MASTER)
     routes.register(MASTER, OTHER_LINE, now_ms=NOW)
-    assert routes.close(LINE) == []
+    assert routes.channel_closed(LINE) == []
     assert addresses(routes) == {0: "m:1"}
 
 
@@ -274,7 +274,7 @@ def test_an_old_line_that_closes_late_removes_nothing() -> None:
 
 def test_wiping_takes_the_write_bit_and_nothing_else() -> None:
     routes = table(MASTER, OTHER)
-    assert routes.wipe_write("a") == 2
+    assert routes.wipe_write_perm("a") == 2
     assert queues(routes, "orders").perm == 4
     assert queues(routes, "TBW102").perm == 5
     assert queues(routes, "orders", "b").perm == 6
@@ -282,22 +282,22 @@ def test_wiping_takes_the_write_bit_and_nothing_else() -> None:
 
 def test_adding_gives_back_what_was_there_before() -> None:
     routes = table(replace(MASTER, topics=(topic("orders", perm=4), topic("TBW102", perm=7))))
-    routes.wipe_write("a")
-    assert routes.add_write("a") == 2
+    routes.wipe_write_perm("a")
+    assert routes.add_write_perm("a") == 2
     assert queues(routes, "orders").perm == 4
     assert queues(routes, "TBW102").perm == 7
 
 
 def test_a_wiped_broker_stays_wiped_when_it_registers_again() -> None:
     routes = table(MASTER)
-    routes.wipe_write("a")
+    routes.wipe_write_perm("a")
     routes.register(replace(MASTER, topics=(topic("stock"),), version=version(2)), LINE, now_ms=NOW)
     assert queues(routes, "orders").perm == queues(routes, "stock").perm == 4
 
 
 def test_a_master_that_comes_back_is_not_wiped() -> None:
     routes = table(MASTER, SLAVE)
-    routes.wipe_write("a")
+    routes.wipe_write_perm("a")
     routes.unregister("c", "a", "m:1")
     assert queues(routes, "orders").perm == 4
     routes.register(MASTER, LINE, now_ms=NOW)
@@ -306,7 +306,7 @@ def test_a_master_that_comes_back_is_not_wiped() -> None:
 
 def test_wiping_an_unknown_broker_touches_no_topic() -> None:
     routes = table(MASTER)
-    assert routes.wipe_write("b") == routes.add_write("b") == 0
+    assert routes.wipe_write_perm("b") == routes.add_write_perm("b") == 0
 
 
 def test_a_deleted_topic_is_gone_until_its_broker_brings_it_back() -> None:

@@ -10,7 +10,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from escrowmq.errors import PipelineFailed
-from escrowmq.pipeline.job import plain_errors
+from escrowmq.pipeline.job import translate_spark_errors
 
 JOB = """An error occurred while calling o45.parquet.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 5.0 failed
@@ -39,6 +39,6 @@ Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent c
     ],
 )
 def test_an_error_is_one_line(error: Exception, reason: str) -> None:
-    with pytest.raises(PipelineFailed) as failed, plain_errors():
+    with pytest.raises(PipelineFailed) as failed, translate_spark_errors():
         raise error
     assert str(failed.value) == reason

@@ -7,20 +7,22 @@ from typing import Any
 
 import pytest
 
-from escrowmq.errors import BadField, LocalProtocolError
+from escrowmq.errors import InvalidField, LocalProtocolError
 from escrowmq.remoting import responses as answers
 from escrowmq.remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE, JSON, ROCKETMQ, ResponseCode
 from escrowmq.remoting.command import Command, decode_command
 from escrowmq.remoting.frame import FrameReader
-from escrowmq.remoting.headers import NoFields, PullMessageAnswer, SendMessageAnswer
-from escrowmq.remoting.requests import Body, Head, Request
+from escrowmq.remoting.headers import NoFields, PullMessageResponse, SendMessageResponse
+from escrowmq.remoting.requests import Body, Request, RequestHead
 
 HOST = bytes.fromhex("0A00000100002A9F")
 NASTY = 'a"b\\c\x01\n中%d%'
 
 
 def request(*, serializer: int = JSON, flag: int = 0, opaque: int = 7) -> Request[Any]:
-    return Request(Head(code=310, opaque=opaque, flag=flag, fields=NoFields()), b"", serializer)
+    return Request(
+        RequestHead(code=310, opaque=opaque, flag=flag, fields=NoFields()), b"", serializer
+    )
 
 
 def read(data: bytes) -> tuple[Command, bytes]:
@@ -34,8 +36,8 @@ def read(data: bytes) -> tuple[Command, bytes]:
 @pytest.mark.parametrize("transaction_id", [None, "", "7F00", NASTY])
 def test_a_send_answer(serializer: int, transaction_id: str | None) -> None:
     asked = request(serializer=serializer, opaque=-5)
-    templates = answers.SendAnswers(store_host=HOST, region=NASTY, trace_on=False)
-    written = templates.sent(
+    templates = answers.SendResponseEncoder(store_host=HOST, region=NASTY, trace_on=False)
+    written = templates.encode(
         asked,
         log_offset=123456789,
         queue_id=3,
@@ -43,7 +45,7 @@ def test_a_send_answer(serializer: int, transaction_id: str | None) -> None:
         transaction_id=transaction_id,
         code=ResponseCode.FLUSH_DISK_TIMEOUT,
     )
-    general = SendMessageAnswer(
+    general = SendMessageResponse(
         msg_id="0A00000100002A9F00000000075BCD15",
         queue_id=3,
         queue_offset=2**40,
@@ -51,7 +53,7 @@ def test_a_send_answer(serializer: int, transaction_id: str | None) -> None:
         region=NASTY,
         trace_on=False,
     )
-    assert written == answers.answer(asked, general, code=ResponseCode.FLUSH_DISK_TIMEOUT)
+    assert written == answers.encode_response(asked, general, code=ResponseCode.FLUSH_DISK_TIMEOUT)
     command, _ = read(written)
     assert command.opaque == -5
     assert command.flag == FLAG_RESPONSE
@@ -62,7 +64,7 @@ def test_a_send_answer(serializer: int, transaction_id: str | None) -> None:
 def test_a_pull_answer_hands_the_pieces_of_its_body_on(serializer: int, remark: str) -> None:
     asked = request(serializer=serializer)
     pieces: list[Body] = [b"first", memoryview(b"second")]
-    first, *rest = answers.pulled(
+    first, *rest = answers.encode_pull_response(
         asked,
         next_offset=34,
         min_offset=2,
@@ -72,43 +74,50 @@ def test_a_pull_answer_hands_the_pieces_of_its_body_on(serializer: int, remark: 
         body=pieces,
     )
     assert all(piece is given for piece, given in zip(rest, pieces, strict=True))
-    general = PullMessageAnswer(
+    general = PullMessageResponse(
         suggest_which_broker_id=1, next_begin_offset=34, min_offset=2, max_offset=99
     )
     joined = b"".join((first, *rest))
-    assert joined == answers.answer(asked, general, remark=remark, body=b"firstsecond")
+    assert joined == answers.encode_response(asked, general, remark=remark, body=b"firstsecond")
 
 
 @pytest.mark.parametrize("serializer", [JSON, ROCKETMQ])
 def test_plain_success(serializer: int) -> None:
     asked = request(serializer=serializer)
-    assert answers.succeed(asked) == answers.answer(asked)
+    assert answers.encode_success(asked) == answers.encode_response(asked)
 
 
 def test_success_byte_by_byte() -> None:
     header = b'{"code":0,"language":"PYTHON","version":479,"opaque":7,"flag":1}'
-    assert answers.succeed(request()) == bytes([0, 0, 0, len(header) + 4, 0, 0, 0, 64]) + header
+    assert (
+        answers.encode_success(request()) == bytes([0, 0, 0, len(header) + 4, 0, 0, 0, 64]) + header
+    )
     assert json.loads(header)["flag"] == FLAG_RESPONSE
 
 
 def test_a_one_way_request_cannot_be_answered() -> None:
     for serializer in (JSON, ROCKETMQ):
         asked = request(flag=FLAG_ONEWAY, serializer=serializer)
-        templates = answers.SendAnswers(store_host=HOST)
-        assert answers.answer(asked, code=1, remark="no") == b""
-        assert answers.refuse(asked, BadField(1, "no")) == b""
-        assert answers.succeed(asked) == b""
-        assert templates.sent(asked, log_offset=0, queue_id=0, queue_offset=0) == b""
-        assert answers.pulled(asked, next_offset=0, min_offset=0, max_offset=0, body=[b"x"]) == []
+        templates = answers.SendResponseEncoder(store_host=HOST)
+        assert answers.encode_response(asked, code=1, remark="no") == b""
+        assert answers.encode_error(asked, InvalidField(1, "no")) == b""
+        assert answers.encode_success(asked) == b""
+        assert templates.encode(asked, log_offset=0, queue_id=0, queue_offset=0) == b""
+        assert (
+            answers.encode_pull_response(
+                asked, next_offset=0, min_offset=0, max_offset=0, body=[b"x"]
+            )
+            == []
+        )
 
 
 def test_a_refusal_carries_its_code_and_remark() -> None:
-    command, body = read(answers.refuse(request(), BadField(1, "no topic")))
+    command, body = read(answers.encode_error(request(), InvalidField(1, "no topic")))
     assert (command.code, command.remark, body) == (1, "no topic", b"")
 
 
 def test_text_that_is_no_unicode_is_our_own_mistake() -> None:
     with pytest.raises(LocalProtocolError):
-        answers.SendAnswers(store_host=HOST).sent(
+        answers.SendResponseEncoder(store_host=HOST).encode(
             request(), log_offset=0, queue_id=0, queue_offset=0, transaction_id="\ud800"
         )

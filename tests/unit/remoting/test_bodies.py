@@ -14,7 +14,7 @@ from escrowmq.remoting.bodies import (
     ConsumerList,
     Heartbeat,
     LockBatch,
-    LockBatchAnswer,
+    LockBatchResponse,
     QueueName,
     QueueRoute,
     RegisterBrokerBody,
@@ -120,7 +120,7 @@ def test_locks_are_asked_for_and_granted() -> None:
         b'"mqSet":[{"brokerName":"a","queueId":3,"topic":"orders"}]}'
     )
     assert decode_body(LockBatch, body).mq_set == [queue]
-    assert json.loads(encode_body(LockBatchAnswer(locked=[queue]))) == {
+    assert json.loads(encode_body(LockBatchResponse(locked=[queue]))) == {
         "lockOKMQSet": [{"topic": "orders", "brokerName": "a", "queueId": 3}]
     }
 

@@ -6,16 +6,27 @@ from typing import Any
 
 import pytest
 
-from escrowmq.errors import BadField, BrokenHeader, NotSent, UnknownRequest
+from escrowmq.errors import BrokenHeader, InvalidField, NotSent, UnknownRequest
 from escrowmq.remoting import responses as answers
 from escrowmq.remoting.codes import JSON, ROCKETMQ, RequestCode, ResponseCode
 from escrowmq.remoting.command import Command, encode_command
-from escrowmq.remoting.connection import Answer, Connection, Event, Refused, Stray
+from escrowmq.remoting.connection import (
+    Connection,
+    Event,
+    InvalidRequest,
+    Response,
+    UnmatchedResponse,
+)
 from escrowmq.remoting.frame import encode_frame
-from escrowmq.remoting.headers import CheckTransactionState, ConsumerGroup, OffsetAnswer, QueueOf
+from escrowmq.remoting.headers import (
+    CheckTransactionState,
+    ConsumerGroupHeader,
+    OffsetResponse,
+    QueueHeader,
+)
 from escrowmq.remoting.requests import Request
 
-QUEUE = QueueOf(topic="orders", queue_id=1)
+QUEUE = QueueHeader(topic="orders", queue_id=1)
 
 
 def events(line: Connection, data: bytes) -> list[Event]:
@@ -29,9 +40,9 @@ def only_request(line: Connection, data: bytes) -> Request[Any]:
     return request
 
 
-def only_answer(line: Connection, data: bytes) -> Answer:
+def only_answer(line: Connection, data: bytes) -> Response:
     (answer,) = events(line, data)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Response)
     return answer
 
 
@@ -44,21 +55,23 @@ def test_a_call_and_its_answer(serializer: int) -> None:
     assert bytes(request.body) == b"body"
     assert request.serializer == serializer
 
-    data = answers.answer(request, OffsetAnswer(offset=42), body=b"back")
+    data = answers.encode_response(request, OffsetResponse(offset=42), body=b"back")
     answer = only_answer(client, data)
     assert answer.call is call
     assert answer.command.ext_fields == {"offset": "42"}
     assert bytes(answer.body) == b"back"
-    assert client.calls_waiting == 0
+    assert client.pending_calls == 0
 
 
 def test_answers_may_come_in_any_order() -> None:
     client, server = Connection(), Connection()
     calls = [client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=3.0) for _ in range(3)]
     requests = events(server, b"".join(data for _, data in calls))
-    replies = [answers.succeed(request) for request in requests if isinstance(request, Request)]
+    replies = [
+        answers.encode_success(request) for request in requests if isinstance(request, Request)
+    ]
     got = events(client, b"".join(reversed(replies)))
-    assert [answer.call for answer in got if isinstance(answer, Answer)] == [
+    assert [answer.call for answer in got if isinstance(answer, Response)] == [
         call for call, _ in reversed(calls)
     ]
 
@@ -67,42 +80,44 @@ def test_both_ends_ask_with_the_same_numbers() -> None:
     client, server = Connection(), Connection()
     ours, data = client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=3.0)
     theirs, back = server.call(
-        RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ConsumerGroup(consumer_group="g"), deadline_s=3.0
+        RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
+        ConsumerGroupHeader(consumer_group="g"),
+        deadline_s=3.0,
     )
     assert ours.opaque == theirs.opaque
-    assert only_request(client, back).head.fields == ConsumerGroup(consumer_group="g")
+    assert only_request(client, back).head.fields == ConsumerGroupHeader(consumer_group="g")
     request = only_request(server, data)
-    assert only_answer(client, answers.succeed(request)).call is ours
-    assert server.calls_waiting == 1
+    assert only_answer(client, answers.encode_success(request)).call is ours
+    assert server.pending_calls == 1
 
 
 def test_a_post_is_one_way_and_waits_for_nothing() -> None:
     server, producer = Connection(), Connection()
     check = CheckTransactionState(tran_state_table_offset=1, commit_log_offset=2)
-    data = server.post(RequestCode.CHECK_TRANSACTION_STATE, check, b"half")
-    assert server.calls_waiting == 0
+    data = server.send_oneway(RequestCode.CHECK_TRANSACTION_STATE, check, b"half")
+    assert server.pending_calls == 0
     request = only_request(producer, data)
     assert request.head.is_oneway
-    assert answers.succeed(request) == b""
+    assert answers.encode_success(request) == b""
 
 
 def test_an_answer_nobody_waits_for_is_a_stray() -> None:
     client, server = Connection(), Connection()
     call, data = client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=3.0)
-    reply = answers.succeed(only_request(server, data))
-    client.forget(call)
+    reply = answers.encode_success(only_request(server, data))
+    client.cancel(call)
     (stray,) = events(client, reply)
-    assert isinstance(stray, Stray)
+    assert isinstance(stray, UnmatchedResponse)
     assert stray.command.opaque == call.opaque
 
 
 def test_an_answer_that_comes_twice_is_a_stray_the_second_time() -> None:
     client, server = Connection(), Connection()
     _, data = client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=3.0)
-    reply = answers.succeed(only_request(server, data))
+    reply = answers.encode_success(only_request(server, data))
     first, second = events(client, reply + reply)
-    assert isinstance(first, Answer)
-    assert isinstance(second, Stray)
+    assert isinstance(first, Response)
+    assert isinstance(second, UnmatchedResponse)
 
 
 def test_calls_expire_at_their_deadline_and_not_before() -> None:
@@ -115,7 +130,7 @@ def test_calls_expire_at_their_deadline_and_not_before() -> None:
     assert failed.error.may_have_happened
     assert "GET_MAX_OFFSET" in str(failed.error)
     assert [failed.call for failed in client.expire(now_s=9.0)] == [late]
-    assert client.calls_waiting == 0
+    assert client.pending_calls == 0
 
 
 def test_closing_leaves_every_call_with_its_outcome_unknown() -> None:
@@ -133,8 +148,8 @@ def test_nothing_is_sent_on_a_closed_line() -> None:
     with pytest.raises(NotSent):
         client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=3.0)
     with pytest.raises(NotSent):
-        client.post(RequestCode.GET_MAX_OFFSET, QUEUE)
-    assert client.calls_waiting == 0
+        client.send_oneway(RequestCode.GET_MAX_OFFSET, QUEUE)
+    assert client.pending_calls == 0
 
 
 def test_calls_are_bounded() -> None:
@@ -143,7 +158,7 @@ def test_calls_are_bounded() -> None:
     client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=3.0)
     with pytest.raises(NotSent):
         client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=3.0)
-    client.forget(first)
+    client.cancel(first)
     client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=3.0)
 
 
@@ -152,8 +167,8 @@ def test_numbers_wrap_to_zero_and_skip_what_still_waits() -> None:
     first, second, third = (
         client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=3.0)[0] for _ in range(3)
     )
-    client.forget(second)
-    client.forget(third)
+    client.cancel(second)
+    client.cancel(third)
     fourth, _ = client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=3.0)
     fifth, _ = client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=3.0)
     assert [first.opaque, fourth.opaque, fifth.opaque] == [0, 3, 1]
@@ -163,34 +178,34 @@ def test_forgetting_a_call_leaves_a_later_one_with_its_number_alone() -> None:
     client = Connection(calls_max=1, opaque_max=1)
     first, _ = client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=1.0)
     client.expire(now_s=1.0)
-    client.post(RequestCode.GET_MAX_OFFSET, QUEUE)
+    client.send_oneway(RequestCode.GET_MAX_OFFSET, QUEUE)
     second, _ = client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=3.0)
     assert second.opaque == first.opaque
-    client.forget(first)
-    assert client.calls_waiting == 1
+    client.cancel(first)
+    assert client.pending_calls == 1
 
 
 def test_an_unknown_request_and_a_bad_field_can_be_answered() -> None:
     server, client = Connection(), Connection()
     _, unknown = client.call(98765, QUEUE, deadline_s=3.0)
     _, bad = client.call(
-        RequestCode.GET_MAX_OFFSET, ConsumerGroup(consumer_group="g"), deadline_s=3
+        RequestCode.GET_MAX_OFFSET, ConsumerGroupHeader(consumer_group="g"), deadline_s=3
     )
     refusals = events(server, unknown + bad)
     errors, replies = [], b""
     for refused in refusals:
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, InvalidRequest)
         errors.append(type(refused.error))
-        replies += answers.refuse(refused.request, refused.error)
-    assert errors == [UnknownRequest, BadField]
-    codes = [event.command.code for event in events(client, replies) if isinstance(event, Answer)]
+        replies += answers.encode_error(refused.request, refused.error)
+    assert errors == [UnknownRequest, InvalidField]
+    codes = [event.command.code for event in events(client, replies) if isinstance(event, Response)]
     assert codes == [ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.SYSTEM_ERROR]
 
 
 def test_a_refused_one_way_request_is_not_answered() -> None:
-    (refused,) = events(Connection(), Connection().post(98765))
-    assert isinstance(refused, Refused)
-    assert answers.refuse(refused.request, refused.error) == b""
+    (refused,) = events(Connection(), Connection().send_oneway(98765))
+    assert isinstance(refused, InvalidRequest)
+    assert answers.encode_error(refused.request, refused.error) == b""
 
 
 def test_requests_before_a_broken_header_come_out_and_then_the_line_is_dead() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from escrowmq.remoting.headers import EndTransaction, SendMessageV2
-from escrowmq.remoting.requests import decode_head
+from escrowmq.remoting.requests import decode_request_head
 
 JAVA = (
     b'{"code":310,"extFields":{"a":"group","b":"orders","c":"TBW102","d":"4","e":"1","f":"4",'
@@ -22,7 +22,7 @@ CPP = (
 
 @pytest.mark.parametrize("header", [JAVA, CPP], ids=["java", "cpp"])
 def test_a_send_as_clients_write_it(header: bytes) -> None:
-    head = decode_head(header)
+    head = decode_request_head(header)
     assert head is not None
     assert (head.code, head.opaque, head.flag, head.version, head.remark) == (310, 12, 0, 453, "")
     assert head.fields == SendMessageV2(
@@ -45,7 +45,7 @@ def test_the_code_is_found_wherever_it_stands(opening: bytes) -> None:
         b'"extFields":{"producerGroup":"g","tranStateTableOffset":"7","commitLogOffset":"4096",'
         b'"commitOrRollback":"8"},"remark":"no such row","flag":2}'
     )
-    head = decode_head(opening + fields)
+    head = decode_request_head(opening + fields)
     assert head is not None
     assert isinstance(head.fields, EndTransaction)
     assert head.is_oneway
@@ -67,4 +67,4 @@ def test_the_code_is_found_wherever_it_stands(opening: bytes) -> None:
     ],
 )
 def test_it_leaves_the_rest_to_the_slow_path(header: bytes) -> None:
-    assert decode_head(header) is None
+    assert decode_request_head(header) is None

@@ -81,7 +81,7 @@ def test_it_is_refused_as_soon_as_it_can_be_told(
         frames_of(reader, stream[at : at + step])
     with pytest.raises(error):
         frames_of(reader, stream[last:])
-    assert reader.held_bytes == 0
+    assert reader.buffered_bytes == 0
 
 
 def test_the_longest_frame_is_taken_and_one_byte_more_is_not() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.errors import BadField, UnknownRequest
+from escrowmq.errors import InvalidField, UnknownRequest
 from escrowmq.remoting.codes import RequestCode, ResponseCode, request_name
 from escrowmq.remoting.headers import (
     EndTransaction,
@@ -12,13 +12,13 @@ from escrowmq.remoting.headers import (
     NoFields,
     QueryMessage,
     SendMessage,
-    SendMessageAnswer,
+    SendMessageResponse,
     SendMessageV2,
     UnregisterClient,
     decode_header,
     encode_header,
 )
-from escrowmq.remoting.requests import REQUESTS, request_kind
+from escrowmq.remoting.requests import REQUESTS, header_types
 
 LONG = {
     "producerGroup": "group",
@@ -66,7 +66,7 @@ def test_a_one_for_true_as_cpp_sends_it() -> None:
 
 
 def test_booleans_are_written_as_words_and_none_is_not_written() -> None:
-    sent = SendMessageAnswer(msg_id="A", queue_id=1, queue_offset=2, trace_on=True)
+    sent = SendMessageResponse(msg_id="A", queue_id=1, queue_offset=2, trace_on=True)
     assert encode_header(sent) == {
         "msgId": "A",
         "queueId": "1",
@@ -94,7 +94,7 @@ def test_names_that_are_not_camel_case() -> None:
     ],
 )
 def test_a_field_that_does_not_fit_is_named(field: str, value: str) -> None:
-    with pytest.raises(BadField, match=field) as refusal:
+    with pytest.raises(InvalidField, match=field) as refusal:
         decode_header(SendMessage, LONG | {field: value})
     assert refusal.value.code == ResponseCode.SYSTEM_ERROR
     assert "SendMessage" in refusal.value.remark
@@ -102,7 +102,7 @@ def test_a_field_that_does_not_fit_is_named(field: str, value: str) -> None:
 
 @pytest.mark.parametrize("field", ["producerGroup", "topic", "queueId"])
 def test_a_field_that_is_missing_is_named(field: str) -> None:
-    with pytest.raises(BadField, match=field):
+    with pytest.raises(InvalidField, match=field):
         decode_header(SendMessage, {name: text for name, text in LONG.items() if name != field})
 
 
@@ -110,13 +110,13 @@ def test_every_request_code_has_its_headers() -> None:
     assert set(REQUESTS) == set(RequestCode)
     for kind in REQUESTS.values():
         assert issubclass(kind.request, Header)
-        assert issubclass(kind.answer, Header)
-    assert request_kind(RequestCode.HEART_BEAT).request is NoFields
+        assert issubclass(kind.response, Header)
+    assert header_types(RequestCode.HEART_BEAT).request is NoFields
 
 
 def test_an_unknown_request_is_refused_with_code_3() -> None:
     with pytest.raises(UnknownRequest, match="98765") as refusal:
-        request_kind(98765)
+        header_types(98765)
     assert refusal.value.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 

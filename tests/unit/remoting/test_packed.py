@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 from escrowmq.errors import BrokenBody
-from escrowmq.remoting.bodies import DataVersion, TopicConfig, decode_packed
+from escrowmq.remoting.bodies import DataVersion, TopicConfig, decode_packed_registration
 
 VERSION = b'{"counter":3,"stateVersion":1,"timestamp":5}'
 ORDERS = b"orders 4 2 6 SINGLE_TAG"
@@ -35,7 +35,7 @@ def packed(
     ids=["4.9", "no attributes", "attributes", "spaces in attributes"],
 )
 def test_topics_are_read_with_or_without_attributes(topic: bytes) -> None:
-    read = decode_packed(packed(topic, b"stock 1 1 4 MULTI_TAG", servers=b'["f:1"]'))
+    read = decode_packed_registration(packed(topic, b"stock 1 1 4 MULTI_TAG", servers=b'["f:1"]'))
     topics = read.topic_config_serialize_wrapper
     assert topics.data_version == DataVersion(state_version=1, timestamp=5, counter=3)
     assert topics.topic_config_table == {
@@ -53,7 +53,7 @@ def test_topics_are_read_with_or_without_attributes(topic: bytes) -> None:
 
 def test_what_5_0_brokers_put_behind_it_is_skipped() -> None:
     rest = number(1) + sized(b'{"topic":"static","currIdMap":{0:0}}')
-    read = decode_packed(packed(ORDERS, rest=rest))
+    read = decode_packed_registration(packed(ORDERS, rest=rest))
     assert list(read.topic_config_serialize_wrapper.topic_config_table) == ["orders"]
 
 
@@ -82,11 +82,11 @@ def test_what_5_0_brokers_put_behind_it_is_skipped() -> None:
 )
 def test_anything_else_is_a_broken_body(body: bytes) -> None:
     with pytest.raises(BrokenBody):
-        decode_packed(body)
+        decode_packed_registration(body)
 
 
 def test_a_small_body_does_not_become_a_large_one() -> None:
     bomb = packed(ORDERS, rest=bytes(1_000_000))
     assert len(bomb) < 2_000
     with pytest.raises(BrokenBody, match="more than 1000 bytes"):
-        decode_packed(bomb, bytes_max=1_000)
+        decode_packed_registration(bomb, bytes_max=1_000)

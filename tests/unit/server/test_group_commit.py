@@ -97,8 +97,8 @@ async def test_one_flush_answers_all_that_waited() -> None:
     disk.gate.set()
     await commit.close()
     assert answers.given == ok(1, 2, 3, 4, 5)
-    assert commit.flushes == 1
-    assert store.flushed == store.end
+    assert commit.flush_count == 1
+    assert store.flushed_offset == store.end
 
 
 @in_a_loop
@@ -110,13 +110,13 @@ async def test_who_comes_during_a_flush_is_answered_by_the_next() -> None:
     await disk.begun()
     for number in (2, 3, 4):
         answers.append(number)
-    flushed_before = store.flushed
+    flushed_before = store.flushed_offset
     assert answers.given == []
     disk.gate.set()
     await commit.close()
     assert answers.given == ok(1, 2, 3, 4)
-    assert commit.flushes == 2
-    assert flushed_before < store.flushed == store.end
+    assert commit.flush_count == 2
+    assert flushed_before < store.flushed_offset == store.end
 
 
 @in_a_loop
@@ -126,8 +126,8 @@ async def test_what_is_flushed_already_is_answered_at_once() -> None:
     given: list[PutStatus] = []
     commit.when_flushed(store.end, given.append)
     assert given == [PutStatus.PUT_OK]
-    assert await commit.flushed(0) is PutStatus.PUT_OK
-    assert commit.flushes == 0
+    assert await commit.wait_flushed(0) is PutStatus.PUT_OK
+    assert commit.flush_count == 0
     await commit.close()
 
 
@@ -138,8 +138,8 @@ async def test_a_flush_by_somebody_else_counts_too() -> None:
     disk.gate.set()
     store.append([sample(1)], now_ms=NOW_MS)
     store.checkpoint()
-    assert await commit.flushed(store.end) is PutStatus.PUT_OK
-    assert commit.flushes == 0
+    assert await commit.wait_flushed(store.end) is PutStatus.PUT_OK
+    assert commit.flush_count == 0
     await commit.close()
 
 
@@ -153,10 +153,10 @@ async def test_many_rounds_answer_everyone_once_and_in_order() -> None:
         if number % 7 == 0:
             await asyncio.sleep(0)
         if number % 50 == 0:
-            await commit.flushed(store.end)
+            await commit.wait_flushed(store.end)
     await commit.close()
     assert answers.given == ok(*range(200))
-    assert commit.flushes < 200
+    assert commit.flush_count < 200
 
 
 @in_a_loop
@@ -199,7 +199,7 @@ async def test_who_came_during_a_flush_that_fails_is_told_too() -> None:
     disk.gate.set()
     await commit.close()
     assert answers.given == [(1, PutStatus.UNKNOWN_ERROR), (2, PutStatus.UNKNOWN_ERROR)]
-    assert commit.flushes == 1
+    assert commit.flush_count == 1
 
 
 @in_a_loop
@@ -223,34 +223,34 @@ async def test_a_store_that_has_failed_is_unknown_to_who_comes_later() -> None:
     commit = GroupCommit(store)
     store.append([sample(1)], now_ms=NOW_MS)
     store.fail(StoreFailed("a checkpoint failed"))
-    assert await commit.flushed(store.end) is PutStatus.UNKNOWN_ERROR
+    assert await commit.wait_flushed(store.end) is PutStatus.UNKNOWN_ERROR
     await commit.close()
 
 
 @in_a_loop
 async def test_who_waited_too_long_is_told_so_and_not_answered_again() -> None:
     disk, store = gated()
-    commit = GroupCommit(store, wait_s=0.01)
+    commit = GroupCommit(store, timeout_s=0.01)
     answers = Answers(store, commit)
     answers.append(1)
-    assert await commit.flushed(store.end) is PutStatus.FLUSH_DISK_TIMEOUT
+    assert await commit.wait_flushed(store.end) is PutStatus.FLUSH_DISK_TIMEOUT
     assert answers.given == [(1, PutStatus.FLUSH_DISK_TIMEOUT)]
     assert PutStatus.FLUSH_DISK_TIMEOUT.is_stored
     disk.gate.set()
     await commit.close()
     assert answers.given == [(1, PutStatus.FLUSH_DISK_TIMEOUT)]
-    assert store.flushed == store.end
+    assert store.flushed_offset == store.end
 
 
 @in_a_loop
 async def test_who_comes_after_a_timeout_has_a_time_of_his_own() -> None:
     disk, store = gated()
-    commit = GroupCommit(store, wait_s=0.01)
+    commit = GroupCommit(store, timeout_s=0.01)
     answers = Answers(store, commit)
     answers.append(1)
-    assert await commit.flushed(store.end) is PutStatus.FLUSH_DISK_TIMEOUT
+    assert await commit.wait_flushed(store.end) is PutStatus.FLUSH_DISK_TIMEOUT
     answers.append(2)
-    assert await commit.flushed(store.end) is PutStatus.FLUSH_DISK_TIMEOUT
+    assert await commit.wait_flushed(store.end) is PutStatus.FLUSH_DISK_TIMEOUT
     disk.gate.set()
     await commit.close()
     assert answers.given == [
@@ -286,8 +286,8 @@ async def test_closing_with_nobody_waiting_flushes_nothing() -> None:
     store.append([sample(1)], now_ms=NOW_MS)
     commit = GroupCommit(store)
     await commit.close()
-    assert commit.flushes == 0
-    assert store.flushed < store.end
+    assert commit.flush_count == 0
+    assert store.flushed_offset < store.end
 
 
 @in_a_loop
@@ -296,7 +296,7 @@ async def test_who_gave_up_waiting_does_not_disturb_the_others() -> None:
     commit = GroupCommit(store)
     answers = Answers(store, commit)
     store.append([sample(1)], now_ms=NOW_MS)
-    gone = asyncio.ensure_future(commit.flushed(store.end))
+    gone = asyncio.ensure_future(commit.wait_flushed(store.end))
     answers.append(2)
     await disk.begun()
     gone.cancel()

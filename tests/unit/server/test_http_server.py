@@ -17,7 +17,7 @@ from escrowmq.clock import SystemClock
 from escrowmq.errors import StoreFailed
 from escrowmq.metrics import Family, Gauge, Labels, Registry
 from escrowmq.server.http_server import Health, HttpLimits, MetricsServer
-from escrowmq.server.remoting_server import bind, port_of
+from escrowmq.server.remoting_server import bind, bound_port
 
 GIVE_UP_S = 20
 GET = b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -62,11 +62,11 @@ class Bench:
 async def serving(**limits: Any) -> AsyncIterator[Bench]:
     registry, health = Registry(), Health()
     registry.add(lambda: [Gauge("a", "A.", [({}, 1)])])
-    server = MetricsServer(registry, SystemClock(), health.why_not_ready, HttpLimits(**limits))
+    server = MetricsServer(registry, SystemClock(), health.not_ready_reason, HttpLimits(**limits))
     bound = bind("127.0.0.1", 0)
-    port = port_of(bound)
+    port = bound_port(bound)
     await server.listen(bound)
-    health.missing = None
+    health.reason = None
     try:
         yield Bench(port, registry, health)
     finally:
@@ -100,7 +100,7 @@ async def test_it_is_ready_when_nothing_is_missing() -> None:
         assert (await bench.get("/health/ready"))[::2] == (200, b"ok\n")
         missing.append("no room")
         assert (await bench.get("/health/ready"))[::2] == (503, b"no room\n")
-        bench.health.missing = "stopping"
+        bench.health.reason = "stopping"
         assert (await bench.get("/health/ready"))[::2] == (503, b"stopping\n")
         assert (await bench.get("/health/live"))[::2] == (200, b"ok\n")
 
@@ -154,7 +154,7 @@ async def test_a_request_that_is_too_long_is_not_read_to_its_end() -> None:
 
 @in_a_loop
 async def test_half_a_request_is_not_waited_for_long() -> None:
-    async with serving(request_s=0.05) as bench:
+    async with serving(request_timeout_s=0.05) as bench:
         assert (await bench.ask(b"GET /metrics HT"))[0] == 408
         assert (await bench.ask(b""))[0] == 408
 
@@ -188,7 +188,7 @@ async def test_one_connection_too_many_is_closed_at_once() -> None:
 
 @in_a_loop
 async def test_a_scraper_that_does_not_read_is_dropped() -> None:
-    async with serving(answer_s=0.05, connections_max=1) as bench:
+    async with serving(response_timeout_s=0.05, connections_max=1) as bench:
         bench.registry.add(
             lambda: [Gauge("b", "B.", (({"x": "y" * 1000}, n) for n in range(20_000)))]
         )
@@ -221,7 +221,7 @@ async def test_others_work_while_a_long_page_is_made() -> None:
             seen.append(turns)
             yield {"n": str(number)}, 1
 
-    async with serving(slice_s=0) as bench:
+    async with serving(render_slice_s=0) as bench:
         bench.registry.add(lambda: [Gauge("b", "B.", samples())])
         worker = asyncio.create_task(work())
         assert (await bench.get("/metrics"))[0] == 200

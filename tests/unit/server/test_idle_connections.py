@@ -9,7 +9,14 @@ from random import Random
 import pytest
 
 from escrowmq.clock import ManualClock
-from escrowmq.server.remoting_server import Port, PortLimits, Silence, TcpLine, bind, port_of
+from escrowmq.server.remoting_server import (
+    IdleTracker,
+    RemotingServer,
+    ServerConnection,
+    ServerLimits,
+    bind,
+    bound_port,
+)
 
 IDLE_S = 120
 
@@ -17,70 +24,70 @@ IDLE_S = 120
 class Quiet:
     """Knows how often it was looked at."""
 
-    def __init__(self, active_s: float = 0) -> None:
-        self._active_s = active_s
+    def __init__(self, last_active_s: float = 0) -> None:
+        self._active_s = last_active_s
         self.looks = 0
 
     @property
-    def active_s(self) -> float:
+    def last_active_s(self) -> float:
         self.looks += 1
         return self._active_s
 
-    @active_s.setter
-    def active_s(self, now_s: float) -> None:
+    @last_active_s.setter
+    def last_active_s(self, now_s: float) -> None:
         self._active_s = now_s
 
 
-@pytest.mark.parametrize("active_s", [0, 0.001, 0.5, 0.999])
-def test_a_line_is_silent_for_as_long_as_it_may_and_no_longer(active_s: float) -> None:
-    silence: Silence[Quiet] = Silence(IDLE_S, now_s=0)
-    line = Quiet(active_s)
+@pytest.mark.parametrize("last_active_s", [0, 0.001, 0.5, 0.999])
+def test_a_line_is_silent_for_as_long_as_it_may_and_no_longer(last_active_s: float) -> None:
+    silence: IdleTracker[Quiet] = IdleTracker(IDLE_S, now_s=0)
+    line = Quiet(last_active_s)
     silence.watch(line)
-    assert silence.silent(active_s + IDLE_S) == []
-    assert silence.silent(active_s + IDLE_S + 1) == [line]
+    assert silence.find_idle(last_active_s + IDLE_S) == []
+    assert silence.find_idle(last_active_s + IDLE_S + 1) == [line]
 
 
 def test_a_line_that_was_heard_meanwhile_has_its_whole_time_again() -> None:
-    silence: Silence[Quiet] = Silence(IDLE_S, now_s=0)
+    silence: IdleTracker[Quiet] = IdleTracker(IDLE_S, now_s=0)
     line = Quiet()
     silence.watch(line)
-    line.active_s = 119.5
-    assert silence.silent(121) == []
-    assert silence.silent(239.5) == []
-    assert silence.silent(241) == [line]
+    line.last_active_s = 119.5
+    assert silence.find_idle(121) == []
+    assert silence.find_idle(239.5) == []
+    assert silence.find_idle(241) == [line]
 
 
 def test_one_that_is_still_there_is_found_again() -> None:
-    silence: Silence[Quiet] = Silence(IDLE_S, now_s=0)
+    silence: IdleTracker[Quiet] = IdleTracker(IDLE_S, now_s=0)
     line = Quiet()
     silence.watch(line)
-    assert silence.silent(121) == [line]
-    assert silence.silent(122) == [line]
+    assert silence.find_idle(121) == [line]
+    assert silence.find_idle(122) == [line]
 
 
 def test_one_that_went_is_not_found() -> None:
-    silence: Silence[Quiet] = Silence(IDLE_S, now_s=0)
+    silence: IdleTracker[Quiet] = IdleTracker(IDLE_S, now_s=0)
     line = Quiet()
     silence.watch(line)
-    silence.forget(line)
-    silence.forget(line)
-    assert silence.silent(1000) == []
+    silence.remove(line)
+    silence.remove(line)
+    assert silence.find_idle(1000) == []
 
 
 def test_a_line_is_looked_at_once_in_its_time_not_each_second() -> None:
-    silence: Silence[Quiet] = Silence(IDLE_S, now_s=0)
+    silence: IdleTracker[Quiet] = IdleTracker(IDLE_S, now_s=0)
     lines = [Quiet(number / 100) for number in range(1000)]
     for line in lines:
         silence.watch(line)
         line.looks = 0
     for second in range(1, IDLE_S):
-        assert silence.silent(second) == []
+        assert silence.find_idle(second) == []
     assert [line.looks for line in lines] == [0] * 1000
 
 
 def test_it_finds_what_looking_at_all_of_them_would() -> None:
     rng = Random(1)
-    silence: Silence[Quiet] = Silence(5, now_s=0)
+    silence: IdleTracker[Quiet] = IdleTracker(5, now_s=0)
     lines: list[Quiet] = []
     now_s = 0.0
     for _ in range(2000):
@@ -89,12 +96,12 @@ def test_it_finds_what_looking_at_all_of_them_would() -> None:
             lines.append(Quiet(now_s))
             silence.watch(lines[-1])
         if lines and rng.random() < 0.5:
-            rng.choice(lines).active_s = now_s
-        found = silence.silent(now_s)
-        assert all(now_s - line.active_s > 5 for line in found)
-        assert not [line for line in lines if now_s - line.active_s > 6 and line not in found]
+            rng.choice(lines).last_active_s = now_s
+        found = silence.find_idle(now_s)
+        assert all(now_s - line.last_active_s > 5 for line in found)
+        assert not [line for line in lines if now_s - line.last_active_s > 6 and line not in found]
         for line in [*found, *rng.sample(lines, min(len(lines), rng.choice((0, 0, 1))))]:
-            silence.forget(line)
+            silence.remove(line)
             if line in lines:
                 lines.remove(line)
     assert now_s > 100
@@ -106,39 +113,39 @@ class Nobody:
     def __init__(self, *, turns: int = 1) -> None:
         self.turns_left = turns
 
-    def handle(self, line: TcpLine, request: object, now_ms: int) -> None: ...
+    def handle(self, line: ServerConnection, request: object, now_ms: int) -> None: ...
     def end_turn(self, now_ms: int) -> bool:
         self.turns_left -= 1
         return self.turns_left > 0
 
-    def line_closed(self, line: TcpLine) -> None: ...
+    def channel_closed(self, line: ServerConnection) -> None: ...
 
 
 def test_a_port_drops_a_silent_line_also_if_it_reads_nothing_and_keeps_the_others() -> None:
     clock = ManualClock()
 
     async def watch() -> None:
-        port = Port(Nobody(), clock, PortLimits(idle_max_s=IDLE_S))
+        port = RemotingServer(Nobody(), clock, ServerLimits(idle_max_s=IDLE_S))
         bound = bind("127.0.0.1", 0)
         await port.listen(bound)
         loop = asyncio.get_running_loop()
-        peers = [socket.create_connection(("127.0.0.1", port_of(bound))) for _ in range(3)]
-        while len(port.lines) < 3:  # noqa: ASYNC110
+        peers = [socket.create_connection(("127.0.0.1", bound_port(bound))) for _ in range(3)]
+        while len(port.connections) < 3:  # noqa: ASYNC110
             await asyncio.sleep(0)
         deaf, silent, loud = peers
-        by_peer = {line.peer: line for line in port.lines}
+        by_peer = {line.peer: line for line in port.connections}
         line_of = [by_peer[f"127.0.0.1:{peer.getsockname()[1]}"] for peer in peers]
         line_of[0].write(b"\0" * (64 << 20))
         port.end_turn()
         clock.advance(ms=IDLE_S * 1000)
         loud.sendall(b"\0\0\0\x05")  # the beginning of a frame
-        while line_of[2].active_s == 0:  # noqa: ASYNC110
+        while line_of[2].last_active_s == 0:  # noqa: ASYNC110
             await asyncio.sleep(0)
         clock.advance(ms=2000)
-        port.look_after_lines()
-        while len(port.lines) > 1:  # noqa: ASYNC110
+        port.sweep_connections()
+        while len(port.connections) > 1:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        assert port.lines == {line_of[2]}
+        assert port.connections == {line_of[2]}
         silent.setblocking(False)
         assert await loop.sock_recv(silent, 1) == b""
         await port.close()
@@ -151,8 +158,8 @@ def test_a_port_drops_a_silent_line_also_if_it_reads_nothing_and_keeps_the_other
 def test_a_port_makes_turns_as_long_as_they_are_wanted() -> None:
     async def watch() -> None:
         service = Nobody(turns=5)
-        port = Port(service, ManualClock(), PortLimits())
-        port.turn_soon()
+        port = RemotingServer(service, ManualClock(), ServerLimits())
+        port.schedule_turn()
         for _ in range(20):
             await asyncio.sleep(0)
         assert service.turns_left == 0

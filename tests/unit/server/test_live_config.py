@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.config import SETTINGS, Config, Resolved
-from escrowmq.server.live_config import LIVE, LiveSettings
+from escrowmq.config import SETTINGS, Config, ResolvedConfig
+from escrowmq.server.live_config import LIVE_SETTINGS, LiveConfig
 
 
 @pytest.fixture
@@ -16,18 +16,18 @@ def conf(tmp_path: Path) -> Path:
     return tmp_path / "broker.conf"
 
 
-def live_of(conf: Path) -> tuple[LiveSettings, list[Config]]:
-    def read() -> Resolved:
+def live_of(conf: Path) -> tuple[LiveConfig, list[Config]]:
+    def read() -> ResolvedConfig:
         return Config.resolve(conf)
 
     told: list[Config] = []
-    live = LiveSettings(read().config, read)
-    live.add(told.append)
+    live = LiveConfig(read().config, read)
+    live.add_listener(told.append)
     return live, told
 
 
 def test_every_live_key_is_a_setting() -> None:
-    assert {setting.conf for setting in SETTINGS} >= LIVE
+    assert {setting.conf for setting in SETTINGS} >= LIVE_SETTINGS
 
 
 def test_what_is_live_changes_and_the_rest_stays(
@@ -36,7 +36,7 @@ def test_what_is_live_changes_and_the_rest_stays(
     conf.write_text("fileReservedTime=48\nlistenPort=20000\n")
     live, told = live_of(conf)
     conf.write_text("fileReservedTime=24\nlistenPort=20001\n")
-    live.read_again()
+    live.reload()
     [config] = told
     assert config is live.config
     assert (config.store.reserved_hours, config.network.listen_port) == (24, 20000)
@@ -51,7 +51,7 @@ def test_a_bad_file_changes_nothing(
     conf.write_text("fileReservedTime=48\n")
     live, told = live_of(conf)
     conf.write_text(content)
-    live.read_again()
+    live.reload()
     assert not told
     assert "nothing has changed" in caplog.text
 
@@ -60,6 +60,6 @@ def test_nobody_is_told_of_nothing(conf: Path, caplog: pytest.LogCaptureFixture)
     conf.write_text("")
     live, told = live_of(conf)
     with caplog.at_level(logging.INFO):
-        live.read_again()
+        live.reload()
     assert not told
     assert "nothing to change" in caplog.text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from escrowmq.metrics import Counter, Family, Gauge, Registry
-from escrowmq.server.metrics import Pages
+from escrowmq.server.metrics import MergedMetrics
 from tests.support.scraping import parse
 
 
@@ -14,7 +14,7 @@ def page(node: str, *families: Family) -> list[str]:
 
 
 def test_families_of_one_name_stand_together() -> None:
-    pages = Pages()
+    pages = MergedMetrics()
     both: list[Family] = [
         Gauge("a", "A.", [({}, 1)]),
         Counter("b_total", "B.", [({"topic": "t"}, 2)]),
@@ -28,6 +28,6 @@ def test_families_of_one_name_stand_together() -> None:
 
 
 def test_a_family_without_samples_keeps_its_heading() -> None:
-    pages = Pages()
+    pages = MergedMetrics()
     pages.add(page("one", Gauge("a", "A.", [])))
     assert "".join(pages.lines()) == "# HELP a A.\n# TYPE a gauge\n"

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 
 from escrowmq.clock import ManualClock
-from escrowmq.server.remoting_server import Port, PortLimits, bind, port_of
+from escrowmq.server.remoting_server import RemotingServer, ServerLimits, bind, bound_port
 from tests.unit.server.test_idle_connections import Nobody
 
 IDLE_S = 100
@@ -30,13 +30,13 @@ async def until(is_so: Callable[[], bool]) -> None:
 class Bench:
     def __init__(self, **limits: int) -> None:
         self.clock = ManualClock()
-        self.port = Port(Nobody(), self.clock, PortLimits(idle_max_s=IDLE_S, **limits))
+        self.port = RemotingServer(Nobody(), self.clock, ServerLimits(idle_max_s=IDLE_S, **limits))
         self.bound = bind("127.0.0.1", 0)
 
     async def connect(self) -> socket.socket:
-        count = len(self.port.lines)
-        peer = socket.create_connection(("127.0.0.1", port_of(self.bound)))
-        await until(lambda: len(self.port.lines) == count + 1)
+        count = len(self.port.connections)
+        peer = socket.create_connection(("127.0.0.1", bound_port(self.bound)))
+        await until(lambda: len(self.port.connections) == count + 1)
         return peer
 
     async def send(self, peer: socket.socket, data: bytes) -> None:
@@ -50,11 +50,11 @@ async def test_half_a_request_that_trickles_is_given_up_in_time() -> None:
     await bench.port.listen(bench.bound)
     slow, other = await bench.connect(), await bench.connect()
     for byte in FRAME[:11]:
-        assert bench.port.dropped_partial == 0
+        assert bench.port.dropped_partial_requests == 0
         await bench.send(slow, bytes([byte]))
         bench.clock.advance(ms=IDLE_S * 100)  # never silent for long
-    bench.port.look_after_lines()
-    assert bench.port.dropped_partial == 1
+    bench.port.sweep_connections()
+    assert bench.port.dropped_partial_requests == 1
     assert bench.port.partial_bytes == 0
     slow.close()
     other.close()
@@ -68,14 +68,16 @@ async def test_parts_of_many_take_no_more_room_than_they_may_and_the_oldest_goes
     for peer in peers[:2]:
         await bench.send(peer, FRAME[:900_000])
     await asyncio.to_thread(peers[2].sendall, FRAME[:900_000])
-    await until(lambda: bench.port.dropped_partial == 1 and len(bench.port.lines) == 2)
+    await until(
+        lambda: bench.port.dropped_partial_requests == 1 and len(bench.port.connections) == 2
+    )
     await until(lambda: bench.port.partial_bytes == 1_800_000)
     first = f"127.0.0.1:{peers[0].getsockname()[1]}"
-    assert first not in {line.peer for line in bench.port.lines}
+    assert first not in {line.peer for line in bench.port.connections}
     for peer in peers[1:]:
         await asyncio.to_thread(peer.sendall, FRAME[900_000:])
     await until(lambda: bench.port.partial_bytes == 0)
-    assert bench.port.dropped_partial == 1
+    assert bench.port.dropped_partial_requests == 1
     for peer in peers:
         peer.close()
     await bench.port.close()
@@ -88,10 +90,10 @@ async def test_a_busy_line_whose_chunks_end_anywhere_is_not_given_up() -> None:
     for _ in range(5):
         await bench.send(peer, FRAME[:600_000])
         bench.clock.advance(ms=IDLE_S * 600)
-        bench.port.look_after_lines()
+        bench.port.sweep_connections()
         await asyncio.to_thread(peer.sendall, FRAME[600_000:])
         await until(lambda: bench.port.partial_bytes == 0)
         bench.clock.advance(ms=IDLE_S * 300)
-    assert bench.port.dropped_partial == 0
+    assert bench.port.dropped_partial_requests == 0
     peer.close()
     await bench.port.close()

@@ -8,8 +8,8 @@ import pytest
 
 from escrowmq.config import Config
 from escrowmq.errors import ConfigError
-from escrowmq.server.live_config import LiveSettings, OnlineSettings, changed_lines
-from escrowmq.server.namesrv import PATH, KeptSettings
+from escrowmq.server.live_config import LiveConfig, RuntimeSettings, update_properties
+from escrowmq.server.namesrv import KV_CONFIG_PATH, KvConfigFile
 from escrowmq.testing import MemoryDisk
 
 
@@ -21,12 +21,12 @@ class Applied:
         self.configs.append(config)
 
 
-def online(file: Path | None = None) -> tuple[OnlineSettings, Applied]:
+def online(file: Path | None = None) -> tuple[RuntimeSettings, Applied]:
     applied = Applied()
     resolved = Config.resolve(file)
-    live = LiveSettings(resolved.config)
-    live.add(applied)
-    return OnlineSettings(live, resolved.origins, file), applied
+    live = LiveConfig(resolved.config)
+    live.add_listener(applied)
+    return RuntimeSettings(live, resolved.origins, file), applied
 
 
 def test_a_change_is_applied_shown_and_kept(tmp_path: Path) -> None:
@@ -90,22 +90,22 @@ def test_a_file_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
 
 def test_lines_that_go_on_and_keys_that_stand_twice() -> None:
     text = "a=1 \\\n  2\nb = x\na : 3\n"
-    assert changed_lines(text, {"a": "9"}) == "b = x\na=9\n"
-    assert changed_lines("", {"a": "9"}) == "a=9\n"
+    assert update_properties(text, {"a": "9"}) == "b = x\na=9\n"
+    assert update_properties("", {"a": "9"}) == "a=9\n"
 
 
 def test_a_name_server_finds_its_keys_again() -> None:
     disk = MemoryDisk()
-    kept = KeptSettings(disk)
+    kept = KvConfigFile(disk)
     kept.save()
-    assert not disk.exists(PATH)
+    assert not disk.exists(KV_CONFIG_PATH)
     kept.settings.put("space", "colour", "red")
     kept.save()
-    assert KeptSettings(disk).settings.get("space", "colour") == "red"
+    assert KvConfigFile(disk).settings.get("space", "colour") == "red"
 
 
 def test_a_file_of_keys_that_is_none() -> None:
     disk = MemoryDisk()
-    disk.create(PATH, 3).write_at(0, b"{x}")
+    disk.create(KV_CONFIG_PATH, 3).write_at(0, b"{x}")
     with pytest.raises(ConfigError, match="kvConfig"):
-        KeptSettings(disk)
+        KvConfigFile(disk)

@@ -23,4 +23,4 @@ def test_messages_that_are_due_are_looked_for_as_often_as_is_set(
 def test_the_store_is_told_whether_to_index(is_on: bool) -> None:
     config = Config()
     store = replace(config.store, index_enabled=is_on)
-    assert store_settings(replace(config, store=store)).index_enabled is is_on
+    assert store_settings(replace(config, store=store)).is_index_enabled is is_on

@@ -12,8 +12,8 @@ import pytest
 from escrowmq.clock import ManualClock
 from escrowmq.errors import StoreFailed, StoreFull
 from escrowmq.message.record import LogOffset
-from escrowmq.server.tasks import Upkeep, UpkeepSettings
-from escrowmq.store.disk import Usage
+from escrowmq.server.tasks import MaintenanceSettings, StoreMaintenance
+from escrowmq.store.disk import DiskUsage
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import FaultyDisk
 from tests.support.stores import NOW_MS, TINY, assert_clean, fill, open_store, sample
@@ -32,23 +32,23 @@ def run(steps: Coroutine[Any, Any, None]) -> None:
 def test_a_flush_makes_what_was_appended_durable() -> None:
     disk, store, clock = opened()
     fill(store, range(5))
-    assert store.flushed < store.end
-    run(Upkeep(store, disk, clock).flush())
-    assert store.flushed == store.end
+    assert store.flushed_offset < store.end
+    run(StoreMaintenance(store, disk, clock).flush())
+    assert store.flushed_offset == store.end
 
 
 def test_a_flush_with_nothing_to_do_leaves_the_disk_alone() -> None:
     disk, store, clock = opened()
     calls = disk.calls
-    run(Upkeep(store, disk, clock).flush())
-    run(Upkeep(store, disk, clock).checkpoint())
+    run(StoreMaintenance(store, disk, clock).flush())
+    run(StoreMaintenance(store, disk, clock).checkpoint())
     assert disk.calls == calls
 
 
 def test_a_checkpoint_lets_the_next_start_walk_nothing() -> None:
     disk, store, clock = opened()
     fill(store, range(20))
-    run(Upkeep(store, disk, clock).checkpoint())
+    run(StoreMaintenance(store, disk, clock).checkpoint())
     store.abandon()
     again = open_store(disk)
     assert again.recovery.records == 0
@@ -60,13 +60,13 @@ def test_expiry_keeps_what_somebody_still_needs() -> None:
     disk, store, clock = opened()
     fill(store, range(60))
     needed = LogOffset(2 * TINY.segment_bytes)
-    upkeep = Upkeep(store, disk, clock, keep_from=lambda: needed)
+    upkeep = StoreMaintenance(store, disk, clock, oldest_needed_offset=lambda: needed)
     run(upkeep.checkpoint())
     clock.advance(ms=73 * 3_600_000)
     disk.capacity_bytes = 4096  # much more is used than that
     run(upkeep.expire())
     assert store.begin == needed
-    assert not store.accepts_writes
+    assert not store.has_disk_space
 
 
 class WatchedDisk(FaultyDisk):
@@ -78,8 +78,8 @@ class WatchedDisk(FaultyDisk):
         self.may_remove = threading.Event()
         self.is_removing = threading.Event()
 
-    def usage(self) -> Usage:
-        return Usage(total_bytes=1 << 40, free_bytes=(1 << 40) * 12 // 100)  # old files must go
+    def usage(self) -> DiskUsage:
+        return DiskUsage(total_bytes=1 << 40, free_bytes=(1 << 40) * 12 // 100)  # old files must go
 
     def remove(self, path: str) -> None:
         if path.startswith("commitlog/"):
@@ -89,14 +89,14 @@ class WatchedDisk(FaultyDisk):
         super().remove(path)
 
 
-def expiring() -> tuple[WatchedDisk, MessageStore, Upkeep]:
+def expiring() -> tuple[WatchedDisk, MessageStore, StoreMaintenance]:
     clock = ManualClock(NOW_MS)
     disk = WatchedDisk(clock=clock)
     store = open_store(disk)
     fill(store, range(60))
     store.checkpoint()
     keep_from = LogOffset(2 * TINY.segment_bytes)
-    return disk, store, Upkeep(store, disk, clock, keep_from=lambda: keep_from)
+    return disk, store, StoreMaintenance(store, disk, clock, oldest_needed_offset=lambda: keep_from)
 
 
 def test_files_are_removed_in_a_thread_and_reads_and_appends_go_on_meanwhile() -> None:
@@ -159,27 +159,27 @@ def test_a_removal_that_fails_leaves_the_log_as_the_directory_is(call: int, begi
 def test_a_full_disk_postpones_a_checkpoint_and_the_next_one_makes_up_for_it() -> None:
     disk, store, clock = opened()
     fill(store, range(20))
-    upkeep = Upkeep(store, disk, clock)
+    upkeep = StoreMaintenance(store, disk, clock)
     disk.error, disk.fail_at = StoreFull, disk.calls + 6
     with pytest.raises(StoreFull):
         run(upkeep.checkpoint())
     assert not store.has_failed
     run(upkeep.checkpoint())
-    assert store.checkpointed == store.end
+    assert store.checkpointed_offset == store.end
     store.close()
     assert_clean(disk)
 
 
 def test_the_loop_flushes_and_makes_checkpoints_by_itself() -> None:
     disk, store, clock = opened()
-    soon = UpkeepSettings(
+    soon = MaintenanceSettings(
         flush_interval_s=0.001, checkpoint_interval_s=0.001, expire_interval_s=0.001
     )
 
     async def watch() -> None:
-        loop = asyncio.create_task(Upkeep(store, disk, clock, soon).run())
+        loop = asyncio.create_task(StoreMaintenance(store, disk, clock, soon).run())
         fill(store, range(10))
-        while store.checkpointed < store.end or store.flushed < store.end:  # noqa: ASYNC110
+        while store.checkpointed_offset < store.end or store.flushed_offset < store.end:  # noqa: ASYNC110
             await asyncio.sleep(0)
         loop.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -192,10 +192,12 @@ def test_the_loop_ends_when_a_flush_fails_and_the_store_takes_no_more() -> None:
     disk, store, clock = opened()
     fill(store, range(10))
     disk.fail_from = disk.calls + 1
-    soon = UpkeepSettings(flush_interval_s=0.001, checkpoint_interval_s=60, expire_interval_s=60)
+    soon = MaintenanceSettings(
+        flush_interval_s=0.001, checkpoint_interval_s=60, expire_interval_s=60
+    )
 
     async def watch() -> None:
-        loop = asyncio.create_task(Upkeep(store, disk, clock, soon).run())
+        loop = asyncio.create_task(StoreMaintenance(store, disk, clock, soon).run())
         while not store.has_failed:  # noqa: ASYNC110
             await asyncio.sleep(0)
         loop.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.server.supervisor import _without_brokers
+from escrowmq.server.supervisor import _without_brokers_option
 
 
 @pytest.mark.parametrize(
@@ -17,4 +17,4 @@ from escrowmq.server.supervisor import _without_brokers
     ],
 )
 def test_the_brokers_get_every_argument_but_one(given: list[str], handed_on: list[str]) -> None:
-    assert list(_without_brokers(given)) == handed_on
+    assert list(_without_brokers_option(given)) == handed_on

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import types as sql
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from escrowmq.errors import BadOption, BrokenBody
+from escrowmq.errors import BrokenBody, InvalidOption
 from escrowmq.message.compression import compress_body
 from escrowmq.message.keys import encode_host, encode_offset_id
 from escrowmq.message.record import (
@@ -19,7 +19,7 @@ from escrowmq.message.record import (
     with_compression,
 )
 from escrowmq.spark.columns import MessageColumns
-from escrowmq.spark.schema import MESSAGE, TRANSACTION, Columns
+from escrowmq.spark.schema import MESSAGE_COLUMNS, TRANSACTION_COLUMNS, Columns
 from tests.support.record_blocks import block
 from tests.support.stores import HOST, NOW_MS, properties
 
@@ -37,7 +37,9 @@ COMPLETE = NewRecord(
 
 
 def rows(*records: NewRecord, **kinds: Any) -> list[dict[str, Any]]:
-    made = MessageColumns(block(records), kinds.get("topic", "orders"), "broker-a").batch(MESSAGE)
+    made = MessageColumns(block(records), kinds.get("topic", "orders"), "broker-a").to_record_batch(
+        MESSAGE_COLUMNS
+    )
     found: list[dict[str, Any]] = made.to_pylist()
     return found
 
@@ -106,14 +108,14 @@ def test_the_topic_is_read_from_the_record_where_many_lie_together() -> None:
     assert [row["topic"] for row in found] == ["orders", "other"]
 
 
-@pytest.mark.parametrize("columns", [MESSAGE, TRANSACTION])
+@pytest.mark.parametrize("columns", [MESSAGE_COLUMNS, TRANSACTION_COLUMNS])
 def test_spark_and_arrow_mean_the_same_types(columns: Columns) -> None:
-    assert to_arrow_schema(columns.spark(), timezone="UTC").equals(columns.arrow())
+    assert to_arrow_schema(columns.spark_schema(), timezone="UTC").equals(columns.arrow_schema())
 
 
 def test_only_the_columns_that_are_wanted_in_their_order() -> None:
-    chosen = MESSAGE.only(["keys", "body"])
-    made = MessageColumns(block([COMPLETE]), "orders", None).batch(chosen)
+    chosen = MESSAGE_COLUMNS.select(["keys", "body"])
+    made = MessageColumns(block([COMPLETE]), "orders", None).to_record_batch(chosen)
     assert made.to_pylist() == [{"keys": "k1 k2", "body": b"\x00body"}]
 
 
@@ -122,12 +124,12 @@ def test_only_the_columns_that_are_wanted_in_their_order() -> None:
     [(["bodi"], "did you mean body"), (["body", "body"], "once each"), ([], "one at least")],
 )
 def test_columns_that_cannot_be_are_refused(names: list[str], why: str) -> None:
-    with pytest.raises(BadOption, match=why):
-        MESSAGE.only(names)
+    with pytest.raises(InvalidOption, match=why):
+        MESSAGE_COLUMNS.select(names)
 
 
 def test_a_schema_of_the_users_may_choose_but_not_cast() -> None:
     some = sql.StructType([sql.StructField("flag", sql.IntegerType())])
-    assert MESSAGE.chosen_by(some).names == ["flag"]
-    with pytest.raises(BadOption, match="body is binary, not string"):
-        MESSAGE.chosen_by(sql.StructType([sql.StructField("body", sql.StringType())]))
+    assert MESSAGE_COLUMNS.select_schema(some).names == ["flag"]
+    with pytest.raises(InvalidOption, match="body is binary, not string"):
+        MESSAGE_COLUMNS.select_schema(sql.StructType([sql.StructField("body", sql.StringType())]))

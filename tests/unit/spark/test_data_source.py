@@ -7,7 +7,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from escrowmq.errors import SparkMissing
+from escrowmq.errors import SparkNotAvailable
 from escrowmq.spark.data_source import check_java, check_pyspark
 
 
@@ -30,19 +30,19 @@ def test_a_new_java_will_do(tmp_path: Path, says: str, release: int) -> None:
     ("says", "why"), [('java version "1.8.0_402"', "is Java 8;"), ("what?", "does not say")]
 )
 def test_an_old_or_strange_java_is_named(tmp_path: Path, says: str, why: str) -> None:
-    with pytest.raises(SparkMissing, match=f"{why}.*needs Java 17"):
+    with pytest.raises(SparkNotAvailable, match=f"{why}.*needs Java 17"):
         check_java(java(tmp_path, says))
 
 
 def test_no_java_at_all_is_said(tmp_path: Path) -> None:
-    with pytest.raises(SparkMissing, match=r"no Java on the PATH.*JAVA_HOME"):
+    with pytest.raises(SparkNotAvailable, match=r"no Java on the PATH.*JAVA_HOME"):
         check_java({"PATH": str(tmp_path)})
-    with pytest.raises(SparkMissing, match="no Java at"):
+    with pytest.raises(SparkNotAvailable, match="no Java at"):
         check_java({"JAVA_HOME": str(tmp_path), "PATH": ""})
 
 
 def test_an_old_pyspark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     check_pyspark()
     monkeypatch.setattr(pyspark, "__version__", "4.1.3")
-    with pytest.raises(SparkMissing, match=r"4\.1\.3 is too old, 4\.2 is needed"):
+    with pytest.raises(SparkNotAvailable, match=r"4\.1\.3 is too old, 4\.2 is needed"):
         check_pyspark()

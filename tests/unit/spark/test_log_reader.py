@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from escrowmq.errors import BadOption, DataLost
+from escrowmq.errors import DataLost, InvalidOption
 from escrowmq.message.record import NewRecord
 from escrowmq.spark.data_source import EscrowSource
-from escrowmq.spark.log_reader import LogRange, log_files, records_of
+from escrowmq.spark.log_reader import LogRange, find_log_files, read_records
 from escrowmq.store.disk import RealDisk
 from tests.support.stores import NOW_MS, fill, open_store, sample
 
@@ -50,10 +50,12 @@ def test_every_record_is_read_in_its_order(directory: Path) -> None:
 @pytest.mark.parametrize("step", [1, 97, 100, 1000, 4096])
 def test_however_a_file_is_cut_each_record_is_in_one_part(directory: Path, step: int) -> None:
     found = []
-    for path in log_files(directory):
+    for path in find_log_files(directory):
         size = path.stat().st_size
         for begin in range(0, size, step):
-            for records in records_of(path, begin, min(begin + step, size), fail=True):
+            for records in read_records(
+                path, begin, min(begin + step, size), fail_on_data_loss=True
+            ):
                 found += records.log_offset.tolist()
     assert found == [row["log_offset"] for row in read(directory)]
 
@@ -82,8 +84,12 @@ def test_only_the_topics_that_are_wanted(directory: Path) -> None:
 
 
 def test_a_torn_end_is_the_end(directory: Path) -> None:
-    last = log_files(directory)[-1]
-    places = [at for some in records_of(last, 0, 4096, fail=True) for at in some.at.tolist()]
+    last = find_log_files(directory)[-1]
+    places = [
+        at
+        for some in read_records(last, 0, 4096, fail_on_data_loss=True)
+        for at in some.positions.tolist()
+    ]
     with last.open("r+b") as file:
         file.seek(places[-1] + 60)
         file.write(bytes(4096 - places[-1] - 60))
@@ -91,12 +97,12 @@ def test_a_torn_end_is_the_end(directory: Path) -> None:
 
 
 def test_damage_fails_and_can_be_stepped_over(directory: Path) -> None:
-    first = log_files(directory)[0]
-    [records] = records_of(first, 0, 4096, fail=True)
+    first = find_log_files(directory)[0]
+    [records] = read_records(first, 0, 4096, fail_on_data_loss=True)
     with first.open("r+b") as file:
-        file.seek(int(records.at[2]))
+        file.seek(int(records.positions[2]))
         file.write(b"\xff" * 40)
-    with pytest.raises(DataLost, match=rf"log offset {records.at[2]}.*failOnDataLoss"):
+    with pytest.raises(DataLost, match=rf"log offset {records.positions[2]}.*failOnDataLoss"):
         read(directory)
     assert ids(read(directory, failOnDataLoss=False)) == EXPECTED[:2] + EXPECTED[3:]
 
@@ -113,11 +119,11 @@ def test_a_broker_that_runs_can_be_read(tmp_path: Path) -> None:
 def test_a_file_that_expired_meanwhile_is_data_loss(directory: Path) -> None:
     gone = directory / "commitlog" / f"{1 << 40:020d}"
     with pytest.raises(DataLost, match="expired"):
-        list(records_of(gone, 0, 100, fail=True))
-    assert list(records_of(gone, 0, 100, fail=False)) == []
+        list(read_records(gone, 0, 100, fail_on_data_loss=True))
+    assert list(read_records(gone, 0, 100, fail_on_data_loss=False)) == []
 
 
 def test_a_directory_without_a_log_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none"):
-        with pytest.raises(BadOption, match="option path"):
+        with pytest.raises(InvalidOption, match="option path"):
             read(path)

@@ -8,16 +8,24 @@ from typing import Any
 
 import pytest
 
-from escrowmq.errors import BadOption
+from escrowmq.errors import InvalidOption
 from escrowmq.spark import options as read
-from escrowmq.spark.offsets import Position, QueueKey, flat, nested
-from escrowmq.spark.options import SERVERS, Access, Option, access_of, choose, read_options, whole
+from escrowmq.spark.offsets import QueueKey, SymbolicOffset, from_nested, to_nested
+from escrowmq.spark.options import (
+    SERVERS,
+    Option,
+    SparkAccess,
+    int_between,
+    parse_access,
+    parse_options,
+    parse_read_options,
+)
 
 GIVEN = {"servers": "s:1", "subscribe": "orders"}
 
 
 def chosen(given: dict[str, str] | None = None, *, is_stream: bool = False) -> Any:
-    return read_options({**GIVEN, **(given or {})}, is_stream=is_stream)
+    return parse_read_options({**GIVEN, **(given or {})}, is_stream=is_stream)
 
 
 def test_names_are_found_in_any_case_and_by_their_old_names() -> None:
@@ -29,10 +37,10 @@ def test_names_are_found_in_any_case_and_by_their_old_names() -> None:
         "pullbatchsize": "32",
         "checkpointLocation": "anywhere",
     }
-    found = read_options(old, is_stream=False)
+    found = parse_read_options(old, is_stream=False)
     assert (found[SERVERS], found[read.SUBSCRIBE]) == ("s:1", ["orders", "paid"])
-    assert (found[read.TAGS], found[read.PULL_BATCH]) == ("a || b", 32)
-    assert access_of(found).timeout_s == 5.0
+    assert (found[read.TAGS], found[read.PULL_BATCH_SIZE]) == ("a || b", 32)
+    assert parse_access(found).timeout_s == 5.0
     assert pickle.loads(pickle.dumps(found))[SERVERS] == "s:1"
 
 
@@ -63,8 +71,8 @@ def test_names_are_found_in_any_case_and_by_their_old_names() -> None:
     ],
 )
 def test_a_wrong_option_says_what_is_wrong_with_it(given: dict[str, str], why: str) -> None:
-    with pytest.raises(BadOption, match=why.replace("?", r"\?")):
-        access_of(chosen(given))
+    with pytest.raises(InvalidOption, match=why.replace("?", r"\?")):
+        parse_access(chosen(given))
 
 
 @pytest.mark.parametrize(
@@ -76,49 +84,49 @@ def test_a_wrong_option_says_what_is_wrong_with_it(given: dict[str, str], why: s
     ],
 )
 def test_a_stream_refuses_what_does_not_fit_it(given: dict[str, str], why: str) -> None:
-    with pytest.raises(BadOption, match=why):
+    with pytest.raises(InvalidOption, match=why):
         chosen(given, is_stream=True)
 
 
 @pytest.mark.parametrize("given", [{}, {"servers": "s:1"}, {"subscribe": "a"}])
 def test_what_is_missing_is_named(given: dict[str, str]) -> None:
-    with pytest.raises(BadOption, match=r"servers is missing|none of them"):
-        read_options(given, is_stream=False)
+    with pytest.raises(InvalidOption, match=r"servers is missing|none of them"):
+        parse_read_options(given, is_stream=False)
 
 
 def test_a_time_counts_more_than_offsets() -> None:
     found = chosen({"startingTimestamp": "5", "startingOffsets": "earliest"})
-    assert read.start_of(found, is_stream=False).of(QueueKey("t", "b", 0)) == 5
-    assert read.start_of(chosen(), is_stream=False) is Position.EARLIEST
-    assert read.start_of(chosen(is_stream=True), is_stream=True) is Position.LATEST
-    assert read.end_of(chosen()) is Position.LATEST
+    assert read.start_position(found, is_stream=False).time_ms_of(QueueKey("t", "b", 0)) == 5
+    assert read.start_position(chosen(), is_stream=False) is SymbolicOffset.EARLIEST
+    assert read.start_position(chosen(is_stream=True), is_stream=True) is SymbolicOffset.LATEST
+    assert read.end_position(chosen()) is SymbolicOffset.LATEST
 
 
 def test_every_option_is_in_the_manual() -> None:
     manual = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
-    missing = [option.name for option in read.READ if f"`{option.name}`" not in manual]
+    missing = [option.name for option in read.READ_OPTIONS if f"`{option.name}`" not in manual]
     assert not missing
 
 
 def test_a_secret_is_not_repeated_in_an_error() -> None:
-    secret: Option[int] = Option("secretKey", whole(), 0, "", is_secret=True)
-    with pytest.raises(BadOption) as error:
-        choose({"secretKey": "hush"}, [secret])
+    secret: Option[int] = Option("secretKey", int_between(), 0, "", is_secret=True)
+    with pytest.raises(InvalidOption) as error:
+        parse_options({"secretKey": "hush"}, [secret])
     assert "hush" not in str(error.value)
 
 
 def test_offsets_are_written_sorted_and_read_back() -> None:
     offsets = {QueueKey("b", "x", 10): 1, QueueKey("b", "x", 9): 2, QueueKey("a", "y", 0): 3}
-    written = nested(offsets)
+    written = to_nested(offsets)
     assert list(written) == ["a", "b"]
     assert list(written["b"]["x"]) == ["9", "10"]
-    assert flat(written) == offsets
+    assert from_nested(written) == offsets
 
 
 def test_a_request_is_signed_over_its_sorted_values_and_body() -> None:
-    access = Access(access_key="key", secret_key="secret")
-    signed = access.signed({"b": "2", "a": "1"}, b"body")
+    access = SparkAccess(access_key="key", secret_key="secret")
+    signed = access.sign({"b": "2", "a": "1"}, b"body")
     assert signed["AccessKey"] == "key"
     # printf key12body | openssl dgst -sha1 -hmac secret -binary | base64; upper case sorts first.
     assert signed["Signature"] == "RO+2E9a0n4A4OVx5POCCEy+V7cw="
-    assert Access().signed({"a": "1"}, b"") == {"a": "1"}
+    assert SparkAccess().sign({"a": "1"}, b"") == {"a": "1"}

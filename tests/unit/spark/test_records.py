@@ -40,7 +40,7 @@ def test_every_field_is_that_of_the_single_record(
     data = found.data.tobytes()
     alone = [
         decode_record(data, at, LogOffset(log_offset))
-        for at, log_offset in zip(found.at.tolist(), found.log_offset.tolist(), strict=True)
+        for at, log_offset in zip(found.positions.tolist(), found.log_offset.tolist(), strict=True)
     ]
     for name in (
         *("size", "queue_id", "flag", "queue_offset", "log_offset", "sys_flag"),
@@ -50,23 +50,23 @@ def test_every_field_is_that_of_the_single_record(
     for name in ("body", "properties", "born_host", "store_host"):
         assert getattr(found, name).to_pylist() == [getattr(one, name) for one in alone], name
     assert [topic.decode() for topic in found.topic.to_pylist()] == [one.topic for one in alone]
-    assert found.adds_up(1000).all()
+    assert found.valid_mask(1000).all()
 
 
 def test_what_is_no_record_is_refused() -> None:
     whole = encode_record(NewRecord("T", 0, b"body"), 0, 0, 0, HOST)
     for broken in (whole[:-1], whole + b"\0\0\0\0", whole + whole[:50]):
         with pytest.raises(BrokenBody):
-            Records.all_of(np.frombuffer(broken, np.uint8))
+            Records.from_buffer(np.frombuffer(broken, np.uint8))
 
 
 def test_a_record_at_the_wrong_place_or_with_wrong_lengths_does_not_add_up() -> None:
     found = block([NewRecord("T", 0, b"body"), NewRecord("T", 0, b"more")])
-    assert found.adds_up(1000).tolist() == [True, True]
-    assert found.adds_up(1001).tolist() == [False, False]
+    assert found.valid_mask(1000).tolist() == [True, True]
+    assert found.valid_mask(1001).tolist() == [False, False]
     data = found.data.copy()
-    data[found.at[1] + 87] = 200  # the body is longer than the record
-    assert Records(data, found.at).adds_up(1000).tolist() == [True, False]
+    data[found.positions[1] + 87] = 200  # the body is longer than the record
+    assert Records(data, found.positions).valid_mask(1000).tolist() == [True, False]
 
 
 @given(st.lists(st.lists(st.sampled_from(b"ab\x01\x02\xff")).map(bytes), min_size=1, max_size=5))
@@ -80,7 +80,7 @@ def check_properties(rows: list[bytes]) -> None:
     found = table.as_map().to_pylist()
     assert [sorted(row) for row in found] == [sorted(one.items()) for one in alone]
     for name in ("a", "ab", "b"):
-        assert table.value_of(name).to_pylist() == [one.get(name) for one in alone]
+        assert table.values(name).to_pylist() == [one.get(name) for one in alone]
 
 
 NAMES = [b"a", b"ab", b"b", *(b"n%d" % number for number in range(40))]
@@ -112,9 +112,9 @@ def test_more_names_than_there_are_bits_are_read_too() -> None:
 def test_a_part_of_a_column_is_read_like_the_whole() -> None:
     rows = [b"a\x011\x02", b"a\x012", b"b\x013\x02"]
     column = block([NewRecord("T", 0, b"", row) for row in rows]).properties
-    assert PropertyTable(column[1:]).value_of("a").to_pylist() == ["2", None]
+    assert PropertyTable(column[1:]).values("a").to_pylist() == ["2", None]
 
 
 def test_a_property_is_found_with_its_columns() -> None:
     found = MessageColumns(block([NewRecord("T", 0, b"", b"a\x01b\x02")]), None, None)
-    assert found.property("a").to_pylist() == ["b"]
+    assert found.property_values("a").to_pylist() == ["b"]

@@ -11,21 +11,28 @@ from escrowmq.errors import RowRefused
 from escrowmq.message.batch import decode_batch
 from escrowmq.message.keys import java_hash
 from escrowmq.message.properties import decode_properties
-from escrowmq.spark.row_encoding import MESSAGE_BYTES_MAX, Packer, Packet, Rows, Target, key_prefix
+from escrowmq.spark.row_encoding import (
+    MAX_MESSAGE_BYTES,
+    BatchEncoder,
+    QueueAddress,
+    RowBatch,
+    SendBatch,
+    key_prefix,
+)
 
 
-def queues(topic: str) -> list[Target]:
-    return [Target(topic, "b", "h:1", at) for at in range(4)]
+def queues(topic: str) -> list[QueueAddress]:
+    return [QueueAddress(topic, "b", "h:1", at) for at in range(4)]
 
 
-def a_packer(*, topic: str = "t", batch_bytes: int = 500, alone: bool = False) -> Packer:
-    return Packer(
+def a_packer(*, topic: str = "t", batch_bytes: int = 500, alone: bool = False) -> BatchEncoder:
+    return BatchEncoder(
         queues,
         topic,
         key_prefix("sink", 7, 0),
         batch_bytes=batch_bytes,
         first_queue=1,
-        delayed_alone=alone,
+        send_delayed_singly=alone,
     )
 
 
@@ -35,35 +42,35 @@ def some(
     shards: list[str | None] | None = None,
     texts: list[str] | None = None,
     delayed: list[bool] | None = None,
-) -> Rows:
-    return Rows(pa.array(bodies, pa.binary()), topics, shards, texts, delayed)
+) -> RowBatch:
+    return RowBatch(pa.array(bodies, pa.binary()), topics, shards, texts, delayed)
 
 
-def plain(*bodies: bytes) -> Rows:
+def plain(*bodies: bytes) -> RowBatch:
     return some(bodies)
 
 
-def packed(packer: Packer, *all_rows: Rows) -> list[Packet]:
+def packed(packer: BatchEncoder, *all_rows: RowBatch) -> list[SendBatch]:
     packets = [packet for rows in all_rows for packet in packer.add(rows)]
-    return [*packets, *packer.rest()]
+    return [*packets, *packer.flush()]
 
 
-def unpacked(packets: Sequence[Packet]) -> list[tuple[int, bytes, dict[str, str]]]:
+def unpacked(packets: Sequence[SendBatch]) -> list[tuple[int, bytes, dict[str, str]]]:
     return [
-        (packet.target.queue_id, bytes(item.body), decode_properties(item.properties))
+        (packet.queue.queue_id, bytes(item.body), decode_properties(item.properties))
         for packet in packets
-        for item in decode_batch(b"".join(packet.pieces))
+        for item in decode_batch(b"".join(packet.body_parts))
     ]
 
 
 def test_rows_come_in_packets_of_bounded_size_to_one_queue_after_the_other() -> None:
     bodies = [b"%03d" % number * 30 for number in range(40)]
     packets = packed(a_packer(), plain(*bodies[:25]), plain(*bodies[25:]))
-    assert all(packet.size <= 500 for packet in packets)
-    assert all(packet.size == len(b"".join(packet.pieces)) for packet in packets)
-    assert [packet.target.queue_id for packet in packets[:5]] == [1, 2, 3, 0, 1]
+    assert all(packet.body_bytes <= 500 for packet in packets)
+    assert all(packet.body_bytes == len(b"".join(packet.body_parts)) for packet in packets)
+    assert [packet.queue.queue_id for packet in packets[:5]] == [1, 2, 3, 0, 1]
     assert [body for _, body, _ in unpacked(packets)] == bodies
-    assert sum(packet.messages for packet in packets) == 40
+    assert sum(packet.message_count for packet in packets) == 40
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()])
@@ -72,7 +79,7 @@ def test_bodies_may_be_of_any_kind_and_length_and_part_of_a_larger_column(
 ) -> None:
     bodies = ["", "a", "\u00e4" * 300, "", "xy" * 2000, "z"]
     column = pa.array(["before", *bodies, "behind"], kind).slice(1, len(bodies))
-    rows = unpacked(packed(a_packer(), Rows(column, None, None, None, None)))
+    rows = unpacked(packed(a_packer(), RowBatch(column, None, None, None, None)))
     assert [body.decode() for _, body, _ in rows] == bodies
     assert packed(a_packer(), some([])) == []
 
@@ -102,7 +109,7 @@ def test_rows_of_one_sharding_key_stay_in_one_queue_and_in_order() -> None:
 def test_a_row_may_have_a_topic_of_its_own() -> None:
     rows = some([b"1", b"2", b"3"], ["a", None, "a"], None, None, None)
     packets = packed(a_packer(), rows)
-    assert {(p.target.topic, p.messages) for p in packets} == {("a", 2), ("t", 1)}
+    assert {(p.queue.topic, p.message_count) for p in packets} == {("a", 2), ("t", 1)}
     with pytest.raises(RowRefused, match="row 0 has no topic"):
         packed(a_packer(topic=""), some([b"1"], [None], None, None, None))
 
@@ -112,14 +119,14 @@ def test_a_delayed_row_travels_alone_where_it_must(alone: bool, packets: int) ->
     rows = some([b"1", b"2"], None, None, ["", "DELAY\x013\x02"], [False, True])
     found = packed(a_packer(alone=alone), rows)
     assert len(found) == packets
-    single = [packet for packet in found if packet.single is not None]
+    single = [packet for packet in found if packet.single_properties is not None]
     for packet in single:
-        assert packet.pieces == [b"2"]
-        assert decode_properties(packet.single or b"")["DELAY"] == "3"
+        assert packet.body_parts == [b"2"]
+        assert decode_properties(packet.single_properties or b"")["DELAY"] == "3"
 
 
 def test_a_row_that_no_broker_takes_is_named() -> None:
-    long = b"x" * MESSAGE_BYTES_MAX
+    long = b"x" * MAX_MESSAGE_BYTES
     with pytest.raises(RowRefused, match="row 1 has a body of"):
         packed(a_packer(), plain(b"1", long))
     with pytest.raises(RowRefused, match="row 0 has a body of"):

@@ -6,13 +6,19 @@ from typing import Any
 
 import pytest
 
-from escrowmq.escrow.records import Step, half_of, journal_of, op_of, stranded_of
-from escrowmq.escrow.writers import Decision, Winner, decision_record
+from escrowmq.escrow.records import (
+    JournalEntry,
+    make_half,
+    make_journal_record,
+    make_op,
+    make_stranded,
+)
+from escrowmq.escrow.writers import DecisionRecord, Winner, make_decision_record
 from escrowmq.message import names
 from escrowmq.message.keys import encode_host
 from escrowmq.message.record import LogOffset, NewRecord, decode_record, encode_record
-from escrowmq.message.transaction import State
-from escrowmq.spark.schema import TRANSACTION
+from escrowmq.message.transaction import TransactionState
+from escrowmq.spark.schema import TRANSACTION_COLUMNS
 from escrowmq.spark.transaction_columns import TransactionColumns
 from tests.support.record_blocks import block
 from tests.support.stores import HOST, NOW_MS, properties
@@ -28,9 +34,9 @@ SENT = NewRecord(
 
 
 def rows(*records: NewRecord, first: int = 0) -> list[dict[str, Any]]:
-    columns = TransactionColumns(block(records, first=first), records[0].topic, "b").batch(
-        TRANSACTION
-    )
+    columns = TransactionColumns(
+        block(records, first=first), records[0].topic, "b"
+    ).to_record_batch(TRANSACTION_COLUMNS)
     places = {"broker", "queue_id", "log_offset", "at", "born_time", "born_host", "queue_offset"}
     return [
         {name: value for name, value in row.items() if value is not None and name not in places}
@@ -39,7 +45,7 @@ def rows(*records: NewRecord, first: int = 0) -> list[dict[str, Any]]:
 
 
 def test_a_half_says_where_it_wants_to_go_and_whose_it_is() -> None:
-    [row] = rows(half_of(SENT), first=7)
+    [row] = rows(make_half(SENT), first=7)
     assert row == {
         "kind": "half",
         "half_offset": 7,
@@ -55,7 +61,7 @@ def test_a_half_says_where_it_wants_to_go_and_whose_it_is() -> None:
 
 def test_a_half_of_a_transaction_with_a_marker_names_it() -> None:
     given = properties(PGROUP="p", UNIQ_KEY="id", TX_ID="marker", TRAN_MSG="true")
-    [row] = rows(half_of(NewRecord("orders", 3, b"body", given, sys_flag=4, born_host=HOST)))
+    [row] = rows(make_half(NewRecord("orders", 3, b"body", given, sys_flag=4, born_host=HOST)))
     assert (row["transaction_id"], row["message_id"], row["marker_id"]) == (
         "marker",
         "id",
@@ -72,7 +78,7 @@ def test_a_half_of_a_writer_names_batch_and_attempt() -> None:
         ESCROW_ATTEMPT="a1",
         ESCROW_FENCE="2",
     )
-    [row] = rows(half_of(NewRecord("orders", 0, b"", given)))
+    [row] = rows(make_half(NewRecord("orders", 0, b"", given)))
     assert {name: row[name] for name in ("writer", "batch", "attempt", "fence")} == {
         "writer": "w",
         "batch": 5,
@@ -96,16 +102,16 @@ def test_a_half_that_rocketmq_appended_again_names_its_former_place() -> None:
 @pytest.mark.parametrize(
     ("state", "verdict"),
     [
-        (State.COMMITTED, "committed"),
-        (State.ROLLED_BACK, "rolled_back"),
-        (State.STRANDED, "stranded"),
-        (State.OPEN, "moved"),
+        (TransactionState.COMMITTED, "committed"),
+        (TransactionState.ROLLED_BACK, "rolled_back"),
+        (TransactionState.STRANDED, "stranded"),
+        (TransactionState.OPEN, "moved"),
     ],
 )
-def test_an_op_of_ours_says_how_it_ended(state: State, verdict: str) -> None:
+def test_an_op_of_ours_says_how_it_ended(state: TransactionState, verdict: str) -> None:
     peer = encode_host("10.0.0.1", 5)
-    producers = op_of(9, state, "producer", host=peer, now_ms=NOW_MS)
-    operators = op_of(10, state, "operator", "by hand", also=[3, 4], now_ms=NOW_MS)
+    producers = make_op(9, state, "producer", born_host=peer, now_ms=NOW_MS)
+    operators = make_op(10, state, "operator", "by hand", previous_offsets=[3, 4], now_ms=NOW_MS)
     assert rows(producers, operators) == [
         {"kind": "op", "half_offset": 9, "verdict": verdict, "who": "producer"},
         {
@@ -131,11 +137,11 @@ def test_an_op_that_is_none_has_no_half() -> None:
 
 def test_steps_of_checks_name_whom_and_what() -> None:
     steps = [
-        Step(5, "asked", 1, "10.0.0.1:5"),
-        Step(5, "unknown", 300, ""),
-        Step(6, "resumed", 0, "x"),
+        JournalEntry(5, "asked", 1, "10.0.0.1:5"),
+        JournalEntry(5, "unknown", 300, ""),
+        JournalEntry(6, "resumed", 0, "x"),
     ]
-    assert rows(*(journal_of(step, now_ms=NOW_MS) for step in steps)) == [
+    assert rows(*(make_journal_record(step, now_ms=NOW_MS) for step in steps)) == [
         {"kind": "check", "half_offset": 5, "step": "asked", "checks": 1, "who": "10.0.0.1:5"},
         {"kind": "check", "half_offset": 5, "step": "unknown", "checks": 300, "who": ""},
         {"kind": "check", "half_offset": 6, "step": "resumed", "checks": 0, "who": "x"},
@@ -143,9 +149,9 @@ def test_steps_of_checks_name_whom_and_what() -> None:
 
 
 def test_a_stranded_one_says_why() -> None:
-    half = half_of(SENT)
+    half = make_half(SENT)
     stored = decode_record(encode_record(half, 7, 0, NOW_MS, HOST), 0, LogOffset(0))
-    [row] = rows(stranded_of(stored, "asked 15 times"))
+    [row] = rows(make_stranded(stored, "asked 15 times"))
     assert (row["kind"], row["transaction_id"], row["reason"]) == (
         "stranded",
         "id",
@@ -155,12 +161,12 @@ def test_a_stranded_one_says_why() -> None:
 
 
 def test_a_decision_lists_its_halves() -> None:
-    group = Decision(commits=[1, 2], by="producer 10.0.0.1:5")
-    batch = Decision(
+    group = DecisionRecord(commits=[1, 2], by="producer 10.0.0.1:5")
+    batch = DecisionRecord(
         commits=[3], rolls_back=[4], writer="w", batch=6, fence=2, winners=[Winner("a", 1)]
     )
     junk = NewRecord(names.DECISION_TOPIC, 0, b"\xff")
-    records = [decision_record(one, now_ms=NOW_MS) for one in (group, batch)]
+    records = [make_decision_record(one, now_ms=NOW_MS) for one in (group, batch)]
     found = rows(*records, junk)
     assert found[0] == {
         "kind": "decision",

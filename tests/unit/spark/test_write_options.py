@@ -5,18 +5,20 @@ from __future__ import annotations
 import pytest
 
 from escrowmq.errors import ConfigError
-from escrowmq.spark.options import WriteOptions, write_options
+from escrowmq.spark.options import WriteOptions, parse_write_options
 
 SERVERS = {"servers": "127.0.0.1:9876"}
 
 
 def test_what_is_not_said_has_a_default() -> None:
-    found = write_options({**SERVERS, "topic": "t", "checkpointlocation": "c"}, streaming=True)
+    found = parse_write_options(
+        {**SERVERS, "topic": "t", "checkpointlocation": "c"}, is_stream=True
+    )
     assert found == WriteOptions(servers="127.0.0.1:9876", topic="t")
 
 
 def test_the_names_of_rocketmq_spark_are_known_too() -> None:
-    found = write_options({"nameServer": "n:1", "producerGroup": "g"}, streaming=True)
+    found = parse_write_options({"nameServer": "n:1", "producerGroup": "g"}, is_stream=True)
     assert (found.servers, found.group) == ("n:1", "g")
 
 
@@ -39,21 +41,21 @@ def test_the_names_of_rocketmq_spark_are_known_too() -> None:
 )
 def test_a_bad_option_says_what_to_write_instead(given: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        write_options({**SERVERS, **given}, streaming=False)
+        parse_write_options({**SERVERS, **given}, is_stream=False)
 
 
 def test_servers_are_needed() -> None:
     with pytest.raises(ConfigError, match="option servers is missing"):
-        write_options({"topic": "t"}, streaming=False)
+        parse_write_options({"topic": "t"}, is_stream=False)
 
 
 def test_a_secret_is_not_shown() -> None:
     access = {"accessKey": "k", "secretKey": "hidden", "securityToken": "hidden"}
-    found = write_options({**SERVERS, **access}, streaming=True)
+    found = parse_write_options({**SERVERS, **access}, is_stream=True)
     assert found.access.secret_key == "hidden"
     assert "hidden" not in repr(found)
 
 
 def test_a_stream_counts_its_epochs_itself() -> None:
     with pytest.raises(ConfigError, match="leave it out"):
-        write_options({**SERVERS, "epoch": "4"}, streaming=True)
+        parse_write_options({**SERVERS, "epoch": "4"}, is_stream=True)

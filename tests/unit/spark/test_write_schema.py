@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructType
 
 from escrowmq.errors import ConfigError, RowRefused
-from escrowmq.spark.row_encoding import bytes_of, check_columns, rows_of
+from escrowmq.spark.row_encoding import binary_values, check_columns, read_rows
 
 STRINGS = pa.map_(pa.string(), pa.string())
 
@@ -72,16 +72,16 @@ def test_one_that_cannot_says_why(ddl: str, topic: str, said: str) -> None:
 
 
 def test_bodies_are_views_also_of_a_slice() -> None:
-    rows = rows_of(batch(body=[b"a", b"", b"ccc", b"d"]).slice(1, 2), 0)
-    assert [bytes(body) for body in bytes_of(rows.bodies)] == [b"", b"ccc"]
+    rows = read_rows(batch(body=[b"a", b"", b"ccc", b"d"]).slice(1, 2), 0)
+    assert [bytes(body) for body in binary_values(rows.bodies)] == [b"", b"ccc"]
     large = pa.RecordBatch.from_pydict({"body": pa.array(["x", "yy"], type=pa.large_string())})
-    assert [bytes(body) for body in bytes_of(rows_of(large, 0).bodies)] == [b"x", b"yy"]
+    assert [bytes(body) for body in binary_values(read_rows(large, 0).bodies)] == [b"x", b"yy"]
     assert rows.properties is None
     assert rows.topics is None
 
 
 def test_the_other_columns_become_properties() -> None:
-    rows = rows_of(
+    rows = read_rows(
         batch(
             body=[b"1", b"2"],
             tags=["red", None],
@@ -96,7 +96,7 @@ def test_the_other_columns_become_properties() -> None:
         "own\x011\x02KEYS\x01a b\x02TAGS\x01red\x02TIMER_DELAY_MS\x011500\x02",
         "__SHARDINGKEY\x01s\x02",
     ]
-    assert rows.delayed == [True, False]
+    assert rows.is_delayed == [True, False]
     assert rows.sharding_keys == [None, "s"]
 
 
@@ -112,4 +112,4 @@ def test_the_other_columns_become_properties() -> None:
 )
 def test_a_row_that_cannot_be_a_message_is_named(columns: dict[str, Any], said: str) -> None:
     with pytest.raises(RowRefused, match=said):
-        rows_of(batch(**columns), 100)
+        read_rows(batch(**columns), 100)

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, insert, select
 
 from escrowmq.message.transaction import Verdict
-from escrowmq.sql.statements import ask, claim, make_tables, markers
+from escrowmq.sql.statements import create_tables, insert_marker, marker_table, read_or_tombstone
 
 NOW_MS = 1_700_000_000_000
 
@@ -19,14 +19,14 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     """A database with the tables of the binding. A file, so that connections share it."""
     engine = create_engine(f"sqlite:///{tmp_path / 'bank.db'}")
     with engine.connect() as connection:
-        make_tables(connection)
+        create_tables(connection)
     yield engine
     engine.dispose()
 
 
 def stored_rows(engine: Engine) -> list[tuple[object, ...]]:
     with engine.connect() as connection:
-        return [tuple(row) for row in connection.execute(select(markers))]
+        return [tuple(row) for row in connection.execute(select(marker_table))]
 
 
 def insert_before_the_checker(
@@ -44,7 +44,7 @@ def insert_before_the_checker(
         if statement.startswith("INSERT"):
             statements.append(statement)
             with engine.begin() as other:
-                other.execute(insert(markers), row)
+                other.execute(insert(marker_table), row)
 
     return statements
 
@@ -65,7 +65,7 @@ def test_a_checker_that_loses_the_race_gives_the_winners_answer_at_once(
     }
     with engine.connect() as checker:
         inserts = insert_before_the_checker(checker, engine, winner)
-        verdict = ask(checker, "t", group="bank", now_ms=NOW_MS + 1)
+        verdict = read_or_tombstone(checker, "t", group="bank", now_ms=NOW_MS + 1)
     assert len(inserts) == 1
     assert verdict is expected
     assert stored_rows(engine) == [tuple(winner.values())]
@@ -73,11 +73,11 @@ def test_a_checker_that_loses_the_race_gives_the_winners_answer_at_once(
 
 def test_an_owner_claims_one_message_unless_it_counts_them(engine: Engine) -> None:
     with engine.begin() as owner:
-        claim(owner, "t", group="bank", now_ms=NOW_MS)
+        insert_marker(owner, "t", group="bank", now_ms=NOW_MS)
     assert stored_rows(engine) == [("t", "committed", NOW_MS, "bank", 1)]
 
 
 def test_a_tombstone_has_no_messages(engine: Engine) -> None:
     with engine.connect() as checker:
-        assert ask(checker, "t", group="bank", now_ms=NOW_MS) is Verdict.ROLLBACK
+        assert read_or_tombstone(checker, "t", group="bank", now_ms=NOW_MS) is Verdict.ROLLBACK
     assert stored_rows(engine) == [("t", "tombstone", NOW_MS, "bank", 0)]

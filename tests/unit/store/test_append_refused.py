@@ -124,7 +124,7 @@ def test_a_refused_batch_gives_its_places_in_the_queue_back(store: MessageStore)
 
 
 def test_the_largest_record_fits() -> None:
-    settings = replace(TINY, segment_bytes=1 << 20, message_bytes_max=100_000, sealed=True)
+    settings = replace(TINY, segment_bytes=1 << 20, message_bytes_max=100_000, append_crc=True)
     store = open_store(MemoryDisk(), settings)
     largest = plain(
         b"x" * 100_000, topic="t" * 255, properties=b"k\x01" + b"v" * (LONGEST_PROPERTIES - 2)
@@ -147,12 +147,12 @@ def test_a_record_never_outgrows_a_file() -> None:
 def test_a_store_that_accepts_no_writes_is_full(store: MessageStore) -> None:
     append(store, plain())
     before = state(store)
-    store.accepts_writes = False
+    store.has_disk_space = False
     with pytest.raises(StoreFull, match="nearly full"):
         append(store, plain())
     assert state(store) == before
     assert store.read("T", 0, 0).count == 1
-    store.accepts_writes = True
+    store.has_disk_space = True
     append(store, plain())
 
 
@@ -205,7 +205,7 @@ def test_a_directory_has_one_owner(tmp_path: Path) -> None:
     store.close()
     again = open_store(RealDisk(tmp_path))
     assert len(all_bodies(again)) == 2
-    assert again.recovery.clean
+    assert again.recovery.was_clean
     again.close()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from escrowmq.errors import StoreDamaged, StoreError
-from escrowmq.store.backup import PATH, back_up, read_manifest, restore
+from escrowmq.store.backup import MANIFEST_PATH, back_up, read_manifest, restore
 from escrowmq.store.disk import Disk, read_file, write_file
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import MemoryDisk
@@ -62,8 +62,8 @@ def test_a_copy_is_the_store_as_it_was_when_its_end_was_asked_for() -> None:
 
     again = reopened(copied(store, disk, goes_on))
     assert bodies(again) == before
-    assert not again.recovery.damaged
-    assert again.recovery.torn is None
+    assert not again.recovery.damage
+    assert again.recovery.torn_reason is None
     fill(again, range(40, 60))  # and goes on where it was
     assert again.max_offset("T0", 0) == 30
 
@@ -109,7 +109,7 @@ def test_a_file_that_expires_meanwhile_is_not_missed() -> None:
             removed.append(store.begin)
             store.remove_oldest_file()
 
-    manifest, _ = back_up(disk, target, flushed(store), now_ms=NOW_MS, told=told)
+    manifest, _ = back_up(disk, target, flushed(store), now_ms=NOW_MS, on_progress=told)
     assert manifest.log_begin == store.begin > 0
     assert bodies(reopened(target)) == bodies(store)
 
@@ -121,7 +121,7 @@ def test_a_copy_that_is_not_whole_is_no_backup() -> None:
     target = MemoryDisk()
     with pytest.raises(StoreDamaged, match="ends at"):
         back_up(disk, target, lambda: store.flush() + 100, now_ms=NOW_MS)
-    assert not target.exists(PATH)
+    assert not target.exists(MANIFEST_PATH)
     with pytest.raises(StoreError, match="a store, but no backup"):
         read_manifest(target)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from escrowmq.store.check import Severity, check_store
-from escrowmq.store.check_indexes import DEFAULT, Geometry
-from escrowmq.store.check_log import PER_FILE_MAX
+from escrowmq.store.check_indexes import DEFAULT_LAYOUT, IndexLayout
+from escrowmq.store.check_log import FINDINGS_PER_FILE_MAX
 from escrowmq.store.disk import RealDisk
 from tests.support.store_damage import (
     RECORDS,
@@ -116,7 +116,7 @@ def test_blank_entries_hold_the_place_of_a_damaged_record(clean: Path) -> None:
     change(path, position + 88, flip)
     (clean / "escrowmq.checkpoint").unlink()
     store = open_store(RealDisk(clean))  # reads all of the log, and steps over it
-    assert len(store.recovery.damaged) == 1
+    assert len(store.recovery.damage) == 1
     store.close()
     found = the_damage(clean)
     assert (found.where, found.position) == (name(clean, path), position)
@@ -131,8 +131,8 @@ def test_of_very_many_findings_in_one_file_only_some_are_kept(tmp_path: Path) ->
     for number in range(60):
         change(path, number * 20 + 19, flip)
     found = damage(examine(tmp_path, settings))
-    assert len(found) == PER_FILE_MAX + 1
-    assert found[-1].what == f"and {60 - PER_FILE_MAX} more of this kind"
+    assert len(found) == FINDINGS_PER_FILE_MAX + 1
+    assert found[-1].what == f"and {60 - FINDINGS_PER_FILE_MAX} more of this kind"
 
 
 # --- index -----------------------------------------------------------------------------------
@@ -199,8 +199,8 @@ def test_an_index_without_settings_is_examined_all_the_same(clean: Path) -> None
 
 
 def test_the_default_index_file_is_as_long_as_rocketmqs() -> None:
-    assert DEFAULT.size == 420_000_040
-    assert Geometry(5_000_000, 20_000_000) == DEFAULT
+    assert DEFAULT_LAYOUT.size == 420_000_040
+    assert IndexLayout(5_000_000, 20_000_000) == DEFAULT_LAYOUT
 
 
 # --- the small files -------------------------------------------------------------------------

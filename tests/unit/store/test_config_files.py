@@ -14,7 +14,7 @@ from escrowmq.store.config_files import (
     DataVersion,
     GroupConfig,
     TopicConfig,
-    delays_file,
+    delay_offsets_file,
     groups_file,
     offsets_file,
     topics_file,
@@ -94,7 +94,7 @@ def test_offsets_as_rocketmq_writes_them() -> None:
 
 
 def test_delays_as_rocketmq_writes_them() -> None:
-    assert delays_file(disk_with(delayOffset=DELAYS)).numbers() == {1: 100, 2: 5}
+    assert delay_offsets_file(disk_with(delayOffset=DELAYS)).int_keys() == {1: 100, 2: 5}
 
 
 def test_groups_as_rocketmq_writes_them() -> None:
@@ -109,22 +109,22 @@ def test_nothing_is_an_empty_file() -> None:
     assert file.version() == DataVersion()
     assert file.entries("topicConfigTable", TopicConfig) == {}
     assert offsets_file(MemoryDisk()).offsets() == {}
-    assert delays_file(MemoryDisk()).numbers() == {}
+    assert delay_offsets_file(MemoryDisk()).int_keys() == {}
 
 
 @pytest.mark.parametrize("broken", ["", "{", '{"a":1', "[]", "null", "7", b"\xff\xfe", b"\0" * 50])
 def test_the_version_before_is_read_when_the_file_is_broken(broken: str | bytes) -> None:
     disk = disk_with(delayOffset=broken, delayOffset_bak=DELAYS)
-    assert delays_file(disk).numbers() == {1: 100, 2: 5}
+    assert delay_offsets_file(disk).int_keys() == {1: 100, 2: 5}
 
 
 def test_the_version_before_is_read_when_the_file_is_missing() -> None:
-    assert delays_file(disk_with(delayOffset_bak=DELAYS)).numbers() == {1: 100, 2: 5}
+    assert delay_offsets_file(disk_with(delayOffset_bak=DELAYS)).int_keys() == {1: 100, 2: 5}
 
 
 def test_a_good_file_is_read_whatever_the_version_before_is() -> None:
     disk = disk_with(delayOffset=DELAYS, delayOffset_bak="{broken")
-    assert delays_file(disk).numbers() == {1: 100, 2: 5}
+    assert delay_offsets_file(disk).int_keys() == {1: 100, 2: 5}
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_good_file_is_read_whatever_the_version_before_is() -> None:
 )
 def test_two_broken_files_are_not_an_empty_one(files: dict[str, str]) -> None:
     with pytest.raises(StoreDamaged, match=r"config/delayOffset\.json"):
-        delays_file(disk_with(**files))
+        delay_offsets_file(disk_with(**files))
 
 
 @pytest.mark.parametrize(
@@ -197,8 +197,8 @@ def test_what_was_saved_is_read_again() -> None:
     offsets = {"T@g": {0: 1, 3: 1 << 62}, "ünï@g": {0: 0}}
     offsets_file(disk).save(offsetTable=offsets)
     assert offsets_file(disk).offsets() == offsets
-    delays_file(disk).save(offsetTable={1: 5, 18: 0})
-    assert delays_file(disk).numbers() == {1: 5, 18: 0}
+    delay_offsets_file(disk).save(offsetTable={1: 5, 18: 0})
+    assert delay_offsets_file(disk).int_keys() == {1: 5, 18: 0}
     groups = {"G": GroupConfig(group_name="G", retry_max_times=2)}
     groups_file(disk).save(subscriptionGroupTable=groups)
     assert groups_file(disk).entries("subscriptionGroupTable", GroupConfig) == groups
@@ -206,7 +206,7 @@ def test_what_was_saved_is_read_again() -> None:
 
 def test_a_save_keeps_the_version_before() -> None:
     disk = MemoryDisk()
-    file = delays_file(disk)
+    file = delay_offsets_file(disk)
     for number in range(1, 4):
         file.save(offsetTable={1: number})
     assert saved(disk, "delayOffset.json") == {"offsetTable": {"1": 3}}
@@ -216,13 +216,13 @@ def test_a_save_keeps_the_version_before() -> None:
 
 def test_a_save_over_a_broken_file_keeps_the_good_version_before() -> None:
     disk = disk_with(delayOffset="{broken", delayOffset_bak=DELAYS)
-    delays_file(disk).save(offsetTable={1: 101})
+    delay_offsets_file(disk).save(offsetTable={1: 101})
     assert saved(disk, "delayOffset.json") == {"dataVersion": {}, "offsetTable": {"1": 101}}
     assert read_file(disk, "config/delayOffset.json.bak") == DELAYS.encode()
 
 
 def twice_saved(disk: FaultyDisk) -> ConfigFile:
-    file = delays_file(disk)
+    file = delay_offsets_file(disk)
     file.save(offsetTable={1: 1})
     file.save(offsetTable={1: 2})
     return file
@@ -233,16 +233,16 @@ def test_a_power_cut_at_any_call_of_a_save_leaves_the_old_or_the_new(survival: S
     for call in itertools.count(1):
         disk = FaultyDisk(seed=call)
         file = twice_saved(disk)
-        disk.cut_at = disk.calls + call
+        disk.power_cut_at = disk.calls + call
         done = False
         try:
             file.save(offsetTable={1: 3})
-            done = disk.calls < disk.cut_at
+            done = disk.calls < disk.power_cut_at
         except PowerCut:
             pass
         for seed in range(5):
             after = disk.power_cut(Random(seed), survival)
-            assert delays_file(after).numbers() in ([{1: 3}] if done else [{1: 2}, {1: 3}])
+            assert delay_offsets_file(after).int_keys() in ([{1: 3}] if done else [{1: 2}, {1: 3}])
         if done:
             break
     assert call > 8
@@ -256,9 +256,9 @@ def test_a_fault_at_any_call_of_a_save_leaves_the_old_or_the_new() -> None:
         try:
             file.save(offsetTable={1: 3})
         except StoreError:
-            assert delays_file(disk).numbers() in [{1: 2}, {1: 3}]
+            assert delay_offsets_file(disk).int_keys() in [{1: 2}, {1: 3}]
         else:
             break
         file.save(offsetTable={1: 4})
-        assert delays_file(disk).numbers() == {1: 4}
+        assert delay_offsets_file(disk).int_keys() == {1: 4}
     assert call > 8

@@ -21,9 +21,9 @@ def test_a_flush_covers_what_was_appended_before_it_began(store: MessageStore) -
     flush = store.begin_flush()
     append(store, plain())
     flush.run()
-    assert store.flushed == 0
+    assert store.flushed_offset == 0
     assert store.finish_flush(flush) == 96
-    assert store.flushed == 96
+    assert store.flushed_offset == 96
     assert store.flush() == store.end == 192
 
 
@@ -37,7 +37,7 @@ def test_flushes_that_overlap_never_claim_too_much() -> None:
     second = store.begin_flush()
     second.run()
     store.finish_flush(second)
-    flushed = store.flushed
+    flushed = store.flushed_offset
     after = open_store(disk.power_cut(Random(0), "none"))
     assert after.end >= flushed
 
@@ -49,7 +49,7 @@ def test_a_checkpoint_overtakes_a_flush_and_claims_no_more_than_is_safe() -> Non
     store.begin_flush()  # on its way to a thread
     store.checkpoint()
     after = open_store(disk.power_cut(Random(0), "none"))
-    assert after.recovery.damaged == []
+    assert after.recovery.damage == []
     assert len(all_bodies(after)) == 43
 
 
@@ -60,7 +60,7 @@ def test_one_checkpoint_at_a_time(store: MessageStore) -> None:
         store.begin_checkpoint()
     job.run()
     store.finish_checkpoint(job)
-    assert store.checkpointed == store.end
+    assert store.checkpointed_offset == store.end
     store.checkpoint()
 
 
@@ -77,7 +77,7 @@ def test_appends_and_reads_go_on_during_a_checkpoint() -> None:
     store.finish_checkpoint(job)
     assert found_bodies(store, "T", "k") == [b"behind", b"meanwhile", b"before"]
     assert bodies(store.read("T", 0, 0)) == [b"before", b"meanwhile", b"behind"]
-    assert store.checkpointed < store.end
+    assert store.checkpointed_offset < store.end
     store.close()
     again = open_store(disk)
     assert bodies(again.read("T", 0, 0)) == [b"before", b"meanwhile", b"behind"]

@@ -11,7 +11,7 @@ from escrowmq.store.store import MessageStore
 from escrowmq.testing import MemoryDisk
 from tests.support.stores import TINY, assert_clean, fill, open_store
 
-OFF = replace(TINY, index_enabled=False)
+OFF = replace(TINY, is_index_enabled=False)
 ENDINGS = pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
 
 
@@ -58,7 +58,7 @@ def test_what_came_while_it_was_off_stays_unfound_and_the_rest_is_found(
         end(store, killed=killed)
     store = open_store(disk)
     assert found(store, range(end_of)) == wanted
-    assert store.recovery.damaged == []
+    assert store.recovery.damage == []
     store.close()
     assert_clean(disk)
 

@@ -10,8 +10,8 @@ import struct
 import pytest
 
 from escrowmq.store.columns import key_hash
-from escrowmq.store.disk import OpenViews, read_file, remove_file, write_file
-from escrowmq.store.key_index import PATH as REDO_PATH
+from escrowmq.store.disk import ViewCache, read_file, remove_file, write_file
+from escrowmq.store.key_index import REDO_PATH as REDO_PATH
 from escrowmq.store.key_index import KeyIndex, load_redo
 from escrowmq.testing import FaultyDisk, MemoryDisk, PowerCut
 from tests.support.stores import NOW_MS
@@ -25,7 +25,7 @@ FIRST_NAME = "20231114221320000"  # NOW_MS in UTC
 
 
 def make(disk: MemoryDisk, *, slots: int = SLOTS, entries: int = ENTRIES) -> KeyIndex:
-    index = KeyIndex(disk, OpenViews(disk), slots=slots, entries=entries)
+    index = KeyIndex(disk, ViewCache(disk), slot_count=slots, entry_count=entries)
     index.open()
     return index
 
@@ -282,11 +282,11 @@ def test_a_crash_between_any_two_writes_is_put_right_at_the_next_start() -> None
         index = make(disk)
         put(index, *((f"k{number}", number, 0) for number in range(4)))
         before = everything(disk)
-        disk.cut_at = disk.calls + call
+        disk.power_cut_at = disk.calls + call
         try:
             put(index, *((f"k{number}", number, 0) for number in range(4, 9)))
         except PowerCut:
-            disk.cut_at = None
+            disk.power_cut_at = None
             make(disk)
             assert everything(disk) in (before, everything(wanted))
         else:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from escrowmq.errors import StoreFull
-from escrowmq.store.retention import look_for_room
+from escrowmq.store.retention import update_disk_state
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import MemoryDisk
 from tests.support.stores import NOW_MS, TINY, assert_clean, fill, open_store, sample
 
 
 def bodies(store: MessageStore) -> list[bytes]:
-    places = [store.entry_at("T0", 0, queue_offset) for queue_offset in range(3)]
+    places = [store.log_offset_of("T0", 0, queue_offset) for queue_offset in range(3)]
     return [bytes(store.record_at(place).body) for place in places if place is not None]
 
 
@@ -28,14 +28,14 @@ def test_what_a_crash_left_is_read_without_room_for_a_checkpoint() -> None:
     store = open_store(disk)
     assert bodies(store) == wanted
     assert not store.is_checkpointed
-    look_for_room(store, disk.usage())
-    assert not store.takes_writes
+    update_disk_state(store, disk.usage())
+    assert not store.is_writable
     with pytest.raises(StoreFull):
         store.append([sample(6)], now_ms=NOW_MS)
     with pytest.raises(StoreFull):
         store.checkpoint()
     disk.capacity_bytes = None
-    look_for_room(store, disk.usage())
+    update_disk_state(store, disk.usage())
     store.append([sample(6)], now_ms=NOW_MS)
     assert bodies(store) == wanted
     store.close()

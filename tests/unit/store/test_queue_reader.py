@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.errors import CorruptRecord, NoSuchRecord
+from escrowmq.errors import CorruptRecord, RecordNotFound
 from escrowmq.message.keys import decode_offset_id, encode_offset_id, java_hash
 from escrowmq.message.record import NewRecord, QueueOffset
-from escrowmq.store.commit_log import Batch, CommitLog
+from escrowmq.store.commit_log import CommitLog, LogBatch
 from escrowmq.store.consume_queue import ConsumeQueue
-from escrowmq.store.disk import Disk, OpenViews, RealDisk
+from escrowmq.store.disk import Disk, RealDisk, ViewCache
 from escrowmq.store.queue_reader import SCANNED_MAX, ReadStatus, offset_by_time
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import MemoryDisk
@@ -46,14 +46,14 @@ def test_neighbours_are_one_slice(ten: MessageStore) -> None:
     assert found.status is ReadStatus.FOUND
     assert [len(data) for data in found.slices] == [10 * 93]
     assert bodies(found) == [b"%d" % number for number in range(10)]
-    assert (found.next, found.min, found.max, found.size) == (10, 0, 10, 930)
+    assert (found.next_offset, found.min_offset, found.max_offset, found.size) == (10, 0, 10, 930)
 
 
 def test_a_read_may_begin_anywhere(ten: MessageStore) -> None:
     for begin in range(10):
         found = ten.read("T", 0, begin)
         assert bodies(found) == [b"%d" % number for number in range(begin, 10)]
-        assert found.next == 10
+        assert found.next_offset == 10
 
 
 def test_a_count_limits_a_read(ten: MessageStore) -> None:
@@ -62,7 +62,7 @@ def test_a_count_limits_a_read(ten: MessageStore) -> None:
             found = ten.read("T", 0, begin, count_max=count)
             end = min(10, begin + count)
             assert bodies(found) == [b"%d" % number for number in range(begin, end)]
-            assert found.next == end
+            assert found.next_offset == end
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_bytes_limit_a_read_but_one_record_always_comes(
 ) -> None:
     found = ten.read("T", 0, 0, bytes_max=bytes_max)
     assert found.count == count
-    assert found.next == count
+    assert found.next_offset == count
     assert len(bodies(found)) == count
 
 
@@ -114,19 +114,19 @@ def accepts(tag: str) -> Callable[[int], bool]:
 
 def test_a_filter_picks_by_tags_code(store: MessageStore) -> None:
     append(store, *(tagged("odd" if n % 2 else "even", b"%d" % n) for n in range(9)))
-    odd = store.read("T", 0, 0, accepts=accepts("odd"))
+    odd = store.read("T", 0, 0, tag_filter=accepts("odd"))
     assert bodies(odd) == [b"1", b"3", b"5", b"7"]
-    assert odd.next == 9
-    some = store.read("T", 0, 0, accepts=accepts("odd"), count_max=2)
+    assert odd.next_offset == 9
+    some = store.read("T", 0, 0, tag_filter=accepts("odd"), count_max=2)
     assert bodies(some) == [b"1", b"3"]
-    assert bodies(store.read("T", 0, some.next, accepts=accepts("odd"))) == [b"5", b"7"]
+    assert bodies(store.read("T", 0, some.next_offset, tag_filter=accepts("odd"))) == [b"5", b"7"]
 
 
 def test_a_filter_that_matches_nothing_still_moves_on(store: MessageStore) -> None:
     append(store, *(tagged("a") for _ in range(9)))
-    found = store.read("T", 0, 2, accepts=accepts("b"))
+    found = store.read("T", 0, 2, tag_filter=accepts("b"))
     assert found.status is ReadStatus.NO_MATCH
-    assert (found.next, found.count, found.slices) == (9, 0, [])
+    assert (found.next_offset, found.count, found.slices) == (9, 0, [])
 
 
 @pytest.mark.slow
@@ -136,10 +136,10 @@ def test_a_filter_looks_at_so_many_entries_and_no_more(checkpointed: bool) -> No
     append(store, *(tagged("a") for _ in range(SCANNED_MAX + 50)), tagged("b", b"found"))
     if checkpointed:
         store.checkpoint()
-    found = store.read("T", 0, 0, accepts=accepts("b"))
-    assert (found.status, found.next) == (ReadStatus.NO_MATCH, SCANNED_MAX)
-    assert bodies(store.read("T", 0, found.next, accepts=accepts("b"))) == [b"found"]
-    many = store.read("T", 0, 0, accepts=accepts("b"), count_max=SCANNED_MAX + 51)
+    found = store.read("T", 0, 0, tag_filter=accepts("b"))
+    assert (found.status, found.next_offset) == (ReadStatus.NO_MATCH, SCANNED_MAX)
+    assert bodies(store.read("T", 0, found.next_offset, tag_filter=accepts("b"))) == [b"found"]
+    many = store.read("T", 0, 0, tag_filter=accepts("b"), count_max=SCANNED_MAX + 51)
     assert bodies(many) == [b"found"]
 
 
@@ -150,7 +150,7 @@ def test_what_a_read_says_when_there_is_nothing_to_read(store: MessageStore) -> 
     def ask(topic: str, offset: int) -> tuple[ReadStatus, int, int, int]:
         found = store.read(topic, 0, offset)
         assert (found.count, found.slices, found.size) == (0, [], 0)
-        return found.status, found.next, found.min, found.max
+        return found.status, found.next_offset, found.min_offset, found.max_offset
 
     assert ask("Other", 5) == (ReadStatus.NO_QUEUE, 0, 0, 0)
     assert ask("Half", 0) == (ReadStatus.NO_QUEUE, 0, 0, 0)
@@ -166,7 +166,12 @@ def test_below_the_oldest_message_is_too_small(store: MessageStore) -> None:
     store.checkpoint()
     store.remove_oldest_file()
     found = store.read("T", 0, 2)
-    assert (found.status, found.next, found.min, found.max) == (ReadStatus.TOO_SMALL, 3, 3, 10)
+    assert (found.status, found.next_offset, found.min_offset, found.max_offset) == (
+        ReadStatus.TOO_SMALL,
+        3,
+        3,
+        10,
+    )
     assert store.read("T", 0, 3).count == 7
     assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (3, 10)
 
@@ -206,10 +211,10 @@ def test_no_record_is_found_where_none_begins(store: MessageStore) -> None:
     offsets = append(store, *(plain() for _ in range(43)))
     assert offsets[-1] == 4096  # so that there is a blank record too
     for nowhere in (-1, store.end, store.end + 1, 1 << 62):
-        with pytest.raises(NoSuchRecord):
+        with pytest.raises(RecordNotFound):
             store.record_at(nowhere)
     for between in (1, 95, 97, 42 * 96, 4095, 4097):
-        with pytest.raises((NoSuchRecord, CorruptRecord)):
+        with pytest.raises((RecordNotFound, CorruptRecord)):
             store.record_at(between)
 
 
@@ -269,8 +274,8 @@ def gapped_queue() -> tuple[CommitLog, ConsumeQueue]:
     """Messages at 0, 3 and 4, stored at 10, 20 and 20; nothing at 1, 2, 5 and 6."""
     disk = MemoryDisk()
     log = CommitLog(disk, segment_bytes=4096, store_host=HOST)
-    queue = ConsumeQueue(disk, OpenViews(disk), "T", 0, file_bytes=100)
-    batch = Batch(log)
+    queue = ConsumeQueue(disk, ViewCache(disk), "T", 0, file_bytes=100)
+    batch = LogBatch(log)
     places = [batch.add(plain(), 0, NOW_MS + ms) for ms in (10, 20, 20)]
     batch.write()
     queue.add(*places[0], 0)
@@ -303,5 +308,5 @@ def test_an_offset_id_alone_finds_its_record_and_no_other(store: MessageStore) -
     sought = list(store.records())[1]
     offset_id = encode_offset_id(sought.store_host, sought.log_offset)
     assert store.record_by_id(offset_id).body == b"sought"
-    with pytest.raises(NoSuchRecord):
+    with pytest.raises(RecordNotFound):
         store.record_by_id(encode_offset_id(sought.store_host, store.end))

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from escrowmq.errors import RecordRefused, StoreError
-from escrowmq.message.batch import NewRun, ToAppend, one_by_one
+from escrowmq.message.batch import Appendable, RecordRun, iter_records
 from escrowmq.message.keys import encode_host
 from escrowmq.message.record import BORN_HOST_IPV6, TRANSACTION_COMMIT, NewRecord
-from escrowmq.store.commit_log import Placed
+from escrowmq.store.commit_log import AppendResult
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import FaultyDisk
 from tests.support.stores import NOW_MS, TINY, open_store
@@ -19,7 +19,7 @@ from tests.support.stores import NOW_MS, TINY, open_store
 MARKS = b"MSG_REGION\x01DefaultRegion\x02"
 
 
-def a_run(first: int, count: int, **changes: Any) -> NewRun:
+def a_run(first: int, count: int, **changes: Any) -> RecordRun:
     numbers = range(first, first + count)
     fields: dict[str, Any] = {
         "topic": "T",
@@ -27,22 +27,22 @@ def a_run(first: int, count: int, **changes: Any) -> NewRun:
         "bodies": [memoryview(b"%d" % number * (number % 40)) for number in numbers],
         "keys": [b"K%05d" % number for number in numbers],
         "flags": [number % 3 for number in numbers],
-        "marks": MARKS,
+        "extra_properties": MARKS,
         "sys_flag": 0,
         "born_ms": NOW_MS - 5,
         "born_host": encode_host("127.0.0.1", 9),
     }
-    return NewRun(**{**fields, **changes})
+    return RecordRun(**{**fields, **changes})
 
 
-MIXED: list[ToAppend] = [
+MIXED: list[Appendable] = [
     a_run(0, 12),
     a_run(12, 1, queue_id=2),
     a_run(13, 2, topic="U"),
     a_run(15, 2, born_host=encode_host("::1", 5), sys_flag=BORN_HOST_IPV6),
     NewRecord("T", 1, b"alone", b"UNIQ_KEY\x01x\x02TAGS\x01t\x02"),
     a_run(17, 2, reconsume_times=3, prepared_offset=99, sys_flag=TRANSACTION_COMMIT),
-    a_run(19, 3, marks=b"", keys=[b"K19", b"K20", b"K21"]),
+    a_run(19, 3, extra_properties=b"", keys=[b"K19", b"K20", b"K21"]),
     a_run(22, 28),  # over the end of several files
     a_run(50, 5, keys=[b"A" * 24 + b"%08X" % number for number in range(50, 55)]),
     a_run(55, 5, keys=[b"%d" % number + b"A" * 22 + b"%08X" % number for number in range(55, 60)]),
@@ -54,7 +54,7 @@ def stored(store: MessageStore, topic: str, queue_id: int) -> bytes:
     return b"".join(found.slices)
 
 
-def places_of(placed: Placed) -> list[tuple[int, int, int]]:
+def places_of(placed: AppendResult) -> list[tuple[int, int, int]]:
     """Log offset, queue offset and size of each."""
     if placed.run is None:
         return [(placed.log_offset, placed.queue_offset, placed.size)]
@@ -65,9 +65,9 @@ def places_of(placed: Placed) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_runs_are_as_if_each_had_come_alone(sealed: bool, host: str) -> None:
-    settings = replace(TINY, sealed=sealed)
+    settings = replace(TINY, append_crc=sealed)
     kept = []
-    for records in (MIXED, list(one_by_one(MIXED))):
+    for records in (MIXED, list(iter_records(MIXED))):
         disk = FaultyDisk()
         store = MessageStore.open(disk, settings, store_host=encode_host(host, 1))
         placed = store.append(records, now_ms=NOW_MS)
@@ -78,7 +78,7 @@ def test_runs_are_as_if_each_had_come_alone(sealed: bool, host: str) -> None:
         keys = [
             [record.log_offset for record in store.find_by_key("T", key.decode())]
             for run in MIXED
-            if isinstance(run, NewRun)
+            if isinstance(run, RecordRun)
             for key in run.keys
         ]
         kept.append((places, queues, keys))
@@ -108,7 +108,7 @@ def test_a_run_is_found_again_after_a_crash() -> None:
         a_run(5, 2, topic="V" * 300),
     ],
 )
-def test_one_that_is_refused_takes_all_before_it_back(bad: NewRun) -> None:
+def test_one_that_is_refused_takes_all_before_it_back(bad: RecordRun) -> None:
     store = open_store(FaultyDisk())
     good = a_run(0, 5)
     with pytest.raises(RecordRefused):

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow  # dozens of real fsyncs each
 def test_an_empty_directory_is_an_empty_store(root: Path) -> None:
     store = reopen(root)
     found = store.recovery
-    assert (found.clean, found.records, found.end, found.torn) == (True, 0, 0, None)
+    assert (found.was_clean, found.records, found.end, found.torn_reason) == (True, 0, 0, None)
     assert not found.rebuilt_queues
     assert store.queues() == []
     store.close()
@@ -43,9 +43,9 @@ def test_a_clean_stop_leaves_nothing_to_walk(root: Path) -> None:
     kept = make(root, killed=False)
     store = reopen(root)
     found = store.recovery
-    assert (found.clean, found.records, found.torn, found.damaged) == (True, 0, None, [])
-    assert found.walked_from == found.end == end_of(kept)
-    assert (found.last_record, found.stored_ms) == (kept[-1].log_offset, kept[-1].stored_ms)
+    assert (found.was_clean, found.records, found.torn_reason, found.damage) == (True, 0, None, [])
+    assert found.scanned_from == found.end == end_of(kept)
+    assert (found.last_record_offset, found.stored_ms) == (kept[-1].log_offset, kept[-1].stored_ms)
     assert not found.rebuilt_queues
     assert not found.rebuilt_index
     check_life(root, store, kept)
@@ -55,8 +55,8 @@ def test_a_kill_costs_a_walk_over_the_tail(root: Path) -> None:
     kept = make(root, killed=True)
     store = reopen(root)
     found = store.recovery
-    assert (found.clean, found.torn, found.damaged) == (False, None, [])
-    assert found.walked_from == kept[HALF].log_offset
+    assert (found.was_clean, found.torn_reason, found.damage) == (False, None, [])
+    assert found.scanned_from == kept[HALF].log_offset
     assert (found.records, found.end) == (ALL - HALF, end_of(kept))
     assert not found.rebuilt_queues
     assert not found.rebuilt_index
@@ -67,8 +67,8 @@ def test_a_kill_right_after_opening_walks_nothing(root: Path) -> None:
     kept = make(root, killed=True)
     reopen(root).abandon()
     store = reopen(root)
-    assert not store.recovery.clean
-    assert (store.recovery.records, store.recovery.walked_from) == (0, end_of(kept))
+    assert not store.recovery.was_clean
+    assert (store.recovery.records, store.recovery.scanned_from) == (0, end_of(kept))
     check_life(root, store, kept)
 
 
@@ -88,13 +88,13 @@ def test_prepared_and_rolled_back_records_survive_without_a_place(root: Path) ->
 
 
 def test_sealed_records_survive(root: Path) -> None:
-    settings = replace(TINY, sealed=True)
+    settings = replace(TINY, append_crc=True)
     kept = make(root, killed=True, settings=settings)
     check_life(root, reopen(root, settings), kept, settings)
 
 
 def test_seals_may_be_switched_on_and_off(root: Path) -> None:
-    settings = replace(TINY, sealed=True)
+    settings = replace(TINY, append_crc=True)
     kept = make(root, killed=True)
     check_life(root, reopen(root, settings), kept, settings)
 
@@ -108,7 +108,7 @@ def test_a_log_file_cut_short_keeps_what_is_before_the_cut(root: Path) -> None:
     with path.open("r+b") as file:
         file.truncate(position)
     store = reopen(root)
-    assert store.recovery.torn is not None
+    assert store.recovery.torn_reason is not None
     assert store.end == kept[-2].log_offset
     assert path.stat().st_size == TINY.segment_bytes
     check_life(root, store, kept[:-2], missing=kept[-2:])
@@ -132,8 +132,8 @@ def test_a_last_record_that_was_not_written_is_cut_off(
         root, kept[-1].log_offset, tail(kept[-1])[: kept[-1].size].ljust(kept[-1].size, b"\0")
     )
     store = reopen(root)
-    assert (store.recovery.torn is not None) == is_torn
-    assert store.recovery.damaged == []
+    assert (store.recovery.torn_reason is not None) == is_torn
+    assert store.recovery.damage == []
     assert store.end == kept[-1].log_offset
     check_life(root, store, kept[:-1], missing=kept[-1:])
 
@@ -143,8 +143,8 @@ def test_behind_the_checkpoint_a_bad_record_ends_the_log(root: Path, number: int
     kept = make(root, killed=True)
     flip_bit(root, kept[number])
     store = reopen(root)
-    assert store.recovery.torn == "the body's checksum is wrong"
-    assert store.recovery.damaged == []
+    assert store.recovery.torn_reason == "the body's checksum is wrong"
+    assert store.recovery.damage == []
     assert store.recovery.records == number - HALF
     assert store.end == kept[number].log_offset
     check_life(root, store, kept[:number], missing=kept[number:])
@@ -156,7 +156,7 @@ def test_garbage_behind_the_last_record_is_wiped(root: Path) -> None:
     garbage = b"\xda\xa3\x20\xa7" * ((TINY.segment_bytes - position) // 4)
     overwrite(root, end_of(kept), garbage)
     store = reopen(root)
-    assert store.recovery.torn is not None
+    assert store.recovery.torn_reason is not None
     assert not any(path.read_bytes()[position:])
     check_life(root, store, kept)
 
@@ -165,8 +165,8 @@ def test_garbage_after_a_clean_stop_is_wiped_too(root: Path) -> None:
     kept = make(root, killed=False)
     overwrite(root, end_of(kept), b"garbage " * 12)
     store = reopen(root)
-    assert store.recovery.clean
-    assert store.recovery.torn is not None
+    assert store.recovery.was_clean
+    assert store.recovery.torn_reason is not None
     check_life(root, store, kept)
 
 

@@ -42,18 +42,18 @@ def test_damage_below_the_checkpoint_is_stepped_over_and_reported(
     flip_bit(root, kept[number])
     lose_queues(root)
     store = reopen(root)
-    (damage,) = store.recovery.damaged
+    (damage,) = store.recovery.damage
     assert damage.begin == kept[number].log_offset
     assert damage.end == kept[number + 1].log_offset
-    assert damage.why == "the body's checksum is wrong"
-    assert store.recovery.torn is None
+    assert damage.reason == "the body's checksum is wrong"
+    assert store.recovery.torn_reason is None
     assert store.end == end_of(kept)
     rest = kept[:number] + kept[number + 1 :]
     check_content(store, rest, missing=[kept[number]])
     store.append([sample(1000)], now_ms=NOW_MS)
     store.close()
     again = reopen(root)
-    assert again.recovery.damaged == []
+    assert again.recovery.damage == []
     check_served(again, rest, kept[number])
     again.close()
 
@@ -71,7 +71,7 @@ def test_damage_to_many_neighbours_is_one_report(root: Path) -> None:
     overwrite(root, begin, b"\xee" * (end - begin))
     lose_queues(root)
     store = reopen(root)
-    assert [(damage.begin, damage.end) for damage in store.recovery.damaged] == [(begin, end)]
+    assert [(damage.begin, damage.end) for damage in store.recovery.damage] == [(begin, end)]
     check_content(store, kept[:3] + kept[6:], missing=kept[3:6])
     store.close()
 
@@ -84,7 +84,7 @@ def test_damage_at_the_end_of_a_file_goes_up_to_the_next_file(root: Path) -> Non
     overwrite(root, begin, b"\xee" * (second - begin))
     lose_queues(root)
     store = reopen(root)
-    assert [(damage.begin, damage.end) for damage in store.recovery.damaged] == [(begin, second)]
+    assert [(damage.begin, damage.end) for damage in store.recovery.damage] == [(begin, second)]
     check_content(store, kept[:last] + kept[last + 1 :], missing=[kept[last]])
     store.close()
 
@@ -103,7 +103,7 @@ def test_damage_to_the_last_record_below_the_checkpoint_loses_that_record_alone(
     store.abandon()
     flip_bit(root, kept[4])
     store = reopen(root)
-    assert [damage.begin for damage in store.recovery.damaged] == [kept[4].log_offset]
+    assert [damage.begin for damage in store.recovery.damage] == [kept[4].log_offset]
     check_content(store, kept[:4] + kept[5:], missing=[kept[4]])
     store.close()
 
@@ -112,7 +112,7 @@ def test_the_loss_of_the_last_durable_record_is_reported(root: Path) -> None:
     kept = make(root, killed=False)
     flip_bit(root, kept[-1])
     store = reopen(root)
-    (damage,) = store.recovery.damaged
+    (damage,) = store.recovery.damage
     assert (damage.begin, damage.end) == (kept[-1].log_offset, end_of(kept))
     check_life(root, store, kept[:-1], missing=kept[-1:])
 
@@ -123,9 +123,9 @@ def test_the_loss_of_the_newest_file_is_reported(root: Path) -> None:
     path.unlink()
     store = reopen(root)
     left = [record for record in kept if record.log_offset < end_of(kept) - position]
-    (damage,) = store.recovery.damaged
+    (damage,) = store.recovery.damage
     assert (damage.begin, damage.end) == (end_of(left), end_of(kept))
-    assert damage.why == "was durable, and is not there"
+    assert damage.reason == "was durable, and is not there"
     check_life(root, store, left)
 
 
@@ -134,7 +134,7 @@ def test_without_a_checkpoint_damage_in_an_older_file_is_still_no_end(root: Path
     flip_bit(root, kept[2])
     (root / "escrowmq.checkpoint").unlink()
     store = reopen(root)
-    assert [damage.begin for damage in store.recovery.damaged] == [kept[2].log_offset]
+    assert [damage.begin for damage in store.recovery.damage] == [kept[2].log_offset]
     check_content(store, kept[:2] + kept[3:], missing=[kept[2]])
     store.close()
 

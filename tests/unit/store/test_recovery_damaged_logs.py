@@ -15,12 +15,12 @@ from typing import Final
 import pytest
 
 from escrowmq.message.record import MAGIC_V1, MAGIC_V2, StoredRecord
-from escrowmq.store.checkpoint import PATH as CHECKPOINT_PATH
+from escrowmq.store.checkpoint import CHECKPOINT_PATH as CHECKPOINT_PATH
 from escrowmq.store.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from escrowmq.store.commit_log import CommitLog
 from escrowmq.store.consume_queue import ENTRY, DeletedTopics, QueueTable
-from escrowmq.store.disk import OpenViews
-from escrowmq.store.key_index import PATH as REDO_PATH
+from escrowmq.store.disk import ViewCache
+from escrowmq.store.key_index import REDO_PATH as REDO_PATH
 from escrowmq.store.key_index import KeyIndex
 from escrowmq.store.recovery import Recovery, recover
 from escrowmq.store.settings import StoreSettings
@@ -186,11 +186,11 @@ def test_damage_to_durable_records_loses_those_records_alone(case: DamagedLog) -
     disk, records = damaged_disk(case)
     first, behind = case.numbers[0], case.numbers[-1] + 1
     store = open_store(disk, SETTINGS)
-    [damage] = store.recovery.damaged
+    [damage] = store.recovery.damage
     assert damage.begin == records[first].log_offset
     assert damage.end == records[behind].log_offset
-    assert case.why in damage.why
-    assert store.recovery.torn is None
+    assert case.why in damage.reason
+    assert store.recovery.torn_reason is None
     assert store.recovery.records == COUNT - len(case.numbers)
     assert store.end == end_of(records)
     lost = [records[number] for number in case.numbers]
@@ -199,7 +199,7 @@ def test_damage_to_durable_records_loses_those_records_alone(case: DamagedLog) -
     store.abandon()
     again = open_store(disk, SETTINGS)
     assert not again.recovery.rebuilt_queues
-    assert again.recovery.damaged == []  # reported once: what is mended is believed from now on
+    assert again.recovery.damage == []  # reported once: what is mended is believed from now on
     check_content(again, rest, missing=lost)
     again.close()
 
@@ -209,9 +209,9 @@ def test_damage_that_may_be_the_torn_end_of_a_crash_ends_the_log(case: DamagedLo
     disk, records = damaged_disk(case)
     [first] = case.numbers
     store = open_store(disk, SETTINGS)
-    assert store.recovery.torn is not None
-    assert case.why in store.recovery.torn
-    assert store.recovery.damaged == []
+    assert store.recovery.torn_reason is not None
+    assert case.why in store.recovery.torn_reason
+    assert store.recovery.damage == []
     assert store.end == records[first].log_offset
     check_content(store, records[:first], missing=records[first:])
     store.append([sample(100, topic=TOPICS[first % 2], queue_id=0)], now_ms=NOW_MS + 100)
@@ -267,10 +267,10 @@ def test_what_does_not_fit_the_log_is_rebuilt_from_it(damage: Damaging) -> None:
     damage(disk, records)
     store = open_store(disk, SETTINGS)
     assert store.recovery.rebuilt_queues
-    assert store.recovery.walked_from == 0
+    assert store.recovery.scanned_from == 0
     assert store.recovery.records == COUNT
-    assert store.recovery.torn is None
-    assert store.recovery.damaged == []
+    assert store.recovery.torn_reason is None
+    assert store.recovery.damage == []
     check_content(store, records)
     store.close()
     assert_clean(disk, SETTINGS)
@@ -281,7 +281,7 @@ def test_a_checkpoint_that_fits_saves_the_walk_over_what_lies_below() -> None:
     records = write_messages(disk)
     store = open_store(disk, SETTINGS)
     assert not store.recovery.rebuilt_queues
-    assert store.recovery.walked_from == records[CHECKPOINTED].log_offset
+    assert store.recovery.scanned_from == records[CHECKPOINTED].log_offset
     assert store.recovery.records == COUNT - CHECKPOINTED
     check_content(store, records)
     store.close()
@@ -300,8 +300,8 @@ def test_a_checkpoint_that_names_a_record_of_a_removed_file_is_not_believed() ->
     store.abandon()
     save_checkpoint(disk, replace(saved_checkpoint(disk), last_record=0))
     store = open_store(disk, TINY)
-    assert store.recovery.walked_from == store.begin == TINY.segment_bytes
-    assert store.recovery.damaged == []
+    assert store.recovery.scanned_from == store.begin == TINY.segment_bytes
+    assert store.recovery.damage == []
     check_content(store, records)
     store.close()
     assert_clean(disk, TINY)
@@ -312,11 +312,13 @@ def test_a_checkpoint_that_names_a_record_of_a_removed_file_is_not_believed() ->
 
 def walk(disk: MemoryDisk, spill: Callable[[], None]) -> Recovery:
     """Recover a log without a store around it, to see when memory is to be written out."""
-    views = OpenViews(disk)
+    views = ViewCache(disk)
     log = CommitLog(disk, segment_bytes=SETTINGS.segment_bytes, store_host=HOST)
     queues = QueueTable(disk, views, DeletedTopics(disk), file_bytes=SETTINGS.queue_file_bytes)
-    index = KeyIndex(disk, views, slots=SETTINGS.index_slots, entries=SETTINGS.index_entries)
-    return recover(disk, log, queues, index, clean=False, spill=spill)
+    index = KeyIndex(
+        disk, views, slot_count=SETTINGS.index_slots, entry_count=SETTINGS.index_entries
+    )
+    return recover(disk, log, queues, index, was_clean=False, spill=spill)
 
 
 def remove_index(disk: MemoryDisk) -> None:
@@ -337,7 +339,7 @@ def remove_index(disk: MemoryDisk) -> None:
 def test_a_long_walk_writes_out_its_memory_now_and_then(
     remove: Callable[[MemoryDisk], None], spills: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("escrowmq.store.recovery.SPILL_RECORDS", 3)
+    monkeypatch.setattr("escrowmq.store.recovery.SPILL_INTERVAL_RECORDS", 3)
     disk = MemoryDisk()
     records = write_messages(disk)
     remove(disk)
@@ -351,7 +353,7 @@ def test_a_long_walk_writes_out_its_memory_now_and_then(
 def test_a_long_walk_finds_the_same_as_a_short_walk(
     remove: Callable[[MemoryDisk], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("escrowmq.store.recovery.SPILL_RECORDS", 3)
+    monkeypatch.setattr("escrowmq.store.recovery.SPILL_INTERVAL_RECORDS", 3)
     disk = MemoryDisk()
     records = write_messages(disk)
     remove(disk)

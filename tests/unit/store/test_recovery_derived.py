@@ -60,7 +60,7 @@ def test_what_is_derived_may_be_lost(
             path.unlink(missing_ok=True)
     store = reopen(root)
     assert (store.recovery.rebuilt_queues, store.recovery.rebuilt_index) == (queues, index)
-    assert store.recovery.damaged == []
+    assert store.recovery.damage == []
     check_life(root, store, kept)
 
 
@@ -132,7 +132,7 @@ def test_an_old_checkpoint_makes_the_walk_longer(root: Path) -> None:
     store.close()
     put_back(root, "escrowmq.checkpoint", copy)
     store = reopen(root)
-    assert store.recovery.walked_from == kept[10].log_offset
+    assert store.recovery.scanned_from == kept[10].log_offset
     assert store.recovery.records == ALL - 10
     check_life(root, store, kept)
 
@@ -158,7 +158,7 @@ def test_a_broken_checkpoint_is_no_checkpoint(
     path = root / "escrowmq.checkpoint"
     path.write_bytes(content(path.read_bytes()))
     store = reopen(root)
-    assert store.recovery.walked_from == 0
+    assert store.recovery.scanned_from == 0
     assert store.recovery.records == ALL
     check_life(root, store, kept)
 
@@ -212,7 +212,7 @@ def test_missing_first_files_are_messages_that_expired(
     left = [record for record in kept if record.log_offset >= TINY.segment_bytes]
     store = reopen(root)
     assert store.begin == TINY.segment_bytes
-    assert store.recovery.damaged == []
+    assert store.recovery.damage == []
     assert store.min_offset("T0", 0) > 0
     check_life(root, store, left, missing=[kept[0]])
 
@@ -222,6 +222,6 @@ def test_a_log_whose_files_are_all_gone_begins_anew(root: Path) -> None:
     shutil.rmtree(root / "commitlog")
     store = reopen(root)
     assert list(store.records()) == []
-    (damage,) = store.recovery.damaged
+    (damage,) = store.recovery.damage
     assert (damage.begin, damage.end) == (0, end_of(kept))
     check_life(root, store, [])

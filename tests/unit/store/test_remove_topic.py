@@ -97,7 +97,7 @@ def test_the_note_goes_with_the_last_record() -> None:
     store.checkpoint()
     store.close()
     store = open_store(disk)
-    assert "T0" not in store._queues.deleted
+    assert "T0" not in store._queues.deleted_topics
     store.close()
 
 
@@ -105,16 +105,16 @@ def test_not_while_a_checkpoint_runs_or_a_queue_is_held() -> None:
     store = open_store(MemoryDisk())
     fill(store, range(4))
     job = store.begin_checkpoint()
-    assert not store.may_remove_topic("T0")
+    assert not store.can_remove_topic("T0")
     with pytest.raises(StoreFailed, match="in use"):
         store.remove_topic("T0")
     job.run()
     store.finish_checkpoint(job)
-    store.hold("T0", 0, 1)
-    assert not store.may_remove_topic("T0")
-    assert store.may_remove_topic("T1")
-    store.show("T0", 0)
-    assert store.may_remove_topic("T0")
+    store.hide("T0", 0, 1)
+    assert not store.can_remove_topic("T0")
+    assert store.can_remove_topic("T1")
+    store.unhide("T0", 0)
+    assert store.can_remove_topic("T0")
 
 
 def test_the_log_may_end_before_the_note() -> None:

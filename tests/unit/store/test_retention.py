@@ -9,9 +9,9 @@ import pytest
 from escrowmq.clock import ManualClock
 from escrowmq.errors import StoreError, StoreFull
 from escrowmq.message.record import LogOffset, NewRecord
-from escrowmq.store.disk import Usage
+from escrowmq.store.disk import DiskUsage
 from escrowmq.store.queue_reader import ReadStatus
-from escrowmq.store.retention import REMOVED_MAX, expire, may_remove
+from escrowmq.store.retention import SEGMENTS_PER_PASS_MAX, expire, should_remove
 from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import MemoryDisk
@@ -58,7 +58,7 @@ NOON = 12
 def test_which_files_go(age_ms: int, hour: int, used_ratio: float, expected: bool) -> None:
     settings = StoreSettings()
     assert (
-        may_remove(
+        should_remove(
             NOW_MS - age_ms, now_ms=NOW_MS, hour=hour, used_ratio=used_ratio, settings=settings
         )
         is expected
@@ -92,16 +92,16 @@ class Aged:
             self.clock.advance(ms=HOUR_MS)
             self.files += 1
 
-    def usage(self) -> Usage:
-        return Usage(total_bytes=10_000, free_bytes=round(10_000 * (1 - self.used)))
+    def usage(self) -> DiskUsage:
+        return DiskUsage(total_bytes=10_000, free_bytes=round(10_000 * (1 - self.used)))
 
     def expire(self, *, hour: int = NOON, keep_from: int | None = None) -> int:
         return expire(
             self.store,
             now_ms=self.clock.now_ms(),
             hour=hour,
-            usage=self.usage,
-            keep_from=None if keep_from is None else LogOffset(keep_from),
+            read_usage=self.usage,
+            oldest_needed_offset=None if keep_from is None else LogOffset(keep_from),
         )
 
     def left(self) -> list[int]:
@@ -134,10 +134,10 @@ def test_a_full_disk_takes_young_files_until_it_is_less_full() -> None:
     aged = checkpointed(6)
     ratios = [0.88, 0.87, 0.86, 0.84]
 
-    def usage() -> Usage:
-        return Usage(total_bytes=100, free_bytes=round(100 * (1 - ratios.pop(0))))
+    def usage() -> DiskUsage:
+        return DiskUsage(total_bytes=100, free_bytes=round(100 * (1 - ratios.pop(0))))
 
-    assert expire(aged.store, now_ms=NOW_MS, hour=NOON, usage=usage) == 3
+    assert expire(aged.store, now_ms=NOW_MS, hour=NOON, read_usage=usage) == 3
     assert ratios == []
     assert aged.left() == [3, 4, 5]
 
@@ -151,9 +151,9 @@ def test_the_last_file_always_stays() -> None:
 
 
 def test_a_pass_takes_so_many_files_and_no_more() -> None:
-    aged = checkpointed(REMOVED_MAX + 4)
+    aged = checkpointed(SEGMENTS_PER_PASS_MAX + 4)
     aged.used = 0.88
-    assert REMOVED_MAX == 10
+    assert SEGMENTS_PER_PASS_MAX == 10
     assert aged.expire() == 10
     assert aged.expire() == 3
     assert aged.left() == [13]
@@ -189,13 +189,13 @@ def test_a_nearly_full_disk_takes_no_messages(used: float, accepts: bool) -> Non
     aged = checkpointed(2)
     aged.used = used
     aged.expire()
-    assert aged.store.accepts_writes is accepts
+    assert aged.store.has_disk_space is accepts
     if not accepts:
         with pytest.raises(StoreFull):
             aged.write(1)
     aged.used = 0.5
     aged.expire()
-    assert aged.store.accepts_writes
+    assert aged.store.has_disk_space
     aged.write(1)
 
 
@@ -240,7 +240,12 @@ def test_reading_goes_on_behind_what_went() -> None:
     aged.used = 0.88
     aged.expire(keep_from=4 * SEGMENT)
     found = aged.store.read("T", 1, 0)
-    assert (found.status, found.next, found.min, found.max) == (ReadStatus.TOO_SMALL, 4, 4, 6)
+    assert (found.status, found.next_offset, found.min_offset, found.max_offset) == (
+        ReadStatus.TOO_SMALL,
+        4,
+        4,
+        6,
+    )
     assert aged.store.read("T", 1, 3).status is ReadStatus.TOO_SMALL
     assert aged.store.read("T", 1, 4).count == 2
     assert [bytes(record.body[:2]) for record in aged.store.records()][::3] == [b"4.", b"5."]
@@ -260,7 +265,7 @@ def test_what_went_is_gone_after_a_restart_and_nothing_else(killed: bool) -> Non
     else:
         aged.store.close()
     store = open_store(aged.disk)
-    assert store.recovery.damaged == []
+    assert store.recovery.damage == []
     assert store.begin == 4 * SEGMENT
     for queue_id in range(3):
         assert (store.min_offset("T", queue_id), store.max_offset("T", queue_id)) == (4, 7)
@@ -281,5 +286,5 @@ def test_slices_that_were_read_outlive_their_file() -> None:
 
 def test_an_empty_store_has_nothing_to_forget() -> None:
     store: MessageStore = open_store(MemoryDisk())
-    full = Usage(total_bytes=100, free_bytes=0)
-    assert expire(store, now_ms=NOW_MS, hour=NOON, usage=lambda: full) == 0
+    full = DiskUsage(total_bytes=100, free_bytes=0)
+    assert expire(store, now_ms=NOW_MS, hour=NOON, read_usage=lambda: full) == 0

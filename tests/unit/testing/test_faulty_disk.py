@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from escrowmq.errors import StoreError, StoreFailed, StoreFull
 from escrowmq.store.disk import read_file, replace_file, write_file
 from escrowmq.testing import FaultyDisk, MemoryDisk, PowerCut
-from escrowmq.testing.disks import SECTOR, Survival
+from escrowmq.testing.disks import SECTOR_BYTES, Survival
 
 SEEDS = 60
 OLD, NEW = b"old " * 400, b"new, longer " * 170
@@ -96,7 +96,7 @@ def test_a_failing_write_leaves_a_prefix_of_any_length() -> None:
         assert found == bytes(100) + b"x" * length + bytes(2900 - length)
         lengths.add(length)
     assert len(lengths) > SEEDS / 3
-    assert any((100 + length) % SECTOR == 0 for length in lengths)
+    assert any((100 + length) % SECTOR_BYTES == 0 for length in lengths)
 
 
 def test_a_failing_create_may_or_may_not_leave_the_file() -> None:
@@ -125,7 +125,7 @@ def test_a_failing_rename_remove_or_resize_changes_nothing() -> None:
 
 
 def retry_a_failed_sync(*, forgets: bool, rewrite: bool) -> set[bytes | None]:
-    disk = FaultyDisk(sync_failure_forgets=forgets)
+    disk = FaultyDisk(sync_failure_drops_pages=forgets)
     write_file(disk, "a", b"old")
     file = disk.open("a")
     file.write_at(0, b"new")
@@ -145,7 +145,7 @@ def test_a_sync_after_a_failed_one_does_not_make_the_bytes_safe() -> None:
 
 
 def test_at_the_cut_the_machine_goes_off_and_stays_off() -> None:
-    runs = until_one_gets_through(lambda n: FaultyDisk(cut_at=n), every_kind_of_call)
+    runs = until_one_gets_through(lambda n: FaultyDisk(power_cut_at=n), every_kind_of_call)
     cuts = 0
     for cuts, (disk, raised) in enumerate(runs, start=1):
         assert type(raised) is PowerCut
@@ -157,7 +157,7 @@ def test_at_the_cut_the_machine_goes_off_and_stays_off() -> None:
 
 
 def test_no_handler_of_errors_survives_a_cut_and_the_call_did_not_happen() -> None:
-    disk = FaultyDisk(cut_at=1)
+    disk = FaultyDisk(power_cut_at=1)
     with pytest.raises(PowerCut), contextlib.suppress(Exception):
         disk.create("a", 1)
     assert disk.power_cut(Random(1), "all").names("") == []
@@ -166,8 +166,8 @@ def test_no_handler_of_errors_survives_a_cut_and_the_call_did_not_happen() -> No
 def dirty_disk() -> FaultyDisk:
     """Ten sectors of `o`, all synced, the middle six overwritten with `n` and not synced."""
     disk = FaultyDisk()
-    write_file(disk, "a", b"o" * 10 * SECTOR)
-    disk.open("a").write_at(2 * SECTOR, b"n" * 6 * SECTOR)
+    write_file(disk, "a", b"o" * 10 * SECTOR_BYTES)
+    disk.open("a").write_at(2 * SECTOR_BYTES, b"n" * 6 * SECTOR_BYTES)
     return disk
 
 
@@ -179,12 +179,12 @@ def test_a_cut_decides_for_each_sector_and_tears_some(survival: Survival, torn: 
     for seed in range(SEEDS):
         found = read_file(dirty_disk().power_cut(Random(seed), survival), "a")
         assert found is not None
-        assert set(found[: 2 * SECTOR]) | set(found[8 * SECTOR :]) == set(b"o")
-        for start in range(2 * SECTOR, 8 * SECTOR, SECTOR):
-            sector = found[start : start + SECTOR]
-            if sector == b"n" * SECTOR:
+        assert set(found[: 2 * SECTOR_BYTES]) | set(found[8 * SECTOR_BYTES :]) == set(b"o")
+        for start in range(2 * SECTOR_BYTES, 8 * SECTOR_BYTES, SECTOR_BYTES):
+            sector = found[start : start + SECTOR_BYTES]
+            if sector == b"n" * SECTOR_BYTES:
                 seen.add("kept")
-            elif sector == b"o" * SECTOR:
+            elif sector == b"o" * SECTOR_BYTES:
                 seen.add("lost")
             elif sector == b"n" * sector.count(b"n") + b"o" * sector.count(b"o"):
                 seen.add("torn once")
@@ -265,7 +265,7 @@ def before_replace(seed: int, cut: bool, n: int) -> FaultyDisk:
     disk = FaultyDisk(seed=seed)
     write_file(disk, "d/a", OLD)
     disk.create("d/a.tmp", 700).write_at(0, b"left over")
-    disk.cut_at, disk.fail_at = (disk.calls + n, None) if cut else (None, disk.calls + n)
+    disk.power_cut_at, disk.fail_at = (disk.calls + n, None) if cut else (None, disk.calls + n)
     return disk
 
 
@@ -309,7 +309,7 @@ class DiskMachine(RuleBasedStateMachine):
     the last sync of the directory; the first is safe, the last is what is there now."""
 
     paths = st.sampled_from(["d/a", "d/b"])
-    sizes = st.integers(0, 3 * SECTOR)
+    sizes = st.integers(0, 3 * SECTOR_BYTES)
 
     def __init__(self) -> None:
         super().__init__()

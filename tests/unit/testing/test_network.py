@@ -7,12 +7,12 @@ from random import Random
 import pytest
 
 from escrowmq.remoting.codes import RequestCode
-from escrowmq.remoting.connection import Answer, Stray
-from escrowmq.remoting.headers import WriterName
+from escrowmq.remoting.connection import Response, UnmatchedResponse
+from escrowmq.remoting.headers import WriterHeader
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import succeed
-from escrowmq.testing import ManualClock, Network, Weather
-from escrowmq.testing.network import CALM, End
+from escrowmq.remoting.responses import encode_success
+from escrowmq.testing import ManualClock, Network, NetworkFaults
+from escrowmq.testing.network import NO_FAULTS, Endpoint
 
 
 class Somebody:
@@ -22,22 +22,22 @@ class Somebody:
         self.heard: list[str] = []
         self.is_told = False
 
-    def received(self, end: End, data: bytes) -> None:
+    def received(self, end: Endpoint, data: bytes) -> None:
         for event in end.events(data):
             match event:
                 case Request():
                     self.heard.append(event.head.fields.writer)
-                    end.write(succeed(event))
-                case Answer() | Stray():
+                    end.write(encode_success(event))
+                case Response() | UnmatchedResponse():
                     self.heard.append(type(event).__name__)
         end.flush()
 
-    def closed(self, end: End) -> None:
+    def closed(self, end: Endpoint) -> None:
         self.is_told = True
 
 
 class Bench:
-    def __init__(self, weather: Weather = CALM, seed: int = 0) -> None:
+    def __init__(self, weather: NetworkFaults = NO_FAULTS, seed: int = 0) -> None:
         self.clock = ManualClock()
         self.network = Network(Random(seed), self.clock, weather)
         self.client, self.server = Somebody(), Somebody()
@@ -45,7 +45,7 @@ class Bench:
 
     def call(self, *names: str) -> None:
         for name in names:
-            fields = WriterName(writer=name)
+            fields = WriterHeader(writer=name)
             _, data = self.near.connection.call(RequestCode.QUERY_WRITER, fields, deadline_s=9)
             self.near.write(data)
         self.near.flush()
@@ -62,29 +62,34 @@ def test_in_calm_weather_everything_comes_once() -> None:
     assert bench.server.heard == []
     bench.wait()
     assert sorted(bench.server.heard) == ["a", "b"]
-    assert bench.client.heard == ["Answer", "Answer"]
-    assert bench.network.under_way == 0
+    assert bench.client.heard == ["Response", "Response"]
+    assert bench.network.in_flight == 0
 
 
 def test_what_is_lost_does_not_come() -> None:
-    bench = Bench(Weather(loss=1.0))
+    bench = Bench(NetworkFaults(loss=1.0))
     bench.call("a")
     bench.wait()
     assert bench.server.heard == []
 
 
 def test_what_comes_twice_is_answered_twice_and_heard_once() -> None:
-    bench = Bench(Weather(duplication=1.0))
+    bench = Bench(NetworkFaults(duplication=1.0))
     bench.call("a")
     bench.wait()
     assert bench.server.heard == ["a", "a"]
-    assert bench.client.heard == ["Answer", "Stray", "Stray", "Stray"]
+    assert bench.client.heard == [
+        "Response",
+        "UnmatchedResponse",
+        "UnmatchedResponse",
+        "UnmatchedResponse",
+    ]
 
 
 def test_a_late_frame_is_overtaken() -> None:
     orders = set()
     for seed in range(30):
-        bench = Bench(Weather(lateness=0.5), seed)
+        bench = Bench(NetworkFaults(lateness=0.5), seed)
         bench.call("a", "b", "c")
         bench.wait()
         orders.add(tuple(bench.server.heard))
@@ -94,7 +99,7 @@ def test_a_late_frame_is_overtaken() -> None:
 def test_the_same_seed_is_the_same_weather() -> None:
     heard = []
     for _ in range(2):
-        bench = Bench(Weather(loss=0.3, duplication=0.3, lateness=0.3), seed=5)
+        bench = Bench(NetworkFaults(loss=0.3, duplication=0.3, lateness=0.3), seed=5)
         bench.call(*"abcdefgh")
         bench.wait()
         heard.append((bench.server.heard, bench.client.heard))
@@ -105,17 +110,17 @@ def test_the_same_seed_is_the_same_weather() -> None:
 def test_a_line_that_is_cut_takes_along_what_was_under_way(by_client: bool) -> None:
     bench = Bench()
     bench.call("a")
-    bench.network.cut(bench.near if by_client else bench.far)
+    bench.network.disconnect(bench.near if by_client else bench.far)
     bench.wait()
     assert bench.server.heard == []
     assert bench.client.is_told
     assert bench.server.is_told
-    assert not bench.far.post(RequestCode.QUERY_WRITER, WriterName(writer="b"))
+    assert not bench.far.send_oneway(RequestCode.QUERY_WRITER, WriterHeader(writer="b"))
     assert len(bench.near.connection.close()) == 1
 
 
 def test_whoever_looks_on_hears_what_is_posted() -> None:
     bench, seen = Bench(), list[int]()
-    bench.far.posted = lambda code, fields: seen.append(code)
-    assert bench.far.post(RequestCode.QUERY_WRITER, WriterName(writer="b"))
+    bench.far.on_oneway = lambda code, fields: seen.append(code)
+    assert bench.far.send_oneway(RequestCode.QUERY_WRITER, WriterHeader(writer="b"))
     assert seen == [RequestCode.QUERY_WRITER]

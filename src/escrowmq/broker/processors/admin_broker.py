@@ -15,36 +15,36 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from escrowmq.broker.dispatch import Line
-from escrowmq.broker.statistics import Moved, Statistics
+from escrowmq.broker.dispatch import Channel
+from escrowmq.broker.statistics import Statistics, TrafficRate
 from escrowmq.broker.turn import WhenFlushed
-from escrowmq.errors import ConfigError, CorruptRecord, NoSuchRecord, RequestRefused, StoreError
+from escrowmq.errors import ConfigError, CorruptRecord, RecordNotFound, RequestRefused, StoreError
 from escrowmq.remoting.bodies import encode_body
-from escrowmq.remoting.bodies_admin import Rate, Rates, Table
+from escrowmq.remoting.bodies_admin import Rate, Rates, RuntimeTable
 from escrowmq.remoting.codes import VERSION, ResponseCode
 from escrowmq.remoting.headers_admin import (
-    BrokerConfigAnswer,
+    BrokerConfigResponse,
     PrepareBackup,
-    PrepareBackupAnswer,
-    StatsOf,
+    PrepareBackupResponse,
+    ViewBrokerStats,
 )
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import answer, succeed
+from escrowmq.remoting.responses import encode_response, encode_success
 from escrowmq.store.backup import TOKEN_PATH
 from escrowmq.store.config_files import DataVersion
 from escrowmq.store.disk import Disk, replace_file
 from escrowmq.store.status import PutStatus
 from escrowmq.store.store import MessageStore
 
-CHANGES_BYTES_MAX: Final = 64 << 10
+CONFIG_CHANGE_BYTES_MAX: Final = 64 << 10
 _GIB: Final = 1 << 30
 # There are no threads that wait for work here; RocketMQ's tools look for these all the same.
-_NO_QUEUES: Final = {
+_EMPTY_THREAD_POOLS: Final = {
     f"{name}ThreadPoolQueue{what}": "0"
     for name in ("send", "pull", "query", "litePull", "ack")
     for what in ("Size", "HeadWaitTimeMills")
 } | {"EndTransactionQueueSize": "0", "pageCacheLockTimeMills": "0", "dispatchMaxBuffer": "0"}
-_TIMERS: Final = dict.fromkeys(
+_EMPTY_TIMERS: Final = dict.fromkeys(
     (
         "timerReadBehind",
         "timerOffsetBehind",
@@ -56,7 +56,7 @@ _TIMERS: Final = dict.fromkeys(
 )
 
 
-class Settings(Protocol):
+class BrokerSettings(Protocol):
     """The settings of a running broker. `server/live_config.py` has the real ones."""
 
     def text(self) -> str:
@@ -77,86 +77,90 @@ class FixedSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class About:
+class BrokerInfo:
     version: str = "EscrowMQ"
     cluster: str = "DefaultCluster"
 
 
-class AdminBroker:
+class BrokerAdmin:
     def __init__(
         self,
         store: MessageStore,
         disk: Disk,
         statistics: Statistics,
-        settings: Callable[[], Settings],
-        about: About,
+        settings: Callable[[], BrokerSettings],
+        broker_info: BrokerInfo,
     ) -> None:
         self._store = store
         self._disk = disk
         self._statistics = statistics
         self._settings = settings
-        self._about = about
-        self._booted_ms = 0
-        self._end_at_boot = store.end
+        self._broker_info = broker_info
+        self._start_ms = 0
+        self._start_log_end = store.end
         self._version = DataVersion()
 
     def tick(self, now_ms: int) -> None:
-        self._booted_ms = self._booted_ms or now_ms
+        self._start_ms = self._start_ms or now_ms
         self._statistics.tick(now_ms)
 
     # --- settings --------------------------------------------------------------------------------
 
-    def config(self, line: Line, request: Request[Any], now_ms: int) -> None:
+    def get_config(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         version = msgspec.json.encode(self._version).decode()
         text = self._settings().text().encode()
-        line.write(answer(request, BrokerConfigAnswer(version=version), body=text))
+        channel.write(encode_response(request, BrokerConfigResponse(version=version), body=text))
 
-    def change_config(self, line: Line, request: Request[Any], now_ms: int) -> None:
+    def update_config(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         try:
-            if len(request.body) > CHANGES_BYTES_MAX:
+            if len(request.body) > CONFIG_CHANGE_BYTES_MAX:
                 raise ConfigError(f"{len(request.body)} bytes of settings")
             self._settings().change(str(request.body, "utf-8"))
         except (ConfigError, UnicodeDecodeError) as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
         self._version = self._version.next(now_ms)
-        line.write(succeed(request))
+        channel.write(encode_success(request))
 
     # --- figures ---------------------------------------------------------------------------------
 
-    def runtime(self, line: Line, request: Request[Any], now_ms: int) -> None:
+    def get_runtime_info(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         table = {
-            **_NO_QUEUES,
-            **_TIMERS,
-            **self._identity(now_ms),
-            **self._traffic(now_ms),
-            **self._log(),
-            **self._space(),
+            **_EMPTY_THREAD_POOLS,
+            **_EMPTY_TIMERS,
+            **self._identity_info(now_ms),
+            **self._traffic_info(now_ms),
+            **self._log_info(),
+            **self._disk_info(),
         }
-        line.write(answer(request, body=encode_body(Table(table=dict(sorted(table.items()))))))
+        channel.write(
+            encode_response(
+                request, body=encode_body(RuntimeTable(table=dict(sorted(table.items()))))
+            )
+        )
 
-    def _identity(self, now_ms: int) -> dict[str, str]:
-        seconds = max(0, now_ms - (self._booted_ms or now_ms)) // 1000
+    def _identity_info(self, now_ms: int) -> dict[str, str]:
+        seconds = max(0, now_ms - (self._start_ms or now_ms)) // 1000
         days, hours, minutes = seconds // 86_400, seconds // 3_600 % 24, seconds // 60 % 60
         return {
             "brokerVersion": str(VERSION),
-            "brokerVersionDesc": self._about.version,
-            "brokerActive": "true" if self._store.takes_writes else "false",
-            "bootTimestamp": str(self._booted_ms),
+            "brokerVersionDesc": self._broker_info.version,
+            "brokerActive": "true" if self._store.is_writable else "false",
+            "bootTimestamp": str(self._start_ms),
             "startAcceptSendRequestTimeStamp": "0",
             "runtime": f"[ {days} days, {hours} hours, {minutes} minutes, {seconds % 60} seconds ]",
         }
 
-    def _traffic(self, now_ms: int) -> dict[str, str]:
-        totals = self._statistics.now(now_ms).totals
+    def _traffic_info(self, now_ms: int) -> dict[str, str]:
+        totals = self._statistics.take_sample(now_ms).totals
         morning, before = self._statistics.morning, self._statistics.yesterday_morning
         pulls = zip(self._rates("found", now_ms), self._rates("missed", now_ms), strict=True)
-        stored_bytes = self._store.end - self._end_at_boot
-        fetched = _joined(self._rates("fetched", now_ms))
+        stored_bytes = self._store.end - self._start_log_end
+        fetched = _format_rates(self._rates("fetched", now_ms))
         return {
-            "putTps": _joined(self._rates("put", now_ms)),
-            "getFoundTps": _joined(self._rates("found", now_ms)),
-            "getMissTps": _joined(self._rates("missed", now_ms)),
-            "getTotalTps": _joined(tuple(found + missed for found, missed in pulls)),
+            "putTps": _format_rates(self._rates("put", now_ms)),
+            "getFoundTps": _format_rates(self._rates("found", now_ms)),
+            "getMissTps": _format_rates(self._rates("missed", now_ms)),
+            "getTotalTps": _format_rates(tuple(found + missed for found, missed in pulls)),
             "getTransferedTps": fetched,  # so spelt before 5.0
             "getTransferredTps": fetched,
             "msgPutTotalTodayNow": str(totals.put),
@@ -173,12 +177,12 @@ class AdminBroker:
     def _rates(self, field: str, now_ms: int) -> tuple[float, ...]:
         return self._statistics.rates(field, now_ms)
 
-    def _log(self) -> dict[str, str]:
+    def _log_info(self) -> dict[str, str]:
         store = self._store
         return {
             "commitLogMinOffset": str(store.begin),
             "commitLogMaxOffset": str(store.end),
-            "remainHowManyDataToFlush": f"{store.end - store.flushed} B",
+            "remainHowManyDataToFlush": f"{store.end - store.flushed_offset} B",
             "dispatchBehindBytes": "0",  # entries and keys are there with the message
             "earliestMessageTimeStamp": str(self._oldest_ms()),
         }
@@ -186,11 +190,11 @@ class AdminBroker:
     def _oldest_ms(self) -> int:
         try:
             record = next(self._store.records(self._store.begin, self._store.end), None)
-        except (NoSuchRecord, CorruptRecord):
+        except (RecordNotFound, CorruptRecord):
             return -1
         return -1 if record is None else record.stored_ms
 
-    def _space(self) -> dict[str, str]:
+    def _disk_info(self) -> dict[str, str]:
         try:
             usage = self._disk.usage()
         except StoreError:
@@ -203,9 +207,9 @@ class AdminBroker:
             "commitLogDirCapacity": f"Total : {total:.1f} GiB, Free : {free:.1f} GiB.",
         }
 
-    def stats(self, line: Line, request: Request[StatsOf], now_ms: int) -> None:
+    def get_stats(self, channel: Channel, request: Request[ViewBrokerStats], now_ms: int) -> None:
         fields = request.head.fields
-        spans = self._spans(fields.stats_name, fields.stats_key, now_ms)
+        spans = self._find_rates(fields.stats_name, fields.stats_key, now_ms)
         if spans is None:
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,
@@ -213,38 +217,40 @@ class AdminBroker:
             )
         minute, hour, day = (Rate(sum=one.count, tps=one.per_s, avgpt=0.0) for one in spans)
         found = Rates(stats_minute=minute, stats_hour=hour, stats_day=day)
-        line.write(answer(request, body=encode_body(found)))
+        channel.write(encode_response(request, body=encode_body(found)))
 
-    def _spans(self, name: str, key: str, now_ms: int) -> tuple[Moved, Moved, Moved] | None:
+    def _find_rates(
+        self, name: str, key: str, now_ms: int
+    ) -> tuple[TrafficRate, TrafficRate, TrafficRate] | None:
         statistics = self._statistics
-        present = statistics.now(now_ms)
+        present = statistics.take_sample(now_ms)
         topic, _, group = key.partition("@")
         match name:
-            case "TOPIC_PUT_NUMS" | "TOPIC_PUT_SIZE" if key in present.came:
-                return statistics.of_topic(key, int(name.endswith("SIZE")), now_ms)
-            case "GROUP_GET_NUMS" | "GROUP_GET_SIZE" if (topic, group) in present.went:
-                return statistics.of_group(topic, group, int(name.endswith("SIZE")), now_ms)
-            case "BROKER_PUT_NUMS" if key == self._about.cluster:
-                return statistics.of_broker("put", now_ms)
-            case "BROKER_GET_NUMS" if key == self._about.cluster:
-                return statistics.of_broker("fetched", now_ms)
+            case "TOPIC_PUT_NUMS" | "TOPIC_PUT_SIZE" if key in present.traffic_in:
+                return statistics.topic_rates(key, int(name.endswith("SIZE")), now_ms)
+            case "GROUP_GET_NUMS" | "GROUP_GET_SIZE" if (topic, group) in present.traffic_out:
+                return statistics.group_rates(topic, group, int(name.endswith("SIZE")), now_ms)
+            case "BROKER_PUT_NUMS" if key == self._broker_info.cluster:
+                return statistics.broker_rates("put", now_ms)
+            case "BROKER_GET_NUMS" if key == self._broker_info.cluster:
+                return statistics.broker_rates("fetched", now_ms)
         return None
 
 
-def nothing_to_do(line: Line, request: Request[Any], now_ms: int) -> None:
+def no_op(channel: Channel, request: Request[Any], now_ms: int) -> None:
     """CLEAN_EXPIRED_CONSUMEQUEUE and DELETE_EXPIRED_COMMITLOG: it is done all the time."""
-    line.write(succeed(request))
+    channel.write(encode_success(request))
 
 
-def _joined(rates: tuple[float, ...]) -> str:
+def _format_rates(rates: tuple[float, ...]) -> str:
     """Over ten seconds, a minute, ten minutes."""
     return " ".join(f"{rate:.2f}" for rate in rates)
 
 
-TOKEN_MAX: Final = 64
+TOKEN_LENGTH_MAX: Final = 64
 
 
-class Backups:
+class BackupProcessor:
     def __init__(
         self, disk: Disk, store: MessageStore, save: Callable[[], None], flush: WhenFlushed | None
     ) -> None:
@@ -253,9 +259,11 @@ class Backups:
         self._save = save
         self._flush = flush  # None: here and now
 
-    def prepare(self, line: Line, request: Request[PrepareBackup], now_ms: int) -> None:
+    def prepare_backup(
+        self, channel: Channel, request: Request[PrepareBackup], now_ms: int
+    ) -> None:
         store, token = self._store, request.head.fields.token
-        if len(token) > TOKEN_MAX:
+        if len(token) > TOKEN_LENGTH_MAX:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"a token of {len(token)} characters")
         try:
             replace_file(self._disk, TOKEN_PATH, token.encode())
@@ -268,11 +276,11 @@ class Backups:
 
         def flushed(status: PutStatus) -> None:
             if status is PutStatus.PUT_OK:
-                fields = PrepareBackupAnswer(log_begin=store.begin, log_end=end)
-                line.write(answer(request, fields))
+                fields = PrepareBackupResponse(log_begin=store.begin, log_end=end)
+                channel.write(encode_response(request, fields))
             else:
                 code, remark = ResponseCode.SYSTEM_ERROR, f"the log is not flushed: {status.name}"
-                line.write(answer(request, code=code, remark=remark))
+                channel.write(encode_response(request, code=code, remark=remark))
 
         if self._flush is None:
             flushed(PutStatus.PUT_OK)

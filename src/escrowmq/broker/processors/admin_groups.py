@@ -14,68 +14,68 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, cast
 
-from escrowmq.broker.dispatch import AskableLine, Line
-from escrowmq.broker.metadata import Groups, Topics
+from escrowmq.broker.dispatch import Channel, RequestChannel
+from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
 from escrowmq.broker.statistics import Statistics
 from escrowmq.consume.members import ConsumerGroups, Member, ProducerGroups
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.consume.subscription import TAG, Subscription, tag_filter
-from escrowmq.errors import CorruptRecord, NoSuchRecord, RemoteProtocolError, RequestRefused
+from escrowmq.errors import CorruptRecord, RecordNotFound, RemoteProtocolError, RequestRefused
 from escrowmq.message.keys import decode_offset_id
 from escrowmq.remoting.bodies import QueueName, SubscriptionEntry, TopicList, encode_body
 from escrowmq.remoting.bodies_admin import (
     ClientEntry,
     ConsumeOffset,
     ConsumerConnections,
+    CppQueueOffset,
+    CppResetOffsets,
     GroupList,
+    GroupSubscription,
     ProducerConnections,
     ProducerInfo,
     Producers,
     QueueEntries,
     QueueEntry,
-    QueueOffsetForC,
-    ResetOffsetsForC,
-    SubscriptionOf,
     TimeSpan,
     TimeSpans,
     TopicOffset,
-    broker_consume_stats,
-    by_queue,
+    encode_broker_consume_stats,
+    encode_queue_table,
 )
 from escrowmq.remoting.codes import LanguageName, RequestCode, ResponseCode
 from escrowmq.remoting.command import Command
 from escrowmq.remoting.headers import (
-    ConsumeDirectly,
-    ConsumerGroup,
-    ConsumerRunning,
+    ConsumeMessageDirectly,
+    ConsumerGroupHeader,
+    GetConsumerRunningInfo,
     Header,
     ResetConsumerOffset,
 )
 from escrowmq.remoting.headers_admin import (
-    BrokerConsumeStats,
     CloneGroupOffset,
-    ConsumeStatsOf,
-    GroupName,
-    ProducerGroup,
+    GetBrokerConsumeStats,
+    GetConsumeStats,
+    GroupHeader,
+    ProducerGroupHeader,
     QueryConsumeQueue,
     ResetOffset,
-    TopicAndGroup,
-    TopicName,
+    TopicGroupHeader,
+    TopicHeader,
 )
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import answer, refuse, succeed
+from escrowmq.remoting.responses import encode_error, encode_response, encode_success
 from escrowmq.store.config_files import TopicConfig
 from escrowmq.store.store import MessageStore
 
-_SHOWN_MAX: Final = 100
+_SHOWN_LENGTH_MAX: Final = 100
 
 
-class AdminGroups:
+class GroupAdmin:
     def __init__(
         self,
         store: MessageStore,
-        topics: Topics,
-        groups: Groups,
+        topics: TopicTable,
+        groups: SubscriptionGroups,
         offsets: ConsumerOffsets,
         consumers: ConsumerGroups,
         producers: ProducerGroups,
@@ -94,75 +94,85 @@ class AdminGroups:
 
     # --- who is connected ------------------------------------------------------------------------
 
-    def consumer_connections(
-        self, line: Line, request: Request[ConsumerGroup], now_ms: int
+    def list_consumer_connections(
+        self, channel: Channel, request: Request[ConsumerGroupHeader], now_ms: int
     ) -> None:
         name = request.head.fields.consumer_group
         group = self._consumers.find(name)
         if group is None:
             raise RequestRefused(
-                ResponseCode.CONSUMER_NOT_ONLINE, f"nobody of group {_shown(name)} is connected"
+                ResponseCode.CONSUMER_NOT_ONLINE, f"nobody of group {_truncate(name)} is connected"
             )
         found = ConsumerConnections(
-            connection_set=[_client(member) for member in self._consumers.members(name)],
+            connection_set=[_client_entry(member) for member in self._consumers.members(name)],
             subscription_table={
                 topic: subscription_entry(one) for topic, one in group.subscriptions.items()
             },
-            consume_type=group.habits.consume_type,
-            message_model=group.habits.message_model,
-            consume_from_where=group.habits.consume_from,
+            consume_type=group.settings.consume_type,
+            message_model=group.settings.message_model,
+            consume_from_where=group.settings.consume_from_where,
         )
-        line.write(answer(request, body=encode_body(found)))
+        channel.write(encode_response(request, body=encode_body(found)))
 
-    def producer_connections(
-        self, line: Line, request: Request[ProducerGroup], now_ms: int
+    def list_producer_connections(
+        self, channel: Channel, request: Request[ProducerGroupHeader], now_ms: int
     ) -> None:
         name = request.head.fields.producer_group
         members = self._producers.members(name)
         if not members:
             raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR, f"nobody of producer group {_shown(name)} is connected"
+                ResponseCode.SYSTEM_ERROR,
+                f"nobody of producer group {_truncate(name)} is connected",
             )
-        found = ProducerConnections(connection_set=[_client(member) for member in members])
-        line.write(answer(request, body=encode_body(found)))
+        found = ProducerConnections(connection_set=[_client_entry(member) for member in members])
+        channel.write(encode_response(request, body=encode_body(found)))
 
-    def all_producers(self, line: Line, request: Request[Any], now_ms: int) -> None:
+    def list_producers(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         found = Producers(
             data={
-                name: [_producer(member) for member in self._producers.members(name)]
+                name: [_producer_info(member) for member in self._producers.members(name)]
                 for name in self._producers.names()
             }
         )
-        line.write(answer(request, body=encode_body(found)))
+        channel.write(encode_response(request, body=encode_body(found)))
 
-    def groups_of_topic(self, line: Line, request: Request[TopicName], now_ms: int) -> None:
+    def list_groups_of_topic(
+        self, channel: Channel, request: Request[TopicHeader], now_ms: int
+    ) -> None:
         topic = request.head.fields.topic
         names = {*self._consumers.subscribers(topic), *self._offsets.groups_of(topic)}
-        line.write(answer(request, body=encode_body(GroupList(group_list=sorted(names)))))
+        channel.write(
+            encode_response(request, body=encode_body(GroupList(group_list=sorted(names))))
+        )
 
-    def topics_of_group(self, line: Line, request: Request[GroupName], now_ms: int) -> None:
+    def list_topics_of_group(
+        self, channel: Channel, request: Request[GroupHeader], now_ms: int
+    ) -> None:
         topics = self._topics_of(request.head.fields.group)
         found = TopicList(topic_list=topics, broker_addr=self._address)
-        line.write(answer(request, body=encode_body(found)))
+        channel.write(encode_response(request, body=encode_body(found)))
 
-    def subscription(self, line: Line, request: Request[TopicAndGroup], now_ms: int) -> None:
+    def get_subscription(
+        self, channel: Channel, request: Request[TopicGroupHeader], now_ms: int
+    ) -> None:
         fields = request.head.fields
         found = self._consumers.subscription(fields.group, fields.topic)
         if found is None:
             raise RequestRefused(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
-                f"nobody of {_shown(fields.group)} is connected and wants {_shown(fields.topic)}",
+                f"nobody of {_truncate(fields.group)} is connected and wants "
+                f"{_truncate(fields.topic)}",
             )
-        body = SubscriptionOf(
+        body = GroupSubscription(
             topic=fields.topic, group=fields.group, subscription_data=subscription_entry(found)
         )
-        line.write(answer(request, body=encode_body(body)))
+        channel.write(encode_response(request, body=encode_body(body)))
 
     # --- how far everybody is --------------------------------------------------------------------
 
-    def topic_stats(self, line: Line, request: Request[TopicName], now_ms: int) -> None:
+    def get_topic_stats(self, channel: Channel, request: Request[TopicHeader], now_ms: int) -> None:
         name = request.head.fields.topic
-        topic = self._topic(name)
+        topic = self._get_topic(name)
         store = self._store
         table = {
             queue: TopicOffset(
@@ -172,41 +182,47 @@ class AdminGroups:
             )
             for queue in self._queues(name, max(topic.read_queue_nums, topic.write_queue_nums))
         }
-        minute, _, _ = self._statistics.of_topic(name, 0, now_ms)
-        line.write(answer(request, body=by_queue(table, topicPutTps=minute.per_s)))
+        minute, _, _ = self._statistics.topic_rates(name, 0, now_ms)
+        channel.write(
+            encode_response(request, body=encode_queue_table(table, topicPutTps=minute.per_s))
+        )
 
-    def consume_stats(self, line: Line, request: Request[ConsumeStatsOf], now_ms: int) -> None:
+    def get_consume_stats(
+        self, channel: Channel, request: Request[GetConsumeStats], now_ms: int
+    ) -> None:
         fields = request.head.fields
         group = fields.consumer_group
         topics = [fields.topic] if fields.topic else self._topics_of(group)
         table: dict[QueueName, ConsumeOffset] = {}
         per_s = 0.0
         for topic in topics:
-            table.update(self._progress(group, topic))
-            per_s += self._statistics.of_group(topic, group, 0, now_ms)[0].per_s
-        line.write(answer(request, body=by_queue(table, consumeTps=per_s)))
+            table.update(self._group_progress(group, topic))
+            per_s += self._statistics.group_rates(topic, group, 0, now_ms)[0].per_s
+        channel.write(encode_response(request, body=encode_queue_table(table, consumeTps=per_s)))
 
-    def all_consume_stats(
-        self, line: Line, request: Request[BrokerConsumeStats], now_ms: int
+    def get_broker_consume_stats(
+        self, channel: Channel, request: Request[GetBrokerConsumeStats], now_ms: int
     ) -> None:
         groups, total = [], 0
-        for name, config in self._groups.all().items():
+        for name, config in self._groups.configs().items():
             of_topics = []
             for topic in self._topics_of(name) if config.consume_enable else []:
                 found = self._topics.find(topic)
                 if found is None or (request.head.fields.is_order and not found.order):
                     continue
-                table = self._progress(name, topic)
+                table = self._group_progress(name, topic)
                 total += sum(one.broker_offset - one.consumer_offset for one in table.values())
-                per_s = self._statistics.of_group(topic, name, 0, now_ms)[0].per_s
-                of_topics.append(by_queue(table, consumeTps=per_s))
+                per_s = self._statistics.group_rates(topic, name, 0, now_ms)[0].per_s
+                of_topics.append(encode_queue_table(table, consumeTps=per_s))
             groups.append((name, of_topics))
-        body = broker_consume_stats(groups, address=self._address, total_diff=total)
-        line.write(answer(request, body=body))
+        body = encode_broker_consume_stats(groups, address=self._address, total_diff=total)
+        channel.write(encode_response(request, body=body))
 
-    def time_spans(self, line: Line, request: Request[TopicAndGroup], now_ms: int) -> None:
+    def get_consume_time_spans(
+        self, channel: Channel, request: Request[TopicGroupHeader], now_ms: int
+    ) -> None:
         name, group = request.head.fields.topic, request.head.fields.group
-        topic = self._topic(name)
+        topic = self._get_topic(name)
         spans = []
         for queue in self._queues(name, topic.write_queue_nums):
             end = self._store.max_offset(name, queue.queue_id)
@@ -222,9 +238,11 @@ class AdminGroups:
                     delay_time=max(0, now_ms - waiting_ms),
                 )
             )
-        line.write(answer(request, body=encode_body(TimeSpans(consume_time_span_set=spans))))
+        channel.write(
+            encode_response(request, body=encode_body(TimeSpans(consume_time_span_set=spans)))
+        )
 
-    def _progress(self, group: str, name: str) -> dict[QueueName, ConsumeOffset]:
+    def _group_progress(self, group: str, name: str) -> dict[QueueName, ConsumeOffset]:
         topic = self._topics.find(name)
         found = {}
         for queue in self._queues(name, 0 if topic is None else topic.read_queue_nums):
@@ -242,11 +260,11 @@ class AdminGroups:
         wanted = set() if connected is None else set(connected.subscriptions)
         return sorted(wanted.union(self._offsets.topics_of(group)))
 
-    def _topic(self, name: str) -> TopicConfig:
+    def _get_topic(self, name: str) -> TopicConfig:
         found = self._topics.find(name)
         if found is None:
             raise RequestRefused(
-                ResponseCode.TOPIC_NOT_EXIST, f"topic {_shown(name)} does not exist"
+                ResponseCode.TOPIC_NOT_EXIST, f"topic {_truncate(name)} does not exist"
             )
         return found
 
@@ -260,56 +278,56 @@ class AdminGroups:
             return 0
         try:
             return self._store.stored_ms(topic, queue_id, queue_offset) or 0
-        except (NoSuchRecord, CorruptRecord):
+        except (RecordNotFound, CorruptRecord):
             return 0
 
 
-def subscription_entry(found: Subscription) -> SubscriptionEntry:
+def subscription_entry(subscription: Subscription) -> SubscriptionEntry:
     return SubscriptionEntry(
-        topic=found.topic,
-        sub_string=found.expression,
-        tags_set=list(found.tags),
-        code_set=sorted(found.codes),
-        sub_version=found.version,
-        expression_type=found.kind,
+        topic=subscription.topic,
+        sub_string=subscription.expression,
+        tags_set=list(subscription.tags),
+        code_set=sorted(subscription.tags_codes),
+        sub_version=subscription.version,
+        expression_type=subscription.expression_type,
     )
 
 
-def _client(member: Member) -> ClientEntry:
+def _client_entry(member: Member) -> ClientEntry:
     client = member.client
     return ClientEntry(
         client_id=client.client_id,
-        client_addr=client.line.peer,  # type: ignore[attr-defined]  # consume/ knows no lines
+        client_addr=client.channel.peer,  # type: ignore[attr-defined]  # consume/ knows no lines
         language=client.language,
         version=client.version,
     )
 
 
-def _producer(member: Member) -> ProducerInfo:
+def _producer_info(member: Member) -> ProducerInfo:
     client = member.client
     return ProducerInfo(
         client_id=client.client_id,
-        remote_ip=f"/{client.line.peer}",  # type: ignore[attr-defined]  # as Java shows it
+        remote_ip=f"/{client.channel.peer}",  # type: ignore[attr-defined]  # as Java shows it
         language=client.language,
         version=client.version,
-        last_update_timestamp=member.seen_ms,
+        last_update_timestamp=member.last_heartbeat_ms,
     )
 
 
-def _shown(name: str) -> str:
-    return name[:_SHOWN_MAX]
+def _truncate(name: str) -> str:
+    return name[:_SHOWN_LENGTH_MAX]
 
 
-ENTRIES_MAX: Final = 10_000  # shown at once
-TO_THE_END: Final = -1
+QUEUE_ENTRIES_MAX: Final = 10_000  # shown at once
+LATEST_TIMESTAMP: Final = -1
 
 
-class AdminOffsets:
+class OffsetAdmin:
     def __init__(
         self,
         store: MessageStore,
-        topics: Topics,
-        groups: Groups,
+        topics: TopicTable,
+        groups: SubscriptionGroups,
         offsets: ConsumerOffsets,
         consumers: ConsumerGroups,
     ) -> None:
@@ -319,11 +337,11 @@ class AdminOffsets:
         self._offsets = offsets
         self._consumers = consumers
 
-    def reset(self, line: Line, request: Request[ResetOffset], now_ms: int) -> None:
+    def reset_offsets(self, channel: Channel, request: Request[ResetOffset], now_ms: int) -> None:
         fields = request.head.fields
-        topic = self._topic(fields.topic)
+        topic = self._get_topic(fields.topic)
         if self._groups.find(fields.group) is None:
-            raise _no_group(fields.group)
+            raise _group_not_found(fields.group)
         if fields.queue_id >= topic.read_queue_nums:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
@@ -331,18 +349,18 @@ class AdminOffsets:
             )
         one = fields.queue_id >= 0
         wanted = [fields.queue_id] if one else range(topic.read_queue_nums)
-        targets = {queue_id: self._target(fields, queue_id) for queue_id in wanted}
+        targets = {queue_id: self._target_offset(fields, queue_id) for queue_id in wanted}
         is_connected = self._consumers.find(fields.group) is not None
         for queue_id, target in targets.items():
             if is_connected:
                 self._offsets.reset(fields.topic, fields.group, queue_id, target)
             else:
-                self._offsets.move(fields.topic, fields.group, queue_id, target)
-        table = {self._queue(fields.topic, queue_id): at for queue_id, at in targets.items()}
-        self._tell_members(fields, table)
-        line.write(answer(request, body=by_queue(table)))
+                self._offsets.set_offset(fields.topic, fields.group, queue_id, target)
+        table = {self._queue_name(fields.topic, queue_id): at for queue_id, at in targets.items()}
+        self._notify_members(fields, table)
+        channel.write(encode_response(request, body=encode_queue_table(table)))
 
-    def _target(self, fields: ResetOffset, queue_id: int) -> int:
+    def _target_offset(self, fields: ResetOffset, queue_id: int) -> int:
         store, topic = self._store, fields.topic
         first, end = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
         if fields.offset is not None and fields.offset >= 0:
@@ -352,7 +370,7 @@ class AdminOffsets:
                     f"offset {fields.offset} of queue {queue_id}, which has {first} to {end}",
                 )
             return fields.offset
-        if fields.timestamp == TO_THE_END:
+        if fields.timestamp == LATEST_TIMESTAMP:
             return end
         found = store.offset_by_time(topic, queue_id, max(0, fields.timestamp))
         read = self._offsets.query(topic, fields.group, queue_id)
@@ -360,14 +378,14 @@ class AdminOffsets:
             return min(found, read)
         return found
 
-    def _tell_members(self, fields: ResetOffset, table: dict[QueueName, int]) -> None:
+    def _notify_members(self, fields: ResetOffset, table: dict[QueueName, int]) -> None:
         header = ResetConsumerOffset(
             topic=fields.topic, group=fields.group, timestamp=fields.timestamp, is_force=True
         )
-        for_java = by_queue(table)
-        for_c = ResetOffsetsForC(
+        for_java = encode_queue_table(table)
+        for_c = CppResetOffsets(
             offset_table=[
-                QueueOffsetForC(
+                CppQueueOffset(
                     topic=queue.topic,
                     broker_name=queue.broker_name,
                     queue_id=queue.queue_id,
@@ -378,25 +396,29 @@ class AdminOffsets:
         )
         for member in self._consumers.members(fields.group):
             is_c = member.client.language == LanguageName.CPP
-            member.client.line.post(  # type: ignore[attr-defined]  # consume/ knows no lines
+            member.client.channel.send_oneway(  # type: ignore[attr-defined]  # consume/ knows no lines
                 RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
                 header,
                 encode_body(for_c) if is_c else for_java,
             )
 
-    def clone(self, line: Line, request: Request[CloneGroupOffset], now_ms: int) -> None:
+    def clone_offsets(
+        self, channel: Channel, request: Request[CloneGroupOffset], now_ms: int
+    ) -> None:
         fields = request.head.fields
         if self._groups.find(fields.src_group) is None:
-            raise _no_group(fields.src_group)
-        if self._groups.find_or_make(fields.dest_group, now_ms=now_ms) is None:
-            raise _no_group(fields.dest_group)
+            raise _group_not_found(fields.src_group)
+        if self._groups.get_or_create(fields.dest_group, now_ms=now_ms) is None:
+            raise _group_not_found(fields.dest_group)
         topics = [fields.topic] if fields.topic else self._offsets.topics_of(fields.src_group)
         for topic in topics:
             if self._topics.find(topic) is not None:
                 self._offsets.clone(topic, fields.src_group, fields.dest_group)
-        line.write(succeed(request))
+        channel.write(encode_success(request))
 
-    def entries(self, line: Line, request: Request[QueryConsumeQueue], now_ms: int) -> None:
+    def list_queue_entries(
+        self, channel: Channel, request: Request[QueryConsumeQueue], now_ms: int
+    ) -> None:
         """What a queue holds, entry by entry."""
         fields = request.head.fields
         if (fields.topic, fields.queue_id) not in self._store.queues():
@@ -407,9 +429,9 @@ class AdminOffsets:
         if fields.consumer_group:
             subscription = self._consumers.subscription(fields.consumer_group, fields.topic)
         accepts = None
-        if subscription is not None and subscription.kind == TAG:
+        if subscription is not None and subscription.expression_type == TAG:
             accepts = tag_filter(subscription)
-        count = max(0, min(fields.count, ENTRIES_MAX))
+        count = max(0, min(fields.count, QUEUE_ENTRIES_MAX))
         found = self._store.entries(fields.topic, fields.queue_id, fields.index, count)
         body = QueueEntries(
             max_queue_index=self._store.max_offset(fields.topic, fields.queue_id),
@@ -426,73 +448,79 @@ class AdminOffsets:
             subscription_data=None if subscription is None else subscription_entry(subscription),
             filter_data=None if subscription is None else subscription.expression,
         )
-        line.write(answer(request, body=encode_body(body)))
+        channel.write(encode_response(request, body=encode_body(body)))
 
-    def _topic(self, name: str) -> TopicConfig:
+    def _get_topic(self, name: str) -> TopicConfig:
         found = self._topics.find(name)
         if found is None:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic {name[:100]} does not exist")
         return found
 
-    def _queue(self, topic: str, queue_id: int) -> QueueName:
+    def _queue_name(self, topic: str, queue_id: int) -> QueueName:
         return QueueName(topic=topic, broker_name=self._topics.broker_name, queue_id=queue_id)
 
 
-def _no_group(name: str) -> RequestRefused:
+def _group_not_found(name: str) -> RequestRefused:
     return RequestRefused(
         ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group {name[:100]} does not exist"
     )
 
 
-WAIT_S: Final = 10.0  # as RocketMQ
+RELAY_TIMEOUT_S: Final = 10.0  # as RocketMQ
 
 
-class AdminRelay:
+class ConsumerRelay:
     def __init__(self, store: MessageStore, consumers: ConsumerGroups) -> None:
         self._store = store
         self._consumers = consumers
 
-    def running_info(self, line: Line, request: Request[ConsumerRunning], now_ms: int) -> None:
+    def get_running_info(
+        self, channel: Channel, request: Request[GetConsumerRunningInfo], now_ms: int
+    ) -> None:
         fields = request.head.fields
-        self._hand_on(line, request, fields.consumer_group, fields.client_id, fields)
+        self._relay(channel, request, fields.consumer_group, fields.client_id, fields)
 
-    def consume_directly(self, line: Line, request: Request[ConsumeDirectly], now_ms: int) -> None:
+    def consume_directly(
+        self, channel: Channel, request: Request[ConsumeMessageDirectly], now_ms: int
+    ) -> None:
         fields = request.head.fields
         if not fields.client_id:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, "which client? clientId is empty")
-        body = self._message(fields.msg_id or "")
-        self._hand_on(line, request, fields.consumer_group, fields.client_id, fields, body)
+        body = self._read_message(fields.msg_id or "")
+        self._relay(channel, request, fields.consumer_group, fields.client_id, fields, body)
 
-    def _message(self, offset_id: str) -> bytes:
+    def _read_message(self, offset_id: str) -> bytes:
         try:
             record = self._store.record_at(decode_offset_id(offset_id)[1])
-        except (RemoteProtocolError, NoSuchRecord, CorruptRecord) as error:
+        except (RemoteProtocolError, RecordNotFound, CorruptRecord) as error:
             raise RequestRefused(ResponseCode.QUERY_NOT_FOUND, str(error)) from error
-        return bytes(self._store.bytes_of(record))
+        return bytes(self._store.record_bytes(record))
 
-    def _hand_on(
+    def _relay(
         self,
-        line: Line,
+        channel: Channel,
         request: Request[Any],
         group: str,
         client_id: str,
         fields: Header,
         body: bytes = b"",
     ) -> None:
-        consumer = self._consumers.line_of(group, client_id)
+        consumer = self._consumers.channel_of(group, client_id)
 
         def answered(command: Command | None, body: bytes) -> None:
             if command is None:
                 late = RequestRefused(
                     ResponseCode.CONSUME_MSG_TIMEOUT, f"{client_id} of {group} did not answer"
                 )
-                line.write(refuse(request, late))
+                channel.write(encode_error(request, late))
             else:
-                line.write(answer(request, code=command.code, remark=command.remark, body=body))
+                channel.write(
+                    encode_response(request, code=command.code, remark=command.remark, body=body)
+                )
 
         code = request.head.code
-        if consumer is None or not cast(AskableLine, consumer).ask(
-            code, fields, body, answered, wait_s=WAIT_S
+        if consumer is None or not cast(RequestChannel, consumer).call(
+            code, fields, body, answered, timeout_s=RELAY_TIMEOUT_S
         ):
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,

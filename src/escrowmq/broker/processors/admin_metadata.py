@@ -17,48 +17,48 @@ from typing import Any, Final
 import msgspec
 
 from escrowmq.auth.acl import Action, PolicyEntry, User
-from escrowmq.auth.validator import Guard
-from escrowmq.broker.dispatch import Line
+from escrowmq.auth.validator import AccessValidator
+from escrowmq.broker.dispatch import Channel
 from escrowmq.broker.metadata import (
-    Groups,
-    Topics,
-    is_group_name,
+    SubscriptionGroups,
+    TopicTable,
+    check_topic_name,
     is_system_group,
     is_system_topic,
-    refuse_bad_topic_name,
+    is_valid_group_name,
 )
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import BrokenBody, RequestRefused, StoreError
-from escrowmq.parsing import lenient_json
+from escrowmq.parsing import parse_lenient_json
 from escrowmq.remoting.bodies import JsonBody, TopicList, encode_body
 from escrowmq.remoting.bodies_admin import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers_admin import (
-    AclsLike,
     AclSubject,
     CreateTopic,
     DeleteGroup,
-    GroupName,
-    TopicName,
-    UserName,
-    UsersLike,
+    GroupHeader,
+    ListAcls,
+    ListUsers,
+    TopicHeader,
+    UserHeader,
 )
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import answer, refuse, succeed
-from escrowmq.store.config_files import GroupConfig, TopicConfig, plain
+from escrowmq.remoting.responses import encode_error, encode_response, encode_success
+from escrowmq.store.config_files import GroupConfig, TopicConfig, to_plain
 from escrowmq.store.store import MessageStore
 
 QUEUES_MAX: Final = 65_536
 ATTRIBUTES_MAX: Final = 100
-DELETIONS_WAITING_MAX: Final = 1_000
+PENDING_DELETIONS_MAX: Final = 1_000
 
 
-class Admin:
+class MetadataAdmin:
     def __init__(
         self,
         store: MessageStore,
-        topics: Topics,
-        groups: Groups,
+        topics: TopicTable,
+        groups: SubscriptionGroups,
         offsets: ConsumerOffsets,
         save_offsets: Callable[[], None] = lambda: None,
     ) -> None:
@@ -67,18 +67,20 @@ class Admin:
         self._groups = groups
         self._offsets = offsets
         self._save_offsets = save_offsets
-        self._deletions: list[tuple[Line, Request[TopicName]]] = []  # that wait for their files
+        self._pending_deletions: list[
+            tuple[Channel, Request[TopicHeader]]
+        ] = []  # that wait for their files
 
     # --- topics ----------------------------------------------------------------------------------
 
-    def create_topic(self, line: Line, request: Request[CreateTopic], now_ms: int) -> None:
+    def create_topic(self, channel: Channel, request: Request[CreateTopic], now_ms: int) -> None:
         fields = request.head.fields
-        _refuse_system_topic(fields.topic)
+        _check_topic(fields.topic)
         for count in (fields.read_queue_nums, fields.write_queue_nums):
             if not 0 <= count <= QUEUES_MAX:
-                raise _bad(f"{count} queues, not 0 to {QUEUES_MAX}")
+                raise _invalid_parameter(f"{count} queues, not 0 to {QUEUES_MAX}")
         if not 0 <= fields.perm <= 7:
-            raise _bad(f"perm {fields.perm}: 2 is write, 4 is read, 6 is both")
+            raise _invalid_parameter(f"perm {fields.perm}: 2 is write, 4 is read, 6 is both")
         known = self._topics.find(fields.topic)
         wanted = TopicConfig(
             topic_name=fields.topic,
@@ -88,86 +90,92 @@ class Admin:
             topic_filter_type=fields.topic_filter_type,
             topic_sys_flag=fields.topic_sys_flag,
             order=fields.order,
-            attributes=_changed({} if known is None else known.attributes, fields.attributes),
+            attributes=_update_attributes(
+                {} if known is None else known.attributes, fields.attributes
+            ),
         )
         if wanted != known:
             self._topics.put(wanted, now_ms=now_ms)
-        line.write(succeed(request))
+        channel.write(encode_success(request))
 
-    def delete_topic(self, line: Line, request: Request[TopicName], now_ms: int) -> None:
-        _refuse_system_topic(request.head.fields.topic)
-        if len(self._deletions) >= DELETIONS_WAITING_MAX:
+    def delete_topic(self, channel: Channel, request: Request[TopicHeader], now_ms: int) -> None:
+        _check_topic(request.head.fields.topic)
+        if len(self._pending_deletions) >= PENDING_DELETIONS_MAX:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "too many topics are being deleted")
-        self._deletions.append((line, request))
+        self._pending_deletions.append((channel, request))
         self.tick(now_ms)
 
     def tick(self, now_ms: int) -> None:
         """Delete what waited until nobody writes to its files."""
-        waiting, self._deletions = self._deletions, []
+        waiting, self._pending_deletions = self._pending_deletions, []
         for line, request in waiting:
             topic = request.head.fields.topic
-            if not self._store.may_remove_topic(topic):
-                self._deletions.append((line, request))
+            if not self._store.can_remove_topic(topic):
+                self._pending_deletions.append((line, request))
                 continue
             try:
-                self._delete(topic, now_ms)
+                self._delete_topic(topic, now_ms)
             except StoreError as error:
                 failed = RequestRefused(ResponseCode.SYSTEM_ERROR, f"{topic} not deleted: {error}")
-                line.write(refuse(request, failed))
+                line.write(encode_error(request, failed))
             else:
-                line.write(succeed(request))
+                line.write(encode_success(request))
 
-    def _delete(self, topic: str, now_ms: int) -> None:
+    def _delete_topic(self, topic: str, now_ms: int) -> None:
         self._offsets.remove_topic(topic)
         self._save_offsets()
         if self._topics.remove(topic, now_ms=now_ms):
             self._topics.save()
         self._store.remove_topic(topic)
 
-    def clean_unused(self, line: Line, request: Request[Any], now_ms: int) -> None:
+    def clean_unused_topics(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         """Queues of topics that are not there."""
-        known = self._topics.all()
+        known = self._topics.configs()
         for topic in {topic for topic, _ in self._store.queues()} - set(known):
-            if not is_system_topic(topic) and self._store.may_remove_topic(topic):
+            if not is_system_topic(topic) and self._store.can_remove_topic(topic):
                 self._store.remove_topic(topic)
-        line.write(succeed(request))
+        channel.write(encode_success(request))
 
-    def topic_config(self, line: Line, request: Request[TopicName], now_ms: int) -> None:
+    def get_topic_config(
+        self, channel: Channel, request: Request[TopicHeader], now_ms: int
+    ) -> None:
         topic = request.head.fields.topic
         found = self._topics.find(topic)
         if found is None:
             raise RequestRefused(
                 ResponseCode.TOPIC_NOT_EXIST, f"topic {topic[:100]} does not exist"
             )
-        line.write(answer(request, body=_json(found)))
+        channel.write(encode_response(request, body=_encode_json(found)))
 
-    def all_topics(self, line: Line, request: Request[Any], now_ms: int) -> None:
-        table = {"topicConfigTable": self._topics.all(), "dataVersion": self._topics.version}
-        line.write(answer(request, body=_json(table)))
+    def list_topics(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
+        table = {"topicConfigTable": self._topics.configs(), "dataVersion": self._topics.version}
+        channel.write(encode_response(request, body=_encode_json(table)))
 
-    def system_topics(self, line: Line, request: Request[Any], now_ms: int) -> None:
-        names = sorted(filter(self._topics.is_system, self._topics.all()))
-        line.write(answer(request, body=encode_body(TopicList(topic_list=names))))
+    def list_system_topics(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
+        names = sorted(filter(self._topics.is_system, self._topics.configs()))
+        channel.write(encode_response(request, body=encode_body(TopicList(topic_list=names))))
 
     # --- groups ----------------------------------------------------------------------------------
 
-    def create_group(self, line: Line, request: Request[Any], now_ms: int) -> None:
+    def create_group(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         try:
-            config = msgspec.convert(lenient_json(request.body), GroupConfig, strict=False)
+            config = msgspec.convert(parse_lenient_json(request.body), GroupConfig, strict=False)
         except (BrokenBody, msgspec.ValidationError, RecursionError) as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the group: {error}") from error
-        if not is_group_name(config.group_name):
-            raise _bad(f"{config.group_name[:100]!r} names no group")
+        if not is_valid_group_name(config.group_name):
+            raise _invalid_parameter(f"{config.group_name[:100]!r} names no group")
         if not 0 <= config.retry_queue_nums <= QUEUES_MAX:
-            raise _bad(f"{config.retry_queue_nums} retry queues, not 0 to {QUEUES_MAX}")
+            raise _invalid_parameter(
+                f"{config.retry_queue_nums} retry queues, not 0 to {QUEUES_MAX}"
+            )
         self._groups.put(config, now_ms=now_ms)
-        line.write(succeed(request))
+        channel.write(encode_success(request))
 
-    def delete_group(self, line: Line, request: Request[DeleteGroup], now_ms: int) -> None:
+    def delete_group(self, channel: Channel, request: Request[DeleteGroup], now_ms: int) -> None:
         fields = request.head.fields
         name = fields.group_name
         if is_system_group(name):
-            raise _bad(f"{name} belongs to the broker")
+            raise _invalid_parameter(f"{name} belongs to the broker")
         try:
             if fields.clean_offset or fields.remove_offset:
                 self._offsets.remove_group(name)
@@ -178,37 +186,39 @@ class Admin:
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR, f"{name[:100]} not deleted: {error}"
             ) from error
-        line.write(succeed(request))
+        channel.write(encode_success(request))
 
-    def group_config(self, line: Line, request: Request[GroupName], now_ms: int) -> None:
+    def get_group_config(
+        self, channel: Channel, request: Request[GroupHeader], now_ms: int
+    ) -> None:
         name = request.head.fields.group
-        found = self._groups.find_or_make(name, now_ms=now_ms)
+        found = self._groups.get_or_create(name, now_ms=now_ms)
         if found is None:
             raise RequestRefused(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group {name[:100]} does not exist"
             )
-        line.write(answer(request, body=_json(found)))
+        channel.write(encode_response(request, body=_encode_json(found)))
 
-    def all_groups(self, line: Line, request: Request[Any], now_ms: int) -> None:
+    def list_groups(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         table = {
-            "subscriptionGroupTable": self._groups.all(),
+            "subscriptionGroupTable": self._groups.configs(),
             "forbiddenTable": {},
             "dataVersion": self._groups.version,
         }
-        line.write(answer(request, body=_json(table)))
+        channel.write(encode_response(request, body=_encode_json(table)))
 
 
-def _bad(why: str) -> RequestRefused:
-    return RequestRefused(ResponseCode.INVALID_PARAMETER, why)
+def _invalid_parameter(reason: str) -> RequestRefused:
+    return RequestRefused(ResponseCode.INVALID_PARAMETER, reason)
 
 
-def _refuse_system_topic(topic: str) -> None:
-    refuse_bad_topic_name(topic)
+def _check_topic(topic: str) -> None:
+    check_topic_name(topic)
     if is_system_topic(topic):
-        raise _bad(f"{topic} belongs to the broker")
+        raise _invalid_parameter(f"{topic} belongs to the broker")
 
 
-def _changed(attributes: dict[str, str], text: str | None) -> dict[str, str]:
+def _update_attributes(attributes: dict[str, str], text: str | None) -> dict[str, str]:
     """`+name=value` sets one, `-name` takes it away; commas between them."""
     changed = dict(attributes)
     for part in filter(None, (text or "").split(",")):
@@ -218,17 +228,17 @@ def _changed(attributes: dict[str, str], text: str | None) -> dict[str, str]:
         elif part[0] == "-" and name and not equals:
             changed.pop(name, None)
         else:
-            raise _bad(f"attribute {part[:100]!r} is neither +name=value nor -name")
+            raise _invalid_parameter(f"attribute {part[:100]!r} is neither +name=value nor -name")
     if len(changed) > ATTRIBUTES_MAX:
-        raise _bad(f"{len(changed)} attributes, limit {ATTRIBUTES_MAX}")
+        raise _invalid_parameter(f"{len(changed)} attributes, limit {ATTRIBUTES_MAX}")
     return changed
 
 
-def _json(value: Any) -> bytes:
-    return msgspec.json.encode(plain(value))
+def _encode_json(value: Any) -> bytes:
+    return msgspec.json.encode(to_plain(value))
 
 
-_CHANGES: Final = (
+_CHANGE_CODES: Final = (
     RequestCode.AUTH_CREATE_USER,
     RequestCode.AUTH_UPDATE_USER,
     RequestCode.AUTH_DELETE_USER,
@@ -236,21 +246,23 @@ _CHANGES: Final = (
     RequestCode.AUTH_UPDATE_ACL,
     RequestCode.AUTH_DELETE_ACL,
 )
-_SUBJECT: Final = "User:"
+_SUBJECT_PREFIX: Final = "User:"
 
 
-def access_handlers(guard: Guard | None) -> dict[int, Callable[[Line, Request[Any], int], None]]:
-    asked = AdminAccess(guard)
+def access_handlers(
+    access_validator: AccessValidator | None,
+) -> dict[int, Callable[[Channel, Request[Any], int], None]]:
+    asked = AccessAdmin(access_validator)
     return {
-        **dict.fromkeys(_CHANGES, _refuse_change),
-        RequestCode.AUTH_GET_USER: asked.user,
-        RequestCode.AUTH_LIST_USER: asked.users,
-        RequestCode.AUTH_GET_ACL: asked.acl,
-        RequestCode.AUTH_LIST_ACL: asked.acls,
+        **dict.fromkeys(_CHANGE_CODES, _refuse_change),
+        RequestCode.AUTH_GET_USER: asked.get_user,
+        RequestCode.AUTH_LIST_USER: asked.list_users,
+        RequestCode.AUTH_GET_ACL: asked.get_acl,
+        RequestCode.AUTH_LIST_ACL: asked.list_acls,
     }
 
 
-def _refuse_change(line: Line, request: Request[Any], now_ms: int) -> None:
+def _refuse_change(channel: Channel, request: Request[Any], now_ms: int) -> None:
     raise RequestRefused(
         ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
         "users and policies are changed in the file of escrowAclFile: the broker reads it again "
@@ -258,44 +270,50 @@ def _refuse_change(line: Line, request: Request[Any], now_ms: int) -> None:
     )
 
 
-class AdminAccess:
-    def __init__(self, guard: Guard | None) -> None:
-        self._guard = guard
+class AccessAdmin:
+    def __init__(self, access_validator: AccessValidator | None) -> None:
+        self._access_validator = access_validator
 
-    def user(self, line: Line, request: Request[UserName], now_ms: int) -> None:
-        found = self._find(request.head.fields.username)
-        line.write(answer(request, body=b"" if found is None else encode_body(_user_info(found))))
+    def get_user(self, channel: Channel, request: Request[UserHeader], now_ms: int) -> None:
+        found = self._find_user(request.head.fields.username)
+        channel.write(
+            encode_response(request, body=b"" if found is None else encode_body(_user_info(found)))
+        )
 
-    def users(self, line: Line, request: Request[UsersLike], now_ms: int) -> None:
+    def list_users(self, channel: Channel, request: Request[ListUsers], now_ms: int) -> None:
         part = request.head.fields.filter
         found = [_user_info(user) for user in self._users() if part in user.access_key]
-        line.write(answer(request, body=_array(found)))
+        channel.write(encode_response(request, body=_encode_array(found)))
 
-    def acl(self, line: Line, request: Request[AclSubject], now_ms: int) -> None:
-        found = self._find(request.head.fields.subject.removeprefix(_SUBJECT))
+    def get_acl(self, channel: Channel, request: Request[AclSubject], now_ms: int) -> None:
+        found = self._find_user(request.head.fields.subject.removeprefix(_SUBJECT_PREFIX))
         info = None if found is None else _acl_info(found, "")
-        line.write(answer(request, body=b"" if info is None else encode_body(info)))
+        channel.write(encode_response(request, body=b"" if info is None else encode_body(info)))
 
-    def acls(self, line: Line, request: Request[AclsLike], now_ms: int) -> None:
+    def list_acls(self, channel: Channel, request: Request[ListAcls], now_ms: int) -> None:
         fields = request.head.fields
         wanted = [user for user in self._users() if fields.subject_filter in _subject(user)]
         found = [_acl_info(user, fields.resource_filter) for user in wanted]
-        line.write(answer(request, body=_array([info for info in found if info is not None])))
+        channel.write(
+            encode_response(
+                request, body=_encode_array([info for info in found if info is not None])
+            )
+        )
 
     def _users(self) -> list[User]:
-        if self._guard is None:
+        if self._access_validator is None:
             raise RequestRefused(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
                 "this broker asks nobody who he is: set aclEnable and escrowAclFile first",
             )
-        return [account for account in self._guard.accounts if isinstance(account, User)]
+        return [account for account in self._access_validator.accounts if isinstance(account, User)]
 
-    def _find(self, name: str) -> User | None:
+    def _find_user(self, name: str) -> User | None:
         return next((user for user in self._users() if user.access_key == name), None)
 
 
 def _subject(user: User) -> str:
-    return f"{_SUBJECT}{user.access_key}"
+    return f"{_SUBJECT_PREFIX}{user.access_key}"
 
 
 def _user_info(user: User) -> UserInfo:
@@ -306,11 +324,11 @@ def _user_info(user: User) -> UserInfo:
     )
 
 
-def _acl_info(user: User, resource_part: str) -> AclInfo | None:
+def _acl_info(user: User, resource_filter: str) -> AclInfo | None:
     """None if it has no policy, or none for such a resource."""
     policies = []
-    for kind, entries in (("Custom", user.custom), ("Default", user.default)):
-        shown = [info for info in map(_entry_info, entries) if resource_part in info.resource]
+    for kind, entries in (("Custom", user.custom_policy), ("Default", user.default_policy)):
+        shown = [info for info in map(_entry_info, entries) if resource_filter in info.resource]
         if shown:
             policies.append(PolicyInfo(policy_type=kind, entries=shown))
     return AclInfo(subject=_subject(user), policies=policies) if policies else None
@@ -318,18 +336,20 @@ def _acl_info(user: User, resource_part: str) -> AclInfo | None:
 
 def _entry_info(entry: PolicyEntry) -> PolicyEntryInfo:
     return PolicyEntryInfo(
-        resource="*" if entry.kind is None else f"{entry.kind.value}:{entry.name}",
-        actions=_actions(entry.actions),
+        resource="*"
+        if entry.resource_type is None
+        else f"{entry.resource_type.value}:{entry.name}",
+        actions=_action_names(entry.actions),
         source_ips=None if entry.addresses is None else list(entry.addresses.patterns),
-        decision="Allow" if entry.allows else "Deny",
+        decision="Allow" if entry.is_allow else "Deny",
     )
 
 
-def _actions(actions: Action) -> list[str]:
+def _action_names(actions: Action) -> list[str]:
     if actions == Action.ALL:
         return ["All"]
     return [str(action.name).capitalize() for action in actions]
 
 
-def _array(bodies: Sequence[JsonBody]) -> bytes:
+def _encode_array(bodies: Sequence[JsonBody]) -> bytes:
     return b"[%b]" % b",".join(map(encode_body, bodies))

@@ -6,136 +6,136 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from escrowmq.broker.dispatch import Line
-from escrowmq.broker.metadata import READ, Groups, Topics
-from escrowmq.broker.statistics import Counts
-from escrowmq.consume.long_polling import HeldPull, WaitingPulls
+from escrowmq.broker.dispatch import Channel
+from escrowmq.broker.metadata import PERM_READ, SubscriptionGroups, TopicTable
+from escrowmq.broker.statistics import BrokerCounters
+from escrowmq.consume.long_polling import HeldPull, LongPolls
 from escrowmq.consume.members import ConsumerGroups
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.consume.pull import (
     BYTES_MAX,
     COUNT_MAX,
-    HAS_COMMIT_OFFSET,
-    HAS_SUBSCRIPTION,
-    SHORT_HOLD_MS,
+    FLAG_COMMIT_OFFSET,
+    FLAG_SUBSCRIPTION,
+    SHORT_POLLING_MS,
     SUCCESS,
+    PullRefusal,
     ReadLimits,
-    Refusal,
-    bulk_limits,
+    bulk_read_limits,
+    check_queue_access,
+    group_subscription,
     hold_ms,
-    limits,
-    refuse_place,
-    result_of,
-    subscription_known,
-    subscription_sent,
+    pull_result,
+    read_limits,
+    request_subscription,
 )
 from escrowmq.consume.subscription import Subscription, tag_filter
-from escrowmq.message.batch import NewRun, ToAppend
-from escrowmq.message.keys import derive, has_queue_entry
+from escrowmq.message.batch import Appendable, RecordRun
+from escrowmq.message.keys import has_queue_entry, tags_and_keys
 from escrowmq.message.record import QueueOffset
-from escrowmq.remoting.headers import PullMessage, PullMessageAnswer
+from escrowmq.remoting.headers import PullMessage, PullMessageResponse
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import answer, pulled
+from escrowmq.remoting.responses import encode_pull_response, encode_response
 from escrowmq.store.queue_reader import SCANNED_MAX
 from escrowmq.store.store import MessageStore
 
 # Comparisons that one pull by SQL92 may make before others get their turn: some milliseconds.
-TESTS_MAX: Final = 20_000
+SQL_EVALUATIONS_MAX: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullRules:
-    perm: int = READ | 2
+    perm: int = PERM_READ | 2
     long_polling: bool = True
-    short_hold_ms: int = SHORT_HOLD_MS
+    short_hold_ms: int = SHORT_POLLING_MS
     count_max: int = COUNT_MAX
     bytes_max: int = BYTES_MAX
-    waiting_max: int = 100_000
+    held_pulls_max: int = 100_000
     allows_sql: bool = False
 
 
 # Beside the subscription: who asked what.
-_Payload = tuple[Line, Request[PullMessage], Subscription]
+_HeldRequest = tuple[Channel, Request[PullMessage], Subscription]
 
 
-class Pulls:
+class PullProcessor:
     def __init__(
         self,
         store: MessageStore,
-        topics: Topics,
-        groups: Groups,
-        connected: ConsumerGroups,
+        topics: TopicTable,
+        groups: SubscriptionGroups,
+        consumers: ConsumerGroups,
         offsets: ConsumerOffsets,
         rules: PullRules,
-        counts: Counts | None = None,
+        counters: BrokerCounters | None = None,
     ) -> None:
         self._store = store
         self._topics = topics
         self._groups = groups
-        self._connected = connected
+        self._consumers = consumers
         self._offsets = offsets
         self.rules = rules
-        self._counts = Counts() if counts is None else counts
-        self._waiting: WaitingPulls[_Payload] = WaitingPulls(waiting_max=rules.waiting_max)
+        self._counters = BrokerCounters() if counters is None else counters
+        self._long_polls: LongPolls[_HeldRequest] = LongPolls(pulls_max=rules.held_pulls_max)
 
-    def handle(self, line: Line, request: Request[PullMessage], now_ms: int) -> None:
+    def pull(self, channel: Channel, request: Request[PullMessage], now_ms: int) -> None:
         fields = request.head.fields
-        wanted = self._wanted(fields, now_ms)
-        if isinstance(wanted, Refusal):
-            self._refuse(line, request, wanted)
+        wanted = self._find_subscription(fields, now_ms)
+        if isinstance(wanted, PullRefusal):
+            self._refuse(channel, request, wanted)
             return
-        if fields.sys_flag & HAS_COMMIT_OFFSET:
+        if fields.sys_flag & FLAG_COMMIT_OFFSET:
             self._offsets.commit(
                 fields.topic, fields.consumer_group, fields.queue_id, fields.commit_offset
             )
         reset = self._offsets.take_reset(fields.topic, fields.consumer_group, fields.queue_id)
         if reset is not None and reset != fields.queue_offset:
-            self._send_elsewhere(line, request, reset)
+            self._respond_offset_reset(channel, request, reset)
             return
-        self._read(line, request, wanted, now_ms, is_first_look=True)
+        self._read(channel, request, wanted, now_ms, is_first_read=True)
 
-    def arrived(self, records: Sequence[ToAppend], now_ms: int) -> None:
+    def messages_arrived(self, records: Sequence[Appendable], now_ms: int) -> None:
         """New messages can be read: wake those who waited for them."""
-        if not len(self._waiting):
+        if not len(self._long_polls):
             return
         codes: dict[tuple[str, int], tuple[list[int], list[bytes]]] = {}
         for record in records:
             place = record.topic, record.queue_id
-            if self._waiting.has(*place) and has_queue_entry(record.sys_flag):
+            if self._long_polls.has_pulls(*place) and has_queue_entry(record.sys_flag):
                 tags_codes, properties = codes.setdefault(place, ([], []))
-                if type(record) is NewRun:
+                if type(record) is RecordRun:
                     tags_codes += [0] * len(record.bodies)
                     properties += record.properties()
                     continue
-                code, _ = derive(record.topic, record.properties, now_ms)
+                code, _ = tags_and_keys(record.topic, record.properties, now_ms)
                 tags_codes.append(code)
                 properties.append(record.properties)
         for (topic, queue_id), (tags_codes, properties) in codes.items():
             end = self._store.max_offset(topic, queue_id)
-            for pull in self._waiting.arrived(topic, queue_id, end, tags_codes, properties):
-                self._answer_held(pull, now_ms)
+            for pull in self._long_polls.take_ready(topic, queue_id, end, tags_codes, properties):
+                self._read_held(pull, now_ms)
 
     def expire(self, now_ms: int) -> None:
-        for pull in self._waiting.expire(now_ms):
-            self._answer_held(pull, now_ms)
+        for pull in self._long_polls.expire(now_ms):
+            self._read_held(pull, now_ms)
 
     def next_due_ms(self) -> int | None:
-        return self._waiting.next_due_ms()
+        return self._long_polls.next_due_ms()
 
-    def line_closed(self, line: Line) -> None:
-        self._waiting.line_closed(line)
+    def channel_closed(self, channel: Channel) -> None:
+        self._long_polls.channel_closed(channel)
 
     def release_all(self, now_ms: int) -> None:
-        for pull in self._waiting.release_all():
-            self._answer_held(pull, now_ms)
+        for pull in self._long_polls.release_all():
+            self._read_held(pull, now_ms)
 
     @property
-    def waiting(self) -> int:
-        return len(self._waiting)
+    def held_count(self) -> int:
+        return len(self._long_polls)
 
-    def _wanted(self, fields: PullMessage, now_ms: int) -> Subscription | Refusal:
-        group = self._groups.find_or_make(fields.consumer_group, now_ms=now_ms)
-        refusal = refuse_place(
+    def _find_subscription(self, fields: PullMessage, now_ms: int) -> Subscription | PullRefusal:
+        group = self._groups.get_or_create(fields.consumer_group, now_ms=now_ms)
+        refusal = check_queue_access(
             fields.consumer_group,
             fields.topic,
             fields.queue_id,
@@ -146,122 +146,130 @@ class Pulls:
         if refusal is not None or group is None:
             assert refusal is not None
             return refusal
-        if fields.sys_flag & HAS_SUBSCRIPTION:
-            return subscription_sent(
+        if fields.sys_flag & FLAG_SUBSCRIPTION:
+            return request_subscription(
                 fields.topic,
                 fields.subscription,
-                kind=fields.expression_type,
+                expression_type=fields.expression_type,
                 version=fields.sub_version,
-                allows_sql=self.rules.allows_sql,
+                sql_enabled=self.rules.allows_sql,
             )
-        return subscription_known(
+        return group_subscription(
             fields.topic,
             version=fields.sub_version,
-            rules=group,
-            connected=self._connected.find(fields.consumer_group),
-            allows_sql=self.rules.allows_sql,
+            access=group,
+            group=self._consumers.find(fields.consumer_group),
+            sql_enabled=self.rules.allows_sql,
         )
 
     def _read(
         self,
-        line: Line,
+        channel: Channel,
         request: Request[PullMessage],
-        wanted: Subscription,
+        subscription: Subscription,
         now_ms: int,
         *,
-        is_first_look: bool,
+        is_first_read: bool,
     ) -> None:
         fields = request.head.fields
-        sql = wanted.sql
-        bounds = self._bounds(fields)
+        sql = subscription.compiled_filter
+        bounds = self._read_limits(fields)
         found = self._store.read(
             fields.topic,
             fields.queue_id,
             fields.queue_offset,
             count_max=bounds.count_max,
             bytes_max=bounds.bytes_max,
-            accepts=tag_filter(wanted),
-            wants=None if sql is None else sql.wants,
-            scanned_max=SCANNED_MAX if sql is None else max(1, TESTS_MAX // sql.cost),
+            tag_filter=tag_filter(subscription),
+            property_filter=None if sql is None else sql.matches_encoded,
+            scanned_max=SCANNED_MAX if sql is None else max(1, SQL_EVALUATIONS_MAX // sql.cost),
         )
-        code, remark = result_of(found.status, fields.queue_offset)
-        if code != SUCCESS and is_first_look:
+        code, remark = pull_result(found.status, fields.queue_offset)
+        if code != SUCCESS and is_first_read:
             wait_ms = hold_ms(
                 code,
                 fields.sys_flag,
                 fields.suspend_timeout_millis,
-                is_first_look=True,
+                is_first_attempt=True,
                 long_polling=self.rules.long_polling,
             )
             if wait_ms and not self.rules.long_polling:
                 wait_ms = self.rules.short_hold_ms
-            if wait_ms and self._hold(line, request, wanted, now_ms + wait_ms):
+            if wait_ms and self._hold(channel, request, subscription, now_ms + wait_ms):
                 return
         if code == SUCCESS:
-            self._counts.pulled(fields.topic, fields.consumer_group, found.count, found.size)
+            self._counters.record_pull(fields.topic, fields.consumer_group, found.count, found.size)
         else:
-            self._counts.refused[request.head.code, code] += 1
-        line.write_pieces(
-            pulled(
+            self._counters.refused[request.head.code, code] += 1
+        channel.write_pieces(
+            encode_pull_response(
                 request,
-                next_offset=found.next,
-                min_offset=found.min,
-                max_offset=found.max,
+                next_offset=found.next_offset,
+                min_offset=found.min_offset,
+                max_offset=found.max_offset,
                 code=code,
                 remark=remark,
                 body=found.slices,
             )
         )
 
-    def _bounds(self, fields: PullMessage) -> ReadLimits:
+    def _read_limits(self, fields: PullMessage) -> ReadLimits:
         if fields.bulk:
-            return bulk_limits(fields.max_msg_nums)
-        asked = limits(fields.max_msg_nums, fields.max_msg_bytes)
+            return bulk_read_limits(fields.max_msg_nums)
+        asked = read_limits(fields.max_msg_nums, fields.max_msg_bytes)
         return ReadLimits(
             min(asked.count_max, self.rules.count_max), min(asked.bytes_max, self.rules.bytes_max)
         )
 
     def _hold(
-        self, line: Line, request: Request[PullMessage], wanted: Subscription, due_ms: int
+        self,
+        channel: Channel,
+        request: Request[PullMessage],
+        subscription: Subscription,
+        due_ms: int,
     ) -> bool:
         fields = request.head.fields
-        return self._waiting.add(
+        return self._long_polls.add(
             HeldPull(
                 topic=fields.topic,
                 queue_id=fields.queue_id,
-                wanted=QueueOffset(fields.queue_offset),
+                queue_offset=QueueOffset(fields.queue_offset),
                 due_ms=due_ms,
-                line=line,
-                payload=(line, request, wanted),
-                accepts=tag_filter(wanted),
-                wants=None if wanted.sql is None else wanted.sql.wants,
+                channel=channel,
+                payload=(channel, request, subscription),
+                tag_filter=tag_filter(subscription),
+                property_filter=None
+                if subscription.compiled_filter is None
+                else subscription.compiled_filter.matches_encoded,
             )
         )
 
-    def _answer_held(self, pull: HeldPull[_Payload], now_ms: int) -> None:
+    def _read_held(self, pull: HeldPull[_HeldRequest], now_ms: int) -> None:
         line, request, wanted = pull.payload
-        self._read(line, request, wanted, now_ms, is_first_look=False)
+        self._read(line, request, wanted, now_ms, is_first_read=False)
 
-    def _refuse(self, line: Line, request: Request[PullMessage], refusal: Refusal) -> None:
+    def _refuse(
+        self, channel: Channel, request: Request[PullMessage], refusal: PullRefusal
+    ) -> None:
         # Clients read the four offsets off every pull answer, also a refusal.
-        fields = PullMessageAnswer(
+        fields = PullMessageResponse(
             suggest_which_broker_id=0,
             next_begin_offset=request.head.fields.queue_offset,
             min_offset=0,
             max_offset=0,
-            forbidden_type=refusal.forbidden or None,
+            forbidden_type=refusal.forbidden_type or None,
         )
-        self._counts.refused[request.head.code, refusal.code] += 1
-        line.write(answer(request, fields, code=refusal.code, remark=refusal.remark))
+        self._counters.refused[request.head.code, refusal.code] += 1
+        channel.write(encode_response(request, fields, code=refusal.code, remark=refusal.remark))
 
-    def _send_elsewhere(
-        self, line: Line, request: Request[PullMessage], target: QueueOffset
+    def _respond_offset_reset(
+        self, channel: Channel, request: Request[PullMessage], queue_offset: QueueOffset
     ) -> None:
         fields = request.head.fields
-        line.write_pieces(
-            pulled(
+        channel.write_pieces(
+            encode_pull_response(
                 request,
-                next_offset=target,
+                next_offset=queue_offset,
                 min_offset=self._store.min_offset(fields.topic, fields.queue_id),
                 max_offset=self._store.max_offset(fields.topic, fields.queue_id),
                 code=21,

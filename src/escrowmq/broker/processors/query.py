@@ -5,46 +5,50 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from escrowmq.broker.dispatch import Line
-from escrowmq.broker.metadata import Groups, Topics
-from escrowmq.consume.offsets import ConsumerOffsets, start_of
-from escrowmq.errors import CorruptRecord, NoSuchRecord, RequestRefused
+from escrowmq.broker.dispatch import Channel
+from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
+from escrowmq.consume.offsets import ConsumerOffsets, initial_offset
+from escrowmq.errors import CorruptRecord, RecordNotFound, RequestRefused
 from escrowmq.message.record import LogOffset
 from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.headers import (
-    OffsetAnswer,
+    OffsetResponse,
     QueryConsumerOffset,
     QueryMessage,
-    QueryMessageAnswer,
-    QueueOf,
+    QueryMessageResponse,
+    QueueHeader,
     SearchOffset,
-    TimestampAnswer,
+    TimestampResponse,
     UpdateConsumerOffset,
     ViewMessage,
 )
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import answer, succeed
+from escrowmq.remoting.responses import encode_response, encode_success
 from escrowmq.store.store import MessageStore
 
-FOUND_BY_UNIQUE_KEY_MAX = 32
-FOUND_BYTES_MAX = 8 << 20  # of a look-up; a frame holds no more than 16 MiB
+UNIQUE_KEY_RESULTS_MAX = 32
+QUERY_RESULT_BYTES_MAX = 8 << 20  # of a look-up; a frame holds no more than 16 MiB
 
 
-class Queries:
+class QueryProcessor:
     def __init__(
-        self, store: MessageStore, topics: Topics, groups: Groups, offsets: ConsumerOffsets
+        self,
+        store: MessageStore,
+        topics: TopicTable,
+        groups: SubscriptionGroups,
+        offsets: ConsumerOffsets,
     ) -> None:
         self._store = store
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
 
-    def consumer_offset(
-        self, line: Line, request: Request[QueryConsumerOffset], now_ms: int
+    def query_consumer_offset(
+        self, channel: Channel, request: Request[QueryConsumerOffset], now_ms: int
     ) -> None:
         fields = request.head.fields
         first = self._store.min_offset(fields.topic, fields.queue_id)
-        found = start_of(
+        found = initial_offset(
             self._offsets.query(fields.topic, fields.consumer_group, fields.queue_id),
             first,
             fields.set_zero_if_not_found,
@@ -56,10 +60,10 @@ class Queries:
                 f"{fields.consumer_group} has no offset for queue {fields.queue_id} of "
                 f"{fields.topic}",
             )
-        line.write(answer(request, OffsetAnswer(offset=found)))
+        channel.write(encode_response(request, OffsetResponse(offset=found)))
 
     def update_consumer_offset(
-        self, line: Line, request: Request[UpdateConsumerOffset], now_ms: int
+        self, channel: Channel, request: Request[UpdateConsumerOffset], now_ms: int
     ) -> None:
         fields = request.head.fields
         topic = self._topics.find(fields.topic)
@@ -76,19 +80,19 @@ class Queries:
             self._offsets.commit(
                 fields.topic, fields.consumer_group, fields.queue_id, fields.commit_offset
             )
-        line.write(succeed(request))
+        channel.write(encode_success(request))
 
-    def max_offset(self, line: Line, request: Request[QueueOf], now_ms: int) -> None:
+    def get_max_offset(self, channel: Channel, request: Request[QueueHeader], now_ms: int) -> None:
         fields = request.head.fields
         offset = self._store.max_offset(fields.topic, fields.queue_id)
-        line.write(answer(request, OffsetAnswer(offset=offset)))
+        channel.write(encode_response(request, OffsetResponse(offset=offset)))
 
-    def min_offset(self, line: Line, request: Request[QueueOf], now_ms: int) -> None:
+    def get_min_offset(self, channel: Channel, request: Request[QueueHeader], now_ms: int) -> None:
         fields = request.head.fields
         offset = self._store.min_offset(fields.topic, fields.queue_id)
-        line.write(answer(request, OffsetAnswer(offset=offset)))
+        channel.write(encode_response(request, OffsetResponse(offset=offset)))
 
-    def search_offset(self, line: Line, request: Request[SearchOffset], now_ms: int) -> None:
+    def search_offset(self, channel: Channel, request: Request[SearchOffset], now_ms: int) -> None:
         fields = request.head.fields
         offset = self._store.offset_by_time(
             fields.topic,
@@ -96,16 +100,18 @@ class Queries:
             fields.timestamp,
             upper=(fields.boundary_type or "").lower() == "upper",
         )
-        line.write(answer(request, OffsetAnswer(offset=offset)))
+        channel.write(encode_response(request, OffsetResponse(offset=offset)))
 
-    def earliest_time(self, line: Line, request: Request[QueueOf], now_ms: int) -> None:
+    def get_earliest_time(
+        self, channel: Channel, request: Request[QueueHeader], now_ms: int
+    ) -> None:
         fields = request.head.fields
         stored_ms = self._store.earliest_stored_ms(fields.topic, fields.queue_id)
-        line.write(answer(request, TimestampAnswer(timestamp=stored_ms)))
+        channel.write(encode_response(request, TimestampResponse(timestamp=stored_ms)))
 
-    def by_key(self, line: Line, request: Request[QueryMessage], now_ms: int) -> None:
+    def query_by_key(self, channel: Channel, request: Request[QueryMessage], now_ms: int) -> None:
         fields = request.head.fields
-        count_max = FOUND_BY_UNIQUE_KEY_MAX if fields.is_unique_key else max(1, fields.max_num)
+        count_max = UNIQUE_KEY_RESULTS_MAX if fields.is_unique_key else max(1, fields.max_num)
         found = self._store.find_by_key(
             fields.topic,
             fields.key,
@@ -117,25 +123,25 @@ class Queries:
             raise RequestRefused(
                 ResponseCode.QUERY_NOT_FOUND, f"no message of {fields.topic} has this key"
             )
-        last = self._store.last_record
+        last = self._store.last_record_offset
         sizes = itertools.accumulate(record.size for record in found)
-        fitting = sum(1 for size in sizes if size <= FOUND_BYTES_MAX)
-        body = b"".join(self._store.bytes_of(record) for record in found[: max(1, fitting)])
-        about = QueryMessageAnswer(
+        fitting = sum(1 for size in sizes if size <= QUERY_RESULT_BYTES_MAX)
+        body = b"".join(self._store.record_bytes(record) for record in found[: max(1, fitting)])
+        about = QueryMessageResponse(
             index_last_update_timestamp=now_ms, index_last_update_phyoffset=last
         )
-        line.write(answer(request, about, body=body))
+        channel.write(encode_response(request, about, body=body))
 
-    def by_id(self, line: Line, request: Request[ViewMessage], now_ms: int) -> None:
+    def view_by_id(self, channel: Channel, request: Request[ViewMessage], now_ms: int) -> None:
         offset = LogOffset(request.head.fields.offset)
         try:
             record = self._store.record_at(offset)
-        except (NoSuchRecord, CorruptRecord) as error:
+        except (RecordNotFound, CorruptRecord) as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        line.write(answer(request, body=self._store.bytes_of(record)))
+        channel.write(encode_response(request, body=self._store.record_bytes(record)))
 
 
-def unsupported(line: Line, request: Request[Any], now_ms: int) -> None:
+def reject_unsupported(channel: Channel, request: Request[Any], now_ms: int) -> None:
     raise RequestRefused(
         ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
         f"request code {request.head.code} is not supported",

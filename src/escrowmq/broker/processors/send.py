@@ -18,24 +18,24 @@ from typing import Final
 
 import msgspec
 
-from escrowmq.broker.dispatch import Line
+from escrowmq.broker.dispatch import Channel
 from escrowmq.broker.metadata import (
-    CLOSED_TO_SENDERS,
+    BROKER_ONLY_TOPICS,
+    PERM_WRITE,
     RETRY_PREFIX,
-    WRITE,
-    Topics,
-    refuse_bad_topic_name,
+    TopicTable,
+    check_topic_name,
 )
 from escrowmq.broker.turn import Turn
 from escrowmq.errors import BrokenBody, RequestRefused
-from escrowmq.message.batch import BatchItem, ToAppend, decode_batch, decode_bulk
-from escrowmq.message.keys import UniqueKeys
+from escrowmq.message.batch import Appendable, BatchItem, decode_batch, decode_bulk_batch
+from escrowmq.message.keys import UniqueKeyGenerator
 from escrowmq.message.properties import change_properties, find_property
 from escrowmq.message.record import PROPERTIES_BYTES_MAX, TRANSACTION_MASK, NewRecord
 from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.headers import SendMessage
 from escrowmq.remoting.requests import Body, Request
-from escrowmq.remoting.responses import SendAnswers
+from escrowmq.remoting.responses import SendResponseEncoder
 from escrowmq.store.config_files import TopicConfig
 
 
@@ -81,19 +81,21 @@ def has_unique_key(properties: str) -> bool:
     return find_property(properties.encode(), b"UNIQ_KEY") is not None
 
 
-def is_hasty(properties: str) -> bool:
+def has_wait_false(properties: str) -> bool:
     return find_property(properties.encode(), b"WAIT") == b"false"
 
 
-def is_special(properties: str) -> bool:
+def has_special_properties(properties: str) -> bool:
     """Whether a record has to be looked at again before it is appended."""
     return "DELAY\x01" in properties or "TIMER_D" in properties or "TRAN_MSG\x01" in properties
 
 
-_PROPERTIES_ROOM: Final = 512  # for what the broker itself adds
-_SHORT_TEXT: Final = 4096  # characters that are within every limit, however they are encoded
+_BROKER_PROPERTIES_BYTES: Final = 512  # for what the broker itself adds
+_SHORT_PROPERTIES_LENGTH: Final = (
+    4096  # characters that are within every limit, however they are encoded
+)
 
-_MARKS: Final = ("POP_CK", "MSG_REGION", "TRACE_ON", "CLUSTER")
+_BROKER_PROPERTIES: Final = ("POP_CK", "MSG_REGION", "TRACE_ON", "CLUSTER")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,74 +105,78 @@ class SendRules:
     region: str = "DefaultRegion"
     trace_on: bool = True
     message_bytes_max: int = 4 << 20
-    writable: bool = True  # brokerPermission
+    is_writable: bool = True  # brokerPermission
 
-    def answers(self) -> SendAnswers:
-        return SendAnswers(store_host=self.store_host, region=self.region, trace_on=self.trace_on)
+    def response_encoder(self) -> SendResponseEncoder:
+        return SendResponseEncoder(
+            store_host=self.store_host, region=self.region, trace_on=self.trace_on
+        )
 
 
 # Looks at a record with special properties: the one to append, or a refusal.
-Reroute = Callable[[NewRecord, int], NewRecord]
-Park = Callable[[Line, Request[SendMessage], NewRecord, int, bool, int], None]
-ParkPlain = Callable[[Line, Request[SendMessage], int, str, int], None]
+Redirect = Callable[[NewRecord, int], NewRecord]
+Park = Callable[[Channel, Request[SendMessage], NewRecord, int, bool, int], None]
+ParkPlain = Callable[[Channel, Request[SendMessage], int, str, int], None]
 
 
-class Sends:
+class SendProcessor:
     def __init__(
         self,
         turn: Turn,
-        topics: Topics,
+        topics: TopicTable,
         rules: SendRules,
-        keys: UniqueKeys,
+        unique_keys: UniqueKeyGenerator,
         *,
         park: Park,
         park_plain: ParkPlain,
-        reroute: Reroute = lambda record, now_ms: record,
-        retried: Callable[[NewRecord, SendMessage, int, int], NewRecord] = lambda record, *_: (
-            record
-        ),
+        redirect: Redirect = lambda record, now_ms: record,
+        redirect_retry: Callable[
+            [NewRecord, SendMessage, int, int], NewRecord
+        ] = lambda record, *_: record,
         seed: int = 0,
     ) -> None:
         self._turn = turn
         self._topics = topics
-        self._keys = keys
+        self._unique_keys = unique_keys
         self._park = park
         self._park_plain = park_plain
-        self._reroute = reroute
-        self._retried = retried
+        self._redirect = redirect
+        self._redirect_retry = redirect_retry
         self._random = Random(seed)
         trace_on = "true" if rules.trace_on else "false"
-        self._added_text = (
+        self._added_properties_text = (
             f"MSG_REGION\x01{rules.region}\x02TRACE_ON\x01{trace_on}\x02"
             f"CLUSTER\x01{rules.cluster}\x02"
         )
-        self._added = self._added_text.encode()
-        self._added_behind = b"\x02" + self._added
+        self._added_properties = self._added_properties_text.encode()
+        self._separated_added_properties = b"\x02" + self._added_properties
         self.change_rules(rules)
 
     def change_rules(self, rules: SendRules) -> None:
         """How long a message may be, and whether there may be any."""
         self._rules = rules
         # Queues by topic, if nothing but the place and the message itself can be wrong with a send.
-        self._straight: Mapping[str, int] = self._topics.open_queues if rules.writable else {}
+        self._fast_path_queue_counts: Mapping[str, int] = (
+            self._topics.sendable_queue_counts if rules.is_writable else {}
+        )
 
-    def accept(self, line: Line, request: Request[SendMessage], now_ms: int) -> None:
+    def send(self, channel: Channel, request: Request[SendMessage], now_ms: int) -> None:
         """Put it into this turn's batch, or raise RequestRefused."""
         fields, body = request.head.fields, request.body
         queue_id, text = fields.queue_id, fields.properties
         is_straight = (
-            0 <= queue_id < self._straight.get(fields.topic, 0)
+            0 <= queue_id < self._fast_path_queue_counts.get(fields.topic, 0)
             and not fields.batch
             and len(body) <= self._rules.message_bytes_max
-            and len(text) <= _SHORT_TEXT
+            and len(text) <= _SHORT_PROPERTIES_LENGTH
         )
         if not is_straight or not is_plain(text):
             if is_straight and is_plain_half(text):
-                self._park_plain(line, request, queue_id, self._added_text, now_ms)
+                self._park_plain(channel, request, queue_id, self._added_properties_text, now_ms)
             else:
-                self._accept_with_care(line, request, now_ms)
+                self._send_validated(channel, request, now_ms)
             return
-        added = self._added if text[-1] == "\x02" else self._added_behind
+        added = self._added_properties if text[-1] == "\x02" else self._separated_added_properties
         record = NewRecord(
             fields.topic,
             queue_id,
@@ -179,37 +185,37 @@ class Sends:
             fields.flag,
             fields.sys_flag,
             fields.born_timestamp,
-            line.peer_host,
+            channel.peer_host,
             fields.reconsume_times,
         )
-        self._turn.send(line, request, record, queue_id)
+        self._turn.add_send(channel, request, record, queue_id)
 
-    def _accept_with_care(self, line: Line, request: Request[SendMessage], now_ms: int) -> None:
+    def _send_validated(self, channel: Channel, request: Request[SendMessage], now_ms: int) -> None:
         """Anything may be wrong with it, or special about it."""
         fields = request.head.fields
         queue_id = self._choose_queue(fields, now_ms)
-        waits = "WAIT\x01false" not in fields.properties or not is_hasty(fields.properties)
+        waits = "WAIT\x01false" not in fields.properties or not has_wait_false(fields.properties)
         if fields.batch and "ESCROW_WRITER\x01" in fields.properties:
-            self._park_packed(line, request, queue_id, now_ms, waits)
+            self._park_packed(channel, request, queue_id, now_ms, waits)
             return
         if fields.batch:
-            records = self._batch_records(line, request, queue_id, now_ms)
+            records = self._make_batch_records(channel, request, queue_id, now_ms)
         else:
-            record = self._record(line, request, queue_id, now_ms)
-            if is_special(fields.properties):
+            record = self._make_record(channel, request, queue_id, now_ms)
+            if has_special_properties(fields.properties):
                 if _is_half(record):
-                    self._reroute(record, now_ms)  # a delay that is not served is refused now
-                    self._park(line, request, record, now_ms, waits, 0)
+                    self._redirect(record, now_ms)  # a delay that is not served is refused now
+                    self._park(channel, request, record, now_ms, waits, 0)
                     return
-                record = self._reroute(record, now_ms)
+                record = self._redirect(record, now_ms)
             records = [record]
-        self._turn.send_all(line, request, records, queue_id, waits=waits)
+        self._turn.add_send_records(channel, request, records, queue_id, waits_for_flush=waits)
 
     def _choose_queue(self, fields: SendMessage, now_ms: int) -> int:
         topic = self._topics.find(fields.topic)
-        if topic is None or fields.topic in CLOSED_TO_SENDERS or not topic.perm & WRITE:
-            topic = self._look_again(fields, now_ms)
-        if topic.order and not self._rules.writable:
+        if topic is None or fields.topic in BROKER_ONLY_TOPICS or not topic.perm & PERM_WRITE:
+            topic = self._resolve_topic(fields, now_ms)
+        if topic.order and not self._rules.is_writable:
             raise RequestRefused(ResponseCode.NO_PERMISSION, "this broker is not writable")
         queues = max(topic.read_queue_nums, topic.write_queue_nums)
         if fields.queue_id < 0 < topic.write_queue_nums:
@@ -221,17 +227,17 @@ class Sends:
             )
         return fields.queue_id
 
-    def _look_again(self, fields: SendMessage, now_ms: int) -> TopicConfig:
+    def _resolve_topic(self, fields: SendMessage, now_ms: int) -> TopicConfig:
         """What the straight path does not decide: an unknown topic, or one nobody may send to."""
-        refuse_bad_topic_name(fields.topic)
-        if fields.topic in CLOSED_TO_SENDERS:
+        check_topic_name(fields.topic)
+        if fields.topic in BROKER_ONLY_TOPICS:
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION, f"{fields.topic} belongs to the broker"
             )
-        topic = self._topics.find_or_make(
+        topic = self._topics.get_or_create(
             fields.topic,
             template=fields.default_topic,
-            queues=fields.default_topic_queue_nums,
+            queue_count=fields.default_topic_queue_nums,
             now_ms=now_ms,
         )
         if topic is None:
@@ -239,123 +245,128 @@ class Sends:
                 ResponseCode.TOPIC_NOT_EXIST,
                 f"topic {fields.topic} does not exist, and may not be made here",
             )
-        if not topic.perm & WRITE:
+        if not topic.perm & PERM_WRITE:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"{fields.topic} is not writable")
         return topic
 
-    def _record(
-        self, line: Line, request: Request[SendMessage], queue_id: int, now_ms: int
+    def _make_record(
+        self, channel: Channel, request: Request[SendMessage], queue_id: int, now_ms: int
     ) -> NewRecord:
         fields = request.head.fields
         body = request.body
-        self._refuse_long(len(body))
+        self._check_body_size(len(body))
         record = NewRecord(
             topic=fields.topic,
             queue_id=queue_id,
             body=body,  # type: ignore[arg-type]  # a view: it is appended before this turn ends
-            properties=self._properties(fields.properties, now_ms),
+            properties=self._make_properties(fields.properties, now_ms),
             flag=fields.flag,
             sys_flag=fields.sys_flag,
             born_ms=fields.born_timestamp,
-            born_host=line.peer_host,
+            born_host=channel.peer_host,
             reconsume_times=fields.reconsume_times,
         )
         if fields.topic.startswith(RETRY_PREFIX):
-            record = self._retried(record, fields, request.head.version, now_ms)
+            record = self._redirect_retry(record, fields, request.head.version, now_ms)
         return record
 
-    def _properties(self, text: str, now_ms: int) -> bytes:
+    def _make_properties(self, text: str, now_ms: int) -> bytes:
         """With a unique key, and marked as this broker's."""
         if "\0" in text:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a zero byte in the properties")
         encoded = text.encode()
-        if len(encoded) > PROPERTIES_BYTES_MAX - _PROPERTIES_ROOM:
+        if len(encoded) > PROPERTIES_BYTES_MAX - _BROKER_PROPERTIES_BYTES:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL, f"properties of {len(encoded)} bytes are too long"
             )
         if "POP_CK\x01" in text or "MSG_REGION\x01" in text:
             # Sent on by a consumer: the marks of where it was consumed do not go along.
-            encoded = change_properties(encoded, drop=_MARKS)
+            encoded = change_properties(encoded, remove=_BROKER_PROPERTIES)
         if encoded and encoded[-1] != 2:
             encoded += b"\x02"
         if not has_unique_key(text):
-            key = self._keys.next(now_ms=now_ms, month_began_ms=0)
+            key = self._unique_keys.next(now_ms=now_ms, month_start_ms=0)
             encoded += b"UNIQ_KEY\x01%s\x02" % key.encode()
-        return encoded + self._added
+        return encoded + self._added_properties
 
-    def _batch_records(
-        self, line: Line, request: Request[SendMessage], queue_id: int, now_ms: int
-    ) -> Sequence[ToAppend]:
+    def _make_batch_records(
+        self, channel: Channel, request: Request[SendMessage], queue_id: int, now_ms: int
+    ) -> Sequence[Appendable]:
         fields = request.head.fields
         if fields.topic.startswith(RETRY_PREFIX) or fields.sys_flag & TRANSACTION_MASK:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL, "a batch is neither a retry nor transactional"
             )
-        self._refuse_long(len(request.body))
+        self._check_body_size(len(request.body))
         topic, sys_flag, born_ms = fields.topic, fields.sys_flag, fields.born_timestamp
-        born_host, times = line.peer_host, fields.reconsume_times
-        bulk = decode_bulk(request.body)
+        born_host, times = channel.peer_host, fields.reconsume_times
+        bulk = decode_bulk_batch(request.body)
         if bulk is not None:
-            marks = self._added
-            return [bulk.run(topic, queue_id, marks, sys_flag, born_ms, born_host, times)]
+            marks = self._added_properties
+            return [bulk.to_run(topic, queue_id, marks, sys_flag, born_ms, born_host, times)]
         return [
             NewRecord(
                 topic,
                 queue_id,
                 item.body,  # type: ignore[arg-type]  # a view, as that of a single message
-                self._properties_in_batch(item.properties, now_ms),
+                self._make_batch_properties(item.properties, now_ms),
                 item.flag,
                 sys_flag,
                 born_ms,
                 born_host,
                 times,
             )
-            for item in _items(request.body)
+            for item in _decode_items(request.body)
         ]
 
-    def _properties_in_batch(self, given: bytes, now_ms: int) -> bytes:
-        text = given.decode("utf-8", "replace")
-        if is_special(text):
+    def _make_batch_properties(self, encoded_properties: bytes, now_ms: int) -> bytes:
+        text = encoded_properties.decode("utf-8", "replace")
+        if has_special_properties(text):
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "no message of a batch is delayed")
-        return self._properties(text, now_ms)
+        return self._make_properties(text, now_ms)
 
     def _park_packed(
-        self, line: Line, request: Request[SendMessage], queue_id: int, now_ms: int, waits: bool
+        self,
+        channel: Channel,
+        request: Request[SendMessage],
+        queue_id: int,
+        now_ms: int,
+        waits_for_flush: bool,
     ) -> None:
         """Many messages of a writer as one half. What could be wrong with one of them is said now:
         once they are decided it is too late."""
-        record = self._record(line, request, queue_id, now_ms)
+        record = self._make_record(channel, request, queue_id, now_ms)
         if record.topic.startswith(RETRY_PREFIX) or not _is_half(record):
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL, "a writer's batch is transactional, and no retry"
             )
-        bulk = decode_bulk(request.body)
+        bulk = decode_bulk_batch(request.body)
         if bulk is not None:
             keys = bulk.keys
         else:
-            items = _items(request.body)
-            keys = [self._key_of_odd(item.properties, record, now_ms) for item in items]
+            items = _decode_items(request.body)
+            keys = [self._check_batch_item(item.properties, record, now_ms) for item in items]
         if len(set(keys)) != len(keys):
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL, "the messages of a writer's batch share a UNIQ_KEY"
             )
-        self._park(line, request, record, now_ms, waits, len(keys))
+        self._park(channel, request, record, now_ms, waits_for_flush, len(keys))
 
-    def _key_of_odd(self, given: bytes, record: NewRecord, now_ms: int) -> bytes:
+    def _check_batch_item(self, encoded_properties: bytes, record: NewRecord, now_ms: int) -> bytes:
         """Of one of a writer's batch that has other properties too: it may also be delayed."""
-        text = given.decode("utf-8", "replace")
-        key = find_property(given, b"UNIQ_KEY")
-        if given[-1:] != b"\x02" or key is None or "TRAN_MSG\x01" in text:
+        text = encoded_properties.decode("utf-8", "replace")
+        key = find_property(encoded_properties, b"UNIQ_KEY")
+        if encoded_properties[-1:] != b"\x02" or key is None or "TRAN_MSG\x01" in text:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
                 "each message of a writer's batch has a UNIQ_KEY, no TRAN_MSG, and ends in \\x02",
             )
-        properties = self._properties(text, now_ms)
-        if is_special(text):
-            self._reroute(msgspec.structs.replace(record, properties=properties), now_ms)
+        properties = self._make_properties(text, now_ms)
+        if has_special_properties(text):
+            self._redirect(msgspec.structs.replace(record, properties=properties), now_ms)
         return key
 
-    def _refuse_long(self, body_bytes: int) -> None:
+    def _check_body_size(self, body_bytes: int) -> None:
         if body_bytes > self._rules.message_bytes_max:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
@@ -363,7 +374,7 @@ class Sends:
             )
 
 
-def _items(body: Body) -> list[BatchItem]:
+def _decode_items(body: Body) -> list[BatchItem]:
     try:
         items = decode_batch(body)
     except BrokenBody as error:

@@ -10,39 +10,39 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from escrowmq.broker.dispatch import Line
-from escrowmq.broker.metadata import Groups, Topics
-from escrowmq.broker.processors.send import Sends
+from escrowmq.broker.dispatch import Channel
+from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
+from escrowmq.broker.processors.send import SendProcessor
 from escrowmq.broker.turn import Turn
 from escrowmq.consume.members import ProducerGroups, QueueLocks
 from escrowmq.consume.retry import (
-    Again,
-    Failed,
-    RetryRules,
-    divert,
+    FailedMessage,
+    Redelivery,
+    RetryPolicy,
     group_of_retry_topic,
+    redirect,
     send_back,
 )
-from escrowmq.errors import CorruptRecord, NoSuchRecord, RequestRefused
+from escrowmq.errors import CorruptRecord, RecordNotFound, RequestRefused
 from escrowmq.message.keys import encode_offset_id
 from escrowmq.message.properties import decode_properties, encode_properties
-from escrowmq.message.record import NewRecord, StoredRecord, moved
+from escrowmq.message.record import NewRecord, StoredRecord, copy_record
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import ConsumerSendMessageBack, PushReplyMessage, SendMessage
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import answer, succeed
+from escrowmq.remoting.responses import encode_response, encode_success
 from escrowmq.store.config_files import GroupConfig
 from escrowmq.store.store import MessageStore
 
 
-class Retries:
+class SendBackProcessor:
     def __init__(
         self,
         store: MessageStore,
-        topics: Topics,
-        groups: Groups,
+        topics: TopicTable,
+        groups: SubscriptionGroups,
         locks: QueueLocks,
-        reroute: Callable[[NewRecord, int], NewRecord],
+        redirect: Callable[[NewRecord, int], NewRecord],
         turn: Turn,
         *,
         seed: int = 0,
@@ -51,57 +51,61 @@ class Retries:
         self._topics = topics
         self._groups = groups
         self._locks = locks
-        self._reroute = reroute
+        self._redirect = redirect
         self.turn = turn
         self._random = Random(seed)
 
-    def sent_back(self, line: Line, request: Request[ConsumerSendMessageBack], now_ms: int) -> None:
+    def send_back(
+        self, channel: Channel, request: Request[ConsumerSendMessageBack], now_ms: int
+    ) -> None:
         fields = request.head.fields
-        group = self._group(fields.group)
+        group = self._get_group(fields.group)
         try:
             record = self._store.record_at(fields.offset)
-        except (NoSuchRecord, CorruptRecord) as error:
+        except (RecordNotFound, CorruptRecord) as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        failed = Failed(
+        failed = FailedMessage(
             topic=record.topic,
             reconsume_times=record.reconsume_times,
             properties=decode_properties(record.properties),
             offset_id=encode_offset_id(record.store_host, record.log_offset),
         )
-        rules = RetryRules(
-            queue_count=group.retry_queue_nums,
-            times_max=group.retry_max_times,
-            asked_max=fields.max_reconsume_times,
+        rules = RetryPolicy(
+            retry_queue_count=group.retry_queue_nums,
+            max_reconsume_times=group.retry_max_times,
+            requested_max_times=fields.max_reconsume_times,
             client_version=request.head.version,
         )
         again = send_back(failed, fields.group, rules, delay_level=fields.delay_level)
         if again is None:
-            line.write(succeed(request))
+            channel.write(encode_success(request))
             return
-        stored = self._reroute(self._record(again, record, now_ms), now_ms)
-        self.turn.put([stored], lambda code, _: line.write(_stored_answer(request, code)))
+        stored = self._redirect(self._make_record(again, record, now_ms), now_ms)
+        self.turn.add_records(
+            [stored], lambda code, _: channel.write(_stored_response(request, code))
+        )
 
-    def retried(
+    def redirect_retry(
         self, record: NewRecord, fields: SendMessage, version: int, now_ms: int
     ) -> NewRecord:
         """A send to a retry topic: as it is, or to the dead letters."""
         name = group_of_retry_topic(record.topic) or ""
-        group = self._group(name)
-        again = divert(
+        group = self._get_group(name)
+        again = redirect(
             decode_properties(record.properties),
             name,
-            RetryRules(
-                queue_count=group.retry_queue_nums,
-                times_max=group.retry_max_times,
-                asked_max=fields.max_reconsume_times,
+            RetryPolicy(
+                retry_queue_count=group.retry_queue_nums,
+                max_reconsume_times=group.retry_max_times,
+                requested_max_times=fields.max_reconsume_times,
                 client_version=version,
             ),
             reconsume_times=record.reconsume_times,
             group_has_locks=self._locks.group_has_locks(name, now_ms=now_ms),
         )
-        return record if again is None else self._record(again, record, now_ms)
+        return record if again is None else self._make_record(again, record, now_ms)
 
-    def _group(self, name: str) -> GroupConfig:
+    def _get_group(self, name: str) -> GroupConfig:
         group = self._groups.find(name)
         if group is None:
             raise RequestRefused(
@@ -109,40 +113,46 @@ class Retries:
             )
         return group
 
-    def _record(self, again: Again, record: StoredRecord | NewRecord, now_ms: int) -> NewRecord:
-        topic = self._topics.make(again.topic, queues=again.queue_count, now_ms=now_ms)
-        return moved(
+    def _make_record(
+        self, redelivery: Redelivery, record: StoredRecord | NewRecord, now_ms: int
+    ) -> NewRecord:
+        topic = self._topics.ensure(
+            redelivery.topic, queue_count=redelivery.queue_count, now_ms=now_ms
+        )
+        return copy_record(
             record,
-            topic=again.topic,
+            topic=redelivery.topic,
             queue_id=self._random.randrange(max(1, topic.write_queue_nums)),
-            properties=encode_properties(again.properties),
-            reconsume_times=again.reconsume_times,
+            properties=encode_properties(redelivery.properties),
+            reconsume_times=redelivery.reconsume_times,
         )
 
 
-def _stored_answer(request: Request[ConsumerSendMessageBack], code: int) -> bytes:
+def _stored_response(request: Request[ConsumerSendMessageBack], code: int) -> bytes:
     if code == ResponseCode.SUCCESS:
-        return succeed(request)
-    return answer(request, code=code, remark="the message could not be stored again")
+        return encode_success(request)
+    return encode_response(request, code=code, remark="the message could not be stored again")
 
 
-REPLY_TO = "REPLY_TO_CLIENT"
+REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
 
 
-class Replies:
-    def __init__(self, sends: Sends, producers: ProducerGroups, *, stores: bool) -> None:
-        self._stores = stores
-        self._sends = sends
+class ReplyProcessor:
+    def __init__(
+        self, send_processor: SendProcessor, producers: ProducerGroups, *, stores_replies: bool
+    ) -> None:
+        self._stores_replies = stores_replies
+        self._send_processor = send_processor
         self._producers = producers
 
-    def handle(self, line: Line, request: Request[SendMessage], now_ms: int) -> None:
+    def send_reply(self, channel: Channel, request: Request[SendMessage], now_ms: int) -> None:
         fields = request.head.fields
-        client_id = decode_properties(fields.properties.encode()).get(REPLY_TO)
+        client_id = decode_properties(fields.properties.encode()).get(REPLY_TO_CLIENT)
         if client_id is None:
             raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR, f"a reply without the property {REPLY_TO}"
+                ResponseCode.SYSTEM_ERROR, f"a reply without the property {REPLY_TO_CLIENT}"
             )
-        waiting = self._producers.line_of(client_id)
+        waiting = self._producers.channel_of_client(client_id)
         pushed = PushReplyMessage(
             producer_group=fields.producer_group,
             topic=fields.topic,
@@ -155,16 +165,16 @@ class Replies:
             properties=fields.properties,
             reconsume_times=fields.reconsume_times,
             unit_mode=fields.unit_mode,
-            born_host=line.peer,
-            store_host=line.peer,
+            born_host=channel.peer,
+            store_host=channel.peer,
             store_timestamp=now_ms,
         )
         if waiting is not None:
-            waiting.post(  # type: ignore[attr-defined]  # consume/ does not know what a line is
+            waiting.send_oneway(  # type: ignore[attr-defined]  # consume/ does not know what a line is
                 RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, pushed, bytes(request.body)
             )
-        if self._stores:
+        if self._stores_replies:
             # So that it can be found; the replier is answered like any sender.
-            self._sends.accept(line, request, now_ms)
+            self._send_processor.send(channel, request, now_ms)
         else:
-            line.write(succeed(request))
+            channel.write(encode_success(request))

@@ -11,24 +11,24 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from escrowmq.broker.dispatch import Line
-from escrowmq.broker.transactions.end import Transactions
-from escrowmq.broker.transactions.history import Named, Stories
+from escrowmq.broker.dispatch import Channel
+from escrowmq.broker.transactions.end import EndProcessor
+from escrowmq.broker.transactions.history import HistoryReader, LocatedTransaction
 from escrowmq.broker.turn import Turn
 from escrowmq.consume.members import ProducerGroups
 from escrowmq.errors import (
     CorruptRecord,
-    NoSuchRecord,
-    NoSuchTransaction,
+    RecordNotFound,
     RequestRefused,
-    TransactionContradicted,
+    TransactionConflict,
+    TransactionNotFound,
 )
-from escrowmq.escrow.coordinator import Recorded
+from escrowmq.escrow.coordinator import AlreadyDecided
 from escrowmq.escrow.half_table import Half
-from escrowmq.escrow.records import Step, facts_of, journal_of
+from escrowmq.escrow.records import JournalEntry, make_journal_record, parse_half
 from escrowmq.message import names
 from escrowmq.message.record import StoredRecord
-from escrowmq.message.transaction import State, Verdict
+from escrowmq.message.transaction import TransactionState, Verdict
 from escrowmq.remoting.bodies import TransactionEntry, TransactionList, encode_body
 from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.headers import (
@@ -36,132 +36,155 @@ from escrowmq.remoting.headers import (
     ResumeCheckHalfMessage,
     ResumeTransaction,
     SettleTransaction,
-    SettleTransactionAnswer,
-    TransactionName,
+    SettleTransactionResponse,
+    TransactionHeader,
 )
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import answer, succeed
+from escrowmq.remoting.responses import encode_response, encode_success
 from escrowmq.store.store import MessageStore
 
 log = logging.getLogger(__name__)
 
 _VERDICTS = {verdict.value: verdict for verdict in (Verdict.COMMIT, Verdict.ROLLBACK)}
-_PENDING: Final = {None: None, "open": False, "stranded": True}  # whether it is to be stranded
-_SETTLED: Final = {state.text: state for state in (State.COMMITTED, State.ROLLED_BACK)}
-LISTED_MAX: Final = 2_000  # in one answer
-LOOKED_AT_MAX: Final = 10_000  # for one answer
-READ_MAX: Final = 1_000  # of settled ones, which are read from the log
-LOOKED_UP_MAX: Final = 16  # of these, in the key index
-NAME_MAX: Final = 100
-REASON_MAX: Final = 500
+_STRANDED_BY_PENDING_STATE: Final = {
+    None: None,
+    "open": False,
+    "stranded": True,
+}  # whether it is to be stranded
+_DECIDED_STATES: Final = {
+    state.text: state for state in (TransactionState.COMMITTED, TransactionState.ROLLED_BACK)
+}
+PAGE_ENTRIES_MAX: Final = 2_000  # in one answer
+PAGE_SCANNED_MAX: Final = 10_000  # for one answer
+PAGE_READS_MAX: Final = 1_000  # of settled ones, which are read from the log
+PAGE_LOOKUPS_MAX: Final = 16  # of these, in the key index
+OPERATOR_NAME_LENGTH_MAX: Final = 100
+REASON_LENGTH_MAX: Final = 500
 
 
-class Operators:
+class TransactionAdmin:
     def __init__(
         self,
         store: MessageStore,
         turn: Turn,
-        transactions: Transactions,
+        transactions: EndProcessor,
         producers: ProducerGroups,
     ) -> None:
         self._store = store
         self._turn = turn
         self._transactions = transactions
-        self._escrow = transactions.escrow
-        host = transactions.answers.store_host
-        self._stories = Stories(store, transactions.escrow, producers, host)
+        self._coordinator = transactions.coordinator
+        host = transactions.response_encoder.store_host
+        self._history_reader = HistoryReader(store, transactions.coordinator, producers, host)
 
     # --- looking ---------------------------------------------------------------------------------
 
-    def list(self, line: Line, request: Request[ListTransactions], now_ms: int) -> None:
+    def list_transactions(
+        self, channel: Channel, request: Request[ListTransactions], now_ms: int
+    ) -> None:
         fields = request.head.fields
         if fields.count_max < 1:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, "countMax must be 1 or more")
-        if fields.state in _PENDING:
-            page = self._pending(fields, now_ms)
-        elif fields.state in _SETTLED:
-            page = self._settled(fields, _SETTLED[fields.state], now_ms)
+        if fields.state in _STRANDED_BY_PENDING_STATE:
+            page = self._list_pending(fields, now_ms)
+        elif fields.state in _DECIDED_STATES:
+            page = self._list_decided(fields, _DECIDED_STATES[fields.state], now_ms)
         else:
-            states = ", ".join(state.text for state in State)
+            states = ", ".join(state.text for state in TransactionState)
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER, f"state {fields.state!r} is none of {states}"
             )
-        line.write(answer(request, body=encode_body(page)))
+        channel.write(encode_response(request, body=encode_body(page)))
 
-    def _pending(self, fields: ListTransactions, now_ms: int) -> TransactionList:
+    def _list_pending(self, fields: ListTransactions, now_ms: int) -> TransactionList:
         """In the order of the half queue, from behind `after` on."""
-        escrow, wants = self._escrow, _matcher(fields, now_ms)
-        count_max = min(fields.count_max, LISTED_MAX)
-        stranded = _PENDING[fields.state]
+        escrow, wants = self._coordinator, _matcher(fields, now_ms)
+        count_max = min(fields.count_max, PAGE_ENTRIES_MAX)
+        stranded = _STRANDED_BY_PENDING_STATE[fields.state]
         found: list[TransactionEntry] = []
-        at = escrow.settled.first_unsettled(max(fields.after, -1) + 1)
-        for _ in range(LOOKED_AT_MAX):
-            if at >= escrow.settled.next or len(found) >= count_max:
+        at = escrow.states.first_undecided(max(fields.after, -1) + 1)
+        for _ in range(PAGE_SCANNED_MAX):
+            if at >= escrow.states.next_offset or len(found) >= count_max:
                 break
-            half = escrow.open.find(at)  # None: it lives at another place
+            half = escrow.halves.find(at)  # None: it lives at another place
             if (
                 half is not None
                 and stranded in (None, half.is_stranded)
                 and wants(half.topic, half.group, half.parked_ms)
                 and half.checks >= (fields.checks_min or 0)
             ):
-                found.append(self._stories.entry_of(half))
-            at = escrow.settled.first_unsettled(at + 1)
-        more = at < escrow.settled.next
+                found.append(self._history_reader.make_entry(half))
+            at = escrow.states.first_undecided(at + 1)
+        more = at < escrow.states.next_offset
         return TransactionList(transactions=found, more=more, next_after=at - 1 if more else -1)
 
-    def _settled(self, fields: ListTransactions, state: State, now_ms: int) -> TransactionList:
+    def _list_decided(
+        self, fields: ListTransactions, state: TransactionState, now_ms: int
+    ) -> TransactionList:
         """The newest first; `after` is the place before which to go on."""
-        settled, wants = self._escrow.settled, _matcher(fields, now_ms)
-        count_max = min(fields.count_max, LISTED_MAX)
-        first = max(settled.base, self._store.min_offset(names.HALF_TOPIC, 0))
+        settled, wants = self._coordinator.states, _matcher(fields, now_ms)
+        count_max = min(fields.count_max, PAGE_ENTRIES_MAX)
+        first = max(settled.base_offset, self._store.min_offset(names.HALF_TOPIC, 0))
         found: dict[str, TransactionEntry] = {}
-        at = settled.next if fields.after < 0 else min(fields.after, settled.next)
+        at = settled.next_offset if fields.after < 0 else min(fields.after, settled.next_offset)
         looked_at = read = looked_up = 0
         while at > first and len(found) < count_max:
-            if looked_at >= LOOKED_AT_MAX or read >= READ_MAX or looked_up >= LOOKED_UP_MAX:
+            if (
+                looked_at >= PAGE_SCANNED_MAX
+                or read >= PAGE_READS_MAX
+                or looked_up >= PAGE_LOOKUPS_MAX
+            ):
                 break
             at -= 1
             looked_at += 1
-            if settled.state(at) is not state:
+            if settled.get(at) is not state:
                 continue
             read += 1
-            record = self._half_at(at)
-            facts = None if record is None else facts_of(record)
+            record = self._read_half(at)
+            facts = None if record is None else parse_half(record)
             if record is None or facts is None:
                 continue
             if wants(facts.topic, facts.group, record.stored_ms):
                 looked_up += 1
-                checks = self._stories.checks_of(at)
+                checks = self._history_reader.count_checks(at)
                 if checks >= (fields.checks_min or 0):
-                    entry = self._stories.entry_of_settled(record, facts, state, checks)
+                    entry = self._history_reader.make_decided_entry(record, facts, state, checks)
                     found.setdefault(entry.transaction_id, entry)  # not its older copies
         more = at > first
         entries = [*found.values()]
         return TransactionList(transactions=entries, more=more, next_after=at if more else -1)
 
-    def _half_at(self, queue_offset: int) -> StoredRecord | None:
-        log_offset = self._store.entry_at(names.HALF_TOPIC, 0, queue_offset)
+    def _read_half(self, queue_offset: int) -> StoredRecord | None:
+        log_offset = self._store.log_offset_of(names.HALF_TOPIC, 0, queue_offset)
         if log_offset is None:
             return None
         try:
             return self._store.record_at(log_offset)
-        except (CorruptRecord, NoSuchRecord):
+        except (CorruptRecord, RecordNotFound):
             return None
 
-    def show(self, line: Line, request: Request[TransactionName], now_ms: int) -> None:
-        named = self._named(request.head.fields.transaction_id)
+    def show_transaction(
+        self, channel: Channel, request: Request[TransactionHeader], now_ms: int
+    ) -> None:
+        named = self._locate(request.head.fields.transaction_id)
         try:
-            story = self._stories.tell(named, now_ms)
-        except (CorruptRecord, NoSuchRecord) as error:
+            story = self._history_reader.read_history(named, now_ms)
+        except (CorruptRecord, RecordNotFound) as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        told = answer(request, body=encode_body(story))
+        told = encode_response(request, body=encode_body(story))
         # What it says must be durable: who reads of a decision acts on it.
-        self._turn.put([], lambda code, _: line.write(told if not code else _failed(request, code)))
+        self._turn.add_records(
+            [],
+            lambda code, _: channel.write(
+                told if not code else _not_durable_response(request, code)
+            ),
+        )
 
     # --- deciding --------------------------------------------------------------------------------
 
-    def settle(self, line: Line, request: Request[SettleTransaction], now_ms: int) -> None:
+    def settle_transaction(
+        self, channel: Channel, request: Request[SettleTransaction], now_ms: int
+    ) -> None:
         fields = request.head.fields
         verdict = _VERDICTS.get(fields.commit_or_rollback)
         if verdict is None:
@@ -169,72 +192,91 @@ class Operators:
                 ResponseCode.INVALID_PARAMETER,
                 f"commitOrRollback {fields.commit_or_rollback} is not 8 or 12",
             )
-        by, reason = _operator(fields.operator, line), _reason(fields.reason, is_needed=True)
-        named = self._named(fields.transaction_id)
+        by, reason = (
+            _operator_name(fields.operator, channel),
+            _validate_reason(fields.reason, is_required=True),
+        )
+        named = self._locate(fields.transaction_id)
         if named.half is not None:
-            _refuse_deciding(named.half)
-        change = _refusing(
-            lambda: self._escrow.end(
+            _check_not_being_decided(named.half)
+        change = _translate_errors(
+            lambda: self._coordinator.decide(
                 *(named.queue_offset, named.log_offset, None, verdict),
                 by=by,
                 reason=reason,
                 now_ms=now_ms,
             )
         )
-        already = isinstance(change, Recorded)
-        told = SettleTransactionAnswer(
+        already = isinstance(change, AlreadyDecided)
+        told = SettleTransactionResponse(
             transaction_id=fields.transaction_id, state=change.state.text, already=already
         )
 
         def done(code: int, _: object) -> None:
-            line.write(_failed(request, code) if code else answer(request, told))
+            channel.write(
+                _not_durable_response(request, code) if code else encode_response(request, told)
+            )
 
-        if isinstance(change, Recorded):
-            self._turn.put([], done)
+        if isinstance(change, AlreadyDecided):
+            self._turn.add_records([], done)
             return
         log.info(
             "by hand id=%s state=%s by=%r reason=%r peer=%s",
-            *(fields.transaction_id, change.state.text, by, reason, line.peer),
+            *(fields.transaction_id, change.state.text, by, reason, channel.peer),
         )
-        self._transactions.append(change, done, now_ms=now_ms)
+        self._transactions.append_decision(change, done, now_ms=now_ms)
 
-    def resume(self, line: Line, request: Request[ResumeTransaction], now_ms: int) -> None:
+    def resume_transaction(
+        self, channel: Channel, request: Request[ResumeTransaction], now_ms: int
+    ) -> None:
         fields = request.head.fields
-        by, reason = _operator(fields.operator, line), _reason(fields.reason, is_needed=False)
-        self._resume(line, request, self._named(fields.transaction_id), by, reason, now_ms)
+        by, reason = (
+            _operator_name(fields.operator, channel),
+            _validate_reason(fields.reason, is_required=False),
+        )
+        self._resume(channel, request, self._locate(fields.transaction_id), by, reason, now_ms)
 
-    def resume_check(
-        self, line: Line, request: Request[ResumeCheckHalfMessage], now_ms: int
+    def resume_check_half(
+        self, channel: Channel, request: Request[ResumeCheckHalfMessage], now_ms: int
     ) -> None:
         """RocketMQ's way: by the offset id of the message in the topic of stranded ones."""
-        named = self._named(request.head.fields.msg_id)
-        self._resume(line, request, named, _operator("", line), "", now_ms)
+        named = self._locate(request.head.fields.msg_id)
+        self._resume(channel, request, named, _operator_name("", channel), "", now_ms)
 
     def _resume(
-        self, line: Line, request: Request[Any], named: Named, by: str, reason: str, now_ms: int
+        self,
+        channel: Channel,
+        request: Request[Any],
+        located: LocatedTransaction,
+        by: str,
+        reason: str,
+        now_ms: int,
     ) -> None:
-        half = named.half
+        half = located.half
         if half is None or not half.is_stranded:
-            state = self._escrow.settled.state(named.queue_offset) or State.OPEN
+            state = self._coordinator.states.get(located.queue_offset) or TransactionState.OPEN
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
-                f"it is {state.text if half is None else State.OPEN.text}, and only stranded "
+                f"it is {state.text if half is None else TransactionState.OPEN.text}, and "
+                "only stranded "
                 "transactions can be resumed",
             )
-        _refuse_deciding(half)
-        if self._escrow.read(half) is None:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, half.why)
-        log.info("resumed by hand id=%s by=%r reason=%r peer=%s", half.key, by, reason, line.peer)
-        step = Step(half.queue_offset, "resumed", half.checks, f"{by}\n{reason}")
-        self._turn.put([journal_of(step, now_ms=now_ms)], waits=False)
+        _check_not_being_decided(half)
+        if self._coordinator.read_half(half) is None:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, half.reason)
+        log.info(
+            "resumed by hand id=%s by=%r reason=%r peer=%s", half.key, by, reason, channel.peer
+        )
+        step = JournalEntry(half.queue_offset, "resumed", half.checks, f"{by}\n{reason}")
+        self._turn.add_records([make_journal_record(step, now_ms=now_ms)], waits_for_flush=False)
 
         def done(code: int) -> None:
-            line.write(_failed(request, code) if code else succeed(request))
+            channel.write(_not_durable_response(request, code) if code else encode_success(request))
 
-        self._transactions.renew(half, now_ms, done)
+        self._transactions.move_half(half, now_ms, done)
 
-    def _named(self, name: str) -> Named:
-        named = self._stories.find(name)
+    def _locate(self, name: str) -> LocatedTransaction:
+        named = self._history_reader.find(name)
         if named is None:
             raise RequestRefused(
                 ResponseCode.QUERY_NOT_FOUND,
@@ -253,45 +295,47 @@ def _matcher(fields: ListTransactions, now_ms: int) -> Callable[[str, str, int],
     return wants
 
 
-def _refuse_deciding(half: Half) -> None:
-    if half.is_deciding:
+def _check_not_being_decided(half: Half) -> None:
+    if half.is_being_decided:
         raise RequestRefused(ResponseCode.SYSTEM_BUSY, "it is being decided just now: ask again")
 
 
-def _refusing(step: Callable[[], Any]) -> Any:
+def _translate_errors(action: Callable[[], Any]) -> Any:
     try:
-        return step()
-    except TransactionContradicted as error:
-        raise RequestRefused(ResponseCode.TRANSACTION_CONTRADICTED, str(error)) from error
-    except NoSuchTransaction as error:
+        return action()
+    except TransactionConflict as error:
+        raise RequestRefused(ResponseCode.TRANSACTION_CONFLICT, str(error)) from error
+    except TransactionNotFound as error:
         raise RequestRefused(ResponseCode.QUERY_NOT_FOUND, str(error)) from error
-    except (CorruptRecord, NoSuchRecord) as error:
+    except (CorruptRecord, RecordNotFound) as error:
         raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
 
 
-def _operator(name: str, line: Line) -> str:
+def _operator_name(name: str, channel: Channel) -> str:
     """As it is recorded: who says so, or where he sits."""
-    if len(name) > NAME_MAX or not name.isprintable():
+    if len(name) > OPERATOR_NAME_LENGTH_MAX or not name.isprintable():
         raise RequestRefused(
             ResponseCode.INVALID_PARAMETER,
-            f"an operator's name has at most {NAME_MAX} printable characters",
+            f"an operator's name has at most {OPERATOR_NAME_LENGTH_MAX} printable characters",
         )
-    return f"operator {name.strip() or line.peer}"
+    return f"operator {name.strip() or channel.peer}"
 
 
-def _reason(text: str, *, is_needed: bool) -> str:
+def _validate_reason(text: str, *, is_required: bool) -> str:
     reason = text.strip()
-    if is_needed and not reason:
+    if is_required and not reason:
         raise RequestRefused(
             ResponseCode.INVALID_PARAMETER, "a decision by hand needs a reason, which is kept"
         )
-    if len(reason) > REASON_MAX or not reason.isprintable():
+    if len(reason) > REASON_LENGTH_MAX or not reason.isprintable():
         raise RequestRefused(
             ResponseCode.INVALID_PARAMETER,
-            f"a reason has at most {REASON_MAX} printable characters, on one line",
+            f"a reason has at most {REASON_LENGTH_MAX} printable characters, on one line",
         )
     return reason
 
 
-def _failed(request: Request[Any], code: int) -> bytes:
-    return answer(request, code=code, remark="it is not durable: look again before you repeat it")
+def _not_durable_response(request: Request[Any], code: int) -> bytes:
+    return encode_response(
+        request, code=code, remark="it is not durable: look again before you repeat it"
+    )

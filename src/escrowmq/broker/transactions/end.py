@@ -13,51 +13,51 @@ from typing import Final
 
 import msgspec
 
-from escrowmq.broker.dispatch import Line
-from escrowmq.broker.statistics import Counts
-from escrowmq.broker.transactions.check import Checks
-from escrowmq.broker.transactions.park import Parking
-from escrowmq.broker.transactions.persistence import EscrowMemory, Reroute, rerouted
-from escrowmq.broker.turn import Done, Turn
+from escrowmq.broker.dispatch import Channel
+from escrowmq.broker.statistics import BrokerCounters
+from escrowmq.broker.transactions.check import TransactionChecker
+from escrowmq.broker.transactions.park import HalfProcessor
+from escrowmq.broker.transactions.persistence import CoordinatorStorage, Redirect, redirect_finals
+from escrowmq.broker.turn import DoneCallback, Turn
 from escrowmq.consume.members import ProducerGroups
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import (
     CorruptRecord,
-    NoSuchRecord,
-    NoSuchTransaction,
+    RecordNotFound,
     RequestRefused,
-    TransactionContradicted,
+    TransactionConflict,
+    TransactionNotFound,
 )
-from escrowmq.escrow.checks import EscrowRules
-from escrowmq.escrow.coordinator import Change, Escrow, Recorded
-from escrowmq.escrow.half_table import FreshHalf, Half
-from escrowmq.escrow.records import PRODUCER
-from escrowmq.escrow.writers import Writer, decision_record
-from escrowmq.message.batch import ToAppend
+from escrowmq.escrow.checks import CoordinatorRules
+from escrowmq.escrow.coordinator import AlreadyDecided, Decision, TransactionCoordinator
+from escrowmq.escrow.half_table import CachedFinal, Half
+from escrowmq.escrow.records import BY_PRODUCER
+from escrowmq.escrow.writers import Writer, make_decision_record
+from escrowmq.message.batch import Appendable
 from escrowmq.message.keys import encode_offset_id
 from escrowmq.message.record import TRANSACTION_COMMIT, LogOffset, NewRecord
-from escrowmq.message.transaction import COMMIT, STATE_OF, State, Verdict
+from escrowmq.message.transaction import COMMIT, STATE_BY_VERDICT, TransactionState, Verdict
 from escrowmq.remoting.codes import FLAG_ONEWAY, ResponseCode
-from escrowmq.remoting.headers import EndTransaction, EndTransactionAnswer
+from escrowmq.remoting.headers import EndTransaction, EndTransactionResponse
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import SendAnswers, answer
-from escrowmq.store.commit_log import Placed
+from escrowmq.remoting.responses import SendResponseEncoder, encode_response
+from escrowmq.store.commit_log import AppendResult
 from escrowmq.store.disk import Disk
 from escrowmq.store.store import MessageStore
 
 log = logging.getLogger(__name__)
 
 _VERDICTS = {verdict.value: verdict for verdict in Verdict}
-RENEWED_MAX: Final = 1_000
+MOVED_PER_CALL_MAX: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionRules:
-    escrow: EscrowRules = field(default_factory=EscrowRules)
-    rejects: bool = False  # rejectTransactionMessage
+    coordinator: CoordinatorRules = field(default_factory=CoordinatorRules)
+    rejects_transactions: bool = False  # rejectTransactionMessage
 
 
-class Transactions:
+class EndProcessor:
     def __init__(
         self,
         store: MessageStore,
@@ -65,53 +65,61 @@ class Transactions:
         turn: Turn,
         offsets: ConsumerOffsets,
         producers: ProducerGroups,
-        answers: SendAnswers,
+        response_encoder: SendResponseEncoder,
         rules: TransactionRules,
-        counts: Counts,
+        counters: BrokerCounters,
         *,
-        reroute: Reroute = lambda record, now_ms: record,
+        redirect: Redirect = lambda record, now_ms: record,
     ) -> None:
         self._store = store
         self._turn = turn
-        self.answers = answers
-        self._reroute = reroute
-        self._moved_end = LogOffset(0)  # of the log, when a half was last appended again
-        self.memory = EscrowMemory(store, disk, offsets, rules.escrow, reroute)
-        escrow = self.memory.escrow
-        self.escrow = escrow
-        self.parking = Parking(turn, escrow, answers, counts, rejects=rules.rejects)
-        self.checks = Checks(escrow, turn, producers, self.append, store_host=answers.store_host)
+        self.response_encoder = response_encoder
+        self._redirect = redirect
+        self._moved_log_end = LogOffset(0)  # of the log, when a half was last appended again
+        self.storage = CoordinatorStorage(store, disk, offsets, rules.coordinator, redirect)
+        escrow = self.storage.coordinator
+        self.coordinator = escrow
+        self.half_processor = HalfProcessor(
+            turn,
+            escrow,
+            response_encoder,
+            counters,
+            rejects_transactions=rules.rejects_transactions,
+        )
+        self.checker = TransactionChecker(
+            escrow, turn, producers, self.append_decision, store_host=response_encoder.store_host
+        )
 
     def change_rules(self, rules: TransactionRules) -> None:
         """A half that is due already stays due then; limits count from now on."""
-        self.escrow.rules = rules.escrow
-        self.parking.rejects = rules.rejects
+        self.coordinator.rules = rules.coordinator
+        self.half_processor.rejects_transactions = rules.rejects_transactions
 
     # --- ending ----------------------------------------------------------------------------------
 
-    def end(self, line: Line, request: Request[EndTransaction], now_ms: int) -> None:
+    def end(self, channel: Channel, request: Request[EndTransaction], now_ms: int) -> None:
         fields = request.head.fields
         verdict = _VERDICTS.get(fields.commit_or_rollback)
-        half = self.escrow.open.find(fields.tran_state_table_offset)
+        half = self.coordinator.halves.find(fields.tran_state_table_offset)
         if (
             half is None
             or half.log_offset != fields.commit_log_offset
             or half.group != fields.producer_group
-            or half.is_deciding
+            or half.is_being_decided
             or fields.from_transaction_check
             or not verdict
         ):
-            self._end_with_care(line, request, verdict, now_ms)
+            self._end_validated(channel, request, verdict, now_ms)
             return
-        fresh = self.parking.fresh.take(half.queue_offset)
+        fresh = self.half_processor.final_cache.take(half.queue_offset)
         final = None
-        if fresh is not None and verdict is COMMIT and not half.older:
-            final = _final(half, fresh)
-        self._settle(line, request, half, verdict, now_ms, final)
+        if fresh is not None and verdict is COMMIT and not half.previous_offsets:
+            final = _make_final(half, fresh)
+        self._decide(channel, request, half, verdict, now_ms, final)
 
-    def _end_with_care(
+    def _end_validated(
         self,
-        line: Line,
+        channel: Channel,
         request: Request[EndTransaction],
         verdict: Verdict | None,
         now_ms: int,
@@ -124,123 +132,152 @@ class Transactions:
                 f"commitOrRollback {fields.commit_or_rollback} is not 0, 8 or 12",
             )
         try:
-            half = self.escrow.find(fields.tran_state_table_offset, fields.commit_log_offset)
+            half = self.coordinator.find_open(
+                fields.tran_state_table_offset, fields.commit_log_offset
+            )
             if half is not None and half.group != fields.producer_group:
-                raise NoSuchTransaction(
+                raise TransactionNotFound(
                     f"the half at {fields.tran_state_table_offset} is of producer group "
                     f"{half.group}, not {fields.producer_group}"
                 )
             if half is not None and fields.from_transaction_check:
                 unknown = verdict is Verdict.UNKNOWN
-                self.checks.answered(half, line, unknown=unknown, now_ms=now_ms)
+                self.checker.check_answered(half, channel, is_unknown=unknown, now_ms=now_ms)
             if verdict is Verdict.UNKNOWN:
-                self._answer_state(line, request, half)
+                self._respond_state(channel, request, half)
             elif half is None:
-                self._repeat(line, request, verdict)
-            elif half.is_deciding:
+                self._repeat_decision(channel, request, verdict)
+            elif half.is_being_decided:
                 # Somebody is faster by less than a turn: what he decided is the answer.
-                self._turn.put([], lambda code, _: self._end_after(line, request, now_ms))
+                self._turn.add_records(
+                    [], lambda code, _: self._end_after_turn(channel, request, now_ms)
+                )
             else:
-                self._settle(line, request, half, verdict, now_ms)
-        except NoSuchTransaction as error:
+                self._decide(channel, request, half, verdict, now_ms)
+        except TransactionNotFound as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
 
-    def _end_after(self, line: Line, request: Request[EndTransaction], now_ms: int) -> None:
+    def _end_after_turn(
+        self, channel: Channel, request: Request[EndTransaction], now_ms: int
+    ) -> None:
         try:
-            self.end(line, request, now_ms)
+            self.end(channel, request, now_ms)
         except RequestRefused as error:
-            line.write(answer(request, code=error.code, remark=error.remark))
+            channel.write(encode_response(request, code=error.code, remark=error.remark))
 
-    def _repeat(self, line: Line, request: Request[EndTransaction], verdict: Verdict) -> None:
+    def _repeat_decision(
+        self, channel: Channel, request: Request[EndTransaction], verdict: Verdict
+    ) -> None:
         """It is not open: the recorded outcome again, or a refusal."""
         fields = request.head.fields
         queue_offset, log_offset = fields.tran_state_table_offset, fields.commit_log_offset
         try:
-            recorded = self.escrow.recorded(queue_offset, log_offset, STATE_OF[verdict])
-        except TransactionContradicted as error:
-            log.warning("contradiction peer=%s: %s", line.peer, error)
-            raise RequestRefused(ResponseCode.TRANSACTION_CONTRADICTED, str(error)) from error
-        self._turn.put([], lambda code, _: self._answer_recorded(line, request, recorded, code))
+            recorded = self.coordinator.find_decision(
+                queue_offset, log_offset, STATE_BY_VERDICT[verdict]
+            )
+        except TransactionConflict as error:
+            log.warning("contradiction peer=%s: %s", channel.peer, error)
+            raise RequestRefused(ResponseCode.TRANSACTION_CONFLICT, str(error)) from error
+        self._turn.add_records(
+            [], lambda code, _: self._respond_already_decided(channel, request, recorded, code)
+        )
 
-    def _settle(
+    def _decide(
         self,
-        line: Line,
+        channel: Channel,
         request: Request[EndTransaction],
         half: Half,
         verdict: Verdict,
         now_ms: int,
         final: NewRecord | None = None,
     ) -> None:
-        by = "check" if request.head.fields.from_transaction_check else PRODUCER
+        by = "check" if request.head.fields.from_transaction_check else BY_PRODUCER
         try:
-            change = self.escrow.change(
-                half, STATE_OF[verdict], by=by, host=line.peer_host, now_ms=now_ms, final=final
+            change = self.coordinator.make_decision(
+                half,
+                STATE_BY_VERDICT[verdict],
+                by=by,
+                born_host=channel.peer_host,
+                now_ms=now_ms,
+                final=final,
             )
-        except (CorruptRecord, NoSuchRecord) as error:
+        except (CorruptRecord, RecordNotFound) as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
         done = None
         if not request.head.flag & FLAG_ONEWAY:
-            done = partial(self._answer_decided, line, request, change)
+            done = partial(self._respond_decided, channel, request, change)
         if final is None:
-            self.append(change, done, now_ms=now_ms)
+            self.append_decision(change, done, now_ms=now_ms)
         else:  # nothing in its properties asks for another place than its own
-            settling = _Settling(self.escrow, change, done, now_ms, len(change.records))
-            self._turn.join(settling, change.records)
+            settling = _PendingDecision(self.coordinator, change, done, now_ms, len(change.records))
+            self._turn.add(settling, change.records)
 
-    def append(
+    def append_decision(
         self,
-        change: Change,
-        done: Done | None = None,
+        decision: Decision,
+        on_done: DoneCallback | None = None,
         *,
         now_ms: int,
     ) -> None:
         """The records of a change go with this turn; then it is so, or it is as it was."""
-        records = rerouted(change, self._reroute, now_ms)
-        settling = _Settling(self.escrow, change, done, now_ms, len(records))
-        self._turn.join(settling, records)
+        records = redirect_finals(decision, self._redirect, now_ms)
+        settling = _PendingDecision(self.coordinator, decision, on_done, now_ms, len(records))
+        self._turn.add(settling, records)
 
-    def rerouted(self, change: Change, now_ms: int) -> list[ToAppend]:
-        return rerouted(change, self._reroute, now_ms)
+    def redirect_finals(self, decision: Decision, now_ms: int) -> list[Appendable]:
+        return redirect_finals(decision, self._redirect, now_ms)
 
-    def _answer_decided(
+    def _respond_decided(
         self,
-        line: Line,
+        channel: Channel,
         request: Request[EndTransaction],
-        change: Change,
+        decision: Decision,
         code: int,
-        places: Sequence[Placed],
+        results: Sequence[AppendResult],
     ) -> None:
-        if not places or code != ResponseCode.SUCCESS:
-            line.write(answer(request, code=code, remark="the decision was not stored"))
+        if not results or code != ResponseCode.SUCCESS:
+            channel.write(encode_response(request, code=code, remark="the decision was not stored"))
             return
-        half, final = change.half, None
-        if change.state is State.COMMITTED:
-            final = places[0]
-        line.write(answer(request, self._fields(half, change.state, final)))
+        half, final = decision.half, None
+        if decision.state is TransactionState.COMMITTED:
+            final = results[0]
+        channel.write(encode_response(request, self._make_response(half, decision.state, final)))
 
-    def _answer_recorded(
-        self, line: Line, request: Request[EndTransaction], recorded: Recorded, code: int
+    def _respond_already_decided(
+        self,
+        channel: Channel,
+        request: Request[EndTransaction],
+        already_decided: AlreadyDecided,
+        code: int,
     ) -> None:
         if code != ResponseCode.SUCCESS:
-            line.write(answer(request, code=code, remark="the decision is not durable yet"))
+            channel.write(
+                encode_response(request, code=code, remark="the decision is not durable yet")
+            )
             return
-        line.write(answer(request, EndTransactionAnswer(state=recorded.state.text)))
+        channel.write(
+            encode_response(request, EndTransactionResponse(state=already_decided.state.text))
+        )
 
-    def _answer_state(
-        self, line: Line, request: Request[EndTransaction], half: Half | None
+    def _respond_state(
+        self, channel: Channel, request: Request[EndTransaction], half: Half | None
     ) -> None:
         queue_offset = request.head.fields.tran_state_table_offset
-        state = self.escrow.settled.state(queue_offset)
+        state = self.coordinator.states.get(queue_offset)
         if half is not None:
-            state = State.STRANDED if half.is_stranded else State.OPEN
+            state = TransactionState.STRANDED if half.is_stranded else TransactionState.OPEN
         if state is None:
-            raise NoSuchTransaction(f"no half was parked at {queue_offset}")
-        recorded = Recorded(queue_offset, request.head.fields.commit_log_offset, state)
-        self._turn.put([], lambda code, _: self._answer_recorded(line, request, recorded, code))
+            raise TransactionNotFound(f"no half was parked at {queue_offset}")
+        recorded = AlreadyDecided(queue_offset, request.head.fields.commit_log_offset, state)
+        self._turn.add_records(
+            [], lambda code, _: self._respond_already_decided(channel, request, recorded, code)
+        )
 
-    def _fields(self, half: Half, state: State, final: Placed | None) -> EndTransactionAnswer:
-        host = self.answers.store_host
-        return EndTransactionAnswer(
+    def _make_response(
+        self, half: Half, state: TransactionState, final: AppendResult | None
+    ) -> EndTransactionResponse:
+        host = self.response_encoder.store_host
+        return EndTransactionResponse(
             state=state.text,
             transaction_id=half.key.decode("utf-8", "replace"),
             topic=half.topic,
@@ -252,117 +289,123 @@ class Transactions:
     # --- now and then ----------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> None:
-        self.checks.tick(now_ms)
-        self.memory.note_cursors()
+        self.checker.tick(now_ms)
+        self.storage.commit_cursors()
 
-    def save(self, *, at_once: bool = False) -> None:
-        self.memory.save(at_once=at_once)
+    def save(self, *, force: bool = False) -> None:
+        self.storage.save(force=force)
 
-    def keep_from(self) -> LogOffset | None:
+    def oldest_needed_offset(self) -> LogOffset | None:
         """Halves that are open, and the last word of each writer, are in the log from here on."""
-        if self.escrow.unfinished:  # something is out of sight: it must not go before it is seen
+        if (
+            self.coordinator.unfinished_decisions
+        ):  # something is out of sight: it must not go before it is seen
             return self._store.begin
-        if self._store.flushed < self._moved_end:  # what was moved is not safe where it is now
+        if (
+            self._store.flushed_offset < self._moved_log_end
+        ):  # what was moved is not safe where it is now
             return self._store.begin
-        needed = [writer.log_offset for writer in self.escrow.writers if not writer.is_last]
-        half = self.escrow.open.first()
+        needed = [writer.log_offset for writer in self.coordinator.writers if not writer.is_last]
+        half = self.coordinator.halves.oldest()
         if half is not None:
             needed.append(half.log_offset)
         return LogOffset(min(needed)) if needed else None
 
-    def make_way(self, log_offset: int, now_ms: int) -> None:
+    def move_halves_below(self, log_offset: int, now_ms: int) -> None:
         """The log below has to go: what is open there is appended again, a slice at a time."""
-        for half in self.escrow.needed_below(log_offset)[:RENEWED_MAX]:
-            if not half.is_deciding:
-                self.renew(half, now_ms, resumes=False)
-            if half.is_unreadable and not half.is_deciding:
-                self._give_up(half, now_ms)
-        for writer in self.escrow.writers:
+        for half in self.coordinator.open_halves_below(log_offset)[:MOVED_PER_CALL_MAX]:
+            if not half.is_being_decided:
+                self.move_half(half, now_ms, is_resume=False)
+            if half.is_unreadable and not half.is_being_decided:
+                self._roll_back_unreadable(half, now_ms)
+        for writer in self.coordinator.writers:
             if writer.log_offset < log_offset and not writer.is_last:
-                self._remember(writer, now_ms)
+                self._move_writer(writer, now_ms)
 
-    def _give_up(self, half: Half, now_ms: int) -> None:
+    def _roll_back_unreadable(self, half: Half, now_ms: int) -> None:
         """Its message is lost already. To keep the log for it would lose the disk too."""
-        log.error("half given up queue_offset=%d: %s", half.queue_offset, half.why)
-        change = self.escrow.change(
-            half, State.ROLLED_BACK, by="broker", reason=half.why, now_ms=now_ms
+        log.error("half given up queue_offset=%d: %s", half.queue_offset, half.reason)
+        change = self.coordinator.make_decision(
+            half, TransactionState.ROLLED_BACK, by="broker", reason=half.reason, now_ms=now_ms
         )
-        self.append(change, now_ms=now_ms)
+        self.append_decision(change, now_ms=now_ms)
 
-    def _remember(self, writer: Writer, now_ms: int) -> None:
-        writers = self.escrow.writers
-        decision = writers.remembrance(writer)
+    def _move_writer(self, writer: Writer, now_ms: int) -> None:
+        writers = self.coordinator.writers
+        decision = writers.make_copy(writer)
         if decision is not None:
 
-            def stored(places: Sequence[Placed]) -> None:
-                writers.note(decision, places[0].log_offset)
-                self._moved_end = self._store.end
+            def stored(places: Sequence[AppendResult]) -> None:
+                writers.apply(decision, places[0].log_offset)
+                self._moved_log_end = self._store.end
 
-            self._turn.put([decision_record(decision, now_ms=now_ms)], stored=stored)
+            self._turn.add_records(
+                [make_decision_record(decision, now_ms=now_ms)], on_stored=stored
+            )
 
-    def renew(
+    def move_half(
         self,
         half: Half,
         now_ms: int,
-        done: Callable[[int], None] | None = None,
+        on_done: Callable[[int], None] | None = None,
         *,
-        resumes: bool = True,
+        is_resume: bool = True,
     ) -> None:
-        record = self.escrow.read(half)
+        record = self.coordinator.read_half(half)
         if record is None:
             return
-        past, records = self.escrow.renew(half, record, resumes=resumes, now_ms=now_ms)
+        past, records = self.coordinator.move(half, record, is_resume=is_resume, now_ms=now_ms)
 
-        def stored(places: Sequence[Placed]) -> None:
+        def stored(places: Sequence[AppendResult]) -> None:
             copy, op = places
-            self.escrow.renewed(half, past, copy.queue_offset, copy.log_offset, op.queue_offset)
-            self._moved_end = self._store.end
+            self.coordinator.moved(half, past, copy.queue_offset, copy.log_offset, op.queue_offset)
+            self._moved_log_end = self._store.end
 
-        def answered(code: int, places: Sequence[Placed]) -> None:
+        def answered(code: int, places: Sequence[AppendResult]) -> None:
             if not places:
-                half.is_deciding = False
-            if done is not None:
-                done(code)
+                half.is_being_decided = False
+            if on_done is not None:
+                on_done(code)
 
-        self._turn.put(records, answered, stored=stored)
+        self._turn.add_records(records, answered, on_stored=stored)
 
-    def line_closed(self, line: Line) -> None:
-        self.checks.line_closed(line)
+    def channel_closed(self, channel: Channel) -> None:
+        self.checker.channel_closed(channel)
 
 
-def _final(half: Half, fresh: FreshHalf) -> NewRecord:
+def _make_final(half: Half, cached_final: CachedFinal) -> NewRecord:
     return NewRecord(
         half.topic,
         half.queue_id,
-        fresh.body,
-        fresh.properties,
-        fresh.flag,
-        fresh.sys_flag | TRANSACTION_COMMIT,
-        fresh.born_ms,
-        fresh.born_host,
-        fresh.reconsume_times,
+        cached_final.body,
+        cached_final.properties,
+        cached_final.flag,
+        cached_final.sys_flag | TRANSACTION_COMMIT,
+        cached_final.born_ms,
+        cached_final.born_host,
+        cached_final.reconsume_times,
         half.log_offset,
-        fresh.derived,
+        cached_final.tags_and_keys,
     )
 
 
-class _Settling(msgspec.Struct, gc=False):
+class _PendingDecision(msgspec.Struct, gc=False):
     """A change on its way into the log: afterwards it is so, or it is as it was."""
 
-    escrow: Escrow
-    change: Change
-    when_done: Done | None
+    coordinator: TransactionCoordinator
+    decision: Decision
+    done_callback: DoneCallback | None
     now_ms: int
     count: int
-    waits: bool = True
-    first: int = 0
+    waits_for_flush: bool = True
+    first_index: int = 0
 
-    def stored(self, placed: Sequence[Placed]) -> None:
-        op = placed[self.first + self.count - 1]
-        self.escrow.settled_as(self.change, op.queue_offset, now_ms=self.now_ms)
+    def on_stored(self, results: Sequence[AppendResult]) -> None:
+        op = results[self.first_index + self.count - 1]
+        self.coordinator.apply(self.decision, op.queue_offset, now_ms=self.now_ms)
 
-    def done(self, code: int, placed: Sequence[Placed]) -> None:
-        if not placed:
-            self.escrow.reopen(self.change)
-        if self.when_done is not None:
-            self.when_done(code, placed[self.first : self.first + self.count])
+    def on_done(self, code: int, results: Sequence[AppendResult]) -> None:
+        if not results:
+            self.coordinator.cancel(self.decision)
+        if self.done_callback is not None:
+            self.done_callback(code, results[self.first_index : self.first_index + self.count])

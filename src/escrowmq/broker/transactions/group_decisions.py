@@ -12,30 +12,30 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from escrowmq.broker.dispatch import Line, body_of
-from escrowmq.broker.transactions.end import Transactions
+from escrowmq.broker.dispatch import Channel, decode_request_body
+from escrowmq.broker.transactions.end import EndProcessor
 from escrowmq.broker.turn import Turn
-from escrowmq.errors import NoSuchTransaction, RequestRefused, TransactionContradicted, WriterFenced
+from escrowmq.errors import RequestRefused, TransactionConflict, TransactionNotFound, WriterFenced
 from escrowmq.escrow.coordinator import (
-    HALVES_MAX,
-    Change,
+    DECISION_HALVES_MAX,
+    Decision,
+    apply_piece,
+    check_readable,
     decide_many,
-    is_under_way,
-    mark_deciding,
-    pieces,
-    queues_of,
-    refuse_unreadable,
-    settle_all,
-    unmark_deciding,
+    decision_pieces,
+    decision_queues,
+    is_being_decided,
+    mark_being_decided,
+    unmark_being_decided,
 )
-from escrowmq.escrow.writers import Decision, Winner, Writer, decision_record
+from escrowmq.escrow.writers import DecisionRecord, Winner, Writer, make_decision_record
 from escrowmq.message import names
-from escrowmq.message.batch import ToAppend
+from escrowmq.message.batch import Appendable
 from escrowmq.message.record import NewRecord
-from escrowmq.message.transaction import State, Verdict
+from escrowmq.message.transaction import TransactionState, Verdict
 from escrowmq.remoting.bodies import (
     BatchWinners,
-    HalfPlaces,
+    HalfPositions,
     WinningAttempt,
     WriterState,
     encode_body,
@@ -44,83 +44,99 @@ from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.headers import (
     DecideBatch,
     EndTransactions,
-    EndTransactionsAnswer,
+    EndTransactionsResponse,
     RegisterWriter,
-    WriterName,
+    WriterHeader,
 )
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import answer, refuse
-from escrowmq.store.commit_log import Placed
+from escrowmq.remoting.responses import encode_error, encode_response
+from escrowmq.store.commit_log import AppendResult
 from escrowmq.store.store import MessageStore
 
 log = logging.getLogger(__name__)
 
 _VERDICTS = {verdict.value: verdict for verdict in (Verdict.COMMIT, Verdict.ROLLBACK)}
-Done = Callable[[int], None]
+CodeCallback = Callable[[int], None]
 
 
-class Decisions:
+class GroupDecisions:
     def __init__(
         self,
         store: MessageStore,
         turn: Turn,
-        transactions: Transactions,
-        arrived: Callable[[Sequence[ToAppend]], None],
+        transactions: EndProcessor,
+        messages_arrived: Callable[[Sequence[Appendable]], None],
     ) -> None:
         self._store = store
         self._turn = turn
         self._transactions = transactions
-        self._escrow = transactions.escrow
-        self._arrived = arrived
-        self._unfinished: deque[_Unfinished] = deque()
-        self._is_stuck = False  # a piece could not be stored; `tick` tries again
+        self._coordinator = transactions.coordinator
+        self._messages_arrived = messages_arrived
+        self._unfinished: deque[_UnfinishedDecision] = deque()
+        self._is_blocked = False  # a piece could not be stored; `tick` tries again
         # Where something is out of sight, or will be. Whoever else decides over several halves and
         # has one there waits: it would be seen in part, or keep another's part back.
-        self._held: set[tuple[str, int]] = set()
+        self._hidden_queues: set[tuple[str, int]] = set()
 
     # --- requests --------------------------------------------------------------------------------
 
-    def end_many(self, line: Line, request: Request[EndTransactions], now_ms: int) -> None:
+    def end_transactions(
+        self, channel: Channel, request: Request[EndTransactions], now_ms: int
+    ) -> None:
         fields = request.head.fields
         verdict = _VERDICTS.get(fields.commit_or_rollback)
-        places = body_of(HalfPlaces, request).halves
-        if verdict is None or not places or len(places) > HALVES_MAX:
+        places = decode_request_body(HalfPositions, request).halves
+        if verdict is None or not places or len(places) > DECISION_HALVES_MAX:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
-                f"commitOrRollback must be 8 or 12, and of 1 to {HALVES_MAX} halves",
+                f"commitOrRollback must be 8 or 12, and of 1 to {DECISION_HALVES_MAX} halves",
             )
-        decision = _refusing(
+        decision = _translate_errors(
             lambda: decide_many(
-                self._escrow, places, fields.producer_group, verdict, by=f"group {line.peer}"
+                self._coordinator,
+                places,
+                fields.producer_group,
+                verdict,
+                by=f"group {channel.peer}",
             )
         )
-        if self._waits(decision, self.end_many, line, request, now_ms):
+        if self._defer_if_busy(decision, self.end_transactions, channel, request, now_ms):
             return
-        state = State.COMMITTED if verdict is Verdict.COMMIT else State.ROLLED_BACK
+        state = (
+            TransactionState.COMMITTED
+            if verdict is Verdict.COMMIT
+            else TransactionState.ROLLED_BACK
+        )
         count = 0 if decision is None else len(decision.commits) + len(decision.rolls_back)
-        fields_back = EndTransactionsAnswer(state=state.text, count=count)
-        self._decide(decision, lambda code: line.write(_answer(request, code, fields_back)), now_ms)
+        fields_back = EndTransactionsResponse(state=state.text, count=count)
+        self._decide(
+            decision, lambda code: channel.write(_end_response(request, code, fields_back)), now_ms
+        )
 
-    def register(self, line: Line, request: Request[RegisterWriter], now_ms: int) -> None:
+    def register_writer(
+        self, channel: Channel, request: Request[RegisterWriter], now_ms: int
+    ) -> None:
         """A new fence for a writer: whoever had the one before decides nothing any more."""
         fields = request.head.fields
-        name, run = _refuse_bad_name(fields.writer), fields.run
+        name, run = _check_writer_name(fields.writer), fields.run
         if run:
-            _refuse_bad_name(run)
-        writers = self._escrow.writers
-        decision = _refusing(lambda: writers.registration(name, run, fields.fence))
+            _check_writer_name(run)
+        writers = self._coordinator.writers
+        decision = _translate_errors(lambda: writers.make_registration(name, run, fields.fence))
         # His own fence, not the one of whoever registers before this is durable.
-        told = _told(name, decision or writers.find(name))
-        self._decide(decision, lambda code: line.write(_tell(request, code, told)), now_ms)
+        told = _writer_state(name, decision or writers.find(name))
+        self._decide(
+            decision, lambda code: channel.write(_writer_response(request, code, told)), now_ms
+        )
 
-    def decide_batch(self, line: Line, request: Request[DecideBatch], now_ms: int) -> None:
-        fields, body = request.head.fields, body_of(BatchWinners, request)
-        name = _refuse_bad_name(fields.writer)
+    def decide_batch(self, channel: Channel, request: Request[DecideBatch], now_ms: int) -> None:
+        fields, body = request.head.fields, decode_request_body(BatchWinners, request)
+        name = _check_writer_name(fields.writer)
         if fields.batch < 0:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, "batches are numbered from 0 on")
         winners = [Winner(winner.attempt, winner.count) for winner in body.winners]
-        decision = _refusing(
-            lambda: self._escrow.writers.decide(
+        decision = _translate_errors(
+            lambda: self._coordinator.writers.decide_batch(
                 name,
                 fields.batch,
                 fields.fence,
@@ -130,182 +146,201 @@ class Decisions:
                 is_last=fields.last,
             )
         )
-        if self._waits(decision, self.decide_batch, line, request, now_ms):
+        if self._defer_if_busy(decision, self.decide_batch, channel, request, now_ms):
             return
-        told = _told(name, decision or self._escrow.writers.find(name))
-        self._decide(decision, lambda code: line.write(_tell(request, code, told)), now_ms)
+        told = _writer_state(name, decision or self._coordinator.writers.find(name))
+        self._decide(
+            decision, lambda code: channel.write(_writer_response(request, code, told)), now_ms
+        )
 
-    def query(self, line: Line, request: Request[WriterName], now_ms: int) -> None:
+    def query_writer(self, channel: Channel, request: Request[WriterHeader], now_ms: int) -> None:
         name = request.head.fields.writer
         told = WriterState(writer=name)
 
         # What it says must be durable, a decision that is read is acted on: so it says what is in
         # the log when this turn ends, and not what has come to it when that is flushed.
-        def stored(_: Sequence[Placed]) -> None:
+        def stored(_: Sequence[AppendResult]) -> None:
             nonlocal told
-            told = _told(name, self._escrow.writers.find(name))
+            told = _writer_state(name, self._coordinator.writers.find(name))
 
-        self._turn.put([], lambda code, _: line.write(_tell(request, code, told)), stored=stored)
+        self._turn.add_records(
+            [],
+            lambda code, _: channel.write(_writer_response(request, code, told)),
+            on_stored=stored,
+        )
 
     # --- what follows ----------------------------------------------------------------------------
 
-    def _waits(
+    def _defer_if_busy(
         self,
-        decision: Decision | None,
-        handler: Callable[[Line, Request[Any], int], None],
-        line: Line,
+        decision_record: DecisionRecord | None,
+        handler: Callable[[Channel, Request[Any], int], None],
+        channel: Channel,
         request: Request[Any],
         now_ms: int,
     ) -> bool:
         """Whether somebody is faster with one of its halves, or one of its queues: then it is
         looked at again once he is done."""
-        if decision is None:
+        if decision_record is None:
             return False
-        is_behind = self._held and not self._held.isdisjoint(queues_of(self._escrow, decision))
-        if not is_behind and not is_under_way(self._escrow, decision):
+        is_behind = self._hidden_queues and not self._hidden_queues.isdisjoint(
+            decision_queues(self._coordinator, decision_record)
+        )
+        if not is_behind and not is_being_decided(self._coordinator, decision_record):
             return False
 
-        def once_more(code: int, _: Sequence[Placed]) -> None:
+        def once_more(code: int, _: Sequence[AppendResult]) -> None:
             try:
-                handler(line, request, now_ms)
+                handler(channel, request, now_ms)
             except RequestRefused as error:
-                line.write(refuse(request, error))
+                channel.write(encode_error(request, error))
 
-        self._turn.put([], once_more)
+        self._turn.add_records([], once_more)
         return True
 
-    def _decide(self, decision: Decision | None, done: Done, now_ms: int) -> None:
+    def _decide(self, decision: DecisionRecord | None, on_done: CodeCallback, now_ms: int) -> None:
         if decision is None:  # it is decided; told again, once that is durable
-            self._turn.put([], lambda code, _: done(code))
+            self._turn.add_records([], lambda code, _: on_done(code))
             return
-        _refusing(lambda: refuse_unreadable(self._escrow, decision))
-        mark_deciding(self._escrow, decision)
-        unfinished = _Unfinished(decision, pieces(self._escrow, decision, now_ms=now_ms), done)
-        self._escrow.writers.expect(decision)
-        self._put_piece(unfinished, [decision_record(decision, now_ms=now_ms)], now_ms)
+        _translate_errors(lambda: check_readable(self._coordinator, decision))
+        mark_being_decided(self._coordinator, decision)
+        unfinished = _UnfinishedDecision(
+            decision, decision_pieces(self._coordinator, decision, now_ms=now_ms), on_done
+        )
+        self._coordinator.writers.stage(decision)
+        self._append_piece(unfinished, [make_decision_record(decision, now_ms=now_ms)], now_ms)
 
     def tick(self) -> None:
         """There may be room again."""
-        self._is_stuck = False
+        self._is_blocked = False
 
     @property
-    def has_more(self) -> bool:
+    def has_pending_pieces(self) -> bool:
         """Whether another turn would bring something forward."""
-        return bool(self._unfinished) and not self._is_stuck
+        return bool(self._unfinished) and not self._is_blocked
 
     def end_turn(self, now_ms: int) -> None:
         """The next piece of whatever is under way."""
-        for _ in range(len(self._unfinished) if self.has_more else 0):
-            self._put_piece(self._unfinished.popleft(), [], now_ms)
+        for _ in range(len(self._unfinished) if self.has_pending_pieces else 0):
+            self._append_piece(self._unfinished.popleft(), [], now_ms)
 
-    def _put_piece(self, unfinished: _Unfinished, before: list[ToAppend], now_ms: int) -> None:
+    def _append_piece(
+        self, unfinished: _UnfinishedDecision, leading_records: list[Appendable], now_ms: int
+    ) -> None:
         piece = unfinished.next_piece()
-        records: list[ToAppend] = list(before)
+        records: list[Appendable] = list(leading_records)
         for change in piece:
-            records += self._transactions.rerouted(change, now_ms)
+            records += self._transactions.redirect_finals(change, now_ms)
         following = unfinished.peek()
-        if following is not None and before:
-            unfinished.queues = set(queues_of(self._escrow, unfinished.decision))
-            self._held |= unfinished.queues
+        if following is not None and leading_records:
+            unfinished.queues = set(decision_queues(self._coordinator, unfinished.decision_record))
+            self._hidden_queues |= unfinished.queues
 
-        def stored(places: Sequence[Placed]) -> None:
+        def stored(places: Sequence[AppendResult]) -> None:
             if following is not None:
-                self._hold(unfinished, records[len(before) :], places[len(before) :])
-            offsets = [place.queue_offset for place in places[len(before) :]]
-            settle_all(self._escrow, piece, offsets, now_ms=now_ms)
-            if before:
-                self._escrow.writers.note(unfinished.decision, places[0].log_offset)
-                unfinished.place = places[0].queue_offset
+                self._hide(
+                    unfinished, records[len(leading_records) :], places[len(leading_records) :]
+                )
+            offsets = [place.queue_offset for place in places[len(leading_records) :]]
+            apply_piece(self._coordinator, piece, offsets, now_ms=now_ms)
+            if leading_records:
+                self._coordinator.writers.apply(unfinished.decision_record, places[0].log_offset)
+                unfinished.queue_offset = places[0].queue_offset
             if following is not None:
-                self._escrow.unfinished.add(unfinished.place)
+                self._coordinator.unfinished_decisions.add(unfinished.queue_offset)
                 self._unfinished.append(unfinished)
             else:
-                self._escrow.unfinished.discard(unfinished.place)
-                self._show(unfinished)
+                self._coordinator.unfinished_decisions.discard(unfinished.queue_offset)
+                self._unhide(unfinished)
 
-        def answered(code: int, places: Sequence[Placed]) -> None:
+        def answered(code: int, places: Sequence[AppendResult]) -> None:
             if places:
                 if following is None:
-                    unfinished.done(code)
-            elif before:  # it was never decided
-                unmark_deciding(self._escrow, unfinished.decision)
-                self._escrow.writers.take_back(unfinished.decision)
-                self._show(unfinished)
-                unfinished.done(code)
+                    unfinished.on_done(code)
+            elif leading_records:  # it was never decided
+                unmark_being_decided(self._coordinator, unfinished.decision_record)
+                self._coordinator.writers.unstage(unfinished.decision_record)
+                self._unhide(unfinished)
+                unfinished.on_done(code)
             else:  # decided, and the rest could not be stored now: it will be
-                unfinished.give_back(piece)
+                unfinished.put_back(piece)
                 self._unfinished.append(unfinished)
-                self._is_stuck = True
+                self._is_blocked = True
 
-        self._turn.put(records, answered, stored=stored)
+        self._turn.add_records(records, answered, on_stored=stored)
 
-    def _hold(
-        self, unfinished: _Unfinished, records: list[ToAppend], places: Sequence[Placed]
+    def _hide(
+        self,
+        unfinished: _UnfinishedDecision,
+        records: list[Appendable],
+        results: Sequence[AppendResult],
     ) -> None:
         """Nobody has seen them yet: they were appended in this very turn."""
-        for record, place in zip(records, places, strict=True):
+        for record, place in zip(records, results, strict=True):
             queue = record.topic, record.queue_id
-            if record.topic != names.OP_TOPIC and queue not in unfinished.held:
-                unfinished.held.add(queue)
-                self._store.hold(*queue, place.queue_offset)
+            if record.topic != names.OP_TOPIC and queue not in unfinished.hidden_queues:
+                unfinished.hidden_queues.add(queue)
+                self._store.hide(*queue, place.queue_offset)
 
-    def _show(self, unfinished: _Unfinished) -> None:
-        self._held -= unfinished.queues
-        for topic, queue_id in unfinished.held:
-            self._store.show(topic, queue_id)
-        if unfinished.held:
-            self._arrived([NewRecord(topic, queue_id, b"") for topic, queue_id in unfinished.held])
+    def _unhide(self, unfinished: _UnfinishedDecision) -> None:
+        self._hidden_queues -= unfinished.queues
+        for topic, queue_id in unfinished.hidden_queues:
+            self._store.unhide(topic, queue_id)
+        if unfinished.hidden_queues:
+            self._messages_arrived(
+                [NewRecord(topic, queue_id, b"") for topic, queue_id in unfinished.hidden_queues]
+            )
 
 
-class _Unfinished:
+class _UnfinishedDecision:
     """A decision, and the pieces that are left of it."""
 
     def __init__(
         self,
-        decision: Decision,
-        portions: Iterator[list[Change]],
-        done: Done,
+        decision_record: DecisionRecord,
+        piece_iterator: Iterator[list[Decision]],
+        on_done: CodeCallback,
     ) -> None:
-        self.decision = decision
-        self.done = done
-        self.place = -1  # of the decision, in its queue
+        self.decision_record = decision_record
+        self.on_done = on_done
+        self.queue_offset = -1  # of the decision, in its queue
         self.queues: set[tuple[str, int]] = set()  # all that it will be seen in
-        self.held: set[tuple[str, int]] = set()
-        self._portions = portions
-        self._ahead: list[Change] | None = next(portions, None)
+        self.hidden_queues: set[tuple[str, int]] = set()
+        self._piece_iterator = piece_iterator
+        self._following_piece: list[Decision] | None = next(piece_iterator, None)
 
-    def peek(self) -> list[Change] | None:
-        return self._ahead
+    def peek(self) -> list[Decision] | None:
+        return self._following_piece
 
-    def next_piece(self) -> list[Change]:
-        piece, self._ahead = self._ahead or [], None
+    def next_piece(self) -> list[Decision]:
+        piece, self._following_piece = self._following_piece or [], None
         if piece:
-            self._ahead = next(self._portions, None)
+            self._following_piece = next(self._piece_iterator, None)
         return piece
 
-    def give_back(self, piece: list[Change]) -> None:
-        later = self._portions
-        ahead = [self._ahead] if self._ahead is not None else []
+    def put_back(self, piece: list[Decision]) -> None:
+        later = self._piece_iterator
+        ahead = [self._following_piece] if self._following_piece is not None else []
 
-        def again() -> Iterator[list[Change]]:
+        def again() -> Iterator[list[Decision]]:
             yield from ahead
             yield from later
 
-        self._portions, self._ahead = again(), piece
+        self._piece_iterator, self._following_piece = again(), piece
 
 
-def _refusing(step: Callable[[], Any]) -> Any:
+def _translate_errors(action: Callable[[], Any]) -> Any:
     try:
-        return step()
-    except NoSuchTransaction as error:
+        return action()
+    except TransactionNotFound as error:
         raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
-    except TransactionContradicted as error:
-        raise RequestRefused(ResponseCode.TRANSACTION_CONTRADICTED, str(error)) from error
+    except TransactionConflict as error:
+        raise RequestRefused(ResponseCode.TRANSACTION_CONFLICT, str(error)) from error
     except WriterFenced as error:
         raise RequestRefused(ResponseCode.TRANSACTION_FENCED, str(error)) from error
 
 
-def _refuse_bad_name(name: str) -> str:
+def _check_writer_name(name: str) -> str:
     if not 1 <= len(name) <= 255 or not name.isprintable():
         raise RequestRefused(
             ResponseCode.INVALID_PARAMETER, "a writer's name has 1 to 255 printable characters"
@@ -313,7 +348,7 @@ def _refuse_bad_name(name: str) -> str:
     return name
 
 
-def _told(name: str, writer: Writer | Decision | None) -> WriterState:
+def _writer_state(name: str, writer: Writer | DecisionRecord | None) -> WriterState:
     if writer is None:
         return WriterState(writer=name)
     return WriterState(
@@ -326,13 +361,13 @@ def _told(name: str, writer: Writer | Decision | None) -> WriterState:
     )
 
 
-def _tell(request: Request[Any], code: int, state: WriterState) -> bytes:
+def _writer_response(request: Request[Any], code: int, state: WriterState) -> bytes:
     if code != ResponseCode.SUCCESS:
-        return answer(request, code=code, remark="the decision was not stored")
-    return answer(request, body=encode_body(state))
+        return encode_response(request, code=code, remark="the decision was not stored")
+    return encode_response(request, body=encode_body(state))
 
 
-def _answer(request: Request[Any], code: int, fields: EndTransactionsAnswer) -> bytes:
+def _end_response(request: Request[Any], code: int, fields: EndTransactionsResponse) -> bytes:
     if code != ResponseCode.SUCCESS:
-        return answer(request, code=code, remark="the decision was not stored")
-    return answer(request, fields)
+        return encode_response(request, code=code, remark="the decision was not stored")
+    return encode_response(request, fields)

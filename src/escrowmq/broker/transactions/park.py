@@ -7,82 +7,87 @@ from typing import Final
 
 import msgspec
 
-from escrowmq.broker.dispatch import Line
-from escrowmq.broker.statistics import TRANSACTION, Counts
+from escrowmq.broker.dispatch import Channel
+from escrowmq.broker.statistics import TRANSACTION, BrokerCounters
 from escrowmq.broker.turn import Turn
-from escrowmq.errors import EscrowFull, RequestRefused
-from escrowmq.escrow.coordinator import Escrow
-from escrowmq.escrow.half_table import BODY_BYTES_MAX, FreshHalf, FreshHalves, Half
-from escrowmq.escrow.records import facts_of, half_of, plain_half
+from escrowmq.errors import RequestRefused, TooManyOpenTransactions
+from escrowmq.escrow.coordinator import TransactionCoordinator
+from escrowmq.escrow.half_table import CACHED_BODY_BYTES_MAX, CachedFinal, FinalCache, Half
+from escrowmq.escrow.records import make_half, make_plain_half, parse_half
 from escrowmq.message import names
 from escrowmq.message.record import TRANSACTION_MASK, NewRecord
 from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.headers import SendMessage
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import SendAnswers, answer
-from escrowmq.store.commit_log import Placed
+from escrowmq.remoting.responses import SendResponseEncoder, encode_response
+from escrowmq.store.commit_log import AppendResult
 
 _REJECTED: Final = "this broker does not take transactional messages"
 
 
-class Parking:
+class HalfProcessor:
     def __init__(
         self,
         turn: Turn,
-        escrow: Escrow,
-        answers: SendAnswers,
-        counts: Counts,
+        coordinator: TransactionCoordinator,
+        response_encoder: SendResponseEncoder,
+        counters: BrokerCounters,
         *,
-        rejects: bool = False,
+        rejects_transactions: bool = False,
     ) -> None:
-        self.counts = counts
+        self.counters = counters
         self._turn = turn
-        self.rejects = rejects
-        self.escrow = escrow
-        self.answers = answers
-        self.fresh = FreshHalves()
-        self.under_way: set[tuple[str, bytes]] = set()  # groups and keys of this turn's halves
+        self.rejects_transactions = rejects_transactions
+        self.coordinator = coordinator
+        self.response_encoder = response_encoder
+        self.final_cache = FinalCache()
+        self.keys_in_turn: set[tuple[str, bytes]] = set()  # groups and keys of this turn's halves
 
     def park(
         self,
-        line: Line,
+        channel: Channel,
         request: Request[SendMessage],
         record: NewRecord,
         now_ms: int,
-        waits: bool,
-        packed: int = 0,
+        waits_for_flush: bool,
+        packed_count: int = 0,
     ) -> None:
         """A send with TRAN_MSG: stored where no consumer looks, answered like any send.
 
         `packed`: its body holds so many messages.
         """
-        if self.rejects:
+        if self.rejects_transactions:
             raise RequestRefused(ResponseCode.NO_PERMISSION, _REJECTED)
-        half = half_of(record, packed=packed)
-        facts = facts_of(half)
+        half = make_half(record, packed_count=packed_count)
+        facts = parse_half(half)
         assert facts is not None, "half_of says where it wants to go"
-        entry = self.escrow.half_to_be(
-            facts.topic, facts.queue_id, facts.group, facts.key, now_ms, line, facts.immunity_ms
+        entry = self.coordinator.new_half(
+            facts.topic, facts.queue_id, facts.group, facts.key, now_ms, channel, facts.immunity_ms
         )
         entry.attempt = facts.attempt
-        self._park(_Parking(self, line, request, entry, None, waits), half)
+        self._park(_PendingHalf(self, channel, request, entry, None, waits_for_flush), half)
 
     def park_plain(
-        self, line: Line, request: Request[SendMessage], queue_id: int, added: str, now_ms: int
+        self,
+        channel: Channel,
+        request: Request[SendMessage],
+        queue_id: int,
+        added_properties: str,
+        now_ms: int,
     ) -> None:
         """The same for one with nothing out of the ordinary in its properties."""
-        if self.rejects:
+        if self.rejects_transactions:
             raise RequestRefused(ResponseCode.NO_PERMISSION, _REJECTED)
-        fields, host = request.head.fields, line.peer_host
-        properties, of_final, group, key, derived = plain_half(
-            fields.properties, added, fields.topic, queue_id
+        fields, host = request.head.fields, channel.peer_host
+        properties, of_final, group, key, derived = make_plain_half(
+            fields.properties, added_properties, fields.topic, queue_id
         )
         body, fresh = request.body, None
         flag, sys_flag = fields.flag, fields.sys_flag & ~TRANSACTION_MASK
         born_ms, times = fields.born_timestamp, fields.reconsume_times
-        if len(body) <= BODY_BYTES_MAX:
+        if len(body) <= CACHED_BODY_BYTES_MAX:
             body = bytes(body)
-            fresh = FreshHalf(body, of_final, derived, flag, sys_flag, born_ms, host, times)
+            fresh = CachedFinal(body, of_final, derived, flag, sys_flag, born_ms, host, times)
         half = NewRecord(
             names.HALF_TOPIC,
             0,
@@ -96,68 +101,72 @@ class Parking:
             0,
             derived,
         )
-        entry = self.escrow.half_to_be(fields.topic, queue_id, group, key, now_ms, line)
-        self._park(_Parking(self, line, request, entry, fresh, True), half)
+        entry = self.coordinator.new_half(fields.topic, queue_id, group, key, now_ms, channel)
+        self._park(_PendingHalf(self, channel, request, entry, fresh, True), half)
 
-    def _park(self, parking: _Parking, half: NewRecord) -> None:
-        entry, escrow = parking.half, self.escrow
+    def _park(self, pending_half: _PendingHalf, half: NewRecord) -> None:
+        entry, escrow = pending_half.half, self.coordinator
         sent = entry.group, entry.key
-        if sent in self.under_way or escrow.find_sent(*sent) is not None:
-            escrow.counts.duplicate_sends += 1
-            self._turn.put([], parking.done_again, waits=parking.waits)
+        if sent in self.keys_in_turn or escrow.find_duplicate(*sent) is not None:
+            escrow.counters.duplicate_sends += 1
+            self._turn.add_records(
+                [], pending_half.on_duplicate_done, waits_for_flush=pending_half.waits_for_flush
+            )
             return
         try:
-            escrow.refuse_if_full(entry.group, len(half.body) + len(half.properties))
-        except EscrowFull as error:
+            escrow.check_limits(entry.group, len(half.body) + len(half.properties))
+        except TooManyOpenTransactions as error:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, str(error)) from error
-        self.under_way.add(sent)
-        self._turn.join(parking, (half,))
+        self.keys_in_turn.add(sent)
+        self._turn.add(pending_half, (half,))
 
 
-class _Parking(msgspec.Struct, gc=False):
+class _PendingHalf(msgspec.Struct, gc=False):
     """A half on its way into the log, and whom to tell. A part of the turn."""
 
-    owner: Parking
-    line: Line
+    processor: HalfProcessor
+    channel: Channel
     request: Request[SendMessage]
     half: Half
-    fresh: FreshHalf | None
-    waits: bool
-    first: int = 0
+    cached_final: CachedFinal | None
+    waits_for_flush: bool
+    first_index: int = 0
     count: int = 1
 
-    def stored(self, placed: Sequence[Placed]) -> None:
-        place, owner, half = placed[self.first], self.owner, self.half
+    def on_stored(self, results: Sequence[AppendResult]) -> None:
+        place, owner, half = results[self.first_index], self.processor, self.half
         half.queue_offset, half.log_offset = place.queue_offset, place.log_offset
         half.size = place.size
-        owner.under_way.discard((half.group, half.key))
-        owner.escrow.counts.parked += 1
-        owner.counts.came(half.topic, TRANSACTION, place.size)
-        owner.escrow.hold(half)
-        if self.fresh is not None:
-            owner.fresh.put(place.queue_offset, self.fresh)
+        owner.keys_in_turn.discard((half.group, half.key))
+        owner.coordinator.counters.parked += 1
+        owner.counters.record_message(half.topic, TRANSACTION, place.size)
+        owner.coordinator.track(half)
+        if self.cached_final is not None:
+            owner.final_cache.put(place.queue_offset, self.cached_final)
 
-    def done(self, code: int, placed: Sequence[Placed]) -> None:
-        if placed:
-            place = placed[self.first]
-            self._answer(place.queue_offset, place.log_offset, code)
+    def on_done(self, code: int, results: Sequence[AppendResult]) -> None:
+        if results:
+            place = results[self.first_index]
+            self._respond(place.queue_offset, place.log_offset, code)
         else:
-            self.owner.under_way.discard((self.half.group, self.half.key))
+            self.processor.keys_in_turn.discard((self.half.group, self.half.key))
             self._fail(code)
 
-    def done_again(self, code: int, placed: Sequence[Placed]) -> None:
+    def on_duplicate_done(self, code: int, results: Sequence[AppendResult]) -> None:
         """It was sent before, and this is the answer that got lost."""
-        found = self.owner.escrow.find_sent(self.half.group, self.half.key)
+        found = self.processor.coordinator.find_duplicate(self.half.group, self.half.key)
         if found is None or code != ResponseCode.SUCCESS:
             self._fail(code or ResponseCode.SYSTEM_ERROR)
         else:
-            self._answer(*found, code)
+            self._respond(*found, code)
 
-    def _answer(self, queue_offset: int, log_offset: int, code: int) -> None:
-        half, sent = self.half, self.owner.answers.sent
+    def _respond(self, queue_offset: int, log_offset: int, code: int) -> None:
+        half, sent = self.half, self.processor.response_encoder.encode
         key = half.key.decode("utf-8", "replace")
-        self.line.write(sent(self.request, log_offset, half.queue_id, queue_offset, code, key))
+        self.channel.write(sent(self.request, log_offset, half.queue_id, queue_offset, code, key))
 
     def _fail(self, code: int) -> None:
-        self.owner.counts.refused[self.request.head.code, code] += 1
-        self.line.write(answer(self.request, code=code, remark="the half was not stored"))
+        self.processor.counters.refused[self.request.head.code, code] += 1
+        self.channel.write(
+            encode_response(self.request, code=code, remark="the half was not stored")
+        )

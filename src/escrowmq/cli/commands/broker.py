@@ -17,52 +17,58 @@ from typing import Any, Final
 
 import click
 
-from escrowmq.cli.brokers import Brokers, end
-from escrowmq.cli.call import BrokerPlace, Caller
+from escrowmq.cli.brokers import Cluster, exit_with_failures
+from escrowmq.cli.call import BrokerAddress, SyncConnection
 from escrowmq.cli.commands.transaction import duration_text
 from escrowmq.cli.figures import (
-    Progress,
-    is_own_group,
-    lag_of,
-    own_topics,
-    progress_of_all,
-    runtime,
-    settings,
+    GroupProgress,
+    all_progress,
+    broker_runtime,
+    broker_settings,
+    is_internal_group,
+    system_topics,
     topic_configs,
     topic_offsets,
+    total_lag,
 )
-from escrowmq.cli.options import broker_names, careful, confirm, watch, where
+from escrowmq.cli.options import (
+    cluster_options,
+    complete_broker,
+    confirm,
+    confirm_options,
+    watch_option,
+)
 from escrowmq.cli.output import (
-    Column,
-    View,
+    QueryContext,
+    TableColumn,
     field_lines,
-    looking,
+    ignore_broken_pipe,
     pause,
-    reader_may_leave,
+    query_command,
     table_lines,
-    width_of,
+    terminal_width,
 )
-from escrowmq.cli.output import show as show_again
+from escrowmq.cli.output import show_repeatedly as show_again
 from escrowmq.cli.rendering import printable
-from escrowmq.clock import Clock, SystemClock, utc_text
+from escrowmq.clock import Clock, SystemClock, format_utc
 from escrowmq.config.properties_file import write_property
 from escrowmq.remoting.codes import RequestCode
 
-_LIST: Final = (
-    Column("BROKER", gives_way=True),
-    Column("ADDRESS"),
-    Column("VERSION", gives_way=True),
-    Column("UP"),
-    Column("IN/S", is_number=True),
-    Column("OUT/S", is_number=True),
-    Column("DISK", is_number=True),
-    Column("STATE"),
+_LIST_COLUMNS: Final = (
+    TableColumn("BROKER", can_shrink=True),
+    TableColumn("ADDRESS"),
+    TableColumn("VERSION", can_shrink=True),
+    TableColumn("UP"),
+    TableColumn("IN/S", is_number=True),
+    TableColumn("OUT/S", is_number=True),
+    TableColumn("DISK", is_number=True),
+    TableColumn("STATE"),
 )
 _UNITS_S: Final = {"days": 86_400, "hours": 3_600, "minutes": 60, "seconds": 1}
 
 
-def found_brokers(brokers: Brokers) -> tuple[list[dict[str, Any]], Iterable[str]]:
-    content = [_as_json(place, table) for place, table in brokers.ask(runtime)]
+def list_brokers(cluster: Cluster) -> tuple[list[dict[str, Any]], Iterable[str]]:
+    content = [_broker_json(place, table) for place, table in cluster.ask_all(broker_runtime)]
     rows = (
         (
             printable(row["broker"]),
@@ -76,24 +82,24 @@ def found_brokers(brokers: Brokers) -> tuple[list[dict[str, Any]], Iterable[str]
         )
         for row in content
     )
-    return content, table_lines(_LIST, rows, width_of(sys.stdout))
+    return content, table_lines(_LIST_COLUMNS, rows, terminal_width(sys.stdout))
 
 
-def _as_json(place: BrokerPlace, table: dict[str, str]) -> dict[str, Any]:
+def _broker_json(broker: BrokerAddress, table: dict[str, str]) -> dict[str, Any]:
     return {
-        "broker": place.name,
-        "address": place.address,
+        "broker": broker.name,
+        "address": broker.address,
         "version": table.get("brokerVersionDesc", ""),
-        "up_s": up_s(table),
-        "in_per_s": rate(table, "putTps"),
-        "out_per_s": rate(table, "getTransferedTps"),
-        "disk_used": disk_ratio(table),
+        "up_s": uptime_s(table),
+        "in_per_s": recent_rate(table, "putTps"),
+        "out_per_s": recent_rate(table, "getTransferedTps"),
+        "disk_used": disk_used_ratio(table),
         "takes_messages": table.get("brokerActive", "true") == "true",
     }
 
 
-def shown_broker(brokers: Brokers) -> tuple[list[dict[str, Any]], Iterable[str]]:
-    found = brokers.ask(runtime)
+def show_broker(cluster: Cluster) -> tuple[list[dict[str, Any]], Iterable[str]]:
+    found = cluster.ask_all(broker_runtime)
     content = [{"broker": place.name, "address": place.address, **told} for place, told in found]
     return content, _show_lines(content)
 
@@ -108,13 +114,13 @@ def _show_lines(content: list[dict[str, Any]]) -> Iterator[str]:
 # --- figures among the texts ---------------------------------------------------------------------
 
 
-def up_s(table: dict[str, str]) -> int:
+def uptime_s(table: dict[str, str]) -> int:
     """`[ 1 days, 2 hours, 3 minutes, 4 seconds ]`"""
     parts = re.findall(r"(\d+) (days|hours|minutes|seconds)", table.get("runtime", ""))
     return sum(int(count) * _UNITS_S[unit] for count, unit in parts)
 
 
-def rate(table: dict[str, str], name: str) -> float:
+def recent_rate(table: dict[str, str], name: str) -> float:
     """Over the last ten seconds."""
     first = table.get(name, "").partition(" ")[0]
     try:
@@ -123,7 +129,7 @@ def rate(table: dict[str, str], name: str) -> float:
         return 0.0
 
 
-def disk_ratio(table: dict[str, str]) -> float | None:
+def disk_used_ratio(table: dict[str, str]) -> float | None:
     try:
         return float(table["commitLogDiskRatio"])
     except (KeyError, ValueError):
@@ -134,105 +140,116 @@ def disk_text(used: float | None) -> str:
     return "-" if used is None else f"{used:.0%}"
 
 
-TOPICS_MAX: Final = 2_000  # looked at on each broker: more would take longer than people watch
-_BROKERS: Final = (
-    Column("BROKER", gives_way=True),
-    Column("IN/S", is_number=True),
-    Column("OUT/S", is_number=True),
-    Column("BYTES/S", is_number=True),
-    Column("DISK", is_number=True),
-    Column("UP"),
+MAX_TOPICS: Final = 2_000  # looked at on each broker: more would take longer than people watch
+_TOP_BROKER_COLUMNS: Final = (
+    TableColumn("BROKER", can_shrink=True),
+    TableColumn("IN/S", is_number=True),
+    TableColumn("OUT/S", is_number=True),
+    TableColumn("BYTES/S", is_number=True),
+    TableColumn("DISK", is_number=True),
+    TableColumn("UP"),
 )
-_TOPICS: Final = (
-    Column("TOPIC", gives_way=True),
-    Column("IN/S", is_number=True),
-    Column("MESSAGES", is_number=True),
+_TOP_TOPIC_COLUMNS: Final = (
+    TableColumn("TOPIC", can_shrink=True),
+    TableColumn("IN/S", is_number=True),
+    TableColumn("MESSAGES", is_number=True),
 )
-_GROUPS: Final = (
-    Column("GROUP", gives_way=True),
-    Column("TOPIC", gives_way=True),
-    Column("READ/S", is_number=True),
-    Column("LAG", is_number=True),
+_TOP_GROUP_COLUMNS: Final = (
+    TableColumn("GROUP", can_shrink=True),
+    TableColumn("TOPIC", can_shrink=True),
+    TableColumn("READ/S", is_number=True),
+    TableColumn("LAG", is_number=True),
 )
 
-_Place = tuple[str, str]
+_NamePair = tuple[str, str]
 
 
 @dataclass(slots=True)
-class Look:
+class ClusterSample:
     """Totals at one moment; who was not there before has no rate yet."""
 
-    at_s: float
-    tables: dict[str, dict[str, str]] = field(default_factory=dict)  # by broker
-    ends: dict[_Place, int] = field(default_factory=dict)  # by broker and topic
-    firsts: dict[_Place, int] = field(default_factory=dict)
-    reads: dict[tuple[str, _Place], int] = field(default_factory=dict)  # by broker, group and topic
-    lags: dict[tuple[str, _Place], int] = field(default_factory=dict)
+    taken_s: float
+    runtime_tables: dict[str, dict[str, str]] = field(default_factory=dict)  # by broker
+    max_offsets: dict[_NamePair, int] = field(default_factory=dict)  # by broker and topic
+    min_offsets: dict[_NamePair, int] = field(default_factory=dict)
+    consumer_offsets: dict[tuple[str, _NamePair], int] = field(
+        default_factory=dict
+    )  # by broker, group and topic
+    lags: dict[tuple[str, _NamePair], int] = field(default_factory=dict)
 
 
-class Top:
-    def __init__(self, brokers: Brokers, *, rows_max: int, clock: Clock | None = None) -> None:
-        self._brokers = brokers
-        self._rows_max = rows_max
+class ClusterMonitor:
+    def __init__(self, cluster: Cluster, *, max_rows: int, clock: Clock | None = None) -> None:
+        self._cluster = cluster
+        self._max_rows = max_rows
         self._clock = clock or SystemClock()
-        self._before: Look | None = None
+        self._previous: ClusterSample | None = None
 
-    def look(self) -> Look:
-        look = Look(self._clock.elapsed_s())
-        for place, (table, offsets, progress) in self._brokers.ask(_totals):
-            look.tables[place.name] = table
+    def take_sample(self) -> ClusterSample:
+        look = ClusterSample(self._clock.elapsed_s())
+        for place, (table, offsets, progress) in self._cluster.ask_all(_broker_totals):
+            look.runtime_tables[place.name] = table
             for topic, queues in offsets.items():
                 here = (place.name, topic)
-                look.ends[here] = sum(one.max_offset for one in queues.values())
-                look.firsts[here] = sum(one.min_offset for one in queues.values())
+                look.max_offsets[here] = sum(one.max_offset for one in queues.values())
+                look.min_offsets[here] = sum(one.min_offset for one in queues.values())
             for group, read in progress.items():
-                _add_reads(look, place.name, group, read)
-        self._before = look
+                _add_group_progress(look, place.name, group, read)
+        self._previous = look
         return look
 
-    def found(self) -> tuple[dict[str, Any], Iterable[str]]:
+    def report(self) -> tuple[dict[str, Any], Iterable[str]]:
         """Since the look before."""
-        before = self._before
-        look = self.look()
-        content = summary(before or look, look)
-        content["at"] = utc_text(self._clock.now_ms())
-        return content, _lines(content, self._rows_max)
+        before = self._previous
+        look = self.take_sample()
+        content = compare_samples(before or look, look)
+        content["at"] = format_utc(self._clock.now_ms())
+        return content, _top_lines(content, self._max_rows)
 
 
-def _totals(caller: Caller) -> tuple[dict[str, str], dict[str, Any], dict[str, Progress]]:
-    table = runtime(caller)
-    own = own_topics(caller)
-    topics = sorted(name for name in topic_configs(caller) if name not in own)[:TOPICS_MAX]
+def _broker_totals(
+    connection: SyncConnection,
+) -> tuple[dict[str, str], dict[str, Any], dict[str, GroupProgress]]:
+    table = broker_runtime(connection)
+    own = system_topics(connection)
+    topics = sorted(name for name in topic_configs(connection) if name not in own)[:MAX_TOPICS]
     progress = {
-        group: read for group, read in progress_of_all(caller).items() if not is_own_group(group)
+        group: read
+        for group, read in all_progress(connection).items()
+        if not is_internal_group(group)
     }
-    return table, topic_offsets(caller, topics), progress
+    return table, topic_offsets(connection, topics), progress
 
 
-def _add_reads(look: Look, broker: str, group: str, progress: Progress) -> None:
+def _add_group_progress(
+    sample: ClusterSample, broker: str, group: str, progress: GroupProgress
+) -> None:
     for queue, one in progress.items():
         here = broker, (group, queue.topic)
-        look.reads[here] = look.reads.get(here, 0) + one.consumer_offset
-        look.lags[here] = look.lags.get(here, 0) + lag_of([one])
+        sample.consumer_offsets[here] = sample.consumer_offsets.get(here, 0) + one.consumer_offset
+        sample.lags[here] = sample.lags.get(here, 0) + total_lag([one])
 
 
-def summary(before: Look, now: Look) -> dict[str, Any]:
+def compare_samples(previous: ClusterSample, current: ClusterSample) -> dict[str, Any]:
     """For programs; topics and groups over all brokers, the busiest first."""
-    seconds = max(now.at_s - before.at_s, 0.001)
+    seconds = max(current.taken_s - previous.taken_s, 0.001)
     topics: dict[str, dict[str, Any]] = {}
-    for here, max_offset in now.ends.items():
+    for here, max_offset in current.max_offsets.items():
         row = topics.setdefault(here[1], {"topic": here[1], "in_per_s": 0.0, "messages": 0})
-        row["in_per_s"] += max(0, max_offset - before.ends.get(here, max_offset)) / seconds
-        row["messages"] += max_offset - now.firsts[here]
-    groups: dict[_Place, dict[str, Any]] = {}
-    for place, read in now.reads.items():
+        row["in_per_s"] += max(0, max_offset - previous.max_offsets.get(here, max_offset)) / seconds
+        row["messages"] += max_offset - current.min_offsets[here]
+    groups: dict[_NamePair, dict[str, Any]] = {}
+    for place, read in current.consumer_offsets.items():
         group, topic = place[1]
         empty = {"group": group, "topic": topic, "read_per_s": 0.0, "lag": 0}
         row = groups.setdefault(place[1], empty)
-        row["read_per_s"] += max(0, read - before.reads.get(place, read)) / seconds
-        row["lag"] += now.lags[place]
+        row["read_per_s"] += max(0, read - previous.consumer_offsets.get(place, read)) / seconds
+        row["lag"] += current.lags[place]
     return {
-        "brokers": [_broker(name, before, now, seconds) for name in sorted(now.tables)],
+        "brokers": [
+            _broker_rates(name, previous, current, seconds)
+            for name in sorted(current.runtime_tables)
+        ],
         "topics": sorted(topics.values(), key=lambda row: (-row["in_per_s"], row["topic"])),
         "groups": sorted(
             groups.values(), key=lambda row: (-row["read_per_s"], -row["lag"], row["group"])
@@ -240,9 +257,11 @@ def summary(before: Look, now: Look) -> dict[str, Any]:
     }
 
 
-def _broker(name: str, before: Look, now: Look, seconds: float) -> dict[str, Any]:
-    table = now.tables[name]
-    old = before.tables.get(name, table)
+def _broker_rates(
+    name: str, previous: ClusterSample, current: ClusterSample, seconds: float
+) -> dict[str, Any]:
+    table = current.runtime_tables[name]
+    old = previous.runtime_tables.get(name, table)
 
     def per_s(key: str) -> float:
         try:
@@ -255,13 +274,13 @@ def _broker(name: str, before: Look, now: Look, seconds: float) -> dict[str, Any
         "in_per_s": per_s("msgPutTotalTodayNow"),
         "out_per_s": per_s("msgGetTotalTodayNow"),
         "bytes_per_s": per_s("commitLogMaxOffset"),
-        "disk_used": disk_ratio(table),
-        "up_s": up_s(table),
+        "disk_used": disk_used_ratio(table),
+        "up_s": uptime_s(table),
     }
 
 
-def _lines(content: dict[str, Any], rows_max: int) -> Iterator[str]:
-    width = width_of(sys.stdout)
+def _top_lines(content: dict[str, Any], max_rows: int) -> Iterator[str]:
+    width = terminal_width(sys.stdout)
     yield f"escrowmq top  {content['at']}"
     yield ""
     rows = [
@@ -275,13 +294,13 @@ def _lines(content: dict[str, Any], rows_max: int) -> Iterator[str]:
         )
         for row in content["brokers"]
     ]
-    yield from table_lines(_BROKERS, rows, width)
+    yield from table_lines(_TOP_BROKER_COLUMNS, rows, width)
     yield ""
     topics = [
         (printable(row["topic"]), f"{row['in_per_s']:.1f}", str(row["messages"]))
-        for row in content["topics"][:rows_max]
+        for row in content["topics"][:max_rows]
     ]
-    yield from table_lines(_TOPICS, topics, width)
+    yield from table_lines(_TOP_TOPIC_COLUMNS, topics, width)
     yield ""
     groups = [
         (
@@ -290,20 +309,20 @@ def _lines(content: dict[str, Any], rows_max: int) -> Iterator[str]:
             f"{row['read_per_s']:.1f}",
             str(row["lag"]),
         )
-        for row in content["groups"][:rows_max]
+        for row in content["groups"][:max_rows]
     ]
-    yield from table_lines(_GROUPS, groups, width)
+    yield from table_lines(_TOP_GROUP_COLUMNS, groups, width)
 
 
-def size_text(count: float) -> str:
+def size_text(byte_count: float) -> str:
     for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
+        if byte_count < 1024:
+            return f"{byte_count:.0f} {unit}" if unit == "B" else f"{byte_count:.1f} {unit}"
+        byte_count /= 1024
+    return f"{byte_count:.1f} GiB"
 
 
-HIDDEN: Final = "***"  # what brokers say instead of a secret
+HIDDEN_VALUE: Final = "***"  # what brokers say instead of a secret
 
 
 @click.group()
@@ -312,16 +331,16 @@ def broker() -> None:
 
 
 @broker.command("list")
-@looking
-def list_(view: View) -> None:
+@query_command
+def list_(view: QueryContext) -> None:
     """List the brokers, what they do, and how full their disks are."""
-    view.show(found_brokers)
+    view.show(list_brokers)
 
 
 @broker.command()
-@click.argument("name", metavar="[BROKER]", required=False, shell_complete=broker_names)
-@watch
-@where
+@click.argument("name", metavar="[BROKER]", required=False, shell_complete=complete_broker)
+@watch_option
+@cluster_options
 @click.pass_context
 def show(
     context: click.Context,
@@ -332,8 +351,8 @@ def show(
     in_json: bool,
 ) -> None:
     """Print all figures of a broker, by RocketMQ's names. BROKER is a name or an address."""
-    brokers = Brokers(namesrv, name or broker)
-    found = partial(shown_broker, brokers)
+    brokers = Cluster(namesrv, name or broker)
+    found = partial(show_broker, brokers)
     show_again(context, brokers, found, in_json=in_json, every_s=every_s)
 
 
@@ -349,7 +368,7 @@ def show(
 )
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="So many times, then end.")
 @click.option("--rows", type=click.IntRange(min=1), default=10, show_default=True, metavar="N")
-@where
+@cluster_options
 @click.pass_context
 def top(
     context: click.Context,
@@ -364,14 +383,14 @@ def top(
 
     Rates are counted between two looks. With --json each look is one line.
     """
-    brokers = Brokers(namesrv, broker)
-    live = Top(brokers, rows_max=rows)
+    brokers = Cluster(namesrv, broker)
+    live = ClusterMonitor(brokers, max_rows=rows)
     try:
-        live.look()
+        live.take_sample()
         pause(every_s)
     except KeyboardInterrupt:
         context.exit(0)
-    show_again(context, brokers, live.found, in_json=in_json, every_s=every_s, count=count)
+    show_again(context, brokers, live.report, in_json=in_json, every_s=every_s, repeat_count=count)
 
 
 # --- settings ------------------------------------------------------------------------------------
@@ -384,14 +403,14 @@ def config() -> None:
 
 @config.command("get")
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
-@where
+@cluster_options
 @click.pass_context
 def get(
     context: click.Context, keys: tuple[str, ...], namesrv: str, broker: str | None, in_json: bool
 ) -> None:
     """Print settings of running brokers: all of them, or these."""
-    brokers = Brokers(namesrv, broker)
-    found = {place.name: values for place, values in brokers.ask(settings)}
+    brokers = Cluster(namesrv, broker)
+    found = {place.name: values for place, values in brokers.ask_all(broker_settings)}
     known = {key for values in found.values() for key in values}
     unknown = [key for key in keys if key not in known]
     if unknown and found:
@@ -402,20 +421,20 @@ def get(
         name: {key: value for key, value in values.items() if not keys or key in keys}
         for name, values in found.items()
     }
-    with reader_may_leave():
+    with ignore_broken_pipe():
         if in_json:
             click.echo(json.dumps(wanted))
         else:
             for name, values in wanted.items():
                 for key, value in sorted(values.items()):
                     click.echo(f"{printable(name)}  {key}={printable(value)}")
-    end(context, brokers)
+    exit_with_failures(context, brokers)
 
 
 @config.command("set")
 @click.argument("pairs", nargs=-1, required=True, metavar="KEY=VALUE...")
-@careful
-@where
+@confirm_options
+@cluster_options
 @click.pass_context
 def set_(
     context: click.Context,
@@ -436,21 +455,21 @@ def set_(
         if not key.strip() or not equals:
             raise click.UsageError(f"{pair!r} is not KEY=VALUE")
         wanted[key.strip()] = value
-    brokers = Brokers(namesrv, broker)
-    before = brokers.ask(settings)
-    brokers.must_have_answered()
+    brokers = Cluster(namesrv, broker)
+    before = brokers.ask_all(broker_settings)
+    brokers.require_all_answered()
     for place, values in before:
         for key, value in wanted.items():
-            shown = HIDDEN if values.get(key) == HIDDEN else value
+            shown = HIDDEN_VALUE if values.get(key) == HIDDEN_VALUE else value
             text = f"{place.name}  {key}: {values.get(key, '-')} -> {shown}"
             click.echo(printable(text), err=not dry_run)
     if dry_run:
         context.exit(0)
     confirm("Change these settings?", yes=yes)
     body = "".join(f"{write_property(key, value)}\n" for key, value in wanted.items()).encode()
-    done = brokers.ask(lambda caller: caller.call(RequestCode.UPDATE_BROKER_CONFIG, None, body))
-    with reader_may_leave():
+    done = brokers.ask_all(lambda caller: caller.call(RequestCode.UPDATE_BROKER_CONFIG, None, body))
+    with ignore_broken_pipe():
         for place, _ in done:
             content = {"broker": place.name, "changed": list(wanted)}
             click.echo(json.dumps(content) if in_json else f"{place.name}  changed")
-    end(context, brokers)
+    exit_with_failures(context, brokers)

@@ -7,8 +7,8 @@ from typing import Final
 import click
 from click.shell_completion import get_completion_class
 
-_NAME: Final = "escrowmq"
-_VARIABLE: Final = "_ESCROWMQ_COMPLETE"
+_PROGRAM_NAME: Final = "escrowmq"
+_COMPLETE_VARIABLE: Final = "_ESCROWMQ_COMPLETE"
 
 
 @click.command()
@@ -28,4 +28,4 @@ def completion(context: click.Context, shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     root = context.find_root().command
-    click.echo(kind(root, {}, _NAME, _VARIABLE).source())
+    click.echo(kind(root, {}, _PROGRAM_NAME, _COMPLETE_VARIABLE).source())

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 
-from escrowmq.cli.output import reader_may_leave
-from escrowmq.config import SETTINGS, Config, Entry, Resolved
+from escrowmq.cli.output import ignore_broken_pipe
+from escrowmq.config import SETTINGS, Config, ResolvedConfig, ResolvedSetting
 from escrowmq.config.properties_file import write_property
 
 
@@ -29,27 +29,27 @@ def config(file: Path | None, changed: bool, in_json: bool, example: bool, markd
     Later sources win: defaults, the file, ESCROWMQ_… variables. A setting that only RocketMQ has
     is a warning; one that nobody has is an error, with exit code 2.
     """
-    with reader_may_leave():
+    with ignore_broken_pipe():
         if example or markdown:
             for line in example_lines() if example else markdown_lines():
                 click.echo(line)
             return
         resolved = Config.resolve(file, os.environ)
-        warn(resolved)
+        print_warnings(resolved)
         entries = [entry for entry in resolved.entries() if entry.is_changed or not changed]
         if in_json:
-            click.echo(json.dumps({"settings": [as_json(entry) for entry in entries]}))
+            click.echo(json.dumps({"settings": [setting_json(entry) for entry in entries]}))
         else:
-            for line in text_lines(entries):
+            for line in setting_lines(entries):
                 click.echo(line)
 
 
-def warn(resolved: Resolved) -> None:
+def print_warnings(resolved: ResolvedConfig) -> None:
     for warning in resolved.warnings:
         click.echo(f"escrowmq: warning: {warning}", err=True)
 
 
-def text_lines(entries: Iterable[Entry]) -> Iterator[str]:
+def setting_lines(entries: Iterable[ResolvedSetting]) -> Iterator[str]:
     for group, members in groupby(entries, lambda entry: entry.setting.group):
         yield f"[{group}]"
         for entry in members:
@@ -59,7 +59,7 @@ def text_lines(entries: Iterable[Entry]) -> Iterator[str]:
         yield ""
 
 
-def as_json(entry: Entry) -> dict[str, object]:
+def setting_json(entry: ResolvedSetting) -> dict[str, object]:
     """Numbers and truth as such, the rest as a file spells it."""
     setting = entry.setting
     return {
@@ -69,8 +69,8 @@ def as_json(entry: Entry) -> dict[str, object]:
         "value": entry.value if isinstance(entry.value, int) else entry.text,
         "unit": setting.unit,
         "source": entry.origin.source.value,
-        "place": entry.origin.place,
-        "environment": setting.environment,
+        "place": entry.origin.location,
+        "environment": setting.environment_variable,
         "help": setting.help,
     }
 
@@ -86,7 +86,7 @@ def example_lines() -> Iterator[str]:
             yield ""
             yield f"# {setting.help}{unit}"
             yield f"# Allowed: {setting.kind.allowed}."
-            yield f"#{write_property(setting.conf, setting.kind.show(setting.default))}"
+            yield f"#{write_property(setting.conf, setting.kind.format(setting.default))}"
 
 
 def markdown_lines() -> Iterator[str]:
@@ -97,13 +97,13 @@ def markdown_lines() -> Iterator[str]:
         yield "| key | default | allowed | what | TOML, environment |"
         yield "|---|---|---|---|---|"
         for setting in members:
-            text = setting.kind.show(setting.default)
+            text = setting.kind.format(setting.default)
             default = f"`{text}`" if text else "none"
             cells = (
                 f"`{setting.conf}`",
                 f"{default} {setting.unit}".rstrip(),
                 setting.kind.allowed,
                 setting.help,
-                f"`{setting.name}`, `{setting.environment}`",
+                f"`{setting.name}`, `{setting.environment_variable}`",
             )
             yield f"| {' | '.join(cells)} |"

@@ -11,20 +11,20 @@ import click
 
 from escrowmq.cli.access import access_options
 from escrowmq.cli.commands.doctor_checks import (
-    Checkup,
-    Level,
-    checkup_lines,
-    examine_cluster,
-    examine_directory,
-    examine_ports,
-    examine_python,
-    examine_settings,
+    CheckLevel,
+    CheckResult,
+    check_cluster,
+    check_directory,
+    check_lines,
+    check_ports,
+    check_python,
+    check_settings,
     problem,
 )
-from escrowmq.cli.options import JSON
-from escrowmq.cli.output import reader_may_leave
+from escrowmq.cli.options import json_option
+from escrowmq.cli.output import ignore_broken_pipe
 from escrowmq.config import Config
-from escrowmq.config.setting_types import WILDCARDS
+from escrowmq.config.setting_types import WILDCARD_ADDRESSES
 from escrowmq.errors import ConfigError
 
 
@@ -41,7 +41,7 @@ from escrowmq.errors import ConfigError
 )
 @click.option("--local", is_flag=True, help="This machine alone: ask no server.")
 @click.option("--quiet", is_flag=True, help="Only what is wrong.")
-@JSON
+@json_option
 @access_options
 @click.pass_context
 def doctor(
@@ -61,21 +61,21 @@ def doctor(
 
     Exit code 0 if there is no problem (there may be warnings), 1 if there is one.
     """
-    seen = list(_examined(file, data, namesrv, local))
-    shown = [one for one in seen if not quiet or one.level is not Level.OK]
-    with reader_may_leave():
+    seen = list(_run_checks(file, data, namesrv, local))
+    shown = [one for one in seen if not quiet or one.level is not CheckLevel.OK]
+    with ignore_broken_pipe():
         if in_json:
             click.echo(json.dumps([one.as_json() for one in shown]))
         else:
-            for line in checkup_lines(shown):
+            for line in check_lines(shown):
                 click.echo(line)
-    context.exit(1 if any(one.level is Level.PROBLEM for one in seen) else 0)
+    context.exit(1 if any(one.level is CheckLevel.PROBLEM for one in seen) else 0)
 
 
-def _examined(
+def _run_checks(
     file: Path | None, data: str | None, namesrv: str | None, local: bool
-) -> Iterator[Checkup]:
-    yield from examine_python()
+) -> Iterator[CheckResult]:
+    yield from check_python()
     flags = {} if data is None else {"--data": data}
     config: Config | None = None
     try:
@@ -88,20 +88,20 @@ def _examined(
         )
     else:
         config = resolved.config
-        yield from examine_settings(resolved)
+        yield from check_settings(resolved)
         is_running = False
-        for checkup, runs in examine_directory(config):
+        for checkup, runs in check_directory(config):
             is_running = is_running or runs
             yield checkup
-        yield from examine_ports(config, is_running=is_running)
+        yield from check_ports(config, is_running=is_running)
     if not local:
-        yield from examine_cluster(namesrv or _own_namesrv(config))
+        yield from check_cluster(namesrv or _default_namesrv(config))
 
 
-def _own_namesrv(config: Config | None) -> str:
+def _default_namesrv(config: Config | None) -> str:
     if config is None:
         return "127.0.0.1:9876"
     if config.broker.namesrv_addresses:
         return ";".join(config.broker.namesrv_addresses)
     host = config.network.bind_address
-    return f"{'127.0.0.1' if host in WILDCARDS else host}:{config.namesrv.namesrv_port}"
+    return f"{'127.0.0.1' if host in WILDCARD_ADDRESSES else host}:{config.namesrv.namesrv_port}"

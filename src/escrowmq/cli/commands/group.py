@@ -17,75 +17,80 @@ from typing import Any, Final
 import click
 
 from escrowmq.broker.metadata import RETRY_PREFIX
-from escrowmq.cli.brokers import Brokers, end
-from escrowmq.cli.call import BrokerPlace, Caller
-from escrowmq.cli.commands.topic import utc_or_none
+from escrowmq.cli.brokers import Cluster, exit_with_failures
+from escrowmq.cli.call import BrokerAddress, SyncConnection
+from escrowmq.cli.commands.topic import format_utc_or_none
 from escrowmq.cli.figures import (
-    GONE,
-    Progress,
-    connections,
+    NOT_FOUND_CODES,
+    GroupProgress,
+    all_progress,
+    consumer_connections,
     group_configs,
-    is_own_group,
-    lag_of,
-    progress_of,
-    progress_of_all,
+    group_progress,
+    is_internal_group,
     topic_offsets,
+    total_lag,
 )
 from escrowmq.cli.options import (
     EARLIEST,
     LATEST,
-    careful,
+    cluster_options,
+    complete_group,
+    complete_topic,
     confirm,
-    group_names,
-    place_in_time,
-    topic_names,
-    where,
+    confirm_options,
+    parse_start_option,
 )
 from escrowmq.cli.output import (
-    Column,
-    View,
+    QueryContext,
+    TableColumn,
     field_lines,
-    looking,
-    reader_may_leave,
+    ignore_broken_pipe,
+    query_command,
     table_lines,
-    width_of,
+    terminal_width,
 )
 from escrowmq.cli.rendering import printable
 from escrowmq.errors import NoRoute
 from escrowmq.remoting.bodies import QueueName
-from escrowmq.remoting.bodies_admin import ConsumerConnections, TopicOffset, queue_of, queue_tables
+from escrowmq.remoting.bodies_admin import (
+    ConsumerConnections,
+    TopicOffset,
+    decode_queue_key,
+    decode_queue_tables,
+)
 from escrowmq.remoting.codes import RequestCode
-from escrowmq.remoting.headers import OffsetAnswer, SearchOffset, decode_header
+from escrowmq.remoting.headers import OffsetResponse, SearchOffset, decode_header
 from escrowmq.remoting.headers_admin import DeleteGroup, ResetOffset
 
-_LIST: Final = (
-    Column("GROUP", gives_way=True),
-    Column("MEMBERS", is_number=True),
-    Column("LAG", is_number=True),
-    Column("TOPICS", gives_way=True),
+_LIST_COLUMNS: Final = (
+    TableColumn("GROUP", can_shrink=True),
+    TableColumn("MEMBERS", is_number=True),
+    TableColumn("LAG", is_number=True),
+    TableColumn("TOPICS", can_shrink=True),
 )
-_LAGS: Final = (
-    Column("GROUP", gives_way=True),
-    Column("TOPIC", gives_way=True),
-    Column("LAG", is_number=True),
-    Column("READ UP TO"),
+_LAG_COLUMNS: Final = (
+    TableColumn("GROUP", can_shrink=True),
+    TableColumn("TOPIC", can_shrink=True),
+    TableColumn("LAG", is_number=True),
+    TableColumn("READ UP TO"),
 )
-_QUEUES: Final = (
-    Column("TOPIC", gives_way=True),
-    Column("BROKER", gives_way=True),
-    Column("QUEUE", is_number=True),
-    Column("READ", is_number=True),
-    Column("END", is_number=True),
-    Column("LAG", is_number=True),
-    Column("READ UP TO"),
+_QUEUE_COLUMNS: Final = (
+    TableColumn("TOPIC", can_shrink=True),
+    TableColumn("BROKER", can_shrink=True),
+    TableColumn("QUEUE", is_number=True),
+    TableColumn("READ", is_number=True),
+    TableColumn("END", is_number=True),
+    TableColumn("LAG", is_number=True),
+    TableColumn("READ UP TO"),
 )
-_MEMBERS: Final = (
-    Column("CLIENT", gives_way=True),
-    Column("ADDRESS"),
-    Column("LANGUAGE"),
-    Column("VERSION", is_number=True),
+_MEMBER_COLUMNS: Final = (
+    TableColumn("CLIENT", can_shrink=True),
+    TableColumn("ADDRESS"),
+    TableColumn("LANGUAGE"),
+    TableColumn("VERSION", is_number=True),
 )
-_SHOWN: Final = {
+_SETTING_LABELS: Final = {
     "consumeEnable": "may read",
     "consumeBroadcastEnable": "may read as broadcast",
     "retryMaxTimes": "deliveries before a dead letter",
@@ -93,29 +98,29 @@ _SHOWN: Final = {
 }
 
 
-def no_group(name: str, brokers: Brokers) -> NoRoute:
-    asked = ", ".join(place.name for place in brokers.brokers)
+def group_not_found(name: str, cluster: Cluster) -> NoRoute:
+    asked = ", ".join(place.name for place in cluster.brokers)
     return NoRoute(f"no group {printable(name)} on {asked}: escrowmq group list shows them")
 
 
 # --- all of them ---------------------------------------------------------------------------------
 
 
-def found_groups(brokers: Brokers, *, with_own: bool) -> tuple[list[dict[str, Any]], Iterable[str]]:
+def list_groups(cluster: Cluster, *, with_own: bool) -> tuple[list[dict[str, Any]], Iterable[str]]:
     def question(
-        caller: Caller,
-    ) -> tuple[list[str], dict[str, Progress], dict[str, ConsumerConnections]]:
-        names = [name for name in group_configs(caller) if with_own or not is_own_group(name)]
-        return names, progress_of_all(caller), connections(caller, names)
+        caller: SyncConnection,
+    ) -> tuple[list[str], dict[str, GroupProgress], dict[str, ConsumerConnections]]:
+        names = [name for name in group_configs(caller) if with_own or not is_internal_group(name)]
+        return names, all_progress(caller), consumer_connections(caller, names)
 
     rows: dict[str, dict[str, Any]] = {}
     members: dict[str, set[str]] = {}
     topics: dict[str, set[str]] = {}
-    for place, (names, progress, connected) in brokers.ask(question):
+    for place, (names, progress, connected) in cluster.ask_all(question):
         for name in names:
             row = rows.setdefault(name, {"group": name, "members": 0, "lag": 0, "brokers": []})
             mine = progress.get(name, {})
-            row["lag"] += lag_of(mine.values())
+            row["lag"] += total_lag(mine.values())
             row["brokers"].append(place.name)
             topics.setdefault(name, set()).update(queue.topic for queue in mine)
             there = connected[name].connection_set if name in connected else []
@@ -139,24 +144,24 @@ def _list_lines(content: list[dict[str, Any]]) -> Iterator[str]:
         )
         for row in content
     )
-    yield from table_lines(_LIST, rows, width_of(sys.stdout))
+    yield from table_lines(_LIST_COLUMNS, rows, terminal_width(sys.stdout))
 
 
 # --- how far they are ----------------------------------------------------------------------------
 
 
-def lags_by_topic(brokers: Brokers) -> tuple[list[dict[str, Any]], Iterable[str]]:
+def list_lag_by_topic(cluster: Cluster) -> tuple[list[dict[str, Any]], Iterable[str]]:
     """Of every group, one row for each topic that it reads."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for _, progress in brokers.ask(progress_of_all):
+    for _, progress in cluster.ask_all(all_progress):
         for group, queues in progress.items():
-            for queue, one in queues.items() if not is_own_group(group) else ():
+            for queue, one in queues.items() if not is_internal_group(group) else ():
                 row = rows.setdefault(
                     (group, queue.topic),
                     {"group": group, "topic": queue.topic, "lag": 0, "read_up_to": None},
                 )
-                row["lag"] += lag_of([one])
-                read = utc_or_none(one.last_timestamp)
+                row["lag"] += total_lag([one])
+                read = format_utc_or_none(one.last_timestamp)
                 row["read_up_to"] = max(row["read_up_to"] or "", read or "") or None
     content = sorted(rows.values(), key=lambda row: (-row["lag"], row["group"], row["topic"]))
     return content, _lag_lines(content)
@@ -174,19 +179,19 @@ def _lag_lines(content: list[dict[str, Any]]) -> Iterator[str]:
         )
         for row in content
     )
-    yield from table_lines(_LAGS, rows, width_of(sys.stdout))
+    yield from table_lines(_LAG_COLUMNS, rows, terminal_width(sys.stdout))
 
 
-def lags_by_queue(
-    brokers: Brokers, group: str, topic: str | None
+def list_lag_by_queue(
+    cluster: Cluster, group: str, topic: str | None
 ) -> tuple[list[dict[str, Any]], Iterable[str]]:
-    def question(caller: Caller) -> Progress | None:
+    def question(caller: SyncConnection) -> GroupProgress | None:
         is_there = group in group_configs(caller)
-        return progress_of(caller, group, topic) if is_there else None
+        return group_progress(caller, group, topic) if is_there else None
 
-    found = [told for _, told in brokers.ask(question) if told is not None]
-    if not found and not brokers.failed:
-        raise no_group(group, brokers)
+    found = [told for _, told in cluster.ask_all(question) if told is not None]
+    if not found and not cluster.failures:
+        raise group_not_found(group, cluster)
     content = [
         {
             "topic": queue.topic,
@@ -194,8 +199,8 @@ def lags_by_queue(
             "queue": queue.queue_id,
             "read": one.consumer_offset,
             "end": one.broker_offset,
-            "lag": lag_of([one]),
-            "read_up_to": utc_or_none(one.last_timestamp),
+            "lag": total_lag([one]),
+            "read_up_to": format_utc_or_none(one.last_timestamp),
         }
         for progress in found
         for queue, one in progress.items()
@@ -217,22 +222,22 @@ def queue_lines(content: list[dict[str, Any]]) -> Iterator[str]:
         )
         for row in content
     )
-    yield from table_lines(_QUEUES, rows, width_of(sys.stdout))
+    yield from table_lines(_QUEUE_COLUMNS, rows, terminal_width(sys.stdout))
     yield f"lag in all: {sum(row['lag'] for row in content)}"
 
 
 # --- one of them ---------------------------------------------------------------------------------
 
 
-def shown_group(brokers: Brokers, name: str) -> tuple[dict[str, Any], Iterable[str]]:
+def show_group(cluster: Cluster, name: str) -> tuple[dict[str, Any], Iterable[str]]:
     def question(
-        caller: Caller,
+        caller: SyncConnection,
     ) -> tuple[dict[str, Any] | None, ConsumerConnections | None]:
-        return group_configs(caller).get(name), connections(caller, [name]).get(name)
+        return group_configs(caller).get(name), consumer_connections(caller, [name]).get(name)
 
-    found = [(place, *told) for place, told in brokers.ask(question) if told[0] is not None]
-    if not found and not brokers.failed:
-        raise no_group(name, brokers)
+    found = [(place, *told) for place, told in cluster.ask_all(question) if told[0] is not None]
+    if not found and not cluster.failures:
+        raise group_not_found(name, cluster)
     members: dict[str, dict[str, Any]] = {}
     wanted: dict[str, str] = {}
     habits: dict[str, str] = {}
@@ -249,7 +254,7 @@ def shown_group(brokers: Brokers, name: str) -> tuple[dict[str, Any], Iterable[s
                 "language": client.language,
                 "version": client.version,
             }
-    lags, lag_lines = lags_by_queue(brokers, name, None)
+    lags, lag_lines = list_lag_by_queue(cluster, name, None)
     content = {
         "group": name,
         "settings": {place.name: config for place, config, _ in found},
@@ -266,7 +271,9 @@ def _show_lines(content: dict[str, Any], lag_lines: Iterable[str]) -> Iterator[s
     for broker, config in content["settings"].items():
         yield ""
         fields = [("broker", printable(broker))]
-        fields += [(text, str(config[key])) for key, text in _SHOWN.items() if key in config]
+        fields += [
+            (text, str(config[key])) for key, text in _SETTING_LABELS.items() if key in config
+        ]
         yield from field_lines(fields)
     yield ""
     if "consumes" in content:
@@ -284,31 +291,31 @@ def _show_lines(content: dict[str, Any], lag_lines: Iterable[str]) -> Iterator[s
     ]
     if not rows:
         yield "nobody of it is connected"
-    yield from table_lines(_MEMBERS, rows, width_of(sys.stdout))
+    yield from table_lines(_MEMBER_COLUMNS, rows, terminal_width(sys.stdout))
     yield ""
     yield from lag_lines
 
 
-_TO_THE_END: Final = -1
-_COLUMNS: Final = (
-    Column("TOPIC", gives_way=True),
-    Column("BROKER", gives_way=True),
-    Column("QUEUE", is_number=True),
-    Column("FROM", is_number=True),
-    Column("TO", is_number=True),
-    Column("WHICH IS"),
+_RESET_TO_LATEST: Final = -1
+_OFFSET_CHANGE_COLUMNS: Final = (
+    TableColumn("TOPIC", can_shrink=True),
+    TableColumn("BROKER", can_shrink=True),
+    TableColumn("QUEUE", is_number=True),
+    TableColumn("FROM", is_number=True),
+    TableColumn("TO", is_number=True),
+    TableColumn("WHICH IS"),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class OffsetChange:
     queue: QueueName
-    before: int
-    after: int
+    old_offset: int
+    new_offset: int
 
     @property
     def text(self) -> str:
-        count = self.after - self.before
+        count = self.new_offset - self.old_offset
         if not count:
             return "no change"
         return f"{-count} read again" if count < 0 else f"{count} skipped"
@@ -318,102 +325,110 @@ class Move:
             "topic": self.queue.topic,
             "broker": self.queue.broker_name,
             "queue": self.queue.queue_id,
-            "from": self.before,
-            "to": self.after,
+            "from": self.old_offset,
+            "to": self.new_offset,
         }
 
 
-def planned_moves(brokers: Brokers, group: str, topic: str | None, target: str | int) -> list[Move]:
+def plan_offset_changes(
+    cluster: Cluster, group: str, topic: str | None, target: str | int
+) -> list[OffsetChange]:
     """Nothing is changed. Brokers that do not know the group are left out from here on."""
 
-    def question(caller: Caller) -> list[Move] | None:
+    def question(caller: SyncConnection) -> list[OffsetChange] | None:
         if group not in group_configs(caller):
             return None
-        progress = progress_of(caller, group, topic)
-        return _moves_of(caller, progress, group, topic, target)
+        progress = group_progress(caller, group, topic)
+        return _broker_offset_changes(caller, progress, group, topic, target)
 
-    found = brokers.ask(question, unless=GONE)
+    found = cluster.ask_all(question, ignored_codes=NOT_FOUND_CODES)
     known = [(place, moves) for place, moves in found if moves is not None]
-    if not known and not brokers.failed:
-        raise no_group(group, brokers)
-    brokers.brokers = [place for place, moves in known if moves]
+    if not known and not cluster.failures:
+        raise group_not_found(group, cluster)
+    cluster.brokers = [place for place, moves in known if moves]
     return [move for _, moves in known for move in moves]
 
 
-def _moves_of(
-    caller: Caller, progress: Progress, group: str, topic: str | None, target: str | int
-) -> list[Move]:
-    wanted = {queue.topic for queue in progress if topic or not _is_retry(queue.topic, group)}
+def _broker_offset_changes(
+    connection: SyncConnection,
+    progress: GroupProgress,
+    group: str,
+    topic: str | None,
+    target: str | int,
+) -> list[OffsetChange]:
+    wanted = {queue.topic for queue in progress if topic or not _is_retry_topic(queue.topic, group)}
     moves = []
-    for offsets in topic_offsets(caller, sorted(wanted)).values():
+    for offsets in topic_offsets(connection, sorted(wanted)).values():
         for queue, place in offsets.items():
             if queue in progress:
-                after = _target(caller, queue, place, target)
-                moves.append(Move(queue, progress[queue].consumer_offset, after))
+                after = _target_offset(connection, queue, place, target)
+                moves.append(OffsetChange(queue, progress[queue].consumer_offset, after))
     return sorted(moves, key=lambda move: (move.queue.topic, move.queue.queue_id))
 
 
-def _is_retry(topic: str, group: str) -> bool:
+def _is_retry_topic(topic: str, group: str) -> bool:
     """Its messages have been read once: they are read again by themselves."""
     return topic == f"{RETRY_PREFIX}{group}"
 
 
-def _target(caller: Caller, queue: QueueName, place: TopicOffset, target: str | int) -> int:
+def _target_offset(
+    connection: SyncConnection, queue: QueueName, bounds: TopicOffset, target: str | int
+) -> int:
     if target == EARLIEST:
-        return place.min_offset
+        return bounds.min_offset
     if target == LATEST:
-        return place.max_offset
+        return bounds.max_offset
     asked = SearchOffset(topic=queue.topic, queue_id=queue.queue_id, timestamp=int(target))
-    reply = caller.call(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, asked)
-    return decode_header(OffsetAnswer, reply.ext_fields).offset
+    reply = connection.call(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, asked)
+    return decode_header(OffsetResponse, reply.ext_fields).offset
 
 
-def move_lines(moves: Sequence[Move]) -> Iterator[str]:
+def offset_change_lines(changes: Sequence[OffsetChange]) -> Iterator[str]:
     rows = (
         (
             printable(move.queue.topic),
             printable(move.queue.broker_name),
             str(move.queue.queue_id),
-            str(move.before),
-            str(move.after),
+            str(move.old_offset),
+            str(move.new_offset),
             move.text,
         )
-        for move in moves
+        for move in changes
     )
-    yield from table_lines(_COLUMNS, rows, width_of(sys.stdout))
+    yield from table_lines(_OFFSET_CHANGE_COLUMNS, rows, terminal_width(sys.stdout))
 
 
 def reset_offsets(
-    brokers: Brokers, group: str, topics: Sequence[str], target: str | int
+    cluster: Cluster, group: str, topics: Sequence[str], target: str | int
 ) -> list[dict[str, Any]]:
     """The places where the group goes on, as its brokers say."""
-    timestamp = {EARLIEST: 0, LATEST: _TO_THE_END}.get(str(target))
+    timestamp = {EARLIEST: 0, LATEST: _RESET_TO_LATEST}.get(str(target))
     time = int(target) if timestamp is None else timestamp
     done: list[dict[str, Any]] = []
     for topic in topics:
         asked = ResetOffset(topic=topic, group=group, timestamp=time, is_force=True)
-        for place, table in brokers.ask(partial(_reset, asked=asked)):
-            done += _places(place, table)
+        for place, table in cluster.ask_all(partial(_reset_on_broker, request=asked)):
+            done += _new_offsets(place, table)
     return done
 
 
-def _reset(caller: Caller, asked: ResetOffset) -> dict[str, int]:
-    body = caller.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, asked).body
-    return dict(queue_tables(body).get("offsetTable", {}))
+def _reset_on_broker(connection: SyncConnection, request: ResetOffset) -> dict[str, int]:
+    body = connection.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, request).body
+    return dict(decode_queue_tables(body).get("offsetTable", {}))
 
 
-def _places(place: BrokerPlace, table: dict[str, int]) -> Iterator[dict[str, Any]]:
+def _new_offsets(broker: BrokerAddress, table: dict[str, int]) -> Iterator[dict[str, Any]]:
     for key, offset in table.items():
-        queue = queue_of(key)
+        queue = decode_queue_key(key)
         yield {
             "topic": queue.topic,
-            "broker": place.name,
+            "broker": broker.name,
             "queue": queue.queue_id,
             "offset": offset,
         }
 
 
-_name = click.argument("name", metavar="GROUP", shell_complete=group_names)
+_name_argument = click.argument("name", metavar="GROUP", shell_complete=complete_group)
 
 
 @click.group()
@@ -426,33 +441,33 @@ def group() -> None:
 
 @group.command("list")
 @click.option("--all", "with_own", is_flag=True, help="Also those of RocketMQ's own tools.")
-@looking
-def list_(view: View, with_own: bool) -> None:
+@query_command
+def list_(view: QueryContext, with_own: bool) -> None:
     """List groups, their members that are connected, and what they have not read."""
-    view.show(found_groups, with_own=with_own)
+    view.show(list_groups, with_own=with_own)
 
 
 @group.command()
-@_name
-@looking
-def show(view: View, name: str) -> None:
+@_name_argument
+@query_command
+def show(view: QueryContext, name: str) -> None:
     """Print the settings of a group, who of it is connected, and how far it is."""
-    view.show(shown_group, name)
+    view.show(show_group, name)
 
 
 @group.command()
-@click.argument("name", metavar="[GROUP]", required=False, shell_complete=group_names)
-@click.option("--topic", help="Only of this topic.", shell_complete=topic_names)
-@looking
-def lag(view: View, name: str | None, topic: str | None) -> None:
+@click.argument("name", metavar="[GROUP]", required=False, shell_complete=complete_group)
+@click.option("--topic", help="Only of this topic.", shell_complete=complete_topic)
+@query_command
+def lag(view: QueryContext, name: str | None, topic: str | None) -> None:
     """Print how many messages groups have not read, the slowest first.
 
     With a GROUP, queue by queue. READ UP TO is when the last message was stored that it has read.
     """
     if name is not None:
-        view.show(lags_by_queue, name, topic)
+        view.show(list_lag_by_queue, name, topic)
     elif topic is None:
-        view.show(lags_by_topic)
+        view.show(list_lag_by_topic)
     else:
         raise click.UsageError("--topic goes with a GROUP; escrowmq topic show has all its groups")
 
@@ -461,20 +476,20 @@ def lag(view: View, name: str | None, topic: str | None) -> None:
 
 
 @group.command()
-@_name
+@_name_argument
 @click.option(
     "--to",
     "target",
     required=True,
-    callback=place_in_time,
+    callback=parse_start_option,
     metavar="TIME|earliest|latest",
     help="2026-01-01T00:00 (UTC): read again what was stored then or later.",
 )
 @click.option(
-    "--topic", help="Only of this topic.  [all that it reads]", shell_complete=topic_names
+    "--topic", help="Only of this topic.  [all that it reads]", shell_complete=complete_topic
 )
-@careful
-@where
+@confirm_options
+@cluster_options
 @click.pass_context
 def reset(
     context: click.Context,
@@ -491,39 +506,39 @@ def reset(
 
     Members that are connected are told; others begin there when they come back.
     """
-    brokers = Brokers(namesrv, broker)
-    moves = planned_moves(brokers, name, topic, target)
-    brokers.must_have_answered()
+    brokers = Cluster(namesrv, broker)
+    moves = plan_offset_changes(brokers, name, topic, target)
+    brokers.require_all_answered()
     if not moves:
         raise NoRoute(f"group {name} has read no topic: name one with --topic")
     if dry_run or not in_json:
-        _echo_moves(moves, in_json=in_json, is_question=not dry_run)
+        _print_offset_changes(moves, in_json=in_json, is_question=not dry_run)
     if dry_run:
         context.exit(0)
     confirm(f"Move group {name} to these places?", yes=yes)
     done = reset_offsets(brokers, name, sorted({move.queue.topic for move in moves}), target)
-    with reader_may_leave():
+    with ignore_broken_pipe():
         if in_json:
             click.echo(json.dumps(done))
         else:
             click.echo(f"{name}  {len(done)} queues moved")
-    end(context, brokers)
+    exit_with_failures(context, brokers)
 
 
-def _echo_moves(moves: list[Move], *, in_json: bool, is_question: bool) -> None:
-    with reader_may_leave():
+def _print_offset_changes(changes: list[OffsetChange], *, in_json: bool, is_question: bool) -> None:
+    with ignore_broken_pipe():
         if in_json:
-            click.echo(json.dumps([move.as_json() for move in moves]))
+            click.echo(json.dumps([move.as_json() for move in changes]))
             return
-        for line in move_lines(moves):
+        for line in offset_change_lines(changes):
             click.echo(line, err=is_question)
 
 
 @group.command()
-@click.argument("names", nargs=-1, required=True, metavar="GROUP...", shell_complete=group_names)
+@click.argument("names", nargs=-1, required=True, metavar="GROUP...", shell_complete=complete_group)
 @click.option("--keep-offsets", is_flag=True, help="Do not forget how far it has read.")
-@careful
-@where
+@confirm_options
+@cluster_options
 @click.pass_context
 def delete(
     context: click.Context,
@@ -539,33 +554,33 @@ def delete(
 
     A member that is still connected makes its group again: stop the consumers first.
     """
-    brokers = Brokers(namesrv, broker)
+    brokers = Cluster(namesrv, broker)
     for name in names:
-        text = _about(brokers, name)
+        text = _group_summary(brokers, name)
         click.echo(f"{text}, would be deleted" if dry_run else text, err=not dry_run)
     if dry_run:
         context.exit(0)
     what = names[0] if len(names) == 1 else f"these {len(names)} groups"
     confirm(f"Delete {what} for good?", yes=yes)
     forget = not keep_offsets
-    with reader_may_leave():
+    with ignore_broken_pipe():
         for name in names:
             asked = DeleteGroup(group_name=name, clean_offset=forget, remove_offset=forget)
-            _delete(brokers, name, asked, in_json)
-    end(context, brokers)
+            _delete_group(brokers, name, asked, in_json)
+    exit_with_failures(context, brokers)
 
 
-def _about(brokers: Brokers, name: str) -> str:
-    found = brokers.ask(
+def _group_summary(cluster: Cluster, name: str) -> str:
+    found = cluster.ask_all(
         lambda caller: (
             name in group_configs(caller),
-            connections(caller, [name]),
-            lag_of(progress_of(caller, name).values()),
+            consumer_connections(caller, [name]),
+            total_lag(group_progress(caller, name).values()),
         )
     )
-    brokers.must_have_answered()
+    cluster.require_all_answered()
     if not any(is_there for _, (is_there, _, _) in found):
-        raise no_group(name, brokers)
+        raise group_not_found(name, cluster)
     members = {
         client.client_id
         for _, (_, connected, _) in found
@@ -576,9 +591,9 @@ def _about(brokers: Brokers, name: str) -> str:
     return f"{name}: {len(members)} members connected, {unread} messages not read"
 
 
-def _delete(brokers: Brokers, name: str, asked: DeleteGroup, in_json: bool) -> None:
+def _delete_group(cluster: Cluster, name: str, request: DeleteGroup, in_json: bool) -> None:
     code: Any = RequestCode.DELETE_SUBSCRIPTIONGROUP
-    done = brokers.ask(lambda caller: caller.call(code, asked))
+    done = cluster.ask_all(lambda caller: caller.call(code, request))
     if in_json:
         click.echo(json.dumps({"group": name, "deleted_on": [place.name for place, _ in done]}))
     elif done:

@@ -15,21 +15,35 @@ from typing import Any, BinaryIO, Final
 import click
 
 from escrowmq.cli.access import access_options, current_access
-from escrowmq.cli.brokers import Brokers, end
-from escrowmq.cli.call import addresses_of
-from escrowmq.cli.lookups import ALWAYS_MS, by_id, by_key, by_offset, by_unique_key, nothing_found
-from escrowmq.cli.options import NAMESRV, duration_ms, place_in_time, time_ms, topic_names, where
-from escrowmq.cli.output import reader_may_leave, width_of
-from escrowmq.cli.rendering import Found, found_json, found_line, found_lines
-from escrowmq.cli.tail import Tail, Wish
+from escrowmq.cli.brokers import Cluster, exit_with_failures
+from escrowmq.cli.call import parse_addresses
+from escrowmq.cli.lookups import (
+    MAX_TIMESTAMP_MS,
+    find_by_id,
+    find_by_key,
+    find_by_offset,
+    find_by_unique_key,
+    message_not_found,
+)
+from escrowmq.cli.options import (
+    cluster_options,
+    complete_topic,
+    namesrv_option,
+    parse_duration_option,
+    parse_start_option,
+    parse_time_option,
+)
+from escrowmq.cli.output import ignore_broken_pipe, terminal_width
+from escrowmq.cli.rendering import MessageView, message_json, message_line, message_lines
+from escrowmq.cli.tail import MessageTail, TailRequest
 from escrowmq.client.access import Access
 from escrowmq.remoting.headers import QueryMessage
 
-GROUP: Final = "TOOLS_PRODUCER"
+TOOLS_PRODUCER_GROUP: Final = "TOOLS_PRODUCER"
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class MessageTemplate:
     """All of a message but its body."""
 
     topic: str
@@ -41,8 +55,8 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    size: int
+class SentMessage:
+    body_bytes: int
     message_id: str = ""
     offset_id: str = ""
     broker: str = ""
@@ -53,7 +67,7 @@ class Sent:
     @property
     def text(self) -> str:
         if not self.offset_id:
-            return f"would send {self.size} bytes"
+            return f"would send {self.body_bytes} bytes"
         place = f"{self.broker}/{self.queue_id}#{self.queue_offset}"
         stored = "" if self.status == "SEND_OK" else f"  {self.status}"
         return f"{self.message_id}  {place}  id {self.offset_id}{stored}"
@@ -66,11 +80,11 @@ class Sent:
             "broker": self.broker or None,
             "queue": self.queue_id,
             "queue_offset": self.queue_offset,
-            "size": self.size,
+            "size": self.body_bytes,
         }
 
 
-def bodies_of(body: str | None, file: BinaryIO | None, lines: BinaryIO) -> Iterator[bytes]:
+def read_bodies(body: str | None, file: BinaryIO | None, lines: BinaryIO) -> Iterator[bytes]:
     """Empty lines are no messages."""
     if body is not None:
         yield body.encode("utf-8", "surrogateescape")
@@ -80,32 +94,36 @@ def bodies_of(body: str | None, file: BinaryIO | None, lines: BinaryIO) -> Itera
         yield from (text for line in lines if (text := line.rstrip(b"\r\n")))
 
 
-def sent(
-    servers: Sequence[str], access: Access, draft: Draft, bodies: Iterable[bytes], dry_run: bool
-) -> Iterator[Sent]:
+def send_bodies(
+    servers: Sequence[str],
+    access: Access,
+    template: MessageTemplate,
+    bodies: Iterable[bytes],
+    dry_run: bool,
+) -> Iterator[SentMessage]:
     """One after the other, each stored before the next is sent."""
     if dry_run:
-        yield from (Sent(len(body)) for body in bodies)
+        yield from (SentMessage(len(body)) for body in bodies)
         return
     # Not before: it starts a thread and an event loop, which other commands need not wait for.
     from escrowmq.blocking import Producer
     from escrowmq.client.messages import Message
 
-    with Producer(servers, group=GROUP, access=access) as producer:
+    with Producer(servers, group=TOOLS_PRODUCER_GROUP, access=access) as producer:
         for body in bodies:
             result = producer.send(
                 Message(
-                    draft.topic,
+                    template.topic,
                     body,
-                    keys=draft.keys,
-                    tags=draft.tag,
-                    properties=draft.properties,
-                    sharding_key=draft.sharding_key,
-                    delay_s=draft.delay_s,
+                    keys=template.keys,
+                    tags=template.tag,
+                    properties=template.properties,
+                    sharding_key=template.sharding_key,
+                    delay_s=template.delay_s,
                 )
             )
-            yield Sent(
-                size=len(body),
+            yield SentMessage(
+                body_bytes=len(body),
                 message_id=result.message_id,
                 offset_id=result.offset_id,
                 broker=result.queue.broker,
@@ -115,7 +133,7 @@ def sent(
             )
 
 
-_topic = click.argument("topic", metavar="TOPIC", shell_complete=topic_names)
+_topic_argument = click.argument("topic", metavar="TOPIC", shell_complete=complete_topic)
 
 
 @click.group()
@@ -127,7 +145,7 @@ def message() -> None:
 
 
 @message.command()
-@_topic
+@_topic_argument
 @click.option("--body", metavar="TEXT", help="The message itself.")
 @click.option("--file", type=click.File("rb"), help="One message: all that is in this file.")
 @click.option("--key", "keys", multiple=True, help="To find it by; may be given again.")
@@ -140,9 +158,11 @@ def message() -> None:
     help="May be given again.",
 )
 @click.option("--sharding-key", default="", help="The same one: the same queue, in order.")
-@click.option("--delay", callback=duration_ms, metavar="TIME", help="Not before: 90s, 10m, 2h.")
+@click.option(
+    "--delay", callback=parse_duration_option, metavar="TIME", help="Not before: 90s, 10m, 2h."
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be sent, and send nothing.")
-@NAMESRV
+@namesrv_option
 @click.option("--json", "in_json", is_flag=True, help="JSON instead of text.")
 @access_options
 @click.pass_context
@@ -169,20 +189,22 @@ def send(
     """
     if body is not None and file is not None:
         raise click.UsageError("--body or --file, not both")
-    draft = Draft(
+    draft = MessageTemplate(
         topic=topic,
         keys=keys,
         tag=tag,
-        properties=_pairs(properties),
+        properties=_parse_properties(properties),
         sharding_key=sharding_key,
         delay_s=(delay or 0) / 1000,
     )
     if body is None and file is None and sys.stdin.isatty():
         click.echo("one message a line; Ctrl-D ends", err=True)
-    bodies = bodies_of(body, file, sys.stdin.buffer)
+    bodies = read_bodies(body, file, sys.stdin.buffer)
     count = 0
-    with reader_may_leave():
-        for result in sent(addresses_of(namesrv), current_access(), draft, bodies, dry_run):
+    with ignore_broken_pipe():
+        for result in send_bodies(
+            parse_addresses(namesrv), current_access(), draft, bodies, dry_run
+        ):
             count += 1
             click.echo(json.dumps(result.as_json()) if in_json else result.text)
     if not count:
@@ -190,9 +212,9 @@ def send(
     context.exit(0)
 
 
-def _pairs(given: Iterable[str]) -> dict[str, str]:
+def _parse_properties(texts: Iterable[str]) -> dict[str, str]:
     pairs = {}
-    for text in given:
+    for text in texts:
         name, equals, value = text.partition("=")
         if not name or not equals or not value:
             raise click.UsageError(f"--property {text!r} is not NAME=VALUE")
@@ -204,12 +226,12 @@ def _pairs(given: Iterable[str]) -> dict[str, str]:
 
 
 @message.command()
-@_topic
+@_topic_argument
 @click.option(
     "--from",
     "start",
     default="latest",
-    callback=place_in_time,
+    callback=parse_start_option,
     show_default=True,
     metavar="TIME|earliest|latest",
     help="Where to begin; a time is UTC.",
@@ -218,7 +240,7 @@ def _pairs(given: Iterable[str]) -> dict[str, str]:
 @click.option("--sql", metavar="EXPRESSION", help="Only what this matches (SQL92).")
 @click.option("--limit", type=click.IntRange(min=1), help="So many, then end.")
 @click.option("--no-follow", is_flag=True, help="End where the topic ends now.")
-@where
+@cluster_options
 @click.pass_context
 def tail(
     context: click.Context,
@@ -239,32 +261,36 @@ def tail(
     """
     if sql is not None and tag != "*":
         raise click.UsageError("--tag or --sql, not both")
-    brokers = Brokers(namesrv, broker)
+    brokers = Cluster(namesrv, broker)
     kind = "TAG" if sql is None else "SQL92"
-    wish = Wish(topic, start, sql or tag, kind, follow=not no_follow)
-    following = Tail(brokers, wish)
+    wish = TailRequest(topic, start, sql or tag, kind, follow=not no_follow)
+    following = MessageTail(brokers, wish)
     try:
-        with reader_may_leave():
+        with ignore_broken_pipe():
             for found in islice(following.messages(), limit):
-                _echo_line(found, in_json)
+                _print_message(found, in_json)
     except KeyboardInterrupt:
         pass
     finally:
         following.close()
-    end(context, brokers)
+    exit_with_failures(context, brokers)
 
 
 @message.command()
-@_topic
+@_topic_argument
 @click.option("--key", help="With this key.")
 @click.option("--unique-key", help="What its sender calls it.")
 @click.option("--id", "offset_id", metavar="ID", help="Where it lies: the id that a send answers.")
 @click.option("--offset", type=click.IntRange(min=0), help="At this place of --queue.")
 @click.option("--queue", type=click.IntRange(min=0), help="A queue's number.  [0]")
-@click.option("--since", callback=time_ms, metavar="TIME", help="Stored then or later; with --key.")
-@click.option("--until", callback=time_ms, metavar="TIME", help="Stored until then; with --key.")
+@click.option(
+    "--since", callback=parse_time_option, metavar="TIME", help="Stored then or later; with --key."
+)
+@click.option(
+    "--until", callback=parse_time_option, metavar="TIME", help="Stored until then; with --key."
+)
 @click.option("--limit", type=click.IntRange(1, 10_000), default=64, show_default=True)
-@where
+@cluster_options
 @click.pass_context
 def find(
     context: click.Context,
@@ -286,37 +312,37 @@ def find(
     asked = [key, unique_key, offset_id, offset]
     if sum(one is not None for one in asked) != 1:
         raise click.UsageError("by what? one of --key, --unique-key, --id, --offset")
-    brokers = Brokers(namesrv, broker)
+    brokers = Cluster(namesrv, broker)
     if key is not None:
-        end_ms = ALWAYS_MS if until is None else until
+        end_ms = MAX_TIMESTAMP_MS if until is None else until
         query = QueryMessage(
             topic=topic, key=key, max_num=limit, begin_timestamp=since or 0, end_timestamp=end_ms
         )
-        found, what = by_key(brokers, query), f"of {topic} with key {key}"
+        found, what = find_by_key(brokers, query), f"of {topic} with key {key}"
     elif unique_key is not None:
-        found = by_unique_key(brokers, unique_key, topic)
+        found = find_by_unique_key(brokers, unique_key, topic)
         what = f"of {topic} with unique key {unique_key}"
     elif offset_id is not None:
-        found, what = by_id(brokers, offset_id, topic), f"of {topic} with id {offset_id}"
+        found, what = find_by_id(brokers, offset_id, topic), f"of {topic} with id {offset_id}"
         found = [one for one in found if one.record.topic == topic]
     else:
         assert offset is not None
-        found = by_offset(brokers, topic, queue or 0, offset)
+        found = find_by_offset(brokers, topic, queue or 0, offset)
         what = f"at {offset} in queue {queue or 0} of {topic}"
-    if not found and not brokers.failed:
-        raise nothing_found(brokers, what)
-    with reader_may_leave():
+    if not found and not brokers.failures:
+        raise message_not_found(brokers, what)
+    with ignore_broken_pipe():
         for one in found[:limit]:
-            _echo_line(one, in_json)
-    end(context, brokers)
+            _print_message(one, in_json)
+    exit_with_failures(context, brokers)
 
 
 @message.command()
 @click.argument("name", metavar="ID")
 @click.option(
-    "--topic", help="Look there alone: quicker, for a unique key.", shell_complete=topic_names
+    "--topic", help="Look there alone: quicker, for a unique key.", shell_complete=complete_topic
 )
-@where
+@cluster_options
 @click.pass_context
 def show(
     context: click.Context,
@@ -327,24 +353,28 @@ def show(
     in_json: bool,
 ) -> None:
     """Print all of one message. ID is where it lies, or its unique key: a send answers both."""
-    brokers = Brokers(namesrv, broker)
-    found = by_id(brokers, name, topic)
-    if not found and not brokers.failed:
-        raise nothing_found(brokers, name)
-    with reader_may_leave():
+    brokers = Cluster(namesrv, broker)
+    found = find_by_id(brokers, name, topic)
+    if not found and not brokers.failures:
+        raise message_not_found(brokers, name)
+    with ignore_broken_pipe():
         for number, one in enumerate(found):
             if in_json:
-                click.echo(json.dumps(found_json(one)))
+                click.echo(json.dumps(message_json(one)))
                 continue
             if number:
                 click.echo("\n---\n")
-            for line in found_lines(one):
+            for line in message_lines(one):
                 click.echo(line)
-    end(context, brokers)
+    exit_with_failures(context, brokers)
 
 
-def _echo_line(found: Found, in_json: bool) -> None:
+def _print_message(message: MessageView, in_json: bool) -> None:
     """At once: who reads a pipe waits for it."""
-    text = json.dumps(found_json(found)) if in_json else found_line(found, width_of(sys.stdout))
+    text = (
+        json.dumps(message_json(message))
+        if in_json
+        else message_line(message, terminal_width(sys.stdout))
+    )
     click.echo(text)
     sys.stdout.flush()

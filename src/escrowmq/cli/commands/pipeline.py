@@ -26,20 +26,22 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from escrowmq.clock import Moment, SystemClock, moment_of, since_1970_ms
-from escrowmq.errors import CannotReconcile
-from escrowmq.pipeline.job import check_cluster, pipeline_session, reporting
-from escrowmq.pipeline.ledger.job import FORMATS, PARQUET, settings_of
+from escrowmq.clock import SystemClock, Timestamp, epoch_ms, parse_timestamp
+from escrowmq.errors import ReconcileFailed
+from escrowmq.pipeline.job import check_cluster, pipeline_session, progress_output
+from escrowmq.pipeline.ledger.job import FORMATS, PARQUET, format_settings
 from escrowmq.spark.data_source import check_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from escrowmq.pipeline.job import Source
-    from escrowmq.pipeline.reconcile.job import Result, Summary, Wanted
+    from escrowmq.pipeline.job import ClusterSource
+    from escrowmq.pipeline.reconcile.job import ReconcileRequest, ReconcileResult, ReconcileSummary
 
 
-def pairs(context: click.Context, param: click.Parameter, value: Sequence[str]) -> dict[str, str]:
+def parse_pairs_option(
+    context: click.Context, param: click.Parameter, value: Sequence[str]
+) -> dict[str, str]:
     found = dict(one.partition("=")[::2] for one in value)
     for name, text in found.items():
         if not name or not text:
@@ -47,21 +49,21 @@ def pairs(context: click.Context, param: click.Parameter, value: Sequence[str]) 
     return found
 
 
-spark_settings = click.option(
+spark_conf_option = click.option(
     "--conf",
     multiple=True,
-    callback=pairs,
+    callback=parse_pairs_option,
     metavar="NAME=VALUE",
     help="A setting of Spark, as spark.jars=driver.jar or spark.driver.memory=4g.",
 )
 
 
-SHOWN_ROWS: Final = 20
+TERMINAL_ROWS: Final = 20
 REPORT_ROWS: Final = 500
 _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-class Duration(click.ParamType[int]):
+class DurationParam(click.ParamType[int]):
     """30s, 15m, 72h, 7d."""
 
     name = "duration"
@@ -73,7 +75,7 @@ class Duration(click.ParamType[int]):
         return int(found[1]) * _UNITS_MS[found[2]]
 
 
-class Since(Duration):
+class SinceParam(DurationParam):
     """A duration back from now, `all`, or a time as ISO 8601 has it. Negative: back from now."""
 
     name = "since"
@@ -83,13 +85,13 @@ class Since(Duration):
             return 0
         if re.match(r"\d{4}-", str(value)):
             try:
-                return since_1970_ms(Moment.fromisoformat(value).astimezone())
+                return epoch_ms(Timestamp.fromisoformat(value).astimezone())
             except ValueError as error:
                 self.fail(f"{value!r}: {error}", param, context)
         return -super().convert(value, param, context)
 
 
-def _consumers(_: Any, __: Any, values: tuple[str, ...]) -> dict[str, list[str]]:
+def _parse_consumers_option(_: Any, __: Any, values: tuple[str, ...]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for value in values:
         group, equals, topics = value.partition("=")
@@ -112,123 +114,125 @@ def _consumers(_: Any, __: Any, values: tuple[str, ...]) -> dict[str, list[str]]
     "--consumer",
     "consumers",
     multiple=True,
-    callback=_consumers,
+    callback=_parse_consumers_option,
     metavar="GROUP=TOPIC[,TOPIC]",
     help="Who must have an effect; else what inboxes show.",
 )
 @click.option(
-    "--since", type=Since(), default="72h", show_default=True, help="Or `all`, or a time."
+    "--since", type=SinceParam(), default="72h", show_default=True, help="Or `all`, or a time."
 )
-@click.option("--grace", type=Duration(), default="10m", show_default=True, help="Still under way.")
-@click.option("--open-limit", type=Duration(), default="1h", show_default=True)
+@click.option(
+    "--grace", type=DurationParam(), default="10m", show_default=True, help="Still under way."
+)
+@click.option("--open-limit", type=DurationParam(), default="1h", show_default=True)
 @click.option("--report", type=click.Path(path_type=Path), help="An HTML file.")
 @click.option("--out", help="All differences, as Parquet and CSV, in this directory.")
 @click.option("--json", "as_json", is_flag=True, help="The summary, for machines.")
 @click.option("--master", help="Where Spark runs; this machine unless given.")
-@spark_settings
-def reconcile(**given: Any) -> None:
+@spark_conf_option
+def reconcile(**options: Any) -> None:
     """Compare the ledger with the databases. Exit code 0: they agree, 1: they do not, 2: it could
     not be done."""
-    if given["receiver_sql"] and not given["receivers"]:
+    if options["receiver_sql"] and not options["receivers"]:
         raise click.UsageError("--receiver-sql needs a --receiver to ask")
-    if given["amount"] and not (given["sql"] and given["receiver_sql"]):
+    if options["amount"] and not (options["sql"] and options["receiver_sql"]):
         raise click.UsageError("--amount compares --sql with --receiver-sql: give both")
-    if given["only_sql"] and not (given["sql"] or given["receiver_sql"]):
+    if options["only_sql"] and not (options["sql"] or options["receiver_sql"]):
         raise click.UsageError("--only-sql needs --sql or --receiver-sql")
     check_pyspark()
     if find_spec("sqlalchemy") is None:
-        raise CannotReconcile('sqlalchemy is not installed: pip install "escrowmq[spark,sql]"')
+        raise ReconcileFailed('sqlalchemy is not installed: pip install "escrowmq[spark,sql]"')
     from pyspark.sql import SparkSession
 
     from escrowmq.pipeline.reconcile.job import reconcile as run
 
     is_ours = SparkSession.getActiveSession() is None
-    spark = pipeline_session("reconcile", given["master"], given["conf"])
+    spark = pipeline_session("reconcile", options["master"], options["conf"])
     try:
-        with run(spark, _wanted(given)) as result:
-            if given["amount"] and set(result.summary.sums) != {"sent", "received"}:
-                raise CannotReconcile("--amount: a query has no column amount; name it with AS")
-            show(result, as_json=given["as_json"])
-            if given["out"]:
-                write_all(result.differences, given["out"])
-            if given["report"]:
-                write_report(result, given["report"])
-                click.echo(f"report: {given['report']}", err=True)
-            agree = result.summary.agree
+        with run(spark, _reconcile_request(options)) as result:
+            if options["amount"] and set(result.summary.sums) != {"sent", "received"}:
+                raise ReconcileFailed("--amount: a query has no column amount; name it with AS")
+            print_result(result, as_json=options["as_json"])
+            if options["out"]:
+                write_differences(result.differences, options["out"])
+            if options["report"]:
+                write_report(result, options["report"])
+                click.echo(f"report: {options['report']}", err=True)
+            agree = result.summary.is_consistent
     finally:
         if is_ours:
             spark.stop()
     sys.exit(0 if agree else 1)
 
 
-def _wanted(given: dict[str, Any]) -> Wanted:
-    from escrowmq.pipeline.reconcile.compare import Limits
-    from escrowmq.pipeline.reconcile.job import Wanted
+def _reconcile_request(options: dict[str, Any]) -> ReconcileRequest:
+    from escrowmq.pipeline.reconcile.compare import ReconcileLimits
+    from escrowmq.pipeline.reconcile.job import ReconcileRequest
 
     now_ms = SystemClock().now_ms()
-    since_ms = given["since"]
-    return Wanted(
-        ledger=given["ledger"],
-        databases=given["databases"],
-        sql=given["sql"],
-        receivers=given["receivers"],
-        receiver_sql=given["receiver_sql"],
-        groups=given["groups"],
-        consumers=given["consumers"],
-        use_tables=not given["only_sql"],
-        limits=Limits(
+    since_ms = options["since"]
+    return ReconcileRequest(
+        ledger=options["ledger"],
+        databases=options["databases"],
+        sql=options["sql"],
+        receivers=options["receivers"],
+        receiver_sql=options["receiver_sql"],
+        groups=options["groups"],
+        consumers=options["consumers"],
+        use_tables=not options["only_sql"],
+        limits=ReconcileLimits(
             now_ms,
-            grace_ms=given["grace"],
-            open_ms=given["open_limit"],
+            grace_ms=options["grace"],
+            open_ms=options["open_limit"],
             since_ms=now_ms + since_ms if since_ms < 0 else since_ms,
         ),
     )
 
 
-def show(result: Result, *, as_json: bool) -> None:
+def print_result(result: ReconcileResult, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(result.summary.as_json()))
         return
     console = Console(highlight=False)
     console.print(summary_table(result.summary))
-    if not result.summary.agree:
-        table = Table("kind", "transaction", "at", "detail", title=f"The first {SHOWN_ROWS}")
-        for row in result.head(SHOWN_ROWS):
+    if not result.summary.is_consistent:
+        table = Table("kind", "transaction", "at", "detail", title=f"The first {TERMINAL_ROWS}")
+        for row in result.head(TERMINAL_ROWS):
             table.add_row(row["kind"], row["transaction_id"], str(row["at"]), row["detail"])
         console.print(table)
-    from escrowmq.pipeline.reconcile.report import verdict
+    from escrowmq.pipeline.reconcile.report import verdict_text
 
-    console.print(verdict(result.summary))
+    console.print(verdict_text(result.summary))
 
 
-def summary_table(told: Summary) -> Table:
-    from escrowmq.pipeline.reconcile.report import numbers
+def summary_table(summary: ReconcileSummary) -> Table:
+    from escrowmq.pipeline.reconcile.report import summary_rows
 
     table = Table("what", "how many")
     table.columns[1].justify = "right"
-    for name, value in numbers(told):
+    for name, value in summary_rows(summary):
         table.add_row(name, value)
     table.add_section()
-    for kind, count in told.differences.items():
+    for kind, count in summary.differences.items():
         table.add_row(kind.replace("_", " "), f"[{'red' if count else 'green'}]{count:,}[/]")
     return table
 
 
-def write_all(differences: DataFrame, place: str) -> None:
+def write_differences(differences: DataFrame, directory: str) -> None:
     """From the executors; what an earlier run left there goes."""
-    differences.write.mode("overwrite").parquet(f"{place}/parquet")
-    differences.write.mode("overwrite").option("header", "true").csv(f"{place}/csv")
+    differences.write.mode("overwrite").parquet(f"{directory}/parquet")
+    differences.write.mode("overwrite").option("header", "true").csv(f"{directory}/csv")
 
 
-def write_report(result: Result, path: Path, *, title: str = "Reconciliation") -> None:
-    from escrowmq.pipeline.reconcile.report import html
+def write_report(result: ReconcileResult, path: Path, *, title: str = "Reconciliation") -> None:
+    from escrowmq.pipeline.reconcile.report import render_html
 
     rows = [row.asDict() for row in result.head(REPORT_ROWS)]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(html(result.summary, rows, title=title), encoding="utf-8")
+        path.write_text(render_html(result.summary, rows, title=title), encoding="utf-8")
     except OSError as error:
-        raise CannotReconcile(f"the report cannot be written: {error}") from error
+        raise ReconcileFailed(f"the report cannot be written: {error}") from error
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -245,27 +249,29 @@ pipeline.add_command(reconcile)
 # --- options -------------------------------------------------------------------------------------
 
 
-def _time(context: click.Context, param: click.Parameter, value: str | None) -> Moment | None:
+def _parse_time_option(
+    context: click.Context, param: click.Parameter, value: str | None
+) -> Timestamp | None:
     if value is None:
         return None
     try:
-        return moment_of(value)
+        return parse_timestamp(value)
     except ValueError:
         raise click.BadParameter(f"{value!r} is no time: 2024-05-01, 2024-05-01T13:00") from None
 
 
-def _together(*options: Callable[[F], F]) -> Callable[[F], F]:
+def _combine_options(*options: Callable[[F], F]) -> Callable[[F], F]:
     return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
 
 
 _NAMESRV_HELP = "Name servers, with `;` between them."
-_namesrv = click.option("-n", "--namesrv", required=True, metavar="ADDR", help=_NAMESRV_HELP)
-_spark = _together(
+_namesrv_option = click.option("-n", "--namesrv", required=True, metavar="ADDR", help=_NAMESRV_HELP)
+_spark_options = _combine_options(
     click.option("--master", metavar="URL", help="Of Spark.  [default: local[*]]"),
-    spark_settings,
+    spark_conf_option,
     click.option("--json", "as_json", is_flag=True, help="Progress and result as lines of JSON."),
 )
-_reading = _together(
+_stream_options = _combine_options(
     click.option("--once/--follow", default=True, help="What is there now, or for ever."),
     click.option(
         *("--every", "every_s"),
@@ -278,7 +284,7 @@ _reading = _together(
     click.option(
         *("-o", "--option", "options"),
         multiple=True,
-        callback=pairs,
+        callback=parse_pairs_option,
         metavar="NAME=VALUE",
         help="An option of the Spark source: accessKey, tls, failOnDataLoss, …",
     ),
@@ -304,8 +310,8 @@ _reading = _together(
     show_default=True,
     help="Also as a table of this kind, in DIR.",
 )
-@_reading
-@_spark
+@_stream_options
+@_spark_options
 def ledger(
     namesrv: str | None,
     paths: tuple[str, ...],
@@ -323,9 +329,13 @@ def ledger(
         raise click.UsageError("a ledger is made from a cluster (-n) or from files (--path)")
     if paths and not once:
         raise click.UsageError("files are read once: --follow needs -n")
-    source = None if namesrv is None else _source(namesrv, options)
-    conf = {**settings_of(table_format), **conf}
-    with _running("ledger", master, conf, as_json, follows=not once) as (spark, report, stop):
+    source = None if namesrv is None else _cluster_source(namesrv, options)
+    conf = {**format_settings(table_format), **conf}
+    with _pipeline_run("ledger", master, conf, as_json, is_following=not once) as (
+        spark,
+        report,
+        stop,
+    ):
         from escrowmq.pipeline.ledger.job import run_ledger
 
         done = run_ledger(
@@ -333,13 +343,13 @@ def ledger(
             out,
             source=source,
             paths=paths,
-            every_s=None if once else every_s,
+            interval_s=None if once else every_s,
             stop=stop,
-            report=report,
+            on_progress=report,
             table_format=table_format,
         )
     days = f"{len(done.days)} {'day' if len(done.days) == 1 else 'days'}"
-    _say(
+    _print_outcome(
         f"{done.records:,} records read; {days} built anew, {done.rows:,} transactions, in {out}",
         {"done": "ledger", "out": out, **asdict(done)},
         as_json,
@@ -347,12 +357,12 @@ def ledger(
 
 
 @pipeline.command()
-@_namesrv
+@_namesrv_option
 @click.option("--topic", "topics", required=True, multiple=True, help="More than once for several.")
 @click.option("--out", required=True, metavar="DIR", help="Where the archive is kept.")
 @click.option("--compact", is_flag=True, help="Put small parts together, however few they are.")
-@_reading
-@_spark
+@_stream_options
+@_spark_options
 def archive(
     namesrv: str,
     topics: tuple[str, ...],
@@ -366,8 +376,12 @@ def archive(
     as_json: bool,
 ) -> None:
     """Topics to Parquet by day and hour, each message once."""
-    source = _source(namesrv, options)
-    with _running("archive", master, conf, as_json, follows=not once) as (spark, report, stop):
+    source = _cluster_source(namesrv, options)
+    with _pipeline_run("archive", master, conf, as_json, is_following=not once) as (
+        spark,
+        report,
+        stop,
+    ):
         from escrowmq.pipeline.archive import run_archive
 
         done = run_archive(
@@ -375,12 +389,12 @@ def archive(
             out,
             source=source,
             topics=topics,
-            every_s=None if once else every_s,
+            interval_s=None if once else every_s,
             compact=compact,
             stop=stop,
-            report=report,
+            on_progress=report,
         )
-    _say(
+    _print_outcome(
         f"{done.messages:,} messages archived in {out}",
         {"done": "archive", "out": out, **asdict(done)},
         as_json,
@@ -389,21 +403,25 @@ def archive(
 
 @pipeline.command()
 @click.option("--from", "archive_dir", required=True, metavar="DIR", help="An archive.")
-@_namesrv
+@_namesrv_option
 @click.option("--topic", required=True, help="Where the messages go.")
-@click.option("--since", callback=_time, metavar="TIME", help="Stored then or later; UTC.")
-@click.option("--until", callback=_time, metavar="TIME", help="Stored before that; UTC.")
+@click.option(
+    "--since", callback=_parse_time_option, metavar="TIME", help="Stored then or later; UTC."
+)
+@click.option(
+    "--until", callback=_parse_time_option, metavar="TIME", help="Stored before that; UTC."
+)
 @click.option("--where", default="", metavar="SQL", help="Spark SQL over columns: \"tags = 'a'\".")
 @click.option("--rate", type=click.IntRange(min=1), help="At most so many messages a second.")
 @click.option("--name", default="", help="The same name goes on, and sends nothing twice.")
 @click.option("--at-least-once", is_flag=True, help="To Apache RocketMQ, which cannot do more.")
-@_spark
+@_spark_options
 def replay(
     archive_dir: str,
     namesrv: str,
     topic: str,
-    since: Moment | None,
-    until: Moment | None,
+    since: Timestamp | None,
+    until: Timestamp | None,
     where: str,
     rate: int | None,
     name: str,
@@ -414,40 +432,45 @@ def replay(
 ) -> None:
     """An archive back into a topic, each message once."""
     check_cluster(namesrv, {})
-    with _running("replay", master, conf, as_json) as (spark, report, _):
-        from escrowmq.pipeline.archive import Wanted, run_replay
+    with _pipeline_run("replay", master, conf, as_json) as (spark, report, _):
+        from escrowmq.pipeline.archive import ReplayRequest, run_replay
 
-        wanted = Wanted(
+        wanted = ReplayRequest(
             *(archive_dir, namesrv, topic, since, until, where, name),
             rate=rate or 0,
             at_least_once=at_least_once,
         )
-        done = run_replay(spark, wanted, report=report)
+        done = run_replay(spark, wanted, on_progress=report)
     said = f"{done.messages:,} messages sent to {topic}, as replay {done.name}"
     if done.was_done:
         said = f"replay {done.name} was done before: nothing sent. To send again, give a new --name"
-    _say(said, {"done": "replay", "topic": topic, **asdict(done)}, as_json)
+    _print_outcome(said, {"done": "replay", "topic": topic, **asdict(done)}, as_json)
 
 
 # --- running -------------------------------------------------------------------------------------
 
 
-def _source(servers: str, options: dict[str, str]) -> Source:
+def _cluster_source(servers: str, options: dict[str, str]) -> ClusterSource:
     check_cluster(servers, options)
-    from escrowmq.pipeline.job import Source
+    from escrowmq.pipeline.job import ClusterSource
 
-    return Source(servers, options)
+    return ClusterSource(servers, options)
 
 
 @contextmanager
-def _running(
-    name: str, master: str | None, conf: dict[str, str], as_json: bool, *, follows: bool = False
+def _pipeline_run(
+    name: str,
+    master: str | None,
+    conf: dict[str, str],
+    as_json: bool,
+    *,
+    is_following: bool = False,
 ) -> Iterator[tuple[SparkSession, Any, threading.Event]]:
     """Spark, where to report to, and what ends a pipeline that follows: SIGINT or SIGTERM."""
     stop = threading.Event()
-    with reporting(as_json=as_json) as report:
+    with progress_output(as_json=as_json) as report:
         spark = pipeline_session(name, master, conf)
-        for number in (signal.SIGINT, signal.SIGTERM) if follows else ():
+        for number in (signal.SIGINT, signal.SIGTERM) if is_following else ():
             signal.signal(number, lambda *_: stop.set())
         try:
             yield spark, report, stop
@@ -455,5 +478,5 @@ def _running(
             spark.stop()
 
 
-def _say(text: str, told: dict[str, Any], as_json: bool) -> None:
-    click.echo(json.dumps(told) if as_json else text)
+def _print_outcome(text: str, content: dict[str, Any], as_json: bool) -> None:
+    click.echo(json.dumps(content) if as_json else text)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from escrowmq.cli.commands.config import warn
-from escrowmq.config import Config, Resolved, Source
+from escrowmq.cli.commands.config import print_warnings
+from escrowmq.config import Config, ResolvedConfig, Source
 
 
 @click.command()
@@ -78,34 +78,39 @@ def serve(
     }
     given = {flag: text for flag, text in flags.items() if text is not None}
 
-    def reread() -> Resolved:
+    def reread() -> ResolvedConfig:
         return Config.resolve(file, os.environ, given)
 
     resolved = reread()
-    warn(resolved)
+    print_warnings(resolved)
     for warning in role_warnings(resolved, role):
         click.echo(f"escrowmq: warning: {warning}", err=True)
     if brokers is not None:
-        context.exit(_run_many(resolved, role, brokers, reread))
+        context.exit(_run_supervisor(resolved, role, brokers, reread))
 
     # Not before: other commands need no event loop.
     from escrowmq.server.serve import run
-    from escrowmq.server.supervisor import refuse_many
+    from escrowmq.server.supervisor import check_single_broker_store
 
     if role != "namesrv":
-        refuse_many(resolved.config.store.root_dir)
+        check_single_broker_store(resolved.config.store.root_dir)
     context.exit(run(resolved, role, file, reread, metrics_socket, own_namesrv))
 
 
-def _run_many(resolved: Resolved, role: str, count: int, reread: Callable[[], Resolved]) -> int:
+def _run_supervisor(
+    resolved: ResolvedConfig,
+    role: str,
+    broker_count: int,
+    reload_config: Callable[[], ResolvedConfig],
+) -> int:
     from escrowmq.server.supervisor import supervise
 
     if role == "namesrv":
         raise click.UsageError("--brokers goes with --role all or broker, not namesrv")
-    return supervise(resolved.config, role, count, sys.argv[1:], reread)
+    return supervise(resolved.config, role, broker_count, sys.argv[1:], reload_config)
 
 
-def role_warnings(resolved: Resolved, role: str) -> list[str]:
+def role_warnings(resolved: ResolvedConfig, role: str) -> list[str]:
     """RocketMQ's name server has a file of its own, in which listenPort is its port."""
     port, own = resolved.origins["listenPort"], resolved.origins["escrowNamesrvPort"]
     if role != "namesrv" or port.source is Source.DEFAULT or own.source is not Source.DEFAULT:

@@ -17,20 +17,27 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from escrowmq.cli.call import Caller, reason_of
-from escrowmq.cli.output import PlainConsole, reader_may_leave
-from escrowmq.cli.rendering import as_json, as_text
+from escrowmq.cli.call import SyncConnection, error_text
+from escrowmq.cli.output import PlainConsole, ignore_broken_pipe
+from escrowmq.cli.rendering import record_json, record_text
 from escrowmq.clock import SystemClock
 from escrowmq.errors import EscrowError, RequestRefused, StoreError, StoreLocked
-from escrowmq.message.keys import derive
+from escrowmq.message.keys import tags_and_keys
 from escrowmq.message.record import StoredRecord
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import decode_header
-from escrowmq.remoting.headers_admin import PrepareBackup, PrepareBackupAnswer
-from escrowmq.store.backup import TOKEN_PATH, Manifest, Told, back_up, refuse_taken, restore
-from escrowmq.store.check import Report, Severity, check_store, is_store
+from escrowmq.remoting.headers_admin import PrepareBackup, PrepareBackupResponse
+from escrowmq.store.backup import (
+    TOKEN_PATH,
+    BackupManifest,
+    ProgressCallback,
+    back_up,
+    check_target_is_empty,
+    restore,
+)
+from escrowmq.store.check import CheckReport, Severity, check_store, is_store
 from escrowmq.store.disk import Disk, RealDisk, read_file
-from escrowmq.store.log_files import BadPlace, LogFiles
+from escrowmq.store.log_files import DamagedRange, LogFiles
 from escrowmq.store.store import LOCK_PATH
 
 
@@ -54,13 +61,13 @@ def backup_command(directory: str, backup: str, broker: str, in_json: bool) -> N
     source, target = RealDisk(directory), RealDisk(backup)
     if not is_store(source):
         raise StoreError(f"{directory}: not a store: there is no commitlog in it")
-    with _Progress("copying the log", quiet=in_json) as told:
+    with _ProgressBar("copying the log", quiet=in_json) as told:
         try:
-            refuse_taken(target)
-            manifest, report = _back_up(source, target, directory, broker, told)
+            check_target_is_empty(target)
+            manifest, report = _run_backup(source, target, directory, broker, told)
         except StoreError as error:
             raise StoreError(f"{directory} to {backup}: {error}") from error
-    _say("backed up", backup, manifest, report, in_json=in_json)
+    _print_outcome("backed up", backup, manifest, report, in_json=in_json)
 
 
 @click.command("restore")
@@ -72,49 +79,54 @@ def restore_command(backup: str, directory: str, in_json: bool) -> None:
 
     Then start a broker on it. The first start reads the log once, to make queues and index anew.
     """
-    with _Progress("copying the log", quiet=in_json) as told:
+    with _ProgressBar("copying the log", quiet=in_json) as told:
         try:
-            manifest, report = restore(RealDisk(backup), RealDisk(directory), told=told)
+            manifest, report = restore(RealDisk(backup), RealDisk(directory), on_progress=told)
         except StoreError as error:
             raise StoreError(f"{backup} to {directory}: {error}") from error
-    _say("restored", directory, manifest, report, in_json=in_json)
+    _print_outcome("restored", directory, manifest, report, in_json=in_json)
     if not in_json:
         click.echo(f"start a broker on it: escrowmq serve --data {directory}")
 
 
-def _back_up(
-    source: Disk, target: Disk, directory: str, broker: str, told: Told
-) -> tuple[Manifest, Report]:
+def _run_backup(
+    source: Disk, target: Disk, directory: str, broker: str, on_progress: ProgressCallback
+) -> tuple[BackupManifest, CheckReport]:
     now_ms = SystemClock().now_ms()
     try:
         lock = source.lock(LOCK_PATH, b"lock")
     except StoreLocked:
-        prepare(broker, source, directory)  # so that what is copied first is of this moment
+        prepare_backup(broker, source, directory)  # so that what is copied first is of this moment
         return back_up(
             source,
             target,
-            lambda: prepare(broker, source, directory),
+            lambda: prepare_backup(broker, source, directory),
             now_ms=now_ms,
-            name=directory,
-            told=told,
+            source_name=directory,
+            on_progress=on_progress,
         )
     try:
         return back_up(
-            source, target, lambda: _end_of(source), now_ms=now_ms, name=directory, told=told
+            source,
+            target,
+            lambda: _log_end(source),
+            now_ms=now_ms,
+            source_name=directory,
+            on_progress=on_progress,
         )
     finally:
         lock.release()
 
 
-def prepare(address: str, source: Disk, directory: str) -> int:
+def prepare_backup(address: str, source: Disk, directory: str) -> int:
     """Where the log ends that the broker on `directory` has made durable."""
     token = secrets.token_hex(16)
     try:
-        with Caller(address) as caller:
+        with SyncConnection(address) as caller:
             reply = caller.call(RequestCode.PREPARE_BACKUP, PrepareBackup(token=token))
-        answer = decode_header(PrepareBackupAnswer, reply.ext_fields)
+        answer = decode_header(PrepareBackupResponse, reply.ext_fields)
     except EscrowError as error:
-        why = reason_of(error)
+        why = error_text(error)
         if isinstance(error, RequestRefused):
             why = f"{address} refused: {why}"
         raise StoreError(
@@ -128,20 +140,22 @@ def prepare(address: str, source: Disk, directory: str) -> int:
     return answer.log_end
 
 
-def _end_of(source: Disk) -> int:
+def _log_end(source: Disk) -> int:
     log = LogFiles(source)
     try:
-        for _ in log.walk():
+        for _ in log.scan():
             pass
         return log.end
     finally:
         log.close()
 
 
-def _say(what: str, where: str, manifest: Manifest, report: Report, *, in_json: bool) -> None:
+def _print_outcome(
+    verb: str, directory: str, manifest: BackupManifest, report: CheckReport, *, in_json: bool
+) -> None:
     if in_json:
         found = {
-            "directory": where,
+            "directory": directory,
             "log_begin": manifest.log_begin,
             "log_end": manifest.log_end,
             "records": report.records,
@@ -150,19 +164,19 @@ def _say(what: str, where: str, manifest: Manifest, report: Report, *, in_json: 
         click.echo(json.dumps(found))
         return
     click.echo(
-        f"{what} to {where}: {report.records} records, log {manifest.log_begin} to "
+        f"{verb} to {directory}: {report.records} records, log {manifest.log_begin} to "
         f"{manifest.log_end}, every one of them examined"
     )
 
 
-class _Progress:
+class _ProgressBar:
     """A bar on a terminal, nothing elsewhere."""
 
-    def __init__(self, what: str, *, quiet: bool) -> None:
+    def __init__(self, label: str, *, quiet: bool) -> None:
         self._bar = Progress(transient=True, disable=quiet or not sys.stdout.isatty())
-        self._task = self._bar.add_task(what)
+        self._task = self._bar.add_task(label)
 
-    def __enter__(self) -> Told:
+    def __enter__(self) -> ProgressCallback:
         self._bar.start()
         return lambda done, whole: self._bar.update(self._task, completed=done, total=whole)
 
@@ -170,7 +184,7 @@ class _Progress:
         self._bar.stop()
 
 
-_COLOURS = {Severity.DAMAGE: "bold red", Severity.NOTE: "yellow"}
+_SEVERITY_STYLES = {Severity.DAMAGE: "bold red", Severity.NOTE: "yellow"}
 
 
 @click.group()
@@ -196,10 +210,10 @@ def check(context: click.Context, directory: str, in_json: bool) -> None:
     missing, unreadable, no store, or a broker runs on it.
     """
     try:
-        report = check_store(_disk(directory))
+        report = check_store(_open_disk(directory))
     except StoreError as error:
         raise StoreError(f"{directory}: {error}") from error
-    with reader_may_leave():
+    with ignore_broken_pipe():
         if in_json:
             click.echo(json.dumps(_report_json(report)))
         else:
@@ -207,18 +221,18 @@ def check(context: click.Context, directory: str, in_json: bool) -> None:
     context.exit(0 if report.is_clean else 1)
 
 
-def print_report(console: Console, report: Report) -> None:
+def print_report(console: Console, report: CheckReport) -> None:
     for finding in report.findings:
-        line = Text(f"{finding.severity.name:<6} ", style=_COLOURS[finding.severity])
+        line = Text(f"{finding.severity.name:<6} ", style=_SEVERITY_STYLES[finding.severity])
         line.append(finding.where, style="bold")
         if finding.position is not None:
             line.append(f" at byte {finding.position}")
         line.append(f": {finding.what}", style="not bold default")
         console.print(line)
-    console.print(Text(_summary(report)))
+    console.print(Text(_report_summary(report)))
 
 
-def _summary(report: Report) -> str:
+def _report_summary(report: CheckReport) -> str:
     counts = (
         f"{report.log_files} log files with {report.records} records "
         f"({report.log_begin} to {report.log_end}), {report.queues} queues with "
@@ -230,7 +244,7 @@ def _summary(report: Report) -> str:
     return f"{counts}: {verdict}" + (f", {notes} notes" if notes else "")
 
 
-def _report_json(report: Report) -> dict[str, Any]:
+def _report_json(report: CheckReport) -> dict[str, Any]:
     content = asdict(report)
     for finding in content["findings"]:
         finding["severity"] = finding["severity"].value
@@ -265,40 +279,40 @@ def dump(
     too.
     """
     try:
-        disk = _disk(directory)
+        disk = _open_disk(directory)
         if not is_store(disk):
             raise StoreError("not a store: there is no commitlog in it")
         log = LogFiles(disk)
-        with reader_may_leave():
-            for met in _limited(_shown(log, begin, topic, queue_id, key), limit):
-                if isinstance(met, BadPlace):
-                    _print_bad(log, met, in_json=in_json)
+        with ignore_broken_pipe():
+            for met in _limit_records(_matching_records(log, begin, topic, queue_id, key), limit):
+                if isinstance(met, DamagedRange):
+                    _print_damage(log, met, in_json=in_json)
                 elif in_json:
-                    click.echo(json.dumps(as_json(met, with_body=with_body)))
+                    click.echo(json.dumps(record_json(met, with_body=with_body)))
                 else:
-                    click.echo(as_text(met, with_body=with_body))
+                    click.echo(record_text(met, with_body=with_body))
     except StoreError as error:
         raise StoreError(f"{directory}: {error}") from error
 
 
-def _shown(
+def _matching_records(
     log: LogFiles, begin: int, topic: str | None, queue_id: int | None, key: str | None
-) -> Iterator[StoredRecord | BadPlace]:
+) -> Iterator[StoredRecord | DamagedRange]:
     # `begin` need not be a boundary: the first record from there on.
-    first = log.begin if begin <= log.begin else log.next_good(begin)
+    first = log.begin if begin <= log.begin else log.next_valid_record(begin)
     if first is None:
         return
-    for met in log.walk(first):
-        if isinstance(met, BadPlace) or _matches(met, topic, queue_id, key):
+    for met in log.scan(first):
+        if isinstance(met, DamagedRange) or _matches(met, topic, queue_id, key):
             yield met
 
 
-def _limited(
-    shown: Iterator[StoredRecord | BadPlace], limit: int | None
-) -> Iterator[StoredRecord | BadPlace]:
+def _limit_records(
+    records: Iterator[StoredRecord | DamagedRange], limit: int | None
+) -> Iterator[StoredRecord | DamagedRange]:
     """Bad places do not count."""
     count = 0
-    for met in shown if limit != 0 else ():
+    for met in records if limit != 0 else ():
         yield met
         count += isinstance(met, StoredRecord)
         if count == limit:
@@ -314,21 +328,26 @@ def _matches(
         return False
     if key is None:
         return True
-    return key.encode() in derive(record.topic, record.properties, record.stored_ms)[1]
+    return key.encode() in tags_and_keys(record.topic, record.properties, record.stored_ms)[1]
 
 
-def _print_bad(log: LogFiles, place: BadPlace, *, in_json: bool) -> None:
-    path, position = log.place(place.begin)
+def _print_damage(log: LogFiles, damage: DamagedRange, *, in_json: bool) -> None:
+    path, position = log.locate(damage.begin)
     if in_json:
-        found = {"log_offset": place.begin, "where": path, "position": position, "bad": place.why}
+        found = {
+            "log_offset": damage.begin,
+            "where": path,
+            "position": position,
+            "bad": damage.reason,
+        }
         click.echo(json.dumps(found))
         return
-    goes_on = "nothing good follows" if place.is_last else f"going on at {place.end}"
-    what = f"{place.begin:>12}  NO RECORD: {place.why} ({path} at byte {position}); {goes_on}"
+    goes_on = "nothing good follows" if damage.is_last else f"going on at {damage.end}"
+    what = f"{damage.begin:>12}  NO RECORD: {damage.reason} ({path} at byte {position}); {goes_on}"
     click.echo(click.style(what, fg="red"))
 
 
-def _disk(directory: str) -> Disk:
+def _open_disk(directory: str) -> Disk:
     disk = RealDisk(directory)
     if not disk.exists(""):
         raise StoreError("no such directory")

@@ -12,80 +12,86 @@ from typing import Any, Final
 
 import click
 
-from escrowmq.cli.brokers import Brokers, end
-from escrowmq.cli.call import BrokerPlace, Caller, addresses_of, reason_of
+from escrowmq.cli.brokers import Cluster, exit_with_failures
+from escrowmq.cli.call import BrokerAddress, SyncConnection, error_text, parse_addresses
 from escrowmq.cli.figures import (
-    GONE,
-    Offsets,
-    Progress,
-    groups_of,
-    is_inner,
-    lag_of,
-    own_topics,
-    progress_of,
+    NOT_FOUND_CODES,
+    GroupProgress,
+    QueueOffsets,
+    group_progress,
+    groups_of_topic,
+    is_retry_or_dlq_topic,
+    system_topics,
     topic_config,
     topic_configs,
     topic_offsets,
+    total_lag,
 )
-from escrowmq.cli.options import careful, confirm, together, topic_names, where
+from escrowmq.cli.options import (
+    cluster_options,
+    combine_options,
+    complete_topic,
+    confirm,
+    confirm_options,
+)
 from escrowmq.cli.output import (
-    Column,
-    View,
+    QueryContext,
+    TableColumn,
     field_lines,
-    looking,
-    reader_may_leave,
+    ignore_broken_pipe,
+    query_command,
     table_lines,
-    width_of,
+    terminal_width,
 )
-from escrowmq.cli.rendering import printable, utc
+from escrowmq.cli.rendering import format_utc, printable
 from escrowmq.errors import EscrowError, NoRoute
 from escrowmq.remoting.bodies import TopicConfig
 from escrowmq.remoting.codes import RequestCode
-from escrowmq.remoting.headers_admin import CreateTopic, DeleteTopicInNamesrv, TopicName
+from escrowmq.remoting.headers_admin import CreateTopic, DeleteTopicInNamesrv, TopicHeader
 
-_LIST: Final = (
-    Column("TOPIC", gives_way=True),
-    Column("QUEUES", is_number=True),
-    Column("PERM"),
-    Column("BROKERS", gives_way=True),
+_LIST_COLUMNS: Final = (
+    TableColumn("TOPIC", can_shrink=True),
+    TableColumn("QUEUES", is_number=True),
+    TableColumn("PERM"),
+    TableColumn("BROKERS", can_shrink=True),
 )
-_LONG: Final = (Column("MESSAGES", is_number=True), Column("LAST"))
-_QUEUES: Final = (
-    Column("BROKER", gives_way=True),
-    Column("QUEUE", is_number=True),
-    Column("FIRST", is_number=True),
-    Column("END", is_number=True),
-    Column("MESSAGES", is_number=True),
-    Column("LAST"),
+_LONG_COLUMNS: Final = (TableColumn("MESSAGES", is_number=True), TableColumn("LAST"))
+_QUEUE_COLUMNS: Final = (
+    TableColumn("BROKER", can_shrink=True),
+    TableColumn("QUEUE", is_number=True),
+    TableColumn("FIRST", is_number=True),
+    TableColumn("END", is_number=True),
+    TableColumn("MESSAGES", is_number=True),
+    TableColumn("LAST"),
 )
-_GROUPS: Final = (Column("GROUP", gives_way=True), Column("LAG", is_number=True))
+_GROUP_COLUMNS: Final = (TableColumn("GROUP", can_shrink=True), TableColumn("LAG", is_number=True))
 
 
-def found_topics(
-    brokers: Brokers, *, with_own: bool, long: bool
+def list_topics(
+    cluster: Cluster, *, with_own: bool, long: bool
 ) -> tuple[list[dict[str, Any]], Iterable[str]]:
-    def question(caller: Caller) -> tuple[dict[str, TopicConfig], dict[str, Offsets]]:
-        own = set() if with_own else own_topics(caller)
+    def question(caller: SyncConnection) -> tuple[dict[str, TopicConfig], dict[str, QueueOffsets]]:
+        own = set() if with_own else system_topics(caller)
         configs = {
             name: config
             for name, config in topic_configs(caller).items()
-            if with_own or not (name in own or is_inner(name))
+            if with_own or not (name in own or is_retry_or_dlq_topic(name))
         }
         return configs, topic_offsets(caller, list(configs)) if long else {}
 
     rows: dict[str, dict[str, Any]] = {}
-    for place, (configs, offsets) in brokers.ask(question):
+    for place, (configs, offsets) in cluster.ask_all(question):
         for name, config in configs.items():
-            _add(rows, place, config, offsets.get(name))
+            _add_topic(rows, place, config, offsets.get(name))
     content = [rows[name] for name in sorted(rows)]
     return content, _list_lines(content, long)
 
 
-def _add(
+def _add_topic(
     rows: dict[str, dict[str, Any]],
-    place: BrokerPlace,
+    broker: BrokerAddress,
     config: TopicConfig,
-    offsets: Offsets | None,
+    offsets: QueueOffsets | None,
 ) -> None:
     row = rows.setdefault(
         config.topic_name,
@@ -100,21 +106,21 @@ def _add(
     )
     row["read_queues"] += config.read_queue_nums
     row["write_queues"] += config.write_queue_nums
-    row["brokers"].append(place.name)
+    row["brokers"].append(broker.name)
     if row["perm"] != perm_text(config.perm):
         row["perm"] = "differs"
     if offsets is not None:
         last = max((one.last_update_timestamp for one in offsets.values()), default=0)
         known = row.get("last_stored")
-        row["messages"] = row.get("messages", 0) + messages_in(offsets)
-        row["last_stored"] = max(utc_or_none(last) or "", known or "") or None
+        row["messages"] = row.get("messages", 0) + message_count(offsets)
+        row["last_stored"] = max(format_utc_or_none(last) or "", known or "") or None
 
 
 def _list_lines(content: list[dict[str, Any]], long: bool) -> Iterator[str]:
     if not content:
         yield "no topics"
-    columns = (*_LIST, *_LONG) if long else _LIST
-    yield from table_lines(columns, (_list_cells(row, long) for row in content), _width())
+    columns = (*_LIST_COLUMNS, *_LONG_COLUMNS) if long else _LIST_COLUMNS
+    yield from table_lines(columns, (_list_cells(row, long) for row in content), _stdout_width())
 
 
 def _list_cells(row: dict[str, Any], long: bool) -> list[str]:
@@ -133,20 +139,24 @@ def _list_cells(row: dict[str, Any], long: bool) -> list[str]:
 # --- one of them ---------------------------------------------------------------------------------
 
 
-def shown_topic(brokers: Brokers, name: str) -> tuple[dict[str, Any], Iterable[str]]:
-    def question(caller: Caller) -> tuple[TopicConfig, Offsets, dict[str, Progress]]:
+def show_topic(cluster: Cluster, name: str) -> tuple[dict[str, Any], Iterable[str]]:
+    def question(
+        caller: SyncConnection,
+    ) -> tuple[TopicConfig, QueueOffsets, dict[str, GroupProgress]]:
         config = topic_config(caller, name)
-        groups = {group: progress_of(caller, group, name) for group in groups_of(caller, name)}
+        groups = {
+            group: group_progress(caller, group, name) for group in groups_of_topic(caller, name)
+        }
         return config, topic_offsets(caller, [name]).get(name, {}), groups
 
-    found = brokers.ask(question, unless=GONE)
-    if not found and not brokers.failed:
-        asked = ", ".join(place.name for place in brokers.brokers)
+    found = cluster.ask_all(question, ignored_codes=NOT_FOUND_CODES)
+    if not found and not cluster.failures:
+        asked = ", ".join(place.name for place in cluster.brokers)
         raise NoRoute(f"no topic {printable(name)} on {asked}: escrowmq topic list shows them")
     lags: dict[str, int] = {}
     for _, (_, _, groups) in found:
         for group, progress in groups.items():
-            lags[group] = lags.get(group, 0) + lag_of(progress.values())
+            lags[group] = lags.get(group, 0) + total_lag(progress.values())
     content = {
         "topic": name,
         "brokers": [_broker_json(place, *told[:2]) for place, told in found],
@@ -155,21 +165,23 @@ def shown_topic(brokers: Brokers, name: str) -> tuple[dict[str, Any], Iterable[s
     return content, _show_lines(content)
 
 
-def _broker_json(place: BrokerPlace, config: TopicConfig, offsets: Offsets) -> dict[str, Any]:
+def _broker_json(
+    broker: BrokerAddress, config: TopicConfig, offsets: QueueOffsets
+) -> dict[str, Any]:
     return {
-        "broker": place.name,
+        "broker": broker.name,
         "read_queues": config.read_queue_nums,
         "write_queues": config.write_queue_nums,
         "perm": perm_text(config.perm),
         "order": config.order,
         "attributes": config.attributes,
-        "messages": messages_in(offsets),
+        "messages": message_count(offsets),
         "queues": [
             {
                 "queue": queue.queue_id,
                 "first": one.min_offset,
                 "end": one.max_offset,
-                "last_stored": utc(one.last_update_timestamp)
+                "last_stored": format_utc(one.last_update_timestamp)
                 if one.last_update_timestamp
                 else None,
             }
@@ -203,18 +215,18 @@ def _show_lines(content: dict[str, Any]) -> Iterator[str]:
         for queue in told["queues"]
     ]
     yield ""
-    yield from table_lines(_QUEUES, rows, _width())
+    yield from table_lines(_QUEUE_COLUMNS, rows, _stdout_width())
     yield ""
     groups = [(printable(one["group"]), str(one["lag"])) for one in content["groups"]]
     if not groups:
         yield "nobody has read it"
-    yield from table_lines(_GROUPS, groups, _width())
+    yield from table_lines(_GROUP_COLUMNS, groups, _stdout_width())
 
 
 # --- small things --------------------------------------------------------------------------------
 
 
-def messages_in(offsets: Offsets) -> int:
+def message_count(offsets: QueueOffsets) -> int:
     return sum(one.max_offset - one.min_offset for one in offsets.values())
 
 
@@ -222,22 +234,22 @@ def perm_text(perm: int) -> str:
     return ("r" if perm & 4 else "") + ("w" if perm & 2 else "") or "none"
 
 
-def utc_or_none(stored_ms: int) -> str | None:
-    return utc(stored_ms) if stored_ms > 0 else None
+def format_utc_or_none(stored_ms: int) -> str | None:
+    return format_utc(stored_ms) if stored_ms > 0 else None
 
 
-def _width() -> int | None:
-    return width_of(sys.stdout)
+def _stdout_width() -> int | None:
+    return terminal_width(sys.stdout)
 
 
 _PERMS: Final = {"rw": 6, "r": 4, "w": 2, "none": 0}
-_QUEUES_MAX: Final = 65_536
+_MAX_QUEUES: Final = 65_536
 
-_name = click.argument("name", metavar="TOPIC", shell_complete=topic_names)
-_settings = together(
+_name_argument = click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
+_settings_options = combine_options(
     click.option(
         "--queues",
-        type=click.IntRange(1, _QUEUES_MAX),
+        type=click.IntRange(1, _MAX_QUEUES),
         metavar="N",
         help="Queues on each broker.  [4]",
     ),
@@ -265,18 +277,18 @@ def topic() -> None:
 @topic.command("list")
 @click.option("--all", "with_own", is_flag=True, help="Also those of the broker and of groups.")
 @click.option("-l", "--long", is_flag=True, help="Also messages and the time of the last one.")
-@looking
-def list_(view: View, with_own: bool, long: bool) -> None:
+@query_command
+def list_(view: QueryContext, with_own: bool, long: bool) -> None:
     """List topics, one line each over all brokers."""
-    view.show(found_topics, with_own=with_own, long=long)
+    view.show(list_topics, with_own=with_own, long=long)
 
 
 @topic.command()
-@_name
-@looking
-def show(view: View, name: str) -> None:
+@_name_argument
+@query_command
+def show(view: QueryContext, name: str) -> None:
     """Print the settings of a topic, its queues, and how far its groups are."""
-    view.show(shown_topic, name)
+    view.show(show_topic, name)
 
 
 # --- changing ------------------------------------------------------------------------------------
@@ -284,10 +296,10 @@ def show(view: View, name: str) -> None:
 
 @topic.command()
 @click.argument("name", metavar="TOPIC")
-@_settings
+@_settings_options
 @click.option("--order", is_flag=True, help="Say that its messages are in order by queue.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@where
+@cluster_options
 @click.pass_context
 def create(
     context: click.Context,
@@ -302,9 +314,9 @@ def create(
     in_json: bool,
 ) -> None:
     """Make a topic, on every broker."""
-    brokers = Brokers(namesrv, broker)
-    there = _configs(brokers, name)
-    brokers.must_have_answered()
+    brokers = Cluster(namesrv, broker)
+    there = _existing_configs(brokers, name)
+    brokers.require_all_answered()
     if there:
         places = ", ".join(place.name for place, _ in there)
         raise click.UsageError(f"{name} is there already, on {places}: escrowmq topic update")
@@ -317,14 +329,16 @@ def create(
         order=order,
     )
     changes = [(place, wanted, "") for place in brokers.brokers]
-    _change(context, brokers, changes, "created", attributes, dry_run=dry_run, in_json=in_json)
+    _apply_changes(
+        context, brokers, changes, "created", attributes, dry_run=dry_run, in_json=in_json
+    )
 
 
 @topic.command()
-@_name
-@_settings
-@careful
-@where
+@_name_argument
+@_settings_options
+@confirm_options
+@cluster_options
 @click.pass_context
 def update(
     context: click.Context,
@@ -344,11 +358,11 @@ def update(
     """
     if queues is None and perm is None and not attributes:
         raise click.UsageError("nothing to change: --queues, --perm or --attribute")
-    brokers = Brokers(namesrv, broker)
-    there = _configs(brokers, name)
-    brokers.must_have_answered()
+    brokers = Cluster(namesrv, broker)
+    there = _existing_configs(brokers, name)
+    brokers.require_all_answered()
     if not there:
-        raise _missing(name, brokers)
+        raise _topic_not_found(name, brokers)
     changes = []
     for place, before in there:
         wanted = TopicConfig(
@@ -360,19 +374,21 @@ def update(
             topic_sys_flag=before.topic_sys_flag,
             order=before.order,
         )
-        changes.append((place, wanted, f"{_text(before)} -> "))
+        changes.append((place, wanted, f"{_config_text(before)} -> "))
     fewer = queues is not None and any(queues < before.read_queue_nums for _, before in there)
     if fewer and not dry_run:
         for place, wanted, before_text in changes:
-            click.echo(f"{place.name}: {name}: {before_text}{_text(wanted)}", err=True)
+            click.echo(f"{place.name}: {name}: {before_text}{_config_text(wanted)}", err=True)
         confirm("Hide the messages of the queues that are left out?", yes=yes)
-    _change(context, brokers, changes, "updated", attributes, dry_run=dry_run, in_json=in_json)
+    _apply_changes(
+        context, brokers, changes, "updated", attributes, dry_run=dry_run, in_json=in_json
+    )
 
 
 @topic.command()
-@click.argument("names", nargs=-1, required=True, metavar="TOPIC...", shell_complete=topic_names)
-@careful
-@where
+@click.argument("names", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topic)
+@confirm_options
+@cluster_options
 @click.pass_context
 def delete(
     context: click.Context,
@@ -384,9 +400,9 @@ def delete(
     in_json: bool,
 ) -> None:
     """Delete topics with their messages and offsets, on every broker, for good."""
-    brokers = Brokers(namesrv, broker)
-    found = brokers.ask(lambda caller: topic_offsets(caller, names))
-    brokers.must_have_answered()
+    brokers = Cluster(namesrv, broker)
+    found = brokers.ask_all(lambda caller: topic_offsets(caller, names))
+    brokers.require_all_answered()
     for name in names:
         counts = [
             sum(queue.max_offset - queue.min_offset for queue in tables[name].values())
@@ -394,77 +410,79 @@ def delete(
             if name in tables
         ]
         if not counts:
-            raise _missing(name, brokers)
-        text = f"{name}: {sum(counts)} messages on {_brokers(len(counts))}"
+            raise _topic_not_found(name, brokers)
+        text = f"{name}: {sum(counts)} messages on {_broker_count_text(len(counts))}"
         click.echo(f"{text}, would be deleted" if dry_run else text, err=not dry_run)
     if dry_run:
         context.exit(0)
     what = names[0] if len(names) == 1 else f"these {len(names)} topics"
     confirm(f"Delete {what} for good?", yes=yes)
-    with reader_may_leave():
+    with ignore_broken_pipe():
         for name in names:
-            _delete(brokers, name, namesrv if broker is None else "", in_json)
-    end(context, brokers)
+            _delete_topic(brokers, name, namesrv if broker is None else "", in_json)
+    exit_with_failures(context, brokers)
 
 
-def _delete(brokers: Brokers, name: str, namesrv: str, in_json: bool) -> None:
-    code, asked = RequestCode.DELETE_TOPIC_IN_BROKER, TopicName(topic=name)
-    done = brokers.ask(lambda caller: caller.call(code, asked), unless=GONE)
-    for address in addresses_of(namesrv):
+def _delete_topic(cluster: Cluster, name: str, namesrv: str, in_json: bool) -> None:
+    code, asked = RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic=name)
+    done = cluster.ask_all(lambda caller: caller.call(code, asked), ignored_codes=NOT_FOUND_CODES)
+    for address in parse_addresses(namesrv):
         try:
-            with Caller(address) as caller:
+            with SyncConnection(address) as caller:
                 caller.call(RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicInNamesrv(topic=name))
         except EscrowError as error:
-            brokers.failed.append(f"{address}: {reason_of(error)}")
+            cluster.failures.append(f"{address}: {error_text(error)}")
     if in_json:
         click.echo(json.dumps({"topic": name, "deleted_on": [place.name for place, _ in done]}))
     else:
-        click.echo(f"{name}  deleted on {_brokers(len(done))}")
+        click.echo(f"{name}  deleted on {_broker_count_text(len(done))}")
 
 
-def _change(
+def _apply_changes(
     context: click.Context,
-    brokers: Brokers,
-    changes: list[tuple[BrokerPlace, TopicConfig, str]],
+    cluster: Cluster,
+    changes: list[tuple[BrokerAddress, TopicConfig, str]],
     verb: str,
     attributes: tuple[str, ...],
     *,
     dry_run: bool,
     in_json: bool,
 ) -> None:
-    told = _attributes(attributes)
+    told = _encode_attributes(attributes)
     by_place = {place: (wanted, before) for place, wanted, before in changes}
-    brokers.brokers = list(by_place)
+    cluster.brokers = list(by_place)
     configs = {place.address: wanted for place, wanted, _ in changes}
 
-    def put(caller: Caller) -> None:
+    def put(caller: SyncConnection) -> None:
         if not dry_run:
-            _put(caller, configs[caller.address], told)
+            _put_config(caller, configs[caller.address], told)
 
-    with reader_may_leave():
-        for place, _ in brokers.ask(put):
+    with ignore_broken_pipe():
+        for place, _ in cluster.ask_all(put):
             wanted, before = by_place[place]
             word = f"would be {verb}" if dry_run else verb
             if in_json:
                 content = {"topic": wanted.topic_name, "broker": place.name, "done": not dry_run}
-                click.echo(json.dumps({**content, **_as_json(wanted)}))
+                click.echo(json.dumps({**content, **_config_json(wanted)}))
             else:
-                text = f"{wanted.topic_name}  {word} on {place.name}: {before}{_text(wanted)}"
+                text = (
+                    f"{wanted.topic_name}  {word} on {place.name}: {before}{_config_text(wanted)}"
+                )
                 click.echo(f"{text}, {told}" if told else text)
-    end(context, brokers)
+    exit_with_failures(context, cluster)
 
 
-def _put(caller: Caller, wanted: TopicConfig, attributes: str | None) -> None:
-    caller.call(
+def _put_config(connection: SyncConnection, config: TopicConfig, attributes: str | None) -> None:
+    connection.call(
         RequestCode.UPDATE_AND_CREATE_TOPIC,
         CreateTopic(
-            topic=wanted.topic_name,
-            read_queue_nums=wanted.read_queue_nums,
-            write_queue_nums=wanted.write_queue_nums,
-            perm=wanted.perm,
-            topic_filter_type=wanted.topic_filter_type,
-            topic_sys_flag=wanted.topic_sys_flag,
-            order=wanted.order,
+            topic=config.topic_name,
+            read_queue_nums=config.read_queue_nums,
+            write_queue_nums=config.write_queue_nums,
+            perm=config.perm,
+            topic_filter_type=config.topic_filter_type,
+            topic_sys_flag=config.topic_sys_flag,
+            order=config.order,
             attributes=attributes,
         ),
     )
@@ -473,14 +491,14 @@ def _put(caller: Caller, wanted: TopicConfig, attributes: str | None) -> None:
 # --- small things --------------------------------------------------------------------------------
 
 
-def _configs(brokers: Brokers, name: str) -> list[tuple[BrokerPlace, TopicConfig]]:
-    return brokers.ask(lambda caller: topic_config(caller, name), unless=GONE)
+def _existing_configs(cluster: Cluster, name: str) -> list[tuple[BrokerAddress, TopicConfig]]:
+    return cluster.ask_all(lambda caller: topic_config(caller, name), ignored_codes=NOT_FOUND_CODES)
 
 
-def _attributes(given: tuple[str, ...]) -> str | None:
+def _encode_attributes(pairs: tuple[str, ...]) -> str | None:
     """As the request wants them: +name=value,-name."""
     parts = []
-    for text in given:
+    for text in pairs:
         name, equals, value = text.partition("=")
         if not name or not equals or "," in text:
             raise click.UsageError(f"--attribute {text!r} is not NAME=VALUE")
@@ -488,13 +506,13 @@ def _attributes(given: tuple[str, ...]) -> str | None:
     return ",".join(parts) or None
 
 
-def _text(config: TopicConfig) -> str:
+def _config_text(config: TopicConfig) -> str:
     read, write = config.read_queue_nums, config.write_queue_nums
     queues = f"{read} queues" if read == write else f"{read} queues to read, {write} to write"
     return f"{queues}, {perm_text(config.perm)}"
 
 
-def _as_json(config: TopicConfig) -> dict[str, Any]:
+def _config_json(config: TopicConfig) -> dict[str, Any]:
     return {
         "read_queues": config.read_queue_nums,
         "write_queues": config.write_queue_nums,
@@ -503,10 +521,10 @@ def _as_json(config: TopicConfig) -> dict[str, Any]:
     }
 
 
-def _brokers(count: int) -> str:
+def _broker_count_text(count: int) -> str:
     return "1 broker" if count == 1 else f"{count} brokers"
 
 
-def _missing(name: str, brokers: Brokers) -> NoRoute:
-    asked = ", ".join(place.name for place in brokers.brokers)
+def _topic_not_found(name: str, cluster: Cluster) -> NoRoute:
+    asked = ", ".join(place.name for place in cluster.brokers)
     return NoRoute(f"no topic {name} on {asked}: escrowmq topic list shows them")

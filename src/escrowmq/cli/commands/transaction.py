@@ -15,44 +15,54 @@ from typing import Any, Final
 
 import click
 
-from escrowmq.cli.brokers import end
-from escrowmq.cli.cluster import Cluster, Listed, Outcome, Told
-from escrowmq.cli.options import duration_ms, together, topic_names, where
-from escrowmq.cli.output import Column, reader_may_leave, table_lines, width_of
-from escrowmq.cli.rendering import printable, utc
+from escrowmq.cli.brokers import exit_with_failures
+from escrowmq.cli.cluster import (
+    ClusterTransactions,
+    DecisionResult,
+    TransactionListing,
+    TransactionView,
+)
+from escrowmq.cli.options import (
+    cluster_options,
+    combine_options,
+    complete_topic,
+    parse_duration_option,
+)
+from escrowmq.cli.output import TableColumn, ignore_broken_pipe, table_lines, terminal_width
+from escrowmq.cli.rendering import format_utc, printable
 from escrowmq.clock import SystemClock
-from escrowmq.errors import NoSuchTransaction, OutcomeUnknown
+from escrowmq.errors import OutcomeUnknown, TransactionNotFound
 from escrowmq.remoting.bodies import TransactionEntry, TransactionStep
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import Header, ListTransactions, ResumeTransaction, SettleTransaction
 
-_COLUMNS: Final = (
-    Column("TRANSACTION"),  # never cut, or nobody could copy it
-    Column("STATE"),
-    Column("GROUP", gives_way=True),
-    Column("TOPIC", gives_way=True),
-    Column("AGE"),
-    Column("CHECKS"),
-    Column("NEXT DUE"),
+_LIST_COLUMNS: Final = (
+    TableColumn("TRANSACTION"),  # never cut, or nobody could copy it
+    TableColumn("STATE"),
+    TableColumn("GROUP", can_shrink=True),
+    TableColumn("TOPIC", can_shrink=True),
+    TableColumn("AGE"),
+    TableColumn("CHECKS"),
+    TableColumn("NEXT DUE"),
 )
-_SETTLED: Final = ("committed", "rolled_back")
-_WHATS: Final = {"unknown": "answered", "appended_again": "appended again"}
+_DECIDED_STATES: Final = ("committed", "rolled_back")
+_STEP_LABELS: Final = {"unknown": "answered", "appended_again": "appended again"}
 
 
 # --- for programs --------------------------------------------------------------------------------
 
 
-def entry_json(listed: Listed) -> dict[str, Any]:
-    entry = listed.entry
+def listing_json(listing: TransactionListing) -> dict[str, Any]:
+    entry = listing.entry
     return {
         "transaction_id": entry.transaction_id,
         "group": entry.group,
         "topic": entry.topic,
         "state": entry.state,
-        "parked_at": utc(entry.parked_at),
+        "parked_at": format_utc(entry.parked_at),
         "checks": entry.checks,
-        "next_due": None if entry.next_due is None else utc(entry.next_due),
-        "broker": listed.broker.name,
+        "next_due": None if entry.next_due is None else format_utc(entry.next_due),
+        "broker": listing.broker.name,
         "queue_id": entry.queue_id,
         "queue_offset": entry.queue_offset,
         "log_offset": entry.log_offset,
@@ -61,14 +71,14 @@ def entry_json(listed: Listed) -> dict[str, Any]:
     }
 
 
-def story_json(told: Told) -> dict[str, Any]:
-    story = told.story
+def history_json(view: TransactionView) -> dict[str, Any]:
+    story = view.history
     return {
-        **entry_json(Listed(told.broker, story.transaction)),
+        **listing_json(TransactionListing(view.broker, story.transaction)),
         "pending_because": story.pending_because,
         "steps": [
             {
-                "at": utc(step.at) if step.at else None,
+                "at": format_utc(step.at) if step.at else None,
                 "what": step.what,
                 "who": step.who,
                 "reason": step.reason,
@@ -82,11 +92,15 @@ def story_json(told: Told) -> dict[str, Any]:
 # --- a table -------------------------------------------------------------------------------------
 
 
-def pending_lines(rows: Iterable[Listed], now_ms: int, width: int | None) -> Iterator[str]:
-    return table_lines(_COLUMNS, (_cells(listed.entry, now_ms) for listed in rows), width)
+def listing_lines(
+    rows: Iterable[TransactionListing], now_ms: int, width: int | None
+) -> Iterator[str]:
+    return table_lines(
+        _LIST_COLUMNS, (_listing_cells(listed.entry, now_ms) for listed in rows), width
+    )
 
 
-def _cells(entry: TransactionEntry, now_ms: int) -> tuple[str, ...]:
+def _listing_cells(entry: TransactionEntry, now_ms: int) -> tuple[str, ...]:
     return (
         printable(entry.transaction_id),
         entry.state,
@@ -105,8 +119,8 @@ def _due_text(entry: TransactionEntry, now_ms: int) -> str:
     return f"in {duration_text(left_ms)}" if left_ms > 0 else f"since {duration_text(-left_ms)}"
 
 
-def duration_text(ms: int) -> str:
-    seconds = max(0, ms) // 1000
+def duration_text(duration_ms: int) -> str:
+    seconds = max(0, duration_ms) // 1000
     for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= 2 * size:
             return f"{seconds // size}{unit}"
@@ -116,27 +130,27 @@ def duration_text(ms: int) -> str:
 # --- one of them ---------------------------------------------------------------------------------
 
 
-def field_lines(told: Told) -> Iterator[str]:
-    fields = story_json(told)
+def transaction_field_lines(view: TransactionView) -> Iterator[str]:
+    fields = history_json(view)
     steps = fields.pop("steps")
     for name, value in fields.items():
         yield f"{name:<16} {'-' if value in (None, '') else printable(str(value))}"
     yield f"{'steps':<16} {', '.join(step['what'] for step in steps)}"
 
 
-def story_lines(told: Told) -> Iterator[str]:
-    entry = told.story.transaction
+def history_lines(view: TransactionView) -> Iterator[str]:
+    entry = view.history.transaction
     name = printable(entry.transaction_id)
     yield (
         f"transaction {name} of group {printable(entry.group)} for topic "
-        f"{printable(entry.topic)}, on {told.broker.name}: {entry.state}"
+        f"{printable(entry.topic)}, on {view.broker.name}: {entry.state}"
     )
-    for step in told.story.steps:
-        at = utc(step.at) if step.at else f"{'(time not noted)':<24}"
-        yield f"  {at}  {_WHATS.get(step.what, step.what):<14}  {printable(_step_text(step))}"
-    if told.story.pending_because:
-        yield f"why:   {printable(told.story.pending_because)}"
-    yield f"next:  {_next(entry, name)}"
+    for step in view.history.steps:
+        at = format_utc(step.at) if step.at else f"{'(time not noted)':<24}"
+        yield f"  {at}  {_STEP_LABELS.get(step.what, step.what):<14}  {printable(_step_text(step))}"
+    if view.history.pending_because:
+        yield f"why:   {printable(view.history.pending_because)}"
+    yield f"next:  {_next_step_text(entry, name)}"
 
 
 def _step_text(step: TransactionStep) -> str:
@@ -152,28 +166,28 @@ def _step_text(step: TransactionStep) -> str:
     return f"by {step.who or 'somebody who left no name'}{reason}{detail}"
 
 
-def _next(entry: TransactionEntry, name: str) -> str:
-    if entry.state in _SETTLED:
+def _next_step_text(entry: TransactionEntry, transaction_id: str) -> str:
+    if entry.state in _DECIDED_STATES:
         return "nothing: it is settled for good"
     if entry.next_due is None:
-        return f"nothing by itself: escrowmq transaction resume|commit|rollback {name}"
-    return f"if nobody decides, its producer is asked when due: {utc(entry.next_due)}"
+        return f"nothing by itself: escrowmq transaction resume|commit|rollback {transaction_id}"
+    return f"if nobody decides, its producer is asked when due: {format_utc(entry.next_due)}"
 
 
-_SHOWN_MAX: Final = 20  # of those that a confirmation asks about
-_SETTLED_MAX: Final = 1_000  # listed, if nobody says how many: the log may hold millions
+_MAX_CONFIRM_ROWS: Final = 20  # of those that a confirmation asks about
+_DEFAULT_DECIDED_LIMIT: Final = 1_000  # listed, if nobody says how many: the log may hold millions
 _STATES: Final = ("open", "stranded", "committed", "rolled_back")
 _COMMIT, _ROLLBACK = 8, 12
 
 
-_filters = together(
+_filter_options = combine_options(
     click.option(
         "--older-than",
-        callback=duration_ms,
+        callback=parse_duration_option,
         metavar="TIME",
         help="Parked so long ago: 90s, 10m, 2h.",
     ),
-    click.option("--topic", help="Only for this topic.", shell_complete=topic_names),
+    click.option("--topic", help="Only for this topic.", shell_complete=complete_topic),
     click.option("--group", help="Only of this producer group."),
     click.option("--checks", type=click.IntRange(min=0), help="Asked about so often, or more."),
     click.option(
@@ -184,15 +198,17 @@ _filters = together(
         help="Only these; may be given again.  [open and stranded]",
     ),
 )
-_targets = together(
+_target_options = combine_options(
     click.argument("ids", nargs=-1, metavar="[ID]..."),
     click.option("--all", "take_all", is_flag=True, help="All that the filters find."),
-    _filters,
+    _filter_options,
     click.option("--yes", is_flag=True, help="Do not ask."),
     click.option("--as", "operator", metavar="NAME", help="Who decides.  [the login name]"),
-    where,
+    cluster_options,
 )
-_why = click.option("--reason", required=True, metavar="TEXT", help="Why; it is kept for good.")
+_reason_option = click.option(
+    "--reason", required=True, metavar="TEXT", help="Why; it is kept for good."
+)
 
 
 @click.group()
@@ -204,9 +220,9 @@ def transaction() -> None:
 
 
 @transaction.command("list")
-@_filters
+@_filter_options
 @click.option("--limit", type=click.IntRange(min=1), help="So many, and no more.")
-@where
+@cluster_options
 @click.pass_context
 def list_(
     context: click.Context,
@@ -221,112 +237,120 @@ def list_(
 
     Settled ones are listed with --state committed or --state rolled_back, the newest first.
     """
-    cluster = Cluster(namesrv, broker)
-    wanted = _wanted(**filters)
+    cluster = ClusterTransactions(namesrv, broker)
+    wanted = _list_requests(**filters)
     if limit is None and any(one.state in ("committed", "rolled_back") for one in wanted):
-        limit = _SETTLED_MAX
-    rows = cluster.entries(wanted)
-    with reader_may_leave():
+        limit = _DEFAULT_DECIDED_LIMIT
+    rows = cluster.list_transactions(wanted)
+    with ignore_broken_pipe():
         shown = islice(rows, limit)
         if in_json:
-            _echo_array(map(entry_json, shown))
+            _print_json_array(map(listing_json, shown))
         else:
-            _echo_table(shown)
+            _print_table(shown)
     if limit is not None and next(rows, None) is not None:
         click.echo(f"escrowmq: there are more than {limit}: --limit shows them", err=True)
-    end(context, cluster)
+    exit_with_failures(context, cluster)
 
 
 @transaction.command()
 @click.argument("name", metavar="ID")
-@where
+@cluster_options
 @click.pass_context
 def show(
     context: click.Context, name: str, namesrv: str, broker: str | None, in_json: bool
 ) -> None:
     """Print the fields of one transaction, settled or not."""
-    _print_one(context, Cluster(namesrv, broker), name, in_json, field_lines)
+    _print_histories(
+        context, ClusterTransactions(namesrv, broker), name, in_json, transaction_field_lines
+    )
 
 
 @transaction.command()
 @click.argument("name", metavar="ID")
-@where
+@cluster_options
 @click.pass_context
 def explain(
     context: click.Context, name: str, namesrv: str, broker: str | None, in_json: bool
 ) -> None:
     """Tell the story of one transaction: every check, who decided, and what happens next."""
-    _print_one(context, Cluster(namesrv, broker), name, in_json, story_lines)
+    _print_histories(context, ClusterTransactions(namesrv, broker), name, in_json, history_lines)
 
 
-def _print_one(
+def _print_histories(
     context: click.Context,
-    cluster: Cluster,
-    name: str,
+    cluster: ClusterTransactions,
+    transaction_id: str,
     in_json: bool,
-    lines: Callable[[Told], Iterator[str]],
+    render: Callable[[TransactionView], Iterator[str]],
 ) -> None:
-    stories = _stories(cluster, name)
-    with reader_may_leave():
+    stories = _require_histories(cluster, transaction_id)
+    with ignore_broken_pipe():
         for told in stories:
             if in_json:
-                click.echo(json.dumps(story_json(told)))
+                click.echo(json.dumps(history_json(told)))
             else:
-                for line in lines(told):
+                for line in render(told):
                     click.echo(line)
-    end(context, cluster)
+    exit_with_failures(context, cluster)
 
 
 # --- deciding ------------------------------------------------------------------------------------
 
 
 @transaction.command()
-@_targets
-@_why
+@_target_options
+@_reason_option
 @click.pass_context
-def commit(context: click.Context, /, reason: str, **rest: Any) -> None:
+def commit(context: click.Context, /, reason: str, **options: Any) -> None:
     """Deliver the messages of transactions, by hand and for good."""
-    request = partial(_settling, _COMMIT, reason)
-    _change(context, "commit", RequestCode.SETTLE_TRANSACTION, "committed", request, **rest)
-
-
-@transaction.command()
-@_targets
-@_why
-@click.pass_context
-def rollback(context: click.Context, /, reason: str, **rest: Any) -> None:
-    """Drop the messages of transactions, by hand and for good."""
-    request = partial(_settling, _ROLLBACK, reason)
-    _change(context, "roll back", RequestCode.SETTLE_TRANSACTION, "rolled_back", request, **rest)
-
-
-@transaction.command()
-@_targets
-@click.option("--reason", default="", metavar="TEXT", help="Why; it is kept.")
-@click.pass_context
-def resume(context: click.Context, /, reason: str, **rest: Any) -> None:
-    """Let the producers of stranded transactions be asked again, from the first check on."""
-    request = partial(_resuming, reason)
-    rest["states"] = rest["states"] or ("stranded",)
-    _change(context, "resume", RequestCode.RESUME_TRANSACTION, "open", request, **rest)
-
-
-def _settling(verdict: int, reason: str, name: str, operator: str) -> Header:
-    return SettleTransaction(
-        transaction_id=name, commit_or_rollback=verdict, reason=reason, operator=operator
+    request = partial(_settle_request, _COMMIT, reason)
+    _change_transactions(
+        context, "commit", RequestCode.SETTLE_TRANSACTION, "committed", request, **options
     )
 
 
-def _resuming(reason: str, name: str, operator: str) -> Header:
-    return ResumeTransaction(transaction_id=name, reason=reason, operator=operator)
+@transaction.command()
+@_target_options
+@_reason_option
+@click.pass_context
+def rollback(context: click.Context, /, reason: str, **options: Any) -> None:
+    """Drop the messages of transactions, by hand and for good."""
+    request = partial(_settle_request, _ROLLBACK, reason)
+    _change_transactions(
+        context, "roll back", RequestCode.SETTLE_TRANSACTION, "rolled_back", request, **options
+    )
 
 
-def _change(
+@transaction.command()
+@_target_options
+@click.option("--reason", default="", metavar="TEXT", help="Why; it is kept.")
+@click.pass_context
+def resume(context: click.Context, /, reason: str, **options: Any) -> None:
+    """Let the producers of stranded transactions be asked again, from the first check on."""
+    request = partial(_resume_request, reason)
+    options["states"] = options["states"] or ("stranded",)
+    _change_transactions(
+        context, "resume", RequestCode.RESUME_TRANSACTION, "open", request, **options
+    )
+
+
+def _settle_request(verdict: int, reason: str, transaction_id: str, operator: str) -> Header:
+    return SettleTransaction(
+        transaction_id=transaction_id, commit_or_rollback=verdict, reason=reason, operator=operator
+    )
+
+
+def _resume_request(reason: str, transaction_id: str, operator: str) -> Header:
+    return ResumeTransaction(transaction_id=transaction_id, reason=reason, operator=operator)
+
+
+def _change_transactions(
     context: click.Context,
     verb: str,
     code: int,
     state: str,
-    request: Callable[[str, str], Header],
+    make_request: Callable[[str, str], Header],
     *,
     ids: tuple[str, ...],
     take_all: bool,
@@ -345,99 +369,109 @@ def _change(
         raise click.UsageError("filters go with --all, not with an ID")
     if not yes and not sys.stdin.isatty():
         raise click.UsageError(f"nobody is there to confirm: --yes to {verb} without asking")
-    cluster = Cluster(namesrv, broker)
-    targets = _find(cluster, ids) if ids else _find_all(cluster, filters)
-    if cluster.failed and take_all:
-        end(context, cluster)  # not a part of what was meant
+    cluster = ClusterTransactions(namesrv, broker)
+    targets = _find_by_id(cluster, ids) if ids else _find_by_filters(cluster, filters)
+    if cluster.failures and take_all:
+        exit_with_failures(context, cluster)  # not a part of what was meant
     if targets and not yes:
-        _confirm(verb, targets)
-    name = _operator() if operator is None else operator
-    requests = [(target, request(target.entry.transaction_id, name)) for target in targets]
-    outcomes = cluster.change(code, state, requests)
-    _report(context, cluster, outcomes, in_json)
+        _confirm_change(verb, targets)
+    name = _login_name() if operator is None else operator
+    requests = [(target, make_request(target.entry.transaction_id, name)) for target in targets]
+    outcomes = cluster.apply(code, state, requests)
+    _print_results(context, cluster, outcomes, in_json)
 
 
-def _find(cluster: Cluster, ids: Sequence[str]) -> list[Listed]:
+def _find_by_id(cluster: ClusterTransactions, ids: Sequence[str]) -> list[TransactionListing]:
     targets = []
     for name in dict.fromkeys(ids):
-        stories = _stories(cluster, name)
+        stories = _require_histories(cluster, name)
         if len(stories) > 1:
             places = ", ".join(told.broker.address for told in stories)
-            raise NoSuchTransaction(f"{name} is on several brokers ({places}): choose by --broker")
-        targets.append(Listed(stories[0].broker, stories[0].story.transaction))
+            raise TransactionNotFound(
+                f"{name} is on several brokers ({places}): choose by --broker"
+            )
+        targets.append(TransactionListing(stories[0].broker, stories[0].history.transaction))
     return targets
 
 
-def _find_all(cluster: Cluster, filters: dict[str, Any]) -> list[Listed]:
+def _find_by_filters(
+    cluster: ClusterTransactions, filters: dict[str, Any]
+) -> list[TransactionListing]:
     if not {"committed", "rolled_back"}.isdisjoint(filters["states"]):
         raise click.UsageError("what is settled stays as it is: --state open or --state stranded")
-    return list(cluster.entries(_wanted(**filters)))
+    return list(cluster.list_transactions(_list_requests(**filters)))
 
 
-def _stories(cluster: Cluster, name: str) -> list[Told]:
-    stories = cluster.stories(name)
+def _require_histories(cluster: ClusterTransactions, transaction_id: str) -> list[TransactionView]:
+    stories = cluster.histories(transaction_id)
     if stories:
         return stories
-    if cluster.failed:
-        raise OutcomeUnknown("; ".join(cluster.failed))
+    if cluster.failures:
+        raise OutcomeUnknown("; ".join(cluster.failures))
     asked = ", ".join(broker.address for broker in cluster.brokers)
-    raise NoSuchTransaction(
-        f"no transaction {printable(name)} on {asked}: it never was there, or the log has lost it"
+    raise TransactionNotFound(
+        f"no transaction {printable(transaction_id)} on {asked}: it never was there, or "
+        "the log has lost it"
     )
 
 
-def _confirm(verb: str, targets: Sequence[Listed]) -> None:
-    for line in pending_lines(targets[:_SHOWN_MAX], SystemClock().now_ms(), width_of(sys.stderr)):
+def _confirm_change(verb: str, targets: Sequence[TransactionListing]) -> None:
+    for line in listing_lines(
+        targets[:_MAX_CONFIRM_ROWS], SystemClock().now_ms(), terminal_width(sys.stderr)
+    ):
         click.echo(line, err=True)
-    if len(targets) > _SHOWN_MAX:
-        click.echo(f"… and {len(targets) - _SHOWN_MAX} more", err=True)
+    if len(targets) > _MAX_CONFIRM_ROWS:
+        click.echo(f"… and {len(targets) - _MAX_CONFIRM_ROWS} more", err=True)
     count = "this transaction" if len(targets) == 1 else f"these {len(targets)} transactions"
     if not click.confirm(f"{verb.capitalize()} {count}?", err=True):
         click.echo("Nothing was changed.", err=True)
         raise click.Abort
 
 
-def _report(
-    context: click.Context, cluster: Cluster, outcomes: Iterable[Outcome], in_json: bool
+def _print_results(
+    context: click.Context,
+    cluster: ClusterTransactions,
+    results: Iterable[DecisionResult],
+    in_json: bool,
 ) -> None:
     done = failed = 0
-    with reader_may_leave():
+    with ignore_broken_pipe():
         kept = []
-        for outcome in outcomes:
+        for outcome in results:
             done, failed = done + (not outcome.error), failed + bool(outcome.error)
             if in_json:
-                kept.append(_outcome_json(outcome))
+                kept.append(_result_json(outcome))
             else:
-                _echo_outcome(outcome)
+                _print_result(outcome)
         if in_json:
-            _echo_array(kept)
+            _print_json_array(kept)
         elif done + failed != 1:
             click.echo(f"{done} done, {failed} refused")
-    end(context, cluster, 2 if failed else 0)
+    exit_with_failures(context, cluster, 2 if failed else 0)
 
 
-def _echo_outcome(outcome: Outcome) -> None:
-    name = printable(outcome.target.entry.transaction_id)
-    if outcome.error:
-        click.echo(f"escrowmq: {name}: {printable(outcome.error)}", err=True)
+def _print_result(result: DecisionResult) -> None:
+    name = printable(result.listing.entry.transaction_id)
+    if result.error:
+        click.echo(f"escrowmq: {name}: {printable(result.error)}", err=True)
     else:
-        click.echo(f"{name}  {'already ' if outcome.already else ''}{outcome.state}")
+        click.echo(f"{name}  {'already ' if result.was_already_decided else ''}{result.state}")
 
 
-def _outcome_json(outcome: Outcome) -> dict[str, Any]:
+def _result_json(result: DecisionResult) -> dict[str, Any]:
     return {
-        "transaction_id": outcome.target.entry.transaction_id,
-        "broker": outcome.target.broker.name,
-        "state": outcome.state or None,
-        "already": outcome.already,
-        "error": outcome.error or None,
+        "transaction_id": result.listing.entry.transaction_id,
+        "broker": result.listing.broker.name,
+        "state": result.state or None,
+        "already": result.was_already_decided,
+        "error": result.error or None,
     }
 
 
 # --- small things --------------------------------------------------------------------------------
 
 
-def _wanted(
+def _list_requests(
     *,
     older_than: int | None,
     topic: str | None,
@@ -462,7 +496,7 @@ def _wanted(
     ]
 
 
-def _echo_array(items: Iterable[dict[str, Any]]) -> None:
+def _print_json_array(items: Iterable[dict[str, Any]]) -> None:
     """As they come: there may be a million."""
     before = "["
     for item in items:
@@ -471,16 +505,16 @@ def _echo_array(items: Iterable[dict[str, Any]]) -> None:
     click.echo("[]" if before == "[" else "]")
 
 
-def _echo_table(rows: Iterable[Listed]) -> None:
+def _print_table(rows: Iterable[TransactionListing]) -> None:
     is_empty = True
-    for line in pending_lines(rows, SystemClock().now_ms(), width_of(sys.stdout)):
+    for line in listing_lines(rows, SystemClock().now_ms(), terminal_width(sys.stdout)):
         click.echo(line)
         is_empty = False
     if is_empty:
         click.echo("no transactions")
 
 
-def _operator() -> str:
+def _login_name() -> str:
     try:
         return getpass.getuser()
     except (OSError, KeyError):

@@ -11,83 +11,95 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from escrowmq.client.connection import Line
-from escrowmq.client.consumer.handlers import Handlers
-from escrowmq.client.consumer.queue_client import decoded
-from escrowmq.client.consumer.rebalance import Member
-from escrowmq.client.messages import Queue
+from escrowmq.client.connection import ClientConnection
+from escrowmq.client.consumer.handlers import HandlerRegistry
+from escrowmq.client.consumer.queue_client import decode_messages
+from escrowmq.client.consumer.rebalance import Rebalancer
+from escrowmq.client.messages import MessageQueue
 from escrowmq.errors import RequestRefused
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import answer, refuse
+from escrowmq.remoting.responses import encode_error, encode_response
 
 log = logging.getLogger(__name__)
 
 # RocketMQ writes maps whose keys are queues: {"offsetTable":{{"topic":…}:12}}.
-_KEYED = re.compile(r"(\{[^{}]*\})\s*:\s*(-?\d+)")
+_QUEUE_KEYED_ENTRY = re.compile(r"(\{[^{}]*\})\s*:\s*(-?\d+)")
 
-Answer = Callable[[Member, Any, bytes], Awaitable[bytes]]
+BrokerRequestFunction = Callable[[Rebalancer, Any, bytes], Awaitable[bytes]]
 
 
-class Answering:
+class BrokerRequests:
     """`handlers` is None for who asks for messages itself."""
 
-    def __init__(self, handlers: Handlers | None = None) -> None:
-        self.member: Member | None = None
+    def __init__(self, handlers: HandlerRegistry | None = None) -> None:
+        self.rebalancer: Rebalancer | None = None
         self._handlers = handlers
-        self._running: set[asyncio.Task[None]] = set()
-        self._answers: dict[int, Answer] = {
-            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: _reset,
-            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: _positions,
-            RequestCode.GET_CONSUMER_RUNNING_INFO: _running,
-            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume,
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._functions: dict[int, BrokerRequestFunction] = {
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: _reset_offsets,
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: _consumer_status,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: _running_info,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
         }
 
-    def asked(self, line: Line, request: Request[Any]) -> None:
-        member = self.member
+    def on_request(self, connection: ClientConnection, request: Request[Any]) -> None:
+        member = self.rebalancer
         if member is None:
             return
         if request.head.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
-            member.changed.set()
-        elif request.head.code in self._answers:
+            member.rebalance_requested.set()
+        elif request.head.code in self._functions:
             body = bytes(request.body)  # the chunk that it is a view of is about to go
-            task = asyncio.create_task(self._answer(member, line, request, body))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            task = asyncio.create_task(self._respond(member, connection, request, body))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        for task in self._running:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _answer(self, member: Member, line: Line, request: Request[Any], body: bytes) -> None:
+    async def _respond(
+        self,
+        rebalancer: Rebalancer,
+        connection: ClientConnection,
+        request: Request[Any],
+        body: bytes,
+    ) -> None:
         fields = request.head.fields
         try:
             group = getattr(fields, "consumer_group", None) or fields.group
-            if group != member.group:
+            if group != rebalancer.group:
                 raise RequestRefused(
                     ResponseCode.SYSTEM_ERROR, f"this client is not in group {group}"
                 )
-            found = await self._answers[request.head.code](member, fields, body)
+            found = await self._functions[request.head.code](rebalancer, fields, body)
         except RequestRefused as error:
-            line.write(refuse(request, error))
+            connection.write(encode_error(request, error))
         except Exception as error:
             log.exception("no answer to code=%d", request.head.code)
-            line.write(answer(request, code=ResponseCode.SYSTEM_ERROR, remark=repr(error)))
+            connection.write(
+                encode_response(request, code=ResponseCode.SYSTEM_ERROR, remark=repr(error))
+            )
         else:
-            line.write(answer(request, body=found))
+            connection.write(encode_response(request, body=found))
 
-    async def _consume(self, member: Member, fields: Any, body: bytes) -> bytes:
+    async def _consume_directly(self, rebalancer: Rebalancer, fields: Any, body: bytes) -> bytes:
         """An operator sends one message to this client alone; no offset moves."""
         if self._handlers is None or not self._handlers.topics:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "this consumer has no handlers")
-        messages = decoded(body, fields.broker_name or "")
+        messages = decode_messages(body, fields.broker_name or "")
         if not messages:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "the message cannot be read")
         began_s = asyncio.get_running_loop().time()
-        told = {"order": member.habits.orderly, "autoCommit": True, "consumeResult": "CR_SUCCESS"}
+        told = {
+            "order": rebalancer.settings.orderly,
+            "autoCommit": True,
+            "consumeResult": "CR_SUCCESS",
+        }
         try:
-            await self._handlers.call(member.calls.restored(messages[0]))
+            await self._handlers.call(rebalancer.queue_client.with_original_topic(messages[0]))
         except Exception as error:
             log.exception("handler failed id=%s", messages[0].message_id)
             told |= {"consumeResult": "CR_THROW_EXCEPTION", "remark": repr(error)}
@@ -95,9 +107,9 @@ class Answering:
         return json.dumps({**told, "spentTimeMills": spent_ms}).encode()
 
 
-async def _reset(member: Member, fields: Any, body: bytes) -> bytes:
-    offsets = queue_offsets(body)
-    for queue, pull in list(member.pulls.items()):
+async def _reset_offsets(rebalancer: Rebalancer, fields: Any, body: bytes) -> bytes:
+    offsets = decode_queue_offsets(body)
+    for queue, pull in list(rebalancer.fetchers.items()):
         offset = offsets.get(queue[:3])
         if offset is not None and queue.topic == fields.topic:
             log.info("reset queue=%s to %d", queue, offset)
@@ -106,33 +118,33 @@ async def _reset(member: Member, fields: Any, body: bytes) -> bytes:
     return b""
 
 
-async def _positions(member: Member, fields: Any, body: bytes) -> bytes:
+async def _consumer_status(rebalancer: Rebalancer, fields: Any, body: bytes) -> bytes:
     rows = [
-        (queue, str(pull.position))
-        for queue, pull in member.pulls.items()
-        if pull.position is not None and fields.topic in ("", queue.topic)
+        (queue, str(pull.commit_offset))
+        for queue, pull in rebalancer.fetchers.items()
+        if pull.commit_offset is not None and fields.topic in ("", queue.topic)
     ]
-    return b'{"consumerTable":{},"messageQueueTable":%b}' % keyed(rows)
+    return b'{"consumerTable":{},"messageQueueTable":%b}' % encode_queue_map(rows)
 
 
-async def _running(member: Member, fields: Any, body: bytes) -> bytes:
-    entry = member.entry()
+async def _running_info(rebalancer: Rebalancer, fields: Any, body: bytes) -> bytes:
+    entry = rebalancer.consumer_entry()
     rows = []
-    for queue, pull in member.pulls.items():
-        messages, size = pull.in_hand
+    for queue, pull in rebalancer.fetchers.items():
+        messages, size = pull.in_flight_totals
         state = {
-            "commitOffset": pull.position or 0,
+            "commitOffset": pull.commit_offset or 0,
             "cachedMsgCount": messages,
             "cachedMsgSizeInMiB": size >> 20,
-            "locked": member.habits.orderly,
+            "locked": rebalancer.settings.orderly,
             "droped": False,
         }
         rows.append((queue, json.dumps(state)))
     properties = {
         "PROP_CONSUME_TYPE": str(entry.consume_type),
-        "PROP_CONSUMEORDERLY": str(member.habits.orderly).lower(),
+        "PROP_CONSUMEORDERLY": str(rebalancer.settings.orderly).lower(),
         "PROP_CLIENT_VERSION": "V5_3_3",
-        "PROP_CONSUMER_START_TIMESTAMP": str(member.begun_ms),
+        "PROP_CONSUMER_START_TIMESTAMP": str(rebalancer.started_ms),
     }
     subscriptions = [
         {
@@ -148,11 +160,11 @@ async def _running(member: Member, fields: Any, body: bytes) -> bytes:
     return b'{"properties":%b,"subscriptionSet":%b,"statusTable":{},"mqTable":%b}' % (
         json.dumps(properties).encode(),
         json.dumps(subscriptions).encode(),
-        keyed(rows),
+        encode_queue_map(rows),
     )
 
 
-def keyed(rows: list[tuple[Queue, str]]) -> bytes:
+def encode_queue_map(rows: list[tuple[MessageQueue, str]]) -> bytes:
     """A map whose keys are queues, as RocketMQ's tools read it. It is not JSON."""
     parts = []
     for queue, value in rows:
@@ -161,11 +173,13 @@ def keyed(rows: list[tuple[Queue, str]]) -> bytes:
     return ("{" + ",".join(parts) + "}").encode()
 
 
-def queue_offsets(body: bytes) -> dict[tuple[str, str, int], int]:
+def decode_queue_offsets(body: bytes) -> dict[tuple[str, str, int], int]:
     """From such a map, or from the list that C++ clients are sent. Raises RequestRefused."""
     try:
         text = body.decode()
-        rows = [(json.loads(name), int(offset)) for name, offset in _KEYED.findall(text)]
+        rows = [
+            (json.loads(name), int(offset)) for name, offset in _QUEUE_KEYED_ENTRY.findall(text)
+        ]
         if not rows:
             table = json.loads(text)["offsetTable"]
             rows = [(row, int(row["offset"])) for row in table] if table else []

@@ -9,37 +9,37 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from escrowmq.client.filters import Filter
+from escrowmq.client.filters import FilterExpression
 from escrowmq.client.messages import ReceivedMessage
 from escrowmq.client.telemetry import Telemetry
 from escrowmq.errors import LocalProtocolError
 
 # What it returns has no meaning; what it raises means: later.
-Handler = Callable[[ReceivedMessage], Awaitable[Any] | Any]
+MessageHandler = Callable[[ReceivedMessage], Awaitable[Any] | Any]
 
 
-class Handlers:
-    def __init__(self, at_once: int, telemetry: Telemetry | None = None) -> None:
-        self._at_once = at_once
+class HandlerRegistry:
+    def __init__(self, concurrency: int, telemetry: Telemetry | None = None) -> None:
+        self._concurrency = concurrency
         self._telemetry = telemetry
-        self._of_topic: dict[str, list[tuple[Filter, Handler]]] = {}
+        self._by_topic: dict[str, list[tuple[FilterExpression, MessageHandler]]] = {}
         self._threads: ThreadPoolExecutor | None = None
 
-    def register(self, topic: str, wanted: Filter, handler: Handler) -> None:
+    def register(self, topic: str, expression: FilterExpression, handler: MessageHandler) -> None:
         if not callable(handler):
             raise TypeError(f"a handler is a function that takes a message, not {handler!r}")
-        self._of_topic.setdefault(topic, []).append((wanted, handler))
+        self._by_topic.setdefault(topic, []).append((expression, handler))
 
     @property
     def topics(self) -> set[str]:
-        return set(self._of_topic)
+        return set(self._by_topic)
 
     async def call(self, message: ReceivedMessage) -> None:
         """In a span that goes on from the one that sent it, if traces are wanted."""
         if self._telemetry is None:
             await self._call(message)
         else:
-            with self._telemetry.continued("process", message):
+            with self._telemetry.continue_trace("process", message):
                 await self._call(message)
 
     async def _call(self, message: ReceivedMessage) -> None:
@@ -48,7 +48,9 @@ class Handlers:
             await handler(message)
             return
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._at_once, thread_name_prefix="escrowmq-handler")
+            self._threads = ThreadPoolExecutor(
+                self._concurrency, thread_name_prefix="escrowmq-handler"
+            )
         loop, context = asyncio.get_running_loop(), contextvars.copy_context()
         found = await loop.run_in_executor(self._threads, context.run, handler, message)
         if inspect.isawaitable(found):  # a callable object, or a partial of a coroutine
@@ -58,9 +60,9 @@ class Handlers:
         if self._threads is not None:
             self._threads.shutdown(wait=False)
 
-    def _find(self, message: ReceivedMessage) -> Handler:
-        for wanted, handler in self._of_topic.get(message.topic, ()):
-            if wanted.accepts(message.tags):
+    def _find(self, message: ReceivedMessage) -> MessageHandler:
+        for wanted, handler in self._by_topic.get(message.topic, ()):
+            if wanted.matches_tag(message.tags):
                 return handler
         raise LocalProtocolError(
             f"no handler for topic {message.topic!r} and tag {message.tags!r}: "

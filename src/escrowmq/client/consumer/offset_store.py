@@ -13,21 +13,21 @@ import os
 from pathlib import Path
 from typing import Literal, Protocol, TextIO
 
-from escrowmq.client.consumer.queue_client import QueueCalls
-from escrowmq.client.messages import Queue
+from escrowmq.client.consumer.queue_client import QueueClient
+from escrowmq.client.messages import MessageQueue
 from escrowmq.errors import ConfigError
 
 
-class Moment(Protocol):
+class SupportsTimestamp(Protocol):
     """A datetime."""
 
     def timestamp(self) -> float: ...
 
 
-Start = Literal["earliest", "latest"] | Moment
+ConsumeFrom = Literal["earliest", "latest"] | SupportsTimestamp
 
 
-def consume_from(start: Start) -> str:
+def consume_from_where(start: ConsumeFrom) -> str:
     """RocketMQ's name for it. Raises ValueError."""
     if start == "earliest":
         return "CONSUME_FROM_FIRST_OFFSET"
@@ -38,11 +38,11 @@ def consume_from(start: Start) -> str:
     return "CONSUME_FROM_TIMESTAMP"
 
 
-class Places(Protocol):
-    async def read(self, queue: Queue, *, is_late: bool) -> int | None:
+class OffsetStore(Protocol):
+    async def read(self, queue: MessageQueue, *, is_new_queue: bool) -> int | None:
         """`is_late`: the queue was not there when its consumer began."""
 
-    async def write(self, queue: Queue, offset: int) -> None: ...
+    async def write(self, queue: MessageQueue, offset: int) -> None: ...
 
     async def flush(self) -> None:
         """What was written is safe."""
@@ -50,15 +50,15 @@ class Places(Protocol):
     def close(self) -> None: ...
 
 
-class BrokerPlaces:
-    def __init__(self, calls: QueueCalls) -> None:
-        self._calls = calls
+class BrokerOffsetStore:
+    def __init__(self, queue_client: QueueClient) -> None:
+        self._queue_client = queue_client
 
-    async def read(self, queue: Queue, *, is_late: bool) -> int | None:
-        return await self._calls.committed(queue, zero_if_young=is_late)
+    async def read(self, queue: MessageQueue, *, is_new_queue: bool) -> int | None:
+        return await self._queue_client.committed(queue, zero_if_not_found=is_new_queue)
 
-    async def write(self, queue: Queue, offset: int) -> None:
-        await self._calls.commit(queue, offset)
+    async def write(self, queue: MessageQueue, offset: int) -> None:
+        await self._queue_client.commit(queue, offset)
 
     async def flush(self) -> None:
         pass
@@ -67,7 +67,7 @@ class BrokerPlaces:
         pass
 
 
-class FilePlaces:
+class FileOffsetStore:
     """`{"offsets": [{"topic": …, "broker": …, "queue_id": …, "offset": …}, …]}`
 
     Raises ConfigError if the file cannot be used, or if another consumer uses it.
@@ -76,21 +76,21 @@ class FilePlaces:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offsets: dict[tuple[str, str, int], int] = {}
-        self._is_changed = False
-        self._lock = _locked(path)
+        self._is_dirty = False
+        self._lock = _lock_file(path)
         with contextlib.suppress(FileNotFoundError):
             self._load()
 
-    async def read(self, queue: Queue, *, is_late: bool) -> int | None:
+    async def read(self, queue: MessageQueue, *, is_new_queue: bool) -> int | None:
         return self._offsets.get(queue[:3])
 
-    async def write(self, queue: Queue, offset: int) -> None:
+    async def write(self, queue: MessageQueue, offset: int) -> None:
         self._offsets[queue[:3]] = offset
-        self._is_changed = True
+        self._is_dirty = True
 
     async def flush(self) -> None:
-        if self._is_changed:
-            self._is_changed = False
+        if self._is_dirty:
+            self._is_dirty = False
             rows = [
                 {"topic": topic, "broker": broker, "queue_id": queue_id, "offset": offset}
                 for (topic, broker, queue_id), offset in sorted(self._offsets.items())
@@ -122,11 +122,11 @@ class FilePlaces:
             ) from error
 
 
-def default_path(group: str) -> Path:
+def default_offsets_path(group: str) -> Path:
     return Path.home() / ".escrowmq" / "offsets" / f"{group.replace('/', '_')}.json"
 
 
-def _locked(path: Path) -> TextIO:
+def _lock_file(path: Path) -> TextIO:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_name(path.name + ".lock").open("w")

@@ -22,21 +22,26 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from escrowmq.client.access import Access
-from escrowmq.client.consumer.broker_requests import Answering
-from escrowmq.client.consumer.fetcher import Delivery, Limits, QueuePull
-from escrowmq.client.consumer.offset_store import Moment, Start
-from escrowmq.client.consumer.queue_client import Pulled, QueueCalls
-from escrowmq.client.consumer.rebalance import Habits, Member, Strategy, average
-from escrowmq.client.filters import Filter, Subscribed, Wanted, parse_filter
-from escrowmq.client.heartbeat import Membership
-from escrowmq.client.messages import Queue, ReceivedMessage, wrap
-from escrowmq.client.producer.producer import own_address
+from escrowmq.client.consumer.broker_requests import BrokerRequests
+from escrowmq.client.consumer.fetcher import ConsumerLimits, Delivery, QueueFetcher
+from escrowmq.client.consumer.offset_store import ConsumeFrom, SupportsTimestamp
+from escrowmq.client.consumer.queue_client import PullResult, QueueClient
+from escrowmq.client.consumer.rebalance import (
+    AssignmentStrategy,
+    ConsumerSettings,
+    Rebalancer,
+    average,
+)
+from escrowmq.client.filters import FilterExpression, FilterLike, Subscriptions, parse_filter
+from escrowmq.client.heartbeat import ConsumerHeartbeat
+from escrowmq.client.messages import MessageQueue, ReceivedMessage, wrap
+from escrowmq.client.producer.producer import local_address
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import LocalProtocolError, RequestRefused
 from escrowmq.remoting.bodies import ConsumerEntry
 from escrowmq.remoting.codes import ResponseCode
 
-POLLED = 32
+POLL_BATCH_SIZE = 32
 
 
 class LiteConsumer:
@@ -51,137 +56,143 @@ class LiteConsumer:
         servers: str | Sequence[str],
         *,
         group: str,
-        subscribe: Subscribed | None = None,
-        start: Start = "earliest",
-        share: Strategy = average,
+        subscribe: Subscriptions | None = None,
+        start: ConsumeFrom = "earliest",
+        assignment: AssignmentStrategy = average,
         auto_commit: bool = True,
-        limits: Limits | None = None,
+        limits: ConsumerLimits | None = None,
         namespace: str = "",
         clock: Clock | None = None,
         access: Access | None = None,
     ) -> None:
         self.group = group
         self._namespace = namespace
-        habits = Habits(
+        habits = ConsumerSettings(
             start=start,
-            share=share,
-            limits=limits or Limits(),
+            assignment=assignment,
+            limits=limits or ConsumerLimits(),
             namespace=namespace,
             is_active=True,
-            commits=auto_commit,
+            auto_commit=auto_commit,
         )
-        answering = self._answering = Answering()
-        self._member = answering.member = Member(
-            servers, group, habits, answering.asked, clock, access
+        answering = self._broker_requests = BrokerRequests()
+        self._rebalancer = answering.rebalancer = Rebalancer(
+            servers, group, habits, answering.on_request, clock, access
         )
-        self._is_shared = bool(subscribe)
+        self._is_subscribed = bool(subscribe)
         for topic, wanted in (subscribe or {}).items():
-            self._member.subscribe(topic, parse_filter(wanted))
-        self._polled: list[tuple[QueuePull, Delivery]] = []
+            self._rebalancer.subscribe(topic, parse_filter(wanted))
+        self._unacknowledged: list[tuple[QueueFetcher, Delivery]] = []
 
     # --- life ------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> LiteConsumer:
-        await self._member.begin()
+        await self._rebalancer.start()
         return self
 
     async def __aexit__(
         self,
-        kind: type[BaseException] | None,
+        exc_type: type[BaseException] | None,
         error: BaseException | None,
-        trace: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
-        if kind is None:
+        if exc_type is None:
             self._acknowledge()
         await self.close()
 
     async def close(self) -> None:
-        await self._answering.close()
-        await self._member.end()
+        await self._broker_requests.close()
+        await self._rebalancer.close()
 
     # --- which queues ----------------------------------------------------------------------------
 
-    async def queues(self, topic: str) -> list[Queue]:
+    async def queues(self, topic: str) -> list[MessageQueue]:
         """All of them, whoever has them now. Raises NoRoute."""
-        route = await self._member.membership.routes.of(wrap(self._namespace, topic), fresh=True)
-        return sorted(route.readable)
+        route = await self._rebalancer.heartbeat.routes.get(
+            wrap(self._namespace, topic), fresh=True
+        )
+        return sorted(route.readable_queues)
 
-    async def assign(self, queues: Sequence[Queue], wanted: Wanted = "*") -> None:
+    async def assign(self, queues: Sequence[MessageQueue], expression: FilterLike = "*") -> None:
         """These and no others; the other members are not asked."""
-        if self._is_shared:
+        if self._is_subscribed:
             raise LocalProtocolError("a consumer that subscribes has its queues shared out")
-        found = parse_filter(wanted)
+        found = parse_filter(expression)
         for queue in queues:
-            self._member.subscribe(queue.topic, found)
-        await self._member.assign(queues)
+            self._rebalancer.subscribe(queue.topic, found)
+        await self._rebalancer.assign(queues)
 
     @property
-    def assigned(self) -> list[Queue]:
-        return sorted(self._member.pulls)
+    def assigned_queues(self) -> list[MessageQueue]:
+        return sorted(self._rebalancer.fetchers)
 
     # --- messages --------------------------------------------------------------------------------
 
-    async def poll(self, timeout_s: float = 5.0, *, most: int = POLLED) -> list[ReceivedMessage]:
+    async def poll(
+        self, timeout_s: float = 5.0, *, max_messages: int = POLL_BATCH_SIZE
+    ) -> list[ReceivedMessage]:
         """What is there, at most so many; none after so long. Acknowledges those before."""
         self._acknowledge()
-        waiting = self._member.waiting
+        waiting = self._rebalancer.delivery_queue
         try:
             async with asyncio.timeout(timeout_s):
                 got = await waiting.get()
         except TimeoutError:
             return []
         while got is not None:
-            self._polled.append(got)
-            got = waiting.get_nowait() if len(self._polled) < most else None
-        return [delivery.message for _, delivery in self._polled]
+            self._unacknowledged.append(got)
+            got = waiting.get_nowait() if len(self._unacknowledged) < max_messages else None
+        return [delivery.message for _, delivery in self._unacknowledged]
 
     def _acknowledge(self) -> None:
-        for pull, delivery in self._polled:
-            pull.done(delivery)
-        self._polled = []
+        for pull, delivery in self._unacknowledged:
+            pull.mark_done(delivery)
+        self._unacknowledged = []
 
     async def commit(self) -> None:
         """Note everything that was polled. Raises TransportError or RequestRefused."""
         self._acknowledge()
-        for pull in list(self._member.pulls.values()):
+        for pull in list(self._rebalancer.fetchers.values()):
             await pull.commit()
 
-    async def committed(self, queue: Queue) -> int | None:
+    async def committed(self, queue: MessageQueue) -> int | None:
         """What the group has noted there."""
-        return await self._member.calls.committed(queue)
+        return await self._rebalancer.queue_client.committed(queue)
 
     # --- where to read ---------------------------------------------------------------------------
 
-    async def seek(self, queue: Queue, offset: int) -> None:
+    async def seek(self, queue: MessageQueue, offset: int) -> None:
         """Go on from there."""
         if offset < 0:
             raise ValueError("an offset is not negative")
-        pull = self._pull(queue)
-        self._polled = [each for each in self._polled if each[0] is not pull]
+        pull = self._fetcher(queue)
+        self._unacknowledged = [each for each in self._unacknowledged if each[0] is not pull]
         await pull.seek(offset)
 
-    async def seek_to_begin(self, queue: Queue) -> None:
-        await self.seek(queue, await self._member.calls.earliest(queue))
+    async def seek_to_begin(self, queue: MessageQueue) -> None:
+        await self.seek(queue, await self._rebalancer.queue_client.earliest_offset(queue))
 
-    async def seek_to_end(self, queue: Queue) -> None:
-        await self.seek(queue, await self._member.calls.latest(queue))
+    async def seek_to_end(self, queue: MessageQueue) -> None:
+        await self.seek(queue, await self._rebalancer.queue_client.latest_offset(queue))
 
-    async def seek_to_time(self, queue: Queue, moment: Moment) -> None:
+    async def seek_to_time(self, queue: MessageQueue, moment: SupportsTimestamp) -> None:
         """The first that was stored then or later."""
-        found = await self._member.calls.at(queue, int(moment.timestamp() * 1000))
+        found = await self._rebalancer.queue_client.offset_at_time(
+            queue, int(moment.timestamp() * 1000)
+        )
         await self.seek(queue, found)
 
-    def pause(self, *queues: Queue) -> None:
+    def pause(self, *queues: MessageQueue) -> None:
         """`poll` brings nothing of these until they are resumed."""
         for queue in queues:
-            self._pull(queue).pause()
+            self._fetcher(queue).pause()
 
-    def resume(self, *queues: Queue) -> None:
+    def resume(self, *queues: MessageQueue) -> None:
         for queue in queues:
-            self._pull(queue).resume()
+            self._fetcher(queue).resume()
 
-    def _pull(self, queue: Queue) -> QueuePull:
-        pull = self._member.pulls.get(queue)
+    def _fetcher(self, queue: MessageQueue) -> QueueFetcher:
+        pull = self._rebalancer.fetchers.get(queue)
         if pull is None:
             raise LocalProtocolError(f"{queue} is not this consumer's: see `assigned`")
         return pull
@@ -193,116 +204,121 @@ class PullConsumer:
         servers: str | Sequence[str],
         *,
         group: str,
-        share: Strategy = average,
+        assignment: AssignmentStrategy = average,
         namespace: str = "",
         clock: Clock | None = None,
         access: Access | None = None,
     ) -> None:
         self.group = group
         self._namespace = namespace
-        self._share = share
+        self._assignment = assignment
         self._topics: set[str] = set()
         clock = clock or SystemClock()
         self._version = clock.now_ms()
-        self._membership = Membership(
+        self._consumer_heartbeat = ConsumerHeartbeat(
             servers,
-            Answering().asked,
+            BrokerRequests().on_request,
             group=wrap(namespace, group),
-            client_id=f"{own_address()}@{os.getpid()}#{secrets.token_hex(4)}",
-            entry=self._entry,
+            client_id=f"{local_address()}@{os.getpid()}#{secrets.token_hex(4)}",
+            entry=self._consumer_entry,
             clock=clock,
             access=access,
         )
-        line_to = self._membership.quiet_line_to
-        self._calls = QueueCalls(line_to, self._membership.group, namespace=namespace)
-        self._heartbeat: asyncio.Task[None] | None = None
+        line_to = self._consumer_heartbeat.connect_without_heartbeat
+        self._queue_client = QueueClient(
+            line_to, self._consumer_heartbeat.group, namespace=namespace
+        )
+        self._heartbeat_task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> PullConsumer:
         return self
 
     async def __aexit__(
         self,
-        kind: type[BaseException] | None,
+        exc_type: type[BaseException] | None,
         error: BaseException | None,
-        trace: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         await self.close()
 
     async def close(self) -> None:
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
-            await asyncio.gather(self._heartbeat, return_exceptions=True)
-        await self._membership.leave()
+        if self._heartbeat_task is not None:
+            self._heartbeat_task.cancel()
+            await asyncio.gather(self._heartbeat_task, return_exceptions=True)
+        await self._consumer_heartbeat.leave()
 
     # --- queues ----------------------------------------------------------------------------------
 
-    async def queues(self, topic: str) -> list[Queue]:
+    async def queues(self, topic: str) -> list[MessageQueue]:
         """All of a topic. Raises NoRoute."""
         name = wrap(self._namespace, topic)
-        return sorted((await self._membership.routes.of(name, fresh=True)).readable)
+        return sorted((await self._consumer_heartbeat.routes.get(name, fresh=True)).readable_queues)
 
-    async def assigned(self, topic: str) -> list[Queue]:
+    async def assigned_queues(self, topic: str) -> list[MessageQueue]:
         """Those that are this member's, if all members of the group ask so. From then on it is
         one; who only reads is not."""
         queues = await self.queues(topic)
-        if self._heartbeat is None:
-            self._heartbeat = asyncio.create_task(self._membership.keep_known())
+        if self._heartbeat_task is None:
+            self._heartbeat_task = asyncio.create_task(self._consumer_heartbeat.run())
         self._topics.add(wrap(self._namespace, topic))
         addresses = sorted({queue.address for queue in queues})
-        address = await self._membership.introduce(addresses)
-        members = await self._membership.members(address)
-        return self._share(queues, members, self._membership.client_id)
+        address = await self._consumer_heartbeat.send_heartbeats(addresses)
+        members = await self._consumer_heartbeat.members(address)
+        return self._assignment(queues, members, self._consumer_heartbeat.client_id)
 
     # --- messages --------------------------------------------------------------------------------
 
     async def pull(
         self,
-        queue: Queue,
+        queue: MessageQueue,
         offset: int,
-        wanted: Wanted = "*",
+        expression: FilterLike = "*",
         *,
-        most: int = 32,
+        max_messages: int = 32,
         wait_s: float = 0.0,
-    ) -> Pulled:
+    ) -> PullResult:
         """What is there from this offset on, and where to go on. If there is nothing, the broker
         waits so long for something to come."""
-        found = parse_filter(wanted)
-        return await self._calls.pull(queue, offset, found, most=most, hold_s=wait_s)
+        found = parse_filter(expression)
+        return await self._queue_client.pull(
+            queue, offset, found, max_messages=max_messages, hold_s=wait_s
+        )
 
     # --- offsets ---------------------------------------------------------------------------------
 
-    async def committed(self, queue: Queue) -> int | None:
+    async def committed(self, queue: MessageQueue) -> int | None:
         """Where the group goes on; None if it was never here."""
-        return await self._calls.committed(queue)
+        return await self._queue_client.committed(queue)
 
-    async def commit(self, queue: Queue, offset: int) -> None:
+    async def commit(self, queue: MessageQueue, offset: int) -> None:
         """`offset` is that of the next message to read."""
         if offset < 0:
             raise ValueError("an offset is not negative")
         try:
-            await self._calls.commit(queue, offset)
+            await self._queue_client.commit(queue, offset)
         except RequestRefused as error:
             if error.code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
                 raise
-            await self._membership.make_group(queue.address)  # nobody is in it yet
-            await self._calls.commit(queue, offset)
+            await self._consumer_heartbeat.create_group(queue.address)  # nobody is in it yet
+            await self._queue_client.commit(queue, offset)
 
-    async def earliest(self, queue: Queue) -> int:
-        return await self._calls.earliest(queue)
+    async def earliest_offset(self, queue: MessageQueue) -> int:
+        return await self._queue_client.earliest_offset(queue)
 
-    async def latest(self, queue: Queue) -> int:
+    async def latest_offset(self, queue: MessageQueue) -> int:
         """That of the next message to come."""
-        return await self._calls.latest(queue)
+        return await self._queue_client.latest_offset(queue)
 
-    async def at(self, queue: Queue, moment: Moment) -> int:
+    async def offset_at_time(self, queue: MessageQueue, moment: SupportsTimestamp) -> int:
         """That of the first message stored then or later."""
-        return await self._calls.at(queue, int(moment.timestamp() * 1000))
+        return await self._queue_client.offset_at_time(queue, int(moment.timestamp() * 1000))
 
-    def _entry(self) -> ConsumerEntry:
+    def _consumer_entry(self) -> ConsumerEntry:
         return ConsumerEntry(
-            group_name=self._membership.group,
+            group_name=self._consumer_heartbeat.group,
             consume_type="CONSUME_ACTIVELY",
             subscription_data_set=[
-                Filter().entry(topic, self._version) for topic in sorted(self._topics)
+                FilterExpression().subscription_entry(topic, self._version)
+                for topic in sorted(self._topics)
             ],
         )

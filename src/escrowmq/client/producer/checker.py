@@ -17,8 +17,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from escrowmq.client.connection import Line
-from escrowmq.client.messages import Namespace, ReceivedMessage, received
+from escrowmq.client.connection import ClientConnection
+from escrowmq.client.messages import Namespace, ReceivedMessage, to_received_message
 from escrowmq.client.telemetry import Telemetry
 from escrowmq.errors import BrokenBody, CorruptRecord, TransportError
 from escrowmq.message.record import LogOffset, decode_record
@@ -29,19 +29,19 @@ from escrowmq.remoting.requests import Request
 
 log = logging.getLogger(__name__)
 
-AT_ONCE: Final = 16
-WAITING_MAX: Final = 10_000
-CLOSE_S: Final = 3.0  # so long a closing client waits for the answers that are under way
-ALL: Final = "*"
+DEFAULT_CONCURRENCY: Final = 16
+PENDING_CHECKS_MAX: Final = 10_000
+CLOSE_TIMEOUT_S: Final = 3.0  # so long a closing client waits for the answers that are under way
+ALL_TOPICS: Final = "*"
 
 Checker = Callable[[ReceivedMessage], "Verdict | Awaitable[Verdict | None] | None"]
 
 
 @dataclass(slots=True)
-class CheckCounts:
+class CheckResultCounts:
     """Since the client was made."""
 
-    asked: int = 0
+    received: int = 0
     committed: int = 0
     rolled_back: int = 0
     unknown: int = 0  # of these:
@@ -51,87 +51,93 @@ class CheckCounts:
     overflowed: int = 0  # too many were waiting
 
 
-class Checkers:
+class CheckerRegistry:
     def __init__(
         self,
         group: str,
         *,
         namespace: Namespace | None = None,
         telemetry: Telemetry | None = None,
-        at_once: int = AT_ONCE,
-        waiting_max: int = WAITING_MAX,
+        concurrency: int = DEFAULT_CONCURRENCY,
+        pending_max: int = PENDING_CHECKS_MAX,
     ) -> None:
-        if at_once < 1:
-            raise ValueError(f"one checker at least runs at a time, not {at_once}")
+        if concurrency < 1:
+            raise ValueError(f"one checker at least runs at a time, not {concurrency}")
         self._group = group
         self._namespace = namespace or Namespace()
         self._telemetry = telemetry
-        self._at_once = at_once
-        self._waiting_max = waiting_max
+        self._concurrency = concurrency
+        self._pending_max = pending_max
         self._by_name: dict[str, Checker] = {}
-        self._by_place: dict[tuple[str, str], Checker] = {}
-        self._room = asyncio.Semaphore(at_once)
+        self._by_topic: dict[tuple[str, str], Checker] = {}
+        self._slots = asyncio.Semaphore(concurrency)
         self._threads: ThreadPoolExecutor | None = None
-        self._running: set[asyncio.Task[None]] = set()
-        self.counts = CheckCounts()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.counts = CheckResultCounts()
 
     def register(self, checker: Checker, *, topic: str = "", tag: str = "", name: str = "") -> None:
         if bool(topic) == bool(name):
             raise ValueError(
                 "a checker is for a topic ('*': for all), or for a transaction's name; give one"
             )
-        if tag and (not topic or topic == ALL):
+        if tag and (not topic or topic == ALL_TOPICS):
             raise ValueError("a tag is one of a topic's: give the topic too")
         if name:
             self._by_name[name] = checker
         else:
-            self._by_place[topic, tag] = checker
+            self._by_topic[topic, tag] = checker
 
-    def are_there(self) -> bool:
-        return bool(self._by_place or self._by_name)
+    def has_checkers(self) -> bool:
+        return bool(self._by_topic or self._by_name)
 
-    def asked(self, line: Line, request: Request[CheckTransactionState]) -> None:
+    def on_check(
+        self, connection: ClientConnection, request: Request[CheckTransactionState]
+    ) -> None:
         """A question came. It is answered by and by."""
-        self.counts.asked += 1
+        self.counts.received += 1
         fields = request.head.fields
-        if len(self._running) >= self._waiting_max:
+        if len(self._tasks) >= self._pending_max:
             self.counts.overflowed += 1
-            log.error("%d checks wait, one more is answered with UNKNOWN", len(self._running))
-            remark = f"{self._waiting_max} checks are waiting in this producer"
-            self._reply(line, fields, Verdict.UNKNOWN, fields.msg_id or "", remark)
+            log.error("%d checks wait, one more is answered with UNKNOWN", len(self._tasks))
+            remark = f"{self._pending_max} checks are waiting in this producer"
+            self._send_verdict(connection, fields, Verdict.UNKNOWN, fields.msg_id or "", remark)
             return
         body = bytes(request.body)  # the chunk that it is a view of is about to go
-        task = asyncio.ensure_future(self._answer(line, fields, body))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        task = asyncio.ensure_future(self._handle_check(connection, fields, body))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
         """Finish what was asked so far."""
-        if self._running:
-            await asyncio.wait(self._running, timeout=CLOSE_S)
-        for task in self._running:
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
+        for task in self._tasks:
             task.cancel()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _answer(self, line: Line, fields: CheckTransactionState, body: bytes) -> None:
+    async def _handle_check(
+        self, connection: ClientConnection, fields: CheckTransactionState, body: bytes
+    ) -> None:
         try:
             offset = LogOffset(fields.commit_log_offset)
-            message = received(decode_record(body, 0, offset), broker=fields.broker_name or "")
+            message = to_received_message(
+                decode_record(body, 0, offset), broker=fields.broker_name or ""
+            )
         except (CorruptRecord, BrokenBody) as error:
             self.counts.unreadable += 1
             log.error("a check that cannot be read: %s", error)
-            self._reply(line, fields, Verdict.UNKNOWN, fields.msg_id or "", str(error))
+            self._send_verdict(connection, fields, Verdict.UNKNOWN, fields.msg_id or "", str(error))
             return
         if self._namespace.name:
             message = replace(message, topic=self._namespace.unwrap(message.topic))
-        async with self._room:
-            verdict, remark = await self._ask(message)
-        self._reply(line, fields, verdict, message.message_id, remark)
+        async with self._slots:
+            verdict, remark = await self._run_checker(message)
+        self._send_verdict(connection, fields, verdict, message.message_id, remark)
 
-    def _reply(
+    def _send_verdict(
         self,
-        line: Line,
+        connection: ClientConnection,
         fields: CheckTransactionState,
         verdict: Verdict,
         message_id: str,
@@ -152,11 +158,11 @@ class Checkers:
             transaction_id=fields.transaction_id,
         )
         try:
-            line.post(RequestCode.END_TRANSACTION, end, remark=remark)
+            connection.send_oneway(RequestCode.END_TRANSACTION, end, remark=remark)
         except TransportError as error:
             log.warning("the answer to a check was not sent, it will come again: %s", error)
 
-    async def _ask(self, message: ReceivedMessage) -> tuple[Verdict, str]:
+    async def _run_checker(self, message: ReceivedMessage) -> tuple[Verdict, str]:
         """The verdict, and why it is none."""
         checker = self._find(message)
         if checker is None:
@@ -168,22 +174,22 @@ class Checkers:
             )
             return Verdict.UNKNOWN, f"no checker for topic {message.topic}"
         telemetry = self._telemetry
-        span = telemetry.continued("check", message) if telemetry else nullcontext()
+        span = telemetry.continue_trace("check", message) if telemetry else nullcontext()
         try:
             with span:
-                found: Any = await self._run(checker, message)
+                found: Any = await self._call(checker, message)
                 return (Verdict.UNKNOWN, "") if found is None else (Verdict(found), "")
         except Exception as error:
             self.counts.failed += 1
             log.exception("checker failed transaction=%s", message.transaction_id)
             return Verdict.UNKNOWN, f"checker failed: {error!r}"
 
-    async def _run(self, checker: Checker, message: ReceivedMessage) -> Any:
+    async def _call(self, checker: Checker, message: ReceivedMessage) -> Any:
         if inspect.iscoroutinefunction(checker):
             return await checker(message)
         if self._threads is None:
             # Of its own: the loop's has few threads on a small machine, and is everybody's.
-            self._threads = ThreadPoolExecutor(self._at_once, "escrowmq-checker")
+            self._threads = ThreadPoolExecutor(self._concurrency, "escrowmq-checker")
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._threads, checker, message)
         return await found if inspect.isawaitable(found) else found
@@ -191,7 +197,7 @@ class Checkers:
     def _find(self, message: ReceivedMessage) -> Checker | None:
         if message.transaction_name in self._by_name:
             return self._by_name[message.transaction_name]
-        for place in ((message.topic, message.tags), (message.topic, ""), (ALL, "")):
-            if place in self._by_place:
-                return self._by_place[place]
+        for place in ((message.topic, message.tags), (message.topic, ""), (ALL_TOPICS, "")):
+            if place in self._by_topic:
+                return self._by_topic[place]
         return None

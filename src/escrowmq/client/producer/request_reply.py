@@ -15,10 +15,10 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from escrowmq.client.connection import Line
-from escrowmq.client.consumer.queue_client import ANSWER_S
-from escrowmq.client.messages import BODY_BYTES_MAX, Queue, ReceivedMessage, SendResult
-from escrowmq.client.routes import TEMPLATE
+from escrowmq.client.connection import ClientConnection
+from escrowmq.client.consumer.queue_client import RESPONSE_TIMEOUT_S
+from escrowmq.client.messages import BODY_BYTES_MAX, MessageQueue, ReceivedMessage, SendResult
+from escrowmq.client.routes import TEMPLATE_TOPIC
 from escrowmq.errors import LocalProtocolError, OutcomeUnknown, RemoteProtocolError
 from escrowmq.message import names
 from escrowmq.message.compression import decompress_body
@@ -26,29 +26,29 @@ from escrowmq.message.properties import decode_properties, encode_properties
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import PushReplyMessage, SendMessageV2
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import succeed
+from escrowmq.remoting.responses import encode_success
 
 log = logging.getLogger(__name__)
 
 CORRELATION_ID: Final = "CORRELATION_ID"
 REPLY_TO: Final = "REPLY_TO_CLIENT"
 TTL_MS: Final = "TTL"
-TTL_DEFAULT_MS: Final = "3000"
-KIND: Final = "MSG_TYPE"
+DEFAULT_TTL_MS: Final = "3000"
+MESSAGE_TYPE: Final = "MSG_TYPE"
 CLUSTER: Final = "CLUSTER"  # the broker writes it into every message
 DEFAULT_CLUSTER: Final = "DefaultCluster"
 
-Send = Callable[[dict[str, str]], Awaitable[SendResult]]  # with these properties more
+SendWithProperties = Callable[[dict[str, str]], Awaitable[SendResult]]  # with these properties more
 
 
-class Replies:
+class PendingReplies:
     """The side that asks: who waits for what."""
 
     def __init__(self, client_id: str) -> None:
         self._client_id = client_id  # as the brokers know it from its heartbeats
-        self._waiting: dict[str, asyncio.Future[ReceivedMessage]] = {}
+        self._pending: dict[str, asyncio.Future[ReceivedMessage]] = {}
 
-    async def ask(self, send: Send, timeout_s: float) -> ReceivedMessage:
+    async def request(self, send: SendWithProperties, timeout_s: float) -> ReceivedMessage:
         """Raises OutcomeUnknown if no reply came in time, and what sending raises."""
         correlation_id = secrets.token_hex(16)
         marks = {
@@ -57,7 +57,7 @@ class Replies:
             TTL_MS: str(max(1, int(timeout_s * 1000))),
         }
         replied: asyncio.Future[ReceivedMessage] = asyncio.get_running_loop().create_future()
-        self._waiting[correlation_id] = replied
+        self._pending[correlation_id] = replied
         try:
             async with asyncio.timeout(timeout_s):
                 await send(marks)
@@ -67,23 +67,23 @@ class Replies:
                 f"no reply in {timeout_s:g} s: a consumer of the topic must call reply(), in time"
             ) from error
         finally:
-            del self._waiting[correlation_id]
+            del self._pending[correlation_id]
 
-    def arrived(self, line: Line, request: Request[PushReplyMessage]) -> None:
-        line.write(succeed(request))
+    def on_reply(self, connection: ClientConnection, request: Request[PushReplyMessage]) -> None:
+        connection.write(encode_success(request))
         try:
-            message = _reply_of(request.head.fields, bytes(request.body))
+            message = _parse_reply(request.head.fields, bytes(request.body))
         except RemoteProtocolError as error:
-            log.warning("a reply cannot be read address=%s: %s", line.address, error)
+            log.warning("a reply cannot be read address=%s: %s", connection.address, error)
             return
-        replied = self._waiting.get(message.properties.get(CORRELATION_ID, ""))
+        replied = self._pending.get(message.properties.get(CORRELATION_ID, ""))
         if replied is None or replied.done():
             log.info("a reply that nobody waits for any more id=%s", message.message_id)
             return
         replied.set_result(message)
 
 
-def _reply_of(fields: PushReplyMessage, body: bytes) -> ReceivedMessage:
+def _parse_reply(fields: PushReplyMessage, body: bytes) -> ReceivedMessage:
     properties = decode_properties(fields.properties.encode())
     return ReceivedMessage(
         topic=fields.topic,
@@ -108,8 +108,8 @@ async def send_reply(
     body: bytes,
     properties: Mapping[str, str],
     *,
-    line: Line,
-    queue: Queue,
+    connection: ClientConnection,
+    queue: MessageQueue,
     group: str,
     now_ms: int,
 ) -> None:
@@ -120,21 +120,23 @@ async def send_reply(
             f"message {message.message_id} is no request: it was not sent by producer.request"
         )
     marks = {
-        KIND: "reply",
+        MESSAGE_TYPE: "reply",
         CORRELATION_ID: asked[CORRELATION_ID],
         REPLY_TO: asked[REPLY_TO],
-        TTL_MS: asked.get(TTL_MS) or TTL_DEFAULT_MS,
+        TTL_MS: asked.get(TTL_MS) or DEFAULT_TTL_MS,
         names.UNIQUE_KEY: secrets.token_hex(16).upper(),
-        names.WAIT_STORED: "true",
+        names.WAIT_STORE_OK: "true",
     }
     header = SendMessageV2(
         producer_group=group,
         topic=f"{asked.get(CLUSTER, DEFAULT_CLUSTER)}_REPLY_TOPIC",
-        default_topic=TEMPLATE,
+        default_topic=TEMPLATE_TOPIC,
         default_topic_queue_nums=1,
         queue_id=0,
         born_timestamp=now_ms,
         properties=encode_properties({**properties, **marks}).decode(),
         broker_name=queue.broker,
     )
-    await line.ask(RequestCode.SEND_REPLY_MESSAGE_V2, header, body, timeout_s=ANSWER_S)
+    await connection.call_checked(
+        RequestCode.SEND_REPLY_MESSAGE_V2, header, body, timeout_s=RESPONSE_TIMEOUT_S
+    )

@@ -31,10 +31,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from escrowmq.client.connection import Reply
-from escrowmq.client.heartbeat import Presence
-from escrowmq.client.messages import Message, Queue, SendResult, SendStatus
-from escrowmq.client.routes import QUEUES_MADE, TEMPLATE, Route, Routes
-from escrowmq.clock import Clock, since_1970_ms
+from escrowmq.client.heartbeat import ProducerHeartbeat
+from escrowmq.client.messages import Message, MessageQueue, SendResult, SendStatus
+from escrowmq.client.routes import DEFAULT_QUEUE_COUNT, TEMPLATE_TOPIC, Route, Routes
+from escrowmq.clock import Clock, epoch_ms
 from escrowmq.errors import (
     EscrowError,
     LocalProtocolError,
@@ -54,15 +54,15 @@ from escrowmq.remoting.requests import Body
 SHARDING_KEY: Final = "__SHARDINGKEY"
 DELAY_MS: Final = "TIMER_DELAY_MS"
 DELIVER_MS: Final = "TIMER_DELIVER_MS"
-COMPRESS_OVER: Final = 4096
-KINDS: Final = {
+DEFAULT_COMPRESS_ABOVE_BYTES: Final = 4096
+COMPRESSION_FLAGS: Final = {
     "zlib": sysflag.COMPRESSION_ZLIB,
     "lz4": sysflag.COMPRESSION_LZ4,
     "zstd": sysflag.COMPRESSION_ZSTD,
 }
 
 
-class Packed(NamedTuple):
+class EncodedMessage(NamedTuple):
     topic: str  # as the broker knows it
     body: Body
     properties: str
@@ -70,51 +70,62 @@ class Packed(NamedTuple):
     flag: int
     message_id: str
     sharding_key: str = ""
-    batch: bool = False
+    is_batch: bool = False
 
 
-class Packer:
+class MessageEncoder:
     """`over`: bodies longer than so many bytes are compressed; None for never."""
 
-    def __init__(self, *, over: int | None = COMPRESS_OVER, kind: str = "zlib") -> None:
-        if kind not in KINDS:
-            raise ValueError(f"compression is one of {', '.join(KINDS)}, not {kind!r}")
-        if over is not None and over < 0:
-            raise ValueError(f"compress_over is a number of bytes, or None; not {over}")
-        self._over = over
-        self._kind = KINDS[kind]
+    def __init__(
+        self,
+        *,
+        compress_above_bytes: int | None = DEFAULT_COMPRESS_ABOVE_BYTES,
+        compression: str = "zlib",
+    ) -> None:
+        if compression not in COMPRESSION_FLAGS:
+            raise ValueError(
+                f"compression is one of {', '.join(COMPRESSION_FLAGS)}, not {compression!r}"
+            )
+        if compress_above_bytes is not None and compress_above_bytes < 0:
+            raise ValueError(
+                f"compress_over is a number of bytes, or None; not {compress_above_bytes}"
+            )
+        self._compress_above_bytes = compress_above_bytes
+        self._compression_flag = COMPRESSION_FLAGS[compression]
 
-    def pack(
+    def encode(
         self,
         message: Message,
         topic: str,
         unique_key: str,
         *,
-        more: Mapping[str, str] | None = None,
+        extra_properties: Mapping[str, str] | None = None,
         sys_flag: int = 0,
-        delays: bool = True,
-    ) -> Packed:
+        with_delay: bool = True,
+    ) -> EncodedMessage:
         """`more` properties win over its own. `delays=False` leaves its delay out."""
         body = message.body
-        if self._over is not None and len(body) > self._over:
-            smaller = compress_body(body, self._kind)
+        if self._compress_above_bytes is not None and len(body) > self._compress_above_bytes:
+            smaller = compress_body(body, self._compression_flag)
             if len(smaller) < len(body):
                 body = smaller
-                sys_flag = sysflag.with_compression(sys_flag, self._kind)
+                sys_flag = sysflag.with_compression(sys_flag, self._compression_flag)
         message_id = message.properties.get(names.UNIQUE_KEY) or unique_key
-        text = properties_text(message, message_id, more, delays=delays)
-        return Packed(topic, body, text, sys_flag, message.flag, message_id, message.sharding_key)
+        text = properties_text(message, message_id, extra_properties, with_delay=with_delay)
+        return EncodedMessage(
+            topic, body, text, sys_flag, message.flag, message_id, message.sharding_key
+        )
 
 
 def properties_text(
     message: Message,
     message_id: str,
-    more: Mapping[str, str] | None = None,
+    extra_properties: Mapping[str, str] | None = None,
     *,
-    delays: bool = True,
+    with_delay: bool = True,
 ) -> str:
     """Its own, and those that say what the others of its fields say, in RocketMQ's form."""
-    found = {names.UNIQUE_KEY: message_id, names.WAIT_STORED: "true"}
+    found = {names.UNIQUE_KEY: message_id, names.WAIT_STORE_OK: "true"}
     if message.properties:
         found |= message.properties
     keys = message.keys if isinstance(message.keys, str) else " ".join(message.keys)
@@ -124,10 +135,10 @@ def properties_text(
         found[names.TAGS] = message.tags
     if message.sharding_key:
         found[SHARDING_KEY] = message.sharding_key
-    if delays and message.is_delayed:
-        found |= _delay_of(message)
-    if more:
-        found |= more
+    if with_delay and message.is_delayed:
+        found |= _delay_properties(message)
+    if extra_properties:
+        found |= extra_properties
     text = "".join([f"{name}\x01{value}\x02" for name, value in found.items()])
     # Every name and every value is followed by its own separator, and no other is in the text.
     if text.count("\x01") != len(found) or text.count("\x02") != len(found):
@@ -137,39 +148,41 @@ def properties_text(
     return text
 
 
-def _delay_of(message: Message) -> dict[str, str]:
+def _delay_properties(message: Message) -> dict[str, str]:
     if message.delay_level:
         return {names.DELAY_LEVEL: str(message.delay_level)}
     if message.deliver_at is not None:
-        return {DELIVER_MS: str(since_1970_ms(message.deliver_at))}
+        return {DELIVER_MS: str(epoch_ms(message.deliver_at))}
     return {DELAY_MS: str(max(1, round(message.delay_s * 1000)))}
 
 
 _STATUSES: Final = {status.value: status for status in SendStatus}
-_QUEUES_MADE: Final = str(QUEUES_MADE)
+_DEFAULT_QUEUE_COUNT: Final = str(DEFAULT_QUEUE_COUNT)
 
 
-def send_fields(packed: Packed, queue: Queue, *, group: str, now_ms: int) -> dict[str, str]:
+def send_fields(
+    message: EncodedMessage, queue: MessageQueue, *, group: str, now_ms: int
+) -> dict[str, str]:
     """Of SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE, by their short names (headers_send.py). Written
     out: this is on the path of every send."""
     return {
         "a": group,
-        "b": packed.topic,
-        "c": TEMPLATE,
-        "d": _QUEUES_MADE,
+        "b": message.topic,
+        "c": TEMPLATE_TOPIC,
+        "d": _DEFAULT_QUEUE_COUNT,
         "e": str(queue.queue_id),
-        "f": str(packed.sys_flag),
+        "f": str(message.sys_flag),
         "g": str(now_ms),
-        "h": str(packed.flag),
-        "i": packed.properties,
+        "h": str(message.flag),
+        "i": message.properties,
         "j": "0",
         "k": "false",
-        "m": "true" if packed.batch else "false",
+        "m": "true" if message.is_batch else "false",
         "n": queue.broker,
     }
 
 
-def result_of(reply: Reply, queue: Queue, message_id: str) -> SendResult:
+def parse_send_result(reply: Reply, queue: MessageQueue, message_id: str) -> SendResult:
     """Raises RequestRefused: it is not stored there."""
     status = _STATUSES.get(reply.code)
     if status is None:
@@ -186,80 +199,86 @@ def result_of(reply: Reply, queue: Queue, message_id: str) -> SendResult:
     )
 
 
-_STEPS: Final = ((15.0, 30.0), (5.0, 10.0), (3.0, 6.0), (1.8, 5.0), (0.55, 2.0))
-SLOW_S: Final = _STEPS[-1][0]
-FAILED_S: Final = 10.0  # a failure counts as an answer that took so long
+_AVOIDANCE_STEPS: Final = ((15.0, 30.0), (5.0, 10.0), (3.0, 6.0), (1.8, 5.0), (0.55, 2.0))
+SLOW_LATENCY_S: Final = _AVOIDANCE_STEPS[-1][0]
+FAILURE_LATENCY_S: Final = 10.0  # a failure counts as an answer that took so long
 
 
-def avoided_s(latency_s: float) -> float:
-    return next((avoided for slow, avoided in _STEPS if latency_s >= slow), 0.0)
+def avoidance_s(latency_s: float) -> float:
+    return next((avoided for slow, avoided in _AVOIDANCE_STEPS if latency_s >= slow), 0.0)
 
 
-class Faults:
+class LatencyFaultTolerance:
     def __init__(self) -> None:
-        self._until: dict[str, float] = {}  # by broker
+        self._avoided_until_s: dict[str, float] = {}  # by broker
 
-    def answered(self, broker: str, latency_s: float, now_s: float) -> None:
-        if latency_s >= SLOW_S:
-            self._until[broker] = now_s + avoided_s(latency_s)
-        elif self._until:
-            self._until.pop(broker, None)
+    def record_response(self, broker: str, latency_s: float, now_s: float) -> None:
+        if latency_s >= SLOW_LATENCY_S:
+            self._avoided_until_s[broker] = now_s + avoidance_s(latency_s)
+        elif self._avoided_until_s:
+            self._avoided_until_s.pop(broker, None)
 
-    def failed(self, broker: str, now_s: float) -> None:
-        self._until[broker] = now_s + avoided_s(FAILED_S)
+    def record_failure(self, broker: str, now_s: float) -> None:
+        self._avoided_until_s[broker] = now_s + avoidance_s(FAILURE_LATENCY_S)
 
     def is_avoided(self, broker: str, now_s: float) -> bool:
-        return self._until.get(broker, 0.0) > now_s
+        return self._avoided_until_s.get(broker, 0.0) > now_s
 
-    def fit(self, queues: Sequence[Queue], tried: set[str], now_s: float) -> Sequence[Queue]:
+    def usable_queues(
+        self, queues: Sequence[MessageQueue], tried_brokers: set[str], now_s: float
+    ) -> Sequence[MessageQueue]:
         """Those to choose from: of brokers that are well, and were not tried for this message."""
-        if not tried and not self._until:
+        if not tried_brokers and not self._avoided_until_s:
             return queues
-        untried = [queue for queue in queues if queue.broker not in tried] or queues
+        untried = [queue for queue in queues if queue.broker not in tried_brokers] or queues
         well = [queue for queue in untried if not self.is_avoided(queue.broker, now_s)]
         if well:
             return well
-        first = min((queue.broker for queue in untried), key=lambda name: self._until[name])
+        first = min(
+            (queue.broker for queue in untried), key=lambda name: self._avoided_until_s[name]
+        )
         return [queue for queue in untried if queue.broker == first]
 
 
 log = logging.getLogger(__name__)
 
-Pick = Callable[[Sequence[Queue]], Queue]
+ChooseQueue = Callable[[Sequence[MessageQueue]], MessageQueue]
 
 
-class Sender:
+class MessageSender:
     def __init__(
         self,
         group: str,
         routes: Routes,
-        presence: Presence,
+        heartbeat: ProducerHeartbeat,
         clock: Clock,
         *,
         timeout_s: float,
         retries: int,
-        first_turn: int,
+        first_index: int,
     ) -> None:
         self._group = group
         self._routes = routes
-        self._presence = presence
+        self._heartbeat = heartbeat
         self._clock = clock
         self._timeout_s = timeout_s
         self._retries = retries
-        self._turn = itertools.count(first_turn)
-        self.faults = Faults()
+        self._round_robin = itertools.count(first_index)
+        self.fault_tolerance = LatencyFaultTolerance()
 
-    async def send(self, packed: Packed, pick: Pick | None = None) -> SendResult:
+    async def send(
+        self, message: EncodedMessage, choose_queue: ChooseQueue | None = None
+    ) -> SendResult:
         """Raises TransportError or RequestRefused. `pick` chooses among the topic's queues."""
         tried: set[str] = set()
         unsure: EscrowError | None = None
         for attempt in itertools.count():
-            queue: Queue | None = None
+            queue: MessageQueue | None = None
             try:
-                queue = self._choose_now(packed, pick, tried) or await self._choose(
-                    packed, pick, tried
-                )
-                return await self._send_to(queue, packed)
+                queue = self._choose_from_cache(
+                    message, choose_queue, tried
+                ) or await self._choose_queue(message, choose_queue, tried)
+                return await self._send_to(queue, message)
             except (TransportError, RequestRefused) as error:
                 if error.may_have_happened:
                     unsure = error
@@ -272,67 +291,81 @@ class Sender:
                 log.info("send tried again broker=%s: %s", queue.broker, error)
         raise AssertionError("the loop ends with a result or an error")
 
-    async def post(self, packed: Packed, pick: Pick | None = None) -> None:
+    async def send_oneway(
+        self, message: EncodedMessage, choose_queue: ChooseQueue | None = None
+    ) -> None:
         """One way. Raises NotSent, NoRoute."""
-        queue = await self._choose(packed, pick, set())
-        line = await self._presence.line(queue.address)
-        await line.room()
+        queue = await self._choose_queue(message, choose_queue, set())
+        line = await self._heartbeat.connect(queue.address)
+        await line.drain()
         now_ms = self._clock.now_ms()
-        fields = send_fields(packed, queue, group=self._group, now_ms=now_ms)
-        line.post(RequestCode.SEND_MESSAGE_V2, fields, packed.body)
+        fields = send_fields(message, queue, group=self._group, now_ms=now_ms)
+        line.send_oneway(RequestCode.SEND_MESSAGE_V2, fields, message.body)
 
-    async def queues(self, topic: str) -> tuple[Queue, ...]:
+    async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Those that can be written to. Raises NoRoute."""
-        route = await self._routes.to_write(topic)
-        if not route.writable:
+        route = await self._routes.get_for_writing(topic)
+        if not route.writable_queues:
             raise NoRoute(f"no queue of {topic} can be written to")
-        return route.writable
+        return route.writable_queues
 
-    async def _send_to(self, queue: Queue, packed: Packed) -> SendResult:
+    async def _send_to(self, queue: MessageQueue, message: EncodedMessage) -> SendResult:
         clock = self._clock
         began_s = clock.elapsed_s()
         try:
             address = queue.address
-            line = self._presence.ready(address) or await self._presence.line(address)
-            fields = send_fields(packed, queue, group=self._group, now_ms=clock.now_ms())
+            line = self._heartbeat.ready_connection(address) or await self._heartbeat.connect(
+                address
+            )
+            fields = send_fields(message, queue, group=self._group, now_ms=clock.now_ms())
             code = RequestCode.SEND_MESSAGE_V2
-            if packed.batch:
+            if message.is_batch:
                 code = RequestCode.SEND_BATCH_MESSAGE
-            reply = await line.call(code, fields, packed.body, timeout_s=self._timeout_s)
-            result = result_of(reply, queue, packed.message_id)
+            reply = await line.call(code, fields, message.body, timeout_s=self._timeout_s)
+            result = parse_send_result(reply, queue, message.message_id)
         except (TransportError, RequestRefused) as error:
             if error.retriable:
-                self.faults.failed(queue.broker, clock.elapsed_s())
+                self.fault_tolerance.record_failure(queue.broker, clock.elapsed_s())
             raise
         now_s = clock.elapsed_s()
-        self.faults.answered(queue.broker, now_s - began_s, now_s)
+        self.fault_tolerance.record_response(queue.broker, now_s - began_s, now_s)
         return result
 
-    def _choose_now(self, packed: Packed, pick: Pick | None, tried: set[str]) -> Queue | None:
+    def _choose_from_cache(
+        self, message: EncodedMessage, choose_queue: ChooseQueue | None, tried_brokers: set[str]
+    ) -> MessageQueue | None:
         """Without asking anybody, if the route is known and nothing has failed yet."""
-        if tried or (route := self._routes.known(packed.topic)) is None:
+        if tried_brokers or (route := self._routes.cached(message.topic)) is None:
             return None
-        return self._choose_of(route, packed, pick, tried)
+        return self._choose_from_route(route, message, choose_queue, tried_brokers)
 
-    async def _choose(self, packed: Packed, pick: Pick | None, tried: set[str]) -> Queue:
-        route = await self._route(packed.topic, is_again=bool(tried))
-        return self._choose_of(route, packed, pick, tried)
+    async def _choose_queue(
+        self, message: EncodedMessage, choose_queue: ChooseQueue | None, tried_brokers: set[str]
+    ) -> MessageQueue:
+        route = await self._route(message.topic, is_retry=bool(tried_brokers))
+        return self._choose_from_route(route, message, choose_queue, tried_brokers)
 
-    def _choose_of(self, route: Route, packed: Packed, pick: Pick | None, tried: set[str]) -> Queue:
-        queues: Sequence[Queue] = route.writable
+    def _choose_from_route(
+        self,
+        route: Route,
+        message: EncodedMessage,
+        choose_queue: ChooseQueue | None,
+        tried_brokers: set[str],
+    ) -> MessageQueue:
+        queues: Sequence[MessageQueue] = route.writable_queues
         if not queues:
-            raise NoRoute(f"no queue of {packed.topic} can be written to")
-        if pick is not None:
-            return pick(queues)
-        if packed.sharding_key:
-            return queue_of_key(packed.sharding_key, route)
-        fit = self.faults.fit(queues, tried, self._clock.elapsed_s())
-        return fit[next(self._turn) % len(fit)]
+            raise NoRoute(f"no queue of {message.topic} can be written to")
+        if choose_queue is not None:
+            return choose_queue(queues)
+        if message.sharding_key:
+            return queue_for_key(message.sharding_key, route)
+        fit = self.fault_tolerance.usable_queues(queues, tried_brokers, self._clock.elapsed_s())
+        return fit[next(self._round_robin) % len(fit)]
 
-    async def _route(self, topic: str, *, is_again: bool) -> Route:
-        known = self._routes.known(topic)
+    async def _route(self, topic: str, *, is_retry: bool) -> Route:
+        known = self._routes.cached(topic)
         try:
-            return await self._routes.to_write(topic, fresh=is_again)
+            return await self._routes.get_for_writing(topic, fresh=is_retry)
         except NoRoute:
             raise
         except TransportError:
@@ -341,9 +374,9 @@ class Sender:
             return known  # no name server answers now; another broker of the old route may
 
 
-def queue_of_key(sharding_key: str, route: Route) -> Queue:
+def queue_for_key(sharding_key: str, route: Route) -> MessageQueue:
     """The same as RocketMQ's clients choose by hash, so that both keep one order."""
-    queues: Sequence[Queue] = route.writable
+    queues: Sequence[MessageQueue] = route.writable_queues
     if route.is_template:
         # The first send makes the topic on one broker: already choose as if it were so.
         queues = [queue for queue in queues if queue.broker == queues[0].broker]
@@ -351,12 +384,12 @@ def queue_of_key(sharding_key: str, route: Route) -> Queue:
 
 
 BATCH_BYTES_MAX: Final = 1 << 20  # of one request; a broker takes 4 MiB unless it is told otherwise
-_AROUND_BYTES: Final = 22  # what the layout adds to body and properties of each
+_ITEM_OVERHEAD_BYTES: Final = 22  # what the layout adds to body and properties of each
 
-Item = tuple[str, BatchItem]  # with the message's id
+BatchEntry = tuple[str, BatchItem]  # with the message's id
 
 
-def refuse_mixed(messages: Sequence[Message]) -> None:
+def check_batch(messages: Sequence[Message]) -> None:
     """Raises LocalProtocolError: these cannot be one batch."""
     if not messages:
         raise LocalProtocolError("a batch has a message at least")
@@ -380,24 +413,24 @@ def refuse_mixed(messages: Sequence[Message]) -> None:
             )
 
 
-def items_of(
-    messages: Iterable[Message], keys: Iterator[str], more: Mapping[str, str]
-) -> list[Item]:
+def batch_entries(
+    messages: Iterable[Message], keys: Iterator[str], extra_properties: Mapping[str, str]
+) -> list[BatchEntry]:
     """`more`: properties that all of them get."""
     items = []
     for message in messages:
         message_id = message.properties.get(names.UNIQUE_KEY) or next(keys)
-        properties = properties_text(message, message_id, more).encode()
+        properties = properties_text(message, message_id, extra_properties).encode()
         items.append((message_id, BatchItem(message.flag, message.body, properties)))
     return items
 
 
-def cut(items: Sequence[Item], bytes_max: int) -> Iterator[list[Item]]:
+def split_batch(items: Sequence[BatchEntry], bytes_max: int) -> Iterator[list[BatchEntry]]:
     """In order, as many to a request as fit; a message that is longer than that goes alone."""
-    chunk: list[Item] = []
+    chunk: list[BatchEntry] = []
     filled = 0
     for item in items:
-        size = _AROUND_BYTES + len(item[1].body) + len(item[1].properties)
+        size = _ITEM_OVERHEAD_BYTES + len(item[1].body) + len(item[1].properties)
         if chunk and filled + size > bytes_max:
             yield chunk
             chunk, filled = [], 0
@@ -407,24 +440,26 @@ def cut(items: Sequence[Item], bytes_max: int) -> Iterator[list[Item]]:
         yield chunk
 
 
-def pack_batch(topic: str, chunk: Sequence[Item], sharding_key: str) -> Packed:
-    return Packed(
+def encode_batch_message(
+    topic: str, chunk: Sequence[BatchEntry], sharding_key: str
+) -> EncodedMessage:
+    return EncodedMessage(
         topic,
         encode_batch(item for _, item in chunk),
-        f"{names.WAIT_STORED}\x01true\x02",
+        f"{names.WAIT_STORE_OK}\x01true\x02",
         0,
         0,
         chunk[0][0],
         sharding_key,
-        batch=True,
+        is_batch=True,
     )
 
 
-def results_of(result: SendResult, ids: Sequence[str]) -> list[SendResult]:
+def split_result(result: SendResult, message_ids: Sequence[str]) -> list[SendResult]:
     """One for each message, from the answer to all: their places follow each other."""
     places = result.offset_id.split(",")
-    places += [""] * (len(ids) - len(places))
+    places += [""] * (len(message_ids) - len(places))
     return [
         SendResult(result.status, message_id, place, result.queue, result.queue_offset + number)
-        for number, (message_id, place) in enumerate(zip(ids, places, strict=False))
+        for number, (message_id, place) in enumerate(zip(message_ids, places, strict=False))
     ]

@@ -27,37 +27,37 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
-from escrowmq.client.connection import Line, Reply
+from escrowmq.client.connection import ClientConnection, Reply
 from escrowmq.client.messages import (
     TX_ID,
     TX_NAME,
     Message,
+    MessageQueue,
     Namespace,
-    Queue,
     SendResult,
     SendStatus,
 )
 from escrowmq.client.telemetry import Span
 from escrowmq.errors import (
     EscrowError,
-    HalfNotSafe,
+    HalfNotDurable,
     OutcomeUnknown,
     RequestRefused,
     Rollback,
-    TransactionContradicted,
+    TransactionConflict,
     TransportError,
 )
 from escrowmq.message.keys import decode_offset_id
-from escrowmq.message.transaction import STATE_OF, Verdict
-from escrowmq.remoting.bodies import HalfPlaces, encode_body
+from escrowmq.message.transaction import STATE_BY_VERDICT, Verdict
+from escrowmq.remoting.bodies import HalfPositions, encode_body
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import EndTransaction, EndTransactions
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS: Final = 4
-PAUSE_S: Final = 0.2  # after the first; doubled each time
-_AGAIN: Final = (
+END_ATTEMPTS: Final = 4
+RETRY_PAUSE_S: Final = 0.2  # after the first; doubled each time
+_RETRIABLE_CODES: Final = (
     ResponseCode.FLUSH_DISK_TIMEOUT,
     ResponseCode.SYSTEM_BUSY,
     ResponseCode.SERVICE_NOT_AVAILABLE,
@@ -65,32 +65,32 @@ _AGAIN: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TransactionOutcome:
     """How a transaction ended, as far as this process knows."""
 
     verdict: Verdict  # what was asked for; UNKNOWN: nothing, it is left to check-back
     acknowledged: bool  # all brokers concerned have said that it is so
     detail: str = ""
-    one_way: bool = False  # it was sent without asking for an answer
+    oneway: bool = False  # it was sent without asking for an answer
 
     @property
     def state(self) -> str:
         if self.verdict is Verdict.UNKNOWN:
             return "open"
-        return STATE_OF[self.verdict].text
+        return STATE_BY_VERDICT[self.verdict].text
 
 
-class Told(NamedTuple):
+class EndResult(NamedTuple):
     """By one broker. `missing` is why it is not known to be so there; empty if it is."""
 
-    missing: str = ""
-    one_way: bool = False
+    failure: str = ""
+    oneway: bool = False
 
 
-LineTo = Callable[[Queue, bool], Awaitable[Line]]
+ConnectToBroker = Callable[[MessageQueue, bool], Awaitable[ClientConnection]]
 
 
-class Ends:
+class TransactionEnder:
     """`line_to` finds the master of a queue's broker, after asking anew where it is if told so."""
 
     def __init__(
@@ -98,25 +98,25 @@ class Ends:
         group: str,
         namespace: Namespace,
         *,
-        line_to: LineTo,
-        is_ours: Callable[[Line], Awaitable[bool]],
+        connect: ConnectToBroker,
+        is_escrowmq: Callable[[ClientConnection], Awaitable[bool]],
         timeout_s: float,
     ) -> None:
         self._group = group
         self._namespace = namespace
-        self._line_to = line_to
-        self._is_ours = is_ours
+        self._connect = connect
+        self._is_escrowmq = is_escrowmq
         self._timeout_s = timeout_s  # for one attempt
 
     async def end(
         self, halves: Sequence[SendResult], verdict: Verdict, *, remark: str = ""
-    ) -> tuple[Outcome, EscrowError | None]:
+    ) -> tuple[TransactionOutcome, EscrowError | None]:
         """And the refusal, if a broker has decided otherwise or does not know the half."""
         by_broker: defaultdict[str, list[SendResult]] = defaultdict(list)
         for half in halves:
             by_broker[half.queue.broker].append(half)
         told = await asyncio.gather(
-            *(self._end_at(part, verdict, remark) for part in by_broker.values()),
+            *(self._end_on_broker(part, verdict, remark) for part in by_broker.values()),
             return_exceptions=True,
         )
         refusal: EscrowError | None = None
@@ -129,70 +129,80 @@ class Ends:
             elif isinstance(one, BaseException):
                 raise one
             else:
-                one_way = one_way or one.one_way
-                missing += [one.missing] if one.missing else []
+                one_way = one_way or one.oneway
+                missing += [one.failure] if one.failure else []
         acknowledged = not missing and not one_way
-        return Outcome(verdict, acknowledged, "; ".join(missing), one_way), refusal
+        return TransactionOutcome(verdict, acknowledged, "; ".join(missing), one_way), refusal
 
-    async def _end_at(self, halves: list[SendResult], verdict: Verdict, remark: str) -> Told:
+    async def _end_on_broker(
+        self, halves: list[SendResult], verdict: Verdict, remark: str
+    ) -> EndResult:
         if verdict is Verdict.UNKNOWN:
-            return await self._say_unknown(halves, remark)
+            return await self._send_unknown(halves, remark)
         queue = halves[0].queue
-        missing, pause_s = "", PAUSE_S
+        missing, pause_s = "", RETRY_PAUSE_S
         left = list(halves)
-        for attempt in range(ATTEMPTS):
+        for attempt in range(END_ATTEMPTS):
             if attempt:
                 await asyncio.sleep(pause_s)
                 pause_s *= 2
             is_ours = True
             try:
-                line = await self._line_to(queue, attempt > 0)
-                is_ours = await self._is_ours(line)
-                await self._tell(line, left, verdict, is_ours)
-                return Told()
+                line = await self._connect(queue, attempt > 0)
+                is_ours = await self._is_escrowmq(line)
+                await self._send_ends(line, left, verdict, is_ours)
+                return EndResult()
             except TransportError as error:
                 missing = f"{queue.broker}: {error}"
                 unsure = isinstance(error, OutcomeUnknown)
                 if unsure and not is_ours and verdict is Verdict.COMMIT:
                     break
         log.warning("end not acknowledged, check-back will settle it: %s", missing)
-        return Told(missing)
+        return EndResult(missing)
 
-    async def _say_unknown(self, halves: Sequence[SendResult], remark: str) -> Told:
+    async def _send_unknown(self, halves: Sequence[SendResult], remark: str) -> EndResult:
         try:
-            line = await self._line_to(halves[0].queue, False)
+            line = await self._connect(halves[0].queue, False)
             for half in halves:
-                fields = self.fields_of(half, Verdict.UNKNOWN)
-                line.post(RequestCode.END_TRANSACTION, fields, remark=remark)
+                fields = self.end_header(half, Verdict.UNKNOWN)
+                line.send_oneway(RequestCode.END_TRANSACTION, fields, remark=remark)
         except EscrowError as error:
             log.info("the broker was not told that the outcome is unknown: %s", error)
-            return Told(str(error), one_way=True)
-        return Told(one_way=True)
+            return EndResult(str(error), oneway=True)
+        return EndResult(oneway=True)
 
-    async def _tell(
-        self, line: Line, left: list[SendResult], verdict: Verdict, is_ours: bool
+    async def _send_ends(
+        self,
+        connection: ClientConnection,
+        remaining: list[SendResult],
+        verdict: Verdict,
+        is_escrowmq: bool,
     ) -> None:
-        if is_ours and len(left) > 1:
-            reply = await self._tell_together(line, left, verdict)
+        if is_escrowmq and len(remaining) > 1:
+            reply = await self._send_together(connection, remaining, verdict)
             if reply.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-                _refuse(reply)
+                _raise_for_code(reply)
                 return
-        while left:
-            fields = self.fields_of(left[0], verdict)
-            _refuse(await line.call(RequestCode.END_TRANSACTION, fields, timeout_s=self._timeout_s))
-            del left[0]  # never told twice
+        while remaining:
+            fields = self.end_header(remaining[0], verdict)
+            _raise_for_code(
+                await connection.call(
+                    RequestCode.END_TRANSACTION, fields, timeout_s=self._timeout_s
+                )
+            )
+            del remaining[0]  # never told twice
 
-    async def _tell_together(
-        self, line: Line, halves: Sequence[SendResult], verdict: Verdict
+    async def _send_together(
+        self, connection: ClientConnection, halves: Sequence[SendResult], verdict: Verdict
     ) -> Reply:
         fields = EndTransactions(producer_group=self._group, commit_or_rollback=int(verdict))
         places = [(half.queue_offset, decode_offset_id(half.offset_id)[1]) for half in halves]
-        body = encode_body(HalfPlaces(halves=places))
-        return await line.call(
+        body = encode_body(HalfPositions(halves=places))
+        return await connection.call(
             RequestCode.END_TRANSACTIONS, fields, body, timeout_s=self._timeout_s
         )
 
-    def fields_of(self, half: SendResult, verdict: Verdict) -> EndTransaction:
+    def end_header(self, half: SendResult, verdict: Verdict) -> EndTransaction:
         return EndTransaction(
             topic=self._namespace.wrap(half.queue.topic),
             producer_group=self._group,
@@ -205,19 +215,19 @@ class Ends:
         )
 
 
-def _refuse(reply: Reply) -> None:
+def _raise_for_code(reply: Reply) -> None:
     if not reply.code:
         return
-    if reply.code == ResponseCode.TRANSACTION_CONTRADICTED:
-        raise TransactionContradicted(reply.remark, "")
-    if reply.code in _AGAIN:
+    if reply.code == ResponseCode.TRANSACTION_CONFLICT:
+        raise TransactionConflict(reply.remark, "")
+    if reply.code in _RETRIABLE_CODES:
         raise TransportError(f"code {reply.code}: {reply.remark}")
     raise RequestRefused(reply.code, reply.remark or f"code {reply.code}")
 
 
-__all__ = ["TX_ID", "TX_NAME", "Outcome", "Transaction"]
+__all__ = ["TX_ID", "TX_NAME", "Transaction", "TransactionOutcome"]
 
-Park = Callable[[Message, dict[str, str], Any], Awaitable[SendResult]]
+ParkHalf = Callable[[Message, dict[str, str], Any], Awaitable[SendResult]]
 
 
 class Transaction:
@@ -227,27 +237,27 @@ class Transaction:
         self,
         message: Message | None,
         *,
-        park: Park,
-        ends: Ends,
+        park: ParkHalf,
+        ender: TransactionEnder,
         id: str = "",
         name: str = "",
         on_error: Verdict = Verdict.UNKNOWN,
         span: Span | None = None,
     ) -> None:
-        self._first = message
+        self._first_message = message
         self._park = park
-        self._ends = ends
+        self._ender = ender
         self._on_error = on_error
         self._span = span
         self.name = name
         self.halves: list[SendResult] = []
-        self.outcome: Outcome | None = None
+        self.outcome: TransactionOutcome | None = None
         self.id = id  # of its first message, if none was given
 
     async def __aenter__(self) -> Transaction:
-        if self._first is not None:
+        if self._first_message is not None:
             try:
-                await self.send(self._first)
+                await self.send(self._first_message)
             except BaseException as error:
                 self._close_span(error)
                 raise
@@ -255,33 +265,35 @@ class Transaction:
 
     async def __aexit__(
         self,
-        kind: type[BaseException] | None,
+        exc_type: type[BaseException] | None,
         error: BaseException | None,
-        trace: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> bool:
         try:
-            return await self._leave(kind)
+            return await self._end_block(exc_type)
         finally:
             self._close_span(error)
 
-    async def _leave(self, kind: type[BaseException] | None) -> bool:
+    async def _end_block(self, exc_type: type[BaseException] | None) -> bool:
         if self.outcome is not None:
             return False  # ended by hand
-        if kind is None:
+        if exc_type is None:
             await self.end(Verdict.COMMIT)
-        elif issubclass(kind, Rollback):
+        elif issubclass(exc_type, Rollback):
             await self.end(Verdict.ROLLBACK)
             return True
         elif self._on_error is not Verdict.UNKNOWN:
             await self.end(self._on_error)
         else:
-            self.outcome = Outcome(Verdict.UNKNOWN, False, f"left by {kind.__name__}")
+            self.outcome = TransactionOutcome(
+                Verdict.UNKNOWN, False, f"left by {exc_type.__name__}"
+            )
         return False
 
     async def send(self, message: Message) -> SendResult:
         """One more message under the same decision."""
         if self.outcome is not None:
-            raise TransactionContradicted("this transaction has ended", self.outcome.state)
+            raise TransactionConflict("this transaction has ended", self.outcome.state)
         more = {TX_ID: self.id} if self.id else {}
         if self.name:
             more[TX_NAME] = self.name
@@ -290,14 +302,14 @@ class Transaction:
         self.id = self.id or result.message_id
         if result.status is not SendStatus.SEND_OK:
             await self.end(Verdict.ROLLBACK)
-            raise HalfNotSafe(f"the half was answered with {result.status.name}: rolled back")
+            raise HalfNotDurable(f"the half was answered with {result.status.name}: rolled back")
         return result
 
-    async def end(self, verdict: Verdict, *, remark: str = "") -> Outcome:
+    async def end(self, verdict: Verdict, *, remark: str = "") -> TransactionOutcome:
         """Decide, once. Raises TransactionContradicted if somebody has decided otherwise, and
         RequestRefused if a broker does not know a half."""
-        self.outcome = Outcome(verdict, False, "being told")
-        self.outcome, refusal = await self._ends.end(self.halves, verdict, remark=remark)
+        self.outcome = TransactionOutcome(verdict, False, "being told")
+        self.outcome, refusal = await self._ender.end(self.halves, verdict, remark=remark)
         if refusal is not None:
             raise refusal
         return self.outcome

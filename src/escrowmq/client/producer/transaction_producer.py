@@ -19,10 +19,10 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from escrowmq.client.messages import Message, Queue, ReceivedMessage, SendResult, SendStatus
-from escrowmq.client.producer.checker import ALL
+from escrowmq.client.messages import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
+from escrowmq.client.producer.checker import ALL_TOPICS
 from escrowmq.client.producer.producer import Producer
-from escrowmq.client.producer.transaction import Outcome
+from escrowmq.client.producer.transaction import TransactionOutcome
 from escrowmq.client.telemetry import Span
 from escrowmq.errors import Rollback
 from escrowmq.message import names
@@ -32,18 +32,18 @@ log = logging.getLogger(__name__)
 
 TRANSACTION_ID: Final = "__transactionId__"
 
-Said = Verdict | None | Awaitable[Verdict | None]
+ListenerResult = Verdict | None | Awaitable[Verdict | None]
 
 
 class TransactionListener(ABC):
     """Both methods may be plain or coroutines. Plain ones run in a thread."""
 
     @abstractmethod
-    def execute_local_transaction(self, message: Message, arg: Any) -> Said:
+    def execute_local_transaction(self, message: Message, arg: Any) -> ListenerResult:
         """Do the local work. `message.transaction_id` says which it is."""
 
     @abstractmethod
-    def check_local_transaction(self, message: ReceivedMessage) -> Said:
+    def check_local_transaction(self, message: ReceivedMessage) -> ListenerResult:
         """What became of it? Asked in any process of the group, also after a crash."""
 
 
@@ -51,15 +51,15 @@ class TransactionListener(ABC):
 class TransactionSendResult:
     status: SendStatus
     message_id: str
-    queue: Queue
+    queue: MessageQueue
     queue_offset: int
     transaction_id: str
     local_state: Verdict
-    outcome: Outcome
+    outcome: TransactionOutcome
     error: Exception | None = None  # what the local transaction raised
 
 
-class Parked(NamedTuple):
+class ParkedHalf(NamedTuple):
     """Between the half and the end."""
 
     half: SendResult
@@ -76,16 +76,16 @@ class TransactionProducer(Producer):
         *,
         group: str,
         listener: TransactionListener,
-        **more: Any,
+        **options: Any,
     ) -> None:
         for method in ("execute_local_transaction", "check_local_transaction"):
             if not callable(getattr(listener, method, None)):
                 raise TypeError(
                     f"a transaction needs a listener with {method}; got {type(listener).__name__}"
                 )
-        super().__init__(servers, group=group, **more)
+        super().__init__(servers, group=group, **options)
         self.listener = listener
-        self.checker(ALL)(listener.check_local_transaction)
+        self.checker(ALL_TOPICS)(listener.check_local_transaction)
 
     async def send_in_transaction(self, message: Message, arg: Any = None) -> TransactionSendResult:
         """Park, do the local work, tell the broker. Raises what `send` raises, and
@@ -103,34 +103,34 @@ class TransactionProducer(Producer):
             else:
                 said = await asyncio.to_thread(execute, local, arg)
                 said = await said if inspect.isawaitable(said) else said
-            verdict = verdict_of(said)
+            verdict = to_verdict(said)
         except Rollback:
             verdict = Verdict.ROLLBACK
         except Exception as failure:
             error = failure
         return await self.finish(parked, verdict, error)
 
-    async def park(self, message: Message) -> Parked:
+    async def park(self, message: Message) -> ParkedHalf:
         """The first step: the half is stored, where no consumer looks."""
-        span = self._telemetry.transaction() if self._telemetry is not None else None
+        span = self._telemetry.start_transaction() if self._telemetry is not None else None
         try:
-            return Parked(await self._park(message, {}, span), span)
+            return ParkedHalf(await self._park(message, {}, span), span)
         except BaseException as error:
             if span is not None:
                 span.end({}, error)
             raise
 
     async def finish(
-        self, parked: Parked, verdict: Verdict, error: Exception | None = None
+        self, parked_half: ParkedHalf, verdict: Verdict, error: Exception | None = None
     ) -> TransactionSendResult:
         """The last step: what became of it."""
-        half, remark = parked.half, ""
+        half, remark = parked_half.half, ""
         if error is not None:
             log.error("local transaction failed id=%s", half.message_id, exc_info=error)
             remark = f"local transaction failed: {error!r}"
-        outcome, refusal = await self._ends.end([half], verdict, remark=remark)
-        if parked.span is not None:
-            parked.span.end({"escrowmq.transaction.state": outcome.state}, refusal or error)
+        outcome, refusal = await self._ender.end([half], verdict, remark=remark)
+        if parked_half.span is not None:
+            parked_half.span.end({"escrowmq.transaction.state": outcome.state}, refusal or error)
         if refusal is not None:
             raise refusal
         return TransactionSendResult(
@@ -152,6 +152,6 @@ def local_message(message: Message, half: SendResult) -> Message:
     return replace(message, properties=known)
 
 
-def verdict_of(said: Any) -> Verdict:
+def to_verdict(value: Any) -> Verdict:
     """Raises ValueError if it is none."""
-    return Verdict.UNKNOWN if said is None else Verdict(said)
+    return Verdict.UNKNOWN if value is None else Verdict(value)

@@ -9,6 +9,6 @@ say which. A message whose properties cannot be compared as the expression wants
 
 from __future__ import annotations
 
-from escrowmq.consume.sql92.compiler import SqlFilter, sql_filter
+from escrowmq.consume.sql92.compiler import CompiledFilter, compile_filter
 
-__all__ = ["SqlFilter", "sql_filter"]
+__all__ = ["CompiledFilter", "compile_filter"]

@@ -30,26 +30,26 @@ from typing import Any, Final
 from escrowmq.consume.sql92.parser import (
     INT_MAX,
     LONG_MAX,
-    Among,
-    Both,
-    Cast,
+    And,
+    BooleanLiteral,
     Compare,
     Condition,
-    Either,
     Equal,
+    InList,
     Node,
     Not,
-    Nothing,
+    NotANumber,
     Number,
     NumberKind,
-    Property,
-    Search,
-    Searched,
-    Text,
-    Truth,
+    Or,
+    PropertyCondition,
+    PropertyRef,
+    SearchOperator,
+    StringLiteral,
+    TextSearch,
     parse,
 )
-from escrowmq.errors import BadExpression, NotComparable
+from escrowmq.errors import InvalidExpression, NotComparable
 from escrowmq.message.properties import decode_properties
 
 _INTEGER: Final = re.compile(r"[+-]?\d{1,40}")
@@ -58,7 +58,7 @@ _DOUBLE: Final = re.compile(
     r"|(?P<hex>[+-]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?"
     r"|(?P<word>[+-]?(?:NaN|Infinity))"
 )
-_BLANKS: Final = "".join(map(chr, range(0x21)))  # what Java's trim takes away
+_JAVA_WHITESPACE: Final = "".join(map(chr, range(0x21)))  # what Java's trim takes away
 
 
 def to_int(text: str) -> int:
@@ -70,7 +70,7 @@ def to_long(text: str) -> int:
 
 
 def to_double(text: str) -> float:
-    match = _DOUBLE.fullmatch(text.strip(_BLANKS))
+    match = _DOUBLE.fullmatch(text.strip(_JAVA_WHITESPACE))
     if match is None:
         raise NotComparable
     if match["hex"] is None:
@@ -78,169 +78,169 @@ def to_double(text: str) -> float:
     try:
         return float.fromhex(match["hex"])
     except OverflowError:
-        return -math.inf if text.lstrip(_BLANKS).startswith("-") else math.inf
+        return -math.inf if text.lstrip(_JAVA_WHITESPACE).startswith("-") else math.inf
 
 
-def _to_integer(text: str, most: int) -> int:
+def _to_integer(text: str, maximum: int) -> int:
     if not _INTEGER.fullmatch(text):
         raise NotComparable
     value = int(text)
-    if not -most - 1 <= value <= most:
+    if not -maximum - 1 <= value <= maximum:
         raise NotComparable
     return value
 
 
-READERS: Final[dict[NumberKind, Callable[[str], int | float]]] = {
+NUMBER_PARSERS: Final[dict[NumberKind, Callable[[str], int | float]]] = {
     "int": to_int,
     "long": to_long,
     "double": to_double,
 }
 
 
-def ordered(left: float, right: float) -> int:
+def compare_doubles(left: float, right: float) -> int:
     """Java's order of doubles: NaN is the largest and equals itself, -0.0 is less than 0.0."""
-    left_key, right_key = _place(left), _place(right)
+    left_key, right_key = _double_sort_key(left), _double_sort_key(right)
     return (left_key > right_key) - (left_key < right_key)
 
 
-def _place(value: float) -> tuple[bool, float, float]:
+def _double_sort_key(value: float) -> tuple[bool, float, float]:
     if math.isnan(value):
         return True, 0.0, 0.0
     return False, value, math.copysign(1.0, value) if value == 0 else 0.0
 
 
-def compared(left: int | float, right: int | float) -> int:
+def compare_numbers(left: int | float, right: int | float) -> int:
     """Two numbers; as doubles if one of them is one."""
     if isinstance(left, int) and isinstance(right, int):
         return (left > right) - (left < right)
-    return ordered(float(left), float(right))
+    return compare_doubles(float(left), float(right))
 
 
 Properties = Mapping[str, str]
-Test = Callable[[Properties], bool | None]
-Value = Callable[[Properties], Any]  # a string, a number, a truth or None
+Predicate = Callable[[Properties], bool | None]
+ValueGetter = Callable[[Properties], Any]  # a string, a number, a truth or None
 
 DEPTH_MAX: Final = 200  # of a tree: evaluation is that deep in calls
 SMALL_CHARS_MAX: Final = 512
-REMEMBERED: Final = 1_024  # of small ones
-REMEMBERED_LARGE: Final = 64
-_ORDERS: Final[dict[str, Callable[[Any, Any], bool]]] = {
+CACHE_SIZE: Final = 1_024  # of small ones
+LARGE_CACHE_SIZE: Final = 64
+_ORDER_FUNCTIONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     ">": operator.gt,
     ">=": operator.ge,
     "<": operator.lt,
     "<=": operator.le,
 }
-_SEARCHES: Final[dict[Search, Callable[[str, str], bool]]] = {
+_SEARCH_FUNCTIONS: Final[dict[SearchOperator, Callable[[str, str], bool]]] = {
     "CONTAINS": operator.contains,
     "STARTSWITH": str.startswith,
     "ENDSWITH": str.endswith,
 }
 
 
-class SqlFilter:
+class CompiledFilter:
     """One expression, ready for use."""
 
     def __init__(self, expression: str) -> None:
         """Raises BadExpression."""
         compiler = _Compiler()
         self.expression = expression
-        self._test = compiler.test(parse(expression), 0)
-        self.cost = compiler.nodes  # what an evaluation may cost, in comparisons or so
+        self._predicate = compiler.compile_condition(parse(expression), 0)
+        self.cost = compiler.node_count  # what an evaluation may cost, in comparisons or so
 
     def matches(self, properties: Properties) -> bool:
         try:
-            return self._test(properties) is True
+            return self._predicate(properties) is True
         except NotComparable:
             return False
 
-    def wants(self, encoded: bytes) -> bool:
+    def matches_encoded(self, encoded: bytes) -> bool:
         """The same, of properties as they lie in a record."""
         return self.matches(decode_properties(encoded))
 
 
-def sql_filter(expression: str) -> SqlFilter:
+def compile_filter(expression: str) -> CompiledFilter:
     """The filter of an expression, which is compiled when somebody first pulls by it. Raises
     BadExpression."""
-    return (_small if len(expression) <= SMALL_CHARS_MAX else _large)(expression)
+    return (_compile_small if len(expression) <= SMALL_CHARS_MAX else _compile_large)(expression)
 
 
-_small = lru_cache(maxsize=REMEMBERED)(SqlFilter)
-_large = lru_cache(maxsize=REMEMBERED_LARGE)(SqlFilter)
+_compile_small = lru_cache(maxsize=CACHE_SIZE)(CompiledFilter)
+_compile_large = lru_cache(maxsize=LARGE_CACHE_SIZE)(CompiledFilter)
 
 
 class _Compiler:
     def __init__(self) -> None:
-        self.nodes = 0
+        self.node_count = 0
 
-    def test(self, node: Condition, depth: int) -> Test:
-        self._count(depth)
+    def compile_condition(self, node: Condition, depth: int) -> Predicate:
+        self._count_node(depth)
         match node:
-            case Truth(value):
+            case BooleanLiteral(value):
                 return lambda properties: value
-            case Cast(Property(name)):
+            case PropertyCondition(PropertyRef(name)):
                 return lambda properties: False if name in properties else None
             case Compare():
                 return self._compare(node)
             case Equal():
                 return self._equal(node, depth)
-            case Among(Property(name), texts, negated):
-                return _among(name, texts, negated)
-            case Searched():
-                return self._searched(node, depth)
+            case InList(PropertyRef(name), texts, negated):
+                return _in_list(name, texts, negated)
+            case TextSearch():
+                return self._text_search(node, depth)
             case Not(operand):
-                return _not(self.test(operand, depth + 1))
-            case Both(parts):
-                return _all([self.test(part, depth + 1) for part in parts])
-            case Either(parts):
-                return _any([self.test(part, depth + 1) for part in parts])
+                return _not(self.compile_condition(operand, depth + 1))
+            case And(parts):
+                return _all([self.compile_condition(part, depth + 1) for part in parts])
+            case Or(parts):
+                return _any([self.compile_condition(part, depth + 1) for part in parts])
 
-    def _count(self, depth: int) -> None:
-        self.nodes += 1
+    def _count_node(self, depth: int) -> None:
+        self.node_count += 1
         if depth > DEPTH_MAX:
-            raise BadExpression(1, f"more than {DEPTH_MAX} operators, each applied to the last")
+            raise InvalidExpression(1, f"more than {DEPTH_MAX} operators, each applied to the last")
 
-    def _value(self, node: Node, depth: int) -> Value:
+    def _value(self, node: Node, depth: int) -> ValueGetter:
         match node:
-            case Property(name):
+            case PropertyRef(name):
                 return lambda properties: properties.get(name)
-            case Text(value) | Number(value):
+            case StringLiteral(value) | Number(value):
                 return lambda properties: value
-            case Nothing():
+            case NotANumber():
                 return lambda properties: None
             case _:
-                return self.test(node, depth + 1)
+                return self.compile_condition(node, depth + 1)
 
-    def _compare(self, node: Compare) -> Test:
-        holds = _ORDERS[node.order]
+    def _compare(self, node: Compare) -> Predicate:
+        holds = _ORDER_FUNCTIONS[node.operator]
         match node.left, node.right:
-            case Property(name), Number() as number:
-                return _with_number(name, number, lambda way: holds(way, 0))
-            case Number() as number, Property(name):
-                return _with_number(name, number, lambda way: holds(0, way))
-            case Property(left), Property(right):
-                return _of_properties(left, right, lambda way: holds(way, 0))
+            case PropertyRef(name), Number() as number:
+                return _compare_with_number(name, number, lambda way: holds(way, 0))
+            case Number() as number, PropertyRef(name):
+                return _compare_with_number(name, number, lambda way: holds(0, way))
+            case PropertyRef(left), PropertyRef(right):
+                return _compare_properties(left, right, lambda way: holds(way, 0))
             case Number(left_value), Number(right_value):
-                answer = holds(compared(left_value, right_value), 0)
+                answer = holds(compare_numbers(left_value, right_value), 0)
                 return lambda properties: answer
             case _:  # Nothing on one side
                 return lambda properties: None
 
-    def _equal(self, node: Equal, depth: int) -> Test:
+    def _equal(self, node: Equal, depth: int) -> Predicate:
         match node:
-            case Equal(Property(name), Text(text)):
-                return _same_text(name, text)
-            case Equal(Property(name), Number() as number):
-                return _with_number(name, number, lambda way: way == 0)
-            case Equal(Property(name), Truth(None)):
+            case Equal(PropertyRef(name), StringLiteral(text)):
+                return _equals_text(name, text)
+            case Equal(PropertyRef(name), Number() as number):
+                return _compare_with_number(name, number, lambda way: way == 0)
+            case Equal(PropertyRef(name), BooleanLiteral(None)):
                 return lambda properties: name not in properties
         left, right = self._value(node.left, depth), self._value(node.right, depth)
         kinds = [side.kind for side in (node.left, node.right) if isinstance(side, Number)]
-        read = READERS[kinds[0]] if kinds else to_double
+        read = NUMBER_PARSERS[kinds[0]] if kinds else to_double
         return lambda properties: _equals(left(properties), right(properties), read)
 
-    def _searched(self, node: Searched, depth: int) -> Test:
-        value, text, negated = self._value(node.operand, depth), node.text, node.negated
-        finds = _SEARCHES[node.how]
+    def _text_search(self, node: TextSearch, depth: int) -> Predicate:
+        value, text, negated = self._value(node.operand, depth), node.text, node.is_negated
+        finds = _SEARCH_FUNCTIONS[node.operator]
 
         def test(properties: Properties) -> bool:
             found = value(properties)
@@ -251,27 +251,27 @@ class _Compiler:
         return test
 
 
-def _with_number(name: str, number: Number, holds: Callable[[int], bool]) -> Test:
-    read, wanted = READERS[number.kind], number.value
+def _compare_with_number(name: str, number: Number, accepts: Callable[[int], bool]) -> Predicate:
+    read, wanted = NUMBER_PARSERS[number.kind], number.value
 
     def test(properties: Properties) -> bool | None:
         text = properties.get(name)
-        return None if text is None else holds(compared(read(text), wanted))
+        return None if text is None else accepts(compare_numbers(read(text), wanted))
 
     return test
 
 
-def _of_properties(left: str, right: str, holds: Callable[[int], bool]) -> Test:
+def _compare_properties(left: str, right: str, accepts: Callable[[int], bool]) -> Predicate:
     def test(properties: Properties) -> bool | None:
         left_text, right_text = properties.get(left), properties.get(right)
         if left_text is None or right_text is None:
             return None
-        return holds(ordered(to_double(left_text), to_double(right_text)))
+        return accepts(compare_doubles(to_double(left_text), to_double(right_text)))
 
     return test
 
 
-def _same_text(name: str, text: str) -> Test:
+def _equals_text(name: str, text: str) -> Predicate:
     def test(properties: Properties) -> bool | None:
         found = properties.get(name)
         return None if found is None else found == text
@@ -279,7 +279,7 @@ def _same_text(name: str, text: str) -> Test:
     return test
 
 
-def _equals(left: Any, right: Any, read: Callable[[str], int | float]) -> bool | None:
+def _equals(left: Any, right: Any, parse_number: Callable[[str], int | float]) -> bool | None:
     if left is None or right is None:
         # Which side is missing makes a difference to RocketMQ.
         return True if left is right else None if left is None else False
@@ -293,21 +293,21 @@ def _equals(left: Any, right: Any, read: Callable[[str], int | float]) -> bool |
         case (bool(), _) | (_, bool()):
             return False
         case str(), _:
-            return compared(read(left), right) == 0
+            return compare_numbers(parse_number(left), right) == 0
         case _, str():
-            return compared(left, read(right)) == 0
-    return compared(left, right) == 0
+            return compare_numbers(left, parse_number(right)) == 0
+    return compare_numbers(left, right) == 0
 
 
-def _among(name: str, texts: frozenset[str], negated: bool) -> Test:
+def _in_list(name: str, texts: frozenset[str], is_negated: bool) -> Predicate:
     def test(properties: Properties) -> bool | None:
         found = properties.get(name)
-        return None if found is None else (found in texts) is not negated
+        return None if found is None else (found in texts) is not is_negated
 
     return test
 
 
-def _not(operand: Test) -> Test:
+def _not(operand: Predicate) -> Predicate:
     def test(properties: Properties) -> bool | None:
         answer = operand(properties)
         return None if answer is None else not answer
@@ -315,7 +315,7 @@ def _not(operand: Test) -> Test:
     return test
 
 
-def _all(parts: list[Test]) -> Test:
+def _all(parts: list[Predicate]) -> Predicate:
     def test(properties: Properties) -> bool | None:
         answer: bool | None = True
         for part in parts:
@@ -329,7 +329,7 @@ def _all(parts: list[Test]) -> Test:
     return test
 
 
-def _any(parts: list[Test]) -> Test:
+def _any(parts: list[Predicate]) -> Predicate:
     def test(properties: Properties) -> bool | None:
         answer: bool | None = False
         for part in parts:

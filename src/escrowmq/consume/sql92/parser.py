@@ -2,7 +2,8 @@
 
 What an expression consists of.
 
-`Property`, `Text`, `Number` and `Nothing` are values; the others are true, false or unknown.
+`Property`, `StringLiteral`, `Number` and `NotANumber` are values; the others are true, false or
+unknown.
 
 RocketMQ's grammar, by recursive descent. What binds looser stands first:
 
@@ -27,11 +28,11 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from escrowmq.errors import BadExpression
+from escrowmq.errors import InvalidExpression
 
-Kind = Literal["word", "name", "text", "int", "float", "sign", "end"]
+TokenKind = Literal["word", "name", "text", "int", "float", "sign", "end"]
 
-WORDS: Final = frozenset(
+KEYWORDS: Final = frozenset(
     {"NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS"}
     | {"CONTAINS", "STARTSWITH", "ENDSWITH"}
 )
@@ -51,9 +52,9 @@ _TOKEN: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    kind: Kind
+    kind: TokenKind
     value: str  # a word in capitals; a text without its quotes
-    at: int  # counted from 1
+    position: int  # counted from 1
 
     def __str__(self) -> str:
         match self.kind:
@@ -65,38 +66,38 @@ class Token:
                 return self.value
 
 
-def tokens_of(expression: str) -> list[Token]:
+def tokenize(expression: str) -> list[Token]:
     """The last one is the end. Raises BadExpression."""
     found: list[Token] = []
     at = 0
     while at < len(expression):
         match = _TOKEN.match(expression, at)
         if match is None:
-            raise BadExpression(at + 1, _reason(expression[at]))
+            raise InvalidExpression(at + 1, _describe_invalid_character(expression[at]))
         if match.lastgroup != "space":
-            found.append(_token(str(match.lastgroup), match.group(), at + 1))
+            found.append(_make_token(str(match.lastgroup), match.group(), at + 1))
         at = match.end()
     found.append(Token("end", "", len(expression) + 1))
     return found
 
 
-def _token(kind: str, value: str, at: int) -> Token:
+def _make_token(kind: str, value: str, position: int) -> Token:
     match kind:
-        case "name" if value.upper() in WORDS:
-            return Token("word", value.upper(), at)
+        case "name" if value.upper() in KEYWORDS:
+            return Token("word", value.upper(), position)
         case "name":
-            return Token("name", value, at)
+            return Token("name", value, position)
         case "text":
-            return Token("text", value[1:-1].replace("''", "'"), at)
+            return Token("text", value[1:-1].replace("''", "'"), position)
         case "int":
-            return Token("int", value, at)
+            return Token("int", value, position)
         case "float":
-            return Token("float", value, at)
+            return Token("float", value, position)
         case _:
-            return Token("sign", value, at)
+            return Token("sign", value, position)
 
 
-def _reason(character: str) -> str:
+def _describe_invalid_character(character: str) -> str:
     if character == "'":
         return "a string that does not end; a quote inside a string is written twice"
     if character == '"':
@@ -105,20 +106,20 @@ def _reason(character: str) -> str:
 
 
 NumberKind = Literal["int", "long", "double"]
-Order = Literal[">", ">=", "<", "<="]
-Search = Literal["CONTAINS", "STARTSWITH", "ENDSWITH"]
+OrderOperator = Literal[">", ">=", "<", "<="]
+SearchOperator = Literal["CONTAINS", "STARTSWITH", "ENDSWITH"]
 
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Property:
+class PropertyRef:
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class StringLiteral:
     value: str
 
 
@@ -130,25 +131,25 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
-class Nothing:
+class NotANumber:
     """What minus makes of anything but a number."""
 
 
 @dataclass(frozen=True, slots=True)
-class Truth:
+class BooleanLiteral:
     value: bool | None  # TRUE, FALSE, NULL
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
+class PropertyCondition:
     """A property where a truth is expected: never true, as properties are strings."""
 
-    operand: Property
+    operand: PropertyRef
 
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    order: Order
+    operator: OrderOperator
     left: Value
     right: Value
 
@@ -160,18 +161,18 @@ class Equal:
 
 
 @dataclass(frozen=True, slots=True)
-class Among:
-    operand: Property
+class InList:
+    operand: PropertyRef
     texts: frozenset[str]
-    negated: bool
+    is_negated: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Searched:
-    how: Search
+class TextSearch:
+    operator: SearchOperator
     operand: Node
     text: str
-    negated: bool
+    is_negated: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,81 +181,103 @@ class Not:
 
 
 @dataclass(frozen=True, slots=True)
-class Both:
+class And:
     """AND. A long chain of them is one: a tree must not be as deep as an expression is long."""
 
     parts: tuple[Condition, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Either:
+class Or:
     parts: tuple[Condition, ...]
 
 
-Value = Property | Number | Nothing
-Condition = Truth | Cast | Compare | Equal | Among | Searched | Not | Both | Either
-Node = Value | Text | Condition
-CONDITIONS: Final = (Truth, Cast, Compare, Equal, Among, Searched, Not, Both, Either)
+Value = PropertyRef | Number | NotANumber
+Condition = (
+    BooleanLiteral | PropertyCondition | Compare | Equal | InList | TextSearch | Not | And | Or
+)
+Node = Value | StringLiteral | Condition
+CONDITIONS: Final = (
+    BooleanLiteral,
+    PropertyCondition,
+    Compare,
+    Equal,
+    InList,
+    TextSearch,
+    Not,
+    And,
+    Or,
+)
 
 
 DEPTH_MAX: Final = 64  # of parentheses and signs, one inside the other
-_ORDERS: Final[dict[str, Order]] = {order: order for order in (">", ">=", "<", "<=")}
-_SEARCHES: Final[dict[str, Search]] = {how: how for how in ("CONTAINS", "STARTSWITH", "ENDSWITH")}
-_TRUTHS: Final = {"TRUE": Truth(True), "FALSE": Truth(False), "NULL": Truth(None)}
-_AFTER_NOT: Final = ("BETWEEN", "IN", *_SEARCHES)
+_ORDER_OPERATORS: Final[dict[str, OrderOperator]] = {
+    order: order for order in (">", ">=", "<", "<=")
+}
+_SEARCH_OPERATORS: Final[dict[str, SearchOperator]] = {
+    how: how for how in ("CONTAINS", "STARTSWITH", "ENDSWITH")
+}
+_BOOLEANS: Final = {
+    "TRUE": BooleanLiteral(True),
+    "FALSE": BooleanLiteral(False),
+    "NULL": BooleanLiteral(None),
+}
+_NEGATABLE: Final = ("BETWEEN", "IN", *_SEARCH_OPERATORS)
 
 
 def parse(expression: str) -> Condition:
     """Raises BadExpression."""
-    return _Parser(expression).whole()
+    return _Parser(expression).parse()
 
 
 class _Parser:
     def __init__(self, expression: str) -> None:
-        self._tokens = tokens_of(expression)
-        self._next = 0
+        self._tokens = tokenize(expression)
+        self._index = 0
         self._depth = 0
 
     @property
     def _token(self) -> Token:
-        return self._tokens[self._next]
+        return self._tokens[self._index]
 
-    def whole(self) -> Condition:
-        found = _condition(self._or(), at=1)
+    def parse(self) -> Condition:
+        found = _as_condition(self._or(), position=1)
         if self._token.kind != "end":
-            raise BadExpression(self._token.at, f"{self._token} is too much, or AND or OR missing")
+            raise InvalidExpression(
+                self._token.position, f"{self._token} is too much, or AND or OR missing"
+            )
         return found
 
     # --- by precedence ---------------------------------------------------------------------------
 
     def _or(self) -> Node:
-        at = self._token.at
+        at = self._token.position
         first = self._and()
         parts = [first]
-        while self._take("OR"):
-            parts.append(_condition(self._and(), self._tokens[self._next - 1].at))
-        return first if len(parts) == 1 else Either((_condition(first, at), *parts[1:]))  # type: ignore[arg-type]
+        while self._accept("OR"):
+            parts.append(_as_condition(self._and(), self._tokens[self._index - 1].position))
+        return first if len(parts) == 1 else Or((_as_condition(first, at), *parts[1:]))  # type: ignore[arg-type]
 
     def _and(self) -> Node:
-        at = self._token.at
+        at = self._token.position
         first = self._equality()
         parts = [first]
-        while self._take("AND"):
-            parts.append(_condition(self._equality(), self._tokens[self._next - 1].at))
-        return first if len(parts) == 1 else Both((_condition(first, at), *parts[1:]))  # type: ignore[arg-type]
+        while self._accept("AND"):
+            parts.append(_as_condition(self._equality(), self._tokens[self._index - 1].position))
+        return first if len(parts) == 1 else And((_as_condition(first, at), *parts[1:]))  # type: ignore[arg-type]
 
     def _equality(self) -> Node:
         left = self._comparison()
         while True:
-            at = self._token.at
-            if self._take("="):
+            at = self._token.position
+            if self._accept("="):
                 left = _equal(left, self._comparison(), at)
-            elif self._take("<>"):
+            elif self._accept("<>"):
                 left = Not(_equal(left, self._comparison(), at))
-            elif self._take("IS"):
-                negated = self._take("NOT")
-                self._want("NULL")
-                is_null = Equal(left, Truth(None))
+            elif self._accept("IS"):
+                negated = self._accept("NOT")
+                self._expect("NULL")
+                is_null = Equal(left, BooleanLiteral(None))
                 left = Not(is_null) if negated else is_null
             else:
                 return left
@@ -263,42 +286,44 @@ class _Parser:
         left = self._unary()
         while True:
             token = self._token
-            if token.kind == "sign" and token.value in _ORDERS:
-                self._next += 1
-                left = _compare(_ORDERS[token.value], left, self._unary(), token.at)
-            elif token.kind == "word" and (token.value == "NOT" or token.value in _AFTER_NOT):
-                left = self._worded(left, token.at)
+            if token.kind == "sign" and token.value in _ORDER_OPERATORS:
+                self._index += 1
+                left = _compare(_ORDER_OPERATORS[token.value], left, self._unary(), token.position)
+            elif token.kind == "word" and (token.value == "NOT" or token.value in _NEGATABLE):
+                left = self._keyword_comparison(left, token.position)
             else:
                 return left
 
-    def _worded(self, left: Node, at: int) -> Condition:
-        negated = self._take("NOT")
+    def _keyword_comparison(self, left: Node, position: int) -> Condition:
+        negated = self._accept("NOT")
         token = self._token
-        if token.kind != "word" or token.value not in _AFTER_NOT:
-            raise BadExpression(token.at, f"NOT must be followed by {_list(_AFTER_NOT)} here")
-        self._next += 1
+        if token.kind != "word" or token.value not in _NEGATABLE:
+            raise InvalidExpression(
+                token.position, f"NOT must be followed by {_join_words(_NEGATABLE)} here"
+            )
+        self._index += 1
         if token.value == "BETWEEN":
             low = self._unary()
-            self._want("AND")
-            return _between(left, low, self._unary(), at, negated=negated)
-        if token.value in _SEARCHES:
-            return Searched(_SEARCHES[token.value], left, self._text(), negated)
-        if not isinstance(left, Property):
-            raise BadExpression(at, "IN needs a property before it")
-        return Among(left, frozenset(self._texts()), negated)
+            self._expect("AND")
+            return _between(left, low, self._unary(), position, is_negated=negated)
+        if token.value in _SEARCH_OPERATORS:
+            return TextSearch(_SEARCH_OPERATORS[token.value], left, self._text(), negated)
+        if not isinstance(left, PropertyRef):
+            raise InvalidExpression(position, "IN needs a property before it")
+        return InList(left, frozenset(self._texts()), negated)
 
     def _unary(self) -> Node:
         self._depth += 1
         if self._depth > DEPTH_MAX:
-            raise BadExpression(self._token.at, f"nested more than {DEPTH_MAX} deep")
-        at = self._token.at
+            raise InvalidExpression(self._token.position, f"nested more than {DEPTH_MAX} deep")
+        at = self._token.position
         found: Node
-        if self._take("+"):
+        if self._accept("+"):
             found = self._unary()
-        elif self._take("-"):
-            found = _negated(self._unary())
-        elif self._take("NOT"):
-            found = Not(_condition(self._unary(), at))
+        elif self._accept("-"):
+            found = _negate(self._unary())
+        elif self._accept("NOT"):
+            found = Not(_as_condition(self._unary(), at))
         else:
             found = self._primary()
         self._depth -= 1
@@ -306,82 +331,92 @@ class _Parser:
 
     def _primary(self) -> Node:
         token = self._token
-        self._next += 1
+        self._index += 1
         match token.kind:
             case "text":
-                return Text(token.value)
+                return StringLiteral(token.value)
             case "int":
                 return _integer(token)
             case "float":
                 return _double(token)
             case "name":
-                return Property(token.value)
-            case "word" if token.value in _TRUTHS:
-                return _TRUTHS[token.value]
+                return PropertyRef(token.value)
+            case "word" if token.value in _BOOLEANS:
+                return _BOOLEANS[token.value]
             case "sign" if token.value == "(":
                 found = self._or()
-                self._want(")")
+                self._expect(")")
                 return found
-        raise BadExpression(token.at, f"a property or a value is missing before {token}")
+        raise InvalidExpression(token.position, f"a property or a value is missing before {token}")
 
     # --- small pieces ----------------------------------------------------------------------------
 
-    def _take(self, value: str) -> bool:
+    def _accept(self, value: str) -> bool:
         token = self._token
         if token.kind not in ("word", "sign") or token.value != value:
             return False
-        self._next += 1
+        self._index += 1
         return True
 
-    def _want(self, value: str) -> None:
-        if not self._take(value):
-            raise BadExpression(self._token.at, f"{value} is missing before {self._token}")
+    def _expect(self, value: str) -> None:
+        if not self._accept(value):
+            raise InvalidExpression(
+                self._token.position, f"{value} is missing before {self._token}"
+            )
 
     def _text(self) -> str:
         token = self._token
         if token.kind != "text":
-            raise BadExpression(token.at, f"a string in single quotes is missing before {token}")
-        self._next += 1
+            raise InvalidExpression(
+                token.position, f"a string in single quotes is missing before {token}"
+            )
+        self._index += 1
         return token.value
 
     def _texts(self) -> list[str]:
-        self._want("(")
+        self._expect("(")
         found = [self._text()]
-        while self._take(","):
+        while self._accept(","):
             found.append(self._text())
-        self._want(")")
+        self._expect(")")
         return found
 
 
 # --- what may be combined ------------------------------------------------------------------------
 
 
-def _condition(node: Node, at: int) -> Condition:
+def _as_condition(node: Node, position: int) -> Condition:
     if isinstance(node, CONDITIONS):
         return node
-    if isinstance(node, Property):
-        return Cast(node)
-    raise BadExpression(at, "a condition must stand here, not a value")
+    if isinstance(node, PropertyRef):
+        return PropertyCondition(node)
+    raise InvalidExpression(position, "a condition must stand here, not a value")
 
 
-def _compare(order: Order, left: Node, right: Node, at: int) -> Compare:
-    return Compare(order, _ordered(left, order, at), _ordered(right, order, at))
+def _compare(operator: OrderOperator, left: Node, right: Node, position: int) -> Compare:
+    return Compare(
+        operator,
+        _check_comparable(left, operator, position),
+        _check_comparable(right, operator, position),
+    )
 
 
-def _ordered(node: Node, order: str, at: int) -> Value:
-    if isinstance(node, Text):
-        raise BadExpression(at, f"{order} compares numbers, and '{node.value}' is a string")
-    if isinstance(node, Truth):
-        raise BadExpression(at, f"{order} compares numbers, not TRUE, FALSE or NULL")
+def _check_comparable(node: Node, operator: str, position: int) -> Value:
+    if isinstance(node, StringLiteral):
+        raise InvalidExpression(
+            position, f"{operator} compares numbers, and '{node.value}' is a string"
+        )
+    if isinstance(node, BooleanLiteral):
+        raise InvalidExpression(position, f"{operator} compares numbers, not TRUE, FALSE or NULL")
     if isinstance(node, CONDITIONS):
-        raise BadExpression(at, f"{order} compares numbers, not conditions")
+        raise InvalidExpression(position, f"{operator} compares numbers, not conditions")
     return node
 
 
-def _between(value: Node, low: Node, high: Node, at: int, *, negated: bool) -> Condition:
-    if negated:
-        return Either((_compare("<", value, low, at), _compare(">", value, high, at)))
-    both = Both((_compare(">=", value, low, at), _compare("<=", value, high, at)))
+def _between(value: Node, low: Node, high: Node, position: int, *, is_negated: bool) -> Condition:
+    if is_negated:
+        return Or((_compare("<", value, low, position), _compare(">", value, high, position)))
+    both = And((_compare(">=", value, low, position), _compare("<=", value, high, position)))
     if (
         isinstance(low, Number)
         and isinstance(high, Number)
@@ -389,39 +424,45 @@ def _between(value: Node, low: Node, high: Node, at: int, *, negated: bool) -> C
         and high.is_literal
         and high.value < low.value
     ):
-        raise BadExpression(at, f"BETWEEN {low.value} AND {high.value} is empty: swap the two")
+        raise InvalidExpression(
+            position, f"BETWEEN {low.value} AND {high.value} is empty: swap the two"
+        )
     return both
 
 
-def _equal(left: Node, right: Node, at: int) -> Equal:
-    if Truth(None) in (left, right):
-        raise BadExpression(at, "nothing equals NULL; write IS NULL or IS NOT NULL")
-    if isinstance(left, Truth) and (
-        isinstance(right, Text) or (isinstance(right, Number) and right.is_literal)
+def _equal(left: Node, right: Node, position: int) -> Equal:
+    if BooleanLiteral(None) in (left, right):
+        raise InvalidExpression(position, "nothing equals NULL; write IS NULL or IS NOT NULL")
+    if isinstance(left, BooleanLiteral) and (
+        isinstance(right, StringLiteral) or (isinstance(right, Number) and right.is_literal)
     ):
-        raise BadExpression(at, "TRUE or FALSE cannot be compared with a string or a number")
+        raise InvalidExpression(
+            position, "TRUE or FALSE cannot be compared with a string or a number"
+        )
     return Equal(left, right)
 
 
-def _negated(node: Node) -> Number | Nothing:
-    return Number(-node.value, node.kind, False) if isinstance(node, Number) else Nothing()
+def _negate(node: Node) -> Number | NotANumber:
+    return Number(-node.value, node.kind, False) if isinstance(node, Number) else NotANumber()
 
 
 def _integer(token: Token) -> Number:
     value = int(token.value.rstrip("lL"))
     if value > LONG_MAX:
-        raise BadExpression(token.at, f"{token.value} is larger than {LONG_MAX}")
+        raise InvalidExpression(token.position, f"{token.value} is larger than {LONG_MAX}")
     return Number(value, "int" if value <= INT_MAX else "long")
 
 
 def _double(token: Token) -> Number:
     value = float(token.value)
     if value == float("inf"):
-        raise BadExpression(token.at, f"{token.value} is larger than a double can be")
+        raise InvalidExpression(token.position, f"{token.value} is larger than a double can be")
     if value == 0.0:
-        raise BadExpression(token.at, f"{token.value} is smaller than a double can be: write 0")
+        raise InvalidExpression(
+            token.position, f"{token.value} is smaller than a double can be: write 0"
+        )
     return Number(value, "double")
 
 
-def _list(words: tuple[str, ...]) -> str:
+def _join_words(words: tuple[str, ...]) -> str:
     return f"{', '.join(words[:-1])} or {words[-1]}"

@@ -42,90 +42,96 @@ from pyspark.sql.types import StructType
 
 from escrowmq.errors import PipelineFailed
 from escrowmq.pipeline.job import (
-    Progress,
-    Report,
-    Source,
+    ClusterSource,
+    PipelineProgress,
+    PipelineProgressCallback,
+    append_available,
     check_time_zone,
-    has_class,
-    plain_errors,
-    read_now,
-    silent,
+    has_java_class,
+    ignore_progress,
+    translate_spark_errors,
 )
 from escrowmq.pipeline.ledger.model import (
     EVENT_COLUMNS,
     FINAL_COLUMNS,
-    LEDGER,
-    events_of,
-    finals_of,
-    ledger_of,
+    LEDGER_SCHEMA,
+    build_ledger,
+    to_events,
+    to_finals,
 )
-from escrowmq.pipeline.parquet_table import Part, Table, part_of_directory
-from escrowmq.spark.schema import MESSAGE, TRANSACTION
+from escrowmq.pipeline.parquet_table import ParquetTable, TablePart, part_of_directory
+from escrowmq.spark.schema import MESSAGE_COLUMNS, TRANSACTION_COLUMNS
 
 
-def touched_days(events: DataFrame, new_events: DataFrame, new_finals: DataFrame) -> list[str]:
+def affected_days(events: DataFrame, new_events: DataFrame, new_finals: DataFrame) -> list[str]:
     """The days that the transactions of these new records are in, or were in before: each day that
     one of their halves came on."""
     halves = events.where("kind = 'half'")
     # A half that is new, and halves that something new was said of.
     found = [new_events.where("kind = 'half'")]
     said = new_events.where("kind not in ('half', 'stranded')").select("broker", "half_offset")
-    found.append(_named(halves, said, "half_offset"))
+    found.append(_halves_matching(halves, said, "half_offset"))
     delivered = new_finals.selectExpr("broker", "prepared_offset AS log_offset")
-    found.append(_named(halves, delivered, "log_offset"))
+    found.append(_halves_matching(halves, delivered, "log_offset"))
     given_up = new_events.where("kind = 'stranded'").select("message_id").distinct()
     if not given_up.isEmpty():  # rare, and named by the message alone
         found.append(halves.join(given_up, "message_id", "left_semi"))
-    touched = reduce(DataFrame.unionByName, [rows.select(_id(), "at") for rows in found])
-    [span] = touched.agg(_day(f.min("at")), _day(f.max("at"))).collect()
+    touched = reduce(
+        DataFrame.unionByName, [rows.select(_transaction_id(), "at") for rows in found]
+    )
+    [span] = touched.agg(_utc_day(f.min("at")), _utc_day(f.max("at"))).collect()
     if span[0] is None:
         return []
     # Its day is that of its first half, which may be the day before; and if that one is read
     # late, the transaction stood where its other halves are.
-    near = halves.where(_between_days(span[0], span[1])).select(_id(), "at")
+    near = halves.where(_is_near_days(span[0], span[1])).select(_transaction_id(), "at")
     whole = near.join(touched.select("id").distinct(), "id", "left_semi")
-    days = whole.select(_day(f.col("at")).alias("day")).distinct()
+    days = whole.select(_utc_day(f.col("at")).alias("day")).distinct()
     return sorted(row["day"] for row in days.collect())
 
 
-def of_days(events: DataFrame, finals: DataFrame, days: Sequence[str]) -> DataFrame:
+def ledger_of_days(events: DataFrame, finals: DataFrame, days: Sequence[str]) -> DataFrame:
     """The ledger of some days. A transaction whose halves are more than a day apart is cut."""
-    window = reduce(Column.__or__, [_between_days(day, day) for day in days], f.lit(False))
+    window = reduce(Column.__or__, [_is_near_days(day, day) for day in days], f.lit(False))
     is_half = f.col("kind") == "half"
     halves = events.where(is_half & window)
-    about = _range(halves, "half_offset", "half_offset")
+    about = _is_in_range(halves, "half_offset", "half_offset")
     others = (f.col("kind") == "stranded") | (~is_half & about)
     scoped = events.where((is_half & window) | others)
-    rows = ledger_of(scoped, finals.where(_range(halves, "log_offset", "prepared_offset")))
+    rows = build_ledger(scoped, finals.where(_is_in_range(halves, "log_offset", "prepared_offset")))
     return rows.where(f.col("day").cast("string").isin(list(days)))
 
 
-def _id() -> Column:
+def _transaction_id() -> Column:
     place = f.concat_ws(":", "broker", "half_offset")
     return f.coalesce("marker_id", "message_id", place).alias("id")
 
 
-def _named(halves: DataFrame, named: DataFrame, by: str) -> DataFrame:
-    some = halves.where(_range(named, by, by))
-    return some.join(named.distinct(), ["broker", by], "left_semi")
+def _halves_matching(halves: DataFrame, keys: DataFrame, column: str) -> DataFrame:
+    some = halves.where(_is_in_range(keys, column, column))
+    return some.join(keys.distinct(), ["broker", column], "left_semi")
 
 
-def _range(rows: DataFrame, of: str, by: str) -> Column:
+def _is_in_range(rows: DataFrame, bounds_column: str, column: str) -> Column:
     """That `by` lies between the least and the greatest `of`; a broker each."""
-    ends = rows.groupBy("broker").agg(f.min(of).alias("low"), f.max(of).alias("high")).collect()
+    ends = (
+        rows.groupBy("broker")
+        .agg(f.min(bounds_column).alias("low"), f.max(bounds_column).alias("high"))
+        .collect()
+    )
     within = [
-        (f.col("broker") == end["broker"]) & f.col(by).between(end["low"], end["high"])
+        (f.col("broker") == end["broker"]) & f.col(column).between(end["low"], end["high"])
         for end in ends
         if end["low"] is not None
     ]
     return reduce(Column.__or__, within, f.lit(False))
 
 
-def _day(at: Column) -> Column:
-    return f.to_date(at).cast("string")
+def _utc_day(time: Column) -> Column:
+    return f.to_date(time).cast("string")
 
 
-def _between_days(first: str, last: str) -> Column:
+def _is_near_days(first: str, last: str) -> Column:
     """At most a day before the first and a day after the last."""
     low = f.date_sub(f.lit(first).cast("date"), 1).cast("timestamp")
     end = f.date_add(f.lit(last).cast("date"), 2).cast("timestamp")
@@ -137,21 +143,21 @@ DELTA: Final = "delta"
 ICEBERG: Final = "iceberg"
 FORMATS: Final = (PARQUET, DELTA, ICEBERG)
 _DELTA_EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
-_CLASSES: Final = {
+_FORMAT_CLASSES: Final = {
     DELTA: _DELTA_EXTENSION,
     ICEBERG: "org.apache.iceberg.spark.SparkCatalog",
 }
-_PACKAGES: Final = {
+_FORMAT_PACKAGES: Final = {
     DELTA: "io.delta:delta-spark_4.2_2.13:4.4.0",
     ICEBERG: "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
 }
-_CATALOG: Final = "escrowmq_ledger"
-_TABLE: Final = f"{_CATALOG}.ledger"
+_ICEBERG_CATALOG: Final = "escrowmq_ledger"
+_ICEBERG_TABLE: Final = f"{_ICEBERG_CATALOG}.ledger"
 
 
-def settings_of(kind: str) -> Mapping[str, str]:
+def format_settings(table_format: str) -> Mapping[str, str]:
     """What a session must have from its start."""
-    if kind != DELTA:
+    if table_format != DELTA:
         return {}
     return {
         "spark.sql.extensions": _DELTA_EXTENSION,
@@ -159,61 +165,64 @@ def settings_of(kind: str) -> Mapping[str, str]:
     }
 
 
-def check_format(spark: SparkSession, kind: str) -> None:
+def check_format(spark: SparkSession, table_format: str) -> None:
     """Raises PipelineFailed if Spark does not have what it takes."""
-    if kind not in FORMATS:
-        raise PipelineFailed(f"there is no format {kind!r}, only {', '.join(FORMATS)}")
-    if kind != PARQUET and not has_class(spark, _CLASSES[kind]):
+    if table_format not in FORMATS:
+        raise PipelineFailed(f"there is no format {table_format!r}, only {', '.join(FORMATS)}")
+    if table_format != PARQUET and not has_java_class(spark, _FORMAT_CLASSES[table_format]):
         raise PipelineFailed(
-            f"format {kind}: Spark has no jar for it; give it one, "
-            f"as --conf spark.jars.packages={_PACKAGES[kind]}, or --conf spark.jars=FILE"
+            f"format {table_format}: Spark has no jar for it; give it one, "
+            f"as --conf spark.jars.packages={_FORMAT_PACKAGES[table_format]}, or --conf "
+            "spark.jars=FILE"
         )
-    missing = [name for name in settings_of(kind) if not spark.conf.get(name, None)]
+    missing = [name for name in format_settings(table_format) if not spark.conf.get(name, None)]
     if missing:
-        raise PipelineFailed(f"format {kind}: the session must be started with {missing[0]}")
+        raise PipelineFailed(
+            f"format {table_format}: the session must be started with {missing[0]}"
+        )
 
 
-def copy_days(rows: DataFrame, out: Path, kind: str, days: Sequence[str] | None) -> None:
+def copy_days(rows: DataFrame, out: Path, table_format: str, days: Sequence[str] | None) -> None:
     """Put these days in place of what the copy has of them; None: of all that it has."""
-    if kind == DELTA:
-        _to_delta(rows, str((out / DELTA).absolute()), days)
-    elif kind == ICEBERG:
-        _to_iceberg(rows, str((out / ICEBERG).absolute()), days)
+    if table_format == DELTA:
+        _copy_to_delta(rows, str((out / DELTA).absolute()), days)
+    elif table_format == ICEBERG:
+        _copy_to_iceberg(rows, str((out / ICEBERG).absolute()), days)
 
 
-def _to_delta(rows: DataFrame, place: str, days: Sequence[str] | None) -> None:
+def _copy_to_delta(rows: DataFrame, path: str, days: Sequence[str] | None) -> None:
     writer = rows.write.format("delta").mode("overwrite").partitionBy("day")
-    if days is not None and (Path(place) / "_delta_log").is_dir():
+    if days is not None and (Path(path) / "_delta_log").is_dir():
         named = ", ".join(f"'{day}'" for day in days)
         writer = writer.option("replaceWhere", f"day IN ({named})")
-    writer.save(place)
+    writer.save(path)
 
 
-def _to_iceberg(rows: DataFrame, place: str, days: Sequence[str] | None) -> None:
+def _copy_to_iceberg(rows: DataFrame, warehouse: str, days: Sequence[str] | None) -> None:
     from pyspark.sql import functions  # the command line names formats without Spark
 
     spark = rows.sparkSession
-    spark.conf.set(f"spark.sql.catalog.{_CATALOG}", _CLASSES[ICEBERG])
-    spark.conf.set(f"spark.sql.catalog.{_CATALOG}.type", "hadoop")
-    spark.conf.set(f"spark.sql.catalog.{_CATALOG}.warehouse", place)
-    if days is not None and spark.catalog.tableExists(_TABLE):
+    spark.conf.set(f"spark.sql.catalog.{_ICEBERG_CATALOG}", _FORMAT_CLASSES[ICEBERG])
+    spark.conf.set(f"spark.sql.catalog.{_ICEBERG_CATALOG}.type", "hadoop")
+    spark.conf.set(f"spark.sql.catalog.{_ICEBERG_CATALOG}.warehouse", warehouse)
+    if days is not None and spark.catalog.tableExists(_ICEBERG_TABLE):
         # Named, not those that have rows: a day whose last transaction has moved is empty now.
-        rows.writeTo(_TABLE).overwrite(functions.col("day").isin(*days))
+        rows.writeTo(_ICEBERG_TABLE).overwrite(functions.col("day").isin(*days))
     else:
-        rows.writeTo(_TABLE).using("iceberg").partitionedBy("day").createOrReplace()
+        rows.writeTo(_ICEBERG_TABLE).using("iceberg").partitionedBy("day").createOrReplace()
 
 
-KIND: Final = "an escrowmq ledger"
-EVENTS: Final[StructType] = TRANSACTION.only(EVENT_COLUMNS).spark()
-FINALS: Final[StructType] = MESSAGE.only(FINAL_COLUMNS).spark()
+LEDGER_KIND: Final = "an escrowmq ledger"
+EVENT_SCHEMA: Final[StructType] = TRANSACTION_COLUMNS.select(EVENT_COLUMNS).spark_schema()
+FINAL_SCHEMA: Final[StructType] = MESSAGE_COLUMNS.select(FINAL_COLUMNS).spark_schema()
 _SMALL_BYTES: Final = 256 << 20
 _FILE_BYTES: Final = 128 << 20
-_SMALL_MAX: Final = 16
-_READ_OF_FINALS: Final = ",".join((*FINAL_COLUMNS, "transaction_id"))
+_MIN_SMALL_PARTS: Final = 16
+_FINAL_READ_COLUMNS: Final = ",".join((*FINAL_COLUMNS, "transaction_id"))
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class LedgerResult:
     records: int  # read from brokers
     days: tuple[str, ...]  # built anew
     rows: int  # transactions in them
@@ -221,11 +230,11 @@ class Round:
 
 def read_ledger(spark: SparkSession, directory: str | Path) -> DataFrame:
     """A ledger as it is now. Raises PipelineFailed if there is none."""
-    return _existing(Path(directory)).read(spark, LEDGER)
+    return _open_ledger(Path(directory)).read(spark, LEDGER_SCHEMA)
 
 
-def _existing(directory: Path) -> Table:
-    table = Table(directory, KIND)
+def _open_ledger(directory: Path) -> ParquetTable:
+    table = ParquetTable(directory, LEDGER_KIND)
     if not (directory / "_manifest.json").exists():
         raise PipelineFailed(
             f"there is no ledger in {directory}: `escrowmq pipeline ledger --out` makes one"
@@ -237,13 +246,13 @@ def run_ledger(
     spark: SparkSession,
     out: str | Path,
     *,
-    source: Source | None = None,
+    source: ClusterSource | None = None,
     paths: Sequence[str | Path] = (),
-    every_s: float | None = None,
+    interval_s: float | None = None,
     stop: threading.Event | None = None,
-    report: Report = silent,
+    on_progress: PipelineProgressCallback = ignore_progress,
     table_format: str = PARQUET,
-) -> Round:
+) -> LedgerResult:
     """Bring a ledger up to date: from a cluster, or from brokers' directories. With `every_s` again
     and again, until `stop` is set. The last round. `table_format`: one of FORMATS; Parquet is
     there in any case.
@@ -254,26 +263,32 @@ def run_ledger(
         raise PipelineFailed("a ledger is made from a cluster or from files: name one of them")
     check_time_zone(spark)
     check_format(spark, table_format)
-    run = _Ledger(spark, Path(out), report, table_format)
-    with run.table.writing(), plain_errors():
+    run = _LedgerRun(spark, Path(out), on_progress, table_format)
+    with run.table.write_lock(), translate_spark_errors():
         run.check_origin("files" if source is None else "cluster")
         if source is None:
-            return run.from_files([Path(path) for path in paths])
-        done = run.round(source)
-        while every_s is not None and not (stop or threading.Event()).wait(every_s):
-            done = run.round(source)
+            return run.rebuild_from_files([Path(path) for path in paths])
+        done = run.update(source)
+        while interval_s is not None and not (stop or threading.Event()).wait(interval_s):
+            done = run.update(source)
         return done
 
 
-class _Ledger:
-    def __init__(self, spark: SparkSession, out: Path, report: Report, table_format: str) -> None:
+class _LedgerRun:
+    def __init__(
+        self,
+        spark: SparkSession,
+        out: Path,
+        on_progress: PipelineProgressCallback,
+        table_format: str,
+    ) -> None:
         self._format = table_format
         self._spark = spark
         self._out = out
-        self._report = report
-        self.table = Table(out, KIND)
-        self._events = Table(out / "_events" / "transactions", "records of transactions")
-        self._finals = Table(out / "_events" / "finals", "delivered messages")
+        self._report = on_progress
+        self.table = ParquetTable(out, LEDGER_KIND)
+        self._events = ParquetTable(out / "_events" / "transactions", "records of transactions")
+        self._finals = ParquetTable(out / "_events" / "finals", "delivered messages")
 
     def check_origin(self, origin: str) -> None:
         known = self.table.manifest.names.get("origin", [origin])
@@ -285,56 +300,58 @@ class _Ledger:
 
     # --- reading ---------------------------------------------------------------------------------
 
-    def round(self, source: Source) -> Round:
+    def update(self, source: ClusterSource) -> LedgerResult:
         checkpoint = self._out / "_checkpoint"
-        with self._events.writing(), self._finals.writing():
-            records = read_now(
+        with self._events.write_lock(), self._finals.write_lock():
+            records = append_available(
                 self._spark,
                 source,
                 {"mode": "transactions"},
                 checkpoint / "transactions",
                 self._events,
-                events_of,
+                to_events,
                 step="transactions",
-                report=self._report,
+                on_progress=self._report,
             )
             # Finals after the ops that speak of them: a commit whose op is known has its final.
             if topics := self._topics():
                 pattern = "|".join(re.escape(topic) for topic in topics)
                 which = {"subscribePattern": pattern, "includeSystem": "true"}
-                records += read_now(
+                records += append_available(
                     self._spark,
                     source,
-                    {**which, "columns": _READ_OF_FINALS},
+                    {**which, "columns": _FINAL_READ_COLUMNS},
                     checkpoint / "finals",
                     self._finals,
-                    finals_of,
+                    to_finals,
                     step="messages",
-                    report=self._report,
+                    on_progress=self._report,
                 )
             days, rows = self._merge()
             self._compact()
-        return Round(records, days, rows)
+        return LedgerResult(records, days, rows)
 
-    def from_files(self, paths: Sequence[Path]) -> Round:
+    def rebuild_from_files(self, paths: Sequence[Path]) -> LedgerResult:
         """From the beginning: files cannot be read from where one was."""
         names = [str(path.absolute()) for path in paths]
-        with self._events.writing(), self._finals.writing():
-            self._replace(self._events, map(events_of, self._files(names, mode="transactions")))
+        with self._events.write_lock(), self._finals.write_lock():
+            self._replace(
+                self._events, map(to_events, self._read_files(names, mode="transactions"))
+            )
             topics = self._topics_of(self._events.manifest.parts)
-            found = self._files(names, subscribe=",".join(topics)) if topics else []
-            self._replace(self._finals, map(finals_of, found))
+            found = self._read_files(names, subscribe=",".join(topics)) if topics else []
+            self._replace(self._finals, map(to_finals, found))
             days, rows = self._merge(all_days=True)
-        return Round(self._events.read(self._spark, EVENTS).count(), days, rows)
+        return LedgerResult(self._events.read(self._spark, EVENT_SCHEMA).count(), days, rows)
 
-    def _files(self, names: Sequence[str], **options: str) -> list[DataFrame]:
+    def _read_files(self, names: Sequence[str], **options: str) -> list[DataFrame]:
         """Offsets are a broker's own, and files do not say whose they are: their place does."""
         from pyspark.sql.functions import lit
 
         reader = self._spark.read.format("escrowmq").options(**options)
         return [reader.load(name).withColumn("broker", lit(name)) for name in names]
 
-    def _replace(self, table: Table, frames: Iterable[DataFrame]) -> None:
+    def _replace(self, table: ParquetTable, frames: Iterable[DataFrame]) -> None:
         found = list(frames)
         parts = []
         if found:
@@ -345,17 +362,19 @@ class _Ledger:
     def _topics(self) -> list[str]:
         """Those that any half was meant for."""
         known = set(self.table.manifest.names.get("topics", []))
-        found = sorted(known | set(self._topics_of(self._new(self._events, "transactions"))))
+        found = sorted(
+            known | set(self._topics_of(self._unmerged_parts(self._events, "transactions")))
+        )
         if set(found) != known:
             self.table.publish(names={**self.table.manifest.names, "topics": found})
         return found
 
-    def _topics_of(self, parts: Sequence[Part]) -> list[str]:
-        halves = self._events.read(self._spark, EVENTS, parts).where("kind = 'half'")
+    def _topics_of(self, parts: Sequence[TablePart]) -> list[str]:
+        halves = self._events.read(self._spark, EVENT_SCHEMA, parts).where("kind = 'half'")
         rows = halves.where("topic is not null").select("topic").distinct().collect()
         return sorted(row["topic"] for row in rows)
 
-    def _new(self, table: Table, name: str) -> list[Part]:
+    def _unmerged_parts(self, table: ParquetTable, name: str) -> list[TablePart]:
         merged = self.table.manifest.state.get(name, 0)
         return [part for part in table.manifest.parts if part.last >= merged]
 
@@ -363,23 +382,23 @@ class _Ledger:
 
     def _merge(self, *, all_days: bool = False) -> tuple[tuple[str, ...], int]:
         spark, manifest = self._spark, self.table.manifest
-        new_events = self._new(self._events, "transactions")
-        new_finals = self._new(self._finals, "finals")
+        new_events = self._unmerged_parts(self._events, "transactions")
+        new_finals = self._unmerged_parts(self._finals, "finals")
         if not (new_events or new_finals or all_days):
             return (), 0
-        self._report(Progress("building days"))
-        events = self._events.read(spark, EVENTS)
-        finals = self._finals.read(spark, FINALS)
+        self._report(PipelineProgress("building days"))
+        events = self._events.read(spark, EVENT_SCHEMA)
+        finals = self._finals.read(spark, FINAL_SCHEMA)
         days = None
         if manifest.parts and not all_days:
-            days = touched_days(
+            days = affected_days(
                 events,
-                self._events.read(spark, EVENTS, new_events),
-                self._finals.read(spark, FINALS, new_finals),
+                self._events.read(spark, EVENT_SCHEMA, new_events),
+                self._finals.read(spark, FINAL_SCHEMA, new_finals),
             )
-            rows = of_days(events, finals, days)
+            rows = ledger_of_days(events, finals, days)
         else:
-            rows = ledger_of(events, finals)
+            rows = build_ledger(events, finals)
         # A day in few files, but a long one in several: no task gets more than it can hold.
         path = self.table.write(rows.hint("rebalance", "day"), ["day"])
         made = sorted((self.table.parts_directory / path).glob("day=*"))
@@ -392,13 +411,13 @@ class _Ledger:
             "finals": self._finals.manifest.next_batch,
         }
         now = sorted([*kept, *parts], key=_day_of)
-        self.table.publish(parts=now, state=merged, names=self._copy(now, parts, days))
-        self._link()
-        count = self.table.read(spark, LEDGER, parts).count() if parts else 0
+        self.table.publish(parts=now, state=merged, names=self._copy_to_format(now, parts, days))
+        self._link_days()
+        count = self.table.read(spark, LEDGER_SCHEMA, parts).count() if parts else 0
         return tuple(day.name.removeprefix("day=") for day in made), count
 
-    def _copy(
-        self, parts: Sequence[Part], new: Sequence[Part], days: Sequence[str] | None
+    def _copy_to_format(
+        self, parts: Sequence[TablePart], new: Sequence[TablePart], days: Sequence[str] | None
     ) -> dict[str, list[str]]:
         """The days that were built anew (None: all) to the other format, before these parts are the
         ledger: a round that is cut off here is done again. The manifest's names, with which format
@@ -407,12 +426,12 @@ class _Ledger:
         copies: list[str] = []
         if self._format != PARQUET:
             has_the_rest = self._format in names.get("copies", []) and len(new) < len(parts)
-            rows = self.table.read(self._spark, LEDGER, new if has_the_rest else parts)
+            rows = self.table.read(self._spark, LEDGER_SCHEMA, new if has_the_rest else parts)
             copy_days(rows, self._out, self._format, days if has_the_rest else None)
             copies = [self._format]
         return {**names, "copies": copies}
 
-    def _link(self) -> None:
+    def _link_days(self) -> None:
         """Each link is replaced at once; a file system without links goes without."""
         days = {_day_of(part) for part in self.table.manifest.parts}
         with suppress(OSError, NotImplementedError):
@@ -427,9 +446,9 @@ class _Ledger:
 
     def _compact(self) -> None:
         """Only what is merged is in it then, so nothing looks new again."""
-        orders: Mapping[Table, tuple[StructType, str]] = {
-            self._events: (EVENTS, "log_offset"),
-            self._finals: (FINALS, "prepared_offset"),
+        orders: Mapping[ParquetTable, tuple[StructType, str]] = {
+            self._events: (EVENT_SCHEMA, "log_offset"),
+            self._finals: (FINAL_SCHEMA, "prepared_offset"),
         }
         for table, (schema, order) in orders.items():
             table.compact(
@@ -439,9 +458,9 @@ class _Ledger:
                     1 + size // _FILE_BYTES, "broker", order
                 ).sortWithinPartitions("broker", order),
                 small_bytes=_SMALL_BYTES,
-                at_least=_SMALL_MAX,
+                min_parts=_MIN_SMALL_PARTS,
             )
 
 
-def _day_of(part: Part) -> str:
+def _day_of(part: TablePart) -> str:
     return Path(part.path).name

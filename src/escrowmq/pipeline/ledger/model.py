@@ -34,7 +34,7 @@ from pyspark.sql.types import (
 
 OPEN, COMMITTED, ROLLED_BACK, STRANDED = "open", "committed", "rolled_back", "stranded"
 
-FINAL: Final = StructType(
+FINAL_TYPE: Final = StructType(
     [
         StructField("topic", StringType()),
         StructField("broker", StringType()),
@@ -43,7 +43,7 @@ FINAL: Final = StructType(
     ]
 )
 
-LEDGER: Final = StructType(
+LEDGER_SCHEMA: Final = StructType(
     [
         StructField("transaction_id", StringType()),  # TX_ID, else the half's UNIQ_KEY
         StructField("marker_id", StringType()),  # TX_ID: the row in the database
@@ -61,7 +61,7 @@ LEDGER: Final = StructType(
         StructField("decided_at", TimestampType()),
         StructField("decided_by", StringType()),
         StructField("decision_ms", LongType()),  # parked to decided
-        StructField("finals", ArrayType(FINAL)),
+        StructField("finals", ArrayType(FINAL_TYPE)),
         StructField("visible_ms", LongType()),  # decided to visible
         StructField("day", DateType()),  # of parked_at
     ]
@@ -91,50 +91,53 @@ def ledger(
     """The ledger (LEDGER) of these halves. All but `finals` have the columns of mode=transactions;
     `finals` those of messages. `stranded` is what RocketMQ gave up, in its own topic."""
     told = [halves, ops, checks, decisions, *([] if stranded is None else [stranded])]
-    return ledger_of(reduce(DataFrame.unionByName, map(events_of, told)), finals_of(finals))
+    return build_ledger(reduce(DataFrame.unionByName, map(to_events, told)), to_finals(finals))
 
 
-def events_of(told: DataFrame) -> DataFrame:
+def to_events(records: DataFrame) -> DataFrame:
     """What a ledger needs of mode=transactions; a decision becomes a row for each of its halves."""
     of_decision = f.concat(
-        _each(f.col("commits"), COMMITTED), _each(f.col("rolls_back"), ROLLED_BACK)
+        _verdict_structs(f.col("commits"), COMMITTED),
+        _verdict_structs(f.col("rolls_back"), ROLLED_BACK),
     )
     itself = f.array(f.struct(f.col("half_offset"), f.col("verdict")))
     settles = f.when(f.col("kind") == "decision", of_decision).otherwise(itself)
-    rows = told.withColumn("_settles", f.explode(settles))
+    rows = records.withColumn("_settles", f.explode(settles))
     rows = rows.withColumn("half_offset", f.col("_settles.half_offset"))
     rows = rows.withColumn("verdict", f.col("_settles.verdict"))
     return rows.withColumn("broker", f.coalesce("broker", f.lit(""))).select(*EVENT_COLUMNS)
 
 
-def _each(offsets: Column, verdict: str) -> Column:
+def _verdict_structs(offsets: Column, verdict: str) -> Column:
     rows = f.transform(
         offsets, lambda one: f.struct(one.alias("half_offset"), f.lit(verdict).alias("verdict"))
     )
     return f.coalesce(rows, f.array().cast("array<struct<half_offset:bigint,verdict:string>>"))
 
 
-def finals_of(messages: DataFrame) -> DataFrame:
+def to_finals(messages: DataFrame) -> DataFrame:
     """Of messages, those that were halves before."""
     was_half = f.col("transaction_id").isNotNull()
     rows = messages.where(was_half).withColumn("broker", f.coalesce("broker", f.lit("")))
     return rows.select(*FINAL_COLUMNS)
 
 
-def ledger_of(events: DataFrame, finals: DataFrame) -> DataFrame:
+def build_ledger(events: DataFrame, finals: DataFrame) -> DataFrame:
     """The same from `events_of` and `finals_of`."""
     given_up = events.where("kind = 'stranded'").select("message_id").distinct()
-    places = _with_finals(_places(events.where("kind <> 'stranded'")), finals)
+    places = _join_finals(_group_by_half(events.where("kind <> 'stranded'")), finals)
     given_up = given_up.withColumn("given_up", f.lit(True))
     places = places.join(given_up, "message_id", "left").repartition("transaction_id")
-    rows = _transactions(_messages(places))
-    return rows.select(*(f.col(f"`{x.name}`").cast(x.dataType).alias(x.name) for x in LEDGER))
+    rows = _group_by_transaction(_group_by_message(places))
+    return rows.select(
+        *(f.col(f"`{x.name}`").cast(x.dataType).alias(x.name) for x in LEDGER_SCHEMA)
+    )
 
 
 # --- places --------------------------------------------------------------------------------------
 
 
-def _places(events: DataFrame) -> DataFrame:
+def _group_by_half(events: DataFrame) -> DataFrame:
     is_half, is_check = f.col("kind") == "half", f.col("kind") == "check"
     was_asked = is_check & (f.col("step") == "asked")
     verdict = (
@@ -164,7 +167,7 @@ def _places(events: DataFrame) -> DataFrame:
     return rows.withColumn("transaction_id", f.coalesce("marker_id", "message_id"))
 
 
-def _with_finals(places: DataFrame, finals: DataFrame) -> DataFrame:
+def _join_finals(halves: DataFrame, finals: DataFrame) -> DataFrame:
     # A message that was none names 0, and so does the final of the very first record of a log.
     exact = f.when(f.col("prepared_offset") == 0, f.col("message_id"))
     where = f.struct("topic", "broker", "queue_id", "queue_offset")
@@ -179,13 +182,13 @@ def _with_finals(places: DataFrame, finals: DataFrame) -> DataFrame:
         & (f.col("log_offset") == f.col("prepared_offset"))
         & (f.col("exact_id").isNull() | (f.col("exact_id") == f.col("message_id")))
     )
-    return places.join(found, is_its, "left").drop("final_broker", "prepared_offset", "exact_id")
+    return halves.join(found, is_its, "left").drop("final_broker", "prepared_offset", "exact_id")
 
 
 # --- messages ------------------------------------------------------------------------------------
 
 
-def _messages(places: DataFrame) -> DataFrame:
+def _group_by_message(halves: DataFrame) -> DataFrame:
     said = f.col("word.verdict")
     is_delivered = f.col("visible_at").isNotNull()
     is_committed = (said == COMMITTED) | is_delivered
@@ -201,7 +204,7 @@ def _messages(places: DataFrame) -> DataFrame:
         f.when(said == COMMITTED, f.col("visible_at")).alias("visible_at"),
     )
     newest = f.max_by(f.coalesce(said, f.lit(OPEN)), f.struct("parked_at", "half_offset"))
-    rows = places.groupBy("transaction_id", "message_id").agg(
+    rows = halves.groupBy("transaction_id", "message_id").agg(
         *(f.max(name).alias(name) for name in ("marker_id", "group", "topic", "given_up")),
         *(f.max(name).alias(name) for name in ("last_check", "checks")),
         *(f.min(name).alias(name) for name in ("parked_at", "first_check")),
@@ -230,7 +233,7 @@ def _messages(places: DataFrame) -> DataFrame:
 # --- transactions --------------------------------------------------------------------------------
 
 
-def _transactions(messages: DataFrame) -> DataFrame:
+def _group_by_transaction(messages: DataFrame) -> DataFrame:
     later_ms = f.unix_millis("decision.visible_at") - f.unix_millis("decision.at")
     delay_ms = f.when(later_ms.isNotNull(), f.greatest(f.lit(0), later_ms))
     rows = messages.groupBy("transaction_id").agg(

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from escrowmq.database.marker import COMMITTED
 
 DAY_MS: Final = 86_400_000
-KINDS: Final = {
+DIFFERENCE_KINDS: Final = {
     "row_without_message": "committed in the database, but a message is missing",
     "message_without_row": "a message went out, but the database knows nothing of it",
     "delivered_twice": "a message is there twice, and nothing keeps its effect from being doubled",
@@ -37,7 +37,7 @@ TAKEN_ONCE: Final = "taken_once"  # delivered again, but every consumer has an i
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ReconcileLimits:
     """`since_ms`: what is older is not compared, since databases forget (0: everything)."""
 
     now_ms: int
@@ -47,7 +47,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Sides:
+class ReconcileInputs:
     """What the ledger is compared with. Frames that are None are not compared.
 
     markers   id, outcome, at_ms, producer_group, messages: the table of the database binding
@@ -66,45 +66,47 @@ class Sides:
     consumers: Mapping[str, Sequence[str]] = field(default_factory=dict)  # group: its topics
 
 
-def _finding(when: Column, detail: Column | str) -> Column:
-    return F.when(when, F.lit(detail) if isinstance(detail, str) else detail)
+def _finding(condition: Column, detail: Column | str) -> Column:
+    return F.when(condition, F.lit(detail) if isinstance(detail, str) else detail)
 
 
-def rule_columns(sides: Sides, limits: Limits) -> list[Column]:
+def rule_columns(inputs: ReconcileInputs, limits: ReconcileLimits) -> list[Column]:
     """A struct for each kind, null where there is nothing to say. Of two reasons the first."""
     ripe_ms = limits.now_ms - limits.grace_ms
     open_for = F.format_string("open for %d s", _seconds_since(limits.now_ms, "parked_ms"))
     too_long = F.col("parked_ms") < limits.now_ms - limits.open_ms
     found = {
-        "stranded": [_finding(_outcome("stranded"), "it waits for an operator")],
-        "still_open": [_finding(_outcome("open") & too_long, open_for)],
-        "delivered_twice": [_twice(sides, ripe_ms)],
+        "stranded": [_finding(_has_outcome("stranded"), "it waits for an operator")],
+        "still_open": [_finding(_has_outcome("open") & too_long, open_for)],
+        "delivered_twice": [_delivered_twice(inputs, ripe_ms)],
         "row_without_message": [],
         "message_without_row": [],
         "consumed_without_effect": [],
         "amount_differs": [],
-        TAKEN_ONCE: [_finding(_is_repeated() & _is_guarded(sides), "an inbox took it once")],
+        TAKEN_ONCE: [
+            _finding(_is_repeated() & _has_inbox_for_repeats(inputs), "an inbox took it once")
+        ],
     }
-    if sides.markers is not None or sides.sent is not None:
-        found["row_without_message"].append(_row_alone(ripe_ms))
-        found["message_without_row"].append(_message_alone(sides, ripe_ms))
-    if sides.inbox is not None:
-        found["consumed_without_effect"].append(_no_effect(sides, ripe_ms))
+    if inputs.markers is not None or inputs.sent is not None:
+        found["row_without_message"].append(_row_without_message(ripe_ms))
+        found["message_without_row"].append(_message_without_row(inputs, ripe_ms))
+    if inputs.inbox is not None:
+        found["consumed_without_effect"].append(_consumed_without_effect(inputs, ripe_ms))
         found["message_without_row"].append(_rolled_back_effect())
-    if sides.received is not None:
+    if inputs.received is not None:
         found["consumed_without_effect"].append(_not_received(ripe_ms))
-        found["message_without_row"].append(_received_alone(ripe_ms))
-    if sides.sent is not None and sides.received is not None:
-        found["amount_differs"].append(_amounts(ripe_ms))
-    return [_told(kind, F.coalesce(*said)) for kind, said in found.items() if said]
+        found["message_without_row"].append(_received_without_commit(ripe_ms))
+    if inputs.sent is not None and inputs.received is not None:
+        found["amount_differs"].append(_amount_differs(ripe_ms))
+    return [_finding_struct(kind, F.coalesce(*said)) for kind, said in found.items() if said]
 
 
-def _told(kind: str, detail: Column) -> Column:
+def _finding_struct(kind: str, detail: Column) -> Column:
     found = F.struct(F.lit(kind).alias("kind"), detail.alias("detail"))
     return F.when(detail.isNotNull(), found)
 
 
-def _outcome(name: str) -> Column:
+def _has_outcome(name: str) -> Column:
     return F.coalesce(F.col("outcome") == name, F.lit(False))
 
 
@@ -112,40 +114,40 @@ def _seconds_since(now_ms: int, column: str) -> Column:
     return ((F.lit(now_ms) - F.col(column)) / 1000).cast("bigint")
 
 
-def _ripe(column: str, ripe_ms: int) -> Column:
+def _is_past_grace(column: str, grace_end_ms: int) -> Column:
     """Without a time nobody can say that it is under way."""
-    return F.coalesce(F.col(column) < ripe_ms, F.lit(True))
+    return F.coalesce(F.col(column) < grace_end_ms, F.lit(True))
 
 
-def _delivered() -> Column:
+def _delivered_count() -> Column:
     return F.size("finals")
 
 
-def _claimed() -> Column:
+def _is_claimed() -> Column:
     return F.coalesce(F.col("claimed"), F.lit(False))
 
 
-def _row_alone(ripe_ms: int) -> Column:
-    is_there = _claimed() | F.col("sent_rows").isNotNull()
-    since = _ripe("claimed_ms", ripe_ms) & _ripe("sent_ms", ripe_ms)
+def _row_without_message(grace_end_ms: int) -> Column:
+    is_there = _is_claimed() | F.col("sent_rows").isNotNull()
+    since = _is_past_grace("claimed_ms", grace_end_ms) & _is_past_grace("sent_ms", grace_end_ms)
     unknown = F.col("in_ledger").isNull() & since
-    decided = _ripe("decided_ms", ripe_ms)
+    decided = _is_past_grace("decided_ms", grace_end_ms)
     expected = F.greatest("ids", "claimed_messages")  # of those that are not null
-    few = _outcome("committed") & F.coalesce(_delivered() < expected, F.lit(False))
+    few = _has_outcome("committed") & F.coalesce(_delivered_count() < expected, F.lit(False))
     detail = (
         F.when(unknown, F.lit("the ledger does not know it"))
-        .when(_outcome("rolled_back"), F.lit("its messages were rolled back"))
-        .otherwise(F.format_string("%d of %d messages are there", _delivered(), expected))
+        .when(_has_outcome("rolled_back"), F.lit("its messages were rolled back"))
+        .otherwise(F.format_string("%d of %d messages are there", _delivered_count(), expected))
     )
-    return _finding(is_there & (unknown | (decided & (_outcome("rolled_back") | few))), detail)
+    return _finding(is_there & (unknown | (decided & (_has_outcome("rolled_back") | few))), detail)
 
 
-def _message_alone(sides: Sides, ripe_ms: int) -> Column:
-    went_out = _outcome("committed") & _ripe("decided_ms", ripe_ms)
+def _message_without_row(inputs: ReconcileInputs, grace_end_ms: int) -> Column:
+    went_out = _has_outcome("committed") & _is_past_grace("decided_ms", grace_end_ms)
     more = (
-        _claimed()
+        _is_claimed()
         & F.coalesce(F.col("ids") > F.col("claimed_messages"), F.lit(False))
-        & F.coalesce(_delivered() > F.col("claimed_messages"), F.lit(False))
+        & F.coalesce(_delivered_count() > F.col("claimed_messages"), F.lit(False))
     )
     tombstone = F.coalesce(~F.col("claimed"), F.lit(False))
     detail = (
@@ -157,33 +159,37 @@ def _message_alone(sides: Sides, ripe_ms: int) -> Column:
         .otherwise(F.lit("no row in the database"))
     )
     is_alone = more
-    if sides.markers is not None:
-        is_alone |= ~_claimed()
-    if sides.sent is not None:
+    if inputs.markers is not None:
+        is_alone |= ~_is_claimed()
+    if inputs.sent is not None:
         is_alone |= F.col("sent_rows").isNull()
     return _finding(went_out & is_alone, detail)
 
 
 def _is_repeated() -> Column:
-    return _outcome("committed") & F.coalesce(_delivered() > F.col("ids"), F.lit(False))
+    return _has_outcome("committed") & F.coalesce(_delivered_count() > F.col("ids"), F.lit(False))
 
 
-def _is_guarded(sides: Sides) -> Column:
+def _has_inbox_for_repeats(inputs: ReconcileInputs) -> Column:
     """The topics with a repeated message all have a consumer with an inbox, which takes it once.
     Which topic that is can be told if each has one message; else all of them must be guarded."""
-    if sides.inbox is None or not sides.consumers:
+    if inputs.inbox is None or not inputs.consumers:
         return F.lit(False)
-    guarded = sorted({topic for topics in sides.consumers.values() for topic in topics})
+    guarded = sorted({topic for topics in inputs.consumers.values() for topic in topics})
     open_topics = F.filter("topics", lambda topic: ~topic.isin(guarded))
     one_each = F.col("ids") == F.size("topics")
     in_open = F.size(F.filter("finals", lambda final: ~final["topic"].isin(guarded)))
     return (F.size(open_topics) == 0) | (one_each & (in_open == F.size(open_topics)))
 
 
-def _twice(sides: Sides, ripe_ms: int) -> Column:
-    repeated = _is_repeated() & ~_is_guarded(sides) & _ripe("decided_ms", ripe_ms)
-    times = F.format_string("%d messages were delivered %d times", F.col("ids"), _delivered())
-    if sides.inbox is None:
+def _delivered_twice(inputs: ReconcileInputs, grace_end_ms: int) -> Column:
+    repeated = (
+        _is_repeated()
+        & ~_has_inbox_for_repeats(inputs)
+        & _is_past_grace("decided_ms", grace_end_ms)
+    )
+    times = F.format_string("%d messages were delivered %d times", F.col("ids"), _delivered_count())
+    if inputs.inbox is None:
         return _finding(repeated, times)
     effects = F.coalesce(F.col("places") > 1, F.lit(False))
     said = F.when(
@@ -192,28 +198,28 @@ def _twice(sides: Sides, ripe_ms: int) -> Column:
     return _finding(repeated | effects, said)
 
 
-def _no_effect(sides: Sides, ripe_ms: int) -> Column:
+def _consumed_without_effect(inputs: ReconcileInputs, grace_end_ms: int) -> Column:
     lacking = [
         F.when(
-            F.coalesce(F.col(f"effects_{number}"), F.lit(0)) < _expected(topics),
+            F.coalesce(F.col(f"effects_{number}"), F.lit(0)) < _expected_count(topics),
             F.format_string(
-                f"%d of %d messages had no effect in group {_plain(group)}",
-                _expected(topics) - F.coalesce(F.col(f"effects_{number}"), F.lit(0)),
-                _expected(topics),
+                f"%d of %d messages had no effect in group {_escape_percent(group)}",
+                _expected_count(topics) - F.coalesce(F.col(f"effects_{number}"), F.lit(0)),
+                _expected_count(topics),
             ),
         )
-        for number, (group, topics) in enumerate(sides.consumers.items())
+        for number, (group, topics) in enumerate(inputs.consumers.items())
     ]
     said = F.concat_ws("; ", *lacking) if lacking else F.lit("")
-    settled = _outcome("committed") & _ripe("decided_ms", ripe_ms)
+    settled = _has_outcome("committed") & _is_past_grace("decided_ms", grace_end_ms)
     return _finding(settled & (said != ""), said)
 
 
-def _plain(group: str) -> str:
+def _escape_percent(group: str) -> str:
     return group.replace("%", "%%")
 
 
-def _expected(topics: Sequence[str]) -> Column:
+def _expected_count(topics: Sequence[str]) -> Column:
     """How many messages of a transaction went to these topics. The ledger does not say which
     message went where, so one that was delivered again beside others counts as one at least."""
     wanted = list(topics)
@@ -226,67 +232,78 @@ def _expected(topics: Sequence[str]) -> Column:
 
 def _rolled_back_effect() -> Column:
     said = F.format_string("rolled back, yet it had an effect in group %s", "taken_by")
-    happened = _outcome("rolled_back") & F.col("places").isNotNull()
+    happened = _has_outcome("rolled_back") & F.col("places").isNotNull()
     return _finding(happened, said)
 
 
-def _not_received(ripe_ms: int) -> Column:
-    settled = _outcome("committed") & _ripe("decided_ms", ripe_ms)
-    alone = settled & (_delivered() > 0) & F.col("received_rows").isNull()
+def _not_received(grace_end_ms: int) -> Column:
+    settled = _has_outcome("committed") & _is_past_grace("decided_ms", grace_end_ms)
+    alone = settled & (_delivered_count() > 0) & F.col("received_rows").isNull()
     return _finding(alone, "the receiver has no row")
 
 
-def _received_alone(ripe_ms: int) -> Column:
-    alone = F.col("received_rows").isNotNull() & _ripe("received_ms", ripe_ms)
-    sure = F.col("in_ledger").isNull() | _outcome("rolled_back")
+def _received_without_commit(grace_end_ms: int) -> Column:
+    alone = F.col("received_rows").isNotNull() & _is_past_grace("received_ms", grace_end_ms)
+    sure = F.col("in_ledger").isNull() | _has_outcome("rolled_back")
     said = F.concat(
         F.lit("the receiver booked it; the ledger: "), F.coalesce("outcome", F.lit("no such id"))
     )
     return _finding(alone & sure, said)
 
 
-def _amounts(ripe_ms: int) -> Column:
+def _amount_differs(grace_end_ms: int) -> Column:
     differ = F.coalesce(F.col("sent") != F.col("received"), F.lit(False))
-    settled = _ripe("sent_ms", ripe_ms) & _ripe("received_ms", ripe_ms)
+    settled = _is_past_grace("sent_ms", grace_end_ms) & _is_past_grace("received_ms", grace_end_ms)
     said = F.concat_ws(" ", F.lit("sent"), "sent", F.lit("received"), "received")
     return _finding(differ & settled, said)
 
 
-__all__ = ["KINDS", "Limits", "Sides", "consumers_of", "differences", "groups_of"]
+__all__ = [
+    "DIFFERENCE_KINDS",
+    "ReconcileInputs",
+    "ReconcileLimits",
+    "consumer_topics",
+    "differences",
+    "producer_groups",
+]
 
-LISTED_MAX: Final = 10_000  # names of groups and topics: a table of them, not of transactions
+MAX_LISTED_NAMES: Final = 10_000  # names of groups and topics: a table of them, not of transactions
 
 
-def groups_of(markers: DataFrame) -> list[str]:
+def producer_groups(markers: DataFrame) -> list[str]:
     """The producer groups that have ever left a marker."""
-    rows = markers.select("producer_group").distinct().limit(LISTED_MAX).collect()
+    rows = markers.select("producer_group").distinct().limit(MAX_LISTED_NAMES).collect()
     return sorted(row[0] for row in rows)
 
 
-def consumers_of(ledger: DataFrame, inbox: DataFrame) -> dict[str, list[str]]:
+def consumer_topics(ledger: DataFrame, inbox: DataFrame) -> dict[str, list[str]]:
     """Which consumer group with an inbox takes which topics: told by the messages it has taken
     from transactions of a single topic."""
     plain = ledger.where(F.size("topics") == 1)
     messages = plain.select(
         F.col("topics")[0].alias("topic"), F.explode("message_ids").alias("message_id")
     )
-    pairs = messages.join(_large(inbox), "message_id").select("consumer_group", "topic").distinct()
+    pairs = (
+        messages.join(_hint_merge_join(inbox), "message_id")
+        .select("consumer_group", "topic")
+        .distinct()
+    )
     found: dict[str, list[str]] = {}
-    for group, topic in sorted(map(tuple, pairs.limit(LISTED_MAX).collect())):
+    for group, topic in sorted(map(tuple, pairs.limit(MAX_LISTED_NAMES).collect())):
         found.setdefault(group, []).append(topic)
     return found
 
 
-def differences(ledger: DataFrame, sides: Sides, limits: Limits) -> DataFrame:
+def differences(ledger: DataFrame, inputs: ReconcileInputs, limits: ReconcileLimits) -> DataFrame:
     """Columns: kind, transaction_id, group, topics (with commas), at, outcome, detail, sent,
     received (amounts)."""
-    return findings(ledger, sides, limits).where(F.col("kind") != TAKEN_ONCE)
+    return findings(ledger, inputs, limits).where(F.col("kind") != TAKEN_ONCE)
 
 
-def findings(ledger: DataFrame, sides: Sides, limits: Limits) -> DataFrame:
+def findings(ledger: DataFrame, inputs: ReconcileInputs, limits: ReconcileLimits) -> DataFrame:
     """Differences, and what was delivered again but taken once."""
-    both = compared(ledger, sides, limits)
-    told = F.filter(F.array(*rule_columns(sides, limits)), lambda one: one.isNotNull())
+    both = join_inputs(ledger, inputs, limits)
+    told = F.filter(F.array(*rule_columns(inputs, limits)), lambda one: one.isNotNull())
     return both.select("*", F.explode(told).alias("found")).select(
         "found.kind",
         "transaction_id",
@@ -300,28 +317,30 @@ def findings(ledger: DataFrame, sides: Sides, limits: Limits) -> DataFrame:
     )
 
 
-def compared(ledger: DataFrame, sides: Sides, limits: Limits) -> DataFrame:
+def join_inputs(ledger: DataFrame, inputs: ReconcileInputs, limits: ReconcileLimits) -> DataFrame:
     """One row per transaction that any side knows, with what each says of it."""
     # A booking without a time can be older than the window: only the whole ledger shows that.
-    books = [frame for frame in (sides.sent, sides.received) if frame is not None]
+    books = [frame for frame in (inputs.sent, inputs.received) if frame is not None]
     have_times = all("at_ms" in frame.columns for frame in books)
-    both = _life(window(ledger, limits) if have_times else ledger)
-    both = _beside(both, _claims(sides.markers), _CLAIMS)
-    both = _beside(both, _bookings(sides.sent, "sent"), _booked("sent"))
-    both = _beside(both, _bookings(sides.received, "received"), _booked("received"))
-    if sides.inbox is not None:
-        effects = _effects(ledger, sides.inbox, sides, limits)
-        both = both.join(_large(effects), "transaction_id", "left")
+    both = _ledger_columns(ledger_window(ledger, limits) if have_times else ledger)
+    both = _join_or_nulls(both, _marker_claims(inputs.markers), _CLAIM_TYPES)
+    both = _join_or_nulls(both, _booking_sums(inputs.sent, "sent"), _booking_types("sent"))
+    both = _join_or_nulls(
+        both, _booking_sums(inputs.received, "received"), _booking_types("received")
+    )
+    if inputs.inbox is not None:
+        effects = _effect_counts(ledger, inputs.inbox, inputs, limits)
+        both = both.join(_hint_merge_join(effects), "transaction_id", "left")
     at_ms = F.coalesce("parked_ms", "claimed_ms", "sent_ms", "received_ms")
     in_scope = F.lit(True)
-    if sides.groups:
+    if inputs.groups:
         named = F.coalesce("group", "marker_group")
-        in_scope = named.isNull() | named.isin(list(sides.groups))
+        in_scope = named.isNull() | named.isin(list(inputs.groups))
     is_old = F.coalesce(at_ms < limits.since_ms, F.lit(False))
     return both.withColumn("at_ms", at_ms).where(in_scope & ~is_old)
 
 
-def window(ledger: DataFrame, limits: Limits) -> DataFrame:
+def ledger_window(ledger: DataFrame, limits: ReconcileLimits) -> DataFrame:
     """The ledger's days that matter, and one before: ids meet that began on both sides of it."""
     if not limits.since_ms:
         return ledger
@@ -332,7 +351,7 @@ def window(ledger: DataFrame, limits: Limits) -> DataFrame:
 # --- what each side says -------------------------------------------------------------------------
 
 
-def _life(ledger: DataFrame) -> DataFrame:
+def _ledger_columns(ledger: DataFrame) -> DataFrame:
     parked = F.coalesce("parked_at", "first_check", "decided_at")
     return ledger.select(
         "transaction_id",
@@ -347,7 +366,7 @@ def _life(ledger: DataFrame) -> DataFrame:
     )
 
 
-def _claims(markers: DataFrame | None) -> DataFrame | None:
+def _marker_claims(markers: DataFrame | None) -> DataFrame | None:
     if markers is None:
         return None
     is_committed = F.col("outcome") == COMMITTED
@@ -359,7 +378,7 @@ def _claims(markers: DataFrame | None) -> DataFrame | None:
     )
 
 
-_CLAIMS: Final = {
+_CLAIM_TYPES: Final = {
     "marker_group": "string",
     "claimed": "boolean",
     "claimed_messages": "int",
@@ -367,7 +386,7 @@ _CLAIMS: Final = {
 }
 
 
-def _bookings(frame: DataFrame | None, name: str) -> DataFrame | None:
+def _booking_sums(frame: DataFrame | None, name: str) -> DataFrame | None:
     """Sums by transaction."""
     if frame is None:
         return None
@@ -380,36 +399,38 @@ def _bookings(frame: DataFrame | None, name: str) -> DataFrame | None:
     )
 
 
-def _booked(name: str) -> dict[str, str]:
+def _booking_types(name: str) -> dict[str, str]:
     return {name: "decimal(38,6)", f"{name}_ms": "bigint", f"{name}_rows": "bigint"}
 
 
-def _beside(both: DataFrame, side: DataFrame | None, columns: Mapping[str, str]) -> DataFrame:
+def _join_or_nulls(rows: DataFrame, side: DataFrame | None, types: Mapping[str, str]) -> DataFrame:
     """What one more side says; nulls, and no shuffle, if it is not asked."""
     if side is not None:
-        return both.join(side, "transaction_id", "full_outer")
-    nulls = [F.lit(None).cast(kind).alias(name) for name, kind in columns.items()]
-    return both.select("*", *nulls)
+        return rows.join(side, "transaction_id", "full_outer")
+    nulls = [F.lit(None).cast(kind).alias(name) for name, kind in types.items()]
+    return rows.select("*", *nulls)
 
 
-def _large(frame: DataFrame) -> DataFrame:
+def _hint_merge_join(frame: DataFrame) -> DataFrame:
     """Spark takes what comes from a database for a handful of rows, and would hand all of them to
     everybody: with ten million it has no memory left."""
     return frame.hint("merge")
 
 
-def _effects(ledger: DataFrame, inbox: DataFrame, sides: Sides, limits: Limits) -> DataFrame:
+def _effect_counts(
+    ledger: DataFrame, inbox: DataFrame, inputs: ReconcileInputs, limits: ReconcileLimits
+) -> DataFrame:
     """By transaction: how many of its messages had an effect in each consumer group, and in how
     many places at most."""
     ids = F.explode(F.array_distinct("message_ids")).alias("message_id")
-    messages = window(ledger, limits).select("transaction_id", ids)
+    messages = ledger_window(ledger, limits).select("transaction_id", ids)
     taken = inbox.groupBy("message_id", "consumer_group").agg(F.count("*").alias("places"))
     counts = [
         F.count_if(F.col("consumer_group") == group).alias(f"effects_{number}")
-        for number, group in enumerate(sides.consumers)
+        for number, group in enumerate(inputs.consumers)
     ]
     return (
-        messages.join(_large(taken), "message_id")
+        messages.join(_hint_merge_join(taken), "message_id")
         .groupBy("transaction_id")
         .agg(
             F.max("places").alias("places"),

@@ -26,51 +26,53 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from escrowmq.clock import utc_text
-from escrowmq.errors import CannotReconcile
-from escrowmq.pipeline.job import reason_of
+from escrowmq.clock import format_utc
+from escrowmq.errors import ReconcileFailed
+from escrowmq.pipeline.job import spark_error_text
 from escrowmq.pipeline.ledger import job as ledger_run
 from escrowmq.pipeline.reconcile.compare import (
     DAY_MS,
-    KINDS,
+    DIFFERENCE_KINDS,
     TAKEN_ONCE,
-    Limits,
-    Sides,
-    consumers_of,
+    ReconcileInputs,
+    ReconcileLimits,
+    consumer_topics,
     findings,
-    groups_of,
-    window,
+    ledger_window,
+    producer_groups,
 )
-from escrowmq.pipeline.reconcile.databases import inbox_rows, marker_rows, query_rows
+from escrowmq.pipeline.reconcile.databases import read_inbox, read_markers, read_query
 
 OUTCOMES: Final = ("committed", "rolled_back", "stranded", "open")
-STEPS_MAX: Final = 48  # of the time axis
+MAX_TIME_STEPS: Final = 48  # of the time axis
 # Widths that people count in.
-_SECOND: Final = 1000
-WIDTHS_MS: Final = tuple(
-    _SECOND * seconds
+_SECOND_MS: Final = 1000
+STEP_WIDTHS_MS: Final = tuple(
+    _SECOND_MS * seconds
     for seconds in (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200, 86400)
 )
-LATENCY_MS: Final = (3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 60_000, 600_000)
-CHECKS: Final = (1, 2, 3, 4, 8, 16)
+LATENCY_BUCKETS_MS: Final = (3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 60_000, 600_000)
+CHECK_BUCKETS: Final = (1, 2, 3, 4, 8, 16)
 
 
 @dataclass(slots=True)
-class Summary:
+class ReconcileSummary:
     """`over_time`: for each step of `width_ms` from `first_ms`, how many ended how."""
 
     now_ms: int
     since_ms: int
     transactions: int = 0
     outcomes: dict[str, int] = field(default_factory=dict)
-    by_check: dict[str, int] = field(default_factory=dict)  # outcomes of those that were asked
+    outcomes_by_check: dict[str, int] = field(
+        default_factory=dict
+    )  # outcomes of those that were asked
     messages: int = 0
     first_ms: int = 0
     last_ms: int = 0
-    width_ms: int = 1000
-    over_time: dict[str, list[int]] = field(default_factory=dict)
-    latency: list[int] = field(default_factory=list)
-    checks: list[int] = field(default_factory=list)
+    step_ms: int = 1000
+    outcomes_over_time: dict[str, list[int]] = field(default_factory=dict)
+    latency_counts: list[int] = field(default_factory=list)
+    check_counts: list[int] = field(default_factory=list)
     decision_ms: dict[str, int | None] = field(default_factory=dict)  # percentiles
     groups: list[str] = field(default_factory=list)
     consumers: dict[str, list[str]] = field(default_factory=dict)
@@ -80,16 +82,16 @@ class Summary:
     differences: dict[str, int] = field(default_factory=dict)
 
     @property
-    def agree(self) -> bool:
+    def is_consistent(self) -> bool:
         return not any(self.differences.values())
 
     @property
     def resolved_by_check(self) -> int:
-        return sum(self.by_check.get(name, 0) for name in ("committed", "rolled_back"))
+        return sum(self.outcomes_by_check.get(name, 0) for name in ("committed", "rolled_back"))
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "agree": self.agree,
+            "agree": self.is_consistent,
             "differences": self.differences,
             "transactions": self.transactions,
             "messages": self.messages,
@@ -101,86 +103,92 @@ class Summary:
             "not_compared": self.not_compared,
             "repeats_taken_once": self.repeats_taken_once,
             "sums": self.sums,
-            "first": utc_text(self.first_ms) if self.transactions else None,
-            "last": utc_text(self.last_ms) if self.transactions else None,
-            "at": utc_text(self.now_ms),
+            "first": format_utc(self.first_ms) if self.transactions else None,
+            "last": format_utc(self.last_ms) if self.transactions else None,
+            "at": format_utc(self.now_ms),
         }
 
 
-def summarize(ledger: DataFrame, found: DataFrame, sides: Sides, limits: Limits) -> Summary:
+def summarize(
+    ledger: DataFrame, finding_rows: DataFrame, inputs: ReconcileInputs, limits: ReconcileLimits
+) -> ReconcileSummary:
     """`found`: `findings`, kept by the caller, since they are read several times."""
-    told = Summary(limits.now_ms, limits.since_ms)
-    told.groups = sorted(sides.groups)
-    told.consumers = {group: sorted(topics) for group, topics in sides.consumers.items()}
-    told.differences = dict.fromkeys(KINDS, 0)
-    for kind, count in found.groupBy("kind").count().collect():
+    told = ReconcileSummary(limits.now_ms, limits.since_ms)
+    told.groups = sorted(inputs.groups)
+    told.consumers = {group: sorted(topics) for group, topics in inputs.consumers.items()}
+    told.differences = dict.fromkeys(DIFFERENCE_KINDS, 0)
+    for kind, count in finding_rows.groupBy("kind").count().collect():
         told.differences[kind] = count
     told.repeats_taken_once = told.differences.pop(TAKEN_ONCE, 0)
     at = F.coalesce("parked_at", "first_check", "decided_at")
-    all_groups = window(ledger, limits).withColumn("at_ms", F.unix_millis(at))
+    all_groups = ledger_window(ledger, limits).withColumn("at_ms", F.unix_millis(at))
     all_groups = all_groups.where(F.col("at_ms") >= limits.since_ms)
-    rows = all_groups.where(F.col("group").isin(list(sides.groups))) if sides.groups else all_groups
-    _extent(told, rows)
-    if sides.groups:
+    rows = (
+        all_groups.where(F.col("group").isin(list(inputs.groups))) if inputs.groups else all_groups
+    )
+    _add_extent(told, rows)
+    if inputs.groups:
         told.not_compared = all_groups.count() - told.transactions
-    _counts(told, rows)
-    for name, side in (("sent", sides.sent), ("received", sides.received)):
+    _add_counts(told, rows)
+    for name, side in (("sent", inputs.sent), ("received", inputs.received)):
         if side is not None and "amount" in side.columns:
             total = side.agg(F.sum("amount")).collect()[0][0]
             told.sums[name] = str(total or 0)
     return told
 
 
-def _extent(told: Summary, rows: DataFrame) -> None:
+def _add_extent(summary: ReconcileSummary, rows: DataFrame) -> None:
     shares = {"median": 0.5, "p95": 0.95, "p99": 0.99}
     ranks = F.percentile_approx("decision_ms", list(shares.values()), 1000)
     count, messages, first, last, found = rows.agg(
         F.count("*"), F.sum("messages"), F.min("at_ms"), F.max("at_ms"), ranks
     ).collect()[0]
-    told.transactions, told.messages = count, messages or 0
-    told.first_ms, told.last_ms = first or 0, last or 0
-    told.decision_ms = dict(zip(shares, found or [None] * len(shares), strict=True))
-    span = told.last_ms - told.first_ms + 1
-    days = -(-span // (STEPS_MAX * WIDTHS_MS[-1])) * WIDTHS_MS[-1]
-    told.width_ms = next((w for w in WIDTHS_MS if span <= w * (STEPS_MAX - 1)), days)
-    told.first_ms -= told.first_ms % told.width_ms
+    summary.transactions, summary.messages = count, messages or 0
+    summary.first_ms, summary.last_ms = first or 0, last or 0
+    summary.decision_ms = dict(zip(shares, found or [None] * len(shares), strict=True))
+    span = summary.last_ms - summary.first_ms + 1
+    days = -(-span // (MAX_TIME_STEPS * STEP_WIDTHS_MS[-1])) * STEP_WIDTHS_MS[-1]
+    summary.step_ms = next((w for w in STEP_WIDTHS_MS if span <= w * (MAX_TIME_STEPS - 1)), days)
+    summary.first_ms -= summary.first_ms % summary.step_ms
 
 
-def _counts(told: Summary, rows: DataFrame) -> None:
-    step = ((F.col("at_ms") - told.first_ms) / told.width_ms).cast("int")
+def _add_counts(summary: ReconcileSummary, rows: DataFrame) -> None:
+    step = ((F.col("at_ms") - summary.first_ms) / summary.step_ms).cast("int")
     table = rows.groupBy(
         "outcome",
         step.alias("step"),
-        _class("decision_ms", LATENCY_MS).alias("latency"),
-        _class("checks", CHECKS).alias("checks"),
+        _bucket_number("decision_ms", LATENCY_BUCKETS_MS).alias("latency"),
+        _bucket_number("checks", CHECK_BUCKETS).alias("checks"),
     )
-    steps = (told.last_ms - told.first_ms) // told.width_ms + 1 if told.transactions else 0
-    told.over_time = {name: [0] * steps for name in OUTCOMES}
-    told.latency = [0] * (len(LATENCY_MS) + 1)
-    told.checks = [0] * (len(CHECKS) + 1)
+    steps = (
+        (summary.last_ms - summary.first_ms) // summary.step_ms + 1 if summary.transactions else 0
+    )
+    summary.outcomes_over_time = {name: [0] * steps for name in OUTCOMES}
+    summary.latency_counts = [0] * (len(LATENCY_BUCKETS_MS) + 1)
+    summary.check_counts = [0] * (len(CHECK_BUCKETS) + 1)
     outcomes, asked = Counter[str](), Counter[str]()
     for outcome, at, latency, checks, count in table.count().toLocalIterator():
         outcomes[outcome] += count
-        told.over_time[outcome][at] += count
-        told.checks[checks or 0] += count
+        summary.outcomes_over_time[outcome][at] += count
+        summary.check_counts[checks or 0] += count
         if checks:
             asked[outcome] += count
         if latency is not None:
-            told.latency[latency] += count
-    told.outcomes = {name: outcomes[name] for name in OUTCOMES}
-    told.by_check = {name: asked[name] for name in OUTCOMES}
+            summary.latency_counts[latency] += count
+    summary.outcomes = {name: outcomes[name] for name in OUTCOMES}
+    summary.outcomes_by_check = {name: asked[name] for name in OUTCOMES}
 
 
-def _class(name: str, limits: Sequence[int]) -> Column:
+def _bucket_number(column: str, limits: Sequence[int]) -> Column:
     """The number of the class that a value falls in; null stays null."""
-    over = [F.when(F.col(name) >= limit, 1).otherwise(0) for limit in limits]
+    over = [F.when(F.col(column) >= limit, 1).otherwise(0) for limit in limits]
     found = over[0]
     for one in over[1:]:
         found = found + one
-    return F.when(F.col(name).isNotNull(), found)
+    return F.when(F.col(column).isNotNull(), found)
 
 
-COLUMNS: Final = frozenset(
+REQUIRED_COLUMNS: Final = frozenset(
     (
         "transaction_id",
         "group",
@@ -200,12 +208,12 @@ COLUMNS: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ReconcileRequest:
     """What to compare. `groups` and `consumers` are found out if they are not given."""
 
     ledger: str
     databases: Sequence[str]
-    limits: Limits
+    limits: ReconcileLimits
     sql: str | None = None
     receivers: Sequence[str] = ()
     receiver_sql: str | None = None
@@ -215,18 +223,18 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ReconcileResult:
     ledger: DataFrame
     differences: DataFrame  # kept until the block is left
-    summary: Summary
+    summary: ReconcileSummary
 
-    def head(self, rows: int) -> list[Row]:
+    def head(self, count: int) -> list[Row]:
         """The first ones, kind by kind, in a fixed order."""
-        return self.differences.orderBy("kind", "at", "transaction_id").limit(rows).collect()
+        return self.differences.orderBy("kind", "at", "transaction_id").limit(count).collect()
 
 
 @contextmanager
-def reconcile(spark: SparkSession, wanted: Wanted) -> Iterator[Result]:
+def reconcile(spark: SparkSession, request: ReconcileRequest) -> Iterator[ReconcileResult]:
     """Raises CannotReconcile."""
     try:
         with ExitStack() as until_the_end:
@@ -235,69 +243,73 @@ def reconcile(spark: SparkSession, wanted: Wanted) -> Iterator[Result]:
                 until_the_end.callback(frame.unpersist)
                 return frame.persist(StorageLevel.DISK_ONLY)
 
-            ledger = read_ledger(spark, wanted.ledger)
-            sides = sides_of(spark, ledger, wanted, keep)
-            found = keep(findings(ledger, sides, wanted.limits))
-            summary = summarize(ledger, found, sides, wanted.limits)
-            yield Result(ledger, found.where(F.col("kind") != TAKEN_ONCE), summary)
+            ledger = read_ledger(spark, request.ledger)
+            sides = read_inputs(spark, ledger, request, keep)
+            found = keep(findings(ledger, sides, request.limits))
+            summary = summarize(ledger, found, sides, request.limits)
+            yield ReconcileResult(ledger, found.where(F.col("kind") != TAKEN_ONCE), summary)
     except (PySparkException, Py4JError) as error:  # a job that fails in its tasks is the latter
-        raise CannotReconcile(f"Spark could not finish: {reason_of(error)}") from error
+        raise ReconcileFailed(f"Spark could not finish: {spark_error_text(error)}") from error
 
 
-def read_ledger(spark: SparkSession, place: str) -> DataFrame:
+def read_ledger(spark: SparkSession, directory: str) -> DataFrame:
     """What `pipeline ledger` keeps, or any Parquet with its columns."""
     how = "make it with `escrowmq pipeline ledger --out DIR`"
     try:
-        if (Path(place) / "_manifest.json").exists():
-            ledger = ledger_run.read_ledger(spark, Path(place))
+        if (Path(directory) / "_manifest.json").exists():
+            ledger = ledger_run.read_ledger(spark, Path(directory))
         else:
-            ledger = spark.read.parquet(place)
+            ledger = spark.read.parquet(directory)
     except PySparkException as error:
-        raise CannotReconcile(f"no ledger in {place}: {reason_of(error)}; {how}") from error
-    missing = COLUMNS - set(ledger.columns)
+        raise ReconcileFailed(
+            f"no ledger in {directory}: {spark_error_text(error)}; {how}"
+        ) from error
+    missing = REQUIRED_COLUMNS - set(ledger.columns)
     if missing:
-        raise CannotReconcile(f"{place} lacks {', '.join(sorted(missing))}: no ledger; {how}")
+        raise ReconcileFailed(f"{directory} lacks {', '.join(sorted(missing))}: no ledger; {how}")
     return ledger
 
 
-def sides_of(
+def read_inputs(
     spark: SparkSession,
     ledger: DataFrame,
-    wanted: Wanted,
-    keep: Callable[[DataFrame], DataFrame],
-) -> Sides:
+    request: ReconcileRequest,
+    persist: Callable[[DataFrame], DataFrame],
+) -> ReconcileInputs:
     """`keep`: databases are asked once, however often their rows are used."""
-    since_ms = max(0, wanted.limits.since_ms - DAY_MS)
-    everywhere = [*wanted.databases, *wanted.receivers]
+    since_ms = max(0, request.limits.since_ms - DAY_MS)
+    everywhere = [*request.databases, *request.receivers]
     markers = inbox = None
-    if wanted.use_tables:
-        markers = _all(lambda url: marker_rows(spark, url, since_ms), everywhere, keep)
-        inbox = _all(lambda url: inbox_rows(spark, url, since_ms), everywhere, keep)
+    if request.use_tables:
+        markers = _union_all(lambda url: read_markers(spark, url, since_ms), everywhere, persist)
+        inbox = _union_all(lambda url: read_inbox(spark, url, since_ms), everywhere, persist)
     sent = received = None
-    if wanted.sql is not None:
-        sql = wanted.sql
-        sent = _all(lambda url: query_rows(spark, url, sql), wanted.databases, keep)
-    if wanted.receiver_sql is not None:
-        receiver_sql = wanted.receiver_sql
-        received = _all(lambda url: query_rows(spark, url, receiver_sql), wanted.receivers, keep)
+    if request.sql is not None:
+        sql = request.sql
+        sent = _union_all(lambda url: read_query(spark, url, sql), request.databases, persist)
+    if request.receiver_sql is not None:
+        receiver_sql = request.receiver_sql
+        received = _union_all(
+            lambda url: read_query(spark, url, receiver_sql), request.receivers, persist
+        )
     if markers is inbox is sent is received is None:
-        raise CannotReconcile(
+        raise ReconcileFailed(
             "no database has a table escrowmq_marker or escrowmq_inbox; give the right "
             "--database, or --sql"
         )
-    groups, consumers = wanted.groups, wanted.consumers
+    groups, consumers = request.groups, request.consumers
     if not groups and markers is not None:
-        groups = groups_of(markers)
+        groups = producer_groups(markers)
     if not consumers and inbox is not None:
-        consumers = consumers_of(window(ledger, wanted.limits), inbox)
-    return Sides(markers, inbox, sent, received, groups, consumers)
+        consumers = consumer_topics(ledger_window(ledger, request.limits), inbox)
+    return ReconcileInputs(markers, inbox, sent, received, groups, consumers)
 
 
-def _all(
+def _union_all(
     read: Callable[[str], DataFrame | None],
     urls: Sequence[str],
-    keep: Callable[[DataFrame], DataFrame],
+    persist: Callable[[DataFrame], DataFrame],
 ) -> DataFrame | None:
     """What these databases say together."""
     found = [frame for frame in map(read, urls) if frame is not None]
-    return keep(reduce(DataFrame.unionByName, found)) if found else None
+    return persist(reduce(DataFrame.unionByName, found)) if found else None

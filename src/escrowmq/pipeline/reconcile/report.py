@@ -9,25 +9,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
-from escrowmq.clock import utc_text
-from escrowmq.pipeline.reconcile.compare import KINDS
-from escrowmq.pipeline.reconcile.job import CHECKS, LATENCY_MS, OUTCOMES, Summary
+from escrowmq.clock import format_utc
+from escrowmq.pipeline.reconcile.compare import DIFFERENCE_KINDS
+from escrowmq.pipeline.reconcile.job import (
+    CHECK_BUCKETS,
+    LATENCY_BUCKETS_MS,
+    OUTCOMES,
+    ReconcileSummary,
+)
 
 WIDTH: Final = 860
 HEIGHT: Final = 220
-LEFT: Final = 64
-BOTTOM: Final = 34
-TOP: Final = 12
-LABELS_MAX: Final = 12
+MARGIN_LEFT: Final = 64
+MARGIN_BOTTOM: Final = 34
+MARGIN_TOP: Final = 12
+MAX_LABELS: Final = 12
 
 
-def bars(labels: Sequence[str], series: Mapping[str, Sequence[int]], title: str) -> str:
+def bar_chart(labels: Sequence[str], series: Mapping[str, Sequence[int]], title: str) -> str:
     """One bar for each label, the series above each other. Their names are CSS classes."""
     totals = [sum(column) for column in zip(*series.values(), strict=True)]
     if not any(totals):
         return '<p class="none">nothing to show</p>'
-    top = nice(max(totals))
-    width = (WIDTH - LEFT) / len(totals)
+    top = round_up_to_scale(max(totals))
+    width = (WIDTH - MARGIN_LEFT) / len(totals)
     parts = [_axis(top), *(_label(i, labels, width) for i in range(len(labels)))]
     for i in range(len(totals)):
         floor = 0
@@ -36,12 +41,13 @@ def bars(labels: Sequence[str], series: Mapping[str, Sequence[int]], title: str)
                 parts.append(_bar(i, width, floor, values[i], top, name, labels[i]))
             floor += values[i]
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT + BOTTOM}" role="img" aria-label="{escape(title)}">'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT + MARGIN_BOTTOM}" role="img" '
+        f'aria-label="{escape(title)}">'
         f"{''.join(parts)}</svg>"
     )
 
 
-def nice(value: int) -> int:
+def round_up_to_scale(value: int) -> int:
     """The next number that people like on a scale."""
     power = 1
     while True:
@@ -51,42 +57,47 @@ def nice(value: int) -> int:
         power *= 10
 
 
-def _y(value: float, top: int) -> float:
-    return TOP + (HEIGHT - TOP) * (1 - value / top)
+def _y(value: float, scale_max: int) -> float:
+    return MARGIN_TOP + (HEIGHT - MARGIN_TOP) * (1 - value / scale_max)
 
 
-def _bar(at: int, width: float, floor: int, value: int, top: int, name: str, label: str) -> str:
-    high, low = _y(floor + value, top), _y(floor, top)
+def _bar(
+    index: int, width: float, floor: int, value: int, scale_max: int, name: str, label: str
+) -> str:
+    high, low = _y(floor + value, scale_max), _y(floor, scale_max)
     told = escape(f"{label}: {value:,} {name.replace('_', ' ')}")
     return (
-        f'<rect class="{escape(name)}" x="{LEFT + at * width + width * 0.08:.1f}" y="{high:.1f}" '
+        f'<rect class="{escape(name)}" '
+        f'x="{MARGIN_LEFT + index * width + width * 0.08:.1f}" y="{high:.1f}" '
         f'width="{width * 0.84:.1f}" height="{max(low - high, 1):.1f}"><title>{told}</title></rect>'
     )
 
 
-def _axis(top: int) -> str:
+def _axis(scale_max: int) -> str:
     lines = []
     for share in (0, 0.5, 1):
-        y = _y(top * share, top)
+        y = _y(scale_max * share, scale_max)
         lines.append(
-            f'<line x1="{LEFT}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text class="scale" x="{LEFT - 8}" y="{y + 4:.1f}">{top * share:,.4g}</text>'
+            f'<line x1="{MARGIN_LEFT}" x2="{WIDTH}" y1="{y:.1f}" '
+            f'y2="{y:.1f}"/>'
+            f'<text class="scale" x="{MARGIN_LEFT - 8}" y="{y + 4:.1f}">'
+            f"{scale_max * share:,.4g}</text>"
         )
     return "".join(lines)
 
 
-def _label(at: int, labels: Sequence[str], width: float) -> str:
-    every = -(-len(labels) // LABELS_MAX)
-    if at % every:
+def _label(index: int, labels: Sequence[str], width: float) -> str:
+    every = -(-len(labels) // MAX_LABELS)
+    if index % every:
         return ""
-    x = LEFT + (at + 0.5) * width
-    return f'<text class="label" x="{x:.1f}" y="{HEIGHT + 20}">{escape(labels[at])}</text>'
+    x = MARGIN_LEFT + (index + 0.5) * width
+    return f'<text class="label" x="{x:.1f}" y="{HEIGHT + 20}">{escape(labels[index])}</text>'
 
 
 DAY_MS: Final = 86_400_000
-SHOWN: Final = ("kind", "transaction_id", "group", "topics", "at", "outcome", "detail")
+SHOWN_COLUMNS: Final = ("kind", "transaction_id", "group", "topics", "at", "outcome", "detail")
 
-STYLE: Final = """
+STYLESHEET: Final = """
 :root { color-scheme: light dark; --ink: #1c2330; --dim: #667085; --line: #d9dde5; --card: #fff;
   --page: #f4f6f9; --good: #14804a; --bad: #c0282d; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e8ebf0; --dim: #9aa4b5; --line: #333b4a;
@@ -111,55 +122,61 @@ svg .scale { text-anchor: end; } svg .label { text-anchor: middle; }
 """
 
 
-def html(told: Summary, rows: Sequence[Mapping[str, Any]], *, title: str = "Reconciliation") -> str:
+def render_html(
+    summary: ReconcileSummary, rows: Sequence[Mapping[str, Any]], *, title: str = "Reconciliation"
+) -> str:
     """`rows`: the first differences, as many as are to be shown."""
     parts = [
-        _verdict(told, title),
-        _section("In numbers", _table(numbers(told))),
-        _section("Differences", _differences(told, rows)),
-        _section("Outcomes over time", _over_time(told)),
-        _section("How long a decision took", _latency(told)),
-        _section("How often the broker had to ask", _checks(told)),
-        _section("What was compared", _table(_scope(told))),
+        _verdict_header(summary, title),
+        _section("In numbers", _table(summary_rows(summary))),
+        _section("Differences", _differences(summary, rows)),
+        _section("Outcomes over time", _outcomes_chart(summary)),
+        _section("How long a decision took", _latency_chart(summary)),
+        _section("How often the broker had to ask", _checks_chart(summary)),
+        _section("What was compared", _table(_scope(summary))),
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>"
+        f"<title>{escape(title)}</title><style>{STYLESHEET}</style></head>"
         f"<body>{''.join(parts)}</body></html>\n"
     )
 
 
-def numbers(told: Summary) -> list[tuple[str, str]]:
+def summary_rows(summary: ReconcileSummary) -> list[tuple[str, str]]:
     """What the terminal shows as well."""
     return [
-        ("transactions", f"{told.transactions:,}"),
-        ("messages", f"{told.messages:,}"),
-        *((_words(name), f"{told.outcomes.get(name, 0):,}") for name in OUTCOMES),
-        ("resolved by check-back", f"{told.resolved_by_check:,}"),
-        ("delivered again, taken once", f"{told.repeats_taken_once:,}"),
-        *((f"decision time, {name}", _duration(ms)) for name, ms in told.decision_ms.items()),
-        *((f"sum {name}", _amount(total)) for name, total in told.sums.items()),
+        ("transactions", f"{summary.transactions:,}"),
+        ("messages", f"{summary.messages:,}"),
+        *((_spaced(name), f"{summary.outcomes.get(name, 0):,}") for name in OUTCOMES),
+        ("resolved by check-back", f"{summary.resolved_by_check:,}"),
+        ("delivered again, taken once", f"{summary.repeats_taken_once:,}"),
+        *(
+            (f"decision time, {name}", _format_duration(ms))
+            for name, ms in summary.decision_ms.items()
+        ),
+        *((f"sum {name}", _format_amount(total)) for name, total in summary.sums.items()),
     ]
 
 
-def verdict(told: Summary) -> str:
-    if told.agree:
+def verdict_text(summary: ReconcileSummary) -> str:
+    if summary.is_consistent:
         return "Ledger and databases agree."
-    count = sum(told.differences.values())
+    count = sum(summary.differences.values())
     return f"{count:,} difference{'' if count == 1 else 's'} between ledger and databases."
 
 
-def _verdict(told: Summary, title: str) -> str:
-    tone = "good" if told.agree else "bad"
+def _verdict_header(summary: ReconcileSummary, title: str) -> str:
+    tone = "good" if summary.is_consistent else "bad"
     span = (
-        f"{told.transactions:,} transactions from {_time(told.first_ms)} to {_time(told.last_ms)}"
-        if told.transactions
+        f"{summary.transactions:,} transactions from {_format_time(summary.first_ms)} "
+        f"to {_format_time(summary.last_ms)}"
+        if summary.transactions
         else "no transaction in this time"
     )
     return (
-        f'<p class="dim">{escape(title)} · {_time(told.now_ms)}</p>'
-        f'<h1 class="{tone}">{verdict(told)}</h1><p>{span}</p>'
+        f'<p class="dim">{escape(title)} · {_format_time(summary.now_ms)}</p>'
+        f'<h1 class="{tone}">{verdict_text(summary)}</h1><p>{span}</p>'
     )
 
 
@@ -172,17 +189,19 @@ def _table(rows: Iterable[tuple[str, str]]) -> str:
     return f"<table>{''.join(lines)}</table>"
 
 
-def _differences(told: Summary, rows: Sequence[Mapping[str, Any]]) -> str:
+def _differences(summary: ReconcileSummary, rows: Sequence[Mapping[str, Any]]) -> str:
     counted = "".join(
-        f"<tr><td>{_words(kind)}</td><td>{KINDS[kind]}</td>"
+        f"<tr><td>{_spaced(kind)}</td><td>{DIFFERENCE_KINDS[kind]}</td>"
         f'<td class="number {"bad" if count else "good"}">{count:,}</td></tr>'
-        for kind, count in told.differences.items()
+        for kind, count in summary.differences.items()
     )
     if not rows:
         return f"<table>{counted}</table>"
-    head = "".join(f"<th>{_words(name)}</th>" for name in SHOWN)
-    lines = "".join(f"<tr>{''.join(_cell(name, row[name]) for name in SHOWN)}</tr>" for row in rows)
-    total = sum(told.differences.values())
+    head = "".join(f"<th>{_spaced(name)}</th>" for name in SHOWN_COLUMNS)
+    lines = "".join(
+        f"<tr>{''.join(_cell(name, row[name]) for name in SHOWN_COLUMNS)}</tr>" for row in rows
+    )
+    total = sum(summary.differences.values())
     more = f'<p class="dim">the first {len(rows):,} of {total:,}</p>' if total > len(rows) else ""
     return f"<table>{counted}</table><h2>One by one</h2>{more}<table><tr>{head}</tr>{lines}</table>"
 
@@ -190,55 +209,55 @@ def _differences(told: Summary, rows: Sequence[Mapping[str, Any]]) -> str:
 def _cell(name: str, value: Any) -> str:
     text = "" if value is None else str(value)
     kind = ' class="id"' if name == "transaction_id" else ""
-    return f"<td{kind}>{escape(_words(text) if name in ('kind', 'outcome') else text)}</td>"
+    return f"<td{kind}>{escape(_spaced(text) if name in ('kind', 'outcome') else text)}</td>"
 
 
-def _over_time(told: Summary) -> str:
-    steps = len(next(iter(told.over_time.values()), []))
-    starts = [utc_text(told.first_ms + at * told.width_ms) for at in range(steps)]
-    labels = [start[5:10] if told.width_ms >= DAY_MS else start[11:19] for start in starts]
-    names = "".join(f'<span class="key {name}"></span>{_words(name)}' for name in OUTCOMES)
-    said = f'<p class="dim">by {_duration(told.width_ms)}, UTC{names}</p>'
-    return said + bars(labels, told.over_time, "outcomes over time")
+def _outcomes_chart(summary: ReconcileSummary) -> str:
+    steps = len(next(iter(summary.outcomes_over_time.values()), []))
+    starts = [format_utc(summary.first_ms + at * summary.step_ms) for at in range(steps)]
+    labels = [start[5:10] if summary.step_ms >= DAY_MS else start[11:19] for start in starts]
+    names = "".join(f'<span class="key {name}"></span>{_spaced(name)}' for name in OUTCOMES)
+    said = f'<p class="dim">by {_format_duration(summary.step_ms)}, UTC{names}</p>'
+    return said + bar_chart(labels, summary.outcomes_over_time, "outcomes over time")
 
 
-def _latency(told: Summary) -> str:
-    labels = [f"< {_duration(limit)}" for limit in LATENCY_MS] + ["longer"]
-    return bars(labels, {"transactions": told.latency}, "decision latency")
+def _latency_chart(summary: ReconcileSummary) -> str:
+    labels = [f"< {_format_duration(limit)}" for limit in LATENCY_BUCKETS_MS] + ["longer"]
+    return bar_chart(labels, {"transactions": summary.latency_counts}, "decision latency")
 
 
-def _checks(told: Summary) -> str:
-    ends = [*(limit - 1 for limit in CHECKS), None]
-    starts = [0, *CHECKS]
-    labels = [_span(start, end) for start, end in zip(starts, ends, strict=True)]
-    return bars(labels, {"transactions": told.checks}, "questions of the broker")
+def _checks_chart(summary: ReconcileSummary) -> str:
+    ends = [*(limit - 1 for limit in CHECK_BUCKETS), None]
+    starts = [0, *CHECK_BUCKETS]
+    labels = [_bucket_label(start, end) for start, end in zip(starts, ends, strict=True)]
+    return bar_chart(labels, {"transactions": summary.check_counts}, "questions of the broker")
 
 
-def _span(start: int, end: int | None) -> str:
+def _bucket_label(start: int, end: int | None) -> str:
     if end is None:
         return f"{start} or more"
     return f"{start}" if start == end else f"{start} to {end}"
 
 
-def _scope(told: Summary) -> list[tuple[str, str]]:
-    consumers = [f"{group} ({', '.join(topics)})" for group, topics in told.consumers.items()]
+def _scope(summary: ReconcileSummary) -> list[tuple[str, str]]:
+    consumers = [f"{group} ({', '.join(topics)})" for group, topics in summary.consumers.items()]
     return [
-        ("producer groups", ", ".join(told.groups) or "all"),
+        ("producer groups", ", ".join(summary.groups) or "all"),
         ("consumer groups with an inbox", ", ".join(consumers) or "none"),
-        ("transactions of other groups, not compared", f"{told.not_compared:,}"),
-        ("from", _time(told.since_ms) if told.since_ms else "the beginning"),
+        ("transactions of other groups, not compared", f"{summary.not_compared:,}"),
+        ("from", _format_time(summary.since_ms) if summary.since_ms else "the beginning"),
     ]
 
 
-def _words(name: str) -> str:
+def _spaced(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _time(at_ms: int) -> str:
-    return utc_text(at_ms)[:19].replace("T", " ") + " UTC"
+def _format_time(at_ms: int) -> str:
+    return format_utc(at_ms)[:19].replace("T", " ") + " UTC"
 
 
-def _duration(ms: int | None) -> str:
+def _format_duration(ms: int | None) -> str:
     if ms is None:
         return "-"
     for unit, size in (("d", DAY_MS), ("h", 3_600_000), ("min", 60_000), ("s", 1000)):
@@ -247,5 +266,5 @@ def _duration(ms: int | None) -> str:
     return f"{ms} ms"
 
 
-def _amount(text: str) -> str:
+def _format_amount(text: str) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -7,26 +7,26 @@ from typing import Any
 
 import pytest
 
-from escrowmq.broker.statistics import Counts, Statistics
+from escrowmq.broker.statistics import BrokerCounters, Statistics
 from escrowmq.errors import ConfigError
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.command import Command
 from escrowmq.remoting.headers import (
-    ConsumeDirectly,
-    ConsumerRunning,
+    ConsumeMessageDirectly,
+    GetConsumerRunningInfo,
     Header,
     NoFields,
     UpdateConsumerOffset,
 )
 from escrowmq.remoting.headers_admin import (
     CloneGroupOffset,
-    ConsumeStatsOf,
     CreateTopic,
     DeleteGroup,
+    GetConsumeStats,
     QueryConsumeQueue,
     ResetOffset,
-    StatsOf,
-    TopicName,
+    TopicHeader,
+    ViewBrokerStats,
 )
 from escrowmq.remoting.requests import Body
 from escrowmq.testing.disks import FaultyDisk
@@ -76,7 +76,7 @@ def connect(bench: Bench, line: FakeLine, *, language: str = "JAVA") -> None:
 
 def test_a_deleted_topic_is_gone_with_its_offsets_after_a_power_cut_too() -> None:
     bench = filled()
-    assert one(bench, code.DELETE_TOPIC_IN_BROKER, TopicName(topic="T")).code == 0
+    assert one(bench, code.DELETE_TOPIC_IN_BROKER, TopicHeader(topic="T")).code == 0
     for now in (bench, bench.after_power_cut()):
         assert now.broker.topics.find("T") is None
         assert now.broker.offsets.query("T", "g", 0) is None
@@ -86,7 +86,7 @@ def test_a_deleted_topic_is_gone_with_its_offsets_after_a_power_cut_too() -> Non
 def test_a_deletion_waits_for_the_checkpoint_that_runs() -> None:
     bench = filled()
     job = bench.store.begin_checkpoint()
-    assert bench.turn(ask(code.DELETE_TOPIC_IN_BROKER, TopicName(topic="T"))) == []
+    assert bench.turn(ask(code.DELETE_TOPIC_IN_BROKER, TopicHeader(topic="T"))) == []
     bench.tick(NOW_MS + 100)
     assert bench.line.answers() == []
     job.run()
@@ -100,14 +100,14 @@ def test_a_deletion_that_fails_is_said_to_have_failed() -> None:
     bench = filled()
     assert isinstance(bench.disk, FaultyDisk)
     bench.disk.fail_from = bench.disk.calls + 1
-    answer = one(bench, code.DELETE_TOPIC_IN_BROKER, TopicName(topic="T"))
+    answer = one(bench, code.DELETE_TOPIC_IN_BROKER, TopicHeader(topic="T"))
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "not deleted" in answer.remark
 
 
 @pytest.mark.parametrize("topic", ["", "../x", "TBW102", "SCHEDULE_TOPIC_XXXX", "x" * 200])
 def test_some_topics_cannot_be_deleted(topic: str) -> None:
-    answer = one(filled(), code.DELETE_TOPIC_IN_BROKER, TopicName(topic=topic))
+    answer = one(filled(), code.DELETE_TOPIC_IN_BROKER, TopicHeader(topic=topic))
     assert answer.code == ResponseCode.INVALID_PARAMETER
 
 
@@ -253,7 +253,7 @@ def test_no_entries_of_a_queue_that_is_none() -> None:
 
 
 def test_how_far_a_group_is() -> None:
-    answer = one(filled(), code.GET_CONSUME_STATS, ConsumeStatsOf(consumer_group="g"))
+    answer = one(filled(), code.GET_CONSUME_STATS, GetConsumeStats(consumer_group="g"))
     assert b'"topic":"T"' in answer.body
     assert b'"brokerOffset":5,"consumerOffset":2' in answer.body
     assert b'"lastTimestamp":%d' % (NOW_MS + 1000) in answer.body
@@ -264,7 +264,9 @@ def test_figures_of_a_topic_and_of_a_group() -> None:
     bench.tick(NOW_MS)
     bench.turn(a_pull(consumer_group="g"))
     answer = one(
-        bench, code.VIEW_BROKER_STATS_DATA, StatsOf(stats_name="TOPIC_PUT_NUMS", stats_key="T")
+        bench,
+        code.VIEW_BROKER_STATS_DATA,
+        ViewBrokerStats(stats_name="TOPIC_PUT_NUMS", stats_key="T"),
     )
     assert json.loads(answer.body)["statsDay"]["sum"] == 0  # all of them before the first sample
     bench.turn(a_send())
@@ -272,14 +274,14 @@ def test_figures_of_a_topic_and_of_a_group() -> None:
     answer = one(
         bench,
         code.VIEW_BROKER_STATS_DATA,
-        StatsOf(stats_name="TOPIC_PUT_NUMS", stats_key="T"),
+        ViewBrokerStats(stats_name="TOPIC_PUT_NUMS", stats_key="T"),
         at_ms=later,
     )
     assert json.loads(answer.body)["statsMinute"] == {"sum": 1, "tps": 1 / 30, "avgpt": 0.0}
-    fields = StatsOf(stats_name="GROUP_GET_NUMS", stats_key="T@g")
+    fields = ViewBrokerStats(stats_name="GROUP_GET_NUMS", stats_key="T@g")
     answer = one(bench, code.VIEW_BROKER_STATS_DATA, fields, at_ms=later)
     assert json.loads(answer.body)["statsMinute"]["sum"] == 5
-    nothing = StatsOf(stats_name="GROUP_GET_NUMS", stats_key="T@none")
+    nothing = ViewBrokerStats(stats_name="GROUP_GET_NUMS", stats_key="T@none")
     assert one(bench, code.VIEW_BROKER_STATS_DATA, nothing).code == 1
 
 
@@ -295,17 +297,17 @@ def test_runtime_figures() -> None:
 
 
 def test_a_day_begins_with_what_was_there_in_the_morning() -> None:
-    counts = Counts()
+    counts = BrokerCounters()
     day_ms = 86_400_000
     statistics = Statistics(counts, now_ms=day_ms)
     for day in (1, 2, 3):
-        counts.stored += 10
+        counts.stored_messages += 10
         statistics.tick(day * day_ms + 1)
     assert statistics.yesterday_morning.put == 20
     assert statistics.morning.put == 30
     statistics.tick(day_ms)  # the clock is set back
-    counts.stored += 1
-    assert statistics.of_broker("put", day_ms + 1000)[0].count == 1
+    counts.stored_messages += 1
+    assert statistics.broker_rates("put", day_ms + 1000)[0].count == 1
 
 
 # --- settings ------------------------------------------------------------------------------------
@@ -342,15 +344,17 @@ class AskedLine(FakeLine):
         super().__init__(name)
         self.asked: list[tuple[int, Header, bytes, Any]] = []
 
-    def ask(self, code: int, fields: Header, body: Body, answered: Any, *, wait_s: float) -> bool:
-        self.asked.append((code, fields, bytes(body), answered))
+    def call(
+        self, code: int, fields: Header, body: Body, on_response: Any, *, timeout_s: float
+    ) -> bool:
+        self.asked.append((code, fields, bytes(body), on_response))
         return self.is_open
 
 
 def test_a_consumers_own_answer_is_handed_back() -> None:
     bench, consumer = filled(), AskedLine("127.0.0.1:40001")
     connect(bench, consumer)
-    fields = ConsumerRunning(consumer_group="g", client_id="c")
+    fields = GetConsumerRunningInfo(consumer_group="g", client_id="c")
     assert bench.turn(ask(code.GET_CONSUMER_RUNNING_INFO, fields)) == []
     [(asked, _, _, answered)] = consumer.asked
     answered(Command(code=0, opaque=1, remark="so"), b"{}")
@@ -361,7 +365,7 @@ def test_a_consumers_own_answer_is_handed_back() -> None:
 def test_a_consumer_that_does_not_answer() -> None:
     bench, consumer = filled(), AskedLine("127.0.0.1:40001")
     connect(bench, consumer)
-    fields = ConsumerRunning(consumer_group="g", client_id="c")
+    fields = GetConsumerRunningInfo(consumer_group="g", client_id="c")
     bench.turn(ask(code.GET_CONSUMER_RUNNING_INFO, fields))
     consumer.asked[0][3](None, b"")
     assert bench.line.answer().code == ResponseCode.CONSUME_MSG_TIMEOUT
@@ -373,7 +377,7 @@ def test_a_message_is_consumed_directly() -> None:
     bench, consumer = filled(), AskedLine("127.0.0.1:40001")
     connect(bench, consumer)
     [sent] = bench.turn(a_send(body=b"directly"))
-    fields = ConsumeDirectly(
+    fields = ConsumeMessageDirectly(
         consumer_group="g", client_id="c", msg_id=sent.ext_fields["msgId"], broker_name="broker-a"
     )
     bench.turn(ask(code.CONSUME_MESSAGE_DIRECTLY, fields))
@@ -382,5 +386,5 @@ def test_a_message_is_consumed_directly() -> None:
 
 @pytest.mark.parametrize("message_id", ["", "zz", "00", "7F00000100002A9F0000000000FFFFFF"])
 def test_no_message_to_consume_directly(message_id: str) -> None:
-    fields = ConsumeDirectly(consumer_group="g", client_id="c", msg_id=message_id)
+    fields = ConsumeMessageDirectly(consumer_group="g", client_id="c", msg_id=message_id)
     assert one(filled(), code.CONSUME_MESSAGE_DIRECTLY, fields).code == 22

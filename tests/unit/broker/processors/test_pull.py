@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from escrowmq.broker.metadata import Groups, Topics
-from escrowmq.broker.processors.pull import PullRules, Pulls
-from escrowmq.consume.members import Client, ConsumerGroups, Habits
+from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
+from escrowmq.broker.processors.pull import PullProcessor, PullRules
+from escrowmq.consume.members import ConsumerGroups, ConsumerGroupSettings, GroupClient
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.consume.subscription import parse_subscription
 from escrowmq.store.config_files import GroupConfig, TopicConfig, groups_file, topics_file
@@ -23,11 +23,11 @@ class Bench:
     def __init__(self, rules: PullRules | None = None, *, auto_create: bool = True) -> None:
         disk = MemoryDisk()
         self.store = open_store(disk)
-        self.topics = Topics(topics_file(disk), RULES)
-        self.groups = Groups(groups_file(disk), auto_create=auto_create)
+        self.topics = TopicTable(topics_file(disk), RULES)
+        self.groups = SubscriptionGroups(groups_file(disk), auto_create=auto_create)
         self.connected = ConsumerGroups()
         self.offsets = ConsumerOffsets()
-        self.pulls = Pulls(
+        self.pulls = PullProcessor(
             self.store,
             self.topics,
             self.groups,
@@ -36,11 +36,11 @@ class Bench:
             rules or PullRules(),
         )
         self.line = FakeLine()
-        self.topics.make("T", queues=2, now_ms=NOW_MS)
+        self.topics.ensure("T", queue_count=2, now_ms=NOW_MS)
 
     def pull(self, queue_offset: int = 0, **changes: Any) -> list[Answer]:
         line = changes.pop("line", self.line)
-        self.pulls.handle(line, a_pull(queue_offset=queue_offset, **changes), NOW_MS)
+        self.pulls.pull(line, a_pull(queue_offset=queue_offset, **changes), NOW_MS)
         return self.line.answers()
 
     def send(self, *messages: bytes, tag: str = "", queue_id: int = 0) -> None:
@@ -49,7 +49,7 @@ class Bench:
             sample(topic="T", queue_id=queue_id, body=body, properties=given) for body in messages
         ]
         self.store.append(records, now_ms=NOW_MS)
-        self.pulls.arrived(records, NOW_MS)
+        self.pulls.messages_arrived(records, NOW_MS)
 
 
 @pytest.fixture
@@ -97,19 +97,19 @@ def test_the_first_thing_that_is_wrong_is_named(
     bench.groups.put(GroupConfig(group_name="off", consume_enable=False), now_ms=NOW_MS)
     bench.topics.put(TopicConfig(topic_name="write-only", perm=2), now_ms=NOW_MS)
     topic = changes.pop("topic", "T")
-    bench.pulls.handle(bench.line, a_pull(topic, **changes), NOW_MS)
+    bench.pulls.pull(bench.line, a_pull(topic, **changes), NOW_MS)
     answer = bench.line.answer()
     assert answer.code == code, answer.remark
     assert {"nextBeginOffset", "minOffset", "maxOffset"} <= set(answer.ext_fields)
-    assert bench.pulls.waiting == 0
+    assert bench.pulls.held_count == 0
 
 
 def test_without_a_subscription_in_the_request_the_groups_counts(bench: Bench) -> None:
     wanted = [parse_subscription("T", "b", version=5)]
     bench.connected.heartbeat(
         "g",
-        Client(client_id="c", line=bench.line),
-        habits=Habits(),
+        GroupClient(client_id="c", channel=bench.line),
+        settings=ConsumerGroupSettings(),
         subscriptions=wanted,
         now_ms=NOW_MS,
     )
@@ -141,7 +141,7 @@ def test_an_offset_outside_is_not_waited_for(bench: Bench, queue_offset: int) ->
     [answer] = bench.pull(queue_offset)
     assert answer.code == 21
     assert answer.ext_fields["nextBeginOffset"] in ("0", "1")
-    assert bench.pulls.waiting == 0
+    assert bench.pulls.held_count == 0
 
 
 # --- held ----------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_an_offset_outside_is_not_waited_for(bench: Bench, queue_offset: int) ->
 
 def test_a_pull_at_the_end_is_held_until_a_message_comes(bench: Bench) -> None:
     assert bench.pull() == []
-    assert bench.pulls.waiting == 1
+    assert bench.pulls.held_count == 1
     bench.send(b"elsewhere", queue_id=1)
     assert bench.line.answers() == []
     bench.send(b"0", b"1")
@@ -204,7 +204,7 @@ def test_nobody_waits_longer_than_two_minutes(bench: Bench) -> None:
 
 
 def test_too_many_waiting_pulls_are_answered_at_once() -> None:
-    bench = Bench(PullRules(waiting_max=2))
+    bench = Bench(PullRules(held_pulls_max=2))
     assert bench.pull() == []
     assert bench.pull() == []
     [answer] = bench.pull()
@@ -215,7 +215,7 @@ def test_a_closed_line_is_not_answered(bench: Bench) -> None:
     gone = FakeLine("gone")
     bench.pull(line=gone)
     bench.pull()
-    bench.pulls.line_closed(gone)
+    bench.pulls.channel_closed(gone)
     bench.send(b"0")
     assert gone.answers() == []
     assert bodies(bench.line.answer()) == [b"0"]
@@ -227,7 +227,7 @@ def test_at_the_end_everybody_is_answered(bench: Bench) -> None:
         bench.pull(line=line)
     bench.pulls.release_all(NOW_MS)
     assert [line.answer().code for line in lines] == [19, 19, 19]
-    assert bench.pulls.waiting == 0
+    assert bench.pulls.held_count == 0
 
 
 def test_a_message_without_a_place_in_its_queue_wakes_nobody(bench: Bench) -> None:
@@ -235,7 +235,7 @@ def test_a_message_without_a_place_in_its_queue_wakes_nobody(bench: Bench) -> No
     bench.pull()
     half = sample(topic="T", queue_id=0, sys_flag=4, properties=b"")
     bench.store.append([half], now_ms=NOW_MS)
-    bench.pulls.arrived([half], NOW_MS)
+    bench.pulls.messages_arrived([half], NOW_MS)
     assert bench.line.answers() == []
 
 

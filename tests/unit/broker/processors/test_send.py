@@ -9,7 +9,7 @@ import pytest
 from escrowmq.broker.broker import Broker, BrokerRules
 from escrowmq.broker.processors.send import SendRules
 from escrowmq.message.batch import BatchItem, encode_batch
-from escrowmq.message.keys import UniqueKeys, derive
+from escrowmq.message.keys import UniqueKeyGenerator, tags_and_keys
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import ConsumerSendMessageBack
 from escrowmq.store.config_files import GroupConfig, TopicConfig
@@ -38,7 +38,7 @@ class Bench:
             self.disk,
             self.store,
             BrokerRules(topics=RULES, sends=sends),
-            UniqueKeys(address="127.0.0.1", process_id=1, salt=2),
+            UniqueKeyGenerator(address="127.0.0.1", process_id=1, salt=2),
             when_flushed=(lambda _, tell: self.waiting.append(tell)) if sync else None,
         )
         self.line = FakeLine()
@@ -97,7 +97,7 @@ def test_the_first_thing_that_is_wrong_is_named(
 
 
 def test_a_broker_that_is_not_writable_refuses_ordered_topics() -> None:
-    bench = Bench(writable=False)
+    bench = Bench(is_writable=False)
     bench.topic("ordered", order=True)
     assert bench.send("ordered").code == 16
 
@@ -247,7 +247,7 @@ def test_a_bulk_batch_is_answered_with_its_first_id(bench: Bench, properties: by
 def test_a_message_of_a_batch_is_found_by_its_key_and_has_no_tag(bench: Bench) -> None:
     bench.send(body=encode_batch([BatchItem(0, b"x", b"UNIQ_KEY\x01K1\x02")]), batch=True)
     [record] = stored(bench.store, "T")
-    assert derive("T", record.properties, 0) == (0, [b"K1"])
+    assert tags_and_keys("T", record.properties, 0) == (0, [b"K1"])
     assert [found.log_offset for found in bench.store.find_by_key("T", "K1")] == [record.log_offset]
 
 

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from escrowmq.broker.metadata import Groups, Topics
-from escrowmq.broker.processors.send_back import Retries
+from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
+from escrowmq.broker.processors.send_back import SendBackProcessor
 from escrowmq.broker.turn import Turn
 from escrowmq.consume.members import QueueLocks
 from escrowmq.errors import RequestRefused
-from escrowmq.message.batch import one_by_one
+from escrowmq.message.batch import iter_records
 from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import NewRecord
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import ConsumerSendMessageBack, SendMessage
-from escrowmq.remoting.responses import SendAnswers
+from escrowmq.remoting.responses import SendResponseEncoder
 from escrowmq.store.config_files import GroupConfig, groups_file, topics_file
 from escrowmq.testing.disks import MemoryDisk
 from tests.support.broker_requests import RULES, VERSION, FakeLine, ask
@@ -29,21 +29,21 @@ class Bench:
     def __init__(self) -> None:
         disk = MemoryDisk()
         self.store = open_store(disk)
-        self.topics = Topics(topics_file(disk), RULES)
-        self.groups = Groups(groups_file(disk), auto_create=True)
+        self.topics = TopicTable(topics_file(disk), RULES)
+        self.groups = SubscriptionGroups(groups_file(disk), auto_create=True)
         self.locks = QueueLocks()
         self.made: list[NewRecord] = []
         self.line = FakeLine()
-        self.retries = Retries(
+        self.retries = SendBackProcessor(
             self.store,
             self.topics,
             self.groups,
             self.locks,
-            reroute=lambda record, _: record,  # test_delays.py has the real one
+            redirect=lambda record, _: record,  # test_delays.py has the real one
             turn=Turn(
                 self.store,
-                SendAnswers(store_host=HOST),
-                arrived=lambda new: self.made.extend(one_by_one(new)),
+                SendResponseEncoder(store_host=HOST),
+                messages_arrived=lambda new: self.made.extend(iter_records(new)),
             ),
         )
         self.groups.put(GroupConfig(group_name="g"), now_ms=NOW_MS)
@@ -58,13 +58,13 @@ class Bench:
         fields = {"offset": offset, "group": "g", "delay_level": 0}
         header = ConsumerSendMessageBack(**{**fields, **changes})
         request = ask(RequestCode.CONSUMER_SEND_MSG_BACK, header, version=version)
-        self.retries.sent_back(self.line, request, NOW_MS)
-        self.retries.turn.settle(NOW_MS)
+        self.retries.send_back(self.line, request, NOW_MS)
+        self.retries.turn.append_all(NOW_MS)
         return self.line.answer().code
 
     def retried(self, record: NewRecord, *, version: int = VERSION, **changes: Any) -> NewRecord:
         header = SendMessage(producer_group="p", topic=record.topic, queue_id=0, **changes)
-        return self.retries.retried(record, header, version, NOW_MS)
+        return self.retries.redirect_retry(record, header, version, NOW_MS)
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import pytest
 
 from escrowmq.broker.broker import Broker, BrokerRules
 from escrowmq.broker.processors.send import SendRules
-from escrowmq.broker.transactions.admin import LISTED_MAX
+from escrowmq.broker.transactions.admin import PAGE_ENTRIES_MAX
 from escrowmq.broker.transactions.end import TransactionRules
-from escrowmq.escrow.checks import EscrowRules
+from escrowmq.escrow.checks import CoordinatorRules
 from escrowmq.message import names
-from escrowmq.message.keys import UniqueKeys, encode_offset_id
+from escrowmq.message.keys import UniqueKeyGenerator, encode_offset_id
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import (
     EndTransaction,
@@ -22,7 +22,7 @@ from escrowmq.remoting.headers import (
     ResumeCheckHalfMessage,
     ResumeTransaction,
     SettleTransaction,
-    TransactionName,
+    TransactionHeader,
 )
 from escrowmq.store.settings import StoreSettings
 from escrowmq.testing.disks import MemoryDisk
@@ -40,7 +40,7 @@ class Bench:
     def __init__(self, disk: MemoryDisk | None = None, now_ms: int = NOW_MS) -> None:
         self.disk = disk or MemoryDisk()
         self.store = open_store(self.disk, SETTINGS)
-        escrow = EscrowRules(
+        escrow = CoordinatorRules(
             immunity_ms=IMMUNITY_MS, interval_ms=INTERVAL_MS, checks_max=CHECKS_MAX
         )
         self.broker = Broker(
@@ -49,9 +49,9 @@ class Bench:
             BrokerRules(
                 topics=RULES,
                 sends=SendRules(cluster="C", store_host=HOST),
-                transactions=TransactionRules(escrow=escrow),
+                transactions=TransactionRules(coordinator=escrow),
             ),
-            UniqueKeys(address="127.0.0.1", process_id=1, salt=2),
+            UniqueKeyGenerator(address="127.0.0.1", process_id=1, salt=2),
         )
         self.line = FakeLine()
         self.now_ms = now_ms
@@ -100,7 +100,7 @@ class Bench:
             page = self.page(**{**filters, "after": page["nextAfter"]})
 
     def story(self, name: str) -> Any:
-        answer = self.ask(RequestCode.SHOW_TRANSACTION, TransactionName(transaction_id=name))
+        answer = self.ask(RequestCode.SHOW_TRANSACTION, TransactionHeader(transaction_id=name))
         assert answer.code == 0, answer.remark
         return json.loads(answer.body)
 
@@ -124,7 +124,7 @@ class Bench:
 
     def restarted(self, *, in_order: bool) -> Bench:
         if in_order:
-            self.broker.transactions.save(at_once=True)
+            self.broker.transactions.save(force=True)
         self.store.close()
         return Bench(self.disk, self.now_ms)
 
@@ -173,7 +173,7 @@ def test_pages_give_each_once_however_small_they_are() -> None:
 
 
 def test_a_page_looks_at_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("escrowmq.broker.transactions.admin.LOOKED_AT_MAX", 4)
+    monkeypatch.setattr("escrowmq.broker.transactions.admin.PAGE_SCANNED_MAX", 4)
     bench = Bench()
     for number in range(10):
         bench.park(f"K{number}", topic="wanted" if number == 9 else "T")
@@ -186,7 +186,7 @@ def test_one_answer_never_holds_more_than_its_bound() -> None:
     bench = Bench()
     for number in range(3):
         bench.park(f"K{number}")
-    assert len(bench.page(count_max=LISTED_MAX + 1)["transactions"]) == 3
+    assert len(bench.page(count_max=PAGE_ENTRIES_MAX + 1)["transactions"]) == 3
     answer = bench.ask(RequestCode.LIST_TRANSACTIONS, ListTransactions(count_max=0))
     assert answer.code == ResponseCode.INVALID_PARAMETER
     answer = bench.ask(RequestCode.LIST_TRANSACTIONS, ListTransactions(state="lost"))
@@ -227,7 +227,7 @@ def test_the_story_of_an_open_one_says_why_it_is_pending() -> None:
     assert [step["what"] for step in story["steps"]] == ["parked"]
     assert "has time until it is due" in story["pendingBecause"]
     bench.line.is_open = False
-    bench.broker.line_closed(bench.line)
+    bench.broker.channel_closed(bench.line)
     bench.line.is_open = True
     bench.now_ms += IMMUNITY_MS
     assert "nobody of producer group p is connected" in bench.story("A")["pendingBecause"]
@@ -261,7 +261,7 @@ def test_every_check_is_told_with_its_answer() -> None:
 
 def test_more_checks_than_one_look_up_gives_are_told_all() -> None:
     bench = Bench()
-    bench.broker.transactions.escrow.rules = EscrowRules(
+    bench.broker.transactions.coordinator.rules = CoordinatorRules(
         immunity_ms=IMMUNITY_MS, interval_ms=INTERVAL_MS, checks_max=200
     )
     bench.park("A")
@@ -312,7 +312,7 @@ def test_what_nobody_knows_is_not_found() -> None:
     bench = Bench()
     bench.park("A")
     for name in ("B", "", "zz", "00" * 16, encode_offset_id(HOST, 1 << 40)):
-        answer = bench.ask(RequestCode.SHOW_TRANSACTION, TransactionName(transaction_id=name))
+        answer = bench.ask(RequestCode.SHOW_TRANSACTION, TransactionHeader(transaction_id=name))
         assert answer.code == ResponseCode.QUERY_NOT_FOUND
 
 
@@ -335,8 +335,8 @@ def test_a_commit_by_hand_delivers_once_and_stands() -> None:
     assert answer.ext_fields["already"] == "false"
     assert bench.settle("A", COMMIT).ext_fields["already"] == "true"
     assert bodies(bench.store, "T") == [b"body of A"]
-    assert bench.settle("A", ROLLBACK).code == ResponseCode.TRANSACTION_CONTRADICTED
-    assert bench.end(sent, ROLLBACK).code == ResponseCode.TRANSACTION_CONTRADICTED
+    assert bench.settle("A", ROLLBACK).code == ResponseCode.TRANSACTION_CONFLICT
+    assert bench.end(sent, ROLLBACK).code == ResponseCode.TRANSACTION_CONFLICT
     assert bench.end(sent, COMMIT).code == 0
     assert bodies(bench.store, "T") == [b"body of A"]
     last = bench.story("A")["steps"][-1]
@@ -346,7 +346,7 @@ def test_a_commit_by_hand_delivers_once_and_stands() -> None:
 def test_what_a_producer_decided_cannot_be_turned_over_by_hand() -> None:
     bench = Bench()
     bench.end(bench.park("A"), ROLLBACK)
-    assert bench.settle("A", COMMIT).code == ResponseCode.TRANSACTION_CONTRADICTED
+    assert bench.settle("A", COMMIT).code == ResponseCode.TRANSACTION_CONFLICT
     assert bodies(bench.store, "T") == []
 
 
@@ -390,9 +390,9 @@ def test_of_two_in_one_turn_the_first_wins() -> None:
 def test_a_decision_that_finds_no_room_changes_nothing() -> None:
     bench = Bench()
     bench.park("A")
-    bench.store.accepts_writes = False
+    bench.store.has_disk_space = False
     assert bench.settle("A", COMMIT).code != 0
-    bench.store.accepts_writes = True
+    bench.store.has_disk_space = True
     assert bench.story("A")["transaction"]["state"] == "open"
     assert bench.settle("A", ROLLBACK).code == 0
 

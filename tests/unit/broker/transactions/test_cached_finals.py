@@ -6,16 +6,16 @@ import msgspec
 import pytest
 
 from escrowmq.escrow import half_table as freshhalves
-from escrowmq.escrow.half_table import BODY_BYTES_MAX, FreshHalf, FreshHalves
+from escrowmq.escrow.half_table import CACHED_BODY_BYTES_MAX, CachedFinal, FinalCache
 from escrowmq.message.record import StoredRecord
 from tests.support.escrows import COMMIT, ROLLBACK, EscrowBench, a_half, place_of
 
-FRESH = FreshHalf(b"", b"", None, 0, 0, 0, b"", 0)
+FRESH = CachedFinal(b"", b"", None, 0, 0, 0, b"", 0)
 
 
 def test_the_last_ones_are_there_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(freshhalves, "KEPT", 3)
-    fresh = FreshHalves()
+    monkeypatch.setattr(freshhalves, "CACHE_GENERATION_SIZE", 3)
+    fresh = FinalCache()
     for offset in range(10):
         fresh.put(offset, FRESH)
     found = [offset for offset in range(10) if fresh.take(offset) is not None]
@@ -37,7 +37,7 @@ def final(*, restarted: bool, body: bytes, **properties: str) -> StoredRecord:
     return msgspec.structs.replace(message, body=bytes(message.body))
 
 
-@pytest.mark.parametrize("length", [0, 1, BODY_BYTES_MAX, BODY_BYTES_MAX + 1])
+@pytest.mark.parametrize("length", [0, 1, CACHED_BODY_BYTES_MAX, CACHED_BODY_BYTES_MAX + 1])
 @pytest.mark.parametrize("more", [{}, {"TAGS": "a", "KEYS": "x y"}, {"other": "\u00e9"}])
 def test_a_fresh_half_is_committed_as_one_that_is_read(length: int, more: dict[str, str]) -> None:
     told = {
@@ -54,15 +54,15 @@ def test_one_that_is_rolled_back_is_not_kept() -> None:
     bench = EscrowBench()
     place = bench.park("k")
     assert bench.end(place, ROLLBACK).code == 0
-    assert bench.broker.transactions.parking.fresh.take(place[0]) is None
+    assert bench.broker.transactions.half_processor.final_cache.take(place[0]) is None
     assert bench.messages() == []
 
 
 def test_one_that_found_no_room_is_committed_all_the_same_later() -> None:
     bench = EscrowBench()
     place = bench.park("k")
-    bench.store.accepts_writes = False
+    bench.store.has_disk_space = False
     assert bench.end(place, COMMIT).code != 0
-    bench.store.accepts_writes = True
+    bench.store.has_disk_space = True
     assert bench.end(place, COMMIT).code == 0
     assert bench.bodies() == [b"k"]

@@ -15,17 +15,17 @@ def test_a_delay_that_is_not_served_is_refused_with_the_send() -> None:
     bench.broker.handle(bench.line, a_send(properties=TOO_LONG), bench.now_ms)
     bench.turn()
     assert bench.line.answer().code == ResponseCode.MESSAGE_ILLEGAL
-    assert len(bench.escrow.open) == 0
+    assert len(bench.escrow.halves) == 0
 
 
 def test_a_delay_that_is_not_served_any_more_does_not_keep_a_message_back() -> None:
     bench = EscrowBench()
-    bench.broker.delays._rules = DelayRules(timer_max_ms=10**15)
+    bench.broker.delayed_messages._rules = DelayRules(timer_max_ms=10**15)
     bench.broker.handle(bench.line, a_send(properties=TOO_LONG), bench.now_ms)
     bench.turn()
     sent = bench.line.answer()
     assert sent.code == 0
-    bench.broker.delays._rules = DelayRules()
-    [half] = bench.escrow.open
+    bench.broker.delayed_messages._rules = DelayRules()
+    [half] = bench.escrow.halves
     bench.end(Place(half.queue_offset, half.log_offset), COMMIT, group="p")
     assert bench.bodies() == [b"body"]

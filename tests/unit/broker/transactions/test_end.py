@@ -58,9 +58,9 @@ def test_an_end_that_is_not_durable_in_time_is_not_called_done(verdict: int) -> 
 def test_an_end_that_finds_no_room_changes_nothing() -> None:
     bench = EscrowBench()
     place = bench.park("k")
-    bench.store.accepts_writes = False
+    bench.store.has_disk_space = False
     assert bench.end(place, COMMIT).code == 14
-    bench.store.accepts_writes = True
+    bench.store.has_disk_space = True
     assert bench.state(place) == "open"
     assert bench.end(place, ROLLBACK).code == 0
     assert bench.bodies() == []
@@ -69,10 +69,10 @@ def test_an_end_that_finds_no_room_changes_nothing() -> None:
 def test_of_two_ends_in_one_turn_the_second_counts_if_the_first_found_no_room() -> None:
     bench, other = EscrowBench(), FakeLine("other")
     place = bench.park("k")
-    bench.store.accepts_writes = False
+    bench.store.has_disk_space = False
     bench.broker.handle(bench.line, an_end(place, ROLLBACK), bench.now_ms)
     bench.turn(an_end(place, COMMIT), line=other)
-    bench.store.accepts_writes = True
+    bench.store.has_disk_space = True
     bench.turn()
     assert bench.line.answer().code == 14
     assert other.answer().code == 0
@@ -94,16 +94,16 @@ def test_of_two_ends_in_one_turn_the_first_counts(first: int, second: int) -> No
 
 def test_a_half_that_is_refused_can_be_sent_again() -> None:
     bench = EscrowBench()
-    bench.store.accepts_writes = False
+    bench.store.has_disk_space = False
     bench.turn(a_half("k"), a_half("k"))
     assert [answer.code == 0 for answer in bench.line.answers()] == [False, False]
-    bench.store.accepts_writes = True
+    bench.store.has_disk_space = True
     assert bench.end(bench.park("k"), COMMIT).code == 0
     assert bench.bodies() == [b"k"]
 
 
 def test_more_than_may_be_open_is_refused_until_some_are_decided() -> None:
-    bench = EscrowBench(rules=replace(ESCROW, open_max=2))
+    bench = EscrowBench(rules=replace(ESCROW, open_count_max=2))
     first, _ = bench.park("a"), bench.park("b")
     assert bench.asks(a_half("c")).code == 2
     assert bench.park("a") == first  # that is no new one
@@ -125,8 +125,8 @@ def test_unknown_for_a_half_that_was_never_parked_is_refused(check: bool) -> Non
 def test_a_moved_half_is_as_open_at_its_old_place() -> None:
     bench = EscrowBench()
     place = bench.park("k")
-    [half] = bench.escrow.open
-    bench.broker.transactions.renew(half, bench.now_ms)
+    [half] = bench.escrow.halves
+    bench.broker.transactions.move_half(half, bench.now_ms)
     bench.turn()
     assert bench.state(place) == "open"
     assert bench.end((place[0], place[1] + 1), COMMIT).code == 1
@@ -154,10 +154,10 @@ def test_what_waits_for_its_group_is_asked_though_an_end_of_it_found_no_room() -
     bench.leave(bench.line)
     bench.tick(IMMUNITY_MS)
     back = FakeLine("back")
-    bench.store.accepts_writes = False
+    bench.store.has_disk_space = False
     bench.broker.handle(back, an_end(place, COMMIT), bench.now_ms)
     bench.heartbeat(back, "p")
-    bench.store.accepts_writes = True
+    bench.store.has_disk_space = True
     for _ in range(3):
         bench.tick(5_000)
     assert [key for key, _ in questions(back)] == ["k"]
@@ -165,14 +165,14 @@ def test_what_waits_for_its_group_is_asked_though_an_end_of_it_found_no_room() -
 
 def test_a_question_that_did_not_leave_does_not_count() -> None:
     class Stuffed(FakeLine):
-        def post(self, *_: object) -> bool:
+        def send_oneway(self, *_: object) -> bool:
             return False
 
     bench, line = EscrowBench(), Stuffed("stuffed")
     bench.park("k", line=line)
     for _ in range(10 * ESCROW.checks_max):
         bench.tick(INTERVAL_MS)
-    [half] = bench.escrow.open
+    [half] = bench.escrow.halves
     assert (half.checks, half.is_stranded) == (0, False)
     bench.heartbeat(bench.line, "p")
     bench.tick(INTERVAL_MS)
@@ -226,7 +226,7 @@ def test_it_is_stranded_once_though_it_was_due_twice() -> None:
     again.tick(10 * INTERVAL_MS)
     again.tick(10 * INTERVAL_MS)
     assert len(bodies(again.store, names.STRANDED_TOPIC)) == 1
-    assert again.escrow.counts.stranded == 1
+    assert again.escrow.counters.stranded == 1
 
 
 def test_a_waiting_pull_sees_a_half_when_it_is_committed_and_not_before() -> None:

@@ -83,8 +83,8 @@ def test_a_half_named_twice_is_delivered_once() -> None:
     bench = EscrowBench()
     place = bench.park("a")
     old = place
-    [half] = bench.escrow.open
-    bench.broker.transactions.renew(half, bench.now_ms)
+    [half] = bench.escrow.halves
+    bench.broker.transactions.move_half(half, bench.now_ms)
     bench.turn()
     new = (half.queue_offset, half.log_offset)
     assert bench.asks(an_end_of_many([old, new, old], COMMIT)).code == 0
@@ -108,9 +108,9 @@ def test_a_group_that_is_repeated_in_its_own_turn_is_not_called_a_contradiction(
 def test_a_group_that_found_no_room_is_open_as_before() -> None:
     bench = EscrowBench()
     places: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
-    bench.store.accepts_writes = False
+    bench.store.has_disk_space = False
     assert bench.asks(an_end_of_many(places, COMMIT)).code != 0
-    bench.store.accepts_writes = True
+    bench.store.has_disk_space = True
     assert bench.state(places[0]) == "open"
     assert bench.asks(an_end_of_many(places, ROLLBACK)).code == 0
     assert bench.bodies() == []
@@ -145,9 +145,9 @@ def test_a_large_group_wants_turns_until_it_is_done_and_no_tick() -> None:
 def test_a_large_group_that_found_no_room_hides_nothing_afterwards() -> None:
     bench = EscrowBench(rules=IN_PIECES)
     places = park_many(bench)
-    bench.store.accepts_writes = False
+    bench.store.has_disk_space = False
     assert bench.asks(an_end_of_many(list(places), COMMIT)).code != 0
-    bench.store.accepts_writes = True
+    bench.store.has_disk_space = True
     assert bench.end(places[0], COMMIT).code == 0
     assert len(bench.bodies()) == 1
 
@@ -156,10 +156,10 @@ def test_a_large_group_whose_later_piece_finds_no_room_gets_it_when_there_is_som
     bench = EscrowBench(rules=IN_PIECES)
     places = park_many(bench)
     bench.turn(an_end_of_many(list(places), COMMIT))
-    bench.store.accepts_writes = False
+    bench.store.has_disk_space = False
     bench.tick(100)
     assert not bench.broker.end_turn(bench.now_ms), "turn after turn, and the disk is full"
-    bench.store.accepts_writes = True
+    bench.store.has_disk_space = True
     for _ in range(MANY):
         bench.tick(100)
     assert bench.line.answer().code == 0
@@ -174,10 +174,10 @@ def test_a_large_group_is_carried_out_after_a_crash_in_the_middle(noted: bool) -
     bench.turn(an_end_of_many(list(places), COMMIT))
     if noted:
         bench.store.flush()
-        bench.broker.transactions.save(at_once=True)
+        bench.broker.transactions.save(force=True)
     again = bench.killed()
     assert len(again.bodies()) == MANY
-    assert len(again.escrow.open) == 0
+    assert len(again.escrow.halves) == 0
 
 
 # --- writers -------------------------------------------------------------------------------------
@@ -280,11 +280,11 @@ def test_decisions_that_find_no_room_are_as_if_never_made() -> None:
     bench = EscrowBench()
     fence = bench.register().fence
     place = bench.park("a0", **attempt(batch=2, name="a", fence=fence))
-    bench.store.accepts_writes = False
+    bench.store.has_disk_space = False
     bench.turn(a_batch_decision(0, fence, []), a_batch_decision(1, fence, []))
     assert all(answer.code for answer in bench.line.answers())
     assert bench.asks(a_batch_decision(2, fence, [("a", 1)])).code != 0
-    bench.store.accepts_writes = True
+    bench.store.has_disk_space = True
     assert bench.state(place) == "open"
     assert writer_of(bench.asks(a_writer_query())).batch == -1
     assert bench.asks(a_batch_decision(2, fence, [("a", 1)])).code == 0
@@ -293,10 +293,10 @@ def test_decisions_that_find_no_room_are_as_if_never_made() -> None:
 
 def test_a_registration_that_finds_no_room_raises_no_fence() -> None:
     bench = EscrowBench()
-    bench.store.accepts_writes = False
+    bench.store.has_disk_space = False
     bench.turn(a_registration(), a_registration())
     assert all(answer.code for answer in bench.line.answers())
-    bench.store.accepts_writes = True
+    bench.store.has_disk_space = True
     assert bench.register().fence == 1
 
 
@@ -343,9 +343,9 @@ def test_a_late_half_that_finds_no_room_to_be_rolled_back_is_looked_at_again() -
     fence = bench.register().fence
     bench.asks(a_batch_decision(3, fence, []))
     late = bench.park("late", **attempt(batch=3, fence=fence))
-    bench.store.accepts_writes = False
+    bench.store.has_disk_space = False
     bench.tick(bench.rules.immunity_ms)
-    bench.store.accepts_writes = True
+    bench.store.has_disk_space = True
     bench.tick(bench.rules.interval_ms)
     assert bench.state(late) == "rolled_back"
 
@@ -371,7 +371,7 @@ def test_only_a_writer_that_goes_on_is_written_again_when_the_log_below_must_go(
         bench.asks(a_batch_decision(7, fence, [], writer=writer, last=is_last))
     log_end, first_new = bench.store.end, len(stored(bench.store, names.DECISION_TOPIC))
     for _ in range(2):  # the second time the active writer is above already
-        bench.broker.transactions.make_way(log_end, bench.now_ms)
+        bench.broker.transactions.move_halves_below(log_end, bench.now_ms)
         bench.turn()
     new_records = stored(bench.store, names.DECISION_TOPIC)[first_new:]
     assert [decode_decision(record).writer for record in new_records] == ["active"]

@@ -96,9 +96,9 @@ def test_a_crash_anywhere_in_its_delivery_leaves_each_message_once() -> None:
         if found:
             assert found == expected, cut
             assert waiting == [bodies[2]], cut
-            assert len(after.escrow.open) == 0
+            assert len(after.escrow.halves) == 0
         else:
-            assert len(after.escrow.open) == 2
+            assert len(after.escrow.halves) == 2
             assert decided(after, 2) == 0
             assert after.bodies() == expected
     assert seen == {0, len(expected)}
@@ -108,8 +108,8 @@ def test_it_survives_being_appended_again() -> None:
     bench = EscrowBench()
     bench.register()
     bench.asks(a_pack([b"1", b"2"]))
-    [half] = bench.escrow.open
-    bench.broker.transactions.renew(half, bench.now_ms)
+    [half] = bench.escrow.halves
+    bench.broker.transactions.move_half(half, bench.now_ms)
     bench.turn()
     again = bench.killed(with_note=False)
     assert decided(again, 1) == 0
@@ -145,7 +145,7 @@ def test_what_could_not_be_delivered_is_refused_at_once(request_: Request[SendMe
     bench = EscrowBench()
     bench.register()
     assert bench.asks(request_).code != 0
-    assert len(bench.escrow.open) == 0
+    assert len(bench.escrow.halves) == 0
 
 
 def test_nobody_else_can_say_that_a_body_holds_many() -> None:

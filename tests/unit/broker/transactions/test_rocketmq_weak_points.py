@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from escrowmq.escrow.checks import UNANSWERED_MAX
+from escrowmq.escrow.checks import UNANSWERED_CHECKS_MAX
 from escrowmq.message import names
 from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import NewRecord, decode_record
-from escrowmq.message.transaction import State
+from escrowmq.message.transaction import TransactionState
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import SettleTransaction
 from escrowmq.store.settings import StoreSettings
@@ -127,9 +127,11 @@ def test_w03_a_crash_between_final_and_op_delivers_once(
     # The final names its half: that is proof enough.
     place = bench.park("k")
     bench.store.flush()
-    bench.broker.transactions.save(at_once=True)
-    [half] = bench.escrow.open
-    final, _ = bench.escrow.change(half, State.COMMITTED, by="", now_ms=NOW_MS).records
+    bench.broker.transactions.save(force=True)
+    [half] = bench.escrow.halves
+    final, _ = bench.escrow.make_decision(
+        half, TransactionState.COMMITTED, by="", now_ms=NOW_MS
+    ).records
     bench.store.append([final], now_ms=NOW_MS)
     again = bench.killed(with_note=with_note)
     again.heartbeat(again.line, "p")
@@ -245,7 +247,7 @@ def test_w10_an_op_over_several_halves_settles_just_those(bench: EscrowBench) ->
     op = NewRecord(names.OP_TOPIC, 0, b"0,2,3,", b"TAGS\x01d\x02")
     bench.store.append([op], now_ms=NOW_MS)
     again = bench.killed(with_note=False)
-    assert [half.queue_offset for half in again.escrow.open] == [1]
+    assert [half.queue_offset for half in again.escrow.halves] == [1]
     again.tick()
     again.store.flush()
     again.tick()
@@ -307,13 +309,13 @@ def test_w14_stranding_is_counted_and_told_and_survives_a_full_disk(bench: Escro
     place = bench.park("k")
     for _ in range(CHECKS_MAX):
         bench.tick(INTERVAL_MS)
-    bench.store.accepts_writes = False
+    bench.store.has_disk_space = False
     bench.tick(INTERVAL_MS)
     assert bench.state_in_memory(place) == "open"
-    bench.store.accepts_writes = True
+    bench.store.has_disk_space = True
     bench.tick(INTERVAL_MS)
     assert bench.state(place) == "stranded"
-    assert bench.escrow.counts.stranded == 1
+    assert bench.escrow.counters.stranded == 1
     [copy] = stored(bench.store, names.STRANDED_TOPIC)
     assert "3 times" in decode_properties(copy.properties)["ESCROW_REASON"]
     again = bench.killed(with_note=False)
@@ -335,7 +337,7 @@ def test_w15_an_open_half_outlives_its_log_file(with_note: bool) -> None:
         assert bench.remove_log_file()
     assert bench.state_in_memory(place) == "open"
     bench.store.flush()
-    bench.broker.transactions.save(at_once=True)
+    bench.broker.transactions.save(force=True)
     bench = bench.killed(with_note=with_note)
     bench.heartbeat(bench.line, "p")
     bench.tick(IMMUNITY_MS)
@@ -383,7 +385,7 @@ def test_w16_what_is_decided_at_the_last_moment_is_not_stranded(bench: EscrowBen
     bench.tick(INTERVAL_MS)
     assert bench.bodies() == [b"k"]
     assert bodies(bench.store, names.STRANDED_TOPIC) == []
-    assert bench.escrow.counts.stranded == 0
+    assert bench.escrow.counters.stranded == 0
 
 
 @pytest.mark.parametrize("delay", [{"DELAY": "1"}, {"TIMER_DELAY_MS": "1000"}])
@@ -404,8 +406,8 @@ def test_w19_flag_and_properties_are_those_of_the_send(bench: EscrowBench) -> No
     place = bench.park("k", flag=7, TAGS="red", KEYS="order-1", mine="yes", born_timestamp=5)
     for _ in range(2):
         bench.tick(INTERVAL_MS)
-    [half] = bench.escrow.open
-    bench.broker.transactions.renew(half, bench.now_ms)
+    [half] = bench.escrow.halves
+    bench.broker.transactions.move_half(half, bench.now_ms)
     bench.turn()
     assert bench.end(place, COMMIT).code == 0
     [final] = bench.messages()
@@ -501,12 +503,12 @@ def test_w25_waits_grow_and_differ_by_topic_and_group() -> None:
 
 def test_w25_one_group_does_not_hold_up_another(bench: EscrowBench) -> None:
     # However much the one has to be asked about, the other's line has room.
-    for number in range(UNANSWERED_MAX + 100):
+    for number in range(UNANSWERED_CHECKS_MAX + 100):
         bench.park(f"many {number}")
     other = FakeLine("other")
     bench.park("one", group="q", line=other)
     bench.tick(IMMUNITY_MS)
-    assert len(questions(bench.line)) == UNANSWERED_MAX
+    assert len(questions(bench.line)) == UNANSWERED_CHECKS_MAX
     assert [key for key, _ in questions(other)] == ["one"]
 
 
@@ -516,29 +518,29 @@ def test_w26_what_finds_no_room_is_tried_again_with_a_pause(bench: EscrowBench) 
     for _ in range(CHECKS_MAX):
         bench.tick(INTERVAL_MS)
     store = counting(bench)
-    store.accepts_writes = False
+    store.has_disk_space = False
     bench.now_ms += INTERVAL_MS
     for _ in range(9):
         bench.tick(100)
     assert store.appends == 1
-    store.accepts_writes = True
+    store.has_disk_space = True
     bench.tick(1_000)
-    assert bench.escrow.counts.stranded == 1
+    assert bench.escrow.counters.stranded == 1
 
 
 def test_w28_more_questions_than_a_line_takes_are_asked_later(bench: EscrowBench) -> None:
     # Bounded per line and second, none lost, each counted once.
-    count = 2 * UNANSWERED_MAX + 100
+    count = 2 * UNANSWERED_CHECKS_MAX + 100
     bench.turn(*(a_half(f"k{number}") for number in range(count)))
     bench.line.answers()
     bench.tick(IMMUNITY_MS)
     found = asked(bench)
-    assert len(found) == UNANSWERED_MAX
+    assert len(found) == UNANSWERED_CHECKS_MAX
     for _ in range(30):
         bench.tick(100)
         found += asked(bench)
     assert sorted(found) == sorted(f"k{number}" for number in range(count))
-    assert {half.checks for half in bench.escrow.open} == {1}
+    assert {half.checks for half in bench.escrow.halves} == {1}
 
 
 # --- operations ----------------------------------------------------------------------------------
@@ -589,11 +591,11 @@ def test_w31_a_question_without_an_answer_is_asked_again(bench: EscrowBench) -> 
 
 def test_w32_a_slow_client_is_not_flooded(bench: EscrowBench) -> None:
     # So many unanswered questions and no more; an answer makes room for the next at once.
-    bench.turn(*(a_half(f"k{number}") for number in range(UNANSWERED_MAX + 1)))
+    bench.turn(*(a_half(f"k{number}") for number in range(UNANSWERED_CHECKS_MAX + 1)))
     bench.line.answers()
     bench.tick(IMMUNITY_MS)
     found = questions(bench.line)
-    assert len(found) == UNANSWERED_MAX
+    assert len(found) == UNANSWERED_CHECKS_MAX
     assert bench.end(found[0][1], ROLLBACK, check=True).code == 0
     assert len(questions(bench.line)) == 1
 
@@ -606,13 +608,13 @@ def test_w33_the_count_of_open_ones_is_what_is_open(bench: EscrowBench) -> None:
         bench.end(place, COMMIT)
         bench.end(place, ROLLBACK)
     bench.end((99, 0), COMMIT)
-    counts, total = bench.escrow.counts, bench.escrow.open.total
-    assert (total.count, total.size) == (4, sum(half.size for half in bench.escrow.open))
+    counts, total = bench.escrow.counters, bench.escrow.halves.total
+    assert (total.count, total.size) == (4, sum(half.size for half in bench.escrow.halves))
     assert (counts.parked, counts.committed, counts.rolled_back) == (6, {"T": 2}, {})
-    assert (counts.repeats, counts.contradictions, counts.duplicate_sends) == (1, 3, 1)
+    assert (counts.repeated_ends, counts.conflicts, counts.duplicate_sends) == (1, 3, 1)
     again = bench.killed(with_note=False)
-    assert again.escrow.open.total == total
-    assert again.escrow.open.load_of("p") == total
+    assert again.escrow.halves.total == total
+    assert again.escrow.halves.group_totals("p") == total
 
 
 def test_a_question_shows_the_message_as_it_was_sent(bench: EscrowBench) -> None:

@@ -40,8 +40,8 @@ def test_it_does_not_keep_its_log_file(is_known: bool, caplog: pytest.LogCapture
         while bench.store.begin == 0:
             assert bench.remove_log_file()
     assert "half given up queue_offset=0: unreadable" in caplog.text
-    assert bench.escrow.counts.unreadable == 1
-    assert [half.key for half in bench.escrow.open] == [b"whole"]
+    assert bench.escrow.counters.unreadable_halves == 1
+    assert [half.key for half in bench.escrow.halves] == [b"whole"]
     assert bench.state_in_memory(whole) == "open"
     assert bench.end(whole, COMMIT).code == 0
     assert bench.end(lost, COMMIT).code != 0  # never taken for delivered
@@ -55,7 +55,7 @@ def test_it_stays_as_long_as_its_log_file_may() -> None:
     bench.heartbeat(bench.line, "p")
     bench.tick(IMMUNITY_MS)
     assert bench.state_in_memory(lost) == "open"
-    assert [half.is_unreadable for half in bench.escrow.open] == [True]
+    assert [half.is_unreadable for half in bench.escrow.halves] == [True]
     damage(bench, lost, 90)  # it is whole again: a cable was loose
     fill(bench)
     while bench.store.begin == 0:
@@ -72,12 +72,12 @@ def test_a_start_reports_what_it_cannot_read(
     lost, whole = bench.park("lost"), bench.park("whole")
     fill(bench)
     bench.store.checkpoint()
-    bench.broker.transactions.save(at_once=True)
+    bench.broker.transactions.save(force=True)
     damage(bench, lost, 4)  # its magic: it does not even look like a record
     with caplog.at_level(logging.ERROR):
         bench = bench.killed(with_note=with_note)
     assert "halves unreadable queue_offsets=0..0" in caplog.text
-    assert bench.escrow.counts.unreadable == 1
+    assert bench.escrow.counters.unreadable_halves == 1
     assert bench.state_in_memory(whole) == "open"
     while bench.store.begin == 0:
         assert bench.remove_log_file()

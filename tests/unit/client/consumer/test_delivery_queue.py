@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from escrowmq.client.consumer.fetcher import Waiting
+from escrowmq.client.consumer.fetcher import DeliveryQueue
 
 
-def drain(waiting: Waiting[str, int]) -> list[int]:
+def drain(waiting: DeliveryQueue[str, int]) -> list[int]:
     found = []
     while (got := waiting.get_nowait()) is not None:
         found.append(got[1])
@@ -15,7 +15,7 @@ def drain(waiting: Waiting[str, int]) -> list[int]:
 
 
 async def test_queues_take_turns() -> None:
-    waiting = Waiting[str, int]()
+    waiting = DeliveryQueue[str, int]()
     waiting.put("a", [1, 2, 3])
     waiting.put("b", [10])
     waiting.put("a", [4])
@@ -24,14 +24,14 @@ async def test_queues_take_turns() -> None:
 
 
 async def test_an_orderly_queue_waits_for_what_is_out() -> None:
-    waiting = Waiting[str, int](orderly=True)
+    waiting = DeliveryQueue[str, int](orderly=True)
     waiting.put("a", [1, 2])
     waiting.put("b", [10])
     assert drain(waiting) == [1, 10]
-    back = asyncio.create_task(waiting.until_back("a"))
+    back = asyncio.create_task(waiting.wait_released("a"))
     await asyncio.sleep(0)
     assert not back.done()
-    waiting.put_first("a", 1)  # it failed
+    waiting.put_front("a", 1)  # it failed
     assert drain(waiting) == []
     waiting.release("a")
     await back
@@ -41,7 +41,7 @@ async def test_an_orderly_queue_waits_for_what_is_out() -> None:
 
 
 async def test_a_paused_queue_gives_nothing_and_loses_nothing() -> None:
-    waiting = Waiting[str, int]()
+    waiting = DeliveryQueue[str, int]()
     waiting.put("a", [1])
     waiting.pause("a")
     waiting.put("a", [2])
@@ -51,15 +51,15 @@ async def test_a_paused_queue_gives_nothing_and_loses_nothing() -> None:
 
 
 async def test_what_is_dropped_is_not_handed_out() -> None:
-    waiting = Waiting[str, int]()
+    waiting = DeliveryQueue[str, int]()
     waiting.put("a", [1])
-    waiting.drop("a")
+    waiting.clear("a")
     waiting.put("b", [2])
     assert await waiting.get() == ("b", 2)
 
 
 async def test_whoever_waits_is_told_that_it_is_closed() -> None:
-    waiting = Waiting[str, int]()
+    waiting = DeliveryQueue[str, int]()
     asking = [asyncio.create_task(waiting.get()) for _ in range(3)]
     await asyncio.sleep(0)
     waiting.close()

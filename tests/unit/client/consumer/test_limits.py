@@ -6,58 +6,58 @@ import asyncio
 
 import pytest
 
-from escrowmq import Limits
-from escrowmq.client.consumer.fetcher import Hand, Room
+from escrowmq import ConsumerLimits
+from escrowmq.client.consumer.fetcher import InFlight, InFlightLimiter
 
 WIDE = 1_000
 
 
-def limits(**narrow: int) -> Limits:
+def limits(**narrow: int) -> ConsumerLimits:
     wide = dict.fromkeys(("per_queue", "per_queue_bytes", "total", "total_bytes", "span"), WIDE)
-    return Limits(**(wide | narrow))
+    return ConsumerLimits(**(wide | narrow))
 
 
 @pytest.mark.parametrize(
     "narrow", [{"per_queue": 2}, {"per_queue_bytes": 20}, {"total": 2}, {"total_bytes": 20}]
 )
 async def test_a_queue_waits_at_each_bound(narrow: dict[str, int]) -> None:
-    room, hand = Room(limits(**narrow)), Hand(0)
-    await room.wait(hand)
-    room.take(hand, 0, 10)
-    await room.wait(hand)
-    room.take(hand, 1, 10)
-    waiting = asyncio.create_task(room.wait(hand))
+    room, hand = InFlightLimiter(limits(**narrow)), InFlight(0)
+    await room.wait_for_capacity(hand)
+    room.add(hand, 0, 10)
+    await room.wait_for_capacity(hand)
+    room.add(hand, 1, 10)
+    waiting = asyncio.create_task(room.wait_for_capacity(hand))
     await asyncio.sleep(0)
     assert not waiting.done()
-    assert room.done(hand, 1)
+    assert room.remove(hand, 1)
     await waiting
 
 
 async def test_one_that_is_never_done_with_bounds_its_own_queue_alone() -> None:
-    room, stuck, other = Room(limits(span=3)), Hand(0), Hand(0)
+    room, stuck, other = InFlightLimiter(limits(span=3)), InFlight(0), InFlight(0)
     for offset in range(3):
-        room.take(stuck, offset, 1)
-    room.done(stuck, 1)
-    room.done(stuck, 2)
-    waiting = asyncio.create_task(room.wait(stuck))
-    await room.wait(other)
+        room.add(stuck, offset, 1)
+    room.remove(stuck, 1)
+    room.remove(stuck, 2)
+    waiting = asyncio.create_task(room.wait_for_capacity(stuck))
+    await room.wait_for_capacity(other)
     await asyncio.sleep(0)
     assert not waiting.done()
-    room.done(stuck, 0)
+    room.remove(stuck, 0)
     await waiting
 
 
 async def test_what_is_given_up_leaves_its_room_to_others() -> None:
-    room, gone, other = Room(limits(total=2)), Hand(0), Hand(0)
-    room.take(gone, 0, 5)
-    room.take(gone, 1, 5)
-    waiting = asyncio.create_task(room.wait(other))
+    room, gone, other = InFlightLimiter(limits(total=2)), InFlight(0), InFlight(0)
+    room.add(gone, 0, 5)
+    room.add(gone, 1, 5)
+    waiting = asyncio.create_task(room.wait_for_capacity(other))
     await asyncio.sleep(0)
-    room.give_up(gone)
+    room.remove_all(gone)
     await waiting
-    assert (room.messages, room.bytes) == (0, 0)
+    assert (room.message_count, room.body_bytes) == (0, 0)
 
 
 def test_a_bound_is_at_least_one() -> None:
     with pytest.raises(ValueError, match="per_queue is at least 1"):
-        Limits(per_queue=0)
+        ConsumerLimits(per_queue=0)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrowmq.client.messages import Queue
-from escrowmq.client.producer.sender import Faults, avoided_s
+from escrowmq.client.messages import MessageQueue
+from escrowmq.client.producer.sender import LatencyFaultTolerance, avoidance_s
 
-A, B, C = (Queue("t", name, 0) for name in "abc")
+A, B, C = (MessageQueue("t", name, 0) for name in "abc")
 
 
 @pytest.mark.parametrize(
@@ -17,38 +17,38 @@ A, B, C = (Queue("t", name, 0) for name in "abc")
     [(0.0, 0), (0.54, 0), (0.55, 2), (1.8, 5), (3.0, 6), (5.0, 10), (14.9, 10), (15.0, 30)],
 )
 def test_the_slower_the_longer(latency_s: float, avoided: float) -> None:
-    assert avoided_s(latency_s) == avoided
+    assert avoidance_s(latency_s) == avoided
 
 
 @given(st.floats(0, 100), st.floats(0, 100))
 def test_a_slower_answer_is_never_avoided_for_less(one_s: float, other_s: float) -> None:
-    assert (one_s <= other_s) <= (avoided_s(one_s) <= avoided_s(other_s))
+    assert (one_s <= other_s) <= (avoidance_s(one_s) <= avoidance_s(other_s))
 
 
 def test_who_failed_is_passed_over_until_its_time_is_up() -> None:
-    faults = Faults()
-    faults.failed("a", 100.0)
-    assert list(faults.fit([A, B], set(), 101.0)) == [B]
-    assert list(faults.fit([A, B], set(), 110.0)) == [A, B]
+    faults = LatencyFaultTolerance()
+    faults.record_failure("a", 100.0)
+    assert list(faults.usable_queues([A, B], set(), 101.0)) == [B]
+    assert list(faults.usable_queues([A, B], set(), 110.0)) == [A, B]
 
 
 def test_a_quick_answer_makes_up_for_a_failure() -> None:
-    faults = Faults()
-    faults.failed("a", 100.0)
-    faults.answered("a", 0.01, 101.0)
-    assert list(faults.fit([A, B], set(), 101.0)) == [A, B]
+    faults = LatencyFaultTolerance()
+    faults.record_failure("a", 100.0)
+    faults.record_response("a", 0.01, 101.0)
+    assert list(faults.usable_queues([A, B], set(), 101.0)) == [A, B]
 
 
 def test_if_all_are_avoided_the_first_to_be_well_is_asked() -> None:
-    faults = Faults()
-    faults.failed("a", 100.0)
-    faults.answered("b", 0.6, 100.0)
-    faults.answered("c", 4.0, 100.0)
-    assert list(faults.fit([A, B, C], set(), 101.0)) == [B]
-    assert list(faults.fit([A, B, C], {"b"}, 101.0)) == [C]
+    faults = LatencyFaultTolerance()
+    faults.record_failure("a", 100.0)
+    faults.record_response("b", 0.6, 100.0)
+    faults.record_response("c", 4.0, 100.0)
+    assert list(faults.usable_queues([A, B, C], set(), 101.0)) == [B]
+    assert list(faults.usable_queues([A, B, C], {"b"}, 101.0)) == [C]
 
 
 def test_who_was_tried_comes_last() -> None:
-    faults = Faults()
-    assert list(faults.fit([A, B], {"a"}, 0.0)) == [B]
-    assert list(faults.fit([A], {"a"}, 0.0)) == [A]
+    faults = LatencyFaultTolerance()
+    assert list(faults.usable_queues([A, B], {"a"}, 0.0)) == [B]
+    assert list(faults.usable_queues([A], {"a"}, 0.0)) == [A]

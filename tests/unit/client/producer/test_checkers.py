@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from escrowmq import ReceivedMessage, Verdict
-from escrowmq.client.producer.checker import Checkers
+from escrowmq.client.producer.checker import CheckerRegistry
 
 
 def always_commit(message: ReceivedMessage) -> Verdict:
@@ -23,24 +23,24 @@ def always_commit(message: ReceivedMessage) -> Verdict:
     ids=str,
 )
 def test_a_checker_is_for_a_topic_a_tag_of_it_all_topics_or_a_name(place: dict[str, str]) -> None:
-    checkers = Checkers("g")
-    assert not checkers.are_there()
+    checkers = CheckerRegistry("g")
+    assert not checkers.has_checkers()
     checkers.register(always_commit, **place)
-    assert checkers.are_there()
+    assert checkers.has_checkers()
 
 
 @pytest.mark.parametrize("place", [{"topic": "*"}, {"name": "transfer"}], ids=str)
 def test_a_tag_without_a_topic_of_its_own_is_refused(place: dict[str, str]) -> None:
     """The tag would never be compared: only a checker for one topic looks at tags."""
-    checkers = Checkers("g")
+    checkers = CheckerRegistry("g")
     with pytest.raises(ValueError, match="give the topic too"):
         checkers.register(always_commit, tag="paid", **place)
-    assert not checkers.are_there()
+    assert not checkers.has_checkers()
 
 
 @pytest.mark.parametrize("place", [{}, {"tag": "paid"}, {"topic": "t", "name": "n"}], ids=str)
 def test_a_checker_for_nothing_or_for_two_things_is_refused(place: dict[str, str]) -> None:
-    checkers = Checkers("g")
+    checkers = CheckerRegistry("g")
     with pytest.raises(ValueError, match="for a topic"):
         checkers.register(always_commit, **place)
-    assert not checkers.are_there()
+    assert not checkers.has_checkers()

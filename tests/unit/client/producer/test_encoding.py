@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from escrowmq import Message
 from escrowmq.client.producer.sender import (
-    Packer,
-    cut,
-    items_of,
-    pack_batch,
+    MessageEncoder,
+    batch_entries,
+    check_batch,
+    encode_batch_message,
     properties_text,
-    refuse_mixed,
+    split_batch,
 )
 from escrowmq.errors import LocalProtocolError
 from escrowmq.message import record as sysflag
@@ -76,7 +76,7 @@ def test_what_the_fields_say_is_in_the_properties() -> None:
 def test_a_delay_is_a_property(delay: dict[str, Any], name: str, value: str) -> None:
     message = Message("t", b"", **delay)
     assert decode_properties(properties_text(message, "k").encode())[name] == value
-    assert name not in properties_text(message, "k", delays=False)
+    assert name not in properties_text(message, "k", with_delay=False)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,9 @@ def test_a_bad_delay_is_refused_before_it_is_sent(delay: dict[str, Any]) -> None
 @pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
 def test_a_long_body_is_compressed(kind: str) -> None:
     body = b"much the same " * 1000
-    packed = Packer(over=4096, kind=kind).pack(Message("t", body), "t", "k", sys_flag=4)
+    packed = MessageEncoder(compress_above_bytes=4096, compression=kind).encode(
+        Message("t", body), "t", "k", sys_flag=4
+    )
     assert len(packed.body) < len(body)
     assert packed.sys_flag & sysflag.TRANSACTION_MASK == 4
     assert sysflag.is_compressed(packed.sys_flag)
@@ -108,14 +110,24 @@ def test_a_long_body_is_compressed(kind: str) -> None:
 
 def test_what_is_short_or_does_not_shrink_goes_as_it_is() -> None:
     noise = bytes(range(256)) * 16  # 4,096: not over the limit
-    assert Packer().pack(Message("t", noise), "t", "k").body is noise
-    assert Packer(over=10).pack(Message("t", b"no gain here"), "t", "k").sys_flag == 0
-    assert Packer(over=None).pack(Message("t", b"a" * 9999), "t", "k").sys_flag == 0
+    assert MessageEncoder().encode(Message("t", noise), "t", "k").body is noise
+    assert (
+        MessageEncoder(compress_above_bytes=10)
+        .encode(Message("t", b"no gain here"), "t", "k")
+        .sys_flag
+        == 0
+    )
+    assert (
+        MessageEncoder(compress_above_bytes=None)
+        .encode(Message("t", b"a" * 9999), "t", "k")
+        .sys_flag
+        == 0
+    )
 
 
 def test_an_unknown_compression_is_refused() -> None:
     with pytest.raises(ValueError, match="zlib, lz4, zstd"):
-        Packer(kind="gzip")
+        MessageEncoder(compression="gzip")
 
 
 @pytest.mark.parametrize(
@@ -130,15 +142,15 @@ def test_an_unknown_compression_is_refused() -> None:
 )
 def test_what_cannot_be_a_batch_is_said(messages: list[Message], said: str) -> None:
     with pytest.raises(LocalProtocolError, match=said):
-        refuse_mixed(messages)
+        check_batch(messages)
 
 
 @given(st.lists(st.binary(max_size=60), min_size=1, max_size=20), st.integers(1, 400))
 def test_a_cut_batch_is_all_of_it_in_order(bodies: list[bytes], bytes_max: int) -> None:
     messages = [Message("t", body) for body in bodies]
-    items = items_of(messages, (str(number) for number in range(99)), {"a": "b"})
-    chunks = list(cut(items, bytes_max))
-    packed = [pack_batch("t", chunk, "") for chunk in chunks]
+    items = batch_entries(messages, (str(number) for number in range(99)), {"a": "b"})
+    chunks = list(split_batch(items, bytes_max))
+    packed = [encode_batch_message("t", chunk, "") for chunk in chunks]
     assert [bytes(item.body) for one in packed for item in decode_batch(one.body)] == bodies
     assert all(
         len(one.body) <= bytes_max or len(chunk) == 1

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from escrowmq import Message, Producer, Queue
-from escrowmq.client.producer.sender import queue_of_key
+from escrowmq import Message, MessageQueue, Producer
+from escrowmq.client.producer.sender import queue_for_key
 from escrowmq.client.routes import Route
 from escrowmq.errors import (
     ClientClosed,
     LocalProtocolError,
     NotSent,
     OutcomeUnknown,
-    PartlySent,
+    PartialSend,
     RequestRefused,
 )
 from escrowmq.message.keys import java_hash
@@ -43,7 +43,7 @@ async def test_a_broker_that_refuses_is_left_for_another_and_avoided() -> None:
 async def test_a_slow_broker_is_passed_over_though_it_answers() -> None:
     async with Peers("a", "b") as peers, Producer(peers.address, group="g") as producer:
         queues = {queue.broker: queue for queue in await producer.queues("t")}
-        producer._sender.faults.answered("a", 2.0, producer._clock.elapsed_s())
+        producer._sender.fault_tolerance.record_response("a", 2.0, producer._clock.elapsed_s())
         results = [await producer.send(Message("t", b"x")) for _ in range(8)]
         assert {result.queue.broker for result in results} == {"b"}
         # Whoever names a queue gets it all the same; and a quick answer makes up for a slow one.
@@ -162,23 +162,23 @@ async def test_a_sharding_key_keeps_its_queue_while_the_route_stays() -> None:
 
 @pytest.mark.parametrize("key", ["a", "customer-7", "polygenelubricants", "中文", "-"])
 def test_a_key_goes_where_a_java_client_sends_it(key: str) -> None:
-    queues = tuple(Queue("t", "a", number) for number in range(7))
+    queues = tuple(MessageQueue("t", "a", number) for number in range(7))
     value = java_hash(key)
     expected = abs(value) % 7 if value != -(2**31) else 2
-    assert queue_of_key(key, Route("t", queues, queues, {})).queue_id == expected
+    assert queue_for_key(key, Route("t", queues, queues, {})).queue_id == expected
 
 
 def test_a_key_of_a_topic_to_be_made_goes_to_one_broker() -> None:
-    queues = tuple(Queue("t", broker, number) for broker in "ab" for number in range(4))
-    made = queue_of_key("k", Route("t", queues, queues, {}, is_template=True))
-    there = queue_of_key("k", Route("t", queues[:4], queues[:4], {}))
+    queues = tuple(MessageQueue("t", broker, number) for broker in "ab" for number in range(4))
+    made = queue_for_key("k", Route("t", queues, queues, {}, is_template=True))
+    there = queue_for_key("k", Route("t", queues[:4], queues[:4], {}))
     assert made == there
 
 
 async def test_a_selector_chooses_and_must_choose_one_of_them() -> None:
-    seen: list[Sequence[Queue]] = []
+    seen: list[Sequence[MessageQueue]] = []
 
-    def last(queues: Sequence[Queue], message: Message) -> Queue:
+    def last(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
         seen.append(queues)
         return queues[-1]
 
@@ -187,7 +187,7 @@ async def test_a_selector_chooses_and_must_choose_one_of_them() -> None:
         assert (result.queue.broker, result.queue.queue_id) == ("b", 3)
         assert len(seen[0]) == 8
         with pytest.raises(LocalProtocolError, match="no queue 9 on a"):
-            await producer.send(Message("t", b"x"), queue=Queue("t", "a", 9))
+            await producer.send(Message("t", b"x"), queue=MessageQueue("t", "a", 9))
 
 
 async def test_a_batch_that_breaks_says_what_is_stored() -> None:
@@ -200,7 +200,7 @@ async def test_a_batch_that_breaks_says_what_is_stored() -> None:
                 if next(stored)
                 else refusing(ResponseCode.MESSAGE_ILLEGAL)(request)
             )
-            with pytest.raises(PartlySent) as partly:
+            with pytest.raises(PartialSend) as partly:
                 await producer.send_batch([Message("t", b"x" * 100) for _ in range(3)])
         assert len(partly.value.results) == 1
         assert isinstance(partly.value.cause, RequestRefused)
@@ -234,7 +234,7 @@ async def test_a_closed_client_says_so() -> None:
 async def test_the_sends_of_one_turn_leave_together() -> None:
     async with Peers("a") as peers, Producer(peers.address, group="g") as producer:
         await producer.send(Message("t", b"x"))
-        line = producer._presence.ready(peers["a"].address)
+        line = producer._heartbeat.ready_connection(peers["a"].address)
         assert line is not None
         sending = [asyncio.ensure_future(producer.send(Message("t", b"x"))) for _ in range(20)]
         await asyncio.sleep(0)

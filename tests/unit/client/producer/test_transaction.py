@@ -17,10 +17,10 @@ from escrowmq import (
     TransactionProducer,
     Verdict,
 )
-from escrowmq.errors import HalfNotSafe, RequestRefused
+from escrowmq.errors import HalfNotDurable, RequestRefused
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import succeed
+from escrowmq.remoting.responses import encode_success
 from tests.support.peers import SENDS, Peers, refusing, silent
 
 END, END_MANY = RequestCode.END_TRANSACTION, RequestCode.END_TRANSACTIONS
@@ -38,7 +38,7 @@ async def test_a_rocketmq_broker_gets_one_end_for_each_half_and_answers() -> Non
             for number in range(3):
                 await tx.send(Message("t", b"%d" % number))
         assert tx.outcome is not None
-        assert (tx.outcome.acknowledged, tx.outcome.one_way) == (True, False)
+        assert (tx.outcome.acknowledged, tx.outcome.oneway) == (True, False)
         assert sorted(verdicts(peers, "a") + verdicts(peers, "b")) == [8] * 4
         assert not peers["a"].asked(END_MANY)
 
@@ -60,7 +60,7 @@ async def test_a_commit_whose_answer_is_lost_is_not_repeated_there() -> None:
 
 async def test_a_rollback_whose_answer_is_lost_is_repeated() -> None:
     async with Peers("a") as peers:
-        answers = iter([silent, succeed])
+        answers = iter([silent, encode_success])
         peers["a"].answers[END] = lambda request: next(answers)(request)
         async with (
             Producer(peers.address, group="g", timeout_s=SOON_S) as producer,
@@ -74,7 +74,7 @@ async def test_a_rollback_whose_answer_is_lost_is_repeated() -> None:
 
 async def test_what_was_told_is_not_told_again_when_a_later_one_is_busy() -> None:
     async with Peers("a") as peers:
-        answers = iter([succeed, refusing(ResponseCode.SYSTEM_BUSY), succeed])
+        answers = iter([encode_success, refusing(ResponseCode.SYSTEM_BUSY), encode_success])
         peers["a"].answers[END] = lambda request: next(answers)(request)
         async with (
             Producer(peers.address, group="g") as producer,
@@ -90,8 +90,8 @@ async def test_what_was_told_is_not_told_again_when_a_later_one_is_busy() -> Non
 
 async def test_a_broker_that_knows_many_at_once_is_asked_once_and_again_if_need_be() -> None:
     async with Peers("a") as peers:
-        peers["a"].answers[RequestCode.QUERY_WRITER] = succeed
-        answers = iter([silent, succeed])
+        peers["a"].answers[RequestCode.QUERY_WRITER] = encode_success
+        answers = iter([silent, encode_success])
         peers["a"].answers[END_MANY] = lambda request: next(answers)(request)
         async with (
             Producer(peers.address, group="g", timeout_s=SOON_S) as producer,
@@ -106,7 +106,7 @@ async def test_a_broker_that_knows_many_at_once_is_asked_once_and_again_if_need_
 
 async def test_many_at_once_fall_back_to_one_by_one() -> None:
     async with Peers("a") as peers:
-        peers["a"].answers[RequestCode.QUERY_WRITER] = succeed  # it seemed to be ours
+        peers["a"].answers[RequestCode.QUERY_WRITER] = encode_success  # it seemed to be ours
         async with (
             Producer(peers.address, group="g") as producer,
             producer.transaction(Message("t", b"1")) as tx,
@@ -140,7 +140,7 @@ async def test_a_half_that_is_not_safe_ends_the_block_before_it_begins(code: int
     async with Peers("a") as peers:
         peers["a"].answers[SEND] = lambda request: peers["a"].sent(request, code)
         async with Producer(peers.address, group="g") as producer:
-            with pytest.raises(HalfNotSafe):
+            with pytest.raises(HalfNotDurable):
                 async with producer.transaction(Message("t", b"x")):
                     pytest.fail("the local work must not be done")
         assert verdicts(peers) == [12]
@@ -155,7 +155,7 @@ async def test_a_delay_is_left_out_of_a_half_for_rocketmq_and_kept_for_ours() ->
         assert "DELAY" not in half.head.fields.properties
         assert "DELAY\x013" in plain.head.fields.properties
     async with Peers("a") as peers:
-        peers["a"].answers[RequestCode.QUERY_WRITER] = succeed
+        peers["a"].answers[RequestCode.QUERY_WRITER] = encode_success
         async with (
             Producer(peers.address, group="g") as producer,
             producer.transaction(Message("t", b"x", delay_s=2)),
@@ -223,7 +223,7 @@ async def test_what_the_listener_says_is_told(
     assert (result.queue.topic, result.queue_offset) == ("t", 1)
     [end] = peers["a"].asked(END)
     assert end.head.fields.commit_or_rollback == told
-    assert end.head.is_oneway == (told == 0) == result.outcome.one_way
+    assert end.head.is_oneway == (told == 0) == result.outcome.oneway
     assert result.outcome.acknowledged == (told != 0)
     if isinstance(said, OSError):
         assert "disk on fire" in end.head.remark

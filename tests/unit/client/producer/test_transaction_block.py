@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from escrowmq import Message, Producer, Verdict
-from escrowmq.client.producer.transaction import Outcome
-from escrowmq.errors import TransactionContradicted
+from escrowmq.client.producer.transaction import TransactionOutcome
+from escrowmq.errors import TransactionConflict
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import EndTransaction
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import succeed
+from escrowmq.remoting.responses import encode_success
 from tests.support.peers import SENDS, Peers
 
 END = RequestCode.END_TRANSACTION
@@ -26,7 +26,7 @@ class FirstEndUnanswered:
 
     def __call__(self, request: Request[EndTransaction]) -> bytes | None:
         if self.arrived.is_set():
-            return succeed(request)
+            return encode_success(request)
         self.arrived.set()
         return None
 
@@ -37,7 +37,7 @@ async def test_a_send_is_refused_while_the_end_is_on_its_way() -> None:
         async with producer.transaction(Message("t", b"1")) as transaction:
             ending = asyncio.create_task(transaction.end(Verdict.ROLLBACK))
             await answering.arrived.wait()
-            with pytest.raises(TransactionContradicted, match="has ended") as refusal:
+            with pytest.raises(TransactionConflict, match="has ended") as refusal:
                 await transaction.send(Message("t", b"2"))
             assert refusal.value.state == "rolled_back"
             await cancel(ending)
@@ -58,7 +58,7 @@ async def test_an_end_that_was_cancelled_is_not_followed_by_another_verdict() ->
         assert not transaction.outcome.acknowledged
 
 
-async def cancel(task: asyncio.Task[Outcome]) -> None:
+async def cancel(task: asyncio.Task[TransactionOutcome]) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

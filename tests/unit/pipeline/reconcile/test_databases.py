@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from escrowmq.pipeline.reconcile.databases import ROWS_AT_ONCE, RangeReader
+from escrowmq.pipeline.reconcile.databases import FETCH_ROWS, RangeReader
 
 TYPES = {"name": "string", "n": "bigint", "amount": "decimal(28,6)"}
 
@@ -20,10 +20,10 @@ def read(path: Path, query: str) -> list[pa.RecordBatch]:
 def test_rows_come_thousands_at_a_time(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "a.db") as database:
         database.execute("CREATE TABLE t (n INTEGER)")
-        rows = range(2 * ROWS_AT_ONCE + 5)
+        rows = range(2 * FETCH_ROWS + 5)
         database.executemany("INSERT INTO t VALUES (?)", [(n,) for n in rows])
     found = read(tmp_path / "a.db", "SELECT 'x' AS name, n, 1 AS amount FROM t ORDER BY n")
-    assert [batch.num_rows for batch in found] == [ROWS_AT_ONCE, ROWS_AT_ONCE, 5]
+    assert [batch.num_rows for batch in found] == [FETCH_ROWS, FETCH_ROWS, 5]
     assert [n for batch in found for n in batch.column("n").to_pylist()] == list(rows)
 
 

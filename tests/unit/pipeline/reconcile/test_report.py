@@ -5,9 +5,19 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-from escrowmq.pipeline.reconcile.compare import KINDS
-from escrowmq.pipeline.reconcile.job import CHECKS, LATENCY_MS, OUTCOMES, Summary
-from escrowmq.pipeline.reconcile.report import bars, html, nice, verdict
+from escrowmq.pipeline.reconcile.compare import DIFFERENCE_KINDS
+from escrowmq.pipeline.reconcile.job import (
+    CHECK_BUCKETS,
+    LATENCY_BUCKETS_MS,
+    OUTCOMES,
+    ReconcileSummary,
+)
+from escrowmq.pipeline.reconcile.report import (
+    bar_chart,
+    render_html,
+    round_up_to_scale,
+    verdict_text,
+)
 
 ROW = {
     "kind": "stranded",
@@ -20,22 +30,22 @@ ROW = {
 }
 
 
-def summary(**differences: int) -> Summary:
-    return Summary(
+def summary(**differences: int) -> ReconcileSummary:
+    return ReconcileSummary(
         now_ms=1_790_000_000_000,
         since_ms=0,
         transactions=12,
         messages=13,
         outcomes=dict(zip(OUTCOMES, (9, 2, 1, 0), strict=True)),
-        by_check={"committed": 2, "rolled_back": 1},
+        outcomes_by_check={"committed": 2, "rolled_back": 1},
         first_ms=1_789_999_000_000,
         last_ms=1_789_999_001_500,
-        over_time={name: [3, 1] for name in OUTCOMES},
-        latency=[1] * (len(LATENCY_MS) + 1),
-        checks=[2] * (len(CHECKS) + 1),
+        outcomes_over_time={name: [3, 1] for name in OUTCOMES},
+        latency_counts=[1] * (len(LATENCY_BUCKETS_MS) + 1),
+        check_counts=[2] * (len(CHECK_BUCKETS) + 1),
         decision_ms={"median": 12, "p95": 2010, "p99": None},
         groups=["bank"],
-        differences={**dict.fromkeys(KINDS, 0), **differences},
+        differences={**dict.fromkeys(DIFFERENCE_KINDS, 0), **differences},
     )
 
 
@@ -58,7 +68,7 @@ class _Balance(HTMLParser):
 
 
 def test_a_report_is_whole_and_needs_nothing_else() -> None:
-    page = html(summary(stranded=1), [ROW])
+    page = render_html(summary(stranded=1), [ROW])
     balance = _Balance()
     balance.feed(page)
     assert balance.open == []
@@ -69,23 +79,23 @@ def test_a_report_is_whole_and_needs_nothing_else() -> None:
 
 
 def test_the_verdict_comes_before_everything_else() -> None:
-    page = html(summary(stranded=2), [ROW])
+    page = render_html(summary(stranded=2), [ROW])
     assert page.index("2 differences between ledger and databases.") < page.index("<section>")
     assert "the first 1 of 2" in page
-    assert 'class="good">Ledger and databases agree.' in html(summary(), [])
-    assert verdict(summary(still_open=1)).startswith("1 difference between")
+    assert 'class="good">Ledger and databases agree.' in render_html(summary(), [])
+    assert verdict_text(summary(still_open=1)).startswith("1 difference between")
 
 
 def test_a_report_of_nothing_says_so() -> None:
-    empty = Summary(1_790_000_000_000, 0, differences=dict.fromkeys(KINDS, 0))
-    page = html(empty, [])
+    empty = ReconcileSummary(1_790_000_000_000, 0, differences=dict.fromkeys(DIFFERENCE_KINDS, 0))
+    page = render_html(empty, [])
     assert "no transaction in this time" in page
     assert page.count("nothing to show") == 3
 
 
 def test_bars_reach_as_high_as_their_numbers() -> None:
-    chart = bars(["a", "b"], {"committed": [50, 100], "open": [0, 0]}, "t")
+    chart = bar_chart(["a", "b"], {"committed": [50, 100], "open": [0, 0]}, "t")
     heights = [float(found) for found in re.findall(r'height="([\d.]+)"', chart)]
     assert len(heights) == 2
     assert abs(heights[1] - 2 * heights[0]) < 0.2
-    assert [nice(value) for value in (1, 3, 11, 21, 600)] == [1, 5, 20, 50, 1000]
+    assert [round_up_to_scale(value) for value in (1, 3, 11, 21, 600)] == [1, 5, 20, 50, 1000]
