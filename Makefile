@@ -38,7 +38,7 @@ test: $(READY) databases java  ## every test that CI runs
 	$(BIN)/pytest -n auto --dist worksteal -m "not nightly"
 
 demo: $(READY) java  ## Bob pays Smith while processes are killed; Spark proves that both banks agree
-	$(BIN)/python -m escrowmq.demo
+	$(BIN)/python -m examples.bank
 
 sim: $(READY)  ## long: every fault position, many seeds, fuzzing, 10,000 topics, a ledger of 1,000,000 (SEEDS=… makes it longer)
 	ESCROWMQ_SEEDS=$(or $(SEEDS),2000) HYPOTHESIS_PROFILE=long $(BIN)/pytest -n auto --timeout 0 tests/property tests/simulation tests/e2e/broker/test_crowds.py tests/e2e/sql/test_crashes.py tests/e2e/pipeline/test_reconcile.py

@@ -48,7 +48,6 @@ EscrowError
   CommitUnknown          the database did not say whether it has committed; check-back finds out
   WriterFenced           a newer writer has taken over, or the batch is past
   ReconcileFailed        the ledger, a database or a query cannot be read as it should be
-  DemoFailed             a process of the demo did not come up; its log says why
   Rollback               raised by users: roll this transaction back
 
 Callers ask an error two things: may I retry (`retriable`), and may it have taken effect
@@ -289,10 +288,6 @@ class CommitUnknown(EscrowError):
 
 class ReconcileFailed(EscrowError):
     """The ledger, a database or a query cannot be read; it says which, and what to give."""
-
-
-class DemoFailed(EscrowError):
-    pass
 
 
 class WriterFenced(EscrowError):

@@ -18,10 +18,10 @@ from rich.console import Console
 from sqlalchemy import insert
 
 from escrowmq.database.marker import COMMITTED
-from escrowmq.demo.__main__ import MARKER_FILE, main
-from escrowmq.demo.audit import audit, verdict_table
-from escrowmq.demo.banks import BOB, SMITH, book_transfer, compare_banks, create_bank, open_bank
 from escrowmq.sql.statements import inbox_table, marker_table
+from examples.bank.__main__ import MARKER_FILE, main
+from examples.bank.audit import audit, verdict_table
+from examples.bank.banks import BOB, SMITH, book_transfer, compare_banks, create_bank, open_bank
 from tests.support.ledgers import write_ledger
 from tests.support.spark_session import QUIET, ROOT, spark  # noqa: F401
 
@@ -35,7 +35,7 @@ def test_both_banks_agree_after_everything_that_was_done_to_them(tmp_path: Path)
     kept = tmp_path / "kept"
     arguments = ("--transfers", "300", "--no-spark", "--keep", str(kept))
     done = subprocess.run(
-        [sys.executable, "-m", "escrowmq.demo", *arguments],
+        [sys.executable, "-m", "examples.bank", *arguments],
         capture_output=True,
         text=True,
         check=False,

@@ -1,4 +1,4 @@
-"""Smith's side, a process of its own: credit what comes. A message that comes again is seen."""
+"""Smith's bank: credit each transfer once. The inbox recognises a repeated message."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from sqlalchemy.orm import Session
 from escrowmq.blocking import Consumer
 from escrowmq.client.messages import ReceivedMessage
 from escrowmq.clock import SystemClock
-from escrowmq.demo.banks import SMITH, TOPIC, book_transfer, open_bank
 from escrowmq.sql import Inbox
+from examples.bank.banks import SMITH, TOPIC, book_transfer, open_bank
 
 
 @click.command()

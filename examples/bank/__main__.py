@@ -1,5 +1,5 @@
-"""Bob pays Smith, while processes are killed, decisions get lost and local transactions fail.
-Then Spark compares what the broker wrote down with the books of both banks.
+"""Bob pays Smith while processes are killed, decisions are lost and local transactions fail.
+Then Spark reconciles the broker's records with the books of both banks.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from escrowmq.demo.audit import audit, start_spark, verdict_table
-from escrowmq.demo.banks import BOB, SMITH, BankComparison, compare_banks, database_url
-from escrowmq.demo.conductor import KillCounts, Scenario
 from escrowmq.errors import EscrowError
+from examples.bank.audit import audit, start_spark, verdict_table
+from examples.bank.banks import BOB, SMITH, BankComparison, compare_banks, database_url
+from examples.bank.scenario import KillCounts, Scenario
 
 DEFAULT_DIRECTORY: Final = Path("escrowmq-demo")
-MARKER_FILE: Final = ".escrowmq-demo"  # in a directory that the next demo may empty
+MARKER_FILE: Final = ".escrowmq-demo"  # marks a directory that the next demo may empty
 
 
 @click.command(help=__doc__)
 @click.option("--transfers", type=click.IntRange(10), default=3000, show_default=True)
 @click.option("--db", "server", help="A postgresql://… database instead of SQLite files.")
-@click.option("--seed", type=int, help="Choose who is killed when, as in an earlier run.")
+@click.option("--seed", type=int, help="Repeat the random choices of an earlier run.")
 @click.option(
     "--keep",
     type=click.Path(path_type=Path),
     default=DEFAULT_DIRECTORY,
     show_default=True,
-    help="Data, logs and report are left here; those of an earlier demo go.",
+    help="Directory for data, logs and report; those of an earlier demo are removed.",
 )
-@click.option("--spark/--no-spark", "with_spark", default=True, help="The second part.")
+@click.option("--spark/--no-spark", "with_spark", default=True, help="Also reconcile with Spark.")
 def main(
     transfers: int, server: str | None, seed: int | None, keep: Path, with_spark: bool
 ) -> None:
@@ -46,15 +46,15 @@ def main(
             _check_spark()
         directory = _empty_directory(keep)
         bob_url, smith_url = (database_url(bank, directory, server) for bank in (BOB, SMITH))
-        story = Scenario(directory, transfers, seed, bob_url, smith_url)
-        is_right = run_demo(story, console, with_spark=with_spark)
+        scenario = Scenario(directory, transfers, seed, bob_url, smith_url)
+        is_right = run_demo(scenario, console, with_spark=with_spark)
     except EscrowError as error:
         raise click.ClickException(str(error)) from error
     sys.exit(0 if is_right else 1)
 
 
 def _check_spark() -> None:
-    """Before anything else: nobody wants to hear it after two minutes."""
+    """Check Java and PySpark first, not after two minutes of transfers."""
     from escrowmq.spark.data_source import check_java, check_pyspark
 
     check_pyspark()
@@ -64,7 +64,9 @@ def _check_spark() -> None:
 def _empty_directory(directory: Path) -> Path:
     if directory.exists() and any(directory.iterdir()):
         if not (directory / MARKER_FILE).exists():
-            raise click.UsageError(f"{directory} is not empty, and no demo has made it: --keep DIR")
+            raise click.UsageError(
+                f"{directory} is not empty and no demo made it; choose another: --keep DIR"
+            )
         shutil.rmtree(directory)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / MARKER_FILE).touch()
@@ -74,19 +76,19 @@ def _empty_directory(directory: Path) -> Path:
 def run_demo(scenario: Scenario, console: Console, *, with_spark: bool) -> bool:
     console.print(
         f"Bob pays Smith {scenario.transfers:,} times: two banks, two databases, one broker. "
-        f"Processes are killed on the way (--seed {scenario.seed})."
+        f"Processes are killed meanwhile (--seed {scenario.seed})."
     )
     with scenario.running_services():
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
         with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-            paid = progress.add_task("tried   ", total=scenario.transfers)
-            came = progress.add_task("credited", total=scenario.transfers)
+            tried_task = progress.add_task("tried   ", total=scenario.transfers)
+            credited_task = progress.add_task("credited", total=scenario.transfers)
 
-            def shown(tried: int, credited: int) -> None:
-                progress.update(paid, completed=tried)
-                progress.update(came, completed=credited)
+            def show_progress(tried: int, credited: int) -> None:
+                progress.update(tried_task, completed=tried)
+                progress.update(credited_task, completed=credited)
 
-            scenario.run(shown)
+            scenario.run(show_progress)
         books = compare_banks(scenario.bob, scenario.smith)
         console.print(_result_table(scenario, books))
         console.print(
@@ -100,11 +102,11 @@ def run_demo(scenario: Scenario, console: Console, *, with_spark: bool) -> bool:
 
 
 def _run_audit(scenario: Scenario, comparison: BankComparison, console: Console) -> bool:
-    console.print("Now Spark reads what the broker wrote down, and compares it with both banks.")
-    with console.status("Spark starts, makes the ledger and reconciles…"):
+    console.print("Spark reads the broker's records and compares them with both banks.")
+    with console.status("Starting Spark, making the ledger, reconciling…"):
         spark = start_spark()
         try:
-            told, report = audit(
+            summary, report = audit(
                 spark,
                 servers=scenario.broker.servers,
                 bob_url=scenario.bob_url,
@@ -113,14 +115,14 @@ def _run_audit(scenario: Scenario, comparison: BankComparison, console: Console)
             )
         finally:
             spark.stop()
-    console.print(verdict_table(told, comparison))
+    console.print(verdict_table(summary, comparison))
     console.print(
         "[green]Ledger and databases agree.[/]"
-        if told.is_consistent
+        if summary.is_consistent
         else "[red]Ledger and databases do not agree.[/]"
     )
-    console.print(f"The report, for a browser: {report}", soft_wrap=True)
-    return told.is_consistent
+    console.print(f"Open the report in a browser: {report}", soft_wrap=True)
+    return summary.is_consistent
 
 
 def _result_table(scenario: Scenario, comparison: BankComparison) -> Table:
@@ -128,8 +130,8 @@ def _result_table(scenario: Scenario, comparison: BankComparison) -> Table:
         scenario.decided_count("committed"),
         scenario.decided_count("rolled_back"),
     )
-    asked = scenario.checked_count("committed"), scenario.checked_count("rolled_back")
-    table = Table("what", "how many", title="Bob pays Smith")
+    checked = scenario.checked_count("committed"), scenario.checked_count("rolled_back")
+    table = Table("result", "count", title="Bob pays Smith")
     table.columns[1].justify = "right"
     rows = (
         ("transfers tried", scenario.transfers),
@@ -137,8 +139,8 @@ def _result_table(scenario: Scenario, comparison: BankComparison) -> Table:
         ("credited at Smith's bank", comparison.credits_booked),
         ("messages committed", committed),
         ("messages rolled back", rolled_back),
-        ("resolved by check-back", f"{sum(asked):,} ({asked[0]:,} committed)"),
-        ("processes killed with -9", _kills_text(scenario.kills)),
+        ("resolved by check-back", f"{sum(checked):,} ({checked[0]:,} committed)"),
+        ("processes killed with SIGKILL", _kills_text(scenario.kills)),
         ("still open", scenario.open_count()),
         ("messages lost", comparison.lost),
         ("credits doubled", comparison.doubled),

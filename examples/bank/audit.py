@@ -1,6 +1,4 @@
-"""The second part: Spark reads what the broker wrote down about each transaction, and compares it
-with the books of both banks.
-"""
+"""The second part of the demo: make the ledger with Spark and reconcile it with both banks."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from rich.table import Table
 
 from escrowmq.clock import SystemClock
-from escrowmq.demo.banks import BankComparison
+from examples.bank.banks import BankComparison
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,7 +24,7 @@ _SETTINGS: Final = {
     "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "4",
-    # It starts quickly rather than runs for long.
+    # Short jobs: a quick start matters more than peak speed.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
@@ -34,7 +32,7 @@ MakeLedger = Callable[["SparkSession", str, Path], None]
 
 
 def stream_ledger(spark: SparkSession, servers: str, out: Path) -> None:
-    """As `escrowmq pipeline ledger --once` does."""
+    """Make the ledger, as `escrowmq pipeline ledger --once` does."""
     from escrowmq.pipeline import ClusterSource, run_ledger
 
     run_ledger(spark, out, source=ClusterSource(servers))
@@ -43,7 +41,7 @@ def stream_ledger(spark: SparkSession, servers: str, out: Path) -> None:
 def start_spark() -> SparkSession:
     from escrowmq.spark import local_session
 
-    # PySpark says of pandas 3 that it does not know it well yet; nobody here uses pandas.
+    # PySpark warns that it does not fully support pandas 3 yet. The demo does not use pandas.
     warnings.filterwarnings("ignore", message=".*pandas.*", category=FutureWarning)
     return local_session("escrowmq demo", settings=_SETTINGS)
 
@@ -57,7 +55,7 @@ def audit(
     directory: Path,
     make_ledger: MakeLedger = stream_ledger,
 ) -> tuple[ReconcileSummary, Path]:
-    """What the comparison says, and where its report is."""
+    """Make the ledger, reconcile it with both banks, and return the summary and the report file."""
     from escrowmq.cli.commands.pipeline import write_report
     from escrowmq.pipeline.reconcile.compare import ReconcileLimits
     from escrowmq.pipeline.reconcile.job import ReconcileRequest, reconcile
@@ -65,9 +63,9 @@ def audit(
     ledger = directory / "ledger"
     make_ledger(spark, servers, ledger)
     report = directory / "report.html"
-    # Everything has ended, so nothing is under way, and nothing may be open.
+    # Every process has stopped, so no transaction may still be open or in transit.
     limits = ReconcileLimits(SystemClock().now_ms() + 1, grace_ms=0, open_ms=0)
-    wanted = ReconcileRequest(
+    request = ReconcileRequest(
         ledger=str(ledger),
         databases=(bob_url,),
         sql=BOOKS_QUERY,
@@ -75,31 +73,33 @@ def audit(
         receiver_sql=BOOKS_QUERY,
         limits=limits,
     )
-    with reconcile(spark, wanted) as result:
+    with reconcile(spark, request) as result:
         write_report(result, report, title="Bob pays Smith")
         return result.summary, report
 
 
 def verdict_table(summary: ReconcileSummary, comparison: BankComparison) -> Table:
-    table = Table("what Spark found", "how many", title="Ledger against both databases")
+    table = Table("Spark's result", "count", title="Ledger against both databases")
     table.columns[1].justify = "right"
-    found = summary.differences
-    lost = sum(found[kind] for kind in _LOST_KINDS)
-    is_kept = comparison.cents_before == comparison.cents_after and not found["amount_differs"]
+    differences = summary.differences
+    lost = sum(differences[kind] for kind in _LOST_KINDS)
+    is_conserved = (
+        comparison.cents_before == comparison.cents_after and not differences["amount_differs"]
+    )
     rows = (
         ("transactions in the ledger", f"{summary.transactions:,}"),
         ("committed", f"{summary.outcomes['committed']:,}"),
         ("rolled back", f"{summary.outcomes['rolled_back']:,}"),
         ("open or stranded", f"{summary.outcomes['open'] + summary.outcomes['stranded']:,}"),
         ("resolved by check-back", f"{summary.resolved_by_check:,}"),
-        ("delivered again, taken once", f"{summary.repeats_taken_once:,}"),
+        ("delivered again, applied once", f"{summary.repeats_taken_once:,}"),
         ("lost", _colored_count(lost)),
-        ("doubled", _colored_count(found["delivered_twice"])),
-        ("messages without a database row", _colored_count(found["message_without_row"])),
-        ("transfers with differing amounts", _colored_count(found["amount_differs"])),
+        ("doubled", _colored_count(differences["delivered_twice"])),
+        ("messages without a database row", _colored_count(differences["message_without_row"])),
+        ("transfers with differing amounts", _colored_count(differences["amount_differs"])),
         ("left Bob's bank", _format_money(summary.sums["sent"])),
-        ("came to Smith's bank", _format_money(summary.sums["received"])),
-        ("money conserved", "[green]yes[/]" if is_kept else "[red]no[/]"),
+        ("arrived at Smith's bank", _format_money(summary.sums["received"])),
+        ("money conserved", "[green]yes[/]" if is_conserved else "[red]no[/]"),
     )
     for name, value in rows:
         table.add_row(name, value)

@@ -1,8 +1,8 @@
-"""The story in order: start everything, let them pay, break things, wait until it is settled.
+"""The run of the demo: start everything, pay, kill processes, wait until all is decided.
 
-While Bob's processes pay, they are killed with -9 at moments nobody chose, and so are Smith's
+While Bob's processes pay, they are killed with SIGKILL at random moments, and so are Smith's
 process and, once, the broker. Some local transactions fail and some decisions never reach the
-broker. Afterwards nobody repairs anything: the broker asks, the databases answer.
+broker. Nothing is repaired by hand afterwards: the broker's checks resolve every open transaction.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from sqlalchemy import Engine
 
 from escrowmq.cli.cluster import ClusterTransactions
 from escrowmq.clock import SystemClock
-from escrowmq.demo.banks import BOB, SMITH, create_bank, open_bank, transfer_count
-from escrowmq.demo.processes import BrokerProcess, ChildProcess, last_line
-from escrowmq.errors import DemoFailed
 from escrowmq.remoting.headers import ListTransactions
+from examples.bank.banks import BOB, SMITH, create_bank, open_bank, transfer_count
+from examples.bank.processes import BrokerProcess, ChildProcess, DemoFailed, last_line
 
 PAYER_COUNT: Final = 3
 POLL_INTERVAL_S: Final = 0.1
@@ -37,7 +36,7 @@ BROKER_SETTINGS: Final[dict[str, object]] = {
 
 @dataclass(slots=True)
 class KillCounts:
-    """What was done to them."""
+    """How many processes of each kind were killed."""
 
     payers_killed: int = 0
     payees_killed: int = 0
@@ -46,16 +45,16 @@ class KillCounts:
 
 @dataclass(slots=True)
 class PayerRun:
-    """A share of the transfers, and the process that is at it."""
+    """A range of transfers, and the process that works on it."""
 
     process: ChildProcess
     next_transfer: int
     end_transfer: int
 
     def read_progress(self) -> None:
-        said = last_line(self.process.output_file)
-        if said:
-            self.next_transfer = max(self.next_transfer, int(said) + 1)
+        line = last_line(self.process.output_file)
+        if line:
+            self.next_transfer = max(self.next_transfer, int(line) + 1)
 
 
 @dataclass(slots=True)
@@ -70,11 +69,11 @@ class Scenario:
     bob: Engine = field(init=False)
     smith: Engine = field(init=False)
     _clock: SystemClock = field(default_factory=SystemClock)
-    _credited_at_start: int = 0  # when Smith's process was last started
+    _credited_at_start: int = 0  # credits when the payee was last started
 
     @contextmanager
     def running_services(self) -> Iterator[None]:
-        """Both databases and the broker; everything has ended when this is left."""
+        """Create both databases and run the broker inside the block."""
         create_bank(BOB, self.bob_url)
         create_bank(SMITH, self.smith_url)
         self.bob, self.smith = open_bank(self.bob_url), open_bank(self.smith_url)
@@ -88,9 +87,11 @@ class Scenario:
             self.smith.dispose()
 
     def run(self, on_progress: Callable[[int, int], None]) -> None:
-        """Until every transfer was tried, and each is settled on both sides. `shown` is told how
-        many were tried and how many are credited."""
-        choose = random.Random(self.seed)
+        """Run until every transfer was tried and is decided on both sides.
+
+        `on_progress` gets the number of transfers tried and the number credited.
+        """
+        rng = random.Random(self.seed)
         share = -(-self.transfers // PAYER_COUNT)
         payers = [
             PayerRun(ChildProcess(f"payer-{i}", self.directory), i * share, (i + 1) * share)
@@ -103,7 +104,7 @@ class Scenario:
             self._start_payee(payee)
             for payer in payers:
                 self._start_payer(payer)
-            self._pay(payers, payee, choose, on_progress)
+            self._pay(payers, payee, rng, on_progress)
             self._wait_until_decided(payers, payee, on_progress)
         finally:
             for process in processes:
@@ -116,7 +117,7 @@ class Scenario:
         rng: random.Random,
         on_progress: Callable[[int, int], None],
     ) -> None:
-        killed_s = self._clock.elapsed_s() + rng.uniform(*KILL_INTERVAL_S)
+        next_kill_s = self._clock.elapsed_s() + rng.uniform(*KILL_INTERVAL_S)
         while busy := [payer for payer in payers if payer.process.exit_code is None]:
             threading.Event().wait(POLL_INTERVAL_S)
             tried = self._tried_count(payers)
@@ -125,15 +126,18 @@ class Scenario:
                 self.kills.brokers_killed += 1
                 self.broker.process.kill()
                 self.broker.start()
-            if self._clock.elapsed_s() >= killed_s:
-                killed_s = self._clock.elapsed_s() + rng.uniform(*KILL_INTERVAL_S)
+            if self._clock.elapsed_s() >= next_kill_s:
+                next_kill_s = self._clock.elapsed_s() + rng.uniform(*KILL_INTERVAL_S)
                 self._kill_one(busy, payee, rng)
         self._raise_if_failed(payers)
 
     def _kill_one(
         self, running_payers: list[PayerRun], payee: ChildProcess, rng: random.Random
     ) -> None:
-        """Of those that have begun to work: on a slow machine nobody would get anywhere else."""
+        """Kill one process that has made progress since its start.
+
+        On a slow machine, processes that are killed while they start would never get anything done.
+        """
         credited = transfer_count(self.smith)
         at_work = [payer for payer in running_payers if last_line(payer.process.output_file)]
         if rng.random() < 0.25 and credited > self._credited_at_start:
@@ -151,25 +155,29 @@ class Scenario:
     def _wait_until_decided(
         self, payers: list[PayerRun], payee: ChildProcess, on_progress: Callable[[int, int], None]
     ) -> None:
-        """The payers are gone, but somebody of their group must be there to be asked."""
-        witness = payers[0]
-        witness.next_transfer = witness.end_transfer
+        """Wait until no transaction is open and every debit is credited.
+
+        The payers have exited, but checks need a live member of their producer group, so one payer
+        is started again and only waits.
+        """
+        checker = payers[0]
+        checker.next_transfer = checker.end_transfer
         deadline_s = self._clock.elapsed_s() + DECISION_TIMEOUT_S
-        self._start_payer(witness, "--wait")
+        self._start_payer(checker, "--wait")
         while self.open_count() or transfer_count(self.smith) < transfer_count(self.bob):
             if self._clock.elapsed_s() > deadline_s:
-                return  # the books will show what is missing
+                return  # the comparison of the books shows what is missing
             if payee.exit_code is not None:
                 self._start_payee(payee)
             threading.Event().wait(POLL_INTERVAL_S)
             on_progress(self.transfers, transfer_count(self.smith))
-        witness.process.stop()
+        checker.process.stop()
 
     def open_count(self) -> int:
         return self._count(ListTransactions(state="open"))
 
     def checked_count(self, state: str) -> int:
-        """How many that ended like this were settled by a question of the broker's."""
+        """Count the transactions in this state that were decided after a check."""
         return self._count(ListTransactions(state=state, checks_min=1))
 
     def decided_count(self, state: str) -> int:
@@ -196,10 +204,10 @@ class Scenario:
             payer.end_transfer,
             self.seed,
         )
-        payer.process.start("escrowmq.demo.payer", *arguments, *extra_arguments)
+        payer.process.start("examples.bank.payer", *arguments, *extra_arguments)
 
     def _start_payee(self, payee: ChildProcess) -> None:
-        payee.start("escrowmq.demo.payee", self.smith_url, self.broker.servers)
+        payee.start("examples.bank.payee", self.smith_url, self.broker.servers)
 
     def _raise_if_failed(self, payers: list[PayerRun]) -> None:
         for payer in payers:

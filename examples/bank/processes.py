@@ -1,4 +1,4 @@
-"""The processes of the story: each can be killed with -9 and started again where it stopped."""
+"""The processes of the demo: each can be killed with SIGKILL and started again."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from pathlib import Path
 from typing import Final
 
 from escrowmq.clock import SystemClock
-from escrowmq.errors import DemoFailed
+from escrowmq.errors import EscrowError
 
-START_TIMEOUT_S: Final = 180.0  # a busy machine may need it
+START_TIMEOUT_S: Final = 180.0  # long, for a busy machine
 STOP_TIMEOUT_S: Final = 60.0
 
 
+class DemoFailed(EscrowError):
+    """A process of the demo did not start or failed. Its log says why."""
+
+
 class ChildProcess:
-    """One command, its output in files; `name` is what people read."""
+    """One command whose output and log go to files named after it."""
 
     def __init__(self, name: str, directory: Path) -> None:
         self.name = name
@@ -36,7 +40,7 @@ class ChildProcess:
     @property
     def exit_code(self) -> int | None:
         """None while it runs."""
-        assert self._process is not None, "it was never started"
+        assert self._process is not None, "the process was never started"
         return self._process.poll()
 
     def kill(self) -> None:
@@ -83,11 +87,11 @@ class BrokerProcess:
 
 
 def free_ports(count: int) -> Sequence[int]:
-    """That nobody listens on now. All are held until all are found, so that they differ."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(one.getsockname()[1]) for one in held]
-    for one in held:
-        one.close()
+    """Return ports that are free now. All are held until the last is found, so that they differ."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(sock.getsockname()[1]) for sock in sockets]
+    for sock in sockets:
+        sock.close()
     return ports
 
 
@@ -100,7 +104,7 @@ def accepts_connections(port: int) -> bool:
 
 
 def last_line(path: Path) -> str:
-    """Of a file that somebody is writing; "" if there is none yet."""
+    """Return the last complete line of a file that is being written, or "" if there is none."""
     with path.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - 64))
         lines = file.read().decode().split("\n")

@@ -1,7 +1,7 @@
-"""The two banks: what is in their databases, and how the books are compared in the end.
+"""The two banks: the tables of their databases, and the comparison of their books.
 
-Smith's bank does not forbid a second credit for the same transfer. If one is ever booked, it is
-the messaging that has failed, and `Books.doubled` shows it.
+No constraint of Smith's database prevents a second credit for the same transfer. A second credit
+would be a failure of the messaging, and `BankComparison.doubled` would show it.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ account = Table(
     Column("name", String(20), primary_key=True),
     Column("cents", BigInteger, nullable=False),
 )
-# In Bob's bank what left, in Smith's what came.
+# In Bob's bank: the transfers that left. In Smith's bank: the transfers that arrived.
 transfer = Table(
     "transfer",
     _tables,
     Column("transfer_id", Integer, nullable=False, index=True),
-    Column("transaction_id", String(64), nullable=False),  # by which Spark finds it in the ledger
+    Column("transaction_id", String(64), nullable=False),  # joins it with the ledger
     Column("cents", BigInteger, nullable=False),
     Column("at_ms", BigInteger, nullable=False),
 )
 
 
 def database_url(bank: str, directory: Path, server: str | None) -> str:
-    """A file of its own for each bank, or a schema of its own in a PostgreSQL database."""
+    """Return the URL of a bank's database: a SQLite file, or a schema in a PostgreSQL database."""
     if server is None:
         return f"sqlite:///{directory / bank}.db"
     url = make_url(server)
@@ -76,7 +76,7 @@ def open_bank(url: str) -> Engine:
     if engine.dialect.name == "sqlite":
 
         @event.listens_for(engine, "connect")
-        def ready(connection: object, _: object) -> None:
+        def configure(connection: object, _: object) -> None:
             # Readers do not wait for the writer; writers wait for each other.
             cursor = connection.cursor()  # type: ignore[attr-defined]
             for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "busy_timeout = 20000"):
@@ -87,7 +87,7 @@ def open_bank(url: str) -> Engine:
 
 
 def create_bank(bank: str, url: str) -> None:
-    """Empty books: whatever an earlier demo left goes."""
+    """Create a bank with empty books. Data of an earlier demo is removed."""
     engine = open_bank(url)
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
@@ -110,11 +110,11 @@ def book_transfer(
     transaction_id: str,
     at_ms: int,
 ) -> None:
-    """Book a transfer: the balance, and the line that says why. Negative: it leaves."""
-    row = account.c.name == bank
-    connection.execute(update(account).where(row).values(cents=account.c.cents + cents))
-    line = {"transfer_id": transfer_id, "transaction_id": transaction_id}
-    connection.execute(insert(transfer).values(**line, cents=abs(cents), at_ms=at_ms))
+    """Change the balance and add the transfer's row. Negative `cents` leave the bank."""
+    is_bank = account.c.name == bank
+    connection.execute(update(account).where(is_bank).values(cents=account.c.cents + cents))
+    ids = {"transfer_id": transfer_id, "transaction_id": transaction_id}
+    connection.execute(insert(transfer).values(**ids, cents=abs(cents), at_ms=at_ms))
 
 
 def transfer_count(engine: Engine) -> int:
@@ -124,13 +124,13 @@ def transfer_count(engine: Engine) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BankComparison:
-    """Both banks side by side."""
+    """What a comparison of both banks found."""
 
     debits: int
     credits_booked: int
-    lost: int  # left Bob's bank and never came to Smith's
+    lost: int  # left Bob's bank and never arrived at Smith's
     doubled: int
-    invented: int  # came to Smith's bank and never left Bob's
+    invented: int  # arrived at Smith's bank and never left Bob's
     cents_before: int
     cents_after: int
 
@@ -142,18 +142,18 @@ class BankComparison:
 
 
 def compare_banks(bob: Engine, smith: Engine) -> BankComparison:
-    with bob.connect() as ours, smith.connect() as theirs:
-        sent = dict(_read_transfers(ours))
-        came = _read_transfers(theirs)
-        numbers = {number for number, _ in came}
+    with bob.connect() as bob_connection, smith.connect() as smith_connection:
+        sent = dict(_read_transfers(bob_connection))
+        received = _read_transfers(smith_connection)
+        numbers = {number for number, _ in received}
         return BankComparison(
             debits=len(sent),
-            credits_booked=len(came),
+            credits_booked=len(received),
             lost=len(sent.keys() - numbers),
-            doubled=len(came) - len(numbers),
-            invented=sum(sent.get(number) != cents for number, cents in came),
+            doubled=len(received) - len(numbers),
+            invented=sum(sent.get(number) != cents for number, cents in received),
             cents_before=START_CENTS,
-            cents_after=_balance(ours) + _balance(theirs),
+            cents_after=_balance(bob_connection) + _balance(smith_connection),
         )
 
 

@@ -1,7 +1,7 @@
-"""Bob's side, a process of its own: debit the account and tell Smith's bank, in one call.
+"""Bob's bank: debit the account and send the message to Smith's bank in one transaction.
 
-It says the number of each transfer before it begins it, so that whoever kills it knows where the
-next one has to go on.
+The process prints the number of each transfer before it begins. When it is killed, the scenario
+reads the last number and starts the next process behind it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from sqlalchemy.exc import OperationalError
 
 from escrowmq import Message, Rollback, Verdict
 from escrowmq.clock import SystemClock
-from escrowmq.demo.banks import BOB, TOPIC, book_transfer, open_bank
 from escrowmq.errors import EscrowError
 from escrowmq.sql import Escrow
+from examples.bank.banks import BOB, TOPIC, book_transfer, open_bank
 
 log = logging.getLogger(__name__)
 
 RETRY_DELAY_S = 0.2
 FAILURE_RATIO = 0.05  # of the local transactions
 LOST_DECISION_RATIO = 0.03  # of the decisions, on their way to the broker
-RECEIPT_RATIO = (
-    0.02  # of the transfers come with a receipt for the archive: two messages, one decision
-)
+RECEIPT_RATIO = 0.02  # of the transfers: a second message for the archive, in one decision
 
 
 def pay(escrow: Escrow, number: int, rng: random.Random) -> None:
@@ -47,18 +45,20 @@ def pay(escrow: Escrow, number: int, rng: random.Random) -> None:
 
 
 def _lose_decision(verdict: Verdict) -> None:
-    """The decision never reaches the broker."""
+    """Drop the decision, as if it never reached the broker."""
 
 
 def pay_with_retries(escrow: Escrow, number: int, seed: int) -> None:
-    """A broker that is away for a moment is no reason not to pay. What failed has not happened, on
-    neither side, so it can simply be done again."""
+    """Pay, and retry while the broker or the database is away.
+
+    A transfer that failed took effect on neither side, so it can be retried as it is.
+    """
     while True:
         try:
             pay(escrow, number, random.Random(seed * 1_000_003 + number))
             return
         except (EscrowError, OperationalError) as error:
-            log.info("transfer %d is tried again: %s", number, error)
+            log.info("transfer failed, retrying transfer=%d: %s", number, error)
             threading.Event().wait(RETRY_DELAY_S)
 
 
@@ -68,7 +68,11 @@ def pay_with_retries(escrow: Escrow, number: int, seed: int) -> None:
 @click.argument("first", type=int)
 @click.argument("last", type=int)
 @click.argument("seed", type=int)
-@click.option("--wait", is_flag=True, help="Then stay, to be asked about what others left open.")
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Then stay and answer checks for the transactions that other payers left open.",
+)
 def main(database: str, servers: str, first: int, last: int, seed: int, wait: bool) -> None:
     logging.basicConfig(level=logging.INFO)
     with Escrow(open_bank(database), servers, group="bob-bank", create_tables=False) as escrow:
