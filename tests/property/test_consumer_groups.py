@@ -24,7 +24,7 @@ wanted = st.dictionaries(st.sampled_from(["orders", "stock", "mail"]), st.intege
 class GroupsMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.table = MemberTable(
+        self.table = MemberTable[int](
             members_max=MEMBERS_MAX, per_channel_max=PER_LINE_MAX, timeout_ms=EXPIRED_MS
         )
         self.groups = ConsumerGroups(self.table)

@@ -28,7 +28,7 @@ class FakeLine:
     """Compares and hashes as itself, like a connection."""
 
     def __init__(self, name: str = "127.0.0.1:40000") -> None:
-        self.peer = name
+        self.address = name
         address, _, port = name.rpartition(":")
         self.peer_host = encode_host(address, int(port)) if address else HOST
         self.is_open = True

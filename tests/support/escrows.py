@@ -331,12 +331,12 @@ def a_batch_decision(
 
 def a_heartbeat(line: FakeLine, *groups: str) -> Request[Any]:
     producers = [ProducerEntry(group_name=group) for group in groups]
-    beat = Heartbeat(client_id=f"client of {line.peer}", producer_data_set=producers)
+    beat = Heartbeat(client_id=f"client of {line.address}", producer_data_set=producers)
     return ask(RequestCode.HEART_BEAT, Header(), encode_body(beat))
 
 
 def a_goodbye(line: FakeLine, group: str) -> Request[Any]:
-    fields = UnregisterClient(client_id=f"client of {line.peer}", producer_group=group)
+    fields = UnregisterClient(client_id=f"client of {line.address}", producer_group=group)
     return ask(RequestCode.UNREGISTER_CLIENT, fields)
 
 

@@ -7,7 +7,7 @@ the loop (one append for all sends of it), `tick` and `save` are called now and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -42,6 +42,7 @@ from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import LocalProtocolError, RequestRefused, StoreError
 from escrowmq.message.batch import Appendable
 from escrowmq.message.keys import UniqueKeyGenerator, decode_host
+from escrowmq.peer import Peer
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_error
@@ -97,8 +98,8 @@ class Broker:
         self._offsets_file = offsets_file(disk)
         self.offsets = ConsumerOffsets(self._offsets_file.offsets())
         self._saved_offsets_version = self.offsets.version
-        self.consumers = ConsumerGroups()
-        self.producers = ProducerGroups()
+        self.consumers: ConsumerGroups[Channel] = ConsumerGroups()
+        self.producers: ProducerGroups[Channel] = ProducerGroups()
         self._locks = QueueLocks()
         self.delayed_messages = DelayedMessages(
             store, delay_offsets_file(disk), rules.delays, wall_ms
@@ -124,7 +125,7 @@ class Broker:
             **self._group_admin_handlers(),
         }
         self._access_validator = access_validator
-        self._access_keys: dict[Channel, str] = {}  # who is a member of groups, by access key
+        self._access_keys: dict[Peer, str] = {}  # who is a member of groups, by access key
         if access_validator is not None:
             self.transactions.checker.can_read_half = self._can_read_half
         cluster = rules.topics.cluster
@@ -310,7 +311,7 @@ class Broker:
         try:
             if self._access_validator is not None:
                 key = self._access_validator.check(
-                    request, channel.peer, self._permissions.required
+                    request, channel.address, self._permissions.required
                 )
                 if code == RequestCode.HEART_BEAT:
                     self._access_keys[channel] = key
@@ -325,17 +326,17 @@ class Broker:
         except Exception:
             # A bug of ours must cost one request, not the broker. Nothing was written by it:
             # only end_turn writes.
-            log.exception("request failed code=%d peer=%s", code, channel.peer)
+            log.exception("request failed code=%d peer=%s", code, channel.address)
             self.counters.refused[code, ResponseCode.SYSTEM_ERROR] += 1
             failed = RequestRefused(ResponseCode.SYSTEM_ERROR, "internal error, see the log")
             channel.write(encode_error(request, failed))
 
-    def _can_read_half(self, channel: Hashable, topic: str) -> bool:
+    def _can_read_half(self, channel: Peer, topic: str) -> bool:
         """Whether a member of a producer group may be asked about a half, and so see it."""
         assert self._access_validator is not None
-        key = self._access_keys.get(channel)  # type: ignore[call-overload]  # the escrow does not know lines
+        key = self._access_keys.get(channel)
         need = Permission(ResourceType.TOPIC, topic, Action.PUB)
-        return key is not None and self._access_validator.is_permitted(key, channel.peer, need)  # type: ignore[attr-defined]
+        return key is not None and self._access_validator.is_permitted(key, channel.address, need)
 
     def end_turn(self, now_ms: int) -> bool:
         """Append and answer. Whether there is more to do in a turn that should come soon."""

@@ -15,7 +15,7 @@ How a put ended, as the code of the answer. What is not here is a SYSTEM_ERROR.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from escrowmq.auth.acl import Action, Permission, ResourceType
@@ -29,6 +29,7 @@ from escrowmq.errors import (
 )
 from escrowmq.escrow.coordinator import TransactionCoordinator
 from escrowmq.message.record import LogOffset
+from escrowmq.peer import Peer
 from escrowmq.remoting.bodies import (
     CheckClientConfig,
     HalfPositions,
@@ -45,12 +46,10 @@ from escrowmq.store.status import PutStatus
 from escrowmq.store.store import MessageStore
 
 
-class Channel(Hashable, Protocol):
-    peer: str  # ip:port, for people
-    peer_host: bytes  # as records hold it
+class Channel(Peer, Protocol):
+    """A client connection as the broker sees it."""
 
-    @property
-    def is_open(self) -> bool: ...
+    peer_host: bytes  # packed as records store it
 
     def write(self, data: bytes) -> None:
         """An answer, or nothing. It leaves at the end of this turn, with the others."""

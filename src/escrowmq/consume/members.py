@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from escrowmq.consume.subscription import Subscription
 from escrowmq.errors import TableFull
@@ -42,25 +42,26 @@ MEMBER_TIMEOUT_MS: Final = 120_000  # without a heartbeat; clients send one ever
 MEMBERS_MAX: Final = 100_000
 MEMBERS_PER_CHANNEL_MAX: Final = 1_000
 
-ChannelId = Hashable  # a connection; who made it knows what it is
+# A connection. The groups only compare and hash it, and hand it out again as the same type.
+C = TypeVar("C", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupClient:
+class GroupClient(Generic[C]):
     client_id: str
-    channel: ChannelId
+    channel: C
     language: str = "JAVA"
     version: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Member(Generic[C]):
     group: str
-    client: GroupClient
+    client: GroupClient[C]
     last_heartbeat_ms: int
 
 
-class MemberTable:
+class MemberTable(Generic[C]):
     """Groups with nobody in them are not kept."""
 
     def __init__(
@@ -74,9 +75,9 @@ class MemberTable:
         self._per_channel_max = per_channel_max
         self._timeout_ms = timeout_ms
         self._count = 0
-        self._groups: dict[str, OrderedDict[str, Member]] = {}
-        self._channels: dict[ChannelId, set[tuple[str, str]]] = {}  # group and client id
-        self._clients: dict[str, dict[str, Member]] = {}  # client id -> group -> member
+        self._groups: dict[str, OrderedDict[str, Member[C]]] = {}
+        self._channels: dict[C, set[tuple[str, str]]] = {}  # group and client id
+        self._clients: dict[str, dict[str, Member[C]]] = {}  # client id -> group -> member
 
     def __len__(self) -> int:
         return self._count
@@ -84,7 +85,7 @@ class MemberTable:
     def __contains__(self, group: str) -> bool:
         return group in self._groups
 
-    def join(self, group: str, client: GroupClient, *, now_ms: int) -> bool:
+    def join(self, group: str, client: GroupClient[C], *, now_ms: int) -> bool:
         """Whether it is new here, or came back on another line. Raises TableFull."""
         before = self.find(group, client.client_id)
         is_new = before is None or before.client.channel != client.channel
@@ -99,7 +100,7 @@ class MemberTable:
         self._channels.setdefault(client.channel, set()).add((group, client.client_id))
         return is_new
 
-    def leave(self, group: str, client_id: str, channel: ChannelId) -> Member | None:
+    def leave(self, group: str, client_id: str, channel: C) -> Member[C] | None:
         """A goodbye on a line that the client has left since does not count."""
         member = self.find(group, client_id)
         if member is None or member.client.channel != channel:
@@ -107,7 +108,7 @@ class MemberTable:
         self._remove(member)
         return member
 
-    def channel_closed(self, channel: ChannelId) -> list[Member]:
+    def channel_closed(self, channel: C) -> list[Member[C]]:
         """Those who are gone with it."""
         keys = sorted(self._channels.get(channel, ()))
         gone = [self._groups[group][client_id] for group, client_id in keys]
@@ -115,7 +116,7 @@ class MemberTable:
             self._remove(member)
         return gone
 
-    def expire(self, now_ms: int) -> list[Member]:
+    def expire(self, now_ms: int) -> list[Member[C]]:
         """Those who were silent for too long, and are gone now."""
         seen_before_ms = now_ms - self._timeout_ms
         gone = [
@@ -128,17 +129,17 @@ class MemberTable:
             self._remove(member)
         return gone
 
-    def find(self, group: str, client_id: str) -> Member | None:
+    def find(self, group: str, client_id: str) -> Member[C] | None:
         members = self._groups.get(group)
         return None if members is None else members.get(client_id)
 
-    def members_of(self, group: str) -> list[Member]:
+    def members_of(self, group: str) -> list[Member[C]]:
         return list(self._groups.get(group, {}).values())
 
     def names(self) -> list[str]:
         return list(self._groups)
 
-    def next_member(self, group: str) -> Member | None:
+    def next_member(self, group: str) -> Member[C] | None:
         """One after the other, round and round."""
         members = self._groups.get(group)
         if members is None:
@@ -147,18 +148,18 @@ class MemberTable:
         members.move_to_end(client_id)
         return member
 
-    def most_recent_member(self, client_id: str) -> Member | None:
+    def most_recent_member(self, client_id: str) -> Member[C] | None:
         """This client in whichever group it was heard of last."""
         known = self._clients.get(client_id, {}).values()
         return max(known, key=lambda member: member.last_heartbeat_ms, default=None)
 
-    def _check_limits(self, channel: ChannelId, *, is_new_member: bool) -> None:
+    def _check_limits(self, channel: C, *, is_new_member: bool) -> None:
         if is_new_member and self._count >= self._members_max:
             raise TableFull(f"{self._count} members of groups, limit {self._members_max}")
         if len(self._channels.get(channel, ())) >= self._per_channel_max:
             raise TableFull(f"{self._per_channel_max} memberships on one line")
 
-    def _remove(self, member: Member) -> None:
+    def _remove(self, member: Member[C]) -> None:
         group, client_id = member.group, member.client.client_id
         self._count -= 1
         self._unlink_channel(member)
@@ -169,7 +170,7 @@ class MemberTable:
         if not self._clients[client_id]:
             del self._clients[client_id]
 
-    def _unlink_channel(self, member: Member) -> None:
+    def _unlink_channel(self, member: Member[C]) -> None:
         line = member.client.channel
         keys = self._channels[line]
         keys.discard((member.group, member.client.client_id))
@@ -211,18 +212,18 @@ class HeartbeatResult:
     needs_subscriptions: bool  # the next heartbeat must bring them (IS_SUB_CHANGE)
 
 
-class ConsumerGroups:
+class ConsumerGroups(Generic[C]):
     def __init__(
-        self, members: MemberTable | None = None, *, subscriptions_max: int = SUBSCRIPTIONS_MAX
+        self, members: MemberTable[C] | None = None, *, subscriptions_max: int = SUBSCRIPTIONS_MAX
     ) -> None:
-        self._members = MemberTable() if members is None else members
+        self._members: MemberTable[C] = MemberTable() if members is None else members
         self._subscriptions_max = subscriptions_max
         self._groups: dict[str, ConsumerGroup] = {}
 
     def heartbeat(
         self,
         name: str,
-        client: GroupClient,
+        client: GroupClient[C],
         *,
         settings: ConsumerGroupSettings,
         subscriptions: Sequence[Subscription],
@@ -245,16 +246,16 @@ class ConsumerGroups:
         topics_changed = _update_subscriptions(group.subscriptions, subscriptions)
         return HeartbeatResult(has_changed=is_new or topics_changed, needs_subscriptions=wants)
 
-    def unregister(self, name: str, client_id: str, channel: ChannelId) -> bool:
+    def unregister(self, name: str, client_id: str, channel: C) -> bool:
         """Whether a member left."""
         member = self._members.leave(name, client_id, channel)
         return bool(self._remove_empty_groups([] if member is None else [member]))
 
-    def channel_closed(self, channel: ChannelId) -> list[Member]:
+    def channel_closed(self, channel: C) -> list[Member[C]]:
         """The members that are gone; their groups have changed."""
         return self._remove_empty_groups(self._members.channel_closed(channel))
 
-    def expire(self, now_ms: int) -> list[Member]:
+    def expire(self, now_ms: int) -> list[Member[C]]:
         """The members that are gone; their groups have changed."""
         return self._remove_empty_groups(self._members.expire(now_ms))
 
@@ -273,24 +274,24 @@ class ConsumerGroups:
         """The groups that want something of a topic."""
         return [name for name, group in self._groups.items() if topic in group.subscriptions]
 
-    def members(self, name: str) -> list[Member]:
+    def members(self, name: str) -> list[Member[C]]:
         return self._members.members_of(name)
 
     def member_ids(self, name: str) -> list[str]:
         return [member.client.client_id for member in self._members.members_of(name)]
 
-    def channel_of(self, name: str, client_id: str) -> ChannelId | None:
+    def channel_of(self, name: str, client_id: str) -> C | None:
         member = self._members.find(name, client_id)
         return None if member is None else member.client.channel
 
-    def channels_to_notify(self, name: str) -> list[ChannelId]:
+    def channels_to_notify(self, name: str) -> list[C]:
         """Whom to tell of a change. In a broadcasting group there is nothing to share out."""
         group = self._groups.get(name)
         if group is None or group.is_broadcasting:
             return []
         return [member.client.channel for member in self._members.members_of(name)]
 
-    def _remove_empty_groups(self, removed: list[Member]) -> list[Member]:
+    def _remove_empty_groups(self, removed: list[Member[C]]) -> list[Member[C]]:
         for member in removed:
             if member.group not in self._members:
                 self._groups.pop(member.group, None)
@@ -311,41 +312,41 @@ def _update_subscriptions(
     return before != set(table)
 
 
-class ProducerGroups:
+class ProducerGroups(Generic[C]):
     """Who can be asked about a half of its group, or be handed a reply."""
 
-    def __init__(self, members: MemberTable | None = None) -> None:
-        self._members = MemberTable() if members is None else members
+    def __init__(self, members: MemberTable[C] | None = None) -> None:
+        self._members: MemberTable[C] = MemberTable() if members is None else members
 
-    def heartbeat(self, name: str, client: GroupClient, *, now_ms: int) -> bool:
+    def heartbeat(self, name: str, client: GroupClient[C], *, now_ms: int) -> bool:
         """Whether it is new, or on a new line. Raises TableFull."""
         return self._members.join(name, client, now_ms=now_ms)
 
-    def unregister(self, name: str, client_id: str, channel: ChannelId) -> bool:
+    def unregister(self, name: str, client_id: str, channel: C) -> bool:
         return self._members.leave(name, client_id, channel) is not None
 
-    def channel_closed(self, channel: ChannelId) -> list[Member]:
+    def channel_closed(self, channel: C) -> list[Member[C]]:
         return self._members.channel_closed(channel)
 
-    def expire(self, now_ms: int) -> list[Member]:
+    def expire(self, now_ms: int) -> list[Member[C]]:
         return self._members.expire(now_ms)
 
     def names(self) -> list[str]:
         return self._members.names()
 
-    def members(self, name: str) -> list[Member]:
+    def members(self, name: str) -> list[Member[C]]:
         return self._members.members_of(name)
 
-    def next_channel(self, name: str) -> ChannelId | None:
+    def next_channel(self, name: str) -> C | None:
         """Another member each time, so that questions are spread over the group."""
         member = self._members.next_member(name)
         return None if member is None else member.client.channel
 
-    def channel_in_group(self, name: str, client_id: str) -> ChannelId | None:
+    def channel_in_group(self, name: str, client_id: str) -> C | None:
         member = self._members.find(name, client_id)
         return None if member is None else member.client.channel
 
-    def channel_of_client(self, client_id: str) -> ChannelId | None:
+    def channel_of_client(self, client_id: str) -> C | None:
         """In any group: a reply is addressed to a client, not to a group."""
         member = self._members.most_recent_member(client_id)
         return None if member is None else member.client.channel

@@ -106,7 +106,7 @@ class _NameServerHandler:
         guard = self._access.validator
         if guard is not None:
             try:
-                guard.check(request, connection.peer, self._access.name_server_permissions)
+                guard.check(request, connection.address, self._access.name_server_permissions)
             except RequestRefused as error:
                 connection.write(encode_error(request, error))
                 return

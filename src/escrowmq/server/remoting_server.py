@@ -67,7 +67,7 @@ class ServerConnection(asyncio.Protocol):
         )
         self.last_active_s = server.elapsed_s()
         self.partial = 0, 0  # of a request: bytes that came, and its number
-        self.peer = ""
+        self.address = ""
         self.peer_host = b"\0" * 8
 
     # --- asyncio ---------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class ServerConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         address = transport.get_extra_info("peername") or ("0.0.0.0", 0)
-        self.peer = f"{address[0]}:{address[1]}"
+        self.address = f"{address[0]}:{address[1]}"
         self.peer_host = encode_host(address[0].partition("%")[0], address[1])
         self._transport.set_write_buffer_limits(high=self._server.connection_unsent_bytes_max())
         if not self._server.admit(self):
@@ -87,7 +87,7 @@ class ServerConnection(asyncio.Protocol):
             connection.receive(data)
             self._handle(connection.events())
         except RemoteProtocolError as error:
-            log.info("line closed peer=%s: %s", self.peer, error)
+            log.info("line closed peer=%s: %s", self.address, error)
             self.close()
         if connection.partial_frame != self.partial:
             before, self.partial = self.partial, connection.partial_frame
@@ -114,7 +114,7 @@ class ServerConnection(asyncio.Protocol):
                 before, self.partial = self.partial, self._connection.partial_frame
                 self._server.update_partial(self, before)
         except RemoteProtocolError as error:
-            log.info("line closed peer=%s: %s", self.peer, error)
+            log.info("line closed peer=%s: %s", self.address, error)
             self.close()
 
     def pause_writing(self) -> None:
@@ -467,7 +467,7 @@ class RemotingServer:
             self._drop_partial(next(iter(self._partial_since_s)), "too much waits for its end")
 
     def _drop_partial(self, connection: ServerConnection, reason: str) -> None:
-        log.warning("line closed peer=%s: half a request, and %s", connection.peer, reason)
+        log.warning("line closed peer=%s: half a request, and %s", connection.address, reason)
         self.dropped_partial_requests += 1
         self._clear_partial(connection)
         connection.drop()
@@ -512,7 +512,7 @@ class RemotingServer:
     def sweep_connections(self) -> None:
         """Now and then: close the silent ones, read on from those that were held."""
         for line in self._idle_tracker.find_idle(self._clock.elapsed_s()):
-            log.info("line closed peer=%s: silent for %d s", line.peer, self._limits.idle_max_s)
+            log.info("line closed peer=%s: silent for %d s", line.address, self._limits.idle_max_s)
             line.drop()
         began_before_s = self._clock.elapsed_s() - self._limits.idle_max_s
         while (

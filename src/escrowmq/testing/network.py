@@ -54,7 +54,7 @@ class Endpoint:
 
     def __init__(self, network: Network, owner: SimulatedPeer, peer: str) -> None:
         address, _, port = peer.rpartition(":")
-        self.peer = peer
+        self.address = peer
         self.peer_host = encode_host(address, int(port))
         self.owner = owner
         self.connection = Connection()

@@ -23,7 +23,7 @@ def topics(*names: str, version: int = 1, expression: str = "*") -> list[Subscri
 
 
 def beat(
-    groups: ConsumerGroups,
+    groups: ConsumerGroups[str],
     client_id: str = "a",
     *,
     line: str = "",
@@ -45,7 +45,7 @@ def beat(
 
 
 def test_the_first_heartbeat_is_a_change_and_the_second_is_not() -> None:
-    groups = ConsumerGroups()
+    groups = ConsumerGroups[str]()
     assert beat(groups).has_changed
     assert not beat(groups).has_changed
     assert groups.member_ids("g") == ["a"]
@@ -54,7 +54,7 @@ def test_the_first_heartbeat_is_a_change_and_the_second_is_not() -> None:
 
 
 def test_a_new_line_of_the_same_client_is_a_change() -> None:
-    groups = ConsumerGroups()
+    groups = ConsumerGroups[str]()
     beat(groups)
     assert beat(groups, line="other").has_changed
     assert groups.channels_to_notify("g") == ["other"]
@@ -93,7 +93,7 @@ def test_a_new_line_of_the_same_client_is_a_change() -> None:
 def test_subscriptions_follow_the_table(
     said: list[Subscription], changed: bool, expressions: dict[str, str]
 ) -> None:
-    groups = ConsumerGroups()
+    groups = ConsumerGroups[str]()
     beat(groups, subscriptions=topics("orders", "stock"))
     assert beat(groups, subscriptions=said).has_changed is changed
     group = groups.find("g")
@@ -102,7 +102,7 @@ def test_subscriptions_follow_the_table(
 
 
 def test_habits_are_those_of_the_last_heartbeat() -> None:
-    groups = ConsumerGroups()
+    groups = ConsumerGroups[str]()
     beat(groups)
     assert not beat(groups, habits=ConsumerGroupSettings(message_model=BROADCASTING)).has_changed
     group = groups.find("g")
@@ -111,7 +111,7 @@ def test_habits_are_those_of_the_last_heartbeat() -> None:
 
 
 def test_a_broadcasting_group_is_not_told() -> None:
-    groups = ConsumerGroups()
+    groups = ConsumerGroups[str]()
     assert beat(groups, habits=ConsumerGroupSettings(message_model=BROADCASTING)).has_changed
     assert groups.channels_to_notify("g") == []
     assert groups.channels_to_notify("nobody") == []
@@ -121,13 +121,13 @@ def test_a_broadcasting_group_is_not_told() -> None:
 
 
 def test_without_a_fingerprint_subscriptions_are_always_wanted() -> None:
-    groups = ConsumerGroups()
+    groups = ConsumerGroups[str]()
     assert beat(groups).needs_subscriptions
     assert beat(groups).needs_subscriptions
 
 
 def test_subscriptions_may_be_left_out_once_their_fingerprint_is_known() -> None:
-    groups = ConsumerGroups()
+    groups = ConsumerGroups[str]()
     assert beat(groups, fingerprint=7).needs_subscriptions
     assert not beat(groups, fingerprint=7).needs_subscriptions
     joined = beat(groups, subscriptions=[], fingerprint=7, without_sub=True)
@@ -136,7 +136,7 @@ def test_subscriptions_may_be_left_out_once_their_fingerprint_is_known() -> None
 
 
 def test_an_unknown_fingerprint_is_asked_about_until_its_subscriptions_come() -> None:
-    groups = ConsumerGroups()
+    groups = ConsumerGroups[str]()
     for _ in range(2):  # the first answer may have been lost
         assert beat(groups, subscriptions=[], fingerprint=7, without_sub=True).needs_subscriptions
     assert groups.member_ids("g") == ["a"]
@@ -145,21 +145,21 @@ def test_an_unknown_fingerprint_is_asked_about_until_its_subscriptions_come() ->
 
 
 def test_a_fingerprint_goes_with_its_group() -> None:
-    groups = ConsumerGroups()
+    groups = ConsumerGroups[str]()
     beat(groups, fingerprint=7)
     groups.channel_closed("line-a")
     assert beat(groups, subscriptions=[], fingerprint=7, without_sub=True).needs_subscriptions
 
 
 def test_somebody_elses_subscriptions_are_not_mine() -> None:
-    groups = ConsumerGroups()
+    groups = ConsumerGroups[str]()
     beat(groups, "a", fingerprint=7)
     beat(groups, "b", fingerprint=0)
     assert beat(groups, "a", subscriptions=[], fingerprint=7, without_sub=True).needs_subscriptions
 
 
 def test_leaving_out_subscriptions_needs_a_fingerprint() -> None:
-    groups = ConsumerGroups()
+    groups = ConsumerGroups[str]()
     beat(groups)
     assert beat(groups, subscriptions=[], without_sub=True).has_changed
     assert groups.subscription("g", "orders") is None
@@ -169,7 +169,7 @@ def test_leaving_out_subscriptions_needs_a_fingerprint() -> None:
 
 
 def test_a_goodbye_counts_on_the_line_of_the_member() -> None:
-    groups = ConsumerGroups()
+    groups = ConsumerGroups[str]()
     beat(groups)
     beat(groups, "b")
     assert not groups.unregister("g", "a", "another line")
@@ -180,7 +180,7 @@ def test_a_goodbye_counts_on_the_line_of_the_member() -> None:
 
 
 def test_a_group_ends_with_its_last_member() -> None:
-    groups = ConsumerGroups()
+    groups = ConsumerGroups[str]()
     beat(groups)
     beat(groups, "b")
     assert [member.group for member in groups.channel_closed("line-a")] == ["g"]
@@ -192,7 +192,7 @@ def test_a_group_ends_with_its_last_member() -> None:
 
 
 def test_silence_ends_a_group() -> None:
-    groups = ConsumerGroups()
+    groups = ConsumerGroups[str]()
     beat(groups)
     beat(groups, "b", now_ms=MEMBER_TIMEOUT_MS)
     assert [member.client.client_id for member in groups.expire(MEMBER_TIMEOUT_MS + 1)] == ["a"]
@@ -202,7 +202,7 @@ def test_silence_ends_a_group() -> None:
 
 
 def test_the_groups_of_a_topic_are_found() -> None:
-    groups = ConsumerGroups()
+    groups = ConsumerGroups[str]()
     beat(groups)
     assert groups.subscribers("orders") == ["g"]
     assert groups.subscribers("stock") == []
@@ -210,7 +210,7 @@ def test_the_groups_of_a_topic_are_found() -> None:
 
 
 def test_a_full_table_changes_nothing() -> None:
-    groups = ConsumerGroups(MemberTable(members_max=1), subscriptions_max=2)
+    groups = ConsumerGroups(MemberTable[str](members_max=1), subscriptions_max=2)
     with pytest.raises(TableFull):
         beat(groups, subscriptions=topics("a", "b", "c"))
     assert groups.names() == []
@@ -224,8 +224,8 @@ def test_a_full_table_changes_nothing() -> None:
 # --- producers ----------------------------------------------------------------------------------
 
 
-def producers() -> ProducerGroups:
-    groups = ProducerGroups()
+def producers() -> ProducerGroups[str]:
+    groups = ProducerGroups[str]()
     for client_id in ("a", "b"):
         client = GroupClient(client_id=client_id, channel=f"line-{client_id}")
         assert groups.heartbeat("p", client, now_ms=0)

@@ -9,16 +9,16 @@ from escrowmq.errors import TableFull
 from tests.support.leftovers import leftovers
 
 
-def client(client_id: str, line: str = "line-1") -> GroupClient:
+def client(client_id: str, line: str = "line-1") -> GroupClient[str]:
     return GroupClient(client_id=client_id, channel=line)
 
 
-def ids(members: MemberTable, group: str) -> list[str]:
+def ids(members: MemberTable[str], group: str) -> list[str]:
     return [member.client.client_id for member in members.members_of(group)]
 
 
 def test_a_client_is_new_once() -> None:
-    members = MemberTable()
+    members = MemberTable[str]()
     assert members.join("g", client("a"), now_ms=0)
     assert not members.join("g", client("a"), now_ms=5)
     found = members.find("g", "a")
@@ -28,7 +28,7 @@ def test_a_client_is_new_once() -> None:
 
 
 def test_a_client_that_reconnects_is_new_and_its_old_line_means_nothing_any_more() -> None:
-    members = MemberTable()
+    members = MemberTable[str]()
     members.join("g", client("a", "old"), now_ms=0)
     assert members.join("g", client("a", "new"), now_ms=1)
     assert members.channel_closed("old") == []
@@ -40,7 +40,7 @@ def test_a_client_that_reconnects_is_new_and_its_old_line_means_nothing_any_more
 
 
 def test_a_line_takes_all_its_memberships_with_it() -> None:
-    members = MemberTable()
+    members = MemberTable[str]()
     members.join("g", client("a"), now_ms=0)
     members.join("h", client("a"), now_ms=0)
     members.join("h", client("b"), now_ms=0)
@@ -59,14 +59,14 @@ def test_a_line_takes_all_its_memberships_with_it() -> None:
     ("silence_ms", "is_gone"), [(MEMBER_TIMEOUT_MS, False), (MEMBER_TIMEOUT_MS + 1, True)]
 )
 def test_silence_ends_a_membership(silence_ms: int, is_gone: bool) -> None:
-    members = MemberTable()
+    members = MemberTable[str]()
     members.join("g", client("a"), now_ms=1_000)
     assert bool(members.expire(1_000 + silence_ms)) is is_gone
     assert ("g" in members) is not is_gone
 
 
 def test_members_take_turns() -> None:
-    members = MemberTable()
+    members = MemberTable[str]()
     for client_id in "abc":
         members.join("g", client(client_id), now_ms=0)
     turns = [members.next_member("g") for _ in range(6)]
@@ -78,7 +78,7 @@ def test_members_take_turns() -> None:
 
 
 def test_a_heartbeat_does_not_change_whose_turn_it_is() -> None:
-    members = MemberTable()
+    members = MemberTable[str]()
     for client_id in "ab":
         members.join("g", client(client_id), now_ms=0)
     members.join("g", client("a"), now_ms=1)
@@ -88,7 +88,7 @@ def test_a_heartbeat_does_not_change_whose_turn_it_is() -> None:
 
 
 def test_a_client_is_found_where_it_was_heard_of_last() -> None:
-    members = MemberTable()
+    members = MemberTable[str]()
     members.join("g", client("a", "one"), now_ms=5)
     members.join("h", client("a", "two"), now_ms=9)
     last = members.most_recent_member("a")
@@ -102,7 +102,7 @@ def test_a_client_is_found_where_it_was_heard_of_last() -> None:
 
 
 def test_there_is_a_bound_in_all_and_those_inside_are_not_touched() -> None:
-    members = MemberTable(members_max=2)
+    members = MemberTable[str](members_max=2)
     members.join("g", client("a"), now_ms=0)
     members.join("g", client("b"), now_ms=0)
     with pytest.raises(TableFull):
@@ -113,7 +113,7 @@ def test_there_is_a_bound_in_all_and_those_inside_are_not_touched() -> None:
 
 
 def test_there_is_a_bound_for_one_line() -> None:
-    members = MemberTable(per_channel_max=1)
+    members = MemberTable[str](per_channel_max=1)
     members.join("g", client("a"), now_ms=0)
     with pytest.raises(TableFull):
         members.join("h", client("a"), now_ms=0)
@@ -124,7 +124,7 @@ def test_there_is_a_bound_for_one_line() -> None:
 
 
 def test_on_a_full_line_a_member_still_sends_heartbeats() -> None:
-    members = MemberTable(per_channel_max=2)
+    members = MemberTable[str](per_channel_max=2)
     members.join("g", client("a"), now_ms=0)
     members.join("h", client("a"), now_ms=0)
     assert not members.join("g", client("a"), now_ms=7)
@@ -134,7 +134,7 @@ def test_on_a_full_line_a_member_still_sends_heartbeats() -> None:
 
 
 def test_a_membership_that_ends_makes_room_on_its_line() -> None:
-    members = MemberTable(members_max=2, per_channel_max=1)
+    members = MemberTable[str](members_max=2, per_channel_max=1)
     members.join("g", client("a"), now_ms=0)
     members.leave("g", "a", "line-1")
     assert members.join("h", client("b"), now_ms=0)
@@ -145,7 +145,7 @@ def test_a_membership_that_ends_makes_room_on_its_line() -> None:
 
 @pytest.mark.parametrize("departure", ["goodbye", "closed line", "silence"])
 def test_nothing_stays_of_clients_that_have_left(departure: str) -> None:
-    members = MemberTable()
+    members = MemberTable[str]()
     for group, client_id in (("g", "a"), ("h", "a"), ("g", "b")):
         members.join(group, client(client_id, "old"), now_ms=0)
         members.join(group, client(client_id, "new"), now_ms=0)

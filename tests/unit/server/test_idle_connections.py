@@ -133,7 +133,7 @@ def test_a_port_drops_a_silent_line_also_if_it_reads_nothing_and_keeps_the_other
         while len(port.connections) < 3:  # noqa: ASYNC110
             await asyncio.sleep(0)
         deaf, silent, loud = peers
-        by_peer = {line.peer: line for line in port.connections}
+        by_peer = {line.address: line for line in port.connections}
         line_of = [by_peer[f"127.0.0.1:{peer.getsockname()[1]}"] for peer in peers]
         line_of[0].write(b"\0" * (64 << 20))
         port.end_turn()

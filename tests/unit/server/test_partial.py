@@ -73,7 +73,7 @@ async def test_parts_of_many_take_no_more_room_than_they_may_and_the_oldest_goes
     )
     await until(lambda: bench.port.partial_bytes == 1_800_000)
     first = f"127.0.0.1:{peers[0].getsockname()[1]}"
-    assert first not in {line.peer for line in bench.port.connections}
+    assert first not in {line.address for line in bench.port.connections}
     for peer in peers[1:]:
         await asyncio.to_thread(peer.sendall, FRAME[900_000:])
     await until(lambda: bench.port.partial_bytes == 0)

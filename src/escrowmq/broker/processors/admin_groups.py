@@ -77,8 +77,8 @@ class GroupAdmin:
         topics: TopicTable,
         groups: SubscriptionGroups,
         offsets: ConsumerOffsets,
-        consumers: ConsumerGroups,
-        producers: ProducerGroups,
+        consumers: ConsumerGroups[Channel],
+        producers: ProducerGroups[Channel],
         statistics: Statistics,
         *,
         address: str,
@@ -293,21 +293,21 @@ def subscription_entry(subscription: Subscription) -> SubscriptionEntry:
     )
 
 
-def _client_entry(member: Member) -> ClientEntry:
+def _client_entry(member: Member[Channel]) -> ClientEntry:
     client = member.client
     return ClientEntry(
         client_id=client.client_id,
-        client_addr=client.channel.peer,  # type: ignore[attr-defined]  # consume/ knows no lines
+        client_addr=client.channel.address,
         language=client.language,
         version=client.version,
     )
 
 
-def _producer_info(member: Member) -> ProducerInfo:
+def _producer_info(member: Member[Channel]) -> ProducerInfo:
     client = member.client
     return ProducerInfo(
         client_id=client.client_id,
-        remote_ip=f"/{client.channel.peer}",  # type: ignore[attr-defined]  # as Java shows it
+        remote_ip=f"/{client.channel.address}",  # as Java shows it
         language=client.language,
         version=client.version,
         last_update_timestamp=member.last_heartbeat_ms,
@@ -329,7 +329,7 @@ class OffsetAdmin:
         topics: TopicTable,
         groups: SubscriptionGroups,
         offsets: ConsumerOffsets,
-        consumers: ConsumerGroups,
+        consumers: ConsumerGroups[Channel],
     ) -> None:
         self._store = store
         self._topics = topics
@@ -396,7 +396,7 @@ class OffsetAdmin:
         )
         for member in self._consumers.members(fields.group):
             is_c = member.client.language == LanguageName.CPP
-            member.client.channel.send_oneway(  # type: ignore[attr-defined]  # consume/ knows no lines
+            member.client.channel.send_oneway(
                 RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
                 header,
                 encode_body(for_c) if is_c else for_java,
@@ -470,7 +470,7 @@ RELAY_TIMEOUT_S: Final = 10.0  # as RocketMQ
 
 
 class ConsumerRelay:
-    def __init__(self, store: MessageStore, consumers: ConsumerGroups) -> None:
+    def __init__(self, store: MessageStore, consumers: ConsumerGroups[Channel]) -> None:
         self._store = store
         self._consumers = consumers
 

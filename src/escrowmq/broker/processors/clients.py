@@ -47,8 +47,8 @@ class ClientProcessor:
         self,
         topics: TopicTable,
         groups: SubscriptionGroups,
-        consumers: ConsumerGroups,
-        producers: ProducerGroups,
+        consumers: ConsumerGroups[Channel],
+        producers: ProducerGroups[Channel],
         locks: QueueLocks,
         *,
         on_producer_joined: Callable[[str, int], None] = lambda group, now_ms: None,
@@ -83,7 +83,7 @@ class ClientProcessor:
         channel.write(encode_response(request, fields))
 
     def _register_consumer(
-        self, heartbeat: Heartbeat, entry: ConsumerEntry, client: GroupClient, now_ms: int
+        self, heartbeat: Heartbeat, entry: ConsumerEntry, client: GroupClient[Channel], now_ms: int
     ) -> bool:
         group = self._groups.get_or_create(entry.group_name, now_ms=now_ms)
         if group is None:
@@ -172,14 +172,14 @@ class ClientProcessor:
         self._locks.expire(now_ms)
         self._notify_groups_of(self._consumers.expire(now_ms))
 
-    def _notify_groups_of(self, removed_members: Iterable[Member]) -> None:
+    def _notify_groups_of(self, removed_members: Iterable[Member[Channel]]) -> None:
         for group in {member.group for member in removed_members}:
             self._notify(group)
 
     def _notify(self, group: str) -> None:
         """Somebody came or went: share the queues out anew."""
         for line in self._consumers.channels_to_notify(group):
-            line.send_oneway(  # type: ignore[attr-defined]  # consume/ does not know what a line is
+            line.send_oneway(
                 RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ConsumerGroupHeader(consumer_group=group)
             )
 

@@ -64,7 +64,7 @@ class PullProcessor:
         store: MessageStore,
         topics: TopicTable,
         groups: SubscriptionGroups,
-        consumers: ConsumerGroups,
+        consumers: ConsumerGroups[Channel],
         offsets: ConsumerOffsets,
         rules: PullRules,
         counters: BrokerCounters | None = None,

@@ -139,7 +139,11 @@ REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
 
 class ReplyProcessor:
     def __init__(
-        self, send_processor: SendProcessor, producers: ProducerGroups, *, stores_replies: bool
+        self,
+        send_processor: SendProcessor,
+        producers: ProducerGroups[Channel],
+        *,
+        stores_replies: bool,
     ) -> None:
         self._stores_replies = stores_replies
         self._send_processor = send_processor
@@ -165,12 +169,12 @@ class ReplyProcessor:
             properties=fields.properties,
             reconsume_times=fields.reconsume_times,
             unit_mode=fields.unit_mode,
-            born_host=channel.peer,
-            store_host=channel.peer,
+            born_host=channel.address,
+            store_host=channel.address,
             store_timestamp=now_ms,
         )
         if waiting is not None:
-            waiting.send_oneway(  # type: ignore[attr-defined]  # consume/ does not know what a line is
+            waiting.send_oneway(
                 RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, pushed, bytes(request.body)
             )
         if self._stores_replies:

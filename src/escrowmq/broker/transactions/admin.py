@@ -68,7 +68,7 @@ class TransactionAdmin:
         store: MessageStore,
         turn: Turn,
         transactions: EndProcessor,
-        producers: ProducerGroups,
+        producers: ProducerGroups[Channel],
     ) -> None:
         self._store = store
         self._turn = turn
@@ -222,7 +222,7 @@ class TransactionAdmin:
             return
         log.info(
             "by hand id=%s state=%s by=%r reason=%r peer=%s",
-            *(fields.transaction_id, change.state.text, by, reason, channel.peer),
+            *(fields.transaction_id, change.state.text, by, reason, channel.address),
         )
         self._transactions.append_decision(change, done, now_ms=now_ms)
 
@@ -265,7 +265,7 @@ class TransactionAdmin:
         if self._coordinator.read_half(half) is None:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, half.reason)
         log.info(
-            "resumed by hand id=%s by=%r reason=%r peer=%s", half.key, by, reason, channel.peer
+            "resumed by hand id=%s by=%r reason=%r peer=%s", half.key, by, reason, channel.address
         )
         step = JournalEntry(half.queue_offset, "resumed", half.checks, f"{by}\n{reason}")
         self._turn.add_records([make_journal_record(step, now_ms=now_ms)], waits_for_flush=False)
@@ -318,7 +318,7 @@ def _operator_name(name: str, channel: Channel) -> str:
             ResponseCode.INVALID_PARAMETER,
             f"an operator's name has at most {OPERATOR_NAME_LENGTH_MAX} printable characters",
         )
-    return f"operator {name.strip() or channel.peer}"
+    return f"operator {name.strip() or channel.address}"
 
 
 def _validate_reason(text: str, *, is_required: bool) -> str:

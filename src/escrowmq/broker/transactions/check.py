@@ -19,6 +19,7 @@ from escrowmq.message.keys import encode_offset_id
 from escrowmq.message.record import StoredRecord
 from escrowmq.message.transaction import TransactionState
 from escrowmq.metrics import LATENCY_BOUNDS_S, Distribution
+from escrowmq.peer import Peer
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import CheckTransactionState
 
@@ -51,7 +52,7 @@ class TransactionChecker:
         self,
         coordinator: TransactionCoordinator,
         turn: Turn,
-        producers: ProducerGroups,
+        producers: ProducerGroups[Channel],
         append_decision: AppendDecision,
         *,
         store_host: bytes,
@@ -68,7 +69,7 @@ class TransactionChecker:
             set()
         )  # groups that have answered since they were asked
         # Who names a group becomes a member of it: whether he may see its messages, is asked here.
-        self.can_read_half: Callable[[Hashable, str], bool] | None = None
+        self.can_read_half: Callable[[Peer, str], bool] | None = None
 
     def tick(self, now_ms: int) -> None:
         for half in self._coordinator.take_due(now_ms, DUE_PER_TICK_MAX):
@@ -119,7 +120,7 @@ class TransactionChecker:
             if line is None or not self._backlog.has_capacity(line, now_ms):
                 continue
             if self.can_read_half is None or self.can_read_half(line, half.topic):
-                return line  # type: ignore[return-value]
+                return line
         return None
 
     def _has_no_reader(self, half: Half) -> bool:
@@ -214,7 +215,7 @@ class TransactionChecker:
         return sum(self._backlog.size(group) for group in self._backlog.groups())
 
     def _write_journal(self, half: Half, event: str, channel: Channel, now_ms: int) -> None:
-        step = JournalEntry(half.queue_offset, event, half.checks, channel.peer)
+        step = JournalEntry(half.queue_offset, event, half.checks, channel.address)
         self._turn.add_records([make_journal_record(step, now_ms=now_ms)], waits_for_flush=False)
 
 

@@ -64,7 +64,7 @@ class EndProcessor:
         disk: Disk,
         turn: Turn,
         offsets: ConsumerOffsets,
-        producers: ProducerGroups,
+        producers: ProducerGroups[Channel],
         response_encoder: SendResponseEncoder,
         rules: TransactionRules,
         counters: BrokerCounters,
@@ -176,7 +176,7 @@ class EndProcessor:
                 queue_offset, log_offset, STATE_BY_VERDICT[verdict]
             )
         except TransactionConflict as error:
-            log.warning("contradiction peer=%s: %s", channel.peer, error)
+            log.warning("contradiction peer=%s: %s", channel.address, error)
             raise RequestRefused(ResponseCode.TRANSACTION_CONFLICT, str(error)) from error
         self._turn.add_records(
             [], lambda code, _: self._respond_already_decided(channel, request, recorded, code)

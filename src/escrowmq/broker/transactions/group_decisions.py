@@ -97,7 +97,7 @@ class GroupDecisions:
                 places,
                 fields.producer_group,
                 verdict,
-                by=f"group {channel.peer}",
+                by=f"group {channel.address}",
             )
         )
         if self._defer_if_busy(decision, self.end_transactions, channel, request, now_ms):

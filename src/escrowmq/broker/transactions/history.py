@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
+from escrowmq.broker.dispatch import Channel
 from escrowmq.broker.metadata import TIMER_TOPIC
 from escrowmq.consume.members import ProducerGroups
 from escrowmq.errors import CorruptRecord, RecordNotFound, RemoteProtocolError
@@ -51,7 +52,7 @@ class HistoryReader:
         self,
         store: MessageStore,
         coordinator: TransactionCoordinator,
-        producers: ProducerGroups,
+        producers: ProducerGroups[Channel],
         store_host: bytes,
     ) -> None:
         self._store = store

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from escrowmq.broker.dispatch import Channel
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
 from escrowmq.broker.processors.pull import PullProcessor, PullRules
 from escrowmq.consume.members import ConsumerGroups, ConsumerGroupSettings, GroupClient
@@ -25,7 +26,7 @@ class Bench:
         self.store = open_store(disk)
         self.topics = TopicTable(topics_file(disk), RULES)
         self.groups = SubscriptionGroups(groups_file(disk), auto_create=auto_create)
-        self.connected = ConsumerGroups()
+        self.connected = ConsumerGroups[Channel]()
         self.offsets = ConsumerOffsets()
         self.pulls = PullProcessor(
             self.store,

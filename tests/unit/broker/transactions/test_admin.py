@@ -247,13 +247,13 @@ def test_every_check_is_told_with_its_answer() -> None:
     assert (parked["what"], parked["at"]) == ("parked", NOW_MS)
     assert (asked["what"], asked["at"], asked["who"], asked["detail"]) == (
         *("asked", NOW_MS + IMMUNITY_MS),
-        *(bench.line.peer, "check 1"),
+        *(bench.line.address, "check 1"),
     )
     assert (unknown["what"], unknown["at"]) == ("unknown", NOW_MS + IMMUNITY_MS + 10)
     bench.end(sent, COMMIT, check=True)
     story = bench.story("A")
     last = story["steps"][-1]
-    assert (last["what"], last["who"]) == ("committed", f"check {bench.line.peer}")
+    assert (last["what"], last["who"]) == ("committed", f"check {bench.line.address}")
     assert last["detail"] == "delivered to queue 0 of T at 0"
     assert story["pendingBecause"] == ""
     assert story["transaction"]["checks"] == 1
@@ -364,7 +364,7 @@ def test_a_name_that_would_change_the_record_is_refused() -> None:
     odd = "ann\x02ESCROW_OUTCOME\x01c"
     assert bench.settle("A", ROLLBACK, by=odd).code == ResponseCode.INVALID_PARAMETER
     assert bench.settle("A", ROLLBACK, by="").code == 0
-    assert bench.story("A")["steps"][-1]["who"] == f"operator {bench.line.peer}"
+    assert bench.story("A")["steps"][-1]["who"] == f"operator {bench.line.address}"
 
 
 def test_a_verdict_must_be_one() -> None:
