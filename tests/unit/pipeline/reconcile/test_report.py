@@ -1,4 +1,4 @@
-"""The HTML report: verdict first, nothing from elsewhere, nothing of the data taken for markup."""
+"""The HTML report: verdict first, all data escaped, nothing loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from escrowmq.pipeline.reconcile.report import (
     verdict_text,
 )
 
-ROW = {
+DIFFERENCE = {
     "kind": "stranded",
     "transaction_id": "<script>alert(1)</script>",
     "group": "bank & co",
@@ -49,53 +49,75 @@ def summary(**differences: int) -> ReconcileSummary:
     )
 
 
-class _Balance(HTMLParser):
-    """Tags that are opened and not closed."""
+class _OpenTags(HTMLParser):
+    """Collects the tags that are opened and not closed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.open: list[str] = []
+        self.tags: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
         if tag != "meta":
-            self.open.append(tag)
+            self.tags.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: object) -> None:
         pass
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
+        assert self.tags.pop() == tag
 
 
-def test_a_report_is_whole_and_needs_nothing_else() -> None:
-    page = render_html(summary(stranded=1), [ROW])
-    balance = _Balance()
-    balance.feed(page)
-    assert balance.open == []
+def test_report_is_complete_and_loads_nothing() -> None:
+    page = render_html(summary(stranded=1), [DIFFERENCE])
+    open_tags = _OpenTags()
+    open_tags.feed(page)
+    assert open_tags.tags == []
     assert not re.search(r"https?:|\bsrc=|\bhref=|url\(|@import|<script", page)
     assert page.count("<svg") == 3
-    assert "&lt;script&gt;" in page
-    assert "bank &amp; co" in page
 
 
-def test_the_verdict_comes_before_everything_else() -> None:
-    page = render_html(summary(stranded=2), [ROW])
+def test_data_is_escaped_everywhere() -> None:
+    shown = summary(stranded=1)
+    shown.groups, shown.consumers = ["<b>"], {"<i>": ["<u>"]}
+    page = render_html(shown, [dict.fromkeys(DIFFERENCE, "<script>")], title="<em>")
+    assert not re.search(r"<(b|i|u|em|script)>", page)
+    assert page.count("&lt;script&gt;") == len(DIFFERENCE)
+    assert page.count("&lt;em&gt;") == 2  # the title of the document and the line above the verdict
+    assert "bank &amp; co" in render_html(shown, [DIFFERENCE])
+
+
+def test_missing_values_are_shown_as_empty_cells() -> None:
+    page = render_html(summary(stranded=1), [{**DIFFERENCE, "group": None}])
+    assert "<td></td>" in page
+    assert "None" not in page
+
+
+def test_verdict_comes_first() -> None:
+    page = render_html(summary(stranded=2), [DIFFERENCE])
     assert page.index("2 differences between ledger and databases.") < page.index("<section>")
     assert "the first 1 of 2" in page
     assert 'class="good">Ledger and databases agree.' in render_html(summary(), [])
     assert verdict_text(summary(still_open=1)).startswith("1 difference between")
 
 
-def test_a_report_of_nothing_says_so() -> None:
+def test_report_without_transactions_says_so() -> None:
     empty = ReconcileSummary(1_790_000_000_000, 0, differences=dict.fromkeys(DIFFERENCE_KINDS, 0))
     page = render_html(empty, [])
-    assert "no transaction in this time" in page
-    assert page.count("nothing to show") == 3
+    assert "no transactions in this period" in page
+    assert page.count("no data") == 3
 
 
-def test_bars_reach_as_high_as_their_numbers() -> None:
+def test_height_of_a_bar_is_proportional_to_its_value() -> None:
     chart = bar_chart(["a", "b"], {"committed": [50, 100], "open": [0, 0]}, "t")
-    heights = [float(found) for found in re.findall(r'height="([\d.]+)"', chart)]
-    assert len(heights) == 2
-    assert abs(heights[1] - 2 * heights[0]) < 0.2
+    low, high = (bar.height for bar in chart.bars)
+    assert abs(high - 2 * low) < 0.2
+
+
+def test_bars_of_a_label_are_stacked() -> None:
+    below, above = bar_chart(["a"], {"committed": [3], "open": [1]}, "t").bars
+    assert below.y == above.y + above.height
+    assert above.tooltip == "a: 1 open"
+
+
+def test_scale_ends_at_a_round_number() -> None:
     assert [round_up_to_scale(value) for value in (1, 3, 11, 21, 600)] == [1, 5, 20, 50, 1000]
