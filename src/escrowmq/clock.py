@@ -7,11 +7,12 @@ reads `time` or `datetime`; tests/test_tidy.py holds us to that.
 
 from __future__ import annotations
 
+import datetime
 import time
-from datetime import UTC, datetime
 from typing import Final, Protocol
 
-Timestamp = datetime  # with a time zone; for those who may not read the clock
+Timestamp = datetime.datetime  # always with a time zone
+UTC: Final = datetime.UTC
 
 
 class Clock(Protocol):
@@ -81,37 +82,10 @@ def epoch_ms(timestamp: Timestamp) -> int:
     return round(timestamp.timestamp() * 1000)
 
 
-def parse_timestamp(text: str) -> Timestamp:
-    """`2024-05-01`, `2024-05-01T13:00`, `2024-05-01T13:00+02:00`; UTC unless it says otherwise.
-
-    Raises ValueError.
-    """
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
-def file_timestamp(timestamp_ms: int) -> str:
-    """A moment as seventeen digits that sort: year to millisecond, in UTC."""
-    moment = datetime.fromtimestamp(timestamp_ms // 1000, tz=UTC)
-    return f"{moment:%Y%m%d%H%M%S}{timestamp_ms % 1000:03d}"
-
-
-def format_utc(timestamp_ms: int) -> str:
-    """A moment as ISO 8601 has it, in UTC: 2026-03-01T09:00:00.000Z."""
-    moment = datetime.fromtimestamp(timestamp_ms // 1000, tz=UTC)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{timestamp_ms % 1000:03d}Z"
-
-
 def local_day(timestamp_ms: int) -> int:
     """The days of this place's calendar, numbered."""
-    return datetime.fromtimestamp(timestamp_ms / 1000).astimezone().toordinal()
+    return Timestamp.fromtimestamp(timestamp_ms / 1000).astimezone().toordinal()
 
 
 def local_hour(timestamp_ms: int) -> int:
-    return datetime.fromtimestamp(timestamp_ms / 1000).astimezone().hour
-
-
-def parse_timestamp_ms(text: str) -> int:
-    """ISO 8601, like 2026-03-01T09:00; without a time zone it is UTC. Raises ValueError."""
-    moment = datetime.fromisoformat(text)
-    return epoch_ms(moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC))
+    return Timestamp.fromtimestamp(timestamp_ms / 1000).astimezone().hour

@@ -22,6 +22,7 @@ from escrowmq.errors import (
     TransportError,
     UnknownRequest,
 )
+from escrowmq.parsing import parse_address, parse_servers
 from escrowmq.remoting.bodies import ClusterInfo, decode_body
 from escrowmq.remoting.codes import RequestCode, ResponseCode, request_name
 from escrowmq.remoting.command import Command
@@ -30,6 +31,7 @@ from escrowmq.remoting.headers import Header
 
 DEFAULT_TIMEOUT_S: Final = 10.0
 MAX_CALLS_IN_FLIGHT: Final = 64  # calls on their way at once, so that one flush answers many
+_ADDRESS_HINT: Final = "(name server: -n HOST:PORT, or one broker: --broker HOST:PORT)"
 _CHUNK_BYTES: Final = 256 << 10
 MASTER_ID: Final = 0
 
@@ -159,9 +161,12 @@ class SyncConnection:
             ) from error
 
 
-def parse_addresses(namesrv: str) -> list[str]:
-    """`namesrv`: one address, or several with semicolons."""
-    return [part for piece in namesrv.split(";") if (part := piece.strip())]
+def parse_name_servers(namesrv: str) -> list[str]:
+    """Return the addresses given as `--namesrv`. Raises NotSent."""
+    try:
+        return parse_servers(namesrv)
+    except ValueError as error:
+        raise NotSent(f"{error} {_ADDRESS_HINT}") from None
 
 
 def master_brokers(cluster_info: ClusterInfo) -> list[BrokerAddress]:
@@ -175,7 +180,7 @@ def master_brokers(cluster_info: ClusterInfo) -> list[BrokerAddress]:
 def find_cluster(namesrv: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> ClusterInfo:
     """As the first name server knows it that knows any broker."""
     failed: list[str] = []
-    for address in parse_addresses(namesrv):
+    for address in parse_name_servers(namesrv):
         try:
             with SyncConnection(address, timeout_s=timeout_s) as caller:
                 body = caller.call(RequestCode.GET_BROKER_CLUSTER_INFO).body
@@ -186,8 +191,7 @@ def find_cluster(namesrv: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Clust
         if master_brokers(known):
             return known
         failed.append(f"{address} knows no broker")
-    why = "; ".join(failed) or f"{namesrv!r} is no address"
-    raise NotSent(f"{why} (name server: -n HOST:PORT, or one broker: --broker HOST:PORT)")
+    raise NotSent(f"{'; '.join(failed)} {_ADDRESS_HINT}")
 
 
 def find_brokers(namesrv: str) -> list[BrokerAddress]:
@@ -201,7 +205,10 @@ def error_text(error: EscrowError) -> str:
 
 
 def _open_socket(address: str, timeout_s: float, tls: ssl.SSLContext | None) -> socket.socket:
-    host, port = _parse_address(address)
+    try:
+        host, port = parse_address(address)
+    except ValueError as error:
+        raise NotSent(str(error)) from None
     made = socket.create_connection((host, port), timeout=timeout_s)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if tls is None:
@@ -211,13 +218,6 @@ def _open_socket(address: str, timeout_s: float, tls: ssl.SSLContext | None) -> 
     except OSError:
         made.close()
         raise
-
-
-def _parse_address(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise NotSent(f"{address!r} is not HOST:PORT")
-    return host.strip("[]"), int(port)
 
 
 def _os_error_text(error: OSError) -> str:

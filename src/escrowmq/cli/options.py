@@ -7,7 +7,6 @@ Who presses Tab waits for this, so it is quick, and silent if nobody answers.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterable
 from functools import reduce
@@ -17,10 +16,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from escrowmq.cli.access import access_options
-from escrowmq.cli.call import SyncConnection, find_cluster, master_brokers, parse_addresses
-from escrowmq.clock import parse_timestamp_ms
+from escrowmq.cli.call import SyncConnection, find_cluster, master_brokers, parse_name_servers
+from escrowmq.clock import epoch_ms
 from escrowmq.errors import EscrowError
-from escrowmq.parsing import parse_lenient_json
+from escrowmq.parsing import parse_duration_ms, parse_lenient_json, parse_timestamp
 from escrowmq.remoting.bodies import TopicList, decode_body
 from escrowmq.remoting.codes import RequestCode
 
@@ -46,7 +45,7 @@ def _make_completion(fetch_names: Callable[[str], Iterable[str]]) -> ShellComple
 
 
 def _fetch_topic_names(namesrv: str) -> list[str]:
-    for address in parse_addresses(namesrv)[:1]:
+    for address in parse_name_servers(namesrv)[:1]:
         with SyncConnection(address, timeout_s=_COMPLETION_TIMEOUT_S) as caller:
             body = caller.call(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body
         return [name for name in decode_body(TopicList, body).topic_list if "%" not in name]
@@ -74,7 +73,6 @@ complete_broker = _make_completion(_fetch_broker_names)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 EARLIEST, LATEST = "earliest", "latest"
 
 
@@ -85,16 +83,18 @@ def combine_options(*options: Callable[[F], F]) -> Callable[[F], F]:
 def parse_duration_option(
     context: click.Context, param: click.Parameter, value: str | None
 ) -> int | None:
-    found = re.fullmatch(r"(\d{1,9}) ?(ms|s|m|h|d)?", (value or "").strip())
-    if value is None or found is not None:
-        return None if found is None else int(found[1]) * _UNITS_MS[found[2] or "s"]
-    raise click.BadParameter(f"{value!r} is no duration: 90s, 10m, 2h, 3d")
+    if value is None:
+        return None
+    try:
+        return parse_duration_ms(value, default_unit="s")
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def parse_time_option(
     context: click.Context, param: click.Parameter, value: str | None
 ) -> int | None:
-    return None if value is None else _parse_time_ms(value, "2026-01-01T00:00")
+    return None if value is None else _parse_time_ms(value)
 
 
 def parse_start_option(
@@ -104,16 +104,14 @@ def parse_start_option(
     if value in (None, EARLIEST, LATEST):
         return value
     assert value is not None
-    return _parse_time_ms(value, f"{EARLIEST}, {LATEST}, or 2026-01-01T00:00")
+    return _parse_time_ms(value, f"; {EARLIEST} and {LATEST} are also allowed")
 
 
-def _parse_time_ms(value: str, expected: str) -> int:
+def _parse_time_ms(value: str, hint: str = "") -> int:
     try:
-        return parse_timestamp_ms(value)
-    except ValueError:
-        raise click.BadParameter(
-            f"{value!r} is no time: {expected} (UTC, unless it ends in a zone like +02:00)"
-        ) from None
+        return epoch_ms(parse_timestamp(value))
+    except ValueError as error:
+        raise click.BadParameter(f"{error}{hint}") from None
 
 
 namesrv_option: Final = click.option(

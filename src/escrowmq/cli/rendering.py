@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from escrowmq.cli.output import field_lines
-from escrowmq.clock import file_timestamp
 from escrowmq.errors import BrokenBody, CorruptRecord
 from escrowmq.message import record as sysflag
 from escrowmq.message.compression import decompress_body
@@ -18,6 +17,7 @@ from escrowmq.message.keys import decode_host, encode_offset_id
 from escrowmq.message.names import KEYS, TAGS, UNIQUE_KEY
 from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import LogOffset, StoredRecord, decode_record
+from escrowmq.parsing import format_timestamp
 
 BODY_WIDTH: Final = 120
 _BODY_BYTES_MAX: Final = 64 << 20
@@ -39,7 +39,7 @@ def record_text(record: StoredRecord, *, with_body: bool) -> str:
     properties = decode_properties(record.properties)
     words = [
         f"{record.log_offset:>12}",
-        format_utc(record.stored_ms),
+        format_timestamp(record.stored_ms),
         f"{printable(record.topic)}/{record.queue_id} #{record.queue_offset}",
         *(
             f"{label}={printable(properties[name])}"
@@ -60,7 +60,7 @@ def record_json(record: StoredRecord, *, with_body: bool) -> dict[str, Any]:
     properties = decode_properties(record.properties)
     content: dict[str, Any] = {
         "log_offset": record.log_offset,
-        "stored": format_utc(record.stored_ms),
+        "stored": format_timestamp(record.stored_ms),
         "stored_ms": record.stored_ms,
         "born_ms": record.born_ms,
         "topic": record.topic,
@@ -106,15 +106,6 @@ def flag_names(sys_flag: int) -> list[str]:
     words = [word for bit, word in _OTHER_FLAGS.items() if sys_flag & bit]
     transaction = _TRANSACTION_FLAGS.get(sysflag.transaction_type(sys_flag))
     return [*words, transaction] if transaction else words
-
-
-def format_utc(time_ms: int) -> str:
-    try:
-        stamp = file_timestamp(time_ms)
-    except (ValueError, OverflowError, OSError):  # a damaged record may say anything
-        return f"{time_ms} ms"
-    date, time = f"{stamp[:4]}-{stamp[4:6]}-{stamp[6:8]}", f"{stamp[8:10]}:{stamp[10:12]}"
-    return f"{date}T{time}:{stamp[12:14]}.{stamp[14:]}Z"
 
 
 def decompressed_body(record: StoredRecord) -> bytes | memoryview:
@@ -183,7 +174,7 @@ def message_line(message: MessageView, width: int | None = None) -> str:
     text = body_text(record)
     body = f"hex {bytes(decompressed_body(record)).hex()}" if text is None else printable(text)
     words = [
-        format_utc(record.stored_ms),
+        format_timestamp(record.stored_ms),
         f"{printable(message.broker)}/{record.queue_id}#{record.queue_offset}",
         *marks,
         body,
@@ -207,8 +198,8 @@ def message_lines(message: MessageView) -> Iterator[str]:
                 f"{printable(message.broker)}, queue {record.queue_id} #{record.queue_offset}",
             ),
             ("log offset", str(record.log_offset)),
-            ("stored", format_utc(record.stored_ms)),
-            ("born", f"{format_utc(record.born_ms)} from {host_text(record.born_host)}"),
+            ("stored", format_timestamp(record.stored_ms)),
+            ("born", f"{format_timestamp(record.born_ms)} from {host_text(record.born_host)}"),
             ("tags", printable(properties.get(TAGS, ""))),
             ("keys", printable(properties.get(KEYS, ""))),
             ("deliveries before", str(record.reconsume_times)),

@@ -22,6 +22,7 @@ from escrowmq.errors import (
     RequestRefused,
     WrongProcess,
 )
+from escrowmq.parsing import parse_address
 from escrowmq.remoting.codes import request_name
 from escrowmq.remoting.command import Command
 from escrowmq.remoting.connection import (
@@ -84,14 +85,12 @@ class ClientConnection(asyncio.Protocol):
         sign: SignFunction | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> ClientConnection:
-        host, _, port = address.rpartition(":")
         line = cls(address, on_request, clock, sign)
         loop = asyncio.get_running_loop()
         try:
+            host, port = parse_address(address)
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await loop.create_connection(
-                    lambda: line, host.strip("[]"), int(port), ssl=ssl_context
-                )
+                await loop.create_connection(lambda: line, host, port, ssl=ssl_context)
         except (OSError, ValueError, TimeoutError) as error:
             raise NotSent(f"{address} cannot be reached: {error or 'no answer'}") from error
         return line

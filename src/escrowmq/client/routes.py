@@ -21,6 +21,7 @@ from escrowmq.errors import (
     TransportError,
     WrongProcess,
 )
+from escrowmq.parsing import parse_servers
 from escrowmq.remoting.bodies import ClusterInfo, TopicRoute, decode_body
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import Header
@@ -45,13 +46,10 @@ class Route:
 
 
 class Routes:
-    """`servers`: addresses with semicolons between them, or several."""
+    """`servers`: addresses of name servers, as `parse_servers` reads them."""
 
     def __init__(self, servers: str | Sequence[str], pool: ConnectionPool, clock: Clock) -> None:
-        given = servers.split(";") if isinstance(servers, str) else servers
-        self._servers = [address.strip() for address in given if address.strip()]
-        if not self._servers:
-            raise ValueError("a client needs the address of a name server, like 127.0.0.1:9876")
+        self._servers = parse_servers(servers)
         self._pool = pool
         self._clock = clock
         self._next_server = itertools.count()

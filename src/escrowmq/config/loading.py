@@ -7,12 +7,11 @@ Bring the sources together: default, then file, then environment, then flags; th
 
 from __future__ import annotations
 
-import difflib
 import enum
 import ipaddress
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +36,7 @@ from escrowmq.config.settings import (
     TransactionConfig,
 )
 from escrowmq.errors import ConfigError
+from escrowmq.parsing import did_you_mean
 
 ENVIRONMENT_PREFIX: Final = "ESCROWMQ_"
 _OWN_PREFIX: Final = "escrow"
@@ -110,13 +110,6 @@ def ignored_key_warning(key: str) -> str | None:
         what = f"{key} is a setting of RocketMQ that EscrowMQ does not have; it is ignored"
         return what + _EXTRA_WARNINGS.get(key, "")
     return None
-
-
-def did_you_mean(key: str, names: Iterable[str], *, cutoff: float = 0.7) -> str:
-    """`; did you mean …?`, or nothing. Upper and lower case are the same here."""
-    by_lower = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(key.lower()[:100], by_lower, n=1, cutoff=cutoff)
-    return f"; did you mean {by_lower[near[0]]}?" if near else ""
 
 
 CONFIG_FILE_BYTES_MAX: Final = 1 << 20

@@ -14,14 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
+from escrowmq.parsing import format_duration, parse_address, parse_duration_ms, parse_servers
 from escrowmq.secret import Secret
 
 INT_MAX: Final = (1 << 31) - 1  # RocketMQ keeps most of its settings in a Java int
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+", re.ASCII)
-_HOST_PORT: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", re.ASCII)
-_DELAY_LEVEL: Final = re.compile(r"([0-9]{1,9})([smhd])", re.ASCII)
-_UNIT_MS: Final = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000}
 WILDCARD_ADDRESSES: Final = frozenset({"0.0.0.0", "::"})
 
 
@@ -205,17 +203,21 @@ class AddressList:
     separator: str = ";"
 
     def parse(self, text: str) -> tuple[str, ...]:
-        value = _split_list(text)
-        self.check(value)
-        return value
+        if not text.strip():
+            return ()
+        try:
+            return tuple(parse_servers(text))
+        except ValueError:
+            raise ValueError(f"must be {self.allowed}") from None
 
     def check(self, value: object) -> None:
-        if not isinstance(value, tuple):
+        if not isinstance(value, tuple) or not all(isinstance(part, str) for part in value):
             raise ValueError(f"must be {self.allowed}")
         for address in value:
-            found = _HOST_PORT.fullmatch(address) if isinstance(address, str) else None
-            if found is None or not 1 <= int(found[2]) <= 65_535:
-                raise ValueError(f"must be {self.allowed}")
+            try:
+                parse_address(address)
+            except ValueError:
+                raise ValueError(f"must be {self.allowed}") from None
 
     def format(self, value: object) -> str:
         assert isinstance(value, tuple)
@@ -283,10 +285,10 @@ class DelayLevels:
         return f"1 to {self.levels_max} times such as 5s, 10m, 2h or 1d, separated by spaces"
 
     def parse(self, text: str) -> tuple[int, ...]:
-        found = [_DELAY_LEVEL.fullmatch(part) for part in text.split()]
-        value = tuple(int(level[1]) * _UNIT_MS[level[2]] for level in found if level is not None)
-        if len(value) != len(found):
-            raise ValueError(f"must be {self.allowed}")
+        try:
+            value = tuple(parse_duration_ms(part) for part in text.split())
+        except ValueError:
+            raise ValueError(f"must be {self.allowed}") from None
         self.check(value)
         return value
 
@@ -298,7 +300,7 @@ class DelayLevels:
 
     def format(self, value: object) -> str:
         assert isinstance(value, tuple)
-        return self.separator.join(map(_format_level, value))
+        return self.separator.join(map(format_duration, value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,13 +365,6 @@ def read_credentials(credentials: Secret) -> tuple[str, Secret]:
     if not isinstance(key, str) or not isinstance(secret, str) or not key or not secret:
         raise ValueError("must have a text for accessKey and for secretKey")
     return key, Secret(secret)
-
-
-def _format_level(ms: int) -> str:
-    if ms == 0:
-        return "0s"
-    unit = next(unit for unit, unit_ms in _UNIT_MS.items() if ms % unit_ms == 0)
-    return f"{ms // _UNIT_MS[unit]}{unit}"
 
 
 def _split_list(text: str) -> tuple[str, ...]:

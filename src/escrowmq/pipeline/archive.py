@@ -28,8 +28,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import DateType, IntegerType, StructField, StructType
 
-from escrowmq.clock import Clock, SystemClock, Timestamp, epoch_ms, format_utc
+from escrowmq.clock import Clock, SystemClock, Timestamp, epoch_ms
 from escrowmq.errors import PipelineFailed
+from escrowmq.parsing import format_timestamp
 from escrowmq.pipeline.job import (
     ClusterSource,
     PipelineProgress,
@@ -351,7 +352,7 @@ def _is_in_chunk(chunk: ReplayChunk) -> Column:
 
 
 def _format_moment(moment: Timestamp | None) -> str:
-    return "" if moment is None else format_utc(epoch_ms(moment))
+    return "" if moment is None else format_timestamp(epoch_ms(moment))
 
 
 def _check_same_request(plan: ReplayPlan, request: ReplayRequest, name: str) -> None:

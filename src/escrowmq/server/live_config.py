@@ -32,12 +32,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from escrowmq.clock import format_utc
 from escrowmq.config import SETTINGS, Config, Origin, ResolvedConfig, Setting, Source
-from escrowmq.config.loading import BY_CONF, did_you_mean, ignored_key_warning
+from escrowmq.config.loading import BY_CONF, ignored_key_warning
 from escrowmq.config.properties_file import read_properties, write_property
 from escrowmq.config.settings import LogConfig, LogFormat
 from escrowmq.errors import ConfigError
+from escrowmq.parsing import did_you_mean, format_timestamp
 
 log = logging.getLogger(__name__)
 
@@ -260,7 +260,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
-            "time": format_utc(int(record.created * 1000)),
+            "time": format_timestamp(int(record.created * 1000)),
             "level": record.levelname,
             "broker": self._broker,
             "logger": record.name,

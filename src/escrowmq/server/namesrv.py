@@ -38,7 +38,7 @@ from escrowmq.namesrv.registration import (
     registration_request,
     unregistration_request,
 )
-from escrowmq.parsing import parse_lenient_json
+from escrowmq.parsing import parse_address, parse_lenient_json
 from escrowmq.remoting.bodies import DataVersion, TopicConfig
 from escrowmq.remoting.command import Command
 from escrowmq.remoting.connection import Connection, Response, SignFunction
@@ -171,8 +171,7 @@ class Registrar:
     ) -> None:
         self._sign = sign
         self._tls = tls
-        self._host, _, port = address.rpartition(":")
-        self._port = int(port)
+        self._host, self._port = parse_address(address)
         self._description = description
         self._topics = topics
         self._interval_s = interval_s

@@ -9,7 +9,7 @@ from typing import Final
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import InvalidOption, NoRoute, NotSent, RequestRefused, TransportError
 from escrowmq.message import names
-from escrowmq.parsing import did_you_mean
+from escrowmq.parsing import did_you_mean, parse_servers
 from escrowmq.remoting.bodies import TopicList, TopicRoute, decode_body
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import (
@@ -48,9 +48,7 @@ class ReadCluster:
     """Lines are made when they are wanted, and made again once if they broke."""
 
     def __init__(self, servers: str, access: SparkAccess, clock: Clock | None = None) -> None:
-        self._servers = [one.strip() for one in re.split(r"[;,]", servers) if one.strip()]
-        if not self._servers:
-            raise InvalidOption("option servers: an address like 127.0.0.1:9876 is wanted")
+        self._servers = parse_servers(servers)
         self._access = access
         self._clock = SystemClock() if clock is None else clock
         self._connections: dict[str, BlockingConnection] = {}

@@ -24,7 +24,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from escrowmq.auth.signature import Signer
 from escrowmq.errors import InvalidOption, NotSent
-from escrowmq.parsing import did_you_mean
+from escrowmq.parsing import did_you_mean, parse_address, parse_servers
 from escrowmq.secret import Secret
 from escrowmq.spark.offsets import (
     SymbolicOffset,
@@ -146,13 +146,18 @@ def parse_non_empty(text: str) -> str:
     return text.strip()
 
 
+def _checked_servers(text: str) -> str:
+    parse_servers(text)
+    return text
+
+
 # --- of both sides -------------------------------------------------------------------------------
 
 SERVERS: Final = Option(
     "servers",
-    parse_non_empty,
+    _checked_servers,
     "",
-    "Name servers, `host:port`, with `;` between them.",
+    "Name servers, `host:port`, separated by `;` or `,`.",
     ("nameServer", "namesrvAddr", "nameServers", "namesrv"),
 )
 ACCESS_KEY: Final = Option("accessKey", parse_non_empty, "", "ACL: who asks.")
@@ -373,16 +378,16 @@ class SparkAccess:
 
     def connect(self, address: str, timeout_s: float) -> socket.socket:
         """Raises NotSent."""
-        host, _, port = address.rpartition(":")
         try:
-            line = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
+            host, port = parse_address(address)
+            line = socket.create_connection((host, port), timeout=timeout_s)
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except (OSError, ValueError) as error:
             raise NotSent(f"{address} cannot be reached: {error}") from error
         if not self.tls:
             return line
         try:
-            return _tls_context(self).wrap_socket(line, server_hostname=host.strip("[]"))
+            return _tls_context(self).wrap_socket(line, server_hostname=host)
         except OSError as error:
             line.close()
             raise NotSent(f"{address} speaks no TLS that we trust: {error}") from error

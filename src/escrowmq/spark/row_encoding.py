@@ -15,7 +15,6 @@ Which columns a table to be written may have, and their values as Python sees th
 
 from __future__ import annotations
 
-import difflib
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +41,7 @@ from pyspark.sql.types import (
 
 from escrowmq.errors import ConfigError, RowRefused
 from escrowmq.message.keys import java_hash
+from escrowmq.parsing import did_you_mean
 
 ByteOffsets = npt.NDArray[np.int64]
 
@@ -140,13 +140,10 @@ def check_columns(schema: StructType, topic: str) -> None:
             continue
         kind = _COLUMN_TYPES.get(column.name)
         if kind is None:
-            close = difflib.get_close_matches(column.name, _COLUMN_TYPES, n=1)
-            hint = f"did you mean {close[0]}? Else" if close else ""
             raise ConfigError(
-                f"the sink has no column {column.name}; {hint} drop it, or put it into the "
-                f"properties or the body. Columns: {', '.join(_COLUMN_TYPES)}".replace(
-                    "; Else", "; else"
-                )
+                f"the sink has no column {column.name}{did_you_mean(column.name, _COLUMN_TYPES)}; "
+                "drop it, or put it into the properties or the body. "
+                f"Columns: {', '.join(_COLUMN_TYPES)}"
             )
         if not isinstance(column.dataType, kind[0]) or not _has_string_elements(column.dataType):
             raise ConfigError(

@@ -7,6 +7,7 @@ from typing import Final
 
 from escrowmq.clock import SystemClock
 from escrowmq.errors import NoRoute, NotSent, RequestRefused, TransportError
+from escrowmq.parsing import parse_servers
 from escrowmq.remoting.bodies import ClusterInfo, TopicRoute, decode_body
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import Header
@@ -30,7 +31,7 @@ class WriteCluster:
 
     def __init__(self, servers: str, access: SparkAccess, *, timeout_s: float) -> None:
         self.access = access
-        self._servers = [address.strip() for address in servers.split(";") if address.strip()]
+        self._servers = parse_servers(servers)
         self._timeout_s = timeout_s
         self._queues: dict[str, list[QueueAddress]] = {}
 

@@ -32,8 +32,8 @@ from zlib import crc32
 
 import msgspec
 
-from escrowmq.clock import file_timestamp
 from escrowmq.message.record import LogOffset
+from escrowmq.parsing import format_file_timestamp
 from escrowmq.store.columns import KeyColumns, PendingKeys, key_hash, newest_first, pack_rows
 from escrowmq.store.disk import (
     Disk,
@@ -417,5 +417,5 @@ def expired_files(files: list[IndexFile], log_begin: int) -> list[IndexFile]:
 
 
 def _new_file_name(files: list[IndexFile], now_ms: int) -> str:
-    name = file_timestamp(now_ms)
+    name = format_file_timestamp(now_ms)
     return max(name, f"{int(files[-1].name) + 1:017d}") if files else name

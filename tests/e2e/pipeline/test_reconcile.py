@@ -270,7 +270,7 @@ def test_what_cannot_be_read_is_said(
         (["--amount"], "give both"),
         (["--only-sql"], "needs --sql"),
         (["--receiver-sql", "select"], "needs a --receiver"),
-        (["--grace", "soon"], "is no duration"),
+        (["--grace", "soon"], "is not a duration"),
         (["--consumer", "bank"], "say GROUP=TOPIC"),
         (["--since", "2026-99-01"], "2026-99-01"),
     ],

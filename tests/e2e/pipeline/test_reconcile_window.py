@@ -15,7 +15,8 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from escrowmq.cli.commands.pipeline import reconcile as command
-from escrowmq.clock import SystemClock, format_utc
+from escrowmq.clock import SystemClock
+from escrowmq.parsing import format_timestamp
 from escrowmq.pipeline.reconcile.compare import DAY_MS, ReconcileLimits
 from escrowmq.pipeline.reconcile.job import ReconcileRequest, ReconcileSummary, reconcile
 from tests.support.ledgers import TABLES, ledger_row, write_ledger
@@ -152,7 +153,7 @@ def test_bookings_without_a_time_are_as_old_as_their_transaction(
 
 
 def as_a_time(now_ms: int) -> str:
-    return format_utc(now_ms - 2 * DAY_MS)
+    return format_timestamp(now_ms - 2 * DAY_MS)
 
 
 def as_a_duration(_: int) -> str:

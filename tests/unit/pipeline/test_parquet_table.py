@@ -105,7 +105,7 @@ def test_bad_arguments_are_told_before_spark_is_started(
         "no name server answers": run("ledger", *nobody, *out),
         "cluster (-n) or from files": run("ledger", *out),
         "--follow needs -n": run("ledger", "--path", "x", "--follow", *out),
-        "is no time": run("replay", "--from", "x", *nobody, "--topic", "t", "--since", "noon"),
+        "is not a time": run("replay", "--from", "x", *nobody, "--topic", "t", "--since", "noon"),
         "NAME=VALUE": run("archive", *nobody, "--topic", "t", *out, "-o", "tls"),
     }
     for text, error in errors.items():

@@ -19,7 +19,6 @@ import click
 
 from escrowmq.cli.brokers import Cluster, exit_with_failures
 from escrowmq.cli.call import BrokerAddress, SyncConnection
-from escrowmq.cli.commands.transaction import duration_text
 from escrowmq.cli.figures import (
     GroupProgress,
     all_progress,
@@ -50,8 +49,9 @@ from escrowmq.cli.output import (
 )
 from escrowmq.cli.output import show_repeatedly as show_again
 from escrowmq.cli.rendering import printable
-from escrowmq.clock import Clock, SystemClock, format_utc
+from escrowmq.clock import Clock, SystemClock
 from escrowmq.config.properties_file import write_property
+from escrowmq.parsing import format_rough_duration, format_size, format_timestamp
 from escrowmq.remoting.codes import RequestCode
 
 _LIST_COLUMNS: Final = (
@@ -74,7 +74,7 @@ def list_brokers(cluster: Cluster) -> tuple[list[dict[str, Any]], Iterable[str]]
             printable(row["broker"]),
             row["address"],
             printable(row["version"]),
-            duration_text(row["up_s"] * 1000),
+            format_rough_duration(row["up_s"] * 1000),
             f"{row['in_per_s']:.1f}",
             f"{row['out_per_s']:.1f}",
             disk_text(row["disk_used"]),
@@ -203,7 +203,7 @@ class ClusterMonitor:
         before = self._previous
         look = self.take_sample()
         content = compare_samples(before or look, look)
-        content["at"] = format_utc(self._clock.now_ms())
+        content["at"] = format_timestamp(self._clock.now_ms())
         return content, _top_lines(content, self._max_rows)
 
 
@@ -288,9 +288,9 @@ def _top_lines(content: dict[str, Any], max_rows: int) -> Iterator[str]:
             printable(row["broker"]),
             f"{row['in_per_s']:.1f}",
             f"{row['out_per_s']:.1f}",
-            size_text(row["bytes_per_s"]),
+            format_size(row["bytes_per_s"]),
             disk_text(row["disk_used"]),
-            duration_text(row["up_s"] * 1000),
+            format_rough_duration(row["up_s"] * 1000),
         )
         for row in content["brokers"]
     ]
@@ -312,14 +312,6 @@ def _top_lines(content: dict[str, Any], max_rows: int) -> Iterator[str]:
         for row in content["groups"][:max_rows]
     ]
     yield from table_lines(_TOP_GROUP_COLUMNS, groups, width)
-
-
-def size_text(byte_count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if byte_count < 1024:
-            return f"{byte_count:.0f} {unit}" if unit == "B" else f"{byte_count:.1f} {unit}"
-        byte_count /= 1024
-    return f"{byte_count:.1f} GiB"
 
 
 HIDDEN_VALUE: Final = "***"  # what brokers say instead of a secret

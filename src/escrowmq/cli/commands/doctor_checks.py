@@ -29,10 +29,9 @@ from escrowmq.cli.call import (
     error_text,
     find_cluster,
     master_brokers,
-    parse_addresses,
+    parse_name_servers,
 )
 from escrowmq.cli.commands.broker import disk_used_ratio, uptime_s
-from escrowmq.cli.commands.transaction import duration_text
 from escrowmq.cli.figures import (
     all_progress,
     broker_runtime,
@@ -55,6 +54,7 @@ from escrowmq.errors import (
     StoreLocked,
     UnknownRequest,
 )
+from escrowmq.parsing import format_rough_duration
 from escrowmq.remoting.bodies import TransactionEntry, TransactionList, decode_body
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import ListTransactions
@@ -133,7 +133,7 @@ _MAX_SHOWN_GROUPS: Final = 10  # groups of each kind
 
 def check_cluster(namesrv: str, clock: Clock | None = None) -> Iterator[CheckResult]:
     reachable = []
-    for address in parse_addresses(namesrv):
+    for address in parse_name_servers(namesrv):
         checkup = _check_name_server(address)
         yield checkup
         if not checkup.remedy:
@@ -213,7 +213,7 @@ def _check_runtime(connection: SyncConnection, subject: str, clock: Clock) -> It
 
 
 def _uptime_text(seconds: int) -> str:
-    return duration_text(seconds * 1000)
+    return format_rough_duration(seconds * 1000)
 
 
 def _check_broker_disk(table: dict[str, str], subject: str) -> Iterator[CheckResult]:
@@ -234,7 +234,7 @@ def _check_clock(table: dict[str, str], uptime_s: int, now_ms: int, subject: str
     order = "behind" if skew_ms > 0 else "ahead of"
     return problem(
         subject,
-        f"its clock is {duration_text(abs(skew_ms))} {order} ours",
+        f"its clock is {format_rough_duration(abs(skew_ms))} {order} ours",
         "run NTP (chrony, systemd-timesyncd) on both: delays, expiry and --to TIME go by clocks",
     )
 
@@ -268,7 +268,7 @@ def _check_transactions(
     wanted = ListTransactions(state="open", older_than_ms=MAX_OPEN_MS, count_max=1_000)
     old = _list_transactions(connection, wanted)
     if old:
-        age = duration_text(clock.now_ms() - min(entry.parked_at for entry in old))
+        age = format_rough_duration(clock.now_ms() - min(entry.parked_at for entry in old))
         yield warning(
             subject,
             f"{_transactions_text(old)} open for more than an hour, the oldest for {age}",

@@ -16,7 +16,7 @@ import click
 
 from escrowmq.cli.access import access_options, current_access
 from escrowmq.cli.brokers import Cluster, exit_with_failures
-from escrowmq.cli.call import parse_addresses
+from escrowmq.cli.call import parse_name_servers
 from escrowmq.cli.lookups import (
     MAX_TIMESTAMP_MS,
     find_by_id,
@@ -203,7 +203,7 @@ def send(
     count = 0
     with ignore_broken_pipe():
         for result in send_bodies(
-            parse_addresses(namesrv), current_access(), draft, bodies, dry_run
+            parse_name_servers(namesrv), current_access(), draft, bodies, dry_run
         ):
             count += 1
             click.echo(json.dumps(result.as_json()) if in_json else result.text)

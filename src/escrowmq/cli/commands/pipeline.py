@@ -26,8 +26,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from escrowmq.clock import SystemClock, Timestamp, epoch_ms, parse_timestamp
+from escrowmq.clock import SystemClock, Timestamp, epoch_ms
 from escrowmq.errors import ReconcileFailed
+from escrowmq.parsing import parse_duration_ms, parse_timestamp
 from escrowmq.pipeline.job import check_cluster, pipeline_session, progress_output
 from escrowmq.pipeline.ledger.job import FORMATS, PARQUET, format_settings
 from escrowmq.spark.data_source import check_pyspark
@@ -60,7 +61,6 @@ spark_conf_option = click.option(
 
 TERMINAL_ROWS: Final = 20
 REPORT_ROWS: Final = 500
-_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class DurationParam(click.ParamType[int]):
@@ -69,14 +69,17 @@ class DurationParam(click.ParamType[int]):
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, context: Any) -> int:
-        found = re.fullmatch(r"(\d+)(ms|s|m|h|d)", str(value))
-        if found is None:
-            self.fail(f"{value!r} is no duration: say 30s, 15m, 72h or 7d", param, context)
-        return int(found[1]) * _UNITS_MS[found[2]]
+        try:
+            return parse_duration_ms(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, context)
 
 
 class SinceParam(DurationParam):
-    """A duration back from now, `all`, or a time as ISO 8601 has it. Negative: back from now."""
+    """A duration back from now, `all`, or a time (ISO 8601; UTC unless it has an offset).
+
+    The value is in milliseconds since 1970, or negative: so many milliseconds before now.
+    """
 
     name = "since"
 
@@ -85,9 +88,9 @@ class SinceParam(DurationParam):
             return 0
         if re.match(r"\d{4}-", str(value)):
             try:
-                return epoch_ms(Timestamp.fromisoformat(value).astimezone())
+                return epoch_ms(parse_timestamp(value))
             except ValueError as error:
-                self.fail(f"{value!r}: {error}", param, context)
+                self.fail(str(error), param, context)
         return -super().convert(value, param, context)
 
 
@@ -119,7 +122,11 @@ def _parse_consumers_option(_: Any, __: Any, values: tuple[str, ...]) -> dict[st
     help="Who must have an effect; else what inboxes show.",
 )
 @click.option(
-    "--since", type=SinceParam(), default="72h", show_default=True, help="Or `all`, or a time."
+    "--since",
+    type=SinceParam(),
+    default="72h",
+    show_default=True,
+    help="A duration back from now, `all`, or a time (UTC unless it has an offset).",
 )
 @click.option(
     "--grace", type=DurationParam(), default="10m", show_default=True, help="Still under way."
@@ -256,15 +263,15 @@ def _parse_time_option(
         return None
     try:
         return parse_timestamp(value)
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is no time: 2024-05-01, 2024-05-01T13:00") from None
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def _combine_options(*options: Callable[[F], F]) -> Callable[[F], F]:
     return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
 
 
-_NAMESRV_HELP = "Name servers, with `;` between them."
+_NAMESRV_HELP = "Name servers, host:port, separated by `;` or `,`."
 _namesrv_option = click.option("-n", "--namesrv", required=True, metavar="ADDR", help=_NAMESRV_HELP)
 _spark_options = _combine_options(
     click.option("--master", metavar="URL", help="Of Spark.  [default: local[*]]"),

@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 
 from escrowmq.cli.brokers import Cluster, exit_with_failures
-from escrowmq.cli.call import BrokerAddress, SyncConnection, error_text, parse_addresses
+from escrowmq.cli.call import BrokerAddress, SyncConnection, error_text, parse_name_servers
 from escrowmq.cli.figures import (
     NOT_FOUND_CODES,
     GroupProgress,
@@ -43,8 +43,9 @@ from escrowmq.cli.output import (
     table_lines,
     terminal_width,
 )
-from escrowmq.cli.rendering import format_utc, printable
+from escrowmq.cli.rendering import printable
 from escrowmq.errors import EscrowError, NoRoute
+from escrowmq.parsing import format_timestamp
 from escrowmq.remoting.bodies import TopicConfig
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers_admin import CreateTopic, DeleteTopicInNamesrv, TopicHeader
@@ -181,7 +182,7 @@ def _broker_json(
                 "queue": queue.queue_id,
                 "first": one.min_offset,
                 "end": one.max_offset,
-                "last_stored": format_utc(one.last_update_timestamp)
+                "last_stored": format_timestamp(one.last_update_timestamp)
                 if one.last_update_timestamp
                 else None,
             }
@@ -235,7 +236,7 @@ def perm_text(perm: int) -> str:
 
 
 def format_utc_or_none(stored_ms: int) -> str | None:
-    return format_utc(stored_ms) if stored_ms > 0 else None
+    return format_timestamp(stored_ms) if stored_ms > 0 else None
 
 
 def _stdout_width() -> int | None:
@@ -426,7 +427,7 @@ def delete(
 def _delete_topic(cluster: Cluster, name: str, namesrv: str, in_json: bool) -> None:
     code, asked = RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic=name)
     done = cluster.ask_all(lambda caller: caller.call(code, asked), ignored_codes=NOT_FOUND_CODES)
-    for address in parse_addresses(namesrv):
+    for address in parse_name_servers(namesrv):
         try:
             with SyncConnection(address) as caller:
                 caller.call(RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicInNamesrv(topic=name))

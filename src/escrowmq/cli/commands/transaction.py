@@ -29,9 +29,10 @@ from escrowmq.cli.options import (
     parse_duration_option,
 )
 from escrowmq.cli.output import TableColumn, ignore_broken_pipe, table_lines, terminal_width
-from escrowmq.cli.rendering import format_utc, printable
+from escrowmq.cli.rendering import printable
 from escrowmq.clock import SystemClock
 from escrowmq.errors import OutcomeUnknown, TransactionNotFound
+from escrowmq.parsing import format_rough_duration, format_timestamp
 from escrowmq.remoting.bodies import TransactionEntry, TransactionStep
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import Header, ListTransactions, ResumeTransaction, SettleTransaction
@@ -59,9 +60,9 @@ def listing_json(listing: TransactionListing) -> dict[str, Any]:
         "group": entry.group,
         "topic": entry.topic,
         "state": entry.state,
-        "parked_at": format_utc(entry.parked_at),
+        "parked_at": format_timestamp(entry.parked_at),
         "checks": entry.checks,
-        "next_due": None if entry.next_due is None else format_utc(entry.next_due),
+        "next_due": None if entry.next_due is None else format_timestamp(entry.next_due),
         "broker": listing.broker.name,
         "queue_id": entry.queue_id,
         "queue_offset": entry.queue_offset,
@@ -78,7 +79,7 @@ def history_json(view: TransactionView) -> dict[str, Any]:
         "pending_because": story.pending_because,
         "steps": [
             {
-                "at": format_utc(step.at) if step.at else None,
+                "at": format_timestamp(step.at) if step.at else None,
                 "what": step.what,
                 "who": step.who,
                 "reason": step.reason,
@@ -106,7 +107,7 @@ def _listing_cells(entry: TransactionEntry, now_ms: int) -> tuple[str, ...]:
         entry.state,
         printable(entry.group),
         printable(entry.topic),
-        duration_text(now_ms - entry.parked_at),
+        format_rough_duration(now_ms - entry.parked_at),
         str(entry.checks),
         _due_text(entry, now_ms),
     )
@@ -116,15 +117,8 @@ def _due_text(entry: TransactionEntry, now_ms: int) -> str:
     if entry.next_due is None:
         return "-"
     left_ms = entry.next_due - now_ms
-    return f"in {duration_text(left_ms)}" if left_ms > 0 else f"since {duration_text(-left_ms)}"
-
-
-def duration_text(duration_ms: int) -> str:
-    seconds = max(0, duration_ms) // 1000
-    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds // size}{unit}"
-    return f"{seconds}s"
+    duration = format_rough_duration(abs(left_ms))
+    return f"in {duration}" if left_ms > 0 else f"since {duration}"
 
 
 # --- one of them ---------------------------------------------------------------------------------
@@ -146,7 +140,7 @@ def history_lines(view: TransactionView) -> Iterator[str]:
         f"{printable(entry.topic)}, on {view.broker.name}: {entry.state}"
     )
     for step in view.history.steps:
-        at = format_utc(step.at) if step.at else f"{'(time not noted)':<24}"
+        at = format_timestamp(step.at) if step.at else f"{'(time not noted)':<24}"
         yield f"  {at}  {_STEP_LABELS.get(step.what, step.what):<14}  {printable(_step_text(step))}"
     if view.history.pending_because:
         yield f"why:   {printable(view.history.pending_because)}"
@@ -171,7 +165,7 @@ def _next_step_text(entry: TransactionEntry, transaction_id: str) -> str:
         return "nothing: it is settled for good"
     if entry.next_due is None:
         return f"nothing by itself: escrowmq transaction resume|commit|rollback {transaction_id}"
-    return f"if nobody decides, its producer is asked when due: {format_utc(entry.next_due)}"
+    return f"if nobody decides, its producer is asked when due: {format_timestamp(entry.next_due)}"
 
 
 _MAX_CONFIRM_ROWS: Final = 20  # of those that a confirmation asks about

@@ -26,8 +26,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from escrowmq.clock import format_utc
 from escrowmq.errors import ReconcileFailed
+from escrowmq.parsing import format_timestamp
 from escrowmq.pipeline.job import spark_error_text
 from escrowmq.pipeline.ledger import job as ledger_run
 from escrowmq.pipeline.reconcile.compare import (
@@ -103,9 +103,9 @@ class ReconcileSummary:
             "not_compared": self.not_compared,
             "repeats_taken_once": self.repeats_taken_once,
             "sums": self.sums,
-            "first": format_utc(self.first_ms) if self.transactions else None,
-            "last": format_utc(self.last_ms) if self.transactions else None,
-            "at": format_utc(self.now_ms),
+            "first": format_timestamp(self.first_ms) if self.transactions else None,
+            "last": format_timestamp(self.last_ms) if self.transactions else None,
+            "at": format_timestamp(self.now_ms),
         }
 
 

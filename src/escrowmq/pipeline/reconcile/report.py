@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from escrowmq.clock import format_utc
+from escrowmq.parsing import format_timestamp
 from escrowmq.pipeline.reconcile.compare import DAY_MS, DIFFERENCE_KINDS
 from escrowmq.pipeline.reconcile.job import (
     CHECK_BUCKETS,
@@ -191,7 +191,7 @@ def _y(value: float, scale_max: int) -> float:
 
 def _outcomes_chart(summary: ReconcileSummary) -> BarChart:
     step_count = len(next(iter(summary.outcomes_over_time.values()), []))
-    starts = [format_utc(summary.first_ms + i * summary.step_ms) for i in range(step_count)]
+    starts = [format_timestamp(summary.first_ms + i * summary.step_ms) for i in range(step_count)]
     # A date if a step is a day or more, else a time of day.
     labels = [start[5:10] if summary.step_ms >= DAY_MS else start[11:19] for start in starts]
     return bar_chart(labels, summary.outcomes_over_time, "outcomes over time")
@@ -240,7 +240,7 @@ def _spaced(name: str) -> str:
 
 
 def _format_time(time_ms: int) -> str:
-    return format_utc(time_ms)[:19].replace("T", " ") + " UTC"
+    return format_timestamp(time_ms)[:19].replace("T", " ") + " UTC"
 
 
 def _format_duration(duration_ms: int | None) -> str:
