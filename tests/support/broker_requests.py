@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from escrowmq.broker.metadata import TopicTableRules
-from escrowmq.message.keys import encode_host
+from escrowmq.errors import LocalProtocolError
+from escrowmq.message.keys import encode_host, encode_offset_id, encode_offset_ids
 from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import StoredRecord
-from escrowmq.remoting.codes import JSON, RequestCode
-from escrowmq.remoting.headers import Header, PullMessage, SendMessage
+from escrowmq.remoting.codes import FLAG_ONEWAY, JSON, RequestCode, ResponseCode
+from escrowmq.remoting.frame import FRAME_LENGTH_MAX
+from escrowmq.remoting.headers import (
+    Header,
+    PullMessage,
+    PullMessageResponse,
+    SendMessage,
+    SendMessageResponse,
+    encode_header,
+)
 from escrowmq.remoting.requests import Body, Request, RequestHead
 from escrowmq.store.store import MessageStore
 from tests.interop.remoting import Answer
@@ -33,13 +41,71 @@ class FakeLine:
         self.peer_host = encode_host(address, int(port)) if address else HOST
         self.is_open = True
         self.posted: list[tuple[int, Header, bytes]] = []
-        self._written = b""
+        self._answers: list[Answer] = []
 
-    def write(self, data: bytes) -> None:
-        self._written += data
+    def respond(
+        self,
+        request: Request[Any],
+        header: Header | None = None,
+        *,
+        code: int = ResponseCode.SUCCESS,
+        remark: str = "",
+        body: Body = b"",
+    ) -> None:
+        if request.head.flag & FLAG_ONEWAY:
+            return
+        if len(body) > FRAME_LENGTH_MAX:
+            raise LocalProtocolError("a frame cannot hold the response")
+        fields = {} if header is None else encode_header(header)
+        self._answers.append(Answer(code, remark, fields, bytes(body)))
 
-    def write_pieces(self, pieces: Sequence[Body]) -> None:
-        self._written += b"".join(pieces)
+    def respond_send(
+        self,
+        request: Request[Any],
+        log_offset: int,
+        queue_id: int,
+        queue_offset: int,
+        code: int = ResponseCode.SUCCESS,
+        transaction_id: str | None = None,
+    ) -> None:
+        header = SendMessageResponse(
+            msg_id=encode_offset_id(HOST, log_offset),
+            queue_id=queue_id,
+            queue_offset=queue_offset,
+            transaction_id=transaction_id,
+        )
+        self.respond(request, header, code=code)
+
+    def respond_send_batch(
+        self,
+        request: Request[Any],
+        log_offsets: Sequence[int],
+        queue_id: int,
+        queue_offset: int,
+        code: int = ResponseCode.SUCCESS,
+    ) -> None:
+        ids = ",".join(encode_offset_ids(HOST, log_offsets))
+        header = SendMessageResponse(msg_id=ids, queue_id=queue_id, queue_offset=queue_offset)
+        self.respond(request, header, code=code)
+
+    def respond_pull(
+        self,
+        request: Request[Any],
+        *,
+        next_offset: int,
+        min_offset: int,
+        max_offset: int,
+        code: int = ResponseCode.SUCCESS,
+        remark: str = "",
+        slices: Sequence[Body] = (),
+    ) -> None:
+        header = PullMessageResponse(
+            suggest_which_broker_id=0,
+            next_begin_offset=next_offset,
+            min_offset=min_offset,
+            max_offset=max_offset,
+        )
+        self.respond(request, header, code=code, remark=remark, body=b"".join(slices))
 
     def send_oneway(self, code: int, fields: Header, body: Body = b"") -> bool:
         if self.is_open:
@@ -47,17 +113,9 @@ class FakeLine:
         return self.is_open
 
     def answers(self) -> list[Answer]:
-        """Those since it was asked last."""
-        found = []
-        while self._written:
-            size = int.from_bytes(self._written[:4], "big")
-            frame, self._written = self._written[4 : 4 + size], self._written[4 + size :]
-            length = int.from_bytes(frame[1:4], "big")
-            header = json.loads(frame[4 : 4 + length])
-            fields = header.get("extFields") or {}
-            answer = Answer(header["code"], header.get("remark") or "", fields, frame[4 + length :])
-            found.append(answer)
-        return found
+        """Return the responses since the last call."""
+        answers, self._answers = self._answers, []
+        return answers
 
     def answer(self) -> Answer:
         [answer] = self.answers()

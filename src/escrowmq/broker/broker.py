@@ -45,7 +45,6 @@ from escrowmq.message.keys import UniqueKeyGenerator, decode_host
 from escrowmq.peer import Peer
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import encode_error
 from escrowmq.store.config_files import delay_offsets_file, groups_file, offsets_file, topics_file
 from escrowmq.store.disk import Disk
 from escrowmq.store.store import MessageStore
@@ -167,7 +166,6 @@ class Broker:
         )
         self.turn = Turn(
             store,
-            rules.sends.response_encoder(),
             when_flushed=when_flushed,
             messages_arrived=self._messages_arrived,
             counters=self.counters,
@@ -179,10 +177,10 @@ class Broker:
             self.turn,
             self.offsets,
             self.producers,
-            rules.sends.response_encoder(),
             rules.transactions,
             self.counters,
             redirect=self.delayed_messages.redirect,
+            store_host=rules.sends.store_host,
         )
         self.group_decisions = GroupDecisions(
             store, self.turn, self.transactions, self._messages_arrived
@@ -318,18 +316,18 @@ class Broker:
             handler(channel, request, now_ms)
         except RequestRefused as error:
             self.counters.refused[code, error.code] += 1
-            channel.write(encode_error(request, error))
+            channel.respond(request, code=error.code, remark=error.remark)
         except LocalProtocolError as error:  # the answer would be longer than a frame can be
             self.counters.refused[code, ResponseCode.SYSTEM_ERROR] += 1
             too_long = RequestRefused(ResponseCode.SYSTEM_ERROR, f"cannot be answered: {error}")
-            channel.write(encode_error(request, too_long))
+            channel.respond(request, code=too_long.code, remark=too_long.remark)
         except Exception:
             # A bug of ours must cost one request, not the broker. Nothing was written by it:
             # only end_turn writes.
             log.exception("request failed code=%d peer=%s", code, channel.address)
             self.counters.refused[code, ResponseCode.SYSTEM_ERROR] += 1
             failed = RequestRefused(ResponseCode.SYSTEM_ERROR, "internal error, see the log")
-            channel.write(encode_error(request, failed))
+            channel.respond(request, code=failed.code, remark=failed.remark)
 
     def _can_read_half(self, channel: Peer, topic: str) -> bool:
         """Whether a member of a producer group may be asked about a half, and so see it."""

@@ -51,14 +51,60 @@ class Channel(Peer, Protocol):
 
     peer_host: bytes  # packed as records store it
 
-    def write(self, data: bytes) -> None:
-        """An answer, or nothing. It leaves at the end of this turn, with the others."""
+    # Processors hand over values and the front behind the channel encodes them. A one-way request
+    # gets no response: the front drops it, so processors respond to every request. Responses leave
+    # at the end of the turn, all responses of a connection in one write.
 
-    def write_pieces(self, pieces: Sequence[Body]) -> None:
-        """An answer whose body is slices of the log."""
+    def respond(
+        self,
+        request: Request[Any],
+        header: Header | None = None,
+        *,
+        code: int = ResponseCode.SUCCESS,
+        remark: str = "",
+        body: Body = b"",
+    ) -> None:
+        """Respond to a request. Raise LocalProtocolError if a frame cannot hold the response."""
+
+    def respond_send(
+        self,
+        request: Request[Any],
+        log_offset: int,
+        queue_id: int,
+        queue_offset: int,
+        code: int = ResponseCode.SUCCESS,
+        transaction_id: str | None = None,
+    ) -> None:
+        """Respond to a send of one message that is in the log, flushed (SUCCESS) or not."""
+
+    def respond_send_batch(
+        self,
+        request: Request[Any],
+        log_offsets: Sequence[int],
+        queue_id: int,
+        queue_offset: int,
+        code: int = ResponseCode.SUCCESS,
+    ) -> None:
+        """Respond to a send of several messages. `queue_offset` is that of the first."""
+
+    def respond_pull(
+        self,
+        request: Request[Any],
+        *,
+        next_offset: int,
+        min_offset: int,
+        max_offset: int,
+        code: int = ResponseCode.SUCCESS,
+        remark: str = "",
+        slices: Sequence[Body] = (),
+    ) -> None:
+        """Respond to a pull. The slices of the log are handed to the socket without a copy."""
 
     def send_oneway(self, code: int, fields: Header, body: Body = b"") -> bool:
-        """A request of ours, one way. False if the line is gone or stuffed."""
+        """Send a one-way request of the broker's own.
+
+        Return False if the connection is closed or its peer does not read; nothing is sent then.
+        """
 
 
 # What the peer answered; None if it did not, in time or at all.

@@ -16,12 +16,9 @@ from escrowmq.broker.dispatch import RESPONSE_CODE_BY_PUT_STATUS, Channel
 from escrowmq.broker.statistics import BrokerCounters
 from escrowmq.errors import RecordRefused, StoreError, StoreFailed
 from escrowmq.message.batch import Appendable, RecordRun
-from escrowmq.message.keys import encode_offset_ids
 from escrowmq.message.record import NewRecord
 from escrowmq.remoting.codes import ResponseCode
-from escrowmq.remoting.headers import SendMessageResponse
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import SendResponseEncoder, encode_response
 from escrowmq.store.commit_log import AppendResult
 from escrowmq.store.status import PutStatus, put_status
 from escrowmq.store.store import MessageStore
@@ -88,7 +85,6 @@ class Turn:
     def __init__(
         self,
         store: MessageStore,
-        response_encoder: SendResponseEncoder,
         *,
         when_flushed: WhenFlushed | None = None,
         messages_arrived: Callable[[Sequence[Appendable]], None] = lambda records: None,
@@ -98,7 +94,6 @@ class Turn:
         """`wall_ms`: what records are stamped with, where the broker's own time is another."""
         self._store = store
         self._wall_ms = wall_ms
-        self._response_encoder = response_encoder
         self._when_flushed = when_flushed
         self._messages_arrived = messages_arrived
         self._counters = BrokerCounters() if counters is None else counters
@@ -234,7 +229,7 @@ class Turn:
     ) -> None:
         code = RESPONSE_CODE_BY_PUT_STATUS.get(put_status(error), ResponseCode.SYSTEM_ERROR)
         for send in sends:
-            send.channel.write(encode_response(send.request, code=code, remark=str(error)))
+            send.channel.respond(send.request, code=code, remark=str(error))
             self._counters.refused[send.request.head.code, code] += 1
         for put in pending:
             put.on_done(code, ())
@@ -248,13 +243,13 @@ class Turn:
     ) -> None:
         for put in pending:
             put.on_done(code, results)
-        sent = self._response_encoder.encode
         for send in sends:
             if send.is_single:
                 place = results[send.first_index]
                 log_offset, queue_offset = place.log_offset, place.queue_offset
-                data = sent(send.request, log_offset, send.queue_id, queue_offset, code)
-                send.channel.write(data)
+                send.channel.respond_send(
+                    send.request, log_offset, send.queue_id, queue_offset, code
+                )
             else:
                 self._respond_batch(send, results, code)
 
@@ -264,15 +259,9 @@ class Turn:
         log_offsets = run.log_offsets if run else [place.log_offset for place in places]
         if send.request.head.fields.bulk:
             log_offsets = log_offsets[:1]
-        answers = self._response_encoder
-        fields = SendMessageResponse(
-            msg_id=",".join(encode_offset_ids(answers.store_host, log_offsets)),
-            queue_id=send.queue_id,
-            queue_offset=places[0].queue_offset,
-            region=answers.region,
-            trace_on=answers.trace_on,
+        send.channel.respond_send_batch(
+            send.request, log_offsets, send.queue_id, places[0].queue_offset, code
         )
-        send.channel.write(encode_response(send.request, fields, code=code))
 
 
 def _split_by_flush(appends: list[_AppendT]) -> tuple[list[_AppendT], list[_AppendT]]:

@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from escrowmq.errors import LocalProtocolError, RequestRefused
+from escrowmq.message.keys import encode_offset_ids
 from escrowmq.remoting.codes import (
     FLAG_ONEWAY,
     FLAG_RESPONSE,
@@ -127,6 +128,24 @@ class SendResponseEncoder:
         header = self._template % (code, opaque, log_offset, queue_id, queue_offset, optional)
         length = len(header)
         return _pack_prefix(4 + length, length) + header  # short, and JSON is 0: the mark is clear
+
+    def encode_batch(
+        self,
+        request: Request[Any],
+        log_offsets: Sequence[int],
+        queue_id: int,
+        queue_offset: int,
+        code: int = _SUCCESS,
+    ) -> bytes:
+        """Encode the response to a send of several messages: the id of each, comma-separated."""
+        fields = SendMessageResponse(
+            msg_id=",".join(encode_offset_ids(self.store_host, log_offsets)),
+            queue_id=queue_id,
+            queue_offset=queue_offset,
+            region=self.region,
+            trace_on=self.trace_on,
+        )
+        return encode_response(request, fields, code=code)
 
 
 def encode_pull_response(

@@ -32,6 +32,7 @@ from escrowmq.clock import Clock
 from escrowmq.errors import NotSent, RemoteProtocolError
 from escrowmq.message.keys import encode_host
 from escrowmq.metrics import LATENCY_BOUNDS_S, Distribution
+from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.command import Command
 from escrowmq.remoting.connection import (
     Call,
@@ -43,7 +44,13 @@ from escrowmq.remoting.connection import (
 )
 from escrowmq.remoting.headers import Header
 from escrowmq.remoting.requests import Body, Request
-from escrowmq.remoting.responses import encode_error
+from escrowmq.remoting.responses import (
+    SendResponseEncoder,
+    encode_error,
+    encode_pull_response,
+    encode_response,
+    encode_success,
+)
 from escrowmq.server.security import TlsContext, TlsDetector
 
 log = logging.getLogger(__name__)
@@ -57,6 +64,7 @@ class ServerConnection(asyncio.Protocol):
     def __init__(self, server: RemotingServer) -> None:
         self._server = server
         self._connection = server.new_connection()
+        self._encode_send_response = server.send_response_encoder.encode
         self._transport: asyncio.Transport | None = None
         self._outgoing: list[Body] = []
         self._is_write_paused = False
@@ -154,7 +162,72 @@ class ServerConnection(asyncio.Protocol):
         self._fail_calls(self._connection.close())
         self._server.connection_closed(self)
 
-    # --- the broker ------------------------------------------------------------------------------
+    # --- what the broker uses: see broker.dispatch.Channel ---------------------------------------
+
+    def respond(
+        self,
+        request: Request[Any],
+        header: Header | None = None,
+        *,
+        code: int = ResponseCode.SUCCESS,
+        remark: str = "",
+        body: Body = b"",
+    ) -> None:
+        if header is None and not (code or remark or body):
+            self.write(encode_success(request))
+        else:
+            self.write(encode_response(request, header, code=code, remark=remark, body=body))
+
+    def respond_send(
+        self,
+        request: Request[Any],
+        log_offset: int,
+        queue_id: int,
+        queue_offset: int,
+        code: int = ResponseCode.SUCCESS,
+        transaction_id: str | None = None,
+    ) -> None:
+        data = self._encode_send_response(
+            request, log_offset, queue_id, queue_offset, code, transaction_id
+        )
+        if data:  # the same as write(), without its call: every send passes here
+            if not self._outgoing:
+                self._server.schedule_flush(self)
+            self._outgoing.append(data)
+
+    def respond_send_batch(
+        self,
+        request: Request[Any],
+        log_offsets: Sequence[int],
+        queue_id: int,
+        queue_offset: int,
+        code: int = ResponseCode.SUCCESS,
+    ) -> None:
+        encoder = self._server.send_response_encoder
+        self.write(encoder.encode_batch(request, log_offsets, queue_id, queue_offset, code))
+
+    def respond_pull(
+        self,
+        request: Request[Any],
+        *,
+        next_offset: int,
+        min_offset: int,
+        max_offset: int,
+        code: int = ResponseCode.SUCCESS,
+        remark: str = "",
+        slices: Sequence[Body] = (),
+    ) -> None:
+        self.write_pieces(
+            encode_pull_response(
+                request,
+                next_offset=next_offset,
+                min_offset=min_offset,
+                max_offset=max_offset,
+                code=code,
+                remark=remark,
+                body=slices,
+            )
+        )
 
     def write(self, data: bytes) -> None:
         if data:
@@ -338,7 +411,13 @@ class RemotingServer:
         clock: Clock,
         limits: ServerLimits = ServerLimits(),  # noqa: B008
         security: ServerSecurity = ServerSecurity(),  # noqa: B008
+        *,
+        send_response_encoder: SendResponseEncoder | None = None,
     ) -> None:
+        """Pass the encoder of the broker's send responses, if `handler` is a broker."""
+        self.send_response_encoder = send_response_encoder or SendResponseEncoder(
+            store_host=bytes(8)
+        )
         self._security = security
         self._tls_detector: TlsDetector | None = None
         self._handler = handler

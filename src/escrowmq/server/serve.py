@@ -219,7 +219,13 @@ async def _run_broker(
         day_of=local_day,
         wall_ms=lambda now_ms: wall.now_ms(),
     )
-    port = RemotingServer(broker, clock, server_limits(config), server_security(config, access))
+    port = RemotingServer(
+        broker,
+        clock,
+        server_limits(config),
+        server_security(config, access),
+        send_response_encoder=broker_rules(config, host).sends.response_encoder(),
+    )
     _connect_parts(broker, port, live_config, runtime_settings, host)
     await port.listen(bound)
     place, signer = f"{address}:{number}", access.internal_signer

@@ -19,13 +19,19 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 from escrowmq.clock import Clock
 from escrowmq.message.keys import encode_host
+from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.connection import Connection, Event
 from escrowmq.remoting.headers import Header
-from escrowmq.remoting.requests import Body
+from escrowmq.remoting.requests import Body, Request
+from escrowmq.remoting.responses import (
+    SendResponseEncoder,
+    encode_pull_response,
+    encode_response,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +46,7 @@ class NetworkFaults:
 
 
 NO_FAULTS = NetworkFaults()
+SERVER_ADDRESS: Final = ("10.0.0.1", 10911)  # where every simulated server listens
 
 
 class SimulatedPeer(Protocol):
@@ -61,6 +68,7 @@ class Endpoint:
         self.is_open = True
         self.on_oneway: Callable[[int, Header], None] = lambda code, fields: None  # to look on
         self._network = network
+        self._send_response_encoder = SendResponseEncoder(store_host=encode_host(*SERVER_ADDRESS))
         self._outgoing = bytearray()
         self._other: Endpoint | None = None
 
@@ -72,9 +80,61 @@ class Endpoint:
         if self.is_open:
             self._outgoing += data
 
-    def write_pieces(self, pieces: Sequence[Body]) -> None:
-        for piece in pieces:
-            self.write(bytes(piece))
+    def respond(
+        self,
+        request: Request[Any],
+        header: Header | None = None,
+        *,
+        code: int = ResponseCode.SUCCESS,
+        remark: str = "",
+        body: Body = b"",
+    ) -> None:
+        self.write(encode_response(request, header, code=code, remark=remark, body=body))
+
+    def respond_send(
+        self,
+        request: Request[Any],
+        log_offset: int,
+        queue_id: int,
+        queue_offset: int,
+        code: int = ResponseCode.SUCCESS,
+        transaction_id: str | None = None,
+    ) -> None:
+        encode = self._send_response_encoder.encode
+        self.write(encode(request, log_offset, queue_id, queue_offset, code, transaction_id))
+
+    def respond_send_batch(
+        self,
+        request: Request[Any],
+        log_offsets: Sequence[int],
+        queue_id: int,
+        queue_offset: int,
+        code: int = ResponseCode.SUCCESS,
+    ) -> None:
+        encode = self._send_response_encoder.encode_batch
+        self.write(encode(request, log_offsets, queue_id, queue_offset, code))
+
+    def respond_pull(
+        self,
+        request: Request[Any],
+        *,
+        next_offset: int,
+        min_offset: int,
+        max_offset: int,
+        code: int = ResponseCode.SUCCESS,
+        remark: str = "",
+        slices: Sequence[Body] = (),
+    ) -> None:
+        pieces = encode_pull_response(
+            request,
+            next_offset=next_offset,
+            min_offset=min_offset,
+            max_offset=max_offset,
+            code=code,
+            remark=remark,
+            body=slices,
+        )
+        self.write(b"".join(pieces))
 
     def send_oneway(self, code: int, fields: Header, body: Body = b"") -> bool:
         if self.is_open:
@@ -104,7 +164,7 @@ class Network:
         """The client's end and the server's; whoever is at one sees the address of the other."""
         port = 40_000 + next(self._numbers) % 20_000
         near, far = (
-            Endpoint(self, client, "10.0.0.1:10911"),
+            Endpoint(self, client, "{}:{}".format(*SERVER_ADDRESS)),
             Endpoint(self, server, f"10.0.0.2:{port}"),
         )
         near._other, far._other = far, near

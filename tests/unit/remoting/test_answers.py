@@ -59,6 +59,28 @@ def test_a_send_answer(serializer: int, transaction_id: str | None) -> None:
     assert command.flag == FLAG_RESPONSE
 
 
+def test_a_send_response_says_where_the_message_is_and_that_it_is_traced() -> None:
+    encoder = answers.SendResponseEncoder(store_host=HOST)
+    command, _ = read(encoder.encode(request(), log_offset=255, queue_id=3, queue_offset=7))
+    assert command.ext_fields == {
+        "msgId": "0A00000100002A9F00000000000000FF",
+        "queueId": "3",
+        "queueOffset": "7",
+        "MSG_REGION": "DefaultRegion",
+        "TRACE_ON": "true",
+    }
+
+
+@pytest.mark.parametrize("serializer", [JSON, ROCKETMQ])
+def test_a_batch_response_has_the_id_of_each_message(serializer: int) -> None:
+    encoder = answers.SendResponseEncoder(store_host=HOST)
+    command, _ = read(encoder.encode_batch(request(serializer=serializer), [1, 255], 3, 7))
+    first, second = "0A00000100002A9F0000000000000001", "0A00000100002A9F00000000000000FF"
+    assert command.ext_fields["msgId"] == f"{first},{second}"
+    assert command.ext_fields["queueOffset"] == "7"
+    assert command.ext_fields["MSG_REGION"] == "DefaultRegion"
+
+
 @pytest.mark.parametrize("serializer", [JSON, ROCKETMQ])
 @pytest.mark.parametrize("remark", ["", "FOUND", NASTY])
 def test_a_pull_answer_hands_the_pieces_of_its_body_on(serializer: int, remark: str) -> None:

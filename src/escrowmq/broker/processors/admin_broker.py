@@ -29,7 +29,6 @@ from escrowmq.remoting.headers_admin import (
     ViewBrokerStats,
 )
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import encode_response, encode_success
 from escrowmq.store.backup import TOKEN_PATH
 from escrowmq.store.config_files import DataVersion
 from escrowmq.store.disk import Disk, replace_file
@@ -109,7 +108,7 @@ class BrokerAdmin:
     def get_config(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         version = msgspec.json.encode(self._version).decode()
         text = self._settings().text().encode()
-        channel.write(encode_response(request, BrokerConfigResponse(version=version), body=text))
+        channel.respond(request, BrokerConfigResponse(version=version), body=text)
 
     def update_config(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         try:
@@ -119,7 +118,7 @@ class BrokerAdmin:
         except (ConfigError, UnicodeDecodeError) as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
         self._version = self._version.next(now_ms)
-        channel.write(encode_success(request))
+        channel.respond(request)
 
     # --- figures ---------------------------------------------------------------------------------
 
@@ -132,11 +131,7 @@ class BrokerAdmin:
             **self._log_info(),
             **self._disk_info(),
         }
-        channel.write(
-            encode_response(
-                request, body=encode_body(RuntimeTable(table=dict(sorted(table.items()))))
-            )
-        )
+        channel.respond(request, body=encode_body(RuntimeTable(table=dict(sorted(table.items())))))
 
     def _identity_info(self, now_ms: int) -> dict[str, str]:
         seconds = max(0, now_ms - (self._start_ms or now_ms)) // 1000
@@ -217,7 +212,7 @@ class BrokerAdmin:
             )
         minute, hour, day = (Rate(sum=one.count, tps=one.per_s, avgpt=0.0) for one in spans)
         found = Rates(stats_minute=minute, stats_hour=hour, stats_day=day)
-        channel.write(encode_response(request, body=encode_body(found)))
+        channel.respond(request, body=encode_body(found))
 
     def _find_rates(
         self, name: str, key: str, now_ms: int
@@ -239,7 +234,7 @@ class BrokerAdmin:
 
 def no_op(channel: Channel, request: Request[Any], now_ms: int) -> None:
     """CLEAN_EXPIRED_CONSUMEQUEUE and DELETE_EXPIRED_COMMITLOG: it is done all the time."""
-    channel.write(encode_success(request))
+    channel.respond(request)
 
 
 def _format_rates(rates: tuple[float, ...]) -> str:
@@ -277,10 +272,10 @@ class BackupProcessor:
         def flushed(status: PutStatus) -> None:
             if status is PutStatus.PUT_OK:
                 fields = PrepareBackupResponse(log_begin=store.begin, log_end=end)
-                channel.write(encode_response(request, fields))
+                channel.respond(request, fields)
             else:
                 code, remark = ResponseCode.SYSTEM_ERROR, f"the log is not flushed: {status.name}"
-                channel.write(encode_response(request, code=code, remark=remark))
+                channel.respond(request, code=code, remark=remark)
 
         if self._flush is None:
             flushed(PutStatus.PUT_OK)

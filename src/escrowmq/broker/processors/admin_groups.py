@@ -63,7 +63,6 @@ from escrowmq.remoting.headers_admin import (
     TopicHeader,
 )
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import encode_error, encode_response, encode_success
 from escrowmq.store.config_files import TopicConfig
 from escrowmq.store.store import MessageStore
 
@@ -112,7 +111,7 @@ class GroupAdmin:
             message_model=group.settings.message_model,
             consume_from_where=group.settings.consume_from_where,
         )
-        channel.write(encode_response(request, body=encode_body(found)))
+        channel.respond(request, body=encode_body(found))
 
     def list_producer_connections(
         self, channel: Channel, request: Request[ProducerGroupHeader], now_ms: int
@@ -125,7 +124,7 @@ class GroupAdmin:
                 f"nobody of producer group {_truncate(name)} is connected",
             )
         found = ProducerConnections(connection_set=[_client_entry(member) for member in members])
-        channel.write(encode_response(request, body=encode_body(found)))
+        channel.respond(request, body=encode_body(found))
 
     def list_producers(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         found = Producers(
@@ -134,23 +133,21 @@ class GroupAdmin:
                 for name in self._producers.names()
             }
         )
-        channel.write(encode_response(request, body=encode_body(found)))
+        channel.respond(request, body=encode_body(found))
 
     def list_groups_of_topic(
         self, channel: Channel, request: Request[TopicHeader], now_ms: int
     ) -> None:
         topic = request.head.fields.topic
         names = {*self._consumers.subscribers(topic), *self._offsets.groups_of(topic)}
-        channel.write(
-            encode_response(request, body=encode_body(GroupList(group_list=sorted(names))))
-        )
+        channel.respond(request, body=encode_body(GroupList(group_list=sorted(names))))
 
     def list_topics_of_group(
         self, channel: Channel, request: Request[GroupHeader], now_ms: int
     ) -> None:
         topics = self._topics_of(request.head.fields.group)
         found = TopicList(topic_list=topics, broker_addr=self._address)
-        channel.write(encode_response(request, body=encode_body(found)))
+        channel.respond(request, body=encode_body(found))
 
     def get_subscription(
         self, channel: Channel, request: Request[TopicGroupHeader], now_ms: int
@@ -166,7 +163,7 @@ class GroupAdmin:
         body = GroupSubscription(
             topic=fields.topic, group=fields.group, subscription_data=subscription_entry(found)
         )
-        channel.write(encode_response(request, body=encode_body(body)))
+        channel.respond(request, body=encode_body(body))
 
     # --- how far everybody is --------------------------------------------------------------------
 
@@ -183,9 +180,7 @@ class GroupAdmin:
             for queue in self._queues(name, max(topic.read_queue_nums, topic.write_queue_nums))
         }
         minute, _, _ = self._statistics.topic_rates(name, 0, now_ms)
-        channel.write(
-            encode_response(request, body=encode_queue_table(table, topicPutTps=minute.per_s))
-        )
+        channel.respond(request, body=encode_queue_table(table, topicPutTps=minute.per_s))
 
     def get_consume_stats(
         self, channel: Channel, request: Request[GetConsumeStats], now_ms: int
@@ -198,7 +193,7 @@ class GroupAdmin:
         for topic in topics:
             table.update(self._group_progress(group, topic))
             per_s += self._statistics.group_rates(topic, group, 0, now_ms)[0].per_s
-        channel.write(encode_response(request, body=encode_queue_table(table, consumeTps=per_s)))
+        channel.respond(request, body=encode_queue_table(table, consumeTps=per_s))
 
     def get_broker_consume_stats(
         self, channel: Channel, request: Request[GetBrokerConsumeStats], now_ms: int
@@ -216,7 +211,7 @@ class GroupAdmin:
                 of_topics.append(encode_queue_table(table, consumeTps=per_s))
             groups.append((name, of_topics))
         body = encode_broker_consume_stats(groups, address=self._address, total_diff=total)
-        channel.write(encode_response(request, body=body))
+        channel.respond(request, body=body)
 
     def get_consume_time_spans(
         self, channel: Channel, request: Request[TopicGroupHeader], now_ms: int
@@ -238,9 +233,7 @@ class GroupAdmin:
                     delay_time=max(0, now_ms - waiting_ms),
                 )
             )
-        channel.write(
-            encode_response(request, body=encode_body(TimeSpans(consume_time_span_set=spans)))
-        )
+        channel.respond(request, body=encode_body(TimeSpans(consume_time_span_set=spans)))
 
     def _group_progress(self, group: str, name: str) -> dict[QueueName, ConsumeOffset]:
         topic = self._topics.find(name)
@@ -358,7 +351,7 @@ class OffsetAdmin:
                 self._offsets.set_offset(fields.topic, fields.group, queue_id, target)
         table = {self._queue_name(fields.topic, queue_id): at for queue_id, at in targets.items()}
         self._notify_members(fields, table)
-        channel.write(encode_response(request, body=encode_queue_table(table)))
+        channel.respond(request, body=encode_queue_table(table))
 
     def _target_offset(self, fields: ResetOffset, queue_id: int) -> int:
         store, topic = self._store, fields.topic
@@ -414,7 +407,7 @@ class OffsetAdmin:
         for topic in topics:
             if self._topics.find(topic) is not None:
                 self._offsets.clone(topic, fields.src_group, fields.dest_group)
-        channel.write(encode_success(request))
+        channel.respond(request)
 
     def list_queue_entries(
         self, channel: Channel, request: Request[QueryConsumeQueue], now_ms: int
@@ -448,7 +441,7 @@ class OffsetAdmin:
             subscription_data=None if subscription is None else subscription_entry(subscription),
             filter_data=None if subscription is None else subscription.expression,
         )
-        channel.write(encode_response(request, body=encode_body(body)))
+        channel.respond(request, body=encode_body(body))
 
     def _get_topic(self, name: str) -> TopicConfig:
         found = self._topics.find(name)
@@ -512,11 +505,9 @@ class ConsumerRelay:
                 late = RequestRefused(
                     ResponseCode.CONSUME_MSG_TIMEOUT, f"{client_id} of {group} did not answer"
                 )
-                channel.write(encode_error(request, late))
+                channel.respond(request, code=late.code, remark=late.remark)
             else:
-                channel.write(
-                    encode_response(request, code=command.code, remark=command.remark, body=body)
-                )
+                channel.respond(request, code=command.code, remark=command.remark, body=body)
 
         code = request.head.code
         if consumer is None or not cast(RequestChannel, consumer).call(

@@ -44,7 +44,6 @@ from escrowmq.remoting.headers_admin import (
     UserHeader,
 )
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import encode_error, encode_response, encode_success
 from escrowmq.store.config_files import GroupConfig, TopicConfig, to_plain
 from escrowmq.store.store import MessageStore
 
@@ -96,7 +95,7 @@ class MetadataAdmin:
         )
         if wanted != known:
             self._topics.put(wanted, now_ms=now_ms)
-        channel.write(encode_success(request))
+        channel.respond(request)
 
     def delete_topic(self, channel: Channel, request: Request[TopicHeader], now_ms: int) -> None:
         _check_topic(request.head.fields.topic)
@@ -117,9 +116,9 @@ class MetadataAdmin:
                 self._delete_topic(topic, now_ms)
             except StoreError as error:
                 failed = RequestRefused(ResponseCode.SYSTEM_ERROR, f"{topic} not deleted: {error}")
-                line.write(encode_error(request, failed))
+                line.respond(request, code=failed.code, remark=failed.remark)
             else:
-                line.write(encode_success(request))
+                line.respond(request)
 
     def _delete_topic(self, topic: str, now_ms: int) -> None:
         self._offsets.remove_topic(topic)
@@ -134,7 +133,7 @@ class MetadataAdmin:
         for topic in {topic for topic, _ in self._store.queues()} - set(known):
             if not is_system_topic(topic) and self._store.can_remove_topic(topic):
                 self._store.remove_topic(topic)
-        channel.write(encode_success(request))
+        channel.respond(request)
 
     def get_topic_config(
         self, channel: Channel, request: Request[TopicHeader], now_ms: int
@@ -145,15 +144,15 @@ class MetadataAdmin:
             raise RequestRefused(
                 ResponseCode.TOPIC_NOT_EXIST, f"topic {topic[:100]} does not exist"
             )
-        channel.write(encode_response(request, body=_encode_json(found)))
+        channel.respond(request, body=_encode_json(found))
 
     def list_topics(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         table = {"topicConfigTable": self._topics.configs(), "dataVersion": self._topics.version}
-        channel.write(encode_response(request, body=_encode_json(table)))
+        channel.respond(request, body=_encode_json(table))
 
     def list_system_topics(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         names = sorted(filter(self._topics.is_system, self._topics.configs()))
-        channel.write(encode_response(request, body=encode_body(TopicList(topic_list=names))))
+        channel.respond(request, body=encode_body(TopicList(topic_list=names)))
 
     # --- groups ----------------------------------------------------------------------------------
 
@@ -169,7 +168,7 @@ class MetadataAdmin:
                 f"{config.retry_queue_nums} retry queues, not 0 to {QUEUES_MAX}"
             )
         self._groups.put(config, now_ms=now_ms)
-        channel.write(encode_success(request))
+        channel.respond(request)
 
     def delete_group(self, channel: Channel, request: Request[DeleteGroup], now_ms: int) -> None:
         fields = request.head.fields
@@ -186,7 +185,7 @@ class MetadataAdmin:
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR, f"{name[:100]} not deleted: {error}"
             ) from error
-        channel.write(encode_success(request))
+        channel.respond(request)
 
     def get_group_config(
         self, channel: Channel, request: Request[GroupHeader], now_ms: int
@@ -197,7 +196,7 @@ class MetadataAdmin:
             raise RequestRefused(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group {name[:100]} does not exist"
             )
-        channel.write(encode_response(request, body=_encode_json(found)))
+        channel.respond(request, body=_encode_json(found))
 
     def list_groups(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         table = {
@@ -205,7 +204,7 @@ class MetadataAdmin:
             "forbiddenTable": {},
             "dataVersion": self._groups.version,
         }
-        channel.write(encode_response(request, body=_encode_json(table)))
+        channel.respond(request, body=_encode_json(table))
 
 
 def _invalid_parameter(reason: str) -> RequestRefused:
@@ -276,29 +275,23 @@ class AccessAdmin:
 
     def get_user(self, channel: Channel, request: Request[UserHeader], now_ms: int) -> None:
         found = self._find_user(request.head.fields.username)
-        channel.write(
-            encode_response(request, body=b"" if found is None else encode_body(_user_info(found)))
-        )
+        channel.respond(request, body=b"" if found is None else encode_body(_user_info(found)))
 
     def list_users(self, channel: Channel, request: Request[ListUsers], now_ms: int) -> None:
         part = request.head.fields.filter
         found = [_user_info(user) for user in self._users() if part in user.access_key]
-        channel.write(encode_response(request, body=_encode_array(found)))
+        channel.respond(request, body=_encode_array(found))
 
     def get_acl(self, channel: Channel, request: Request[AclSubject], now_ms: int) -> None:
         found = self._find_user(request.head.fields.subject.removeprefix(_SUBJECT_PREFIX))
         info = None if found is None else _acl_info(found, "")
-        channel.write(encode_response(request, body=b"" if info is None else encode_body(info)))
+        channel.respond(request, body=b"" if info is None else encode_body(info))
 
     def list_acls(self, channel: Channel, request: Request[ListAcls], now_ms: int) -> None:
         fields = request.head.fields
         wanted = [user for user in self._users() if fields.subject_filter in _subject(user)]
         found = [_acl_info(user, fields.resource_filter) for user in wanted]
-        channel.write(
-            encode_response(
-                request, body=_encode_array([info for info in found if info is not None])
-            )
-        )
+        channel.respond(request, body=_encode_array([info for info in found if info is not None]))
 
     def _users(self) -> list[User]:
         if self._access_validator is None:

@@ -37,7 +37,6 @@ from escrowmq.remoting.bodies import (
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import ConsumerGroupHeader, HeartbeatResponse, UnregisterClient
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import encode_response, encode_success
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +79,7 @@ class ClientProcessor:
         except TableFull as error:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, str(error)) from error
         fields = HeartbeatResponse(is_support_heart_beat_v2=True, is_sub_change=wants_subscriptions)
-        channel.write(encode_response(request, fields))
+        channel.respond(request, fields)
 
     def _register_consumer(
         self, heartbeat: Heartbeat, entry: ConsumerEntry, client: GroupClient[Channel], now_ms: int
@@ -116,7 +115,7 @@ class ClientProcessor:
             fields.consumer_group, fields.client_id, channel
         ):
             self._notify(fields.consumer_group)
-        channel.write(encode_success(request))
+        channel.respond(request)
 
     def check_config(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         wanted = decode_request_body(CheckClientConfig, request).subscription_data
@@ -129,7 +128,7 @@ class ClientProcessor:
         except InvalidSubscription as error:
             code = ResponseCode.SUBSCRIPTION_PARSE_FAILED
             raise RequestRefused(code, str(error)) from error
-        channel.write(encode_success(request))
+        channel.respond(request)
 
     def list_members(
         self, channel: Channel, request: Request[ConsumerGroupHeader], now_ms: int
@@ -138,9 +137,7 @@ class ClientProcessor:
         ids = self._consumers.member_ids(group)
         if not ids:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"nobody of {group} is connected")
-        channel.write(
-            encode_response(request, body=encode_body(ConsumerList(consumer_id_list=ids)))
-        )
+        channel.respond(request, body=encode_body(ConsumerList(consumer_id_list=ids)))
 
     def lock(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         wanted = decode_request_body(LockBatch, request)
@@ -153,13 +150,13 @@ class ClientProcessor:
             )
         )
         locked = [queue for queue in wanted.mq_set if (queue.topic, queue.queue_id) in granted]
-        channel.write(encode_response(request, body=encode_body(LockBatchResponse(locked=locked))))
+        channel.respond(request, body=encode_body(LockBatchResponse(locked=locked)))
 
     def unlock(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         wanted = decode_request_body(LockBatch, request)
         queues = [(queue.topic, queue.queue_id) for queue in wanted.mq_set]
         self._locks.unlock(wanted.consumer_group, wanted.client_id, queues)
-        channel.write(encode_success(request))
+        channel.respond(request)
 
     # --- nobody asks for these -------------------------------------------------------------------
 

@@ -35,7 +35,6 @@ from escrowmq.message.keys import has_queue_entry, tags_and_keys
 from escrowmq.message.record import QueueOffset
 from escrowmq.remoting.headers import PullMessage, PullMessageResponse
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import encode_pull_response, encode_response
 from escrowmq.store.queue_reader import SCANNED_MAX
 from escrowmq.store.store import MessageStore
 
@@ -201,16 +200,14 @@ class PullProcessor:
             self._counters.record_pull(fields.topic, fields.consumer_group, found.count, found.size)
         else:
             self._counters.refused[request.head.code, code] += 1
-        channel.write_pieces(
-            encode_pull_response(
-                request,
-                next_offset=found.next_offset,
-                min_offset=found.min_offset,
-                max_offset=found.max_offset,
-                code=code,
-                remark=remark,
-                body=found.slices,
-            )
+        channel.respond_pull(
+            request,
+            next_offset=found.next_offset,
+            min_offset=found.min_offset,
+            max_offset=found.max_offset,
+            code=code,
+            remark=remark,
+            slices=found.slices,
         )
 
     def _read_limits(self, fields: PullMessage) -> ReadLimits:
@@ -260,19 +257,17 @@ class PullProcessor:
             forbidden_type=refusal.forbidden_type or None,
         )
         self._counters.refused[request.head.code, refusal.code] += 1
-        channel.write(encode_response(request, fields, code=refusal.code, remark=refusal.remark))
+        channel.respond(request, fields, code=refusal.code, remark=refusal.remark)
 
     def _respond_offset_reset(
         self, channel: Channel, request: Request[PullMessage], queue_offset: QueueOffset
     ) -> None:
         fields = request.head.fields
-        channel.write_pieces(
-            encode_pull_response(
-                request,
-                next_offset=queue_offset,
-                min_offset=self._store.min_offset(fields.topic, fields.queue_id),
-                max_offset=self._store.max_offset(fields.topic, fields.queue_id),
-                code=21,
-                remark="OFFSET_RESET",
-            )
+        channel.respond_pull(
+            request,
+            next_offset=queue_offset,
+            min_offset=self._store.min_offset(fields.topic, fields.queue_id),
+            max_offset=self._store.max_offset(fields.topic, fields.queue_id),
+            code=21,
+            remark="OFFSET_RESET",
         )

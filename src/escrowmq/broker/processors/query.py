@@ -23,7 +23,6 @@ from escrowmq.remoting.headers import (
     ViewMessage,
 )
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import encode_response, encode_success
 from escrowmq.store.store import MessageStore
 
 UNIQUE_KEY_RESULTS_MAX = 32
@@ -60,7 +59,7 @@ class QueryProcessor:
                 f"{fields.consumer_group} has no offset for queue {fields.queue_id} of "
                 f"{fields.topic}",
             )
-        channel.write(encode_response(request, OffsetResponse(offset=found)))
+        channel.respond(request, OffsetResponse(offset=found))
 
     def update_consumer_offset(
         self, channel: Channel, request: Request[UpdateConsumerOffset], now_ms: int
@@ -80,17 +79,17 @@ class QueryProcessor:
             self._offsets.commit(
                 fields.topic, fields.consumer_group, fields.queue_id, fields.commit_offset
             )
-        channel.write(encode_success(request))
+        channel.respond(request)
 
     def get_max_offset(self, channel: Channel, request: Request[QueueHeader], now_ms: int) -> None:
         fields = request.head.fields
         offset = self._store.max_offset(fields.topic, fields.queue_id)
-        channel.write(encode_response(request, OffsetResponse(offset=offset)))
+        channel.respond(request, OffsetResponse(offset=offset))
 
     def get_min_offset(self, channel: Channel, request: Request[QueueHeader], now_ms: int) -> None:
         fields = request.head.fields
         offset = self._store.min_offset(fields.topic, fields.queue_id)
-        channel.write(encode_response(request, OffsetResponse(offset=offset)))
+        channel.respond(request, OffsetResponse(offset=offset))
 
     def search_offset(self, channel: Channel, request: Request[SearchOffset], now_ms: int) -> None:
         fields = request.head.fields
@@ -100,14 +99,14 @@ class QueryProcessor:
             fields.timestamp,
             upper=(fields.boundary_type or "").lower() == "upper",
         )
-        channel.write(encode_response(request, OffsetResponse(offset=offset)))
+        channel.respond(request, OffsetResponse(offset=offset))
 
     def get_earliest_time(
         self, channel: Channel, request: Request[QueueHeader], now_ms: int
     ) -> None:
         fields = request.head.fields
         stored_ms = self._store.earliest_stored_ms(fields.topic, fields.queue_id)
-        channel.write(encode_response(request, TimestampResponse(timestamp=stored_ms)))
+        channel.respond(request, TimestampResponse(timestamp=stored_ms))
 
     def query_by_key(self, channel: Channel, request: Request[QueryMessage], now_ms: int) -> None:
         fields = request.head.fields
@@ -130,7 +129,7 @@ class QueryProcessor:
         about = QueryMessageResponse(
             index_last_update_timestamp=now_ms, index_last_update_phyoffset=last
         )
-        channel.write(encode_response(request, about, body=body))
+        channel.respond(request, about, body=body)
 
     def view_by_id(self, channel: Channel, request: Request[ViewMessage], now_ms: int) -> None:
         offset = LogOffset(request.head.fields.offset)
@@ -138,7 +137,7 @@ class QueryProcessor:
             record = self._store.record_at(offset)
         except (RecordNotFound, CorruptRecord) as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        channel.write(encode_response(request, body=self._store.record_bytes(record)))
+        channel.respond(request, body=self._store.record_bytes(record))
 
 
 def reject_unsupported(channel: Channel, request: Request[Any], now_ms: int) -> None:

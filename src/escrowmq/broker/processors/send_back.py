@@ -30,7 +30,6 @@ from escrowmq.message.record import NewRecord, StoredRecord, copy_record
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import ConsumerSendMessageBack, PushReplyMessage, SendMessage
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import encode_response, encode_success
 from escrowmq.store.config_files import GroupConfig
 from escrowmq.store.store import MessageStore
 
@@ -78,12 +77,10 @@ class SendBackProcessor:
         )
         again = send_back(failed, fields.group, rules, delay_level=fields.delay_level)
         if again is None:
-            channel.write(encode_success(request))
+            channel.respond(request)
             return
         stored = self._redirect(self._make_record(again, record, now_ms), now_ms)
-        self.turn.add_records(
-            [stored], lambda code, _: channel.write(_stored_response(request, code))
-        )
+        self.turn.add_records([stored], lambda code, _: _respond_stored(channel, request, code))
 
     def redirect_retry(
         self, record: NewRecord, fields: SendMessage, version: int, now_ms: int
@@ -128,10 +125,9 @@ class SendBackProcessor:
         )
 
 
-def _stored_response(request: Request[ConsumerSendMessageBack], code: int) -> bytes:
-    if code == ResponseCode.SUCCESS:
-        return encode_success(request)
-    return encode_response(request, code=code, remark="the message could not be stored again")
+def _respond_stored(channel: Channel, request: Request[ConsumerSendMessageBack], code: int) -> None:
+    remark = "" if code == ResponseCode.SUCCESS else "the message could not be stored again"
+    channel.respond(request, code=code, remark=remark)
 
 
 REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
@@ -181,4 +177,4 @@ class ReplyProcessor:
             # So that it can be found; the replier is answered like any sender.
             self._send_processor.send(channel, request, now_ms)
         else:
-            channel.write(encode_success(request))
+            channel.respond(request)

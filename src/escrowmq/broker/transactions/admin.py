@@ -40,7 +40,6 @@ from escrowmq.remoting.headers import (
     TransactionHeader,
 )
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import encode_response, encode_success
 from escrowmq.store.store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -74,7 +73,7 @@ class TransactionAdmin:
         self._turn = turn
         self._transactions = transactions
         self._coordinator = transactions.coordinator
-        host = transactions.response_encoder.store_host
+        host = transactions.store_host
         self._history_reader = HistoryReader(store, transactions.coordinator, producers, host)
 
     # --- looking ---------------------------------------------------------------------------------
@@ -94,7 +93,7 @@ class TransactionAdmin:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER, f"state {fields.state!r} is none of {states}"
             )
-        channel.write(encode_response(request, body=encode_body(page)))
+        channel.respond(request, body=encode_body(page))
 
     def _list_pending(self, fields: ListTransactions, now_ms: int) -> TransactionList:
         """In the order of the half queue, from behind `after` on."""
@@ -171,12 +170,14 @@ class TransactionAdmin:
             story = self._history_reader.read_history(named, now_ms)
         except (CorruptRecord, RecordNotFound) as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        told = encode_response(request, body=encode_body(story))
+        body = encode_body(story)
         # What it says must be durable: who reads of a decision acts on it.
         self._turn.add_records(
             [],
-            lambda code, _: channel.write(
-                told if not code else _not_durable_response(request, code)
+            lambda code, _: (
+                _respond_not_durable(channel, request, code)
+                if code
+                else channel.respond(request, body=body)
             ),
         )
 
@@ -213,9 +214,10 @@ class TransactionAdmin:
         )
 
         def done(code: int, _: object) -> None:
-            channel.write(
-                _not_durable_response(request, code) if code else encode_response(request, told)
-            )
+            if code:
+                _respond_not_durable(channel, request, code)
+            else:
+                channel.respond(request, told)
 
         if isinstance(change, AlreadyDecided):
             self._turn.add_records([], done)
@@ -271,7 +273,10 @@ class TransactionAdmin:
         self._turn.add_records([make_journal_record(step, now_ms=now_ms)], waits_for_flush=False)
 
         def done(code: int) -> None:
-            channel.write(_not_durable_response(request, code) if code else encode_success(request))
+            if code:
+                _respond_not_durable(channel, request, code)
+            else:
+                channel.respond(request)
 
         self._transactions.move_half(half, now_ms, done)
 
@@ -335,7 +340,5 @@ def _validate_reason(text: str, *, is_required: bool) -> str:
     return reason
 
 
-def _not_durable_response(request: Request[Any], code: int) -> bytes:
-    return encode_response(
-        request, code=code, remark="it is not durable: look again before you repeat it"
-    )
+def _respond_not_durable(channel: Channel, request: Request[Any], code: int) -> None:
+    channel.respond(request, code=code, remark="it is not durable: look again before you repeat it")

@@ -40,7 +40,6 @@ from escrowmq.message.transaction import COMMIT, STATE_BY_VERDICT, TransactionSt
 from escrowmq.remoting.codes import FLAG_ONEWAY, ResponseCode
 from escrowmq.remoting.headers import EndTransaction, EndTransactionResponse
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import SendResponseEncoder, encode_response
 from escrowmq.store.commit_log import AppendResult
 from escrowmq.store.disk import Disk
 from escrowmq.store.store import MessageStore
@@ -65,15 +64,15 @@ class EndProcessor:
         turn: Turn,
         offsets: ConsumerOffsets,
         producers: ProducerGroups[Channel],
-        response_encoder: SendResponseEncoder,
         rules: TransactionRules,
         counters: BrokerCounters,
         *,
+        store_host: bytes,
         redirect: Redirect = lambda record, now_ms: record,
     ) -> None:
         self._store = store
         self._turn = turn
-        self.response_encoder = response_encoder
+        self.store_host = store_host
         self._redirect = redirect
         self._moved_log_end = LogOffset(0)  # of the log, when a half was last appended again
         self.storage = CoordinatorStorage(store, disk, offsets, rules.coordinator, redirect)
@@ -82,12 +81,11 @@ class EndProcessor:
         self.half_processor = HalfProcessor(
             turn,
             escrow,
-            response_encoder,
             counters,
             rejects_transactions=rules.rejects_transactions,
         )
         self.checker = TransactionChecker(
-            escrow, turn, producers, self.append_decision, store_host=response_encoder.store_host
+            escrow, turn, producers, self.append_decision, store_host=store_host
         )
 
     def change_rules(self, rules: TransactionRules) -> None:
@@ -163,7 +161,7 @@ class EndProcessor:
         try:
             self.end(channel, request, now_ms)
         except RequestRefused as error:
-            channel.write(encode_response(request, code=error.code, remark=error.remark))
+            channel.respond(request, code=error.code, remark=error.remark)
 
     def _repeat_decision(
         self, channel: Channel, request: Request[EndTransaction], verdict: Verdict
@@ -236,12 +234,12 @@ class EndProcessor:
         results: Sequence[AppendResult],
     ) -> None:
         if not results or code != ResponseCode.SUCCESS:
-            channel.write(encode_response(request, code=code, remark="the decision was not stored"))
+            channel.respond(request, code=code, remark="the decision was not stored")
             return
         half, final = decision.half, None
         if decision.state is TransactionState.COMMITTED:
             final = results[0]
-        channel.write(encode_response(request, self._make_response(half, decision.state, final)))
+        channel.respond(request, self._make_response(half, decision.state, final))
 
     def _respond_already_decided(
         self,
@@ -251,13 +249,9 @@ class EndProcessor:
         code: int,
     ) -> None:
         if code != ResponseCode.SUCCESS:
-            channel.write(
-                encode_response(request, code=code, remark="the decision is not durable yet")
-            )
+            channel.respond(request, code=code, remark="the decision is not durable yet")
             return
-        channel.write(
-            encode_response(request, EndTransactionResponse(state=already_decided.state.text))
-        )
+        channel.respond(request, EndTransactionResponse(state=already_decided.state.text))
 
     def _respond_state(
         self, channel: Channel, request: Request[EndTransaction], half: Half | None
@@ -276,7 +270,7 @@ class EndProcessor:
     def _make_response(
         self, half: Half, state: TransactionState, final: AppendResult | None
     ) -> EndTransactionResponse:
-        host = self.response_encoder.store_host
+        host = self.store_host
         return EndTransactionResponse(
             state=state.text,
             transaction_id=half.key.decode("utf-8", "replace"),

@@ -49,7 +49,6 @@ from escrowmq.remoting.headers import (
     WriterHeader,
 )
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import encode_error, encode_response
 from escrowmq.store.commit_log import AppendResult
 from escrowmq.store.store import MessageStore
 
@@ -110,7 +109,7 @@ class GroupDecisions:
         count = 0 if decision is None else len(decision.commits) + len(decision.rolls_back)
         fields_back = EndTransactionsResponse(state=state.text, count=count)
         self._decide(
-            decision, lambda code: channel.write(_end_response(request, code, fields_back)), now_ms
+            decision, lambda code: _respond_end(channel, request, code, fields_back), now_ms
         )
 
     def register_writer(
@@ -125,9 +124,7 @@ class GroupDecisions:
         decision = _translate_errors(lambda: writers.make_registration(name, run, fields.fence))
         # His own fence, not the one of whoever registers before this is durable.
         told = _writer_state(name, decision or writers.find(name))
-        self._decide(
-            decision, lambda code: channel.write(_writer_response(request, code, told)), now_ms
-        )
+        self._decide(decision, lambda code: _respond_writer(channel, request, code, told), now_ms)
 
     def decide_batch(self, channel: Channel, request: Request[DecideBatch], now_ms: int) -> None:
         fields, body = request.head.fields, decode_request_body(BatchWinners, request)
@@ -149,9 +146,7 @@ class GroupDecisions:
         if self._defer_if_busy(decision, self.decide_batch, channel, request, now_ms):
             return
         told = _writer_state(name, decision or self._coordinator.writers.find(name))
-        self._decide(
-            decision, lambda code: channel.write(_writer_response(request, code, told)), now_ms
-        )
+        self._decide(decision, lambda code: _respond_writer(channel, request, code, told), now_ms)
 
     def query_writer(self, channel: Channel, request: Request[WriterHeader], now_ms: int) -> None:
         name = request.head.fields.writer
@@ -165,7 +160,7 @@ class GroupDecisions:
 
         self._turn.add_records(
             [],
-            lambda code, _: channel.write(_writer_response(request, code, told)),
+            lambda code, _: _respond_writer(channel, request, code, told),
             on_stored=stored,
         )
 
@@ -193,7 +188,7 @@ class GroupDecisions:
             try:
                 handler(channel, request, now_ms)
             except RequestRefused as error:
-                channel.write(encode_error(request, error))
+                channel.respond(request, code=error.code, remark=error.remark)
 
         self._turn.add_records([], once_more)
         return True
@@ -361,13 +356,17 @@ def _writer_state(name: str, writer: Writer | DecisionRecord | None) -> WriterSt
     )
 
 
-def _writer_response(request: Request[Any], code: int, state: WriterState) -> bytes:
-    if code != ResponseCode.SUCCESS:
-        return encode_response(request, code=code, remark="the decision was not stored")
-    return encode_response(request, body=encode_body(state))
+def _respond_writer(channel: Channel, request: Request[Any], code: int, state: WriterState) -> None:
+    if code == ResponseCode.SUCCESS:
+        channel.respond(request, body=encode_body(state))
+    else:
+        channel.respond(request, code=code, remark="the decision was not stored")
 
 
-def _end_response(request: Request[Any], code: int, fields: EndTransactionsResponse) -> bytes:
-    if code != ResponseCode.SUCCESS:
-        return encode_response(request, code=code, remark="the decision was not stored")
-    return encode_response(request, fields)
+def _respond_end(
+    channel: Channel, request: Request[Any], code: int, fields: EndTransactionsResponse
+) -> None:
+    if code == ResponseCode.SUCCESS:
+        channel.respond(request, fields)
+    else:
+        channel.respond(request, code=code, remark="the decision was not stored")

@@ -19,7 +19,6 @@ from escrowmq.message.record import TRANSACTION_MASK, NewRecord
 from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.headers import SendMessage
 from escrowmq.remoting.requests import Request
-from escrowmq.remoting.responses import SendResponseEncoder, encode_response
 from escrowmq.store.commit_log import AppendResult
 
 _REJECTED: Final = "this broker does not take transactional messages"
@@ -30,7 +29,6 @@ class HalfProcessor:
         self,
         turn: Turn,
         coordinator: TransactionCoordinator,
-        response_encoder: SendResponseEncoder,
         counters: BrokerCounters,
         *,
         rejects_transactions: bool = False,
@@ -39,7 +37,6 @@ class HalfProcessor:
         self._turn = turn
         self.rejects_transactions = rejects_transactions
         self.coordinator = coordinator
-        self.response_encoder = response_encoder
         self.final_cache = FinalCache()
         self.keys_in_turn: set[tuple[str, bytes]] = set()  # groups and keys of this turn's halves
 
@@ -161,12 +158,10 @@ class _PendingHalf(msgspec.Struct, gc=False):
             self._respond(*found, code)
 
     def _respond(self, queue_offset: int, log_offset: int, code: int) -> None:
-        half, sent = self.half, self.processor.response_encoder.encode
+        half = self.half
         key = half.key.decode("utf-8", "replace")
-        self.channel.write(sent(self.request, log_offset, half.queue_id, queue_offset, code, key))
+        self.channel.respond_send(self.request, log_offset, half.queue_id, queue_offset, code, key)
 
     def _fail(self, code: int) -> None:
         self.processor.counters.refused[self.request.head.code, code] += 1
-        self.channel.write(
-            encode_response(self.request, code=code, remark="the half was not stored")
-        )
+        self.channel.respond(self.request, code=code, remark="the half was not stored")

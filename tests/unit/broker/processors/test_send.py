@@ -125,8 +125,6 @@ def test_an_answer_says_where_the_message_is(bench: Bench) -> None:
     assert answer.ext_fields["queueId"] == "2"
     assert answer.ext_fields["queueOffset"] == "1"
     assert answer.ext_fields["msgId"] == f"{HOST.hex().upper()}{second.log_offset:016X}"
-    assert answer.ext_fields["MSG_REGION"] == "DefaultRegion"
-    assert answer.ext_fields["TRACE_ON"] == "true"
 
 
 def test_the_broker_adds_its_properties(bench: Bench) -> None:

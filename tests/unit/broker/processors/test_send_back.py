@@ -16,7 +16,6 @@ from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import NewRecord
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import ConsumerSendMessageBack, SendMessage
-from escrowmq.remoting.responses import SendResponseEncoder
 from escrowmq.store.config_files import GroupConfig, groups_file, topics_file
 from escrowmq.testing.disks import MemoryDisk
 from tests.support.broker_requests import RULES, VERSION, FakeLine, ask
@@ -42,7 +41,6 @@ class Bench:
             redirect=lambda record, _: record,  # test_delays.py has the real one
             turn=Turn(
                 self.store,
-                SendResponseEncoder(store_host=HOST),
                 messages_arrived=lambda new: self.made.extend(iter_records(new)),
             ),
         )
