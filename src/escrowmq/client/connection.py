@@ -42,10 +42,13 @@ SWEEP_INTERVAL_S: Final = 0.1  # how often calls are looked for whose time is ov
 
 
 class Reply(NamedTuple):
+    """A response of any code. `version` is the remoting version of the program that sent it."""
+
     code: int
     remark: str
     ext_fields: dict[str, str]
     body: Body
+    version: int = 0
 
 
 # What the other side asks of us: a check, a change of members. The line it came by is told along.
@@ -119,7 +122,7 @@ class ClientConnection(asyncio.Protocol):
         finally:
             del self._pending[call.opaque]
             self._connection.cancel(call)
-        return Reply(command.code, command.remark, command.ext_fields, answer_body)
+        return Reply(command.code, command.remark, command.ext_fields, answer_body, command.version)
 
     async def call_checked(
         self, code: int, fields: RequestFields = None, body: Body = b"", *, timeout_s: float

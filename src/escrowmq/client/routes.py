@@ -162,24 +162,35 @@ class Routes:
         raise failure
 
 
-def parse_route(topic: str, topic_route: TopicRoute) -> Route:
-    addresses = {
+def parse_route(topic: str, topic_route: TopicRoute, *, include_replicas: bool = False) -> Route:
+    """Return the queues that a name server lists for a topic, sorted by broker.
+
+    A broker without a master is left out, because it takes no sends. With `include_replicas` its
+    queues can be read from the replica with the lowest number.
+    """
+    masters = {
         broker.broker_name: broker.broker_addrs[MASTER]
         for broker in topic_route.broker_datas
         if MASTER in broker.broker_addrs
     }
+    readers = masters
+    if include_replicas:
+        readers = {
+            broker.broker_name: broker.broker_addrs[min(broker.broker_addrs)]
+            for broker in topic_route.broker_datas
+            if broker.broker_addrs
+        }
     writable: list[MessageQueue] = []
     readable: list[MessageQueue] = []
     for entry in sorted(topic_route.queue_datas, key=lambda entry: entry.broker_name):
-        address = addresses.get(entry.broker_name)
-        if address is None:
-            continue  # no master: it can neither be written nor read here
-        for perm, count, queues in (
-            (WRITE, entry.write_queue_nums, writable),
-            (READ, entry.read_queue_nums, readable),
+        for permission, count, addresses, queues in (
+            (WRITE, entry.write_queue_nums, masters, writable),
+            (READ, entry.read_queue_nums, readers, readable),
         ):
-            if entry.perm & perm:
+            address = addresses.get(entry.broker_name)
+            if entry.perm & permission and address is not None:
                 queues += (
-                    MessageQueue(topic, entry.broker_name, at, address) for at in range(count)
+                    MessageQueue(topic, entry.broker_name, queue_id, address)
+                    for queue_id in range(count)
                 )
-    return Route(topic, tuple(writable), tuple(readable), addresses)
+    return Route(topic, tuple(writable), tuple(readable), masters)

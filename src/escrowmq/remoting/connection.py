@@ -18,7 +18,7 @@ events() raise the same error again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ import msgspec
 from escrowmq.errors import NotSent, OutcomeUnknown, RemoteProtocolError, RequestRefused
 from escrowmq.remoting.codes import FLAG_ONEWAY, JSON, request_name
 from escrowmq.remoting.command import INT32_MAX, Command, decode_command, encode_command
-from escrowmq.remoting.frame import FRAME_LENGTH_MAX, FrameDecoder, encode_frame
+from escrowmq.remoting.frame import FRAME_LENGTH_MAX, FrameDecoder, encode_frame, frame_prefix
 from escrowmq.remoting.headers import Header, NoFields, encode_header
 from escrowmq.remoting.requests import (
     Body,
@@ -162,6 +162,23 @@ class Connection:
         call = self._calls[opaque] = Call(opaque, code, deadline_s)
         return call, data
 
+    def call_in_parts(
+        self, code: int, fields: RequestFields, body_parts: Sequence[Body], *, deadline_s: float
+    ) -> tuple[Call, list[Body]]:
+        """As `call`, but return the frame in parts, so that a large body is sent without a copy.
+
+        A signature covers the whole body, so a connection that signs joins the parts first.
+        """
+        if len(self._calls) >= self._calls_max:
+            raise NotSent(f"{self._calls_max} calls are waiting for their answers")
+        if self._sign is not None:
+            body_parts = (b"".join(body_parts),)
+        opaque = self._take_opaque()
+        header = self._encode_header(code, opaque, 0, fields, body_parts[0] if body_parts else b"")
+        prefix = frame_prefix(self._serializer, len(header), sum(map(len, body_parts)))
+        call = self._calls[opaque] = Call(opaque, code, deadline_s)
+        return call, [prefix + header, *body_parts]
+
     def send_oneway(
         self, code: int, fields: RequestFields = None, body: Body = b"", *, remark: str = ""
     ) -> bytes:
@@ -198,13 +215,19 @@ class Connection:
     def _encode(
         self, code: int, opaque: int, flag: int, fields: RequestFields, body: Body, remark: str = ""
     ) -> bytes:
+        header = self._encode_header(code, opaque, flag, fields, body, remark)
+        return encode_frame(self._serializer, header, body)
+
+    def _encode_header(
+        self, code: int, opaque: int, flag: int, fields: RequestFields, body: Body, remark: str = ""
+    ) -> bytes:
         if self._is_closed:
             raise NotSent("the connection is closed")
         ext_fields = encode_header(fields) if isinstance(fields, Header) else fields or {}
         if self._sign is not None:
             ext_fields = self._sign(ext_fields, body)
         command = Command(code=code, opaque=opaque, flag=flag, remark=remark, ext_fields=ext_fields)
-        return encode_frame(self._serializer, encode_command(command, self._serializer), body)
+        return encode_command(command, self._serializer)
 
     def _take_opaque(self) -> int:
         # Never negative: C++ clients drop the sign. Never one that still waits, after a wrap.

@@ -1,0 +1,332 @@
+"""A blocking connection to a broker or name server, for code that runs no event loop.
+
+The command line, `escrowmq.admin` and Spark's tasks use it. Three ways to use one:
+
+    call()                            one request, one response
+    call_many()                       many requests, up to 64 of them unanswered at a time
+    send(), receive()                 the caller keeps track of what is unanswered
+    send(), receive_head(), receive_into()
+                                      the same, and the body goes straight into the caller's buffer
+
+`remoting.Connection` encodes, numbers and signs the requests. Responses are read here, because a
+pull of Spark is megabytes long and should be copied once only: from the socket into the block that
+is decoded. A SyncConnection is not thread-safe.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Final, NamedTuple, NoReturn
+
+from escrowmq.client.access import NO_ACCESS, Access
+from escrowmq.client.connection import Reply
+from escrowmq.clock import Clock, SystemClock
+from escrowmq.errors import (
+    FrameTooLong,
+    HeaderTooLong,
+    LocalProtocolError,
+    NotSent,
+    OutcomeUnknown,
+    RemoteProtocolError,
+    RequestRefused,
+    TransportError,
+    UnknownRequest,
+    UnknownSerializer,
+)
+from escrowmq.remoting.codes import JSON, ROCKETMQ, ResponseCode, request_name
+from escrowmq.remoting.command import Command, decode_command
+from escrowmq.remoting.connection import Call, Connection
+from escrowmq.remoting.frame import FRAME_LENGTH_MAX, HEADER_LENGTH_MAX
+from escrowmq.remoting.headers import Header
+from escrowmq.remoting.requests import Body
+
+DEFAULT_TIMEOUT_S: Final = 10.0
+CONNECT_TIMEOUT_S: Final = 10.0
+DEFAULT_WINDOW: Final = 64
+
+_PREFIX: Final = struct.Struct(">II")
+# Bytes that are read ahead. Enough for the heads of a dozen responses in one system call; little
+# enough that copying them out of the buffer does not count beside a response of a megabyte.
+_READ_AHEAD_BYTES: Final = 4096
+# A part of at least this size is passed to the socket as it is; smaller ones are joined first,
+# because a system call for each would cost more than the copy.
+_LARGE_PART_BYTES: Final = 32 << 10
+
+
+class OutgoingRequest(NamedTuple):
+    """A request for `call_many`."""
+
+    code: int
+    header: Header | None = None
+    body: Body = b""
+
+
+class SyncConnection:
+    """One connection, opened by the constructor, which raises NotSent if that fails.
+
+    `timeout_s` limits the wait for the next bytes of a response. Every method raises
+    OutcomeUnknown if the connection breaks, times out or carries something else than the remoting
+    protocol; the connection is then closed, and every later use raises NotSent.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        access: Access = NO_ACCESS,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        self.address = address
+        self.timeout_s = timeout_s
+        self._clock = SystemClock() if clock is None else clock
+        self._connection = Connection(sign=access.signer())
+        self._calls: dict[int, Call] = {}  # requests that have no response yet, by opaque
+        self._awaited: set[int] = set()  # those of `call` and `call_many`
+        self._replies: dict[int, Reply] = {}  # responses that overtook an earlier one
+        self._buffer = bytearray(_READ_AHEAD_BYTES)
+        self._buffer_view = memoryview(self._buffer)
+        self._begin = 0  # what was read ahead: buffer[begin:end]
+        self._end = 0
+        self._is_open = True
+        self._socket = _open_socket(address, access, min(timeout_s, CONNECT_TIMEOUT_S))
+        self._socket.settimeout(timeout_s)
+
+    def __enter__(self) -> SyncConnection:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the socket. Requests without a response may or may not take effect."""
+        self._is_open = False
+        self._connection.close()
+        self._calls.clear()
+        self._socket.close()
+
+    def is_usable(self) -> bool:
+        """Whether an idle connection is still open on both sides.
+
+        Nothing may arrive on an idle connection. Readable therefore means that the peer closed it
+        (a broker does so after two minutes of silence), or sent a request that is not for us.
+        """
+        if not self._is_open:
+            return False
+        if self._calls:
+            return True
+        idle = select.poll()  # select() cannot take descriptors above 1023
+        idle.register(self._socket, select.POLLIN)
+        return not idle.poll(0)
+
+    # --- requests with their responses -----------------------------------------------------------
+
+    def call(self, code: int, header: Header | None = None, body: Body = b"") -> Reply:
+        """Send one request and return its response. Raises RequestRefused if its code is not 0."""
+        reply = self._wait(self._call(code, header, body))
+        if reply.code != ResponseCode.SUCCESS:
+            raise self.refusal(code, reply)
+        return reply
+
+    def call_many(
+        self, requests: Iterable[OutgoingRequest], window: int = DEFAULT_WINDOW
+    ) -> Iterator[Reply]:
+        """Yield the responses in the order of the requests, whatever their codes are.
+
+        At most `window` requests are unanswered at a time. That is one round trip, or one flush of
+        the broker, for many requests.
+        """
+        calls: deque[Call] = deque()
+        try:
+            for request in requests:
+                calls.append(self._call(request.code, request.header, request.body))
+                if len(calls) >= window:
+                    yield self._wait(calls.popleft())
+            while calls:
+                yield self._wait(calls.popleft())
+        finally:
+            # If the caller stopped early, the responses are dropped when they arrive.
+            for call in calls:
+                self._awaited.discard(call.opaque)
+                self._replies.pop(call.opaque, None)
+                self._calls.pop(call.opaque, None)
+                self._connection.cancel(call)
+
+    def refusal(self, code: int, reply: Reply) -> RequestRefused:
+        """Return the error for a response whose code is not 0. `code` is that of the request."""
+        if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            return UnknownRequest(
+                reply.code,
+                f"{self.address} does not support {request_name(code)}: it is not an EscrowMQ "
+                "broker, or an older one; Apache RocketMQ has no such request",
+            )
+        return RequestRefused(reply.code, reply.remark or f"{self.address}: code {reply.code}")
+
+    def _call(self, code: int, header: Header | None, body: Body) -> Call:
+        if not self._calls.keys() <= self._awaited:
+            raise LocalProtocolError("call() while requests of send() are unanswered")
+        opaque = self.send(code, header, (body,) if body else ())
+        self._awaited.add(opaque)
+        return self._calls[opaque]
+
+    def _wait(self, call: Call) -> Reply:
+        deadline_s = self._clock.elapsed_s() + self.timeout_s
+        while call.opaque not in self._replies:
+            if self._clock.elapsed_s() > deadline_s:
+                self._fail(self._timed_out(call.code))
+            opaque, reply = self.receive()
+            if opaque in self._awaited:
+                self._replies[opaque] = reply
+        self._awaited.discard(call.opaque)
+        return self._replies.pop(call.opaque)
+
+    # --- sending and receiving by themselves -----------------------------------------------------
+
+    def send(self, code: int, header: Header | None = None, body_parts: Sequence[Body] = ()) -> int:
+        """Send a request and return its opaque, the number that its response will carry."""
+        if not self._is_open:
+            raise NotSent(f"{self.address}: the connection is closed")
+        call, frame = self._connection.call_in_parts(
+            code, header, body_parts, deadline_s=self._clock.elapsed_s() + self.timeout_s
+        )
+        self._calls[call.opaque] = call
+        try:
+            for part in _coalesce(frame):
+                self._socket.sendall(part)
+        except OSError as error:
+            self._fail(OutcomeUnknown(f"{self.address}: {_os_error_text(error)}"), error)
+        return call.opaque
+
+    def receive(self) -> tuple[int, Reply]:
+        """Return the next response and its opaque."""
+        command, body_bytes = self.receive_head()
+        body = bytearray(body_bytes)
+        self.receive_into(memoryview(body))
+        reply = Reply(
+            command.code, command.remark, command.ext_fields, bytes(body), command.version
+        )
+        return command.opaque, reply
+
+    def receive_head(self) -> tuple[Command, int]:
+        """Return the next response without its body, and the length of the body in bytes.
+
+        The caller must read the body with `receive_into` next, unless it is empty. Requests of the
+        broker are skipped: whoever uses this class is no member of a group.
+        """
+        while True:
+            length, mark = _PREFIX.unpack(self._read(_PREFIX.size))
+            try:
+                header_length = _check_prefix(length, mark)
+                command = decode_command(mark >> 24, self._read(header_length))
+            except RemoteProtocolError as error:
+                self._fail(
+                    OutcomeUnknown(f"{self.address} does not speak the remoting protocol: {error}"),
+                    error,
+                )
+            body_bytes = length - 4 - header_length
+            if command.is_response:
+                call = self._calls.pop(command.opaque, None)
+                if call is not None:
+                    self._connection.cancel(call)
+                return command, body_bytes
+            self._read(body_bytes)
+
+    def receive_into(self, buffer: memoryview) -> None:
+        """Fill the buffer with the next bytes of the connection."""
+        wanted = len(buffer)
+        position = min(wanted, self._end - self._begin)
+        if position:
+            buffer[:position] = self._buffer_view[self._begin : self._begin + position]
+            self._begin += position
+        while position < wanted:
+            position += self._receive_some(buffer[position:])
+
+    def _read(self, byte_count: int) -> bytes:
+        """Return the next bytes. Short reads are served from what was read ahead."""
+        if byte_count > _READ_AHEAD_BYTES:
+            data = bytearray(byte_count)
+            self.receive_into(memoryview(data))
+            return bytes(data)
+        if self._end - self._begin < byte_count:
+            kept = self._end - self._begin
+            self._buffer[:kept] = self._buffer[self._begin : self._end]
+            self._begin, self._end = 0, kept
+            while self._end < byte_count:
+                self._end += self._receive_some(self._buffer_view[self._end :])
+        begin = self._begin
+        self._begin += byte_count
+        return bytes(self._buffer_view[begin : self._begin])
+
+    def _receive_some(self, buffer: memoryview) -> int:
+        if not self._is_open:
+            raise NotSent(f"{self.address}: the connection is closed")
+        try:
+            received = self._socket.recv_into(buffer)
+        except TimeoutError as error:
+            oldest = next(iter(self._calls.values()), None)
+            self._fail(self._timed_out(None if oldest is None else oldest.code), error)
+        except OSError as error:
+            self._fail(OutcomeUnknown(f"{self.address}: {_os_error_text(error)}"), error)
+        if not received:
+            self._fail(OutcomeUnknown(f"{self.address} closed the connection before it responded"))
+        return received
+
+    def _timed_out(self, code: int | None) -> OutcomeUnknown:
+        request = "" if code is None else f" to {request_name(code)}"
+        return OutcomeUnknown(f"{self.address}: no response{request} in {self.timeout_s:g} s")
+
+    def _fail(self, error: TransportError, cause: BaseException | None = None) -> NoReturn:
+        """Close: half a frame may have been sent or read, so that no other frame can follow."""
+        self.close()
+        raise error from cause
+
+
+def _check_prefix(length: int, mark: int) -> int:
+    """Return the length of the header."""
+    header_length, serializer = mark & HEADER_LENGTH_MAX, mark >> 24
+    if not 4 <= length <= FRAME_LENGTH_MAX:
+        raise FrameTooLong(f"a frame of {length} bytes, the limit is {FRAME_LENGTH_MAX}")
+    if header_length > length - 4:
+        raise HeaderTooLong(f"a header of {header_length} bytes in a frame of {length}")
+    if serializer not in (JSON, ROCKETMQ):
+        raise UnknownSerializer(f"serializer {serializer}, not {JSON} or {ROCKETMQ}")
+    return header_length
+
+
+def _coalesce(frame: Sequence[Body]) -> Sequence[Body]:
+    is_large = sum(map(len, frame)) >= _LARGE_PART_BYTES * len(frame)
+    return frame if is_large or len(frame) == 1 else (b"".join(frame),)
+
+
+def _open_socket(address: str, access: Access, timeout_s: float) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise NotSent(f"{address!r} is not HOST:PORT")
+    host = host.strip("[]")
+    context = access.ssl_context()
+    try:
+        opened = socket.create_connection((host, int(port)), timeout=timeout_s)
+    except OSError as error:
+        raise NotSent(f"{address} cannot be reached: {_os_error_text(error)}") from error
+    try:
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if context is None:
+            return opened
+        return context.wrap_socket(opened, server_hostname=host)
+    except OSError as error:
+        opened.close()
+        raise NotSent(f"{address} cannot be reached: {_os_error_text(error)}") from error
+
+
+def _os_error_text(error: OSError) -> str:
+    return error.strerror or str(error)

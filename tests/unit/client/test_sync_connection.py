@@ -1,0 +1,221 @@
+"""SyncConnection over real sockets: order of responses, zero copy, broken connections."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from escrowmq.client.access import Access
+from escrowmq.client.sync_connection import OutgoingRequest, SyncConnection
+from escrowmq.errors import (
+    LocalProtocolError,
+    NotSent,
+    OutcomeUnknown,
+    RequestRefused,
+    UnknownRequest,
+)
+from escrowmq.remoting.codes import RequestCode, ResponseCode
+from escrowmq.remoting.connection import Connection
+from escrowmq.remoting.headers_admin import TopicHeader
+from escrowmq.remoting.requests import Request
+from escrowmq.remoting.responses import encode_response
+from tests.support.scripted_server import ScriptedServer
+
+CODE = RequestCode.GET_TOPIC_STATS_INFO
+
+
+def echo_topic(request: Request[Any]) -> bytes:
+    return encode_response(request, body=request.head.fields.topic.encode())
+
+
+def requests_for(*topics: str) -> list[OutgoingRequest]:
+    return [OutgoingRequest(CODE, TopicHeader(topic=topic)) for topic in topics]
+
+
+@pytest.mark.parametrize("chunk_bytes", [0, 1, 7])
+def test_a_response_is_read_wherever_the_stream_is_cut(chunk_bytes: int) -> None:
+    body = random.Random(1).randbytes(10_000)
+    with (
+        ScriptedServer(
+            lambda request: encode_response(request, body=body), chunk_bytes=chunk_bytes
+        ) as server,
+        SyncConnection(server.address) as connection,
+    ):
+        reply = connection.call(RequestCode.GET_BROKER_RUNTIME_INFO)
+    assert (reply.code, reply.body) == (ResponseCode.SUCCESS, body)
+
+
+def test_call_many_returns_responses_in_the_order_of_the_requests() -> None:
+    """The server answers three at a time, the last one first."""
+    held: list[bytes] = []
+
+    def respond(request: Request[Any]) -> bytes:
+        held.insert(0, echo_topic(request))
+        if len(held) < 3:
+            return b""
+        data = b"".join(held)
+        held.clear()
+        return data
+
+    topics = [f"t{number}" for number in range(12)]
+    with ScriptedServer(respond) as server, SyncConnection(server.address) as connection:
+        replies = list(connection.call_many(requests_for(*topics), window=3))
+    assert [bytes(reply.body).decode() for reply in replies] == topics
+
+
+def test_call_many_has_at_most_a_window_of_requests_unanswered() -> None:
+    sent: list[str] = []
+
+    def requests() -> Any:
+        for request in requests_for(*(f"t{number}" for number in range(10))):
+            sent.append("")
+            yield request
+
+    with ScriptedServer(echo_topic) as server, SyncConnection(server.address) as connection:
+        replies = connection.call_many(requests(), window=4)
+        next(replies)
+        assert len(sent) == 4
+
+
+def test_call_many_yields_refusals_as_replies() -> None:
+    def respond(request: Request[Any]) -> bytes:
+        if request.head.fields.topic == "gone":
+            return encode_response(request, code=ResponseCode.TOPIC_NOT_EXIST, remark="no topic")
+        return echo_topic(request)
+
+    with ScriptedServer(respond) as server, SyncConnection(server.address) as connection:
+        codes = [reply.code for reply in connection.call_many(requests_for("a", "gone", "b"))]
+    assert codes == [0, ResponseCode.TOPIC_NOT_EXIST, 0]
+
+
+def test_responses_of_an_abandoned_call_many_are_dropped() -> None:
+    with ScriptedServer(echo_topic) as server, SyncConnection(server.address) as connection:
+        replies = connection.call_many(requests_for("a", "b", "c"), window=3)
+        next(replies)
+        replies.close()  # type: ignore[attr-defined]  # a generator, declared as an iterator
+        assert connection.call(CODE, TopicHeader(topic="d")).body == b"d"
+
+
+def test_a_refusal_raises_with_the_remark_of_the_broker() -> None:
+    def respond(request: Request[Any]) -> bytes:
+        return encode_response(request, code=ResponseCode.NO_PERMISSION, remark="not allowed")
+
+    with ScriptedServer(respond) as server, SyncConnection(server.address) as connection:
+        with pytest.raises(RequestRefused, match="not allowed") as caught:
+            connection.call(CODE, TopicHeader(topic="a"))
+        assert caught.value.code == ResponseCode.NO_PERMISSION
+
+
+def test_an_unknown_request_is_named() -> None:
+    def respond(request: Request[Any]) -> bytes:
+        return encode_response(request, code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+
+    with (
+        ScriptedServer(respond) as server,
+        SyncConnection(server.address) as connection,
+        pytest.raises(UnknownRequest, match="LIST_TRANSACTIONS"),
+    ):
+        connection.call(RequestCode.LIST_TRANSACTIONS)
+
+
+def test_bodies_are_received_into_the_buffer_of_the_caller() -> None:
+    bodies = [random.Random(size).randbytes(size) for size in (0, 1, 5_000, 300_000)]
+
+    def respond(request: Request[Any]) -> bytes:
+        return encode_response(request, body=bodies[int(request.head.fields.topic)])
+
+    with ScriptedServer(respond) as server, SyncConnection(server.address) as connection:
+        opaques = [connection.send(CODE, TopicHeader(topic=str(n))) for n in range(len(bodies))]
+        for opaque, body in zip(opaques, bodies, strict=True):
+            command, body_bytes = connection.receive_head()
+            buffer = bytearray(body_bytes)
+            connection.receive_into(memoryview(buffer))
+            assert (command.opaque, buffer) == (opaque, body)
+
+
+def test_a_body_is_sent_in_parts() -> None:
+    parts = [b"a" * 10, b"b" * 100_000, b"c" * 100_000]
+    with (
+        ScriptedServer(lambda request: encode_response(request, body=request.body)) as server,
+        SyncConnection(server.address) as connection,
+    ):
+        opaque = connection.send(RequestCode.UPDATE_BROKER_CONFIG, None, parts)
+        received_opaque, reply = connection.receive()
+    assert (received_opaque, reply.body) == (opaque, b"".join(parts))
+
+
+def test_a_signature_covers_all_parts_of_a_body() -> None:
+    access = Access(access_key="billing", secret_key="secret-of-billing")
+
+    def frame(*parts: bytes) -> bytes:
+        connection = Connection(sign=access.signer())
+        _, frame_parts = connection.call_in_parts(CODE, None, parts, deadline_s=1.0)
+        return b"".join(frame_parts)
+
+    assert frame(b"x=1", b"y=2") == frame(b"x=1y=2")
+    assert frame(b"x=1", b"y=2") != frame(b"x=1", b"y=3")
+
+
+def test_requests_of_the_broker_are_skipped() -> None:
+    unasked = Connection().send_oneway(
+        RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"}, b"body"
+    )
+    with (
+        ScriptedServer(lambda request: unasked + echo_topic(request)) as server,
+        SyncConnection(server.address) as connection,
+    ):
+        assert connection.call(CODE, TopicHeader(topic="a")).body == b"a"
+
+
+def test_call_is_refused_while_sends_are_unanswered() -> None:
+    with ScriptedServer(echo_topic) as server, SyncConnection(server.address) as connection:
+        connection.send(CODE, TopicHeader(topic="a"))
+        with pytest.raises(LocalProtocolError):
+            connection.call(CODE, TopicHeader(topic="b"))
+        connection.receive()
+        assert connection.call(CODE, TopicHeader(topic="b")).body == b"b"
+
+
+def test_a_connection_that_closes_before_the_response_leaves_the_outcome_unknown() -> None:
+    with ScriptedServer(lambda request: None) as server:
+        connection = SyncConnection(server.address)
+        with pytest.raises(OutcomeUnknown, match="closed the connection"):
+            connection.call(CODE, TopicHeader(topic="a"))
+        with pytest.raises(NotSent, match="is closed"):
+            connection.call(CODE, TopicHeader(topic="a"))
+
+
+def test_no_response_in_time_leaves_the_outcome_unknown() -> None:
+    with (
+        ScriptedServer(lambda request: b"") as server,
+        SyncConnection(server.address, timeout_s=0.05) as connection,
+        pytest.raises(OutcomeUnknown, match=r"no response to GET_TOPIC_STATS_INFO in 0.05 s"),
+    ):
+        connection.call(CODE, TopicHeader(topic="a"))
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n",  # the length is too large
+        b"\0\0\0\3\0\0\0\0",  # too short for a header's length
+        b"\0\0\0\x10\0\0\0\x20",  # a header longer than its frame
+        b"\0\0\0\x10\7\0\0\4",  # an unknown serializer
+        b"\0\0\0\x08\0\0\0\4none",  # a header that is not JSON
+    ],
+)
+def test_another_protocol_is_recognised(garbage: bytes) -> None:
+    with (
+        ScriptedServer(lambda request: garbage) as server,
+        SyncConnection(server.address) as connection,
+        pytest.raises(OutcomeUnknown, match="does not speak the remoting protocol"),
+    ):
+        connection.call(CODE, TopicHeader(topic="a"))
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":9876", "host:0", "host:65536", "h:x"])
+def test_an_address_is_a_host_and_a_port(address: str) -> None:
+    with pytest.raises(NotSent, match="is not HOST:PORT"):
+        SyncConnection(address)
