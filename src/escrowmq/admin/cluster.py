@@ -26,6 +26,7 @@ from escrowmq.errors import (
     RequestRefused,
     TransportError,
 )
+from escrowmq.parsing import parse_servers
 from escrowmq.remoting.bodies import ClusterInfo, TopicList, TopicRoute, decode_body
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import Header
@@ -59,7 +60,8 @@ class Cluster:
 
     `servers` are the addresses of name servers; they are asked in this order until one answers.
     `broker` limits the cluster to one broker: its name, or its HOST:PORT, and then no name server
-    is asked. Connections stay open until `close`. Not thread-safe.
+    is asked. Connections stay open until `close`. Raises ValueError if `servers` is not a list of
+    addresses. Not thread-safe.
     """
 
     def __init__(
@@ -70,7 +72,8 @@ class Cluster:
         broker: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        self.servers = parse_servers(servers)
+        is_address = broker is not None and ":" in broker
+        self.servers = [] if is_address else parse_servers(servers)
         self.access = access
         self.timeout_s = timeout_s
         self.failures: list[BrokerFailure] = []  # of ask_all, each once
@@ -226,9 +229,3 @@ def masters(info: ClusterInfo) -> list[BrokerAddress]:
 def error_text(error: EscrowError) -> str:
     """Return the error in one line, for people: without the code of a refusal."""
     return error.remark if isinstance(error, RequestRefused) else str(error)
-
-
-def parse_servers(servers: str | Sequence[str]) -> list[str]:
-    """Split addresses at semicolons and commas."""
-    text = servers if isinstance(servers, str) else ";".join(servers)
-    return [part for piece in text.replace(",", ";").split(";") if (part := piece.strip())]

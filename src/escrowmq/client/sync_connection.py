@@ -38,6 +38,7 @@ from escrowmq.errors import (
     UnknownRequest,
     UnknownSerializer,
 )
+from escrowmq.parsing import parse_address
 from escrowmq.remoting.codes import JSON, ROCKETMQ, ResponseCode, request_name
 from escrowmq.remoting.command import Command, decode_command
 from escrowmq.remoting.connection import Call, Connection
@@ -309,13 +310,13 @@ def _coalesce(frame: Sequence[Body]) -> Sequence[Body]:
 
 
 def _open_socket(address: str, access: Access, timeout_s: float) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise NotSent(f"{address!r} is not HOST:PORT")
-    host = host.strip("[]")
+    try:
+        host, port = parse_address(address)
+    except ValueError as error:
+        raise NotSent(str(error)) from None
     context = access.ssl_context()
     try:
-        opened = socket.create_connection((host, int(port)), timeout=timeout_s)
+        opened = socket.create_connection((host, port), timeout=timeout_s)
     except OSError as error:
         raise NotSent(f"{address} cannot be reached: {_os_error_text(error)}") from error
     try:
