@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from escrowmq.consume.long_polling import HeldPull, LongPolls
+from escrowmq.consume.subscription import MessageFilter
 from escrowmq.message.record import QueueOffset
 from tests.support.leftovers import leftovers
 
@@ -58,7 +59,7 @@ class WaitingMachine(RuleBasedStateMachine):
             due_ms=self.now_ms + patience_ms,
             channel=line,
             payload=self.number,
-            tag_filter=None if wanted is None else wanted.__contains__,
+            message_filter=MessageFilter(wanted),
         )
         on_line = sum(held.channel == line for held, _ in self.model)
         has_room = len(self.model) < WAITING_MAX and on_line < PER_LINE_MAX
@@ -82,7 +83,9 @@ class WaitingMachine(RuleBasedStateMachine):
                 or any(at >= pull.queue_offset and code in wanted for at, code in arrived)
             )
         ]
-        left = self.waiting.take_ready("t", queue_id, last, codes if known else None)
+        left = self.waiting.take_ready(
+            "t", queue_id, last, [(code, b"") for code in codes] if known else None
+        )
         self.leave(left, expected)
 
     @precondition(lambda self: len(self.model) < WAITING_MAX)

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrowmq.consume.sql92 import compile_filter
+from escrowmq.consume.sql92 import CompiledFilter
 from escrowmq.errors import InvalidExpression
 
 NAMES = ("a", "b", "$c_1")
@@ -197,7 +197,7 @@ def test_it_matches_what_the_tree_says(tree: Any, message: dict[str, str]) -> No
         expected = evaluated(tree, message) is True
     except Incomparable:
         expected = False
-    assert compile_filter(written(tree)).matches(message) is expected, written(tree)
+    assert CompiledFilter(written(tree)).matches(message) is expected, written(tree)
 
 
 PIECES = "a b 'x' '' 5 2.5 = <> > ( ) , + - -- /* */ NOT AND OR BETWEEN IN TRUE NULL IS CONTAINS"
@@ -213,7 +213,7 @@ def test_garbage_is_refused_at_a_place_of_it_or_is_an_expression(
 ) -> None:
     position = 1
     try:
-        compile_filter(expression).matches(message)
+        CompiledFilter(expression).matches(message)
     except InvalidExpression as error:
         position = error.position
     assert 1 <= position <= len(expression) + 1
@@ -222,4 +222,4 @@ def test_garbage_is_refused_at_a_place_of_it_or_is_an_expression(
 @given(expression=st.text(alphabet="(-+a=NOT '<>", min_size=100, max_size=3000))
 def test_depth_is_bounded(expression: str) -> None:
     with contextlib.suppress(InvalidExpression):
-        compile_filter(expression).matches({"a": "1"})
+        CompiledFilter(expression).matches({"a": "1"})

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from escrowmq.consume.subscription import MessageFilter
 from escrowmq.errors import RecordRefused, StoreFull
 from escrowmq.message.keys import java_hash
 from escrowmq.message.properties import encode_properties
@@ -182,8 +183,10 @@ class StoreMachine(RuleBasedStateMachine):
         alive, end = self.alive(queue), self.next.get(queue, 0)
         begin = min(alive, default=end)
         at = begin + step
-        accepts = None if tag is None else java_hash(tag).__eq__
-        found = self.store.read(*queue, at, count_max=count, bytes_max=room, tag_filter=accepts)
+        message_filter = None if tag is None else MessageFilter(frozenset({java_hash(tag)}))
+        found = self.store.read(
+            *queue, at, count_max=count, bytes_max=room, message_filter=message_filter
+        )
         if at < begin or at >= end:
             assert found.count == 0
             assert found.status in NOTHING

@@ -1,25 +1,27 @@
-"""One pull, decided: refuse it, read, and name what the read has found.
+"""One pull request: refuse it or find its filter, limit the read, and name the result.
 
-Refusals, in this order (the number is the answer's code):
+The checks come in this order. The number is the response code:
 
-    16  the broker serves no reads             26  no such group      16  the group is switched off
-    17  no such topic     16  the topic serves no reads               29  no such queue
-  with an expression in the request:
-    23  it cannot be read
-  without one, by the group's subscription:
-    24  nobody of the group is connected       16  it may not consume by broadcasting
-    24  it has not subscribed to this topic    25  we know an older subscription than the client's
-  either way:
+    16  the broker serves no reads
+    26  the group does not exist                16  the group is disabled
+    17  the topic does not exist                16  the topic serves no reads
+    29  the queue does not exist
+  if the request carries an expression (FLAG_SUBSCRIPTION), `request_filter`:
+    23  the expression is invalid
+  otherwise the subscription of the group counts, `group_filter`:
+    24  no member of the group is connected     16  the group may not consume by broadcasting
+    24  the group has no such subscription      25  the client has a newer subscription
+  in both cases:
      1  SQL92 is not enabled
   without an expression in the request:
-    27  the group's is SQL92 and cannot be read
+    27  the SQL92 expression of the group is invalid
 
-What a read found (names as in the store):
+The result of a read (the store's name for it) becomes a response code, `pull_result`:
 
     FOUND 0    NO_MATCH 20    AT_END 19    TOO_SMALL, PAST_END 21
-    NO_QUEUE, EMPTY 19 if asked from offset 0, else 21
+    NO_QUEUE, EMPTY: 19 if the pull began at offset 0, else 21
 
-Of these 19 may be held, if the client said so and this is the first time the request is looked at.
+A pull with result 19 may be held (`hold_ms`) if the client allows it and this is its first read.
 """
 
 from __future__ import annotations
@@ -30,18 +32,19 @@ from typing import Final, Protocol
 from escrowmq.consume.members import ConsumerGroup
 from escrowmq.consume.subscription import (
     SQL92,
+    MessageFilter,
     Subscription,
     compile_subscription,
     parse_subscription,
 )
 from escrowmq.errors import InvalidSubscription
 
-# sysFlag of a pull.
+# Bits of the sysFlag of a pull request.
 FLAG_COMMIT_OFFSET: Final = 1
 FLAG_SUSPEND: Final = 2
 FLAG_SUBSCRIPTION: Final = 4
 
-# Codes of answers.
+# Response codes.
 SUCCESS: Final = 0
 SYSTEM_ERROR: Final = 1
 NO_PERMISSION: Final = 16
@@ -56,7 +59,7 @@ SUBSCRIPTION_GROUP_NOT_EXIST: Final = 26
 FILTER_DATA_NOT_EXIST: Final = 27
 INVALID_PARAMETER: Final = 29
 
-# forbiddenType of an answer, for clients of 5.x.
+# forbiddenType of a response, which clients of RocketMQ 5.x read.
 BROKER_FORBIDDEN: Final = 1
 GROUP_FORBIDDEN: Final = 2
 TOPIC_FORBIDDEN: Final = 3
@@ -64,31 +67,33 @@ BROADCASTING_FORBIDDEN: Final = 4
 
 COUNT_MAX: Final = 32
 BYTES_MAX: Final = 256 * 1024
-BULK_COUNT_MAX: Final = 8_192  # of whoever reads whole queues, and says so
+BULK_COUNT_MAX: Final = 8_192  # for clients that read whole queues and set `bulk`
 BULK_BYTES_MAX: Final = 1 << 20
-HOLD_MS_MAX: Final = 120_000  # clients ask for 15 or 20 s
-SHORT_POLLING_MS: Final = 1_000  # with long polling switched off
+HOLD_MS_MAX: Final = 120_000  # clients request 15 or 20 s
+SHORT_POLLING_MS: Final = 1_000  # while long polling is disabled
 
 SQL_NOT_ENABLED: Final = (
     "this broker does not filter by SQL92: set enablePropertyFilter=true in its configuration"
 )
-_PERM_READ: Final = 4  # a bit of `perm`
+_PERM_READ: Final = 4  # a bit of `perm` of topics and brokers
 
 
 class GroupAccess(Protocol):
-    """The part of a group's settings that a pull looks at."""
+    """The settings of a group that a pull depends on."""
 
     consume_enable: bool
     consume_broadcast_enable: bool
 
 
 class TopicAccess(Protocol):
+    """The settings of a topic that a pull depends on."""
+
     read_queue_nums: int
     perm: int
 
 
 class _NamedStatus(Protocol):
-    """What the store's read ended with: a member of its enum."""
+    """The status of a read: a member of the store's enum, which this package does not import."""
 
     @property
     def name(self) -> str: ...
@@ -96,6 +101,8 @@ class _NamedStatus(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PullRefusal:
+    """Why a pull is refused: the response code, its remark and, if not 0, its forbiddenType."""
+
     code: int
     remark: str
     forbidden_type: int = 0
@@ -110,13 +117,13 @@ def check_queue_access(
     group: GroupAccess | None,
     topic: TopicAccess | None,
 ) -> PullRefusal | None:
-    """Whether this queue may be read by this group at all."""
+    """Return why this group may not read this queue, or None if it may."""
     if not broker_perm & _PERM_READ:
         return PullRefusal(NO_PERMISSION, "this broker serves no reads", BROKER_FORBIDDEN)
     if group is None:
         return PullRefusal(SUBSCRIPTION_GROUP_NOT_EXIST, f"group {group_name} does not exist")
     if not group.consume_enable:
-        return PullRefusal(NO_PERMISSION, f"group {group_name} is switched off", GROUP_FORBIDDEN)
+        return PullRefusal(NO_PERMISSION, f"group {group_name} is disabled", GROUP_FORBIDDEN)
     if topic is None:
         return PullRefusal(TOPIC_NOT_EXIST, f"topic {topic_name} does not exist")
     if not topic.perm & _PERM_READ:
@@ -124,40 +131,44 @@ def check_queue_access(
     if not 0 <= queue_id < topic.read_queue_nums:
         count = topic.read_queue_nums
         return PullRefusal(
-            INVALID_PARAMETER, f"queue {queue_id} of {topic_name}, which has {count}"
+            INVALID_PARAMETER,
+            f"topic {topic_name} has no queue {queue_id}: its {count} queues start at 0",
         )
     return None
 
 
-def request_subscription(
+def request_filter(
     topic_name: str,
     expression: str | None,
     *,
     expression_type: str | None,
     version: int,
     sql_enabled: bool = False,
-) -> Subscription | PullRefusal:
-    """Of a request with HAS_SUBSCRIPTION: the one in the request counts, alone."""
+) -> MessageFilter | PullRefusal:
+    """Return the filter of a request with FLAG_SUBSCRIPTION. Only its own expression counts."""
     try:
         subscription = parse_subscription(
             topic_name, expression, expression_type=expression_type, version=version
         )
+        return _sql_refusal(subscription, sql_enabled) or compile_subscription(subscription)
     except InvalidSubscription as error:
         return PullRefusal(SUBSCRIPTION_PARSE_FAILED, str(error))
-    return _check_sql_enabled(subscription, sql_enabled)
 
 
-def group_subscription(
+def group_filter(
     topic_name: str,
     *,
     version: int,
     access: GroupAccess,
     group: ConsumerGroup | None,
     sql_enabled: bool = False,
-) -> Subscription | PullRefusal:
-    """Of a request without HAS_SUBSCRIPTION: the group's, as heartbeats have told it."""
+) -> MessageFilter | PullRefusal:
+    """Return the filter of a request without FLAG_SUBSCRIPTION.
+
+    It is the one of the group's subscription, which the last heartbeat of a member has set.
+    """
     if group is None:
-        return PullRefusal(SUBSCRIPTION_NOT_EXIST, "nobody of this group is connected")
+        return PullRefusal(SUBSCRIPTION_NOT_EXIST, "no member of this group is connected")
     if group.is_broadcasting and not access.consume_broadcast_enable:
         remark = f"group {group.name} may not consume by broadcasting"
         return PullRefusal(NO_PERMISSION, remark, BROADCASTING_FORBIDDEN)
@@ -167,21 +178,18 @@ def group_subscription(
         return PullRefusal(SUBSCRIPTION_NOT_EXIST, remark)
     if subscription.version < version:
         return PullRefusal(
-            SUBSCRIPTION_NOT_LATEST, "your latest subscription has not come here yet"
+            SUBSCRIPTION_NOT_LATEST, "this broker has not received your latest subscription yet"
         )
-    enabled = _check_sql_enabled(subscription, sql_enabled)
-    if isinstance(enabled, PullRefusal):
-        return enabled
     try:
-        return compile_subscription(enabled)
+        return _sql_refusal(subscription, sql_enabled) or compile_subscription(subscription)
     except InvalidSubscription as error:
         return PullRefusal(FILTER_DATA_NOT_EXIST, str(error))
 
 
-def _check_sql_enabled(subscription: Subscription, sql_enabled: bool) -> Subscription | PullRefusal:
+def _sql_refusal(subscription: Subscription, sql_enabled: bool) -> PullRefusal | None:
     if subscription.expression_type == SQL92 and not sql_enabled:
         return PullRefusal(SYSTEM_ERROR, SQL_NOT_ENABLED)
-    return subscription
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,17 +199,22 @@ class ReadLimits:
 
 
 def read_limits(requested_count: int, requested_bytes: int | None = None) -> ReadLimits:
-    """One message at least, whatever was asked: a client that gets none asks for ever."""
+    """Limit a read to what clients may request.
+
+    At least one message is read whatever the request says: a client that gets none would repeat
+    the same request forever.
+    """
     bytes_max = BYTES_MAX if requested_bytes is None or requested_bytes <= 0 else requested_bytes
     return ReadLimits(max(1, min(requested_count, COUNT_MAX)), min(bytes_max, BYTES_MAX))
 
 
 def bulk_read_limits(requested_count: int) -> ReadLimits:
-    """Of a pull that says `bulk`, which no client of RocketMQ's does."""
+    """Limit the read of a pull with `bulk`, an extension that only our own clients send."""
     return ReadLimits(max(1, min(requested_count, BULK_COUNT_MAX)), BULK_BYTES_MAX)
 
 
-# By the store's name: code from offset 0, code from another, RocketMQ's name (the remark).
+# By the store's name of a status: the code if the pull began at offset 0, the code otherwise, and
+# RocketMQ's name of the status, which is the remark of the response.
 _RESULTS: Final[dict[str, tuple[int, int, str]]] = {
     "FOUND": (SUCCESS, SUCCESS, "FOUND"),
     "NO_MATCH": (PULL_RETRY_IMMEDIATELY, PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE"),
@@ -214,15 +227,15 @@ _RESULTS: Final[dict[str, tuple[int, int, str]]] = {
 
 
 def pull_result(status: _NamedStatus, queue_offset: int) -> tuple[int, str]:
-    """Code and remark of the answer."""
-    from_zero, from_elsewhere, remark = _RESULTS[status.name]
-    return (from_zero if queue_offset == 0 else from_elsewhere), remark
+    """Return the code and the remark of the response."""
+    code_at_zero, code_elsewhere, remark = _RESULTS[status.name]
+    return (code_at_zero if queue_offset == 0 else code_elsewhere), remark
 
 
 def hold_ms(
     code: int, sys_flag: int, suspend_ms: int, *, is_first_attempt: bool, long_polling: bool = True
 ) -> int:
-    """For how long to hold the pull; 0: answer it now."""
+    """Return how long to hold the pull in milliseconds; 0 means respond now."""
     if code != PULL_NOT_FOUND or not sys_flag & FLAG_SUSPEND or not is_first_attempt:
         return 0
     return max(0, min(suspend_ms, HOLD_MS_MAX)) if long_polling else SHORT_POLLING_MS

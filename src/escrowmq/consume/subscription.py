@@ -1,21 +1,25 @@
-"""What a group wants of a topic: everything, some tags, or an SQL92 expression.
+"""Subscriptions: what a group wants of a topic, and the filter that a pull applies for it.
 
-    *            everything; so is an empty expression
+    *            every message; an empty expression means the same
     a || b       messages with the tag a or b
-    a>1 AND …    SQL92: an expression over the message's properties (sql92/)
+    a > 1 AND …  SQL92: an expression over the message's properties (sql92/)
 
-A queue entry carries the hash of its message's tag, so the broker filters by hash and the client
-compares the text. What passes here by a collision is dropped there.
+A subscription is parsed once and compiled once, to a `MessageFilter`. The same filter decides which
+messages a pull reads from the store and which arriving messages wake a held pull.
+
+A queue entry holds the hash of its message's tag, so the broker compares hashes and never opens a
+record for a tag. Two tags can have the same hash: the client compares the text again and drops the
+messages that passed by a collision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, Literal
 
-from escrowmq.consume.sql92 import CompiledFilter, compile_filter
+from escrowmq.consume.sql92 import CompiledFilter
 from escrowmq.errors import InvalidSubscription
 from escrowmq.message.keys import java_hash
 
@@ -25,7 +29,45 @@ TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 SUBSCRIBE_ALL: Final = "*"
 EXPRESSION_CHARS_MAX: Final = 8_192
-_CACHED_CHARS_MAX: Final = 512
+
+# Queue entries that one read tests before it returns without a match, so that other requests are
+# served in between. A tag costs one look into a set.
+TAG_SCAN_MAX: Final = 800
+# The same for SQL92, in comparisons: some milliseconds. An expression of ten comparisons tests a
+# tenth of this number of messages.
+SQL_COMPARISONS_MAX: Final = 20_000
+
+# Short expressions are cached generously. Long ones could fill the memory, so few are kept.
+_SHORT_CHARS_MAX: Final = 512
+_SHORT_CACHE_SIZE: Final = 1_024
+_LONG_CACHE_SIZE: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFilter:
+    """Decides which messages a subscription delivers.
+
+    The two conditions are attributes because a read of the store tests them in its inner loop: the
+    tags code first, which is part of the queue entry, and the properties only if there is such a
+    condition, because they have to be read from the log.
+    """
+
+    tags_codes: frozenset[int] | None = None  # None: every tag
+    matches_properties: Callable[[bytes], bool] | None = None  # None: any properties
+    scan_max: int = TAG_SCAN_MAX
+
+    @property
+    def matches_all(self) -> bool:
+        return self.tags_codes is None and self.matches_properties is None
+
+    def matches(self, tags_code: int, properties: bytes) -> bool:
+        """Return whether a message passes. `properties` are encoded, as in its record."""
+        if self.tags_codes is not None and tags_code not in self.tags_codes:
+            return False
+        return self.matches_properties is None or self.matches_properties(properties)
+
+
+MATCH_ALL: Final = MessageFilter()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,73 +75,90 @@ class Subscription:
     topic: str
     expression: str = SUBSCRIBE_ALL
     expression_type: ExpressionType = TAG
-    tags: tuple[str, ...] = ()  # none: everything, if the kind is TAG
-    tags_codes: frozenset[int] = frozenset()
+    tags: tuple[str, ...] = ()  # empty for SQL92, and for TAG if every tag is wanted
     version: int = 0  # RocketMQ's subVersion: the client's clock when it subscribed
-    compiled_filter: CompiledFilter | None = field(
-        default=None, compare=False
-    )  # once it was needed
+    tag_filter: MessageFilter = field(default=MATCH_ALL, compare=False)  # follows from `tags`
 
 
 def parse_subscription(
     topic: str, expression: str | None, *, expression_type: str | None = TAG, version: int = 0
 ) -> Subscription:
-    """Raises BadSubscription. Tags are read off the expression: some clients send nothing else."""
-    text = (expression or "").strip()
-    if len(text) <= _CACHED_CHARS_MAX:
+    """Parse the subscription of a pull request. Raises InvalidSubscription.
+
+    Tags come from the expression itself, because some clients send no list of tags.
+    """
+    text = _checked_expression(topic, expression)
+    if len(text) <= _SHORT_CHARS_MAX:
         return _parse_cached(topic, text, expression_type, version)
-    if len(text) > EXPRESSION_CHARS_MAX:
-        raise InvalidSubscription(f"an expression of {len(text)} characters for {topic}")
     return _parse(topic, text, expression_type, version)
-
-
-def tag_filter(subscription: Subscription) -> Callable[[int], bool] | None:
-    """Asked with the tags code of a queue entry. None: everything is wanted."""
-    return subscription.tags_codes.__contains__ if subscription.tags else None
 
 
 def parse_heartbeat_subscription(
     topic: str, expression: str | None, *, expression_type: str | None, version: int
 ) -> Subscription:
-    """Of a heartbeat, which may bring a thousand: an SQL92 expression is not compiled before
-    somebody pulls by it, and is told then what is wrong with it. Raises BadSubscription."""
+    """Parse one subscription of a heartbeat. Raises InvalidSubscription.
+
+    A heartbeat may carry a thousand SQL92 expressions. They are not compiled here: an invalid one
+    is reported to the first pull that needs it.
+    """
     if expression_type != SQL92:
         return parse_subscription(
             topic, expression, expression_type=expression_type, version=version
         )
-    text = (expression or "").strip()
-    if len(text) > EXPRESSION_CHARS_MAX:
-        raise InvalidSubscription(f"an expression of {len(text)} characters for {topic}")
+    text = _checked_expression(topic, expression)
     return Subscription(topic=topic, expression=text, expression_type=SQL92, version=version)
 
 
-def compile_subscription(subscription: Subscription) -> Subscription:
-    """With what a pull needs of it. Raises BadSubscription."""
-    if subscription.expression_type != SQL92 or subscription.compiled_filter is not None:
-        return subscription
-    return replace(subscription, compiled_filter=compile_filter(subscription.expression))
+def compile_subscription(subscription: Subscription) -> MessageFilter:
+    """Return the filter of a subscription, from a cache if it is SQL92.
+
+    Raises InvalidSubscription if the SQL92 expression is invalid.
+    """
+    if subscription.expression_type != SQL92:
+        return subscription.tag_filter
+    return _sql_filter(subscription.expression)
+
+
+def _checked_expression(topic: str, expression: str | None) -> str:
+    text = (expression or "").strip()
+    if len(text) > EXPRESSION_CHARS_MAX:
+        raise InvalidSubscription(
+            f"the filter expression for topic {topic} has {len(text)} characters, "
+            f"the limit is {EXPRESSION_CHARS_MAX}"
+        )
+    return text
 
 
 def _parse(topic: str, text: str, expression_type: str | None, version: int) -> Subscription:
     if expression_type == SQL92:
-        made = compile_filter(text)
-        return Subscription(
-            topic=topic,
-            expression=text,
-            expression_type=SQL92,
-            version=version,
-            compiled_filter=made,
-        )
+        _sql_filter(text)  # raises if it is invalid
+        return Subscription(topic=topic, expression=text, expression_type=SQL92, version=version)
     if expression_type and expression_type != TAG:
-        raise InvalidSubscription(f"{expression_type!r} is neither TAG nor SQL92")
+        raise InvalidSubscription(f"expression type {expression_type!r} is neither TAG nor SQL92")
     if not text or text == SUBSCRIBE_ALL:
         return Subscription(topic=topic, version=version)
     tags = tuple(dict.fromkeys(tag for part in text.split("||") if (tag := part.strip())))
     if not tags:
-        raise InvalidSubscription(f"no tag in {text!r}")
-    codes = frozenset(map(java_hash, tags))
-    return Subscription(topic=topic, expression=text, tags=tags, tags_codes=codes, version=version)
+        raise InvalidSubscription(f"no tag in {text!r}: write 'a || b', or '*' for all messages")
+    tag_filter = MessageFilter(frozenset(map(java_hash, tags)))
+    return Subscription(
+        topic=topic, expression=text, tags=tags, version=version, tag_filter=tag_filter
+    )
 
 
-# Some clients send the expression with every pull, always the same.
-_parse_cached = lru_cache(maxsize=1024)(_parse)
+# Some clients send their expression with every pull, and it is always the same.
+_parse_cached = lru_cache(maxsize=_SHORT_CACHE_SIZE)(_parse)
+
+
+def _sql_filter(text: str) -> MessageFilter:
+    return (_short_sql_filter if len(text) <= _SHORT_CHARS_MAX else _long_sql_filter)(text)
+
+
+def _compile_sql(text: str) -> MessageFilter:
+    compiled = CompiledFilter(text)
+    scan_max = max(1, SQL_COMPARISONS_MAX // compiled.cost)
+    return MessageFilter(matches_properties=compiled.matches_encoded, scan_max=scan_max)
+
+
+_short_sql_filter = lru_cache(maxsize=_SHORT_CACHE_SIZE)(_compile_sql)
+_long_sql_filter = lru_cache(maxsize=_LONG_CACHE_SIZE)(_compile_sql)

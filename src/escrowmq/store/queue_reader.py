@@ -1,4 +1,10 @@
-"""Read a queue: which records a pull gets, as slices of the log, not copied."""
+"""Read a queue: choose the records of a pull and return them as slices of the log, not copied.
+
+    queue entries --filter, limits--> ranges of the log --> memoryviews
+
+Also look up records by time (`offset_by_time`) and read the edges of a record without decoding all
+of it (`RecordSummary`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,7 @@ import enum
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Protocol
 
 import msgspec
 
@@ -16,26 +22,47 @@ from escrowmq.store.commit_log import CommitLog
 from escrowmq.store.consume_queue import BLANK_SIZE, ENTRY, ConsumeQueue
 from escrowmq.store.settings import QUEUE_ENTRY_BYTES
 
-SCANNED_MAX: Final = 800  # entries that one read may look at while a filter refuses them
 _STORED_MS = struct.Struct(">q")
 _SIZE_MAGIC = struct.Struct(">iI")
 _INT = struct.Struct(">i")
 
 
+class EntryFilter(Protocol):
+    """Which messages a reader wants, as far as the store has to know it.
+
+    The tags code of a message is in its queue entry. Its properties are in the log, so they are
+    read only if the tags code matches and `matches_properties` is not None.
+    """
+
+    @property
+    def tags_codes(self) -> frozenset[int] | None:
+        """The tags codes that match; None means that every code does."""
+
+    @property
+    def matches_properties(self) -> Callable[[bytes], bool] | None:
+        """A test of the encoded properties; None means that there is none."""
+
+    @property
+    def scan_max(self) -> int:
+        """How many entries one read may test, unless it may return more messages than that."""
+
+
 class ReadStatus(enum.Enum):
     FOUND = "found"
-    NO_MATCH = "no message matched the filter, as far as was looked"
-    NO_QUEUE = "there is no such queue"
+    NO_MATCH = "no message matched the filter within the entries that were tested"
+    NO_QUEUE = "the queue does not exist"
     EMPTY = "the queue has no message"
     TOO_SMALL = "the offset is below the oldest message"
     AT_END = "the offset is that of the next message to come"
-    PAST_END = "the offset is past the next message to come"
+    PAST_END = "the offset is above that of the next message to come"
 
 
 @dataclass(slots=True, kw_only=True)
 class QueueRead:
+    """The result of a read. The slices are views of the log files and stay valid."""
+
     status: ReadStatus
-    next_offset: QueueOffset  # where to read on
+    next_offset: QueueOffset  # where the next read continues
     min_offset: QueueOffset
     max_offset: QueueOffset
     count: int = 0
@@ -53,69 +80,56 @@ def read_queue(
     *,
     count_max: int,
     bytes_max: int,
-    tag_filter: Callable[[int], bool] | None = None,
-    property_filter: Callable[[bytes], bool] | None = None,
-    scanned_max: int = SCANNED_MAX,
+    message_filter: EntryFilter | None = None,
 ) -> QueueRead:
-    """At most `count_max` records and `bytes_max` bytes, but one record at the least.
+    """Read at most `count_max` records and `bytes_max` bytes, but at least one record.
 
-    `accepts` is asked with the tags code of each entry, `wants` with the properties of its record;
-    refused ones are stepped over, `scanned_max` of them at most.
+    Messages that the filter rejects are skipped; `next_offset` of the result is behind them. After
+    `message_filter.scan_max` entries (or `count_max`, if that is more) the read returns what it
+    has, so that a filter that matches nothing does not hold up other requests.
     """
-    nothing = _empty_read(log, queue, queue_offset)
-    if nothing is not None or queue is None:
-        assert nothing is not None
-        return nothing
-    found = QueueRead(
-        status=ReadStatus.NO_MATCH,
-        next_offset=QueueOffset(queue_offset),
-        min_offset=queue.min_offset(log.begin),
-        max_offset=queue.visible_end,
-    )
-    picker = _SliceCollector(log, found, count_max, bytes_max, tag_filter, property_filter)
-    scanned = 0
-    is_filtered = tag_filter is not None or property_filter is not None
-    scanned_max = max(count_max, scanned_max) if is_filtered else count_max
-    while scanned < scanned_max and found.next_offset < queue.visible_end:
-        entries = queue.entries(
-            found.next_offset, min(scanned_max - scanned, queue.visible_end - found.next_offset)
-        )
-        scanned += len(entries) // QUEUE_ENTRY_BYTES
-        if not picker.add_entries(entries):
-            break
-    picker.finish()
-    if found.count:
-        found.status = ReadStatus.FOUND
-    return found
-
-
-def _empty_read(log: CommitLog, queue: ConsumeQueue | None, queue_offset: int) -> QueueRead | None:
     if queue is None:
         zero = QueueOffset(0)
         return QueueRead(
             status=ReadStatus.NO_QUEUE, next_offset=zero, min_offset=zero, max_offset=zero
         )
     low, high = queue.min_offset(log.begin), queue.visible_end
-    if high == 0 or low == high == queue_offset:
-        status = ReadStatus.EMPTY if high == 0 else ReadStatus.AT_END
-        return QueueRead(status=status, next_offset=high, min_offset=low, max_offset=high)
-    if queue_offset < low:
-        return QueueRead(
-            status=ReadStatus.TOO_SMALL, next_offset=low, min_offset=low, max_offset=high
+    if not low <= queue_offset < high:
+        return _empty_read(queue_offset, low, high)
+    result = QueueRead(
+        status=ReadStatus.NO_MATCH,
+        next_offset=QueueOffset(queue_offset),
+        min_offset=low,
+        max_offset=high,
+    )
+    collector = _SliceCollector(log, result, count_max, bytes_max, message_filter)
+    scanned, scan_max = 0, collector.scan_max
+    while scanned < scan_max and result.next_offset < high:
+        entries = queue.entries(
+            result.next_offset, min(scan_max - scanned, high - result.next_offset)
         )
-    if queue_offset == high:
-        return QueueRead(
-            status=ReadStatus.AT_END, next_offset=high, min_offset=low, max_offset=high
-        )
-    if queue_offset > high:
-        return QueueRead(
-            status=ReadStatus.PAST_END, next_offset=high, min_offset=low, max_offset=high
-        )
-    return None
+        scanned += len(entries) // QUEUE_ENTRY_BYTES
+        if not collector.add_entries(entries):
+            break
+    result.slices = collector.slices()
+    if result.count:
+        result.status = ReadStatus.FOUND
+    return result
+
+
+def _empty_read(queue_offset: int, low: QueueOffset, high: QueueOffset) -> QueueRead:
+    status, next_offset = ReadStatus.AT_END, high
+    if high == 0:
+        status = ReadStatus.EMPTY
+    elif queue_offset < low:
+        status, next_offset = ReadStatus.TOO_SMALL, low
+    elif queue_offset > high:
+        status = ReadStatus.PAST_END
+    return QueueRead(status=status, next_offset=next_offset, min_offset=low, max_offset=high)
 
 
 class _SliceCollector:
-    """Turns queue entries into slices of the log; records that lie side by side become one."""
+    """Turns queue entries into ranges of the log. Neighbouring records become one range."""
 
     def __init__(
         self,
@@ -123,56 +137,72 @@ class _SliceCollector:
         result: QueueRead,
         count_max: int,
         bytes_max: int,
-        tag_filter: Callable[[int], bool] | None,
-        property_filter: Callable[[bytes], bool] | None,
+        message_filter: EntryFilter | None,
     ) -> None:
         self._log = log
         self._result = result
-        self._count_max = self._remaining_count = count_max
+        self._count_max = self._remaining_count = self.scan_max = count_max
         self._remaining_bytes = bytes_max
-        self._tag_filter = tag_filter
-        self._property_filter = property_filter
+        self._tags_codes: frozenset[int] | None = None
+        self._matches_properties: Callable[[bytes], bool] | None = None
+        if message_filter is not None:
+            self._tags_codes = message_filter.tags_codes
+            self._matches_properties = message_filter.matches_properties
+            if self._tags_codes is not None or self._matches_properties is not None:
+                self.scan_max = max(count_max, message_filter.scan_max)
         self._ranges: list[tuple[int, int]] = []
 
     def add_entries(self, entries: bytes | bytearray | memoryview) -> bool:
-        """Whether there is room for more."""
-        accepts, wants, runs = self._tag_filter, self._property_filter, self._ranges
-        begin, end = runs[-1] if runs else (-1, -1)
-        count_left, bytes_left, seen = self._remaining_count, self._remaining_bytes, 0
+        """Add the matching entries. Return whether the limits allow more."""
+        # The inner loop of every pull: local names, a set look-up instead of a call for tags.
+        tags_codes, matches_properties = self._tags_codes, self._matches_properties
+        ranges = self._ranges
+        begin, end = ranges[-1] if ranges else (-1, -1)
+        remaining_count, remaining_bytes = self._remaining_count, self._remaining_bytes
+        tested = 0
         for log_offset, size, tags_code in ENTRY.iter_unpack(entries):
             if (
                 size != BLANK_SIZE
-                and (accepts is None or accepts(tags_code))
-                and (wants is None or wants(self._properties(log_offset, size)))
+                and (tags_codes is None or tags_code in tags_codes)
+                and (
+                    matches_properties is None
+                    or matches_properties(self._properties(log_offset, size))
+                )
             ):
-                bytes_left -= size
-                if count_left == 0 or (bytes_left < 0 and count_left < self._count_max):
-                    bytes_left = -1
+                remaining_bytes -= size
+                # The byte limit does not apply to the first record.
+                if remaining_count == 0 or (
+                    remaining_bytes < 0 and remaining_count < self._count_max
+                ):
+                    remaining_bytes = -1
                     break
-                count_left -= 1
+                remaining_count -= 1
                 if log_offset == end:
                     end += size
-                    runs[-1] = begin, end
+                    ranges[-1] = begin, end
                 else:
                     begin, end = log_offset, log_offset + size
-                    runs.append((begin, end))
-            seen += 1
-        found = self._result
-        found.next_offset = QueueOffset(found.next_offset + seen)
-        found.count += self._remaining_count - count_left
-        self._remaining_count, self._remaining_bytes = count_left, bytes_left
-        return count_left > 0 and bytes_left >= 0
+                    ranges.append((begin, end))
+            tested += 1
+        result = self._result
+        result.next_offset = QueueOffset(result.next_offset + tested)
+        result.count += self._remaining_count - remaining_count
+        self._remaining_count, self._remaining_bytes = remaining_count, remaining_bytes
+        return remaining_count > 0 and remaining_bytes >= 0
+
+    def slices(self) -> list[memoryview]:
+        return self._log.slices(self._ranges)
 
     def _properties(self, log_offset: int, size: int) -> bytes:
-        glance = read_record_summary(self._log, 0, log_offset, size)
-        return b"" if glance is None else glance.properties
+        summary = read_record_summary(self._log, 0, log_offset, size)
+        return b"" if summary is None else summary.properties
 
-    def finish(self) -> None:
-        self._result.slices = self._log.slices(self._ranges)
+
+# --- records without their bodies ----------------------------------------------------------------
 
 
 class RecordSummary(msgspec.Struct, frozen=True, gc=False):
-    """A record, as far as its queue and its edges tell."""
+    """What can be read of a record without decoding its body or checking its CRC."""
 
     queue_offset: int
     log_offset: int
@@ -184,36 +214,44 @@ class RecordSummary(msgspec.Struct, frozen=True, gc=False):
 def read_record_summary(
     log: CommitLog, queue_offset: int, log_offset: int, size: int
 ) -> RecordSummary | None:
+    """Return the summary of a record, or None if the bytes there do not look like one."""
     try:
         view = log.view(log_offset, log_offset + size)
         own_size, magic = _SIZE_MAGIC.unpack_from(view)
+        # The layout is in message/record.py. Host addresses, body and topic vary in length.
         host_bits = view[39]
-        at = 56 if not host_bits & BORN_HOST_IPV6 else 68
-        stored_ms = _STORED_MS.unpack_from(view, at)[0]
-        at += 28 if not host_bits & STORE_HOST_IPV6 else 40
-        at += 4 + _INT.unpack_from(view, at)[0]  # the body
-        at += 1 + view[at] if magic == MAGIC_V1 else 2 + view[at] * 256 + view[at + 1]  # the topic
-        length = view[at] * 256 + view[at + 1]
+        position = 56 if not host_bits & BORN_HOST_IPV6 else 68
+        stored_ms = _STORED_MS.unpack_from(view, position)[0]
+        position += 28 if not host_bits & STORE_HOST_IPV6 else 40
+        position += 4 + _INT.unpack_from(view, position)[0]  # the body
+        if magic == MAGIC_V1:
+            position += 1 + view[position]  # the topic
+        else:
+            position += 2 + view[position] * 256 + view[position + 1]
+        properties_bytes = view[position] * 256 + view[position + 1]
     except (RecordNotFound, struct.error, IndexError):
         return None
-    if own_size != size or magic not in (MAGIC_V1, MAGIC_V2) or at + 2 + length != size:
+    if own_size != size or magic not in (MAGIC_V1, MAGIC_V2):
         return None
-    return RecordSummary(queue_offset, log_offset, size, stored_ms, bytes(view[at + 2 :]))
+    if position + 2 + properties_bytes != size:
+        return None
+    return RecordSummary(queue_offset, log_offset, size, stored_ms, bytes(view[position + 2 :]))
 
 
-def stored_ms_at(log: CommitLog, log_offset: int, size: int) -> int:
-    """When the record there was stored, without decoding the rest of it."""
-    view = log.view(log_offset, log_offset + size)
-    at = 68 if view[39] & BORN_HOST_IPV6 else 56
-    return int(_STORED_MS.unpack_from(view, at)[0])
+# --- records by time -----------------------------------------------------------------------------
 
 
 def offset_by_time(
     log: CommitLog, queue: ConsumeQueue, time_ms: int, *, upper: bool = False
 ) -> QueueOffset:
-    """The first message stored at `time_ms` or later; with `upper`, the last one not later."""
+    """Return the offset of the first message stored at `time_ms` or later.
+
+    With `upper`, return the offset of the last message that is not later. The result is within the
+    queue, or its next offset if every message is older.
+    """
     low, high = queue.min_offset(log.begin), queue.next_offset
     first = low
+    # Stored times never decrease within a log, so this is a binary search.
     while low < high:
         middle = QueueOffset((low + high) // 2)
         stored_ms = first_stored_ms(log, queue, middle)
@@ -225,9 +263,18 @@ def offset_by_time(
 
 
 def first_stored_ms(log: CommitLog, queue: ConsumeQueue, queue_offset: int) -> int | None:
-    """Of the message at this offset, or of the next one that is there."""
-    for at in range(queue_offset, queue.next_offset):
-        log_offset, size, _ = queue.entry(at)
+    """Return when the message at this offset was stored, or the next one if it is a blank entry.
+
+    Return None if no message follows.
+    """
+    for offset in range(queue_offset, queue.next_offset):
+        log_offset, size, _ = queue.entry(offset)
         if size != BLANK_SIZE:
-            return stored_ms_at(log, log_offset, size)
+            return _stored_ms(log, log_offset, size)
     return None
+
+
+def _stored_ms(log: CommitLog, log_offset: int, size: int) -> int:
+    view = log.view(log_offset, log_offset + size)
+    position = 68 if view[39] & BORN_HOST_IPV6 else 56
+    return int(_STORED_MS.unpack_from(view, position)[0])

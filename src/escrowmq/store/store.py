@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from escrowmq.errors import (
@@ -60,7 +60,7 @@ from escrowmq.store.disk import Disk, Lock, ViewCache, remove_file, write_file
 from escrowmq.store.key_index import REDO_PATH as REDO_PATH
 from escrowmq.store.key_index import RESULTS_MAX, KeyIndex
 from escrowmq.store.queue_reader import (
-    SCANNED_MAX,
+    EntryFilter,
     QueueRead,
     RecordSummary,
     first_stored_ms,
@@ -90,9 +90,7 @@ class StoreReader:
         *,
         count_max: int = 32,
         bytes_max: int = 256 * 1024,
-        tag_filter: Callable[[int], bool] | None = None,
-        property_filter: Callable[[bytes], bool] | None = None,
-        scanned_max: int = SCANNED_MAX,
+        message_filter: EntryFilter | None = None,
     ) -> QueueRead:
         queue = self._queues.find(topic, queue_id)
         return read_queue(
@@ -101,9 +99,7 @@ class StoreReader:
             queue_offset,
             count_max=count_max,
             bytes_max=bytes_max,
-            tag_filter=tag_filter,
-            property_filter=property_filter,
-            scanned_max=scanned_max,
+            message_filter=message_filter,
         )
 
     def record_at(self, log_offset: int) -> StoredRecord:

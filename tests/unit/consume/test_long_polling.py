@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from escrowmq.consume.long_polling import HeldPull, LongPolls
+from escrowmq.consume.subscription import MATCH_ALL, MessageFilter
 from escrowmq.message.record import QueueOffset
 from tests.support.leftovers import leftovers
 
@@ -19,7 +18,7 @@ def pull(
     wanted: int = 10,
     due_ms: int = 15_000,
     line: str = "line",
-    accepts: Callable[[int], bool] | None = None,
+    message_filter: MessageFilter = MATCH_ALL,
 ) -> HeldPull[str]:
     return HeldPull(
         topic=topic,
@@ -28,8 +27,15 @@ def pull(
         due_ms=due_ms,
         channel=line,
         payload=name,
-        tag_filter=accepts,
+        message_filter=message_filter,
     )
+
+
+TAG_SEVEN = MessageFilter(frozenset({7}))
+
+
+def arrivals(tags_codes: list[int] | None) -> list[tuple[int, bytes]] | None:
+    return None if tags_codes is None else [(tags_code, b"") for tags_code in tags_codes]
 
 
 def names(pulls: list[HeldPull[str]]) -> list[str]:
@@ -60,15 +66,22 @@ def test_a_filter_must_accept_one_of_those_that_arrived(
     codes: list[int] | None, wakes: bool
 ) -> None:
     waiting = LongPolls[str]()
-    waiting.add(pull(accepts=frozenset({7}).__contains__))
-    assert bool(waiting.take_ready("orders", 0, 10 + len(codes or [0]), codes)) is wakes
+    waiting.add(pull(message_filter=TAG_SEVEN))
+    assert bool(waiting.take_ready("orders", 0, 10 + len(codes or [0]), arrivals(codes))) is wakes
+
+
+def test_a_filter_by_properties_must_match_an_arrival() -> None:
+    waiting = LongPolls[str]()
+    waiting.add(pull(message_filter=MessageFilter(matches_properties=b"yes".__eq__)))
+    assert waiting.take_ready("orders", 0, 12, [(0, b"no"), (0, b"never")]) == []
+    assert names(waiting.take_ready("orders", 0, 13, [(0, b"yes")])) == ["p"]
 
 
 def test_what_lies_before_the_wanted_offset_does_not_wake() -> None:
     waiting = LongPolls[str]()
-    waiting.add(pull(wanted=10, accepts=frozenset({7}).__contains__))
-    assert waiting.take_ready("orders", 0, 12, [7, 1, 1]) == []  # offsets 9, 10, 11
-    assert names(waiting.take_ready("orders", 0, 13, [7])) == ["p"]
+    waiting.add(pull(wanted=10, message_filter=TAG_SEVEN))
+    assert waiting.take_ready("orders", 0, 12, arrivals([7, 1, 1])) == []  # offsets 9, 10, 11
+    assert names(waiting.take_ready("orders", 0, 13, arrivals([7]))) == ["p"]
 
 
 def test_whether_anybody_waits_is_known_before_codes_are_looked_up() -> None:

@@ -17,13 +17,14 @@ from escrowmq.consume.pull import (
     ReadLimits,
     bulk_read_limits,
     check_queue_access,
-    group_subscription,
+    group_filter,
     hold_ms,
     pull_result,
     read_limits,
-    request_subscription,
+    request_filter,
 )
-from escrowmq.consume.subscription import ExpressionType, Subscription
+from escrowmq.consume.subscription import ExpressionType, MessageFilter, Subscription
+from escrowmq.message.keys import java_hash
 from escrowmq.store.config_files import GroupConfig, TopicConfig
 from escrowmq.store.queue_reader import ReadStatus
 
@@ -98,13 +99,14 @@ def test_places_are_refused_in_order(place: Place, code: int | None, forbidden: 
 def test_the_subscription_in_the_request_counts(
     expression: str | None, kind: str | None, code: int | None
 ) -> None:
-    got = request_subscription("orders", expression, expression_type=kind, version=3)
+    result = request_filter("orders", expression, expression_type=kind, version=3)
     if code is None:
-        assert isinstance(got, Subscription)
-        assert (got.topic, got.version) == ("orders", 3)
+        assert isinstance(result, MessageFilter)
+        assert result.matches(java_hash("a"), b"")
+        assert result.matches(java_hash("c"), b"") is (expression is None)
     else:
-        assert isinstance(got, PullRefusal)
-        assert got.code == code
+        assert isinstance(result, PullRefusal)
+        assert result.code == code
 
 
 def connected(
@@ -151,8 +153,18 @@ NO_BROADCAST = GroupConfig(group_name="g", consume_broadcast_enable=False)
 def test_the_groups_subscription_is_refused_in_order(
     rules: GroupConfig, group: ConsumerGroup | None, code: int | None
 ) -> None:
-    got = group_subscription("orders", version=5, access=rules, group=group)
-    assert (got.code if isinstance(got, PullRefusal) else None) == code
+    result = group_filter("orders", version=5, access=rules, group=group)
+    assert (result.code if isinstance(result, PullRefusal) else None) == code
+
+
+def test_an_invalid_expression_of_the_group_is_refused_when_it_pulls() -> None:
+    subscription = Subscription(topic="orders", expression="a >", expression_type="SQL92")
+    group = ConsumerGroup(
+        name="g", settings=ConsumerGroupSettings(), subscriptions={"orders": subscription}
+    )
+    result = group_filter("orders", version=0, access=ON, group=group, sql_enabled=True)
+    assert isinstance(result, PullRefusal)
+    assert result.code == 27
 
 
 @pytest.mark.parametrize(

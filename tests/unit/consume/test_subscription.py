@@ -1,4 +1,4 @@
-"""TAG expressions, row by row, and the filter made of them."""
+"""Subscriptions and the message filters that they are compiled to."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import pytest
 
 from escrowmq.consume.subscription import (
     EXPRESSION_CHARS_MAX,
+    MATCH_ALL,
     SQL92,
+    SQL_COMPARISONS_MAX,
     TAG,
     Subscription,
     compile_subscription,
     parse_heartbeat_subscription,
     parse_subscription,
-    tag_filter,
 )
 from escrowmq.errors import InvalidSubscription
 from escrowmq.message.keys import java_hash, tags_and_keys
@@ -40,10 +41,10 @@ from escrowmq.message.keys import java_hash, tags_and_keys
         ("two words || 标签", ("two words", "标签")),
     ],
 )
-def test_tags_are_read_off_the_expression(expression: str | None, tags: tuple[str, ...]) -> None:
+def test_tags_come_from_the_expression(expression: str | None, tags: tuple[str, ...]) -> None:
     subscription = parse_subscription("orders", expression, version=7)
     assert subscription.tags == tags
-    assert subscription.tags_codes == {java_hash(tag) for tag in tags}
+    assert (subscription.tag_filter.tags_codes or set()) == {java_hash(tag) for tag in tags}
     assert (subscription.topic, subscription.expression_type, subscription.version) == (
         "orders",
         "TAG",
@@ -52,7 +53,7 @@ def test_tags_are_read_off_the_expression(expression: str | None, tags: tuple[st
 
 
 @pytest.mark.parametrize("kind", [None, "", "TAG"])
-def test_no_kind_means_tags(kind: str | None) -> None:
+def test_no_expression_type_means_tags(kind: str | None) -> None:
     assert parse_subscription("orders", "a", expression_type=kind).tags == ("a",)
 
 
@@ -67,7 +68,7 @@ def test_no_kind_means_tags(kind: str | None) -> None:
         ("x" * (EXPRESSION_CHARS_MAX + 1), "SQL92"),
     ],
 )
-def test_an_expression_that_cannot_be_read_is_an_error(expression: str, kind: str) -> None:
+def test_an_invalid_expression_is_an_error(expression: str, kind: str) -> None:
     with pytest.raises(InvalidSubscription):
         parse_subscription("orders", expression, expression_type=kind)
 
@@ -77,28 +78,47 @@ def test_sql_filters_by_properties_not_by_tags() -> None:
     assert subscription == Subscription(
         topic="orders", expression="price > 3", expression_type="SQL92", version=1
     )
-    assert tag_filter(subscription) is None
-    assert subscription.compiled_filter is not None
-    assert subscription.compiled_filter.matches_encoded(b"price\x014\x02")
+    message_filter = compile_subscription(subscription)
+    assert message_filter.tags_codes is None
+    assert not message_filter.matches_all
+    assert message_filter.matches(7, b"price\x014\x02")
+    assert not message_filter.matches(7, b"price\x013\x02")
 
 
 def test_an_expression_of_a_heartbeat_is_compiled_when_it_is_needed() -> None:
-    heard = parse_heartbeat_subscription("orders", " price > 3 ", expression_type=SQL92, version=7)
-    assert heard.compiled_filter is None
-    needed = compile_subscription(heard)
-    assert needed == heard
-    assert needed.compiled_filter is not None
-    assert needed.compiled_filter.matches_encoded(b"price\x014\x02")
-    flawed = parse_heartbeat_subscription("orders", "price >", expression_type=SQL92, version=7)
+    subscription = parse_heartbeat_subscription(
+        "orders", " price > 3 ", expression_type=SQL92, version=7
+    )
+    assert compile_subscription(subscription).matches(0, b"price\x014\x02")
+    invalid = parse_heartbeat_subscription("orders", "price >", expression_type=SQL92, version=7)
     with pytest.raises(InvalidSubscription, match="at character 8"):
-        compile_subscription(flawed)
+        compile_subscription(invalid)
     for expression, kind in (("||", TAG), ("x" * (EXPRESSION_CHARS_MAX + 1), SQL92)):
         with pytest.raises(InvalidSubscription):
             parse_heartbeat_subscription("orders", expression, expression_type=kind, version=7)
 
 
-def test_everything_needs_no_filter() -> None:
-    assert tag_filter(parse_subscription("orders", "*")) is None
+@pytest.mark.parametrize("expression", ["a = 1234", " OR ".join(["a = 1234"] * 60)])
+def test_an_expression_is_compiled_once(expression: str) -> None:
+    filters = [
+        compile_subscription(parse_subscription(topic, expression, expression_type=SQL92))
+        for topic in ("orders", "stock")
+    ]
+    assert filters[0] is filters[1]
+
+
+def test_a_long_expression_tests_fewer_messages_per_read() -> None:
+    short = parse_subscription("orders", "a = 1", expression_type=SQL92)
+    long = parse_subscription("orders", " OR ".join(["a = 1"] * 9), expression_type=SQL92)
+    assert compile_subscription(short).scan_max == SQL_COMPARISONS_MAX
+    assert compile_subscription(long).scan_max == SQL_COMPARISONS_MAX // 10
+
+
+def test_the_filter_of_all_messages_tests_nothing() -> None:
+    message_filter = compile_subscription(parse_subscription("orders", "*"))
+    assert message_filter == MATCH_ALL
+    assert message_filter.matches_all
+    assert message_filter.matches(7, b"")
 
 
 @pytest.mark.parametrize(
@@ -111,16 +131,12 @@ def test_everything_needs_no_filter() -> None:
         (b"", False),
     ],
 )
-def test_the_filter_is_asked_with_what_the_store_puts_into_a_queue(
-    properties: bytes, passes: bool
-) -> None:
-    accepts = tag_filter(parse_subscription("orders", "paid || shipped"))
-    assert accepts is not None
-    code, _ = tags_and_keys("orders", properties, 0)
-    assert accepts(code) is passes
+def test_tags_are_compared_by_the_code_of_the_queue_entry(properties: bytes, passes: bool) -> None:
+    message_filter = compile_subscription(parse_subscription("orders", "paid || shipped"))
+    tags_code, _ = tags_and_keys("orders", properties, 0)
+    assert message_filter.matches(tags_code, properties) is passes
 
 
-def test_tags_with_the_same_hash_pass_and_are_the_clients_to_drop() -> None:
-    accepts = tag_filter(parse_subscription("orders", "Aa"))
-    assert accepts is not None
-    assert accepts(java_hash("BB"))
+def test_tags_with_the_same_hash_pass_and_the_client_drops_them() -> None:
+    message_filter = compile_subscription(parse_subscription("orders", "Aa"))
+    assert message_filter.matches(java_hash("BB"), b"TAGS\x01BB\x02")

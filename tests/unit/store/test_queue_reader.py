@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from escrowmq.consume.subscription import (
+    TAG_SCAN_MAX,
+    MessageFilter,
+    compile_subscription,
+    parse_subscription,
+)
 from escrowmq.errors import CorruptRecord, RecordNotFound
-from escrowmq.message.keys import decode_offset_id, encode_offset_id, java_hash
+from escrowmq.message.keys import decode_offset_id, encode_offset_id
 from escrowmq.message.record import NewRecord, QueueOffset
 from escrowmq.store.commit_log import CommitLog, LogBatch
 from escrowmq.store.consume_queue import ConsumeQueue
 from escrowmq.store.disk import Disk, RealDisk, ViewCache
-from escrowmq.store.queue_reader import SCANNED_MAX, ReadStatus, offset_by_time
+from escrowmq.store.queue_reader import EntryFilter, ReadStatus, offset_by_time
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import MemoryDisk
 from tests.support.store_appends import FIRST_FILE, append, bodies, plain
@@ -108,23 +113,60 @@ def tagged(tag: str, body: bytes = b"") -> NewRecord:
     return plain(body, properties=properties(TAGS=tag))
 
 
-def accepts(tag: str) -> Callable[[int], bool]:
-    return java_hash(tag).__eq__
+def tag_filter(tag: str) -> EntryFilter:
+    return compile_subscription(parse_subscription("T", tag))
+
+
+def sql_filter(expression: str) -> MessageFilter:
+    return compile_subscription(parse_subscription("T", expression, expression_type="SQL92"))
 
 
 def test_a_filter_picks_by_tags_code(store: MessageStore) -> None:
     append(store, *(tagged("odd" if n % 2 else "even", b"%d" % n) for n in range(9)))
-    odd = store.read("T", 0, 0, tag_filter=accepts("odd"))
+    odd = store.read("T", 0, 0, message_filter=tag_filter("odd"))
     assert bodies(odd) == [b"1", b"3", b"5", b"7"]
     assert odd.next_offset == 9
-    some = store.read("T", 0, 0, tag_filter=accepts("odd"), count_max=2)
+    some = store.read("T", 0, 0, message_filter=tag_filter("odd"), count_max=2)
     assert bodies(some) == [b"1", b"3"]
-    assert bodies(store.read("T", 0, some.next_offset, tag_filter=accepts("odd"))) == [b"5", b"7"]
+    assert bodies(store.read("T", 0, some.next_offset, message_filter=tag_filter("odd"))) == [
+        b"5",
+        b"7",
+    ]
+
+
+def test_a_filter_selects_by_properties(store: MessageStore) -> None:
+    append(store, *(plain(b"%d" % n, properties=properties(n=str(n))) for n in range(9)))
+    result = store.read("T", 0, 0, message_filter=sql_filter("n > 2 AND n < 5"))
+    assert bodies(result) == [b"3", b"4"]
+    assert result.next_offset == 9
+
+
+def test_properties_are_read_only_if_the_tags_code_matches(store: MessageStore) -> None:
+    append(store, *(tagged("odd" if n % 2 else "even", b"%d" % n) for n in range(9)))
+    tested: list[bytes] = []
+
+    def reject(encoded: bytes) -> bool:
+        tested.append(encoded)
+        return False
+
+    odd = tag_filter("odd").tags_codes
+    result = store.read("T", 0, 0, message_filter=MessageFilter(odd, reject))
+    assert result.status is ReadStatus.NO_MATCH
+    assert tested == [properties(TAGS="odd")] * 4
+
+
+def test_a_filter_by_properties_limits_the_messages_it_tests(store: MessageStore) -> None:
+    append(store, *(plain() for _ in range(9)))
+    message_filter = replace(sql_filter("n = 1"), scan_max=4)
+    first = store.read("T", 0, 0, message_filter=message_filter, count_max=2)
+    assert (first.status, first.next_offset) == (ReadStatus.NO_MATCH, 4)
+    second = store.read("T", 0, 0, message_filter=message_filter, count_max=6)
+    assert (second.status, second.next_offset) == (ReadStatus.NO_MATCH, 6)
 
 
 def test_a_filter_that_matches_nothing_still_moves_on(store: MessageStore) -> None:
     append(store, *(tagged("a") for _ in range(9)))
-    found = store.read("T", 0, 2, tag_filter=accepts("b"))
+    found = store.read("T", 0, 2, message_filter=tag_filter("b"))
     assert found.status is ReadStatus.NO_MATCH
     assert (found.next_offset, found.count, found.slices) == (9, 0, [])
 
@@ -133,13 +175,15 @@ def test_a_filter_that_matches_nothing_still_moves_on(store: MessageStore) -> No
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_a_filter_looks_at_so_many_entries_and_no_more(checkpointed: bool) -> None:
     store = open_store(MemoryDisk(), replace(TINY, segment_bytes=1 << 20, queue_file_bytes=4000))
-    append(store, *(tagged("a") for _ in range(SCANNED_MAX + 50)), tagged("b", b"found"))
+    append(store, *(tagged("a") for _ in range(TAG_SCAN_MAX + 50)), tagged("b", b"found"))
     if checkpointed:
         store.checkpoint()
-    found = store.read("T", 0, 0, tag_filter=accepts("b"))
-    assert (found.status, found.next_offset) == (ReadStatus.NO_MATCH, SCANNED_MAX)
-    assert bodies(store.read("T", 0, found.next_offset, tag_filter=accepts("b"))) == [b"found"]
-    many = store.read("T", 0, 0, tag_filter=accepts("b"), count_max=SCANNED_MAX + 51)
+    found = store.read("T", 0, 0, message_filter=tag_filter("b"))
+    assert (found.status, found.next_offset) == (ReadStatus.NO_MATCH, TAG_SCAN_MAX)
+    assert bodies(store.read("T", 0, found.next_offset, message_filter=tag_filter("b"))) == [
+        b"found"
+    ]
+    many = store.read("T", 0, 0, message_filter=tag_filter("b"), count_max=TAG_SCAN_MAX + 51)
     assert bodies(many) == [b"found"]
 
 

@@ -19,7 +19,7 @@ from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
 from escrowmq.broker.statistics import Statistics
 from escrowmq.consume.members import ConsumerGroups, Member, ProducerGroups
 from escrowmq.consume.offsets import ConsumerOffsets
-from escrowmq.consume.subscription import TAG, Subscription, tag_filter
+from escrowmq.consume.subscription import Subscription
 from escrowmq.errors import CorruptRecord, RecordNotFound, RemoteProtocolError, RequestRefused
 from escrowmq.message.keys import decode_offset_id
 from escrowmq.remoting.bodies import QueueName, SubscriptionEntry, TopicList, encode_body
@@ -280,7 +280,7 @@ def subscription_entry(subscription: Subscription) -> SubscriptionEntry:
         topic=subscription.topic,
         sub_string=subscription.expression,
         tags_set=list(subscription.tags),
-        code_set=sorted(subscription.tags_codes),
+        code_set=sorted(subscription.tag_filter.tags_codes or ()),
         sub_version=subscription.version,
         expression_type=subscription.expression_type,
     )
@@ -421,9 +421,6 @@ class OffsetAdmin:
         subscription = None
         if fields.consumer_group:
             subscription = self._consumers.subscription(fields.consumer_group, fields.topic)
-        accepts = None
-        if subscription is not None and subscription.expression_type == TAG:
-            accepts = tag_filter(subscription)
         count = max(0, min(fields.count, QUEUE_ENTRIES_MAX))
         found = self._store.entries(fields.topic, fields.queue_id, fields.index, count)
         body = QueueEntries(
@@ -434,7 +431,8 @@ class OffsetAdmin:
                     physic_offset=log_offset,
                     physic_size=size,
                     tags_code=tags_code,
-                    eval=subscription is not None and (accepts is None or accepts(tags_code)),
+                    eval=subscription is not None
+                    and subscription.tag_filter.matches(tags_code, b""),
                 )
                 for log_offset, size, tags_code in found
             ],

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from escrowmq.broker.dispatch import Channel
 from escrowmq.broker.metadata import PERM_READ, SubscriptionGroups, TopicTable
 from escrowmq.broker.statistics import BrokerCounters
-from escrowmq.consume.long_polling import HeldPull, LongPolls
+from escrowmq.consume.long_polling import Arrival, HeldPull, LongPolls
 from escrowmq.consume.members import ConsumerGroups
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.consume.pull import (
@@ -23,23 +22,19 @@ from escrowmq.consume.pull import (
     ReadLimits,
     bulk_read_limits,
     check_queue_access,
-    group_subscription,
+    group_filter,
     hold_ms,
     pull_result,
     read_limits,
-    request_subscription,
+    request_filter,
 )
-from escrowmq.consume.subscription import Subscription, tag_filter
+from escrowmq.consume.subscription import MessageFilter
 from escrowmq.message.batch import Appendable, RecordRun
 from escrowmq.message.keys import has_queue_entry, tags_and_keys
 from escrowmq.message.record import QueueOffset
 from escrowmq.remoting.headers import PullMessage, PullMessageResponse
 from escrowmq.remoting.requests import Request
-from escrowmq.store.queue_reader import SCANNED_MAX
 from escrowmq.store.store import MessageStore
-
-# Comparisons that one pull by SQL92 may make before others get their turn: some milliseconds.
-SQL_EVALUATIONS_MAX: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +48,7 @@ class PullRules:
     allows_sql: bool = False
 
 
-# Beside the subscription: who asked what.
-_HeldRequest = tuple[Channel, Request[PullMessage], Subscription]
+_HeldRequest = tuple[Channel, Request[PullMessage]]
 
 
 class PullProcessor:
@@ -79,9 +73,9 @@ class PullProcessor:
 
     def pull(self, channel: Channel, request: Request[PullMessage], now_ms: int) -> None:
         fields = request.head.fields
-        wanted = self._find_subscription(fields, now_ms)
-        if isinstance(wanted, PullRefusal):
-            self._refuse(channel, request, wanted)
+        message_filter = self._find_filter(fields, now_ms)
+        if isinstance(message_filter, PullRefusal):
+            self._refuse(channel, request, message_filter)
             return
         if fields.sys_flag & FLAG_COMMIT_OFFSET:
             self._offsets.commit(
@@ -91,27 +85,25 @@ class PullProcessor:
         if reset is not None and reset != fields.queue_offset:
             self._respond_offset_reset(channel, request, reset)
             return
-        self._read(channel, request, wanted, now_ms, is_first_read=True)
+        self._read(channel, request, message_filter, now_ms, is_first_read=True)
 
     def messages_arrived(self, records: Sequence[Appendable], now_ms: int) -> None:
         """New messages can be read: wake those who waited for them."""
         if not len(self._long_polls):
             return
-        codes: dict[tuple[str, int], tuple[list[int], list[bytes]]] = {}
+        arrivals_by_queue: dict[tuple[str, int], list[Arrival]] = {}
         for record in records:
-            place = record.topic, record.queue_id
-            if self._long_polls.has_pulls(*place) and has_queue_entry(record.sys_flag):
-                tags_codes, properties = codes.setdefault(place, ([], []))
-                if type(record) is RecordRun:
-                    tags_codes += [0] * len(record.bodies)
-                    properties += record.properties()
+            queue = record.topic, record.queue_id
+            if self._long_polls.has_pulls(*queue) and has_queue_entry(record.sys_flag):
+                arrivals = arrivals_by_queue.setdefault(queue, [])
+                if type(record) is RecordRun:  # messages of a run have no tag
+                    arrivals += [(0, properties) for properties in record.properties()]
                     continue
-                code, _ = tags_and_keys(record.topic, record.properties, now_ms)
-                tags_codes.append(code)
-                properties.append(record.properties)
-        for (topic, queue_id), (tags_codes, properties) in codes.items():
+                tags_code, _ = tags_and_keys(record.topic, record.properties, now_ms)
+                arrivals.append((tags_code, record.properties))
+        for (topic, queue_id), arrivals in arrivals_by_queue.items():
             end = self._store.max_offset(topic, queue_id)
-            for pull in self._long_polls.take_ready(topic, queue_id, end, tags_codes, properties):
+            for pull in self._long_polls.take_ready(topic, queue_id, end, arrivals):
                 self._read_held(pull, now_ms)
 
     def expire(self, now_ms: int) -> None:
@@ -132,7 +124,7 @@ class PullProcessor:
     def held_count(self) -> int:
         return len(self._long_polls)
 
-    def _find_subscription(self, fields: PullMessage, now_ms: int) -> Subscription | PullRefusal:
+    def _find_filter(self, fields: PullMessage, now_ms: int) -> MessageFilter | PullRefusal:
         group = self._groups.get_or_create(fields.consumer_group, now_ms=now_ms)
         refusal = check_queue_access(
             fields.consumer_group,
@@ -146,14 +138,14 @@ class PullProcessor:
             assert refusal is not None
             return refusal
         if fields.sys_flag & FLAG_SUBSCRIPTION:
-            return request_subscription(
+            return request_filter(
                 fields.topic,
                 fields.subscription,
                 expression_type=fields.expression_type,
                 version=fields.sub_version,
                 sql_enabled=self.rules.allows_sql,
             )
-        return group_subscription(
+        return group_filter(
             fields.topic,
             version=fields.sub_version,
             access=group,
@@ -165,13 +157,12 @@ class PullProcessor:
         self,
         channel: Channel,
         request: Request[PullMessage],
-        subscription: Subscription,
+        message_filter: MessageFilter,
         now_ms: int,
         *,
         is_first_read: bool,
     ) -> None:
         fields = request.head.fields
-        sql = subscription.compiled_filter
         bounds = self._read_limits(fields)
         found = self._store.read(
             fields.topic,
@@ -179,9 +170,7 @@ class PullProcessor:
             fields.queue_offset,
             count_max=bounds.count_max,
             bytes_max=bounds.bytes_max,
-            tag_filter=tag_filter(subscription),
-            property_filter=None if sql is None else sql.matches_encoded,
-            scanned_max=SCANNED_MAX if sql is None else max(1, SQL_EVALUATIONS_MAX // sql.cost),
+            message_filter=message_filter,
         )
         code, remark = pull_result(found.status, fields.queue_offset)
         if code != SUCCESS and is_first_read:
@@ -194,7 +183,7 @@ class PullProcessor:
             )
             if wait_ms and not self.rules.long_polling:
                 wait_ms = self.rules.short_hold_ms
-            if wait_ms and self._hold(channel, request, subscription, now_ms + wait_ms):
+            if wait_ms and self._hold(channel, request, message_filter, now_ms + wait_ms):
                 return
         if code == SUCCESS:
             self._counters.record_pull(fields.topic, fields.consumer_group, found.count, found.size)
@@ -222,7 +211,7 @@ class PullProcessor:
         self,
         channel: Channel,
         request: Request[PullMessage],
-        subscription: Subscription,
+        message_filter: MessageFilter,
         due_ms: int,
     ) -> bool:
         fields = request.head.fields
@@ -233,17 +222,14 @@ class PullProcessor:
                 queue_offset=QueueOffset(fields.queue_offset),
                 due_ms=due_ms,
                 channel=channel,
-                payload=(channel, request, subscription),
-                tag_filter=tag_filter(subscription),
-                property_filter=None
-                if subscription.compiled_filter is None
-                else subscription.compiled_filter.matches_encoded,
+                payload=(channel, request),
+                message_filter=message_filter,
             )
         )
 
     def _read_held(self, pull: HeldPull[_HeldRequest], now_ms: int) -> None:
-        line, request, wanted = pull.payload
-        self._read(line, request, wanted, now_ms, is_first_read=False)
+        channel, request = pull.payload
+        self._read(channel, request, pull.message_filter, now_ms, is_first_read=False)
 
     def _refuse(
         self, channel: Channel, request: Request[PullMessage], refusal: PullRefusal

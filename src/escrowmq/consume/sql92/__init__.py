@@ -1,14 +1,16 @@
-"""SQL92 filters, as RocketMQ has them: an expression over a message's properties, compiled once.
+"""SQL92 filters as RocketMQ defines them: a condition over the properties of a message.
 
-    text --tokens.py--> tokens --parse.py--> tree (tree.py) --compile.py--> a chain of closures
+    text  --parser.py-->  tokens, then a tree  --compiler.py-->  closures over the properties
 
-A property is a string or missing. What an expression means with missing properties and with
-strings where numbers are expected is RocketMQ's, oddities included; values.py and compile.py
-say which. A message whose properties cannot be compared as the expression wants does not match.
+A property is a string or missing. RocketMQ's rules, oddities included, say what an expression means
+if a property is missing or is a string where a number is expected; compiler.py lists them. A
+message whose properties cannot be compared as the expression demands does not match.
+
+Read parser.py first (tokens, nodes, grammar), then compiler.py (what each node evaluates to).
 """
 
 from __future__ import annotations
 
-from escrowmq.consume.sql92.compiler import CompiledFilter, compile_filter
+from escrowmq.consume.sql92.compiler import CompiledFilter
 
-__all__ = ["CompiledFilter", "compile_filter"]
+__all__ = ["CompiledFilter"]

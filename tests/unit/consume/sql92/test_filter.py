@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.consume.sql92 import compile_filter
+from escrowmq.consume.sql92 import CompiledFilter
 from escrowmq.errors import InvalidExpression
 
 MESSAGE = {
@@ -171,7 +171,7 @@ REFUSED = {
     "a = 0.0": (5, "write 0"),
     "a = 012": (6, "too much"),
     "(" * 80 + "a = 1" + ")" * 80: (65, "deep"),
-    "a" + " = a" * 300: (1, "200 operators"),
+    "a" + " = a" * 300: (1, "nested more than 200"),
 }
 
 
@@ -181,39 +181,35 @@ def lines(table: str) -> list[str]:
 
 @pytest.mark.parametrize("expression", lines(MATCHES))
 def test_it_matches(expression: str) -> None:
-    assert compile_filter(expression).matches(MESSAGE)
+    assert CompiledFilter(expression).matches(MESSAGE)
 
 
 @pytest.mark.parametrize("expression", lines(DOES_NOT))
 def test_it_does_not_match(expression: str) -> None:
-    assert not compile_filter(expression).matches(MESSAGE)
+    assert not CompiledFilter(expression).matches(MESSAGE)
 
 
 @pytest.mark.parametrize("expression", list(REFUSED))
 def test_a_bad_expression_is_refused_where_it_is_bad(expression: str) -> None:
     position, why = REFUSED[expression]
     with pytest.raises(InvalidExpression) as caught:
-        compile_filter(expression)
+        CompiledFilter(expression)
     assert why in caught.value.reason
     assert caught.value.position == position
     assert f"at character {position}" in str(caught.value)
 
 
 def test_a_comment_ends_with_its_line() -> None:
-    assert compile_filter("a = 5 -- AND a = 6\n AND b = -3").matches(MESSAGE)
+    assert CompiledFilter("a = 5 -- AND a = 6\n AND b = -3").matches(MESSAGE)
 
 
 def test_properties_are_read_as_they_lie_in_a_record() -> None:
-    assert compile_filter("a = 5").matches_encoded(b"b\x011\x02a\x015\x02")
-    assert not compile_filter("a = 5").matches_encoded(b"")
-
-
-def test_an_expression_is_compiled_once() -> None:
-    assert compile_filter("a = 1234") is compile_filter("a = 1234")
+    assert CompiledFilter("a = 5").matches_encoded(b"b\x011\x02a\x015\x02")
+    assert not CompiledFilter("a = 5").matches_encoded(b"")
 
 
 def test_a_long_chain_is_as_deep_as_a_short_one() -> None:
     expression = " OR ".join(f"a = {number}" for number in range(1000))
-    made = compile_filter(expression)
+    made = CompiledFilter(expression)
     assert made.matches({"a": "999"})
     assert made.cost > 1000
