@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from escrowmq.client.consumer.consumer import Consumer
     from escrowmq.client.consumer.fetcher import ConsumerLimits
     from escrowmq.client.consumer.pull_consumers import LiteConsumer, PullConsumer
-    from escrowmq.client.filters import SqlFilter
     from escrowmq.client.messages import (
         Message,
         MessageQueue,
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
         TransactionSendResult,
     )
     from escrowmq.errors import Rollback
+    from escrowmq.message.filter import SqlFilter
     from escrowmq.message.transaction import Verdict
 
 # Where each name lives. Loaded when it is first wanted: a broker does not need the client.
@@ -43,7 +43,7 @@ _HOMES = {
     "Rollback": "escrowmq.errors",
     "SendResult": "escrowmq.client.messages",
     "SendStatus": "escrowmq.client.messages",
-    "SqlFilter": "escrowmq.client.filters",
+    "SqlFilter": "escrowmq.message.filter",
     "Transaction": "escrowmq.client.producer.transaction",
     "TransactionListener": "escrowmq.client.producer.transaction_producer",
     "TransactionProducer": "escrowmq.client.producer.transaction_producer",

@@ -40,7 +40,6 @@ from escrowmq.client.consumer import pull_consumers as puller
 from escrowmq.client.consumer.handlers import MessageHandler
 from escrowmq.client.consumer.offset_store import SupportsTimestamp
 from escrowmq.client.consumer.queue_client import PullResult
-from escrowmq.client.filters import FilterLike, Subscriptions
 from escrowmq.client.messages import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
 from escrowmq.client.producer import producer as producers
 from escrowmq.client.producer import transaction as transactions
@@ -54,6 +53,7 @@ from escrowmq.client.producer.transaction_producer import (
     to_verdict,
 )
 from escrowmq.errors import LocalProtocolError, Rollback, WrongProcess
+from escrowmq.message.filter import FilterLike, Subscriptions
 from escrowmq.message.transaction import Verdict
 
 T = TypeVar("T")

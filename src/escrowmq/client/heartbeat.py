@@ -19,11 +19,12 @@ from weakref import WeakKeyDictionary
 from escrowmq.client.access import Access
 from escrowmq.client.connection import ClientConnection, ConnectionPool, RequestCallback
 from escrowmq.client.consumer.queue_client import RESPONSE_TIMEOUT_S
-from escrowmq.client.filters import SQL92
 from escrowmq.client.messages import MessageQueue
 from escrowmq.client.routes import Routes
 from escrowmq.clock import Clock
 from escrowmq.errors import EscrowError, InvalidSubscription, RequestRefused
+from escrowmq.message.filter import SQL92, FilterExpression
+from escrowmq.message.keys import java_hash
 from escrowmq.remoting.bodies import (
     CheckClientConfig,
     ConsumerEntry,
@@ -33,6 +34,7 @@ from escrowmq.remoting.bodies import (
     LockBatchResponse,
     ProducerEntry,
     QueueName,
+    SubscriptionEntry,
     decode_body,
     encode_body,
 )
@@ -327,3 +329,16 @@ def _by_address(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]
     for queue in queues:
         found.setdefault(queue.address, []).append(queue)
     return found
+
+
+def subscription_entry(topic: str, filter: FilterExpression, version: int) -> SubscriptionEntry:
+    """Return a subscription as a heartbeat carries it. `version` grows with every change of it."""
+    tags = sorted(filter.tags)
+    return SubscriptionEntry(
+        topic=topic,
+        sub_string=filter.expression,
+        tags_set=tags,
+        code_set=[java_hash(tag) for tag in tags],
+        sub_version=version,
+        expression_type=filter.expression_type,
+    )

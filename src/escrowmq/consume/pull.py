@@ -31,13 +31,13 @@ from typing import Final, Protocol
 
 from escrowmq.consume.members import ConsumerGroup
 from escrowmq.consume.subscription import (
-    SQL92,
     MessageFilter,
     Subscription,
     compile_subscription,
     parse_subscription,
 )
 from escrowmq.errors import InvalidSubscription
+from escrowmq.message.filter import SQL92
 
 # Bits of the sysFlag of a pull request.
 FLAG_COMMIT_OFFSET: Final = 1

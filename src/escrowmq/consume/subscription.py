@@ -17,17 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final
 
 from escrowmq.consume.sql92 import CompiledFilter
 from escrowmq.errors import InvalidSubscription
+from escrowmq.message.filter import SQL92, SUBSCRIBE_ALL, TAG, ExpressionType, parse_tags
 from escrowmq.message.keys import java_hash
 
-ExpressionType = Literal["TAG", "SQL92"]
-
-TAG: Final = "TAG"
-SQL92: Final = "SQL92"
-SUBSCRIBE_ALL: Final = "*"
 EXPRESSION_CHARS_MAX: Final = 8_192
 
 # Queue entries that one read tests before it returns without a match, so that other requests are
@@ -135,11 +131,9 @@ def _parse(topic: str, text: str, expression_type: str | None, version: int) -> 
         return Subscription(topic=topic, expression=text, expression_type=SQL92, version=version)
     if expression_type and expression_type != TAG:
         raise InvalidSubscription(f"expression type {expression_type!r} is neither TAG nor SQL92")
-    if not text or text == SUBSCRIBE_ALL:
-        return Subscription(topic=topic, version=version)
-    tags = tuple(dict.fromkeys(tag for part in text.split("||") if (tag := part.strip())))
+    tags = parse_tags(text)
     if not tags:
-        raise InvalidSubscription(f"no tag in {text!r}: write 'a || b', or '*' for all messages")
+        return Subscription(topic=topic, version=version)
     tag_filter = MessageFilter(frozenset(map(java_hash, tags)))
     return Subscription(
         topic=topic, expression=text, tags=tags, version=version, tag_filter=tag_filter

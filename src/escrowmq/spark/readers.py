@@ -31,6 +31,7 @@ from pyspark.sql.streaming.datasource import (
 
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import DataLost, TransportError
+from escrowmq.message.filter import TAG, parse_tags
 from escrowmq.spark import options
 from escrowmq.spark.cluster import ReadCluster
 from escrowmq.spark.columns import MessageColumns, is_one_of
@@ -88,9 +89,9 @@ class ReadTask:
         records = records.select(
             (records.queue_offset >= queue_range.begin) & (records.queue_offset < queue_range.end)
         )
-        if self.request.expression_type != "TAG":
+        if self.request.expression_type != TAG:
             return records
-        tags = [tag.strip() for tag in self.request.expression.split("||")]
+        tags = list(parse_tags(self.request.expression))
         found = MessageColumns(records, queue_range.queue.topic, None).property_values("TAGS")
         return records.select(is_one_of(found, tags))
 

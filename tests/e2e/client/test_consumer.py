@@ -12,8 +12,8 @@ from escrowmq import Consumer, ConsumerLimits, PullConsumer, ReceivedMessage
 from escrowmq.client.consumer import rebalance as member_module
 from escrowmq.client.consumer.offset_store import ConsumeFrom
 from escrowmq.client.consumer.rebalance import average_by_circle
-from escrowmq.client.filters import FilterLike
 from escrowmq.errors import InvalidSubscription, LocalProtocolError
+from escrowmq.message.filter import FilterLike
 from tests.support.brokers import Served
 from tests.support.clients import (
     CONF,

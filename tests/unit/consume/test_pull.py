@@ -23,7 +23,11 @@ from escrowmq.consume.pull import (
     read_limits,
     request_filter,
 )
-from escrowmq.consume.subscription import ExpressionType, MessageFilter, Subscription
+from escrowmq.consume.subscription import (
+    MessageFilter,
+    Subscription,
+)
+from escrowmq.message.filter import ExpressionType
 from escrowmq.message.keys import java_hash
 from escrowmq.store.config_files import GroupConfig, TopicConfig
 from escrowmq.store.queue_reader import ReadStatus

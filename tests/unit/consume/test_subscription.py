@@ -7,15 +7,14 @@ import pytest
 from escrowmq.consume.subscription import (
     EXPRESSION_CHARS_MAX,
     MATCH_ALL,
-    SQL92,
     SQL_COMPARISONS_MAX,
-    TAG,
     Subscription,
     compile_subscription,
     parse_heartbeat_subscription,
     parse_subscription,
 )
 from escrowmq.errors import InvalidSubscription
+from escrowmq.message.filter import SQL92, TAG
 from escrowmq.message.keys import java_hash, tags_and_keys
 
 

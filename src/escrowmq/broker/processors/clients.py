@@ -19,12 +19,12 @@ from escrowmq.consume.members import (
 from escrowmq.consume.pull import SQL_NOT_ENABLED
 from escrowmq.consume.retry import retry_topic
 from escrowmq.consume.subscription import (
-    TAG,
     Subscription,
     parse_heartbeat_subscription,
     parse_subscription,
 )
 from escrowmq.errors import InvalidSubscription, RequestRefused, TableFull
+from escrowmq.message.filter import TAG
 from escrowmq.remoting.bodies import (
     CheckClientConfig,
     ConsumerEntry,

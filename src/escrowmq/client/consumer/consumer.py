@@ -43,12 +43,12 @@ from escrowmq.client.consumer.rebalance import (
     Rebalancer,
     average,
 )
-from escrowmq.client.filters import FilterLike, Subscriptions, parse_filter
 from escrowmq.client.messages import MessageQueue, ReceivedMessage
 from escrowmq.client.producer.request_reply import send_reply
 from escrowmq.client.telemetry import Telemetry
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import LocalProtocolError, NotSent
+from escrowmq.message.filter import FilterLike, Subscriptions, parse_filter
 
 log = logging.getLogger(__name__)
 

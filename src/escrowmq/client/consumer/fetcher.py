@@ -25,9 +25,9 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from escrowmq.client.consumer.offset_store import ConsumeFrom, OffsetStore
 from escrowmq.client.consumer.queue_client import QueueClient
-from escrowmq.client.filters import FilterExpression
 from escrowmq.client.messages import MessageQueue, ReceivedMessage
 from escrowmq.errors import EscrowError
+from escrowmq.message.filter import FilterExpression
 
 
 class InFlight:

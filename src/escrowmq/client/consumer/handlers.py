@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from escrowmq.client.filters import FilterExpression
 from escrowmq.client.messages import ReceivedMessage
 from escrowmq.client.telemetry import Telemetry
 from escrowmq.errors import LocalProtocolError
+from escrowmq.message.filter import FilterExpression
 
 # What it returns has no meaning; what it raises means: later.
 MessageHandler = Callable[[ReceivedMessage], Awaitable[Any] | Any]

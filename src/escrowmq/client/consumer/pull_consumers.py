@@ -32,12 +32,12 @@ from escrowmq.client.consumer.rebalance import (
     Rebalancer,
     average,
 )
-from escrowmq.client.filters import FilterExpression, FilterLike, Subscriptions, parse_filter
-from escrowmq.client.heartbeat import ConsumerHeartbeat
+from escrowmq.client.heartbeat import ConsumerHeartbeat, subscription_entry
 from escrowmq.client.messages import MessageQueue, ReceivedMessage, wrap
 from escrowmq.client.producer.producer import local_address
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import LocalProtocolError, RequestRefused
+from escrowmq.message.filter import FilterExpression, FilterLike, Subscriptions, parse_filter
 from escrowmq.remoting.bodies import ConsumerEntry
 from escrowmq.remoting.codes import ResponseCode
 
@@ -318,7 +318,7 @@ class PullConsumer:
             group_name=self._consumer_heartbeat.group,
             consume_type="CONSUME_ACTIVELY",
             subscription_data_set=[
-                FilterExpression().subscription_entry(topic, self._version)
+                subscription_entry(topic, FilterExpression(), self._version)
                 for topic in sorted(self._topics)
             ],
         )

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from escrowmq.client.connection import ClientConnection
-from escrowmq.client.filters import FilterExpression
 from escrowmq.client.messages import (
     MessageQueue,
     ReceivedMessage,
@@ -23,6 +22,7 @@ from escrowmq.client.messages import (
 from escrowmq.client.routes import TEMPLATE_TOPIC
 from escrowmq.errors import BrokenBody, CorruptRecord, RequestRefused
 from escrowmq.message import names
+from escrowmq.message.filter import FilterExpression
 from escrowmq.message.properties import encode_properties
 from escrowmq.message.record import LogOffset, decode_record
 from escrowmq.remoting.codes import RequestCode, ResponseCode

@@ -45,12 +45,12 @@ from escrowmq.client.consumer.offset_store import (
     default_offsets_path,
 )
 from escrowmq.client.consumer.queue_client import QueueClient
-from escrowmq.client.filters import FilterExpression
-from escrowmq.client.heartbeat import ConsumerHeartbeat
+from escrowmq.client.heartbeat import ConsumerHeartbeat, subscription_entry
 from escrowmq.client.messages import MessageQueue, wrap
 from escrowmq.client.producer.producer import local_address
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import EscrowError, NoRoute
+from escrowmq.message.filter import FilterExpression
 from escrowmq.remoting.bodies import ConsumerEntry
 
 AssignmentStrategy = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQueue]]
@@ -340,7 +340,7 @@ class Rebalancer:
 
     def consumer_entry(self) -> ConsumerEntry:
         wanted = [
-            filter.subscription_entry(topic, self._version)
+            subscription_entry(topic, filter, self._version)
             for topic, filter in self._subscriptions().items()
         ]
         return ConsumerEntry(
