@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
-from typing import Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from escrowmq.client.access import NO_ACCESS, Access
-from escrowmq.client.connection import Reply
-from escrowmq.client.routes import MASTER, Route, parse_route
 from escrowmq.client.sync_connection import DEFAULT_TIMEOUT_S, SyncConnection
 from escrowmq.errors import (
     BrokenBody,
@@ -29,10 +27,16 @@ from escrowmq.errors import (
 from escrowmq.parsing import parse_servers
 from escrowmq.remoting.bodies import ClusterInfo, TopicList, TopicRoute, decode_body
 from escrowmq.remoting.codes import RequestCode, ResponseCode
+from escrowmq.remoting.connection import Reply
 from escrowmq.remoting.headers import Header
 from escrowmq.remoting.headers_admin import GetRoute
 
+if TYPE_CHECKING:
+    from escrowmq.client.routes import Route
+
 T = TypeVar("T")
+
+_MASTER_ID: Final = 0
 
 _NO_SERVER: Final = "name server: -n HOST:PORT, or one broker: --broker HOST:PORT"
 
@@ -130,6 +134,9 @@ class Cluster:
         With `include_replicas`, a broker without a master can be read from a replica. Raises
         NoRoute if there is no such topic.
         """
+        # Imported here because routes.py brings asyncio along, and commands start quickly.
+        from escrowmq.client.routes import parse_route
+
         header = GetRoute(topic=topic, accept_standard_json_only=True)
         try:
             reply = self.call_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
@@ -220,9 +227,9 @@ class Cluster:
 def masters(info: ClusterInfo) -> list[BrokerAddress]:
     """Return the brokers that have a master, sorted by name."""
     return [
-        BrokerAddress(name, route.broker_addrs[MASTER])
+        BrokerAddress(name, route.broker_addrs[_MASTER_ID])
         for name, route in sorted(info.broker_addr_table.items())
-        if MASTER in route.broker_addrs
+        if _MASTER_ID in route.broker_addrs
     ]
 
 

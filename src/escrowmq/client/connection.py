@@ -10,7 +10,7 @@ import logging
 import os
 import ssl
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 from escrowmq.client.access import NO_ACCESS, Access
 from escrowmq.clock import Clock
@@ -28,6 +28,7 @@ from escrowmq.remoting.command import Command
 from escrowmq.remoting.connection import (
     Connection,
     InvalidRequest,
+    Reply,
     RequestFields,
     Response,
     SignFunction,
@@ -39,16 +40,6 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S: Final = 3.0
 SWEEP_INTERVAL_S: Final = 0.1  # how often calls are looked for whose time is over
-
-
-class Reply(NamedTuple):
-    """A response of any code. `version` is the remoting version of the program that sent it."""
-
-    code: int
-    remark: str
-    ext_fields: dict[str, str]
-    body: Body
-    version: int = 0
 
 
 # What the other side asks of us: a check, a change of members. The line it came by is told along.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from escrowmq.client.connection import ConnectionPool, Reply
+from escrowmq.client.connection import ConnectionPool
 from escrowmq.client.messages import MessageQueue
 from escrowmq.clock import Clock
 from escrowmq.errors import (
@@ -24,6 +24,7 @@ from escrowmq.errors import (
 from escrowmq.parsing import parse_servers
 from escrowmq.remoting.bodies import ClusterInfo, TopicRoute, decode_body
 from escrowmq.remoting.codes import RequestCode, ResponseCode
+from escrowmq.remoting.connection import Reply
 from escrowmq.remoting.headers import Header
 from escrowmq.remoting.headers_admin import GetRoute
 

@@ -24,7 +24,6 @@ from types import TracebackType
 from typing import Final, NamedTuple, NoReturn
 
 from escrowmq.client.access import NO_ACCESS, Access
-from escrowmq.client.connection import Reply
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import (
     FrameTooLong,
@@ -41,7 +40,7 @@ from escrowmq.errors import (
 from escrowmq.parsing import parse_address
 from escrowmq.remoting.codes import JSON, ROCKETMQ, ResponseCode, request_name
 from escrowmq.remoting.command import Command, decode_command
-from escrowmq.remoting.connection import Call, Connection
+from escrowmq.remoting.connection import Call, Connection, Reply
 from escrowmq.remoting.frame import FRAME_LENGTH_MAX, HEADER_LENGTH_MAX
 from escrowmq.remoting.headers import Header
 from escrowmq.remoting.requests import Body

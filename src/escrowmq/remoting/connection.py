@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -56,6 +56,16 @@ class Response(msgspec.Struct, frozen=True, gc=False):
     call: Call
     command: Command
     body: Body
+
+
+class Reply(NamedTuple):
+    """A response as clients hand it out. `version` is the remoting version of its sender."""
+
+    code: int
+    remark: str
+    ext_fields: dict[str, str]
+    body: Body
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

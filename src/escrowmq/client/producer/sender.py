@@ -30,7 +30,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from escrowmq.client.connection import Reply
 from escrowmq.client.heartbeat import ProducerHeartbeat
 from escrowmq.client.messages import Message, MessageQueue, SendResult, SendStatus
 from escrowmq.client.routes import DEFAULT_QUEUE_COUNT, TEMPLATE_TOPIC, Route, Routes
@@ -49,6 +48,7 @@ from escrowmq.message.batch import BatchItem, encode_batch
 from escrowmq.message.compression import compress_body
 from escrowmq.message.keys import java_hash
 from escrowmq.remoting.codes import RequestCode
+from escrowmq.remoting.connection import Reply
 from escrowmq.remoting.requests import Body
 
 SHARDING_KEY: Final = "__SHARDINGKEY"

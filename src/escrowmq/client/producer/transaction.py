@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
-from escrowmq.client.connection import ClientConnection, Reply
+from escrowmq.client.connection import ClientConnection
 from escrowmq.client.messages import (
     TX_ID,
     TX_NAME,
@@ -51,6 +51,7 @@ from escrowmq.message.keys import decode_offset_id
 from escrowmq.message.transaction import STATE_BY_VERDICT, Verdict
 from escrowmq.remoting.bodies import HalfPositions, encode_body
 from escrowmq.remoting.codes import RequestCode, ResponseCode
+from escrowmq.remoting.connection import Reply
 from escrowmq.remoting.headers import EndTransaction, EndTransactions
 
 log = logging.getLogger(__name__)
