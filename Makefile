@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup check databases java test demo sim chaos spark-crash spark-cluster interop bench mutants lock clean
+.PHONY: help setup check databases java test demo sim chaos spark-crash spark-cluster interop bench mutants docs lock clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ bench: $(READY)  ## figures as ratios in one run, kept in bench/results/; PARTS=
 
 mutants: $(READY)  ## plant small mistakes in a copy of src, list those that no test notices (COUNT=…, SEED=…, PACKAGES="store escrow", TESTS="tests/unit …")
 	$(BIN)/python -m tests.mutants --count $(or $(COUNT),50) --seed $(or $(SEED),1) $(addprefix --package ,$(PACKAGES)) $(if $(TESTS),--tests $(TESTS))
+
+docs: $(READY)  ## write the generated tables of docs/
+	$(BIN)/python -m escrowmq.config
 
 lock:  ## resolve the development dependencies again
 	$(PYTHON) -m venv $(VENV)

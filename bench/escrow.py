@@ -14,10 +14,10 @@ from bench.generator import Outcome, run
 from bench.measure import Plan
 from bench.samples import directory
 from bench.servers import EscrowMQ, client, first_send_s, memory_bytes
+from escrowmq.config import StoreConfig
 from escrowmq.escrow.records import make_half
 from escrowmq.message.record import NewRecord
 from escrowmq.store.disk import RealDisk
-from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import MessageStore
 from tests.interop.remoting import Client
 
@@ -89,7 +89,7 @@ def _sends(server: EscrowMQ, plan: Plan) -> Outcome:
 
 def _lay_halves(data: Path, count: int) -> None:
     data.mkdir(parents=True)
-    store = MessageStore.open(RealDisk(data), StoreSettings(), store_host=HOST)
+    store = MessageStore.open(RealDisk(data), StoreConfig(), store_host=HOST)
     now_ms = int(time.time() * 1000) - 60_000
     for begin in range(0, count, PARKED_AT_ONCE):
         records = []

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from escrowmq.config import StoreConfig
 from escrowmq.message.keys import encode_host
 from escrowmq.message.record import NewRecord
 from escrowmq.store.disk import RealDisk
-from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import MessageStore
 
 HOST = encode_host("127.0.0.1", 10911)
@@ -39,8 +39,8 @@ def sample(number: int, *, queues: int = 4, body_bytes: int = 1024) -> NewRecord
     )
 
 
-def open_store(directory: Path, settings: StoreSettings | None = None) -> MessageStore:
-    return MessageStore.open(RealDisk(directory), settings or StoreSettings(), store_host=HOST)
+def open_store(directory: Path, settings: StoreConfig | None = None) -> MessageStore:
+    return MessageStore.open(RealDisk(directory), settings or StoreConfig(), store_host=HOST)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from escrowmq.config import StoreConfig
 from escrowmq.message.keys import encode_host
 from escrowmq.message.properties import encode_properties
 from escrowmq.message.record import (
@@ -25,7 +26,6 @@ from escrowmq.store.config_files import (
     topics_file,
 )
 from escrowmq.store.disk import RealDisk
-from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import MessageStore
 from tests.interop.script import LONG_GROUP
 from tests.interop.stores import HOST, Queue, open_store, read_all
@@ -59,7 +59,7 @@ class Laid:
             yield from messages
 
 
-def lay_store(directory: Path, settings: StoreSettings, *, version: str, count: int) -> Laid:
+def lay_store(directory: Path, settings: StoreConfig, *, version: str, count: int) -> Laid:
     """Written by us and closed in order."""
     store = open_store(directory, settings)
     laid = append_samples(store, sample_records(version, count), began_ms=now_ms() - SPAN_MS)
@@ -68,7 +68,7 @@ def lay_store(directory: Path, settings: StoreSettings, *, version: str, count: 
     return laid
 
 
-def lay_killed_store(directory: Path, settings: StoreSettings, *, version: str, count: int) -> Laid:
+def lay_killed_store(directory: Path, settings: StoreConfig, *, version: str, count: int) -> Laid:
     """Written by us and given up: queues and keys end at a checkpoint, and the log in a tear."""
     store = open_store(directory, settings)
     records = list(sample_records(version, count))
@@ -88,7 +88,7 @@ def lay_killed_store(directory: Path, settings: StoreSettings, *, version: str, 
     return laid
 
 
-def log_file(log_offset: int, settings: StoreSettings) -> str:
+def log_file(log_offset: int, settings: StoreConfig) -> str:
     return f"{log_offset - log_offset % settings.segment_bytes:020d}"
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from escrowmq.config import SETTINGS, StoreConfig
 from escrowmq.message.keys import encode_host
 from escrowmq.message.record import NewRecord, StoredRecord, encode_record
 from escrowmq.store.disk import RealDisk
 from escrowmq.store.queue_reader import ReadStatus
-from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import MessageStore
 from tests.interop.records import MAGIC_BLANK, Record, decode_record
 
@@ -21,14 +20,17 @@ HOST = encode_host("127.0.0.1", 10911)
 Queue = tuple[str, int]
 
 
-def settings_of(conf: Mapping[str, object]) -> StoreSettings:
+def settings_of(conf: Mapping[str, object]) -> StoreConfig:
     """What a broker.conf says, as far as it is about the store."""
-    names = {item.metadata["conf"]: item.name for item in fields(StoreSettings)}
-    ours: dict[str, Any] = {names[name]: value for name, value in conf.items() if name in names}
-    return StoreSettings(**ours)
+    ours: dict[str, Any] = {
+        setting.name: setting.type.parse(str(conf[setting.key]))
+        for setting in SETTINGS
+        if setting.group == "store" and setting.key in conf
+    }
+    return StoreConfig(**ours)
 
 
-def open_store(directory: Path, settings: StoreSettings) -> MessageStore:
+def open_store(directory: Path, settings: StoreConfig) -> MessageStore:
     return MessageStore.open(RealDisk(directory), settings, store_host=HOST)
 
 

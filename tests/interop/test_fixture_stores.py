@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from escrowmq.config import StoreConfig
 from escrowmq.message.properties import find_property
 from escrowmq.message.record import StoredRecord
 from escrowmq.store.checkpoint import load_rocketmq_checkpoint
@@ -28,7 +29,6 @@ from escrowmq.store.config_files import (
 )
 from escrowmq.store.disk import RealDisk
 from escrowmq.store.key_index import HEADER, INDEX_ENTRY
-from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import MessageStore
 from tests.interop import fixtures
 from tests.interop.observe import message_view
@@ -56,7 +56,7 @@ class Captured:
     ending: fixtures.Ending
     directory: Path
     seen: dict[str, Any]  # by a client of the broker that wrote it
-    settings: StoreSettings
+    settings: StoreConfig
 
     @property
     def disk(self) -> RealDisk:
@@ -149,7 +149,7 @@ def test_searches_by_time_end_where_a_client_saw_them_end(
 
     4.9.7 finds the one nearest to it, in a file that it chooses by when the file was changed.
     """
-    per_file = captured.settings.queue_file_entries
+    per_file = captured.settings.queue_file_bytes // 20
     for queue in captured.seen["queues"]:
         stored_ms = [message["storedMs"] for message in queue.get("messages", [])]
         for time_ms, theirs in queue.get("searches", []):
@@ -215,7 +215,7 @@ def test_an_index_built_again_is_the_brokers(captured: Captured) -> None:
         assert len(theirs) > len(by_key)
 
 
-def index_entries(files: dict[str, bytes], settings: StoreSettings) -> list[tuple[int, int]]:
+def index_entries(files: dict[str, bytes], settings: StoreConfig) -> list[tuple[int, int]]:
     """Hash and log offset, in the order of their making."""
     found = []
     for _, data in sorted(files.items()):

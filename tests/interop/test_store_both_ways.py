@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.store.settings import StoreSettings
+from escrowmq.config import StoreConfig
 from tests.interop import samples
 from tests.interop.apache import ApacheRocketMQ
 from tests.interop.records import decode_record
@@ -85,7 +85,7 @@ def test_apache_serves_what_we_wrote_and_we_what_it_added(
         assert_serves(client, added)
         rocketmq.kill()  # quicker than a stop, and harder on us
 
-    if settings.append_crc:
+    if settings.sealed:
         theirs_too = version != "4.9.7"  # which knows no seals
         assert all(map(is_sealed, (added if theirs_too else laid).messages()))
     assert_we_serve(rocketmq.store, settings, added)
@@ -115,7 +115,7 @@ def one_message(client: Client, sent: Sent) -> bytes:
     return client.expect(33, {"offset": sent.log_offset}).body
 
 
-def assert_we_serve(directory: Path, settings: StoreSettings, laid: Laid) -> None:
+def assert_we_serve(directory: Path, settings: StoreConfig, laid: Laid) -> None:
     assert_clean(directory, settings)
     store = open_store(directory, settings)
     try:
@@ -185,7 +185,7 @@ def test_there_and_back_and_there_again(ending: str, version: str, tmp_path: Pat
     assert_we_serve(rocketmq.store, settings, added)
 
 
-def append_ours(directory: Path, settings: StoreSettings) -> Laid:
+def append_ours(directory: Path, settings: StoreConfig) -> Laid:
     samples.add_topic(directory, "ours")
     samples.add_topic(directory, samples.RETRY_TOPIC)
     samples.add_topic(directory, "later")

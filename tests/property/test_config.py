@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrowmq.config import SETTINGS, Config, Setting
+from escrowmq.config import SETTINGS, Setting, load_config
 from escrowmq.config.properties_file import read_properties, write_property
 from escrowmq.config.setting_types import (
     AddressList,
@@ -53,13 +53,13 @@ def check_file(content: bytes, suffix: str) -> None:
         file.write(content)
         file.flush()
         with contextlib.suppress(ConfigError):
-            Config.resolve(Path(file.name))
+            load_config(Path(file.name))
 
 
 @given(st.sampled_from(SETTINGS), TEXT)
 def test_any_text_is_a_value_or_refused(setting: Setting, text: str) -> None:
     with contextlib.suppress(ConfigError):
-        Config.resolve(None, {setting.environment_variable: text})
+        load_config(None, {setting.environment_variable: text})
 
 
 def values_of(kind: SettingType) -> st.SearchStrategy[object]:
@@ -89,7 +89,7 @@ def values_of(kind: SettingType) -> st.SearchStrategy[object]:
 
 @given(st.data())
 def test_every_value_survives_being_shown(data: st.DataObject) -> None:
-    kind = data.draw(st.sampled_from(SETTINGS)).kind
+    kind = data.draw(st.sampled_from(SETTINGS)).type
     value = data.draw(values_of(kind))
     kind.check(value)
     assert kind.parse(kind.format(value).strip()) == value

@@ -14,9 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from escrowmq.config import StoreConfig
 from escrowmq.message import names
 from escrowmq.message.properties import find_property
-from escrowmq.store.settings import StoreSettings
 from tests.interop.remoting import Answer
 from tests.support.broker_requests import FakeLine, a_send, stored
 from tests.support.escrows import (
@@ -38,7 +38,7 @@ from tests.support.escrows import (
 )
 from tests.support.stores import assert_clean
 
-SMALL = StoreSettings(
+SMALL = StoreConfig(
     segment_bytes=4096,
     queue_file_bytes=200,
     index_slots=5,

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from escrowmq.config import StoreConfig
 from escrowmq.consume.subscription import MessageFilter
 from escrowmq.errors import RecordRefused, StoreFull
 from escrowmq.message.keys import java_hash
@@ -21,12 +22,11 @@ from escrowmq.message.record import LogOffset, NewRecord
 from escrowmq.store.disk import DiskUsage
 from escrowmq.store.queue_reader import ReadStatus
 from escrowmq.store.retention import expire
-from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import MemoryDisk
 from tests.support.stores import HOST, NOW_MS, assert_clean
 
-SETTINGS = StoreSettings(
+SETTINGS = StoreConfig(
     segment_bytes=4096,
     queue_file_bytes=80,
     index_slots=3,

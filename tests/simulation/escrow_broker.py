@@ -15,6 +15,7 @@ from escrowmq.broker.metadata import TopicTableRules
 from escrowmq.broker.processors.send import SendRules
 from escrowmq.broker.transactions.end import TransactionRules
 from escrowmq.clock import ManualClock
+from escrowmq.config import StoreConfig
 from escrowmq.errors import StoreError
 from escrowmq.escrow.checks import CoordinatorRules
 from escrowmq.message.keys import UniqueKeyGenerator, encode_host
@@ -26,7 +27,6 @@ from escrowmq.store.checkpoint import CheckpointJob
 from escrowmq.store.commit_log import LogFlush
 from escrowmq.store.disk import DiskUsage
 from escrowmq.store.retention import is_expired
-from escrowmq.store.settings import StoreSettings
 from escrowmq.store.status import PutStatus
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import FaultyDisk
@@ -37,7 +37,7 @@ ROOMY = DiskUsage(total_bytes=100, free_bytes=50)
 FULL = DiskUsage(total_bytes=100, free_bytes=13)  # past force_expire_ratio: the oldest must go
 TICK_MS = 100
 
-STORE = StoreSettings(
+STORE = StoreConfig(
     segment_bytes=8192,
     queue_file_bytes=400,
     index_slots=31,
@@ -69,7 +69,7 @@ class BrokerProcess:
         disk: FaultyDisk,
         clock: ManualClock,
         *,
-        settings: StoreSettings = STORE,
+        settings: StoreConfig = STORE,
         rules: CoordinatorRules = ESCROW,
     ) -> None:
         self.disk = disk

@@ -14,19 +14,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
+from escrowmq.config import StoreConfig
 from escrowmq.errors import StoreError, StoreFull
 from escrowmq.message.keys import encode_host
 from escrowmq.message.record import NewRecord
 from escrowmq.store.disk import DiskUsage
 from escrowmq.store.retention import expire
-from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import FaultyDisk
 from tests.support.stores import assert_clean
 
 HOST = encode_host("127.0.0.1", 10911)
-SETTINGS = StoreSettings(
-    segment_bytes=4096, queue_file_bytes=160, index_slots=7, index_entries=25, retention_hours=1
+SETTINGS = StoreConfig(
+    segment_bytes=4096, queue_file_bytes=160, index_slots=7, index_entries=25, reserved_hours=1
 )
 START_MS = 1_700_000_000_000
 FULL = DiskUsage(total_bytes=100, free_bytes=13)  # past force_expire_ratio: the oldest must go
@@ -53,7 +53,7 @@ class StoreRun:
     count: int = 0
     now_ms: int = START_MS
     store: MessageStore | None = None
-    settings: StoreSettings = SETTINGS
+    settings: StoreConfig = SETTINGS
 
     def open(self) -> MessageStore:
         self.store = MessageStore.open(self.disk, self.settings, store_host=HOST)

@@ -14,7 +14,7 @@ from random import Random
 
 import pytest
 
-from escrowmq.store.settings import StoreSettings
+from escrowmq.config import StoreConfig
 from escrowmq.testing import FaultyDisk, PowerCut
 from escrowmq.testing.disks import Survival
 from tests.simulation.store_run import SETTINGS, StoreRun
@@ -107,12 +107,12 @@ def test_sealed_records_survive_a_drive_that_scrambles_sectors() -> None:
     # pass for zeros that were meant.
     for seed in range(SEEDS):
         try:
-            live_and_crash(seed, ("scrambled",), replace(SETTINGS, append_crc=True))
+            live_and_crash(seed, ("scrambled",), replace(SETTINGS, sealed=True))
         except AssertionError as error:
             raise AssertionError(f"SEED={seed}: {error}") from error
 
 
-def live_and_crash(seed: int, survivals: tuple[Survival, ...], settings: StoreSettings) -> None:
+def live_and_crash(seed: int, survivals: tuple[Survival, ...], settings: StoreConfig) -> None:
     rng = Random(seed)
     run = StoreRun(rng, FaultyDisk(seed=seed), settings=settings)
     for _ in range(rng.randint(1, 5)):

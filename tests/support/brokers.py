@@ -26,15 +26,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from escrowmq.config import StoreConfig
 from escrowmq.store.check import CheckReport
-from escrowmq.store.settings import StoreSettings
 from tests.interop.remoting import RESPONSE, Answer, Client
 from tests.support.stores import assert_clean
 
 COMMAND: Final = Path(sys.executable).with_name("escrowmq")
 WAIT_S: Final = 20.0  # for anything that a healthy process does at once
 
-SETTINGS: Final = StoreSettings(
+SETTINGS: Final = StoreConfig(
     segment_bytes=16 << 20, queue_file_bytes=2000, index_slots=1009, index_entries=5000
 )
 _CONF: Final = {

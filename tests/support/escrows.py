@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from escrowmq.broker.broker import Broker, BrokerRules
 from escrowmq.broker.processors.send import SendRules
 from escrowmq.broker.transactions.end import TransactionRules
+from escrowmq.config import StoreConfig
 from escrowmq.escrow.checks import CoordinatorRules
 from escrowmq.message.keys import UniqueKeyGenerator, decode_offset_id
 from escrowmq.message.names import HALF_TOPIC, OP_TOPIC
@@ -44,7 +45,6 @@ from escrowmq.remoting.headers import (
 from escrowmq.remoting.requests import Request
 from escrowmq.store.commit_log import LogFlush
 from escrowmq.store.config_files import TopicConfig
-from escrowmq.store.settings import StoreSettings
 from escrowmq.store.status import PutStatus
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import FaultyDisk, Survival
@@ -56,7 +56,7 @@ COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 CURSOR_GROUP = "CID_RMQ_SYS_TRANS"
 QUEUES = 2
 
-SETTINGS = StoreSettings(
+SETTINGS = StoreConfig(
     segment_bytes=1 << 20,
     queue_file_bytes=2000,
     index_slots=101,
@@ -80,7 +80,7 @@ class EscrowBench:
         self,
         disk: FaultyDisk | None = None,
         *,
-        settings: StoreSettings = SETTINGS,
+        settings: StoreConfig = SETTINGS,
         rules: CoordinatorRules = ESCROW,
         now_ms: int = NOW_MS,
         sync: bool = False,

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from escrowmq.config import StoreConfig
 from escrowmq.message.keys import has_queue_entry
 from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import StoredRecord
 from escrowmq.store.disk import RealDisk
-from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import MessageStore
 from tests.support.stores import NOW_MS, TINY, assert_clean, fill, open_store, sample
 
@@ -21,7 +21,7 @@ HALF = 24  # so many samples lie below the last checkpoint
 ALL = 40
 
 
-def make(root: Path, *, killed: bool, settings: StoreSettings = TINY) -> list[StoredRecord]:
+def make(root: Path, *, killed: bool, settings: StoreConfig = TINY) -> list[StoredRecord]:
     """Samples 0 to ALL - 1 in several files of each kind; the later ones after a checkpoint."""
     store = open_store(RealDisk(root), settings)
     fill(store, range(9))
@@ -64,7 +64,7 @@ def end_of(records: list[StoredRecord]) -> int:
     return records[-1].log_offset + records[-1].size
 
 
-def reopen(root: Path, settings: StoreSettings = TINY) -> MessageStore:
+def reopen(root: Path, settings: StoreConfig = TINY) -> MessageStore:
     return open_store(RealDisk(root), settings)
 
 
@@ -72,7 +72,7 @@ def check_life(
     root: Path,
     store: MessageStore,
     expected: list[StoredRecord],
-    settings: StoreSettings = TINY,
+    settings: StoreConfig = TINY,
     *,
     missing: Iterable[StoredRecord] = (),
 ) -> None:

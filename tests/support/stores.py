@@ -6,19 +6,19 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from escrowmq.config import StoreConfig
 from escrowmq.message.keys import encode_host
 from escrowmq.message.properties import encode_properties
 from escrowmq.message.record import NewRecord
 from escrowmq.store.check import CheckReport, Severity, check_store
 from escrowmq.store.disk import Disk, RealDisk
-from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import MessageStore
 
 HOST = encode_host("127.0.0.1", 10911)
 NOW_MS = 1_700_000_000_000
 
 # Some ten records to a log file, five entries to a queue file, twenty keys to an index file.
-TINY = StoreSettings(
+TINY = StoreConfig(
     segment_bytes=4096,
     queue_file_bytes=100,
     index_slots=7,
@@ -46,7 +46,7 @@ def properties(**values: str) -> bytes:
     return encode_properties(values)
 
 
-def open_store(disk: Disk, settings: StoreSettings = TINY) -> MessageStore:
+def open_store(disk: Disk, settings: StoreConfig = TINY) -> MessageStore:
     return MessageStore.open(disk, settings, store_host=HOST)
 
 
@@ -58,14 +58,12 @@ def fill(store: MessageStore, numbers: Iterable[int], *, batch: int = 3) -> None
         store.append([sample(number) for number in part], now_ms=NOW_MS + part[0])
 
 
-def examine(store: Disk | str | os.PathLike[str], settings: StoreSettings = TINY) -> CheckReport:
+def examine(store: Disk | str | os.PathLike[str], settings: StoreConfig = TINY) -> CheckReport:
     disk = RealDisk(store) if isinstance(store, str | os.PathLike) else store
     return check_store(disk, settings)
 
 
-def assert_clean(
-    store: Disk | str | os.PathLike[str], settings: StoreSettings = TINY
-) -> CheckReport:
+def assert_clean(store: Disk | str | os.PathLike[str], settings: StoreConfig = TINY) -> CheckReport:
     """Nothing that was written is missing or wrong. To be asked at the end of a store test."""
     report = examine(store, settings)
     damage = [f for f in report.findings if f.severity is Severity.DAMAGE]

@@ -8,21 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.cli.commands.config import example_lines, markdown_lines, setting_json, setting_lines
+from escrowmq.cli.commands.config import example_lines, setting_json, setting_lines
 from escrowmq.cli.commands.serve import role_warnings
 from escrowmq.config import (
     SETTINGS,
     BrokerConfig,
     BrokerRole,
     Config,
+    DelayConfig,
     FlushMode,
     NetworkConfig,
     Source,
     StoreConfig,
+    load_config,
 )
-from escrowmq.config.loading import GROUPS
+from escrowmq.config.__main__ import with_tables
 from escrowmq.config.properties_file import FileProperty, read_properties
 from escrowmq.config.rocketmq_keys import OBSOLETE_KEYS, ROCKETMQ_KEYS
+from escrowmq.config.settings import GROUPS
 from escrowmq.errors import ConfigError
 
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -62,7 +65,7 @@ def written(tmp_path: Path, text: str | bytes, name: str = "broker.conf") -> Pat
 
 def refused(file: Path | None = None, **environment: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        Config.resolve(file, environment)
+        load_config(file, environment)
     return str(caught.value)
 
 
@@ -70,7 +73,7 @@ def refused(file: Path | None = None, **environment: str) -> str:
 
 
 def test_nothing_given_is_a_broker_on_loopback() -> None:
-    resolved = Config.resolve()
+    resolved = load_config()
     assert resolved.config == Config()
     assert resolved.warnings == ()
     assert resolved.config.network.bind_address == "127.0.0.1"
@@ -82,7 +85,7 @@ def test_nothing_given_is_a_broker_on_loopback() -> None:
 
 
 def test_a_broker_conf_works_as_it_stands(conf: Path) -> None:
-    resolved = Config.resolve(conf)
+    resolved = load_config(conf)
     config = resolved.config
     assert config.broker.broker_name == "broker-b"
     assert config.broker.namesrv_addresses == ("10.0.0.1:9876", "10.0.0.2:9876")
@@ -96,20 +99,20 @@ def test_a_broker_conf_works_as_it_stands(conf: Path) -> None:
 
 
 def test_what_rocketmq_has_and_we_do_not_is_a_warning(conf: Path) -> None:
-    assert Config.resolve(conf).warnings == (
-        f"{conf}:10: mapedFileSizeCommitLog is ignored, as RocketMQ 4.9 and 5 ignore it; "
+    assert load_config(conf).warnings == (
+        f"{conf}:10: mapedFileSizeCommitLog is ignored, as in RocketMQ 4.9 and 5; "
         "did you mean mappedFileSizeCommitLog?",
-        f"{conf}:12: storePathConsumeQueue is ignored, as RocketMQ 4.9 and 5 ignore it",
+        f"{conf}:12: storePathConsumeQueue is ignored, as in RocketMQ 4.9 and 5",
         f"{conf}:13: sendMessageThreadPoolNums is a setting of RocketMQ that EscrowMQ does not "
-        "have; it is ignored",
+        "have; ignored",
     )
 
 
 @pytest.mark.parametrize("key", ["aclEnable", "authenticationEnabled", "authorizationEnabled"])
 def test_access_control_needs_its_accounts(tmp_path: Path, key: str) -> None:
     with pytest.raises(ConfigError, match="escrowAclFile must name"):
-        Config.resolve(written(tmp_path, f"{key}=true"))
-    config = Config.resolve(written(tmp_path, f"{key}=true\nescrowAclFile=acl.yml")).config
+        load_config(written(tmp_path, f"{key}=true"))
+    config = load_config(written(tmp_path, f"{key}=true\nescrowAclFile=acl.yml")).config
     assert config.security.is_acl_on
 
 
@@ -118,13 +121,13 @@ def test_access_control_needs_its_accounts(tmp_path: Path, key: str) -> None:
     [
         ("tls.server.mode=enforcing", "certPath must name"),
         ("tls.server.mode=strict", "must be DISABLED or PERMISSIVE or ENFORCING"),
-        ("tls.server.certPath=a.pem", "belong together"),
-        ("tls.server.need.client.auth=require", "trustCertPath must say"),
+        ("tls.server.certPath=a.pem", "certPath and tls.server.keyPath, or neither"),
+        ("tls.server.need.client.auth=require", "trustCertPath must name"),
     ],
 )
 def test_tls_that_cannot_work_is_refused(tmp_path: Path, text: str, wrong: str) -> None:
     with pytest.raises(ConfigError, match=wrong):
-        Config.resolve(written(tmp_path, text))
+        load_config(written(tmp_path, text))
 
 
 SECRET = "hush-hush-1234"
@@ -136,7 +139,7 @@ def test_a_secret_is_read_and_never_shown(tmp_path: Path) -> None:
         tmp_path,
         f"tls.server.keyPassword={SECRET}\ninnerClientAuthenticationCredentials={told}",
     )
-    resolved = Config.resolve(file)
+    resolved = load_config(file)
     assert resolved.config.security.tls_key_password.reveal() == SECRET
     assert SECRET not in repr(resolved)
     for entry in resolved.entries():
@@ -147,24 +150,24 @@ def test_a_secret_is_read_and_never_shown(tmp_path: Path) -> None:
 def test_a_wrong_secret_is_not_repeated(tmp_path: Path) -> None:
     file = written(tmp_path, f"innerClientAuthenticationCredentials={SECRET}")
     with pytest.raises(ConfigError) as caught:
-        Config.resolve(file)
+        load_config(file)
     assert SECRET not in f"{caught.value!r}{caught.value}"
     environment = {
         "ESCROWMQ_INNER_CLIENT_AUTHENTICATION_CREDENTIALS": f'{{"secretKey":"{SECRET}"}}'
     }
     with pytest.raises(ConfigError) as caught:
-        Config.resolve(None, environment)
+        load_config(None, environment)
     assert SECRET not in str(caught.value)
 
 
 def test_a_clients_variables_are_none_of_a_servers_business() -> None:
     environment = {"ESCROWMQ_ACCESS_KEY": "billing", "ESCROWMQ_SECRET_KEY": SECRET}
-    assert Config.resolve(None, environment).warnings == ()
+    assert load_config(None, environment).warnings == ()
 
 
 def test_a_later_source_wins(conf: Path) -> None:
     environment = {"ESCROWMQ_BROKER_NAME": "from-environment", "ESCROWMQ_LISTEN_PORT": "1"}
-    resolved = Config.resolve(conf, environment, {"--port": "2", "--data": "here"})
+    resolved = load_config(conf, environment, {"--port": "2", "--data": "here"})
     assert resolved.config.broker.broker_name == "from-environment"
     assert resolved.config.network.listen_port == 2
     assert resolved.config.store.root_dir == Path("here")
@@ -174,55 +177,53 @@ def test_a_later_source_wins(conf: Path) -> None:
     assert places["listenPort"] == "--port"
     assert places["brokerClusterName"] == f"{conf}:1"
     assert places["maxMessageSize"] == "default"
-    changed = {entry.setting.conf for entry in resolved.entries() if entry.is_changed}
+    changed = {entry.setting.key for entry in resolved.entries() if entry.is_changed}
     assert {"brokerName", "listenPort", "storePathRootDir"} < changed
     assert "maxMessageSize" not in changed
 
 
 def test_metrics_are_off_until_somebody_asks_for_them(tmp_path: Path) -> None:
     assert not Config().metrics.is_enabled
-    assert not Config.resolve(
-        written(tmp_path, "metricsPromExporterPort=1")
-    ).config.metrics.is_enabled
+    assert not load_config(written(tmp_path, "metricsPromExporterPort=1")).config.metrics.is_enabled
     prometheus = written(tmp_path, "metricsExporterType=prom\nmetricsPromExporterHost=0.0.0.0")
-    metrics = Config.resolve(prometheus).config.metrics
+    metrics = load_config(prometheus).config.metrics
     assert (metrics.is_enabled, metrics.metrics_port) == (True, 5557)
     assert metrics.metrics_address == "0.0.0.0"
     environment = {"ESCROWMQ_METRICS_EXPORTER_TYPE": "PROM"}
-    assert Config.resolve(None, environment).config.metrics.is_enabled
+    assert load_config(None, environment).config.metrics.is_enabled
     assert "only Prometheus is served" in refused(None, ESCROWMQ_METRICS_EXPORTER_TYPE="LOG")
 
 
 def test_the_flag_for_metrics_wins_over_the_file(tmp_path: Path) -> None:
     off = written(tmp_path, "metricsExporterType=DISABLE\nmetricsPromExporterPort=1")
-    resolved = Config.resolve(off, {}, {"--metrics-port": "2"})
+    resolved = load_config(off, {}, {"--metrics-port": "2"})
     assert (resolved.config.metrics.is_enabled, resolved.config.metrics.metrics_port) == (True, 2)
     assert str(resolved.origins["metricsExporterType"]) == "follows metricsPromExporterPort"
     on = written(tmp_path, "metricsExporterType=PROM")
-    assert not Config.resolve(on, {}, {"--metrics-port": "0"}).config.metrics.is_enabled
+    assert not load_config(on, {}, {"--metrics-port": "0"}).config.metrics.is_enabled
 
 
 def test_a_key_that_stands_twice_has_its_last_value_and_a_warning(tmp_path: Path) -> None:
     path = written(tmp_path, "listenPort=1\n\nlistenPort=2\n")
-    resolved = Config.resolve(path)
+    resolved = load_config(path)
     assert resolved.config.network.listen_port == 2
     assert resolved.warnings == (
-        f"{path}:3: listenPort is set a second time; {path}:1 does not count",
+        f"{path}:3: listenPort is set a second time; {path}:1 has no effect",
     )
 
 
 def test_an_empty_variable_is_not_set() -> None:
-    assert Config.resolve(None, {"ESCROWMQ_LISTEN_PORT": ""}).config == Config()
+    assert load_config(None, {"ESCROWMQ_LISTEN_PORT": ""}).config == Config()
 
 
 def test_a_variable_that_nobody_knows_is_only_a_warning() -> None:
     environment = {"ESCROWMQ_SERVICE_HOST": "10.0.0.1", "ESCROWMQ_LISTN_PORT": "1", "HOME": "/"}
-    resolved = Config.resolve(None, environment)
+    resolved = load_config(None, environment)
     assert resolved.config == Config()
     assert resolved.warnings == (
-        "ESCROWMQ_LISTN_PORT is no setting of EscrowMQ; it is ignored; "
+        "ESCROWMQ_LISTN_PORT is not a setting of EscrowMQ; ignored; "
         "did you mean ESCROWMQ_LISTEN_PORT?",
-        "ESCROWMQ_SERVICE_HOST is no setting of EscrowMQ; it is ignored",
+        "ESCROWMQ_SERVICE_HOST is not a setting of EscrowMQ; ignored",
     )
 
 
@@ -247,7 +248,7 @@ def test_an_address_that_nobody_sets_goes_with_the_other(
     environment: dict[str, str], flags: dict[str, str], bind: str, told: str
 ) -> None:
     variables = {f"ESCROWMQ_{name}": value for name, value in environment.items()}
-    config = Config.resolve(None, variables, flags).config
+    config = load_config(None, variables, flags).config
     assert (config.network.bind_address, config.broker.advertised_address) == (bind, told)
 
 
@@ -308,7 +309,7 @@ def test_the_refusal_says_where_the_value_stands(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     assert "No such file" in refused(tmp_path / "missing.conf")
     assert "cannot be read" in refused(tmp_path)
-    assert "this is no configuration" in refused(written(tmp_path, b"#" * ((1 << 20) + 1)))
+    assert "larger than 1048576 bytes" in refused(written(tmp_path, b"#" * ((1 << 20) + 1)))
 
 
 def test_values_are_checked_however_they_were_made() -> None:
@@ -321,27 +322,27 @@ def test_values_are_checked_however_they_were_made() -> None:
 
 
 def test_a_queue_files_size_is_rounded_up_to_whole_entries() -> None:
-    config = Config.resolve(None, {"ESCROWMQ_MAPPED_FILE_SIZE_CONSUME_QUEUE": "90001"}).config
+    config = load_config(None, {"ESCROWMQ_MAPPED_FILE_SIZE_CONSUME_QUEUE": "90001"}).config
     assert config.store.queue_file_bytes == 90_020
 
 
 def test_a_sync_master_is_a_master_and_hears_that_nobody_follows() -> None:
-    resolved = Config.resolve(None, {"ESCROWMQ_BROKER_ROLE": "SYNC_MASTER"})
+    resolved = load_config(None, {"ESCROWMQ_BROKER_ROLE": "SYNC_MASTER"})
     assert resolved.config.broker.broker_role is BrokerRole.SYNC_MASTER
     assert resolved.warnings == (
-        "ESCROWMQ_BROKER_ROLE: brokerRole=SYNC_MASTER waits for no one: nothing is replicated",
+        "ESCROWMQ_BROKER_ROLE: brokerRole=SYNC_MASTER has no effect: there is no replication",
     )
 
 
 def test_a_name_server_with_the_brokers_port_hears_of_its_own(tmp_path: Path) -> None:
     path = written(tmp_path, "listenPort=9999")
-    (warning,) = role_warnings(Config.resolve(path), "namesrv")
+    (warning,) = role_warnings(load_config(path), "namesrv")
     assert (
         warning == f"{path}:1: listenPort is the broker's; the name server's is escrowNamesrvPort"
     )
-    assert role_warnings(Config.resolve(path), "all") == []
-    assert role_warnings(Config.resolve(path, {}, {"--namesrv-port": "1"}), "namesrv") == []
-    assert role_warnings(Config.resolve(), "namesrv") == []
+    assert role_warnings(load_config(path), "all") == []
+    assert role_warnings(load_config(path, {}, {"--namesrv-port": "1"}), "namesrv") == []
+    assert role_warnings(load_config(), "namesrv") == []
 
 
 # --- TOML ----------------------------------------------------------------------------------------
@@ -363,7 +364,7 @@ delete_hours = [4, 16]
 messageDelayLevel = ["1s", "2m"]
 """
     path = written(tmp_path, text, "broker.toml")
-    resolved = Config.resolve(path)
+    resolved = load_config(path)
     config = resolved.config
     assert config.broker.broker_name == "broker-t"
     assert config.broker.trace_on is False
@@ -385,7 +386,7 @@ messageDelayLevel = ["1s", "2m"]
         ("namesrvAddr = [1.5]", "broker.toml:1: namesrvAddr must be host:port"),
         ("listen_prt = 1", "there is no setting 'listen_prt'; did you mean listen_port?"),
         ("[namesrv]\nlistenPort = 1", "toml:2: listenPort belongs into [network], not [namesrv]"),
-        ("[brokr]\n", "there is no table ['brokr']; there are [broker], [network]"),
+        ("[brokr]\n", "there is no table ['brokr']; the tables are [broker], [network]"),
         ("a = " + "[" * 5_000, "broker.toml: "),
         ("a = " + "1" * 5_000, "broker.toml: "),
     ],
@@ -396,11 +397,11 @@ def test_toml_that_is_wrong_is_refused(tmp_path: Path, text: str, said: str) -> 
 
 def test_toml_with_both_names_of_a_setting_has_the_last_and_a_warning(tmp_path: Path) -> None:
     path = written(tmp_path, "listenPort = 1\nlisten_port = 2\nhaListenPort = 3\n", "b.toml")
-    resolved = Config.resolve(path)
+    resolved = load_config(path)
     assert resolved.config.network.listen_port == 2
     again, replicas = resolved.warnings
-    assert again == f"{path}:2: listenPort is set a second time; {path}:1 does not count"
-    assert "nothing is replicated" in replicas
+    assert again == f"{path}:2: listenPort is set a second time; {path}:1 has no effect"
+    assert "there is no replication" in replicas
 
 
 # --- properties ----------------------------------------------------------------------------------
@@ -436,39 +437,55 @@ def test_properties_are_read_as_java_reads_them(
 @pytest.mark.parametrize("coding", ["utf-8", "utf-8-sig", "latin-1"])
 def test_a_file_may_be_in_utf_8_or_latin_1(tmp_path: Path, coding: str) -> None:
     path = written(tmp_path, "# für alle\nbrokerName=Köln\n".encode(coding))
-    assert Config.resolve(path).config.broker.broker_name == "Köln"
+    assert load_config(path).config.broker.broker_name == "Köln"
 
 
 # --- the catalogue -------------------------------------------------------------------------------
 
 
 def test_no_two_settings_share_a_name() -> None:
-    assert len({setting.conf for setting in SETTINGS}) == len(SETTINGS)
+    assert len({setting.key for setting in SETTINGS}) == len(SETTINGS)
     assert len({setting.name for setting in SETTINGS}) == len(SETTINGS)
     assert len({setting.environment_variable for setting in SETTINGS}) == len(SETTINGS)
     assert [item.name for item in fields(Config)] == list(GROUPS)
 
 
 def test_a_setting_is_rocketmqs_or_says_that_it_is_ours() -> None:
-    assert {s.conf for s in SETTINGS if not s.is_escrowmq_only} <= ROCKETMQ_KEYS
-    assert not {s.conf for s in SETTINGS if s.is_escrowmq_only} & ROCKETMQ_KEYS
+    assert {s.key for s in SETTINGS if not s.is_escrowmq_only} <= ROCKETMQ_KEYS
+    assert not {s.key for s in SETTINGS if s.is_escrowmq_only} & ROCKETMQ_KEYS
     assert not OBSOLETE_KEYS & ROCKETMQ_KEYS
     assert len(ROCKETMQ_KEYS) > 500
 
 
 def test_help_is_a_sentence() -> None:
-    assert [s.conf for s in SETTINGS if not re.fullmatch(r"[A-Z0-9].*[^.]\.", s.help)] == []
+    assert [s.key for s in SETTINGS if not re.fullmatch(r"[A-Z0-9].*[^.]\.", s.help)] == []
 
 
 def test_the_example_without_its_marks_is_the_defaults(tmp_path: Path) -> None:
     lines = list(example_lines())
-    assert Config.resolve(written(tmp_path, "\n".join(lines))).config == Config()
+    assert load_config(written(tmp_path, "\n".join(lines))).config == Config()
     bare = "\n".join(re.sub(r"^#(?=\w)", "", line) for line in lines)
-    resolved = Config.resolve(written(tmp_path, bare))
+    resolved = load_config(written(tmp_path, bare))
     assert resolved.config == Config()
     assert Source.DEFAULT not in {origin.source for origin in resolved.origins.values()}
 
 
-def test_the_documentation_has_every_key_as_it_is() -> None:
-    _, _, table = DOCS.read_text().partition("<!-- from here on: escrowmq config --markdown -->\n")
-    assert table.splitlines() == list(markdown_lines()), "run `escrowmq config --markdown`"
+def test_tables_in_the_documentation_are_up_to_date() -> None:
+    page = DOCS.read_text()
+    assert page == with_tables(page), "run `make docs`"
+
+
+# --- derived values ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("precision_ms", "interval_s"), [(1, 0.001), (50, 0.05), (1000, 0.1)])
+def test_the_tick_is_as_short_as_the_precision_of_timers_requires(
+    precision_ms: int, interval_s: float
+) -> None:
+    assert DelayConfig(timer_precision_ms=precision_ms).tick_interval_s == interval_s
+
+
+def test_the_largest_record_fits_into_a_segment() -> None:
+    config = StoreConfig(segment_bytes=4096, message_bytes_max=1_000_000)
+    assert config.record_bytes_max == 4088
+    assert StoreConfig(message_bytes_max=1_000).record_bytes_max == 1_000 + 64 * 1024

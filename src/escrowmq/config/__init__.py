@@ -1,34 +1,41 @@
-"""Settings: read once, checked once, never changed.
+"""The configuration: declared once, read at start, checked, immutable.
 
-    resolved = Config.resolve(Path("broker.conf"), os.environ, {"--port": "10921"})
+    resolved = load_config(Path("broker.conf"), os.environ, {"--port": "10921"})
     resolved.config.network.listen_port
 
-Read in this order:
-  1. groups.py      the settings: name, default, bounds, RocketMQ's name, a sentence each
-  2. kinds.py       what a value may be; text to value and back
-  3. catalogue.py   the settings by each of their names
-  4. properties.py  RocketMQ's file format, which is Java's
-  5. sources.py     file, environment, flags
-  6. resolve.py     which of them wins
+    settings.py  ──────────────┐ declarations
+    broker.conf, TOML ─────────┤
+    ESCROWMQ_… variables ──────┼─→ load_config() ─→ Config ─→ each part of the server
+    flags of `escrowmq serve` ─┘                              gets its group
 
-A key that only RocketMQ has is a warning; one that nobody has is a ConfigError.
+What always holds: a group contains only valid values, however it was created. A setting has one
+declaration; its default, its key and its documentation appear nowhere else.
+
+Modules in reading order:
+  settings.py         every setting, in groups; derived values
+  setting_types.py    the types of values: parse, check, format
+  loading.py          file, environment, flags; where each value is from
+  properties_file.py  Java's properties format, which RocketMQ uses
+  rocketmq_keys.py    the keys of RocketMQ, to tell an unsupported one from a misspelt one
+  __main__.py         write the tables of docs/configuration.md
 """
 
 from __future__ import annotations
 
 from escrowmq.config.loading import (
     SETTINGS,
-    Config,
     Origin,
     ResolvedConfig,
     ResolvedSetting,
     Setting,
     Source,
+    load_config,
 )
 from escrowmq.config.settings import (
     BrokerConfig,
     BrokerRole,
     ClientAuth,
+    Config,
     ConsumeConfig,
     DelayConfig,
     FlushMode,
@@ -72,4 +79,5 @@ __all__ = [
     "StoreConfig",
     "TlsMode",
     "TransactionConfig",
+    "load_config",
 ]

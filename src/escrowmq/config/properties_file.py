@@ -63,7 +63,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
             begin = number if begun is None else begin
         line = (begun or "") + line
         begun = None
-        if _is_continued(line):
+        if is_continued(line):
             begun = line[:-1]
         elif line:
             yield begin, line
@@ -71,7 +71,8 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
         yield begin, begun
 
 
-def _is_continued(line: str) -> bool:
+def is_continued(line: str) -> bool:
+    """Return whether a line, without its end, continues in the next one."""
     return (len(line) - len(line.rstrip("\\"))) % 2 == 1
 
 

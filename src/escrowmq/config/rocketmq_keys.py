@@ -1,10 +1,10 @@
-"""Every name that a configuration file of Apache RocketMQ 4.9.7 or 5.5.0 may set.
+"""Every key that a configuration file of Apache RocketMQ 4.9.7 or 5.5.0 may set.
 
 RocketMQ sets `xxx=...` by calling `setXxx` on its configuration objects, so the names are those of
 the setters (and of a few fields that have none) in BrokerConfig, MessageStoreConfig (also that of
 the tiered store), NettyServerConfig, NettyClientConfig, NamesrvConfig, ControllerConfig,
-JraftConfig and AuthConfig, as the jars of the two releases have them; and two that the broker's
-main class reads by itself (rmqAddressServer...). Those that we have too are in `config.groups`.
+JraftConfig and AuthConfig in the jars of the two releases, and two that the broker's main class
+reads itself (rmqAddressServer...). The keys that EscrowMQ has are in this list too.
 """
 
 from __future__ import annotations

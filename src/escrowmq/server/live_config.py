@@ -1,21 +1,10 @@
-"""Settings that take effect without a restart: SIGHUP reads the sources again, and `online.py`
-changes single ones for an operator.
+"""Settings that change while the server runs, and the log, whose settings are among them.
 
-What may change while the server runs is in LIVE. Another setting that has changed is named in the
-log and stays as it was until the next start. A file that cannot be read changes nothing.
+    SIGHUP ─→ LiveConfig.reload() ────────────────┐ Config
+    UPDATE_BROKER_CONFIG ─→ RuntimeSettings.change() ─→ LiveConfig.apply() ─→ listeners
 
-Settings of a broker that runs: show them, and change those that need no restart.
-
-A change is written to the file that the broker was started with, if that is a broker.conf, and is
-then there after a restart too, unless a flag or the environment says otherwise. A broker that was
-started without one forgets it when it stops. Either everything in a request is done, or nothing.
-
-Log lines: text for people, or one JSON object per line for whatever gathers them.
-
-Our own lines are made of `name=%s` pairs, and in JSON each such pair is a field of its own:
-
-    log.info("store open directory=%s begin=%d", ...)
-    {"time": ..., "level": "INFO", "logger": ..., "message": ..., "directory": ..., "begin": ...}
+Only settings that are declared `live` change. `reload()` reports other changed settings in the log
+and keeps their old values until the next start; `change()` refuses them.
 """
 
 from __future__ import annotations
@@ -28,62 +17,24 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from escrowmq.config import SETTINGS, Config, Origin, ResolvedConfig, Setting, Source
-from escrowmq.config.loading import BY_CONF, ignored_key_warning
-from escrowmq.config.properties_file import read_properties, write_property
+from escrowmq.config.loading import BY_KEY, ignored_key_warning
+from escrowmq.config.properties_file import is_continued, read_properties, write_property
 from escrowmq.config.settings import LogConfig, LogFormat
 from escrowmq.errors import ConfigError
 from escrowmq.parsing import did_you_mean, format_timestamp
 
 log = logging.getLogger(__name__)
 
-LIVE_SETTINGS: Final = frozenset(
-    {
-        "escrowLogLevel",
-        "escrowLogFormat",
-        "escrowConnectionsMax",
-        "escrowInFlightBytesMax",
-        "escrowConnectionInFlightBytesMax",
-        "escrowUnflushedBytesMax",
-        "escrowConnectionSendsMax",
-        "escrowConnectionSendBytesMax",
-        "escrowTopicSendsMax",
-        "escrowTopicSendBytesMax",
-        "longPollingEnable",
-        "shortPollingTimeMills",
-        "maxTransferCountOnMessageInMemory",
-        "maxTransferBytesOnMessageInMemory",
-        "enablePropertyFilter",
-        "fileReservedTime",
-        "deleteWhen",
-        "diskMaxUsedSpaceRatio",
-        "diskSpaceCleanForciblyRatio",
-        "diskSpaceWarningLevelRatio",
-        "autoCreateTopicEnable",
-        "autoCreateSubscriptionGroup",
-        "brokerPermission",
-        "maxMessageSize",
-        "rejectTransactionMessage",
-        "transactionTimeOut",
-        "transactionCheckMax",
-        "transactionCheckInterval",
-        "escrowCheckBackoffPercent",
-        "escrowTimeOuts",
-        "escrowCheckIntervals",
-        "escrowOpenMax",
-        "escrowOpenPerGroupMax",
-        "escrowOpenBytesMax",
-        "escrowOpenBytesPerGroupMax",
-    }
-)
-
 
 class LiveConfig:
-    """`reread` gives what the sources say now; None if they cannot be asked again."""
+    """The configuration in force, and the parts that follow its changes.
+
+    `resolve` reads the sources again; without it, `reload()` does nothing.
+    """
 
     def __init__(self, config: Config, resolve: Callable[[], ResolvedConfig] | None = None) -> None:
         self.config = config
@@ -91,50 +42,51 @@ class LiveConfig:
         self._listeners: list[Callable[[Config], None]] = []
 
     def add_listener(self, listener: Callable[[Config], None]) -> None:
-        """Called with what holds from now on, after each change."""
+        """Call `listener` with the new configuration after each change."""
         self._listeners.append(listener)
 
     def reload(self) -> None:
+        """Read the sources again and apply what is live. An invalid file changes nothing."""
         if self._resolve is None:
             return
         try:
-            said = self._resolve().config
+            new_config = self._resolve().config
         except ConfigError as error:
-            log.error("configuration not read, nothing has changed: %s", error)
+            log.error("configuration not reloaded, nothing has changed: %s", error)
             return
-        config, changed = self._merge(said)
-        if not changed:
-            log.info("configuration read again, nothing to change")
+        config = self._with_live_changes(new_config)
+        if config is self.config:
+            log.info("configuration reloaded, nothing to change")
             return
         self.apply(config)
 
     def apply(self, config: Config) -> None:
-        """It holds from now on, for everybody who lives by it."""
         self.config = config
-        for apply in self._listeners:
-            apply(config)
+        for listener in self._listeners:
+            listener(config)
 
-    def _merge(self, new_config: Config) -> tuple[Config, bool]:
-        merged, changed = self.config, False
+    def _with_live_changes(self, new_config: Config) -> Config:
+        config = self.config
         for setting in SETTINGS:
-            group = getattr(merged, setting.group)
-            before, now = (
-                getattr(g, setting.name) for g in (group, getattr(new_config, setting.group))
-            )
-            if before == now:
+            value = setting.value_in(new_config)
+            if setting.value_in(config) == value:
                 continue
-            old, new = setting.kind.format(before), setting.kind.format(now)
-            if setting.conf not in LIVE_SETTINGS:
-                log.warning("%s stays %s: %s needs a restart", setting.conf, old, new)
+            old_text, new_text = setting.text_in(config), setting.text_in(new_config)
+            if not setting.is_live:
+                log.warning("%s stays %s: %s needs a restart", setting.key, old_text, new_text)
                 continue
-            log.warning("%s is %s from now on, was %s", setting.conf, new, old)
-            merged = replace(merged, **{setting.group: replace(group, **{setting.name: now})})
-            changed = True
-        return merged, changed
+            log.warning("%s changed from %s to %s", setting.key, old_text, new_text)
+            config = _with_value(config, setting, value)
+        return config
 
 
 class RuntimeSettings:
-    """`origins`: where each setting came from when the broker was started."""
+    """Show and change the settings of a running broker, for operators.
+
+    A change is also written into the broker.conf that the broker was started with, so that it
+    survives a restart. Without such a file it is lost when the broker stops. `origins` tells where
+    each setting came from: a flag or a variable will win over the file at the next start.
+    """
 
     def __init__(
         self, live_config: LiveConfig, origins: Mapping[str, Origin], file: Path | None
@@ -144,116 +96,129 @@ class RuntimeSettings:
         self._file = file
 
     def text(self) -> str:
-        lines = (
-            write_property(one.conf, _setting_text(self._live_config.config, one))
-            for one in SETTINGS
-        )
+        """Return all settings as lines of a broker.conf, sorted by key."""
+        config = self._live_config.config
+        lines = (write_property(setting.key, setting.text_in(config)) for setting in SETTINGS)
         return "".join(f"{line}\n" for line in sorted(lines))
 
     def change(self, text: str) -> None:
-        wanted = {found.key: found.value.strip() for found in read_properties(text)}
-        asked = [(_find_setting(key), value) for key, value in wanted.items()]
-        changed = [
-            one for one in asked if _setting_text(self._live_config.config, one[0]) != one[1]
-        ]
-        config = self._live_config.config
-        for setting, value in changed:
-            if setting.conf not in LIVE_SETTINGS:
-                raise ConfigError(
-                    f"{setting.conf} cannot change while the broker runs: "
-                    "put it into its file and restart it"
-                )
-            config = _with_setting(config, setting, value)
-        if not changed:
-            return
-        self._write({setting.conf: _setting_text(config, setting) for setting, _ in changed})
-        self._live_config.apply(config)
+        """Apply lines of a broker.conf, all of them or none.
 
-    def _write(self, changes: dict[str, str]) -> None:
-        told = ", ".join(f"{key}={value}" for key, value in changes.items())
+        Raises ConfigError for an unknown key, an invalid value, a setting that is not live, and a
+        file that cannot be written.
+        """
+        new_texts = {entry.key: entry.value.strip() for entry in read_properties(text)}
+        config, changes = self._live_config.config, dict[str, str]()
+        for key, new_text in new_texts.items():
+            setting = _find_setting(key)
+            if setting.text_in(config) == new_text:
+                continue
+            if not setting.is_live:
+                raise ConfigError(
+                    f"{key} cannot change while the broker runs: "
+                    "change it in the broker's configuration file and restart"
+                )
+            config = _with_text(config, setting, new_text)
+            changes[key] = setting.text_in(config)
+        if changes:
+            self._save(changes)
+            self._live_config.apply(config)
+
+    def _save(self, changes: dict[str, str]) -> None:
+        summary = ", ".join(f"{key}={value}" for key, value in changes.items())
         if self._file is None or self._file.suffix == ".toml":
-            why = "there is no file" if self._file is None else f"{self._file} is no broker.conf"
-            log.warning("settings changed until the next start (%s): %s", why, told)
+            reason = "no file" if self._file is None else f"{self._file} is not a broker.conf"
+            log.warning("settings changed until the next start (%s): %s", reason, summary)
             return
         try:
-            with_changes = update_properties(self._file.read_text("utf-8"), changes)
-            _replace_file(self._file, with_changes)
+            text = update_properties(self._file.read_text("utf-8"), changes)
+            _replace_file(self._file, text)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"nothing was changed: {self._file}: {error}") from error
-        log.warning("settings changed, also in %s: %s", self._file, told)
+        log.warning("settings changed, also in %s: %s", self._file, summary)
         for key in changes:
-            if self._origins[key].source in (Source.ENVIRONMENT, Source.FLAG):
-                log.warning("at the next start %s wins over it: %s", self._origins[key], key)
-
-
-def update_properties(text: str, changes: dict[str, str]) -> str:
-    """A broker.conf with these values: where a key stood, its line; else at the end."""
-    lines = text.splitlines(keepends=True)
-    left = dict(changes)
-    # From the end, so that the numbers of the lines before stay true.
-    for found in reversed(list(read_properties(text))):
-        if found.key not in changes:
-            continue
-        begin = end = found.line - 1
-        while end + 1 < len(lines) and _is_continued(lines[end]):
-            end += 1
-        value = left.pop(found.key, None)  # of one that is set twice, the last counts
-        lines[begin : end + 1] = [] if value is None else [f"{write_property(found.key, value)}\n"]
-    if lines and not lines[-1].endswith("\n"):
-        lines[-1] += "\n"
-    return "".join(lines + [f"{write_property(key, value)}\n" for key, value in left.items()])
-
-
-def _is_continued(line: str) -> bool:
-    line = line.rstrip("\r\n")
-    return (len(line) - len(line.rstrip("\\"))) % 2 == 1
-
-
-def _replace_file(file: Path, text: str) -> None:
-    """Whole or not at all, and readable by whom it was before."""
-    beside = file.with_name(f".{file.name}.new")
-    try:
-        with beside.open("w", encoding="utf-8") as written:
-            os.fchmod(written.fileno(), file.stat().st_mode & 0o7777)
-            written.write(text)
-            written.flush()
-            os.fsync(written.fileno())
-        beside.replace(file)
-    except OSError:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
+            origin = self._origins[key]
+            if origin.source in (Source.ENVIRONMENT, Source.FLAG):
+                log.warning("%s will override the file at the next start: %s", origin, key)
 
 
 def _find_setting(key: str) -> Setting:
-    setting = BY_CONF.get(key)
+    setting = BY_KEY.get(key)
     if setting is None:
         raise ConfigError(
             ignored_key_warning(key)
-            or f"there is no setting {key[:100]!r}{did_you_mean(key, BY_CONF)}"
+            or f"there is no setting {key[:100]!r}{did_you_mean(key, BY_KEY)}"
         )
     return setting
 
 
-def _with_setting(config: Config, setting: Setting, text: str) -> Config:
+def _with_text(config: Config, setting: Setting, text: str) -> Config:
     try:
-        value = setting.kind.parse(text)
+        value = setting.type.parse(text)
     except ValueError as error:
-        raise ConfigError(f"{setting.conf}={text[:100]!r}: {error}") from None
+        raise ConfigError(f"{setting.key}={text[:100]!r}: {error}") from None
+    return _with_value(config, setting, value)
+
+
+def _with_value(config: Config, setting: Setting, value: object) -> Config:
     group = dataclasses.replace(getattr(config, setting.group), **{setting.name: value})
     changes: dict[str, Any] = {setting.group: group}
     return dataclasses.replace(config, **changes)
 
 
-def _setting_text(config: Config, setting: Setting) -> str:
-    return setting.kind.format(getattr(getattr(config, setting.group), setting.name))
+# --- the file ------------------------------------------------------------------------------------
 
+
+def update_properties(text: str, changes: dict[str, str]) -> str:
+    """Return a broker.conf with new values: in the line of the key, or else at the end."""
+    lines = text.splitlines(keepends=True)
+    remaining = dict(changes)
+    # Backwards, so that the numbers of earlier lines stay valid.
+    for entry in reversed(list(read_properties(text))):
+        if entry.key not in changes:
+            continue
+        first = last = entry.line - 1
+        while last + 1 < len(lines) and is_continued(lines[last].rstrip("\r\n")):
+            last += 1
+        # The last line of a repeated key is the one that counts; earlier ones are removed.
+        value = remaining.pop(entry.key, None)
+        new_lines = [] if value is None else [f"{write_property(entry.key, value)}\n"]
+        lines[first : last + 1] = new_lines
+    if lines and not lines[-1].endswith("\n"):
+        lines[-1] += "\n"
+    lines += [f"{write_property(key, value)}\n" for key, value in remaining.items()]
+    return "".join(lines)
+
+
+def _replace_file(path: Path, text: str) -> None:
+    """Replace the file atomically and durably, with the permissions that it had."""
+    new_path = path.with_name(f".{path.name}.new")
+    try:
+        with new_path.open("w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), path.stat().st_mode & 0o7777)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        new_path.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            new_path.unlink()
+        raise
+
+
+# --- the log -------------------------------------------------------------------------------------
 
 _SPECIFIER: Final = re.compile(r"(?:\b(\w+)=)?%(?:%|[-+ #0]*\d*(?:\.\d+)?([sdrfgx]))")
 _RESERVED_FIELDS: Final = frozenset(("time", "level", "broker", "logger", "message", "exception"))
 
 
 class JsonFormatter(logging.Formatter):
+    """One JSON object per line; each `name=%s` pair of a message is also a field.
+
+    log.info("store open directory=%s begin=%d", ...)
+    {"time": ..., "level": "INFO", "logger": ..., "message": ..., "directory": ..., "begin": ...}
+    """
+
     def __init__(self, broker: str) -> None:
         super().__init__()
         self._broker = broker
@@ -284,14 +249,17 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def configure_logging(config: LogConfig, broker: str, *, is_supervised: bool = False) -> None:
-    """Also again, with other settings. Lines of many brokers in one place say which they are of."""
+    """Write the log to standard error; may be called again with other settings.
+
+    Supervised brokers share one standard error, so their lines carry the broker's name.
+    """
     handler = logging.StreamHandler(sys.stderr)
     if config.log_format is LogFormat.JSON:
         handler.setFormatter(JsonFormatter(broker))
     else:
-        who = f"{broker.replace('%', '%%')} " if is_supervised else ""
+        prefix = f"{broker.replace('%', '%%')} " if is_supervised else ""
         handler.setFormatter(
-            logging.Formatter(f"%(asctime)s %(levelname)s {who}%(name)s %(message)s")
+            logging.Formatter(f"%(asctime)s %(levelname)s {prefix}%(name)s %(message)s")
         )
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Final
 
 from escrowmq.broker.broker import BrokerRules
 from escrowmq.broker.delayed_messages import DelayRules
@@ -16,10 +15,6 @@ from escrowmq.config import Config, TlsMode
 from escrowmq.escrow.checks import CoordinatorRules
 from escrowmq.server.remoting_server import ServerLimits, ServerSecurity
 from escrowmq.server.security import AccessControl
-from escrowmq.server.tasks import MaintenanceSettings
-from escrowmq.store.settings import StoreSettings
-
-TICK_S: Final = 0.1
 
 
 def server_limits(config: Config) -> ServerLimits:
@@ -36,29 +31,6 @@ def server_security(config: Config, access: AccessControl) -> ServerSecurity:
         tls=access.tls,
         enforces_tls=config.security.tls_mode is TlsMode.ENFORCING,
         keeps_headers=access.validator is not None,
-    )
-
-
-def tick_interval_s(config: Config) -> float:
-    """A delayed message is late by no more than this, and what the machine adds."""
-    return min(TICK_S, config.delay.timer_precision_ms / 1000)
-
-
-def store_settings(config: Config) -> StoreSettings:
-    kept = config.store
-    return StoreSettings(
-        segment_bytes=kept.segment_bytes,
-        queue_file_bytes=kept.queue_file_bytes,
-        is_index_enabled=kept.index_enabled,
-        index_slots=kept.index_slots,
-        index_entries=kept.index_entries,
-        message_bytes_max=kept.message_bytes_max,
-        append_crc=kept.sealed,
-        retention_hours=kept.reserved_hours,
-        delete_hours=kept.delete_hours,
-        expire_ratio=kept.expire_percent / 100,
-        force_expire_ratio=kept.force_expire_percent / 100,
-        refuse_ratio=kept.refuse_percent / 100,
     )
 
 
@@ -130,12 +102,4 @@ def escrow_rules(config: Config) -> CoordinatorRules:
         group_open_bytes_max=about.group_open_bytes_max,
         intervals_ms=dict(about.check_intervals_ms),
         immunities_ms=dict(about.immunities_ms),
-    )
-
-
-def maintenance_settings(config: Config) -> MaintenanceSettings:
-    return MaintenanceSettings(
-        flush_interval_s=config.store.flush_interval_ms / 1000,
-        checkpoint_interval_s=config.store.checkpoint_interval_ms / 1000,
-        expire_interval_s=config.store.expire_interval_ms / 1000,
     )

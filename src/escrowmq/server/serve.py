@@ -32,11 +32,8 @@ from escrowmq.server.namesrv import Registrar, new_registrars, serve_name_server
 from escrowmq.server.remoting_server import RemotingServer, bind, bound_port, reachable_host
 from escrowmq.server.rules import (
     broker_rules,
-    maintenance_settings,
     server_limits,
     server_security,
-    store_settings,
-    tick_interval_s,
 )
 from escrowmq.server.security import (
     AccessControl,
@@ -203,7 +200,7 @@ async def _run_broker(
     number = bound_port(bound)  # first of all: it is in the id of every message
     host = encode_host(address, number)
     store = _open_store(config, disk, host, bound)
-    group = GroupCommit(store, timeout_s=config.store.sync_flush_timeout_ms / 1000)
+    group = GroupCommit(store, timeout_s=config.store.sync_flush_timeout_s)
     registrars: list[Registrar] = []
     wall, clock = clock, SteadyClock(clock, not_before_ms=store.last_stored_ms)
     broker = Broker(
@@ -269,7 +266,7 @@ def _connect_parts(
 
 def _apply_config(config: Config, broker: Broker, server: RemotingServer, host: bytes) -> None:
     server.change_limits(server_limits(config))
-    broker.store.change_settings(store_settings(config))
+    broker.store.change_config(config.store)
     broker.change_rules(broker_rules(config, host))
     broker.client_processor.allows_sql = config.consume.filters_by_sql
 
@@ -280,7 +277,7 @@ def _unique_keys(address: str) -> UniqueKeyGenerator:
 
 def _open_store(config: Config, disk: Disk, host: bytes, bound: socket.socket) -> MessageStore:
     try:
-        store = MessageStore.open(disk, store_settings(config), store_host=host)
+        store = MessageStore.open(disk, config.store, store_host=host)
     except EscrowError:
         bound.close()
         raise
@@ -299,7 +296,7 @@ def _new_maintenance(config: Config, clock: Clock, broker: Broker, disk: Disk) -
         broker.store,
         disk,
         clock,
-        maintenance_settings(config),
+        config.store,
         oldest_needed_offset=broker.transactions.oldest_needed_offset,
         move_halves_below=lambda end: broker.transactions.move_halves_below(end, clock.now_ms()),
     )
@@ -336,7 +333,7 @@ def _background_loops(
 ) -> list[Any]:
     async def tick() -> None:
         while True:
-            await asyncio.sleep(tick_interval_s(config))
+            await asyncio.sleep(config.delay.tick_interval_s)
             broker.tick(clock.now_ms())
             server.schedule_turn()
 

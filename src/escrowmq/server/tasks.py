@@ -23,10 +23,10 @@ import signal
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from escrowmq.clock import Clock, local_hour
+from escrowmq.config import StoreConfig
 from escrowmq.errors import StoreError, StoreFailed, StoreFull
 from escrowmq.message.record import LogOffset
 from escrowmq.metrics import LATENCY_BOUNDS_S, Distribution
@@ -147,13 +147,6 @@ class GroupCommit:
             self._timeout_handle = self._loop.call_at(self._waiting[0].deadline_s, self._expire)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MaintenanceSettings:
-    flush_interval_s: float = 0.5  # flushIntervalCommitLog
-    checkpoint_interval_s: float = 1.0
-    expire_interval_s: float = 10.0  # cleanResourceInterval
-
-
 class StoreMaintenance:
     """Runs until it is cancelled, or until the store has failed."""
 
@@ -162,7 +155,7 @@ class StoreMaintenance:
         store: MessageStore,
         disk: Disk,
         clock: Clock,
-        settings: MaintenanceSettings | None = None,
+        config: StoreConfig,
         *,
         oldest_needed_offset: Callable[[], LogOffset | None] = lambda: None,
         move_halves_below: Callable[[LogOffset], None] = lambda end: None,
@@ -170,7 +163,7 @@ class StoreMaintenance:
         self._store = store
         self._disk = disk
         self._clock = clock
-        self._settings = settings or MaintenanceSettings()
+        self._config = config
         self._oldest_needed_offset = oldest_needed_offset
         self._move_halves_below = (
             move_halves_below  # whoever keeps the log up to there is asked to let it go
@@ -184,9 +177,9 @@ class StoreMaintenance:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             for what, step, interval_s in (
-                ("flush", self.flush, self._settings.flush_interval_s),
-                ("checkpoint", self.checkpoint, self._settings.checkpoint_interval_s),
-                ("expiry", self.expire, self._settings.expire_interval_s),
+                ("flush", self.flush, self._config.flush_interval_s),
+                ("checkpoint", self.checkpoint, self._config.checkpoint_interval_s),
+                ("expiry", self.expire, self._config.expire_interval_s),
             ):
                 tasks.create_task(self._repeat(what, step, interval_s))
 
@@ -236,7 +229,7 @@ class StoreMaintenance:
         ):
             return False
         end, keep_from = (
-            self._store.begin + self._store.settings.segment_bytes,
+            self._store.begin + self._store.config.segment_bytes,
             self._oldest_needed_offset(),
         )
         if keep_from is not None and keep_from < end:

@@ -12,6 +12,7 @@ import struct
 from typing import Final
 from zlib import crc32
 
+from escrowmq.config import StoreConfig
 from escrowmq.errors import ProtocolError, StoreDamaged, StoreError, StoreFailed
 from escrowmq.message.keys import has_queue_entry, tags_and_keys
 from escrowmq.parsing import parse_lenient_json
@@ -32,7 +33,6 @@ from escrowmq.store.disk import Disk, Lock, read_file
 from escrowmq.store.key_index import REDO_PATH as REDO_PATH
 from escrowmq.store.key_index import FileChange, load_redo
 from escrowmq.store.log_files import LogFiles
-from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import ABORT_PATH, LOCK_PATH
 
 __all__ = ["CheckReport", "Finding", "Severity", "check_store", "is_store"]
@@ -46,8 +46,8 @@ def is_store(disk: Disk) -> bool:
     return disk.exists(LOG_DIRECTORY) or disk.exists(CHECKPOINT_PATH)
 
 
-def check_store(disk: Disk, settings: StoreSettings | None = None) -> CheckReport:
-    """What is wrong with the directory. `settings` say how index files are laid out.
+def check_store(disk: Disk, config: StoreConfig | None = None) -> CheckReport:
+    """What is wrong with the directory. `config` say how index files are laid out.
 
     Raises StoreLocked if a broker runs on it: it would change while it is looked at. None can
     start as long as this runs.
@@ -56,7 +56,7 @@ def check_store(disk: Disk, settings: StoreSettings | None = None) -> CheckRepor
         raise StoreError("not a store: there is no commitlog in it")
     lock = _acquire_lock(disk)
     try:
-        return _check(disk, settings)
+        return _check(disk, config)
     finally:
         if lock is not None:
             lock.release()
@@ -71,7 +71,7 @@ def _acquire_lock(disk: Disk) -> Lock | None:
         return None  # not ours to write, as a backup may be: then no broker of ours writes it
 
 
-def _check(disk: Disk, settings: StoreSettings | None) -> CheckReport:
+def _check(disk: Disk, config: StoreConfig | None) -> CheckReport:
     findings = Findings()
     stop = ShutdownState.load(disk)
     files = LogFiles(disk)
@@ -80,7 +80,7 @@ def _check(disk: Disk, settings: StoreSettings | None) -> CheckReport:
     deleted = _deleted_topics(disk)
     index = None
     if _is_index_consistent(disk, stop, findings):
-        index = IndexCheck(disk, log, stop, findings, settings)
+        index = IndexCheck(disk, log, stop, findings, config)
     try:
         for record in log.scan():
             tags_code, keys = tags_and_keys(record.topic, record.properties, record.stored_ms)

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from escrowmq.config import StoreConfig
 from escrowmq.message.keys import has_keys
 from escrowmq.message.names import SCHEDULE_TOPIC, TAGS
 from escrowmq.message.properties import find_property
@@ -27,11 +28,16 @@ from escrowmq.message.record import INNER_BATCH, NEED_UNWRAP, StoredRecord
 from escrowmq.store.check_log import Findings, LogCheck, Severity, ShutdownState
 from escrowmq.store.columns import key_hash
 from escrowmq.store.commit_log import file_name, is_file_name
-from escrowmq.store.consume_queue import BLANK_SIZE, ENTRY, QUEUE_DIRECTORY, queue_directories
+from escrowmq.store.consume_queue import (
+    BLANK_SIZE,
+    ENTRY,
+    QUEUE_DIRECTORY,
+    QUEUE_ENTRY_BYTES,
+    queue_directories,
+)
 from escrowmq.store.disk import Disk, ViewCache
 from escrowmq.store.key_index import HEADER, INDEX_DIRECTORY, INDEX_ENTRY, SLOT, IndexFile
 from escrowmq.store.log_files import file_size, first_nonzero, most_common_size
-from escrowmq.store.settings import QUEUE_ENTRY_BYTES, StoreSettings
 
 _LIGHT_QUEUE_PREFIX: Final = "%LMQ%"  # RocketMQ's; their entries speak of records of other topics
 _FULL_SCAN_BYTES: Final = 64 << 10
@@ -308,7 +314,7 @@ class IndexLayout:
         return self.entries_position + self.entries * INDEX_ENTRY.size
 
 
-_DEFAULT_SETTINGS = StoreSettings()
+_DEFAULT_SETTINGS = StoreConfig()
 DEFAULT_LAYOUT: Final = IndexLayout(_DEFAULT_SETTINGS.index_slots, _DEFAULT_SETTINGS.index_entries)
 
 
@@ -327,7 +333,7 @@ class IndexCheck:
         log: LogCheck,
         shutdown: ShutdownState,
         findings: Findings,
-        settings: StoreSettings | None,
+        config: StoreConfig | None,
     ) -> None:
         self._disk = disk
         self._log = log
@@ -337,7 +343,7 @@ class IndexCheck:
         self._layouts: dict[str, IndexLayout] = {}
         self.files = 0
         self.keys = 0
-        self._readable_files = self._open(settings)
+        self._readable_files = self._open(config)
         self._entries = self._read_entries()
         self._next_entry = next(self._entries, None)
         self._unindexed_keys = 0
@@ -468,7 +474,7 @@ class IndexCheck:
 
     # --- files ---------------------------------------------------------------------------------
 
-    def _open(self, settings: StoreSettings | None) -> list[IndexFile]:
+    def _open(self, config: StoreConfig | None) -> list[IndexFile]:
         usable = []
         for name in self._disk.names(INDEX_DIRECTORY):
             path = f"{INDEX_DIRECTORY}/{name}"
@@ -483,7 +489,7 @@ class IndexCheck:
                 continue
             file = IndexFile(name, *HEADER.unpack_from(view, 0))
             file.count = max(1, file.count)  # RocketMQ leaves 0 in a file it has just made
-            geometry = detect_layout(file, view, settings)
+            geometry = detect_layout(file, view, config)
             if geometry is None:
                 what = "was made with other settings, or is damaged: not examined; it can be built"
                 self._findings.add_note(path, None, f"{what} again")
@@ -507,12 +513,12 @@ def _tag_hash(record: StoredRecord) -> int | None:
 
 
 def detect_layout(
-    file: IndexFile, view: memoryview, settings: StoreSettings | None
+    file: IndexFile, view: memoryview, config: StoreConfig | None
 ) -> IndexLayout | None:
     """How a file is laid out, which it does not say: as set, as RocketMQ does it, or a guess."""
     known = [DEFAULT_LAYOUT]
-    if settings is not None:
-        known.insert(0, IndexLayout(settings.index_slots, settings.index_entries))
+    if config is not None:
+        known.insert(0, IndexLayout(config.index_slots, config.index_entries))
     for geometry in known:
         if geometry.size == len(view):
             return geometry

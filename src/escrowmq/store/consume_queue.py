@@ -33,14 +33,13 @@ from escrowmq.store.columns import pack_rows
 from escrowmq.store.commit_log import file_name, is_file_name
 from escrowmq.store.config_files import ConfigFile
 from escrowmq.store.disk import Disk, File, ViewCache
-from escrowmq.store.settings import QUEUE_ENTRY_BYTES
 
 QUEUE_DIRECTORY: Final = "consumequeue"
 ENTRY: Final = struct.Struct(">qiq")
 _pack_entry = ENTRY.pack
 BLANK_SIZE: Final = 0x7FFFFFFF
 BLANK_ENTRY: Final = ENTRY.pack(0, BLANK_SIZE, 0)
-assert ENTRY.size == QUEUE_ENTRY_BYTES
+QUEUE_ENTRY_BYTES: Final = ENTRY.size
 
 
 @dataclass(slots=True)

@@ -19,8 +19,7 @@ import msgspec
 from escrowmq.errors import RecordNotFound
 from escrowmq.message.record import BORN_HOST_IPV6, MAGIC_V1, MAGIC_V2, STORE_HOST_IPV6, QueueOffset
 from escrowmq.store.commit_log import CommitLog
-from escrowmq.store.consume_queue import BLANK_SIZE, ENTRY, ConsumeQueue
-from escrowmq.store.settings import QUEUE_ENTRY_BYTES
+from escrowmq.store.consume_queue import BLANK_SIZE, ENTRY, QUEUE_ENTRY_BYTES, ConsumeQueue
 
 _STORED_MS = struct.Struct(">q")
 _SIZE_MAGIC = struct.Struct(">iI")

@@ -18,6 +18,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from escrowmq.config import StoreConfig
 from escrowmq.errors import (
     CorruptRecord,
     RecordNotFound,
@@ -69,7 +70,6 @@ from escrowmq.store.queue_reader import (
     read_record_summary,
 )
 from escrowmq.store.recovery import Recovery, recover
-from escrowmq.store.settings import StoreSettings
 
 _TIME_MAX_MS: Final = 1 << 62
 
@@ -244,28 +244,28 @@ class MessageStore(StoreReader):
     """Use `MessageStore.open`; `close` makes the next start a clean one."""
 
     def __init__(
-        self, disk: Disk, settings: StoreSettings, store_host: bytes, lock: Lock, *, was_clean: bool
+        self, disk: Disk, config: StoreConfig, store_host: bytes, lock: Lock, *, was_clean: bool
     ) -> None:
         self._disk = disk
         self._lock = lock
         self._views = ViewCache(disk)
         self._log = CommitLog(
             disk,
-            segment_bytes=settings.segment_bytes,
+            segment_bytes=config.segment_bytes,
             store_host=store_host,
-            append_crc=settings.append_crc,
+            append_crc=config.sealed,
         )
         self._queues: QueueTable = QueueTable(
-            disk, self._views, DeletedTopics(disk), file_bytes=settings.queue_file_bytes
+            disk, self._views, DeletedTopics(disk), file_bytes=config.queue_file_bytes
         )
         self._index = KeyIndex(
             disk,
             self._views,
-            slot_count=settings.index_slots,
-            entry_count=settings.index_entries,
-            is_enabled=settings.is_index_enabled,
+            slot_count=config.index_slots,
+            entry_count=config.index_entries,
+            is_enabled=config.index_enabled,
         )
-        self.change_settings(settings)
+        self.change_config(config)
         self._expired_below = -1  # derived files that speak only of what lies below
         self._checkpoint_job: CheckpointJob | None = None
         self._has_removed_topic = False  # queues that the last checkpoint has counted
@@ -280,7 +280,7 @@ class MessageStore(StoreReader):
         self._last_stored_ms = self.recovery.stored_ms
 
     @classmethod
-    def open(cls, disk: Disk, settings: StoreSettings, *, store_host: bytes) -> MessageStore:
+    def open(cls, disk: Disk, config: StoreConfig, *, store_host: bytes) -> MessageStore:
         """Own the directory, recover what is in it, and be ready for appends.
 
         On a full disk it is ready for reads: its checkpoint is made when there is room.
@@ -289,7 +289,7 @@ class MessageStore(StoreReader):
         try:
             clean = not disk.exists(ABORT_PATH)
             write_file(disk, ABORT_PATH, b"")
-            store = cls(disk, settings, store_host, lock, was_clean=clean)
+            store = cls(disk, config, store_host, lock, was_clean=clean)
             if not clean or store.recovery.torn_reason is not None:
                 store._log.truncate(store._log.end)
             with contextlib.suppress(StoreFull):
@@ -316,12 +316,12 @@ class MessageStore(StoreReader):
         self._log.close()
         self._lock.release()
 
-    def change_settings(self, settings: StoreSettings) -> None:
+    def change_config(self, config: StoreConfig) -> None:
         """What is accepted and kept may change at any time; how files are laid out may not."""
-        self.settings = settings
+        self.config = config
         # A record with less in it is within every limit and need not be measured.
         self._unchecked_bytes_max = min(
-            settings.message_bytes_max, settings.record_bytes_max - 1024, 30_000
+            config.message_bytes_max, config.record_bytes_max - 1024, 30_000
         )
 
     # --- appending -----------------------------------------------------------------------------
@@ -419,7 +419,7 @@ class MessageStore(StoreReader):
 
     def _check_record_size(self, record: NewRecord) -> None:
         body_bytes, properties_bytes = len(record.body), len(record.properties)
-        limit = self.settings.message_bytes_max
+        limit = self.config.message_bytes_max
         if body_bytes > limit:
             raise RecordRefused(f"a body of {body_bytes} bytes, limit {limit}")
         if properties_bytes > PROPERTIES_BYTES_MAX - CRC_PROPERTY_BYTES_MAX:
@@ -428,8 +428,8 @@ class MessageStore(StoreReader):
         size = encoded_size(
             record, store_host=self._log.store_host, append_crc=self._log.append_crc
         )
-        if size > self.settings.record_bytes_max:
-            limit = self.settings.record_bytes_max
+        if size > self.config.record_bytes_max:
+            limit = self.config.record_bytes_max
             raise RecordRefused(f"a record of {size} bytes, limit {limit}")
 
     # --- making durable ------------------------------------------------------------------------

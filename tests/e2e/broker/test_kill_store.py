@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from escrowmq.config import StoreConfig
 from escrowmq.store.disk import RealDisk
-from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import MessageStore
 from tests.support.stores import HOST, assert_clean
 
 ROUNDS = 5
 QUEUES = 3
-SETTINGS = StoreSettings(
+SETTINGS = StoreConfig(
     segment_bytes=64 * 1024, queue_file_bytes=2000, index_slots=101, index_entries=500
 )
 

@@ -34,14 +34,14 @@ def test_every_setting_is_printed_with_where_it_came_from(tmp_path: Path) -> Non
     conf.write_text("brokerName=orders\nsendMessageThreadPoolNums=16\n")
     done = run("config", "-c", conf, ESCROWMQ_LISTEN_PORT="10921")
     assert done.returncode == 0
-    assert all(f"{setting.conf} = " in done.stdout for setting in SETTINGS)
+    assert all(f"{setting.key} = " in done.stdout for setting in SETTINGS)
     lines = {line.split(" = ")[0]: " ".join(line.split()) for line in done.stdout.splitlines()}
     assert lines["brokerName"] == f"brokerName = orders ({conf}:1)"
     assert lines["listenPort"] == "listenPort = 10921 (ESCROWMQ_LISTEN_PORT)"
     assert lines["fileReservedTime"] == "fileReservedTime = 72 hours (default)"
     assert done.stderr == (
         f"escrowmq: warning: {conf}:2: sendMessageThreadPoolNums is a setting of RocketMQ that "
-        "EscrowMQ does not have; it is ignored\n"
+        "EscrowMQ does not have; ignored\n"
     )
 
 

@@ -11,19 +11,17 @@ from typing import Any
 
 import pytest
 
+from escrowmq.config import StoreConfig
 from escrowmq.message import record as sysflag
 from escrowmq.message.compression import compress_body
 from escrowmq.store.disk import RealDisk
-from escrowmq.store.settings import StoreSettings
 from tests.support.stores import HOST, NOW_MS, fill, open_store, properties, sample
 
 pytestmark = pytest.mark.slow
 
 RECORDS = 40
 COMMAND = Path(sys.executable).with_name("escrowmq")
-SETTINGS = StoreSettings(
-    segment_bytes=8192, queue_file_bytes=200, index_slots=50, index_entries=200
-)
+SETTINGS = StoreConfig(segment_bytes=8192, queue_file_bytes=200, index_slots=50, index_entries=200)
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

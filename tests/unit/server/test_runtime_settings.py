@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.config import Config
+from escrowmq.config import Config, load_config
 from escrowmq.errors import ConfigError
 from escrowmq.server.live_config import LiveConfig, RuntimeSettings, update_properties
 from escrowmq.server.namesrv import KV_CONFIG_PATH, KvConfigFile
@@ -23,7 +23,7 @@ class Applied:
 
 def online(file: Path | None = None) -> tuple[RuntimeSettings, Applied]:
     applied = Applied()
-    resolved = Config.resolve(file)
+    resolved = load_config(file)
     live = LiveConfig(resolved.config)
     live.add_listener(applied)
     return RuntimeSettings(live, resolved.origins, file), applied
@@ -37,7 +37,7 @@ def test_a_change_is_applied_shown_and_kept(tmp_path: Path) -> None:
     assert applied.configs[0].store.message_bytes_max == 6000
     assert "maxMessageSize=6000\n" in settings.text()
     assert file.read_text() == "# mine\nmaxMessageSize=6000\nbrokerName=b\nescrowLogLevel=DEBUG\n"
-    assert Config.resolve(file).config == applied.configs[0]
+    assert load_config(file).config == applied.configs[0]
     assert [path.name for path in tmp_path.iterdir()] == ["broker.conf"]
 
 

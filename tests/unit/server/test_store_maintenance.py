@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from escrowmq.clock import ManualClock
+from escrowmq.config import StoreConfig
 from escrowmq.errors import StoreFailed, StoreFull
 from escrowmq.message.record import LogOffset
-from escrowmq.server.tasks import MaintenanceSettings, StoreMaintenance
+from escrowmq.server.tasks import StoreMaintenance
 from escrowmq.store.disk import DiskUsage
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import FaultyDisk
@@ -33,22 +34,22 @@ def test_a_flush_makes_what_was_appended_durable() -> None:
     disk, store, clock = opened()
     fill(store, range(5))
     assert store.flushed_offset < store.end
-    run(StoreMaintenance(store, disk, clock).flush())
+    run(StoreMaintenance(store, disk, clock, TINY).flush())
     assert store.flushed_offset == store.end
 
 
 def test_a_flush_with_nothing_to_do_leaves_the_disk_alone() -> None:
     disk, store, clock = opened()
     calls = disk.calls
-    run(StoreMaintenance(store, disk, clock).flush())
-    run(StoreMaintenance(store, disk, clock).checkpoint())
+    run(StoreMaintenance(store, disk, clock, TINY).flush())
+    run(StoreMaintenance(store, disk, clock, TINY).checkpoint())
     assert disk.calls == calls
 
 
 def test_a_checkpoint_lets_the_next_start_walk_nothing() -> None:
     disk, store, clock = opened()
     fill(store, range(20))
-    run(StoreMaintenance(store, disk, clock).checkpoint())
+    run(StoreMaintenance(store, disk, clock, TINY).checkpoint())
     store.abandon()
     again = open_store(disk)
     assert again.recovery.records == 0
@@ -60,7 +61,7 @@ def test_expiry_keeps_what_somebody_still_needs() -> None:
     disk, store, clock = opened()
     fill(store, range(60))
     needed = LogOffset(2 * TINY.segment_bytes)
-    upkeep = StoreMaintenance(store, disk, clock, oldest_needed_offset=lambda: needed)
+    upkeep = StoreMaintenance(store, disk, clock, TINY, oldest_needed_offset=lambda: needed)
     run(upkeep.checkpoint())
     clock.advance(ms=73 * 3_600_000)
     disk.capacity_bytes = 4096  # much more is used than that
@@ -96,7 +97,11 @@ def expiring() -> tuple[WatchedDisk, MessageStore, StoreMaintenance]:
     fill(store, range(60))
     store.checkpoint()
     keep_from = LogOffset(2 * TINY.segment_bytes)
-    return disk, store, StoreMaintenance(store, disk, clock, oldest_needed_offset=lambda: keep_from)
+    return (
+        disk,
+        store,
+        StoreMaintenance(store, disk, clock, TINY, oldest_needed_offset=lambda: keep_from),
+    )
 
 
 def test_files_are_removed_in_a_thread_and_reads_and_appends_go_on_meanwhile() -> None:
@@ -159,7 +164,7 @@ def test_a_removal_that_fails_leaves_the_log_as_the_directory_is(call: int, begi
 def test_a_full_disk_postpones_a_checkpoint_and_the_next_one_makes_up_for_it() -> None:
     disk, store, clock = opened()
     fill(store, range(20))
-    upkeep = StoreMaintenance(store, disk, clock)
+    upkeep = StoreMaintenance(store, disk, clock, TINY)
     disk.error, disk.fail_at = StoreFull, disk.calls + 6
     with pytest.raises(StoreFull):
         run(upkeep.checkpoint())
@@ -172,9 +177,7 @@ def test_a_full_disk_postpones_a_checkpoint_and_the_next_one_makes_up_for_it() -
 
 def test_the_loop_flushes_and_makes_checkpoints_by_itself() -> None:
     disk, store, clock = opened()
-    soon = MaintenanceSettings(
-        flush_interval_s=0.001, checkpoint_interval_s=0.001, expire_interval_s=0.001
-    )
+    soon = StoreConfig(flush_interval_ms=1, checkpoint_interval_ms=1, expire_interval_ms=1)
 
     async def watch() -> None:
         loop = asyncio.create_task(StoreMaintenance(store, disk, clock, soon).run())
@@ -192,8 +195,8 @@ def test_the_loop_ends_when_a_flush_fails_and_the_store_takes_no_more() -> None:
     disk, store, clock = opened()
     fill(store, range(10))
     disk.fail_from = disk.calls + 1
-    soon = MaintenanceSettings(
-        flush_interval_s=0.001, checkpoint_interval_s=60, expire_interval_s=60
+    soon = StoreConfig(
+        flush_interval_ms=1, checkpoint_interval_ms=60_000, expire_interval_ms=60_000
     )
 
     async def watch() -> None:

@@ -61,9 +61,9 @@ def test_however_a_file_is_cut_each_record_is_in_one_part(directory: Path, step:
 
 
 def test_much_is_cut_into_tasks_of_like_size(tmp_path: Path) -> None:
-    from escrowmq.store.settings import StoreSettings
+    from escrowmq.config import StoreConfig
 
-    store = open_store(RealDisk(tmp_path), StoreSettings(segment_bytes=1 << 20))
+    store = open_store(RealDisk(tmp_path), StoreConfig(segment_bytes=1 << 20))
     for number in range(20):
         store.append([NewRecord("T", 0, bytes(1 << 15)) for _ in range(10)], now_ms=NOW_MS + number)
     store.close()

@@ -151,6 +151,6 @@ def test_hosts_of_ipv6_are_stored_and_found() -> None:
 
 
 def test_sealed_records_end_with_their_seal() -> None:
-    store = open_store(MemoryDisk(), replace(TINY, append_crc=True))
+    store = open_store(MemoryDisk(), replace(TINY, sealed=True))
     (at,) = append(store, plain(properties=properties(TAGS="a")))
     assert store.record_at(at).properties[:16] == b"TAGS\x01a\x02__CRC32#\x01"

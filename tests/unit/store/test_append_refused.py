@@ -124,7 +124,7 @@ def test_a_refused_batch_gives_its_places_in_the_queue_back(store: MessageStore)
 
 
 def test_the_largest_record_fits() -> None:
-    settings = replace(TINY, segment_bytes=1 << 20, message_bytes_max=100_000, append_crc=True)
+    settings = replace(TINY, segment_bytes=1 << 20, message_bytes_max=100_000, sealed=True)
     store = open_store(MemoryDisk(), settings)
     largest = plain(
         b"x" * 100_000, topic="t" * 255, properties=b"k\x01" + b"v" * (LONGEST_PROPERTIES - 2)

@@ -225,7 +225,7 @@ def test_a_bit_flip_in_a_queue_offset_is_found_by_the_queue(clean: Path) -> None
 
 
 def test_a_bit_flip_anywhere_in_a_sealed_record_is_found(tmp_path: Path) -> None:
-    store = open_store(RealDisk(tmp_path), replace(TINY, append_crc=True))
+    store = open_store(RealDisk(tmp_path), replace(TINY, sealed=True))
     fill(store, range(5))
     store.close()
     record = records(tmp_path)[2]

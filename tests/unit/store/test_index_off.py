@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from escrowmq.store.settings import StoreSettings
+from escrowmq.config import StoreConfig
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import MemoryDisk
 from tests.support.stores import TINY, assert_clean, fill, open_store
 
-OFF = replace(TINY, is_index_enabled=False)
+OFF = replace(TINY, index_enabled=False)
 ENDINGS = pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
 
 
@@ -64,7 +64,7 @@ def test_what_came_while_it_was_off_stays_unfound_and_the_rest_is_found(
 
 
 @pytest.mark.parametrize("first", [TINY, OFF], ids=["on, then off", "off, then on"])
-def test_what_a_crash_left_for_the_next_start_goes_by_its_setting(first: StoreSettings) -> None:
+def test_what_a_crash_left_for_the_next_start_goes_by_its_setting(first: StoreConfig) -> None:
     disk = MemoryDisk()
     store = open_store(disk)
     fill(store, range(5))

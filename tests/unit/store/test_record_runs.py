@@ -65,7 +65,7 @@ def places_of(placed: AppendResult) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_runs_are_as_if_each_had_come_alone(sealed: bool, host: str) -> None:
-    settings = replace(TINY, append_crc=sealed)
+    settings = replace(TINY, sealed=sealed)
     kept = []
     for records in (MIXED, list(iter_records(MIXED))):
         disk = FaultyDisk()

@@ -88,13 +88,13 @@ def test_prepared_and_rolled_back_records_survive_without_a_place(root: Path) ->
 
 
 def test_sealed_records_survive(root: Path) -> None:
-    settings = replace(TINY, append_crc=True)
+    settings = replace(TINY, sealed=True)
     kept = make(root, killed=True, settings=settings)
     check_life(root, reopen(root, settings), kept, settings)
 
 
 def test_seals_may_be_switched_on_and_off(root: Path) -> None:
-    settings = replace(TINY, append_crc=True)
+    settings = replace(TINY, sealed=True)
     kept = make(root, killed=True)
     check_life(root, reopen(root, settings), kept, settings)
 

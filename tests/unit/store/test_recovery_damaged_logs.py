@@ -14,6 +14,7 @@ from typing import Final
 
 import pytest
 
+from escrowmq.config import StoreConfig
 from escrowmq.message.record import MAGIC_V1, MAGIC_V2, StoredRecord
 from escrowmq.store.checkpoint import CHECKPOINT_PATH as CHECKPOINT_PATH
 from escrowmq.store.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -23,7 +24,6 @@ from escrowmq.store.disk import ViewCache
 from escrowmq.store.key_index import REDO_PATH as REDO_PATH
 from escrowmq.store.key_index import KeyIndex
 from escrowmq.store.recovery import Recovery, recover
-from escrowmq.store.settings import StoreSettings
 from escrowmq.testing.disks import MemoryDisk
 from tests.support.store_recovery import check_content, detached, end_of
 from tests.support.stores import HOST, NOW_MS, TINY, assert_clean, fill, open_store, sample
@@ -31,7 +31,7 @@ from tests.support.stores import HOST, NOW_MS, TINY, assert_clean, fill, open_st
 COUNT: Final = 12
 CHECKPOINTED: Final = 8  # so many lie below the checkpoint
 TOPICS: Final = ("short", "long" * 32)
-SETTINGS: Final = StoreSettings(
+SETTINGS: Final = StoreConfig(
     segment_bytes=1 << 14, queue_file_bytes=200, index_slots=7, index_entries=100
 )
 

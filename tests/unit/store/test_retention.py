@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from escrowmq.clock import ManualClock
+from escrowmq.config import StoreConfig
 from escrowmq.errors import StoreError, StoreFull
 from escrowmq.message.record import LogOffset, NewRecord
 from escrowmq.store.disk import DiskUsage
 from escrowmq.store.queue_reader import ReadStatus
 from escrowmq.store.retention import SEGMENTS_PER_PASS_MAX, expire, should_remove
-from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import MemoryDisk
 from tests.support.stores import NOW_MS, TINY, assert_clean, open_store, properties
@@ -56,10 +56,10 @@ NOON = 12
     ],
 )
 def test_which_files_go(age_ms: int, hour: int, used_ratio: float, expected: bool) -> None:
-    settings = StoreSettings()
+    settings = StoreConfig()
     assert (
         should_remove(
-            NOW_MS - age_ms, now_ms=NOW_MS, hour=hour, used_ratio=used_ratio, settings=settings
+            NOW_MS - age_ms, now_ms=NOW_MS, hour=hour, used_ratio=used_ratio, config=settings
         )
         is expected
     )
@@ -68,7 +68,7 @@ def test_which_files_go(age_ms: int, hour: int, used_ratio: float, expected: boo
 class Aged:
     """A store whose files were written an hour apart; one record of three queues to each file."""
 
-    def __init__(self, files: int, settings: StoreSettings = TINY) -> None:
+    def __init__(self, files: int, settings: StoreConfig = TINY) -> None:
         self.clock = ManualClock(NOW_MS)
         self.disk = MemoryDisk(clock=self.clock)
         self.store = open_store(self.disk, settings)
@@ -108,7 +108,7 @@ class Aged:
         return [base // SEGMENT for base, _ in self.store.log_files()]
 
 
-def checkpointed(files: int, settings: StoreSettings = TINY) -> Aged:
+def checkpointed(files: int, settings: StoreConfig = TINY) -> Aged:
     aged = Aged(files, settings)
     aged.store.checkpoint()
     return aged

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from escrowmq.cli.output import ignore_broken_pipe
-from escrowmq.config import SETTINGS, Config, ResolvedConfig, ResolvedSetting
+from escrowmq.config import SETTINGS, ResolvedConfig, ResolvedSetting, load_config
 from escrowmq.config.properties_file import write_property
 
 
@@ -22,19 +22,18 @@ from escrowmq.config.properties_file import write_property
 @click.option("--changed", is_flag=True, help="Only what is not at its default.")
 @click.option("--json", "in_json", is_flag=True, help="One JSON object instead of text.")
 @click.option("--example", is_flag=True, help="Print a file with every setting instead.")
-@click.option("--markdown", is_flag=True, hidden=True)
-def config(file: Path | None, changed: bool, in_json: bool, example: bool, markdown: bool) -> None:
+def config(file: Path | None, changed: bool, in_json: bool, example: bool) -> None:
     """Print every setting, its value and where that came from.
 
     Later sources win: defaults, the file, ESCROWMQ_… variables. A setting that only RocketMQ has
     is a warning; one that nobody has is an error, with exit code 2.
     """
     with ignore_broken_pipe():
-        if example or markdown:
-            for line in example_lines() if example else markdown_lines():
+        if example:
+            for line in example_lines():
                 click.echo(line)
             return
-        resolved = Config.resolve(file, os.environ)
+        resolved = load_config(file, os.environ)
         print_warnings(resolved)
         entries = [entry for entry in resolved.entries() if entry.is_changed or not changed]
         if in_json:
@@ -54,7 +53,7 @@ def setting_lines(entries: Iterable[ResolvedSetting]) -> Iterator[str]:
         yield f"[{group}]"
         for entry in members:
             value = f"{entry.text} {entry.setting.unit}".rstrip()
-            yield f"{f'{entry.setting.conf} = {value}':<60}  ({entry.origin})"
+            yield f"{f'{entry.setting.key} = {value}':<60}  ({entry.origin})"
             yield f"    {entry.setting.help}"
         yield ""
 
@@ -63,7 +62,7 @@ def setting_json(entry: ResolvedSetting) -> dict[str, object]:
     """Numbers and truth as such, the rest as a file spells it."""
     setting = entry.setting
     return {
-        "key": setting.conf,
+        "key": setting.key,
         "name": setting.name,
         "group": setting.group,
         "value": entry.value if isinstance(entry.value, int) else entry.text,
@@ -85,25 +84,5 @@ def example_lines() -> Iterator[str]:
             unit = f" [{setting.unit}]" if setting.unit else ""
             yield ""
             yield f"# {setting.help}{unit}"
-            yield f"# Allowed: {setting.kind.allowed}."
-            yield f"#{write_property(setting.conf, setting.kind.format(setting.default))}"
-
-
-def markdown_lines() -> Iterator[str]:
-    for group, members in groupby(SETTINGS, lambda setting: setting.group):
-        yield ""
-        yield f"### {group}"
-        yield ""
-        yield "| key | default | allowed | what | TOML, environment |"
-        yield "|---|---|---|---|---|"
-        for setting in members:
-            text = setting.kind.format(setting.default)
-            default = f"`{text}`" if text else "none"
-            cells = (
-                f"`{setting.conf}`",
-                f"{default} {setting.unit}".rstrip(),
-                setting.kind.allowed,
-                setting.help,
-                f"`{setting.name}`, `{setting.environment_variable}`",
-            )
-            yield f"| {' | '.join(cells)} |"
+            yield f"# Allowed: {setting.type.allowed}."
+            yield f"#{write_property(setting.key, setting.type.format(setting.default))}"

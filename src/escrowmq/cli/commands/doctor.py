@@ -23,7 +23,7 @@ from escrowmq.cli.commands.doctor_checks import (
 )
 from escrowmq.cli.options import json_option
 from escrowmq.cli.output import ignore_broken_pipe
-from escrowmq.config import Config
+from escrowmq.config import Config, load_config
 from escrowmq.config.setting_types import WILDCARD_ADDRESSES
 from escrowmq.errors import ConfigError
 
@@ -79,7 +79,7 @@ def _run_checks(
     flags = {} if data is None else {"--data": data}
     config: Config | None = None
     try:
-        resolved = Config.resolve(file, os.environ, flags)
+        resolved = load_config(file, os.environ, flags)
     except ConfigError as error:
         yield problem(
             "settings",

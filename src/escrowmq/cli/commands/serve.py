@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from escrowmq.cli.commands.config import print_warnings
-from escrowmq.config import Config, ResolvedConfig, Source
+from escrowmq.config import ResolvedConfig, Source, load_config
 
 
 @click.command()
@@ -79,7 +79,7 @@ def serve(
     given = {flag: text for flag, text in flags.items() if text is not None}
 
     def reread() -> ResolvedConfig:
-        return Config.resolve(file, os.environ, given)
+        return load_config(file, os.environ, given)
 
     resolved = reread()
     print_warnings(resolved)

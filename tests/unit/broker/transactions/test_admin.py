@@ -11,6 +11,7 @@ from escrowmq.broker.broker import Broker, BrokerRules
 from escrowmq.broker.processors.send import SendRules
 from escrowmq.broker.transactions.admin import PAGE_ENTRIES_MAX
 from escrowmq.broker.transactions.end import TransactionRules
+from escrowmq.config import StoreConfig
 from escrowmq.escrow.checks import CoordinatorRules
 from escrowmq.message import names
 from escrowmq.message.keys import UniqueKeyGenerator, encode_offset_id
@@ -24,13 +25,12 @@ from escrowmq.remoting.headers import (
     SettleTransaction,
     TransactionHeader,
 )
-from escrowmq.store.settings import StoreSettings
 from escrowmq.testing.disks import MemoryDisk
 from tests.interop.remoting import COMMIT, ROLLBACK, UNKNOWN, Answer
 from tests.support.broker_requests import RULES, FakeLine, a_send, ask, bodies, stored
 from tests.support.stores import HOST, NOW_MS, open_store
 
-SETTINGS = StoreSettings(
+SETTINGS = StoreConfig(
     segment_bytes=64 << 10, queue_file_bytes=2000, index_slots=101, index_entries=400
 )
 IMMUNITY_MS, INTERVAL_MS, CHECKS_MAX = 6_000, 30_000, 2

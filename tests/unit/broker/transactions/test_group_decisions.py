@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from escrowmq.config import StoreConfig
 from escrowmq.escrow.writers import decode_decision
 from escrowmq.message import names
-from escrowmq.store.settings import StoreSettings
 from tests.support.broker_requests import FakeLine, bodies, stored
 from tests.support.escrows import (
     COMMIT,
@@ -351,7 +351,7 @@ def test_a_late_half_that_finds_no_room_to_be_rolled_back_is_looked_at_again() -
 
 
 def test_a_writer_is_remembered_when_the_log_file_with_its_decision_goes() -> None:
-    small = StoreSettings(segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99)
+    small = StoreConfig(segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99)
     bench = EscrowBench(settings=small)
     fence = bench.register().fence
     bench.asks(a_batch_decision(7, fence, []))
@@ -378,7 +378,7 @@ def test_only_a_writer_that_goes_on_is_written_again_when_the_log_below_must_go(
 
 
 def test_a_writer_that_decided_its_last_batch_is_forgotten_with_the_log_file() -> None:
-    small = StoreSettings(segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99)
+    small = StoreConfig(segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99)
     bench = EscrowBench(settings=small)
     bench.asks(a_batch_decision(7, bench.register().fence, [], last=True))
     for number in range(60):

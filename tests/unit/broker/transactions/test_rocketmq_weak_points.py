@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from escrowmq.config import StoreConfig
 from escrowmq.escrow.checks import UNANSWERED_CHECKS_MAX
 from escrowmq.message import names
 from escrowmq.message.properties import decode_properties
@@ -21,7 +22,6 @@ from escrowmq.message.record import NewRecord, decode_record
 from escrowmq.message.transaction import TransactionState
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import SettleTransaction
-from escrowmq.store.settings import StoreSettings
 from escrowmq.store.store import MessageStore
 from tests.support.broker_requests import FakeLine, a_send, ask, bodies, stored
 from tests.support.escrows import (
@@ -326,7 +326,7 @@ def test_w14_stranding_is_counted_and_told_and_survives_a_full_disk(bench: Escro
 @pytest.mark.parametrize("with_note", [True, False])
 def test_w15_an_open_half_outlives_its_log_file(with_note: bool) -> None:
     # It is appended again, and its old place still leads to it.
-    settings = StoreSettings(
+    settings = StoreConfig(
         segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99
     )
     bench = EscrowBench(settings=settings)
@@ -351,7 +351,7 @@ def test_w15_an_open_half_outlives_its_log_file(with_note: bool) -> None:
 @pytest.mark.parametrize("with_note", [True, False])
 def test_w15_a_stranded_half_outlives_its_log_file(with_note: bool) -> None:
     # RocketMQ's cursor has passed the copy, and only its own record says that it is stranded.
-    settings = StoreSettings(
+    settings = StoreConfig(
         segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99
     )
     bench = EscrowBench(settings=settings)

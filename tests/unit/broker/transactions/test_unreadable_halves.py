@@ -6,11 +6,11 @@ import logging
 
 import pytest
 
-from escrowmq.store.settings import StoreSettings
+from escrowmq.config import StoreConfig
 from tests.support.escrows import COMMIT, ROLLBACK, EscrowBench, Place
 from tests.unit.broker.transactions.test_rocketmq_weak_points import IMMUNITY_MS
 
-SMALL = StoreSettings(segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99)
+SMALL = StoreConfig(segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99)
 
 
 def damage(bench: EscrowBench, place: Place, at: int) -> None:
