@@ -58,7 +58,7 @@ def test_what_changed_can_be_had_as_json() -> None:
         "source": "environment",
         "place": "ESCROWMQ_LISTEN_PORT",
         "environment": "ESCROWMQ_LISTEN_PORT",
-        "help": "The broker's port; 0 takes any free one.",
+        "help": "Port of the broker; 0 takes any free port.",
     }
     assert len(json.loads(run("config", "--json").stdout)["settings"]) == len(SETTINGS)
 
