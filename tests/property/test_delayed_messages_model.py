@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from escrowmq.broker.delayed_messages import DelayedMessages, DelayRules, DueMessages
-from escrowmq.broker.metadata import TIMER_TOPIC
-from escrowmq.message.names import SCHEDULE_TOPIC
+from escrowmq.message.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from escrowmq.store.config_files import delay_offsets_file
 from escrowmq.testing.disks import FaultyDisk
 from tests.support.stores import NOW_MS, assert_clean, open_store, properties, sample

@@ -21,20 +21,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from escrowmq.broker.metadata import TIMER_TOPIC
 from escrowmq.errors import CorruptRecord, RecordNotFound, RequestRefused
 from escrowmq.message import names
 from escrowmq.message.keys import DELAY_LEVELS_MS, delay_level
+from escrowmq.message.names import (
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SEC,
+    TIMER_DELIVER_MS,
+    TIMER_OUT_MS,
+    TIMER_TOPIC,
+)
 from escrowmq.message.properties import change_properties, decode_properties
 from escrowmq.message.record import NewRecord, StoredRecord, copy_record
 from escrowmq.remoting.codes import ResponseCode
 from escrowmq.store.config_files import ConfigFile
 from escrowmq.store.store import MessageStore
 
-TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
-TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
-TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
-TIMER_OUT_MS: Final = "TIMER_OUT_MS"
 _DELAY_PROPERTIES: Final = (
     names.REAL_TOPIC,
     names.REAL_QUEUE_ID,

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from escrowmq.auth.acl import Action, Permission, ResourceType
-from escrowmq.broker.metadata import BROKER_ONLY_TOPICS, DLQ_PREFIX, RETRY_PREFIX
 from escrowmq.errors import (
     BrokenBody,
     CorruptRecord,
@@ -28,6 +27,13 @@ from escrowmq.errors import (
     TransactionNotFound,
 )
 from escrowmq.escrow.coordinator import TransactionCoordinator
+from escrowmq.message.names import (
+    BROKER_ONLY_TOPICS,
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    TRACE_TOPIC,
+    reply_topic,
+)
 from escrowmq.message.record import LogOffset
 from escrowmq.peer import Peer
 from escrowmq.remoting.bodies import (
@@ -135,7 +141,6 @@ def decode_request_body(body_type: type[B], request: Request[Any]) -> B:
         raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
 
 
-TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"  # every client may write it
 _READ: Final = Action.SUB | Action.GET
 _COMMIT_OFFSET: Final = Action.SUB | Action.UPDATE
 
@@ -148,7 +153,7 @@ class RequestPermissions:
     ) -> None:
         self._store = store
         self._coordinator = coordinator
-        self._reply_topic = f"{cluster}_REPLY_TOPIC"
+        self._reply_topic = reply_topic(cluster)
         self._cluster_read = Permission(ResourceType.CLUSTER, cluster, Action.GET)
         self._cluster_update = Permission(ResourceType.CLUSTER, cluster, Action.UPDATE)
         self._lookups = self._lookups_by_code()

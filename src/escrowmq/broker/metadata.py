@@ -16,41 +16,25 @@ from typing import Final
 
 from escrowmq.errors import RequestRefused
 from escrowmq.message import names
+from escrowmq.message.names import (
+    BENCHMARK_TOPIC,
+    BROKER_ONLY_TOPICS,
+    OFFSET_MOVED_TOPIC,
+    RETRY_PREFIX,
+    SELF_TEST_TOPIC,
+    SYSTEM_GROUPS,
+    TEMPLATE_TOPIC,
+    TIMER_TOPIC,
+    is_group_topic,
+    is_system_topic,
+    reply_topic,
+)
 from escrowmq.remoting.codes import ResponseCode
 from escrowmq.store.config_files import ConfigFile, DataVersion, GroupConfig, TopicConfig
 
 PERM_READ: Final = 4
 PERM_WRITE: Final = 2
 PERM_INHERIT: Final = 1
-
-TEMPLATE_TOPIC: Final = "TBW102"
-RETRY_PREFIX: Final = "%RETRY%"
-DLQ_PREFIX: Final = "%DLQ%"
-SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
-OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
-TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
-
-# Only the broker itself writes here.
-BROKER_ONLY_TOPICS: Final = frozenset(
-    (
-        names.SCHEDULE_TOPIC,
-        names.HALF_TOPIC,
-        names.OP_TOPIC,
-        names.STRANDED_TOPIC,
-        names.JOURNAL_TOPIC,
-        names.DECISION_TOPIC,
-        SELF_TEST_TOPIC,
-        OFFSET_MOVED_TOPIC,
-        TIMER_TOPIC,
-    )
-)
-
-# Nobody makes or removes these by hand.
-SYSTEM_TOPICS: Final = BROKER_ONLY_TOPICS | {TEMPLATE_TOPIC, "BenchmarkTest"}
-
-
-def is_system_topic(topic: str) -> bool:
-    return topic in SYSTEM_TOPICS or topic.startswith("rmq_sys_")
 
 
 _NAME_PATTERN = re.compile(r"[%|a-zA-Z0-9_-]+")
@@ -59,7 +43,7 @@ _GROUP_TOPIC_LENGTH_MAX = 255
 
 
 def check_topic_name(topic: str) -> None:
-    long = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    long = is_group_topic(topic)
     limit = _GROUP_TOPIC_LENGTH_MAX if long else _TOPIC_LENGTH_MAX
     if not _NAME_PATTERN.fullmatch(topic):
         raise RequestRefused(
@@ -105,7 +89,7 @@ class TopicTable:
     def is_system(self, topic: str) -> bool:
         """Also those that have the name of the broker or of its cluster."""
         cluster, broker = self._rules.cluster, self._rules.broker_name
-        return is_system_topic(topic) or topic in (cluster, broker, f"{cluster}_REPLY_TOPIC")
+        return is_system_topic(topic) or topic in (cluster, broker, reply_topic(cluster))
 
     @property
     def broker_name(self) -> str:
@@ -194,12 +178,12 @@ class TopicTable:
         rules, open_to_all = self._rules, PERM_READ | PERM_WRITE | PERM_INHERIT
         wanted = [
             (SELF_TEST_TOPIC, 1, PERM_READ | PERM_WRITE),
-            ("BenchmarkTest", 1024, PERM_READ | PERM_WRITE),
+            (BENCHMARK_TOPIC, 1024, PERM_READ | PERM_WRITE),
             *([(rules.cluster, 16, open_to_all)] if rules.has_cluster_topic else []),
             *([(rules.broker_name, 1, open_to_all)] if rules.has_broker_topic else []),
             (OFFSET_MOVED_TOPIC, 1, PERM_READ | PERM_WRITE),
             (names.SCHEDULE_TOPIC, 18, PERM_READ | PERM_WRITE),
-            (f"{rules.cluster}_REPLY_TOPIC", 1, PERM_READ | PERM_WRITE),
+            (reply_topic(rules.cluster), 1, PERM_READ | PERM_WRITE),
             (names.HALF_TOPIC, 1, PERM_READ | PERM_WRITE),
             (names.OP_TOPIC, 1, PERM_READ | PERM_WRITE),
             (names.STRANDED_TOPIC, 1, PERM_READ | PERM_WRITE),
@@ -222,20 +206,6 @@ class TopicTable:
 
 
 GROUP_NAME_LENGTH_MAX: Final = 120
-# Those that RocketMQ's own tools and brokers use.
-_SYSTEM_GROUPS: Final = (
-    "TOOLS_CONSUMER",
-    "SELF_TEST_C_GROUP",
-    "CID_RMQ_SYS_TRANS",
-    "CID_ONSAPI_OWNER",
-    "CID_ONSAPI_PERMISSION",
-    "CID_ONSAPI_PULL",
-    "CID_SYS_RMQ_TRANS",
-)
-
-
-def is_system_group(name: str) -> bool:
-    return name in _SYSTEM_GROUPS
 
 
 def is_valid_group_name(name: str) -> bool:
@@ -249,7 +219,7 @@ class SubscriptionGroups:
         self._groups = file.entries("subscriptionGroupTable", GroupConfig)
         self.version: DataVersion = file.version()
         self.is_dirty = False
-        for name in _SYSTEM_GROUPS:
+        for name in SYSTEM_GROUPS:
             self._groups.setdefault(name, GroupConfig(group_name=name))
 
     def find(self, name: str) -> GroupConfig | None:

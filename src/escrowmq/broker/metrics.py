@@ -15,10 +15,10 @@ from typing import Final
 
 from escrowmq.broker.broker import Broker
 from escrowmq.broker.flow_control import CONNECTION, TOPIC, UNFLUSHED
-from escrowmq.broker.metadata import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
 from escrowmq.broker.transactions.check import TransactionChecker
 from escrowmq.errors import CorruptRecord, RecordNotFound
 from escrowmq.escrow.coordinator import TransactionCoordinator
+from escrowmq.message.names import DLQ_PREFIX, is_group_topic, is_system_topic
 from escrowmq.message.record import QueueOffset
 from escrowmq.metrics import Counter, Family, Gauge, Histogram, Labels
 from escrowmq.remoting.codes import RequestCode, ResponseCode
@@ -271,7 +271,7 @@ def _group_labels(topic: str, group: str) -> Labels:
     return {
         "topic": topic,
         "consumer_group": group,
-        "is_retry": _bool_label(topic.startswith((RETRY_PREFIX, DLQ_PREFIX))),
+        "is_retry": _bool_label(is_group_topic(topic)),
         "is_system": _bool_label(_is_system(topic, group)),
     }
 

@@ -18,9 +18,9 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from escrowmq.broker.metadata import TIMER_TOPIC
 from escrowmq.message import names
 from escrowmq.message.batch import Appendable
+from escrowmq.message.names import TIMER_TOPIC
 from escrowmq.metrics import LATENCY_BOUNDS_S, Distribution
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.requests import Request

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import msgspec
 
-from escrowmq.broker.metadata import DLQ_PREFIX, RETRY_PREFIX, is_system_group
 from escrowmq.cli.call import SyncConnection
 from escrowmq.errors import BrokenBody, RequestRefused
 from escrowmq.parsing import parse_lenient_json
@@ -29,13 +28,6 @@ QueueOffsets = dict[QueueName, TopicOffset]
 GroupProgress = dict[QueueName, ConsumeOffset]
 # A request about one of many may come too late: somebody has deleted it meanwhile.
 NOT_FOUND_CODES: Final = (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
-
-is_internal_group = is_system_group
-
-
-def is_retry_or_dlq_topic(topic: str) -> bool:
-    """Of a group, not of somebody who sends."""
-    return topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
 
 
 # --- topics --------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from escrowmq.cli.figures import topic_configs
 from escrowmq.cli.rendering import MessageView, decode_messages
 from escrowmq.errors import RecordNotFound, RemoteProtocolError, RequestRefused
 from escrowmq.message.keys import decode_host, decode_offset_id
+from escrowmq.message.names import TOOLS_CONSUMER_GROUP
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import PullMessage, QueryMessage, ViewMessage
 
 # RocketMQ's own group for this: it commits nothing, so nobody is disturbed.
-TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 PULL_SUBSCRIPTION_FLAG: Final = 4
 MAX_TIMESTAMP_MS: Final = (1 << 63) - 1
 _NOT_FOUND_CODES: Final = (ResponseCode.QUERY_NOT_FOUND, ResponseCode.TOPIC_NOT_EXIST)
@@ -104,7 +104,7 @@ def find_by_offset(
 ) -> list[MessageView]:
     """The message at that place, on each broker that has it."""
     asked = PullMessage(
-        consumer_group=TOOLS_GROUP,
+        consumer_group=TOOLS_CONSUMER_GROUP,
         topic=topic,
         queue_id=queue_id,
         queue_offset=queue_offset,

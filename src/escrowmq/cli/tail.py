@@ -13,12 +13,13 @@ from typing import Final
 from escrowmq.cli.brokers import Cluster
 from escrowmq.cli.call import BrokerAddress, SyncConnection
 from escrowmq.cli.figures import NOT_FOUND_CODES, topic_offsets
-from escrowmq.cli.lookups import PULL_SUBSCRIPTION_FLAG, TOOLS_GROUP
+from escrowmq.cli.lookups import PULL_SUBSCRIPTION_FLAG
 from escrowmq.cli.options import EARLIEST, LATEST
 from escrowmq.cli.output import pause
 from escrowmq.cli.rendering import MessageView, decode_messages
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import EscrowError, NoRoute, RequestRefused
+from escrowmq.message.names import TOOLS_CONSUMER_GROUP
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.command import Command
 from escrowmq.remoting.headers import OffsetResponse, PullMessage, SearchOffset, decode_header
@@ -149,7 +150,7 @@ class MessageTail:
 
     def _pull_header(self, tail: _BrokerTail, queue_id: int) -> PullMessage:
         return PullMessage(
-            consumer_group=TOOLS_GROUP,
+            consumer_group=TOOLS_CONSUMER_GROUP,
             topic=self._request.topic,
             queue_id=queue_id,
             queue_offset=tail.offsets[queue_id],

@@ -21,11 +21,10 @@ from escrowmq.errors import LocalProtocolError
 from escrowmq.message import names
 from escrowmq.message.compression import decompress_body
 from escrowmq.message.keys import encode_offset_id
+from escrowmq.message.names import GROUP_TOPIC_PREFIXES, TX_ID, TX_NAME, is_shared_name
 from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import StoredRecord
 
-TX_ID = "TX_ID"  # on every message of a transaction: the id of its first
-TX_NAME = "TX_NAME"  # what kind of transaction it is, for the checkers
 DELAY_MAX_S = 100 * 365 * 86_400
 BODY_BYTES_MAX = 64 << 20  # of a compressed body, once it is not
 
@@ -157,22 +156,6 @@ class SendResult:
 
 
 NAMESPACE_SEPARATOR: Final = "%"
-INSTANCE_ID: Final = "INSTANCE_ID"  # the property that names the namespace of a message
-_GROUP_TOPIC_PREFIXES: Final = ("%RETRY%", "%DLQ%")
-_SYSTEM_PREFIXES: Final = ("rmq_sys_", "CID_RMQ_SYS_")
-_SYSTEM_NAMES: Final = frozenset(
-    (
-        "BenchmarkTest",
-        "OFFSET_MOVED_EVENT",
-        "RMQ_SYS_TRACE_TOPIC",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "SCHEDULE_TOPIC_XXXX",
-        "SELF_TEST_TOPIC",
-        "TBW102",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-    )
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +170,7 @@ class Namespace:
 
     def wrap(self, plain: str) -> str:
         """A topic or a group as the broker knows it. Wrapping twice is wrapping once."""
-        if not self.name or not plain or is_system_name(plain):
+        if not self.name or not plain or is_shared_name(plain):
             return plain
         prefix, rest = _split_prefix(plain)
         if rest.startswith(self.name + NAMESPACE_SEPARATOR):
@@ -210,13 +193,8 @@ def unwrap(namespace: str, wrapped: str) -> str:
     return Namespace(namespace).unwrap(wrapped)
 
 
-def is_system_name(name: str) -> bool:
-    """Whether it belongs to the broker, whatever the namespace."""
-    return name in _SYSTEM_NAMES or name.startswith(_SYSTEM_PREFIXES)
-
-
 def _split_prefix(name: str) -> tuple[str, str]:
-    for prefix in _GROUP_TOPIC_PREFIXES:
+    for prefix in GROUP_TOPIC_PREFIXES:
         if name.startswith(prefix):
             return prefix, name[len(prefix) :]
     return "", name

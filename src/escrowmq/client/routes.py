@@ -21,6 +21,7 @@ from escrowmq.errors import (
     TransportError,
     WrongProcess,
 )
+from escrowmq.message.names import TEMPLATE_TOPIC
 from escrowmq.parsing import parse_servers
 from escrowmq.remoting.bodies import ClusterInfo, TopicRoute, decode_body
 from escrowmq.remoting.codes import RequestCode, ResponseCode
@@ -32,7 +33,6 @@ log = logging.getLogger(__name__)
 
 ROUTE_TTL_S: Final = 60.0  # for a client that does not refresh them by itself, every half minute
 REQUEST_TIMEOUT_S: Final = 3.0
-TEMPLATE_TOPIC: Final = "TBW102"  # an unknown topic is made from it by the first send
 DEFAULT_QUEUE_COUNT: Final = 4
 READ, WRITE, MASTER = 4, 2, 0
 

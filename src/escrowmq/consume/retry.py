@@ -18,18 +18,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from escrowmq.message.names import DELAY_LEVEL, UNIQUE_KEY
+from escrowmq.message.names import (
+    DELAY_LEVEL,
+    DLQ_ORIGIN_MESSAGE_ID,
+    DLQ_ORIGIN_TOPIC,
+    DLQ_PREFIX,
+    ORIGIN_MESSAGE_ID,
+    RETRY_TOPIC,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SEC,
+    TIMER_DELIVER_MS,
+    UNIQUE_KEY,
+    dlq_topic,
+    retry_topic,
+)
 
-RETRY_PREFIX: Final = "%RETRY%"
-DLQ_PREFIX: Final = "%DLQ%"
 DLQ_QUEUE_COUNT: Final = 1
 
 # Properties.
-RETRY_TOPIC: Final = "RETRY_TOPIC"  # the topic the message was sent to, as its consumer knows it
-ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"  # the offset id it had at first
-DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
-DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
-_DELAY_PROPERTIES: Final = (DELAY_LEVEL, "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
+_DELAY_PROPERTIES: Final = (DELAY_LEVEL, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 
 _FIRST_DELAY_LEVEL: Final = 3
 _RECONSUME_TIMES_MAX: Final = (1 << 31) - 1  # what a record can hold
@@ -76,18 +83,6 @@ class Redelivery:
     @property
     def is_dead_letter(self) -> bool:
         return self.topic.startswith(DLQ_PREFIX)
-
-
-def retry_topic(group: str) -> str:
-    return RETRY_PREFIX + group
-
-
-def dlq_topic(group: str) -> str:
-    return DLQ_PREFIX + group
-
-
-def group_of_retry_topic(topic: str) -> str | None:
-    return topic.removeprefix(RETRY_PREFIX) if topic.startswith(RETRY_PREFIX) else None
 
 
 def send_back(

@@ -30,10 +30,26 @@ import msgspec
 
 from escrowmq.errors import CorruptRecord
 from escrowmq.escrow.half_table import Attempt
-from escrowmq.escrow.writers import ATTEMPT, BATCH, FENCE, WRITER
 from escrowmq.message import names
 from escrowmq.message.batch import Appendable, decode_batch, decode_bulk_batch
 from escrowmq.message.keys import decode_host, tag_code
+from escrowmq.message.names import (
+    ATTEMPT,
+    BATCH,
+    CHECK_IMMUNITY_TIME,
+    CHECK_TIMES,
+    COPY_CHECK_STATE,
+    COPY_OF,
+    DECIDED_BY,
+    FENCE,
+    OUTCOME,
+    PACKED,
+    PREPARED_QUEUE_OFFSET,
+    PREVIOUS_OFFSETS,
+    REASON,
+    TRANSACTION_ID,
+    WRITER,
+)
 from escrowmq.message.properties import change_properties, decode_properties, find_property
 from escrowmq.message.record import (
     TRANSACTION_COMMIT,
@@ -44,20 +60,6 @@ from escrowmq.message.record import (
     with_transaction_type,
 )
 from escrowmq.message.transaction import COMMITTED, TransactionState
-
-TRANSACTION_ID: Final = "__transactionId__"
-CHECK_IMMUNITY_TIME: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
-CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
-PREPARED_QUEUE_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
-COPY_OF: Final = "ESCROW_COPY_OF"  # a half that was appended again: every place it had before
-COPY_CHECK_STATE: Final = "ESCROW_COPY_PAST"  # and what had become of it there
-PACKED: Final = "ESCROW_PACKED"  # a half that holds so many messages, one after the other
-OUTCOME: Final = "ENDED"  # short: every transaction has one
-DECIDED_BY: Final = "ESCROW_BY"
-REASON: Final = "ESCROW_REASON"
-PREVIOUS_OFFSETS: Final = "ESCROW_ALSO"
-
-CURSOR_GROUP: Final = "CID_RMQ_SYS_TRANS"
 
 # Of a half, not of its final. Delays stay: they count from the commit.
 _HALF_ONLY_PROPERTIES: Final = (

@@ -42,7 +42,6 @@ from escrowmq.errors import CorruptRecord, RecordNotFound
 from escrowmq.escrow.coordinator import HalfLog, TransactionCoordinator
 from escrowmq.escrow.half_table import Half, HalfStates
 from escrowmq.escrow.records import (
-    CHECK_TIMES,
     HalfProperties,
     decode_journal_entry,
     decode_op,
@@ -55,6 +54,7 @@ from escrowmq.escrow.records import (
 from escrowmq.escrow.writers import DecisionRecord, WriterTable, decode_decision
 from escrowmq.message import names
 from escrowmq.message.batch import iter_records
+from escrowmq.message.names import CHECK_TIMES
 from escrowmq.message.properties import find_property
 from escrowmq.message.record import TRANSACTION_COMMIT, NewRecord, StoredRecord, transaction_type
 from escrowmq.message.transaction import TransactionState

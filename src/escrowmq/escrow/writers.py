@@ -22,11 +22,6 @@ from escrowmq.errors import CorruptRecord, TransactionConflict, WriterFenced
 from escrowmq.message import names
 from escrowmq.message.record import NewRecord, StoredRecord
 
-WRITER: Final = "ESCROW_WRITER"
-BATCH: Final = "ESCROW_BATCH"
-ATTEMPT: Final = "ESCROW_ATTEMPT"
-FENCE: Final = "ESCROW_FENCE"
-
 PAST_RUNS_MAX: Final = 16  # of those that are over, so that none of them registers again
 
 

@@ -1,26 +1,186 @@
-"""Names that RocketMQ gives to properties, topics and groups. They stay at the edge: here."""
+"""The names of topics, groups and message properties that brokers and clients agree on.
+
+They are stored in logs and sent over the network, so none of them may change. Most are RocketMQ's;
+those that begin with `ESCROW_` are EscrowMQ's own and mean nothing to a RocketMQ broker.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
-# Properties that the store reads.
+# --- topics --------------------------------------------------------------------------------------
+
+TEMPLATE_TOPIC: Final = "TBW102"  # the first send to an unknown topic creates it like this one
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"  # delayed messages, a queue for each delay level
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"  # messages that are delivered at a given time
+TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"  # traces of clients; every client may write it
+SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
+BENCHMARK_TOPIC: Final = "BenchmarkTest"
+OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
+
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"  # parked messages
+OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"  # which halves are decided
+STRANDED_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"  # halves that were checked too often
+JOURNAL_TOPIC: Final = "ESCROW_JOURNAL"  # checks and their results
+DECISION_TOPIC: Final = "ESCROW_DECISION"  # decisions over many halves
+
+RETRY_PREFIX: Final = "%RETRY%"
+DLQ_PREFIX: Final = "%DLQ%"
+GROUP_TOPIC_PREFIXES: Final = (RETRY_PREFIX, DLQ_PREFIX)
+
+# Clients may not send to these topics; only the broker itself writes them.
+BROKER_ONLY_TOPICS: Final = frozenset(
+    (
+        SCHEDULE_TOPIC,
+        HALF_TOPIC,
+        OP_TOPIC,
+        STRANDED_TOPIC,
+        JOURNAL_TOPIC,
+        DECISION_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_TOPIC,
+        TIMER_TOPIC,
+    )
+)
+_SYSTEM_TOPICS: Final = BROKER_ONLY_TOPICS | {TEMPLATE_TOPIC, BENCHMARK_TOPIC}
+_SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
+
+# Brokers also have topics with the names of their cluster and of themselves. These are the names
+# that they have unless they are configured otherwise.
+_DEFAULT_BROKER_TOPICS: Final = re.compile(r"DefaultCluster|DefaultHeartBeatSyncerTopic|broker-\w+")
+
+
+def retry_topic(group: str) -> str:
+    """Return the topic of messages that a consumer group reads once more."""
+    return RETRY_PREFIX + group
+
+
+def dlq_topic(group: str) -> str:
+    """Return the topic of the dead letters of a consumer group."""
+    return DLQ_PREFIX + group
+
+
+def reply_topic(cluster: str) -> str:
+    """Return the topic through which replies go back to the client that asked."""
+    return f"{cluster}_REPLY_TOPIC"
+
+
+def group_of_retry_topic(topic: str) -> str | None:
+    """Return the consumer group of a retry topic, or None for any other topic."""
+    return topic.removeprefix(RETRY_PREFIX) if topic.startswith(RETRY_PREFIX) else None
+
+
+def is_group_topic(topic: str) -> bool:
+    """Return whether the topic holds retries or dead letters of a consumer group."""
+    return topic.startswith(GROUP_TOPIC_PREFIXES)
+
+
+def is_system_topic(topic: str) -> bool:
+    """Return whether the topic exists on every broker and cannot be created or deleted."""
+    return topic in _SYSTEM_TOPICS or topic.startswith(_SYSTEM_TOPIC_PREFIX)
+
+
+def is_internal_topic(topic: str) -> bool:
+    """Return whether the topic is likely not one that a user has created.
+
+    System topics, topics of groups, replies, traces, and topics with the default names of brokers
+    and clusters. Use it to choose among all topics of a cluster.
+    """
+    return (
+        is_system_topic(topic)
+        or is_group_topic(topic)
+        or topic.startswith("RMQ_SYS_")
+        or topic.endswith("_REPLY_TOPIC")
+        or _DEFAULT_BROKER_TOPICS.fullmatch(topic) is not None
+    )
+
+
+# --- groups --------------------------------------------------------------------------------------
+
+TOOLS_CONSUMER_GROUP: Final = "TOOLS_CONSUMER"
+TOOLS_PRODUCER_GROUP: Final = "TOOLS_PRODUCER"
+CURSOR_GROUP: Final = "CID_RMQ_SYS_TRANS"  # its offsets are the cursors of the half and op topics
+SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+
+# The groups that RocketMQ's own tools and brokers use.
+SYSTEM_GROUPS: Final = (
+    TOOLS_CONSUMER_GROUP,
+    "SELF_TEST_C_GROUP",
+    CURSOR_GROUP,
+    "CID_ONSAPI_OWNER",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_PULL",
+    "CID_SYS_RMQ_TRANS",
+)
+
+
+def is_system_group(group: str) -> bool:
+    """Return whether the group exists on every broker and cannot be deleted."""
+    return group in SYSTEM_GROUPS
+
+
+def is_shared_name(name: str) -> bool:
+    """Return whether a topic or group has the same name in every namespace."""
+    return is_system_topic(name) or name == TRACE_TOPIC or name.startswith(SYSTEM_GROUP_PREFIX)
+
+
+# --- properties of every message -----------------------------------------------------------------
+
 KEYS: Final = "KEYS"
 TAGS: Final = "TAGS"
 UNIQUE_KEY: Final = "UNIQ_KEY"
-DELAY_LEVEL: Final = "DELAY"
 WAIT_STORE_OK: Final = "WAIT"
 RECORD_CRC: Final = "__CRC32#"
+SHARDING_KEY: Final = "__SHARDINGKEY"
+INSTANCE_ID: Final = "INSTANCE_ID"  # the namespace of the message
+CLUSTER: Final = "CLUSTER"  # the broker adds it to every message
 
-# Properties of a transactional message.
+# --- properties of delayed messages --------------------------------------------------------------
+
+DELAY_LEVEL: Final = "DELAY"
+TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
+TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
+TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
+TIMER_OUT_MS: Final = "TIMER_OUT_MS"
+
+# --- properties of retries and dead letters ------------------------------------------------------
+
+RETRY_TOPIC: Final = "RETRY_TOPIC"  # the topic that the message was sent to, as consumers know it
+ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"  # the offset id of its first delivery
+DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
+DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
+
+# --- properties of requests and replies ----------------------------------------------------------
+
+CORRELATION_ID: Final = "CORRELATION_ID"
+REPLY_TO: Final = "REPLY_TO_CLIENT"
+TTL_MS: Final = "TTL"
+MESSAGE_TYPE: Final = "MSG_TYPE"
+
+# --- properties of transactional messages --------------------------------------------------------
+
 TRANSACTIONAL: Final = "TRAN_MSG"
 PRODUCER_GROUP: Final = "PGROUP"
 REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_QUEUE_ID: Final = "REAL_QID"
+TRANSACTION_ID: Final = "__transactionId__"
+CHECK_IMMUNITY_TIME: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
+PREPARED_QUEUE_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
+OUTCOME: Final = "ENDED"  # of an op; the name is short because every transaction stores it
 
-HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-STRANDED_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
-JOURNAL_TOPIC: Final = "ESCROW_JOURNAL"  # ours
-DECISION_TOPIC: Final = "ESCROW_DECISION"  # ours
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+TX_ID: Final = "TX_ID"  # on every message of a transaction: the id of the first one
+TX_NAME: Final = "TX_NAME"  # selects the checker of a transaction
+
+COPY_OF: Final = "ESCROW_COPY_OF"  # a half that was appended again: its previous positions
+COPY_CHECK_STATE: Final = "ESCROW_COPY_PAST"  # and the checks before it was appended again
+PACKED: Final = "ESCROW_PACKED"  # a half that holds several messages: their number
+DECIDED_BY: Final = "ESCROW_BY"
+REASON: Final = "ESCROW_REASON"
+PREVIOUS_OFFSETS: Final = "ESCROW_ALSO"
+
+WRITER: Final = "ESCROW_WRITER"
+BATCH: Final = "ESCROW_BATCH"
+ATTEMPT: Final = "ESCROW_ATTEMPT"
+FENCE: Final = "ESCROW_FENCE"

@@ -30,6 +30,7 @@ from pyspark.sql.types import DateType, IntegerType, StructField, StructType
 
 from escrowmq.clock import Clock, SystemClock, Timestamp, epoch_ms
 from escrowmq.errors import PipelineFailed
+from escrowmq.message.names import SHARDING_KEY
 from escrowmq.parsing import format_timestamp
 from escrowmq.pipeline.job import (
     ClusterSource,
@@ -169,7 +170,6 @@ _MINUTE_MS: Final = 60_000
 _HOUR_MS: Final = 60 * _MINUTE_MS
 _MAX_TIMESTAMP_MS: Final = 4_102_444_800_000  # 2100
 _REPLAY_ORDER: Final = ("store_time", "broker", "queue_id", "queue_offset")
-_SHARDING_KEY: Final = "__SHARDINGKEY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +291,7 @@ def send_chunk(rows: DataFrame, request: ReplayRequest, chunk: ReplayChunk, epoc
 
 def to_sink_rows(rows: DataFrame) -> DataFrame:
     """As the sink wants them. What shared a queue stays in order, if it has a sharding key."""
-    key = f.col("properties")[_SHARDING_KEY].alias("sharding_key")
+    key = f.col("properties")[SHARDING_KEY].alias("sharding_key")
     ordered = rows.repartition("broker", "topic", "queue_id").sortWithinPartitions(*_REPLAY_ORDER)
     return ordered.select("body", "tags", "keys", "properties", key)
 

@@ -9,6 +9,7 @@ from typing import Final
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import InvalidOption, NoRoute, NotSent, RequestRefused, TransportError
 from escrowmq.message import names
+from escrowmq.message.names import is_internal_topic
 from escrowmq.parsing import did_you_mean, parse_servers
 from escrowmq.remoting.bodies import TopicList, TopicRoute, decode_body
 from escrowmq.remoting.codes import RequestCode, ResponseCode
@@ -30,11 +31,6 @@ from escrowmq.spark.range_pull import PULL_SUBSCRIPTION_FLAG
 ROUTE_TTL_S: Final = 5.0
 _READ_PERMISSION: Final = 4
 _VERSION_5: Final = 413  # as headers number it
-_SYSTEM_TOPIC_PATTERN: Final = re.compile(
-    r"%RETRY%.*|%DLQ%.*|RMQ_SYS_.*|rmq_sys_.*|TBW102|SELF_TEST_TOPIC|OFFSET_MOVED_EVENT|"
-    r"SCHEDULE_TOPIC_XXXX|TRANS_CHECK_MAX_TIME_TOPIC|BenchmarkTest|ESCROW_JOURNAL|"
-    r"ESCROW_DECISION|.*_REPLY_TOPIC|DefaultCluster|DefaultHeartBeatSyncerTopic|broker-\w+"
-)
 TRANSACTION_TOPICS: Final = (
     names.HALF_TOPIC,
     names.OP_TOPIC,
@@ -84,8 +80,7 @@ class ReadCluster:
         return [
             topic
             for topic in self.topics()
-            if wanted.fullmatch(topic)
-            and (include_system or not _SYSTEM_TOPIC_PATTERN.fullmatch(topic))
+            if wanted.fullmatch(topic) and (include_system or not is_internal_topic(topic))
         ]
 
     def _fetch_route(self, topic: str) -> dict[QueueKey, str]:

@@ -23,15 +23,9 @@ import pyarrow.compute as pc
 from escrowmq.errors import EscrowError
 from escrowmq.escrow import records as shapes
 from escrowmq.escrow.records import JOURNAL_EVENTS
-from escrowmq.escrow.writers import (
-    ATTEMPT,
-    BATCH,
-    FENCE,
-    WRITER,
-    DecisionRecord,
-    decode_decision_body,
-)
+from escrowmq.escrow.writers import DecisionRecord, decode_decision_body
 from escrowmq.message import names
+from escrowmq.message.names import ATTEMPT, BATCH, FENCE, WRITER
 from escrowmq.spark.columns import (
     PropertyTable,
     decode_utf8,
@@ -83,13 +77,13 @@ class TransactionColumns:
 
 
 def _half_columns(records: Records, table: PropertyTable) -> ColumnArrays:
-    copies = table.values(shapes.COPY_OF)
+    copies = table.values(names.COPY_OF)
     # RocketMQ appends a half again to ask about it, and says where it was.
-    copies = pc.coalesce(copies, table.values(shapes.PREPARED_QUEUE_OFFSET))
+    copies = pc.coalesce(copies, table.values(names.PREPARED_QUEUE_OFFSET))
     marker, message = table.values("TX_ID"), table.values(names.UNIQUE_KEY)
     return {
         "half_offset": int_array(records.queue_offset, pa.int64()),
-        "transaction_id": pc.coalesce(marker, table.values(shapes.TRANSACTION_ID), message),
+        "transaction_id": pc.coalesce(marker, table.values(names.TRANSACTION_ID), message),
         "message_id": message,
         "marker_id": marker,
         "group": table.values(names.PRODUCER_GROUP),
@@ -97,7 +91,7 @@ def _half_columns(records: Records, table: PropertyTable) -> ColumnArrays:
         "topic_queue_id": parse_ints(table.values(names.REAL_QUEUE_ID), pa.int32()),
         "keys": table.values(names.KEYS),
         "body_bytes": int_array(records.body_bytes, pa.int32()),
-        "checks": parse_ints(table.values(shapes.CHECK_TIMES), pa.int32()),
+        "checks": parse_ints(table.values(names.CHECK_TIMES), pa.int32()),
         "copy_of": parse_int_lists(copies),
         "writer": table.values(WRITER),
         "batch": parse_ints(table.values(BATCH), pa.int64()),
@@ -109,23 +103,23 @@ def _half_columns(records: Records, table: PropertyTable) -> ColumnArrays:
 def _stranded_columns(records: Records, table: PropertyTable) -> ColumnArrays:
     made = _half_columns(records, table)
     made["half_offset"] = pa.nulls(len(records), pa.int64())
-    made["reason"] = table.values(shapes.REASON)
+    made["reason"] = table.values(names.REASON)
     return made
 
 
 def _op_columns(records: Records, table: PropertyTable) -> ColumnArrays:
-    ended = table.values(shapes.OUTCOME)
+    ended = table.values(names.OUTCOME)
     known = ended.dictionary_encode()
     verdicts = [_VERDICTS.get(letter) for letter in known.dictionary.to_pylist()]
     by = pc.coalesce(
-        table.values(shapes.DECIDED_BY),
+        table.values(names.DECIDED_BY),
         pc.if_else(ended.is_valid(), shapes.BY_PRODUCER, pa.scalar(None, pa.string())),
     )
     made = {
         "verdict": pa.array(verdicts, pa.string()).take(known.indices),
         "who": by,
-        "reason": table.values(shapes.REASON),
-        "copy_of": parse_int_lists(table.values(shapes.PREVIOUS_OFFSETS)),
+        "reason": table.values(names.REASON),
+        "copy_of": parse_int_lists(table.values(names.PREVIOUS_OFFSETS)),
     }
     bodies = decode_utf8(records.body)
     parts = pc.split_pattern(bodies, ",")

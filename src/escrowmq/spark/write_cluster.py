@@ -7,6 +7,7 @@ from typing import Final
 
 from escrowmq.clock import SystemClock
 from escrowmq.errors import NoRoute, NotSent, RequestRefused, TransportError
+from escrowmq.message.names import TEMPLATE_TOPIC
 from escrowmq.parsing import parse_servers
 from escrowmq.remoting.bodies import ClusterInfo, TopicRoute, decode_body
 from escrowmq.remoting.codes import RequestCode, ResponseCode
@@ -17,7 +18,6 @@ from escrowmq.spark.options import SparkAccess
 from escrowmq.spark.row_encoding import QueueAddress
 from escrowmq.spark.send_pipeline import SendConnection
 
-TEMPLATE_TOPIC: Final = "TBW102"  # an unknown topic is made from it by the first send
 CREATED_QUEUES: Final = 4
 _WRITE_PERMISSION, _MASTER_ID = 2, 0
 _RETRY_DELAY_S: Final = 0.5

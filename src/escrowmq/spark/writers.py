@@ -26,6 +26,7 @@ from pyspark.sql.types import StructType
 
 from escrowmq.clock import SystemClock
 from escrowmq.errors import ConfigError
+from escrowmq.message.names import TEMPLATE_TOPIC
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import SendMessageV2
 from escrowmq.spark.exactly_once import (
@@ -52,7 +53,7 @@ from escrowmq.spark.row_encoding import (
     key_prefix,
     read_rows,
 )
-from escrowmq.spark.write_cluster import CREATED_QUEUES, TEMPLATE_TOPIC, WriteCluster
+from escrowmq.spark.write_cluster import CREATED_QUEUES, WriteCluster
 
 # Spark's names for them, which it calls internal.
 _QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"

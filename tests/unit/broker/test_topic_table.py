@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from escrowmq.broker.metadata import TEMPLATE_TOPIC, TopicTable, check_topic_name
+from escrowmq.broker.metadata import TopicTable, check_topic_name
 from escrowmq.errors import RequestRefused
+from escrowmq.message.names import TEMPLATE_TOPIC
 from escrowmq.store.config_files import TopicConfig, topics_file
 from escrowmq.testing.disks import MemoryDisk
 from tests.support.broker_requests import RULES

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrowmq.client.messages import Namespace, is_system_name
+from escrowmq.client.messages import Namespace
+from escrowmq.message.names import is_shared_name
 
 names = st.text(st.sampled_from("abcXYZ_-1"), min_size=1, max_size=8)
 
@@ -50,4 +51,4 @@ def test_unwrapping_undoes_wrapping_and_wrapping_twice_is_once(
     wrapped = one.wrap(prefix + name)
     assert one.wrap(wrapped) == wrapped
     assert one.unwrap(wrapped) == prefix + name
-    assert is_system_name(name) or namespace in wrapped
+    assert is_shared_name(name) or namespace in wrapped

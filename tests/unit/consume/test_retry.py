@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.consume.retry import (
-    FailedMessage,
-    Redelivery,
-    RetryPolicy,
-    dlq_topic,
-    group_of_retry_topic,
-    redirect,
-    retry_topic,
-    send_back,
-)
+from escrowmq.consume.retry import FailedMessage, Redelivery, RetryPolicy, redirect, send_back
+from escrowmq.message.names import dlq_topic, group_of_retry_topic, retry_topic
 
 RETRY = "%RETRY%g"
 DEAD = "%DLQ%g"

@@ -23,12 +23,11 @@ from escrowmq.broker.metadata import (
     SubscriptionGroups,
     TopicTable,
     check_topic_name,
-    is_system_group,
-    is_system_topic,
     is_valid_group_name,
 )
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import BrokenBody, RequestRefused, StoreError
+from escrowmq.message.names import is_system_group, is_system_topic
 from escrowmq.parsing import parse_lenient_json
 from escrowmq.remoting.bodies import JsonBody, TopicList, encode_body
 from escrowmq.remoting.bodies_admin import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo

@@ -17,7 +17,6 @@ from escrowmq.consume.members import (
     QueueLocks,
 )
 from escrowmq.consume.pull import SQL_NOT_ENABLED
-from escrowmq.consume.retry import retry_topic
 from escrowmq.consume.subscription import (
     Subscription,
     parse_heartbeat_subscription,
@@ -25,6 +24,7 @@ from escrowmq.consume.subscription import (
 )
 from escrowmq.errors import InvalidSubscription, RequestRefused, TableFull
 from escrowmq.message.filter import TAG
+from escrowmq.message.names import retry_topic
 from escrowmq.remoting.bodies import (
     CheckClientConfig,
     ConsumerEntry,

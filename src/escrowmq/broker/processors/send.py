@@ -19,17 +19,12 @@ from typing import Final
 import msgspec
 
 from escrowmq.broker.dispatch import Channel
-from escrowmq.broker.metadata import (
-    BROKER_ONLY_TOPICS,
-    PERM_WRITE,
-    RETRY_PREFIX,
-    TopicTable,
-    check_topic_name,
-)
+from escrowmq.broker.metadata import PERM_WRITE, TopicTable, check_topic_name
 from escrowmq.broker.turn import Turn
 from escrowmq.errors import BrokenBody, RequestRefused
 from escrowmq.message.batch import Appendable, BatchItem, decode_batch, decode_bulk_batch
 from escrowmq.message.keys import UniqueKeyGenerator
+from escrowmq.message.names import BROKER_ONLY_TOPICS, RETRY_PREFIX
 from escrowmq.message.properties import change_properties, find_property
 from escrowmq.message.record import PROPERTIES_BYTES_MAX, TRANSACTION_MASK, NewRecord
 from escrowmq.remoting.codes import ResponseCode

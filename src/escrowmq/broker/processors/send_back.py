@@ -15,16 +15,10 @@ from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
 from escrowmq.broker.processors.send import SendProcessor
 from escrowmq.broker.turn import Turn
 from escrowmq.consume.members import ProducerGroups, QueueLocks
-from escrowmq.consume.retry import (
-    FailedMessage,
-    Redelivery,
-    RetryPolicy,
-    group_of_retry_topic,
-    redirect,
-    send_back,
-)
+from escrowmq.consume.retry import FailedMessage, Redelivery, RetryPolicy, redirect, send_back
 from escrowmq.errors import CorruptRecord, RecordNotFound, RequestRefused
 from escrowmq.message.keys import encode_offset_id
+from escrowmq.message.names import REPLY_TO, group_of_retry_topic
 from escrowmq.message.properties import decode_properties, encode_properties
 from escrowmq.message.record import NewRecord, StoredRecord, copy_record
 from escrowmq.remoting.codes import RequestCode, ResponseCode
@@ -130,9 +124,6 @@ def _respond_stored(channel: Channel, request: Request[ConsumerSendMessageBack],
     channel.respond(request, code=code, remark=remark)
 
 
-REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
-
-
 class ReplyProcessor:
     def __init__(
         self,
@@ -147,10 +138,10 @@ class ReplyProcessor:
 
     def send_reply(self, channel: Channel, request: Request[SendMessage], now_ms: int) -> None:
         fields = request.head.fields
-        client_id = decode_properties(fields.properties.encode()).get(REPLY_TO_CLIENT)
+        client_id = decode_properties(fields.properties.encode()).get(REPLY_TO)
         if client_id is None:
             raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR, f"a reply without the property {REPLY_TO_CLIENT}"
+                ResponseCode.SYSTEM_ERROR, f"a reply without the property {REPLY_TO}"
             )
         waiting = self._producers.channel_of_client(client_id)
         pushed = PushReplyMessage(

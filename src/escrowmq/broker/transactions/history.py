@@ -16,7 +16,6 @@ from itertools import islice
 from typing import Final
 
 from escrowmq.broker.dispatch import Channel
-from escrowmq.broker.metadata import TIMER_TOPIC
 from escrowmq.consume.members import ProducerGroups
 from escrowmq.errors import CorruptRecord, RecordNotFound, RemoteProtocolError
 from escrowmq.escrow.coordinator import TransactionCoordinator
@@ -24,6 +23,7 @@ from escrowmq.escrow.half_table import Half
 from escrowmq.escrow.records import HalfProperties, Op, decode_journal_entry, decode_op, parse_half
 from escrowmq.message import names
 from escrowmq.message.keys import decode_host, decode_offset_id, encode_offset_id
+from escrowmq.message.names import TIMER_TOPIC
 from escrowmq.message.record import StoredRecord
 from escrowmq.message.transaction import TransactionState
 from escrowmq.remoting.bodies import TransactionEntry, TransactionHistory, TransactionStep

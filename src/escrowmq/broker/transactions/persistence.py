@@ -19,7 +19,6 @@ from escrowmq.escrow.coordinator import (
     apply_piece,
     decision_pieces,
 )
-from escrowmq.escrow.records import CURSOR_GROUP
 from escrowmq.escrow.recovery import (
     SNAPSHOT_PATH,
     CoordinatorSnapshot,
@@ -30,6 +29,7 @@ from escrowmq.escrow.recovery import (
 from escrowmq.escrow.writers import DecisionRecord
 from escrowmq.message import names
 from escrowmq.message.batch import Appendable, RecordRun
+from escrowmq.message.names import CURSOR_GROUP
 from escrowmq.message.record import NewRecord
 from escrowmq.message.transaction import TransactionState
 from escrowmq.store.disk import Disk, read_file, replace_file

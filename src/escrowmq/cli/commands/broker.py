@@ -24,7 +24,6 @@ from escrowmq.cli.figures import (
     all_progress,
     broker_runtime,
     broker_settings,
-    is_internal_group,
     system_topics,
     topic_configs,
     topic_offsets,
@@ -51,6 +50,7 @@ from escrowmq.cli.output import show_repeatedly as show_again
 from escrowmq.cli.rendering import printable
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.config.properties_file import write_property
+from escrowmq.message.names import is_system_group
 from escrowmq.parsing import format_rough_duration, format_size, format_timestamp
 from escrowmq.remoting.codes import RequestCode
 
@@ -216,7 +216,7 @@ def _broker_totals(
     progress = {
         group: read
         for group, read in all_progress(connection).items()
-        if not is_internal_group(group)
+        if not is_system_group(group)
     }
     return table, topic_offsets(connection, topics), progress
 

@@ -22,7 +22,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from escrowmq.broker.metadata import DLQ_PREFIX
 from escrowmq.cli.call import (
     BrokerAddress,
     SyncConnection,
@@ -37,7 +36,6 @@ from escrowmq.cli.figures import (
     broker_runtime,
     broker_settings,
     consumer_connections,
-    is_internal_group,
     topic_configs,
     topic_offsets,
     total_lag,
@@ -54,6 +52,7 @@ from escrowmq.errors import (
     StoreLocked,
     UnknownRequest,
 )
+from escrowmq.message.names import DLQ_PREFIX, is_system_group
 from escrowmq.parsing import format_rough_duration
 from escrowmq.remoting.bodies import TransactionEntry, TransactionList, decode_body
 from escrowmq.remoting.codes import RequestCode, ResponseCode
@@ -296,7 +295,7 @@ def _check_groups(connection: SyncConnection, subject: str, clock: Clock) -> Ite
     lags = {
         group: total_lag(progress.values())
         for group, progress in all_progress(connection).items()
-        if not is_internal_group(group)
+        if not is_system_group(group)
     }
     behind = sorted((group for group in lags if lags[group]), key=lambda group: -lags[group])
     connected = consumer_connections(connection, behind)

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import click
 
-from escrowmq.broker.metadata import RETRY_PREFIX
 from escrowmq.cli.brokers import Cluster, exit_with_failures
 from escrowmq.cli.call import BrokerAddress, SyncConnection
 from escrowmq.cli.commands.topic import format_utc_or_none
@@ -27,7 +26,6 @@ from escrowmq.cli.figures import (
     consumer_connections,
     group_configs,
     group_progress,
-    is_internal_group,
     topic_offsets,
     total_lag,
 )
@@ -52,6 +50,7 @@ from escrowmq.cli.output import (
 )
 from escrowmq.cli.rendering import printable
 from escrowmq.errors import NoRoute
+from escrowmq.message.names import is_system_group, retry_topic
 from escrowmq.remoting.bodies import QueueName
 from escrowmq.remoting.bodies_admin import (
     ConsumerConnections,
@@ -110,7 +109,7 @@ def list_groups(cluster: Cluster, *, with_own: bool) -> tuple[list[dict[str, Any
     def question(
         caller: SyncConnection,
     ) -> tuple[list[str], dict[str, GroupProgress], dict[str, ConsumerConnections]]:
-        names = [name for name in group_configs(caller) if with_own or not is_internal_group(name)]
+        names = [name for name in group_configs(caller) if with_own or not is_system_group(name)]
         return names, all_progress(caller), consumer_connections(caller, names)
 
     rows: dict[str, dict[str, Any]] = {}
@@ -155,7 +154,7 @@ def list_lag_by_topic(cluster: Cluster) -> tuple[list[dict[str, Any]], Iterable[
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for _, progress in cluster.ask_all(all_progress):
         for group, queues in progress.items():
-            for queue, one in queues.items() if not is_internal_group(group) else ():
+            for queue, one in queues.items() if not is_system_group(group) else ():
                 row = rows.setdefault(
                     (group, queue.topic),
                     {"group": group, "topic": queue.topic, "lag": 0, "read_up_to": None},
@@ -368,7 +367,7 @@ def _broker_offset_changes(
 
 def _is_retry_topic(topic: str, group: str) -> bool:
     """Its messages have been read once: they are read again by themselves."""
-    return topic == f"{RETRY_PREFIX}{group}"
+    return topic == retry_topic(group)
 
 
 def _target_offset(

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 import click
 
@@ -37,9 +37,8 @@ from escrowmq.cli.output import ignore_broken_pipe, terminal_width
 from escrowmq.cli.rendering import MessageView, message_json, message_line, message_lines
 from escrowmq.cli.tail import MessageTail, TailRequest
 from escrowmq.client.access import Access
+from escrowmq.message.names import TOOLS_PRODUCER_GROUP
 from escrowmq.remoting.headers import QueryMessage
-
-TOOLS_PRODUCER_GROUP: Final = "TOOLS_PRODUCER"
 
 
 @dataclass(frozen=True, slots=True)

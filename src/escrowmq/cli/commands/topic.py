@@ -20,7 +20,6 @@ from escrowmq.cli.figures import (
     QueueOffsets,
     group_progress,
     groups_of_topic,
-    is_retry_or_dlq_topic,
     system_topics,
     topic_config,
     topic_configs,
@@ -45,6 +44,7 @@ from escrowmq.cli.output import (
 )
 from escrowmq.cli.rendering import printable
 from escrowmq.errors import EscrowError, NoRoute
+from escrowmq.message.names import is_group_topic
 from escrowmq.parsing import format_timestamp
 from escrowmq.remoting.bodies import TopicConfig
 from escrowmq.remoting.codes import RequestCode
@@ -76,7 +76,7 @@ def list_topics(
         configs = {
             name: config
             for name, config in topic_configs(caller).items()
-            if with_own or not (name in own or is_retry_or_dlq_topic(name))
+            if with_own or not (name in own or is_group_topic(name))
         }
         return configs, topic_offsets(caller, list(configs)) if long else {}
 

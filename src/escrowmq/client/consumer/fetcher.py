@@ -28,6 +28,7 @@ from escrowmq.client.consumer.queue_client import QueueClient
 from escrowmq.client.messages import MessageQueue, ReceivedMessage
 from escrowmq.errors import EscrowError
 from escrowmq.message.filter import FilterExpression
+from escrowmq.message.names import RETRY_PREFIX
 
 
 class InFlight:
@@ -379,7 +380,7 @@ class QueueFetcher:
         noted = await self._offset_store.read(self.queue, is_new_queue=self._is_new_queue)
         if noted is not None:
             return noted
-        if self._start == "earliest" or self.queue.topic.startswith("%RETRY%"):
+        if self._start == "earliest" or self.queue.topic.startswith(RETRY_PREFIX):
             offset = await self._queue_client.earliest_offset(self.queue)
         elif self._start == "latest":
             offset = await self._queue_client.latest_offset(self.queue)

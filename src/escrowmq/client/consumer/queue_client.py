@@ -19,10 +19,16 @@ from escrowmq.client.messages import (
     unwrap,
     wrap,
 )
-from escrowmq.client.routes import TEMPLATE_TOPIC
 from escrowmq.errors import BrokenBody, CorruptRecord, RequestRefused
 from escrowmq.message import names
 from escrowmq.message.filter import FilterExpression
+from escrowmq.message.names import (
+    ORIGIN_MESSAGE_ID,
+    RETRY_PREFIX,
+    RETRY_TOPIC,
+    TEMPLATE_TOPIC,
+    retry_topic,
+)
 from escrowmq.message.properties import encode_properties
 from escrowmq.message.record import LogOffset, decode_record
 from escrowmq.remoting.codes import RequestCode, ResponseCode
@@ -43,7 +49,6 @@ RESPONSE_TIMEOUT_S: Final = 3.0
 PULL_TIMEOUT_MARGIN_S: Final = (
     15.0  # RocketMQ looks at pulls that wait every five seconds, and not for long
 )
-RETRY_TOPIC: Final = "RETRY_TOPIC"  # the property that says where a message came from
 MAY_SUSPEND, HAS_SUBSCRIPTION = 2, 4
 _LOG_OFFSET_INDEX: Final = 28
 _EMPTY_PULL_CODES: Final = frozenset(
@@ -121,7 +126,7 @@ class QueueClient:
     def with_original_topic(self, message: ReceivedMessage) -> ReceivedMessage:
         """As its user knows it: under the topic that it was sent to."""
         topic = message.topic
-        if topic.startswith("%RETRY%"):
+        if topic.startswith(RETRY_PREFIX):
             topic = message.properties.get(RETRY_TOPIC, topic)
         topic = unwrap(self.namespace, topic)
         return message if topic == message.topic else replace(message, topic=topic)
@@ -208,7 +213,6 @@ def decode_messages(body: Body, broker: str) -> list[ReceivedMessage]:
 DEFAULT_MAX_RECONSUME_TIMES: Final = 16
 FIRST_RETRY_DELAY_LEVEL: Final = 3
 DEAD_LETTER_DELAY_LEVEL: Final = -1  # the delay level that means: to the dead letters, now
-_ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
 
 
 async def send_back(
@@ -264,13 +268,13 @@ def _retry_copy_header(
     properties = {
         **message.properties,
         RETRY_TOPIC: wrap(namespace, message.topic),
-        _ORIGIN_ID: message.properties.get(_ORIGIN_ID, message.offset_id),
+        ORIGIN_MESSAGE_ID: message.properties.get(ORIGIN_MESSAGE_ID, message.offset_id),
         names.DELAY_LEVEL: str(level),
     }
     properties.pop(names.TRANSACTIONAL, None)  # it was decided long ago
     return SendMessageV2(
         producer_group=group,
-        topic=f"%RETRY%{group}",
+        topic=retry_topic(group),
         default_topic=TEMPLATE_TOPIC,
         default_topic_queue_nums=1,
         queue_id=0,

@@ -51,6 +51,7 @@ from escrowmq.client.producer.producer import local_address
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import EscrowError, NoRoute
 from escrowmq.message.filter import FilterExpression
+from escrowmq.message.names import retry_topic
 from escrowmq.remoting.bodies import ConsumerEntry
 
 AssignmentStrategy = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQueue]]
@@ -355,7 +356,7 @@ class Rebalancer:
         if self.settings.broadcast or self.settings.is_active:
             return dict(self.filters)
         # Last: its broker makes it when it hears of us for the first time.
-        return {**self.filters, f"%RETRY%{self.group}": FilterExpression()}
+        return {**self.filters, retry_topic(self.group): FilterExpression()}
 
     # --- sharing out -----------------------------------------------------------------------------
 

@@ -15,14 +15,7 @@ from typing import Any, TypeVar
 from escrowmq.client.access import Access
 from escrowmq.client.connection import ClientConnection, ConnectionPool
 from escrowmq.client.heartbeat import HEARTBEAT_S, ProducerHeartbeat
-from escrowmq.client.messages import (
-    INSTANCE_ID,
-    Message,
-    MessageQueue,
-    Namespace,
-    ReceivedMessage,
-    SendResult,
-)
+from escrowmq.client.messages import Message, MessageQueue, Namespace, ReceivedMessage, SendResult
 from escrowmq.client.producer.checker import (
     DEFAULT_CONCURRENCY,
     Checker,
@@ -50,6 +43,7 @@ from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import EscrowError, LocalProtocolError, PartialSend
 from escrowmq.message import names
 from escrowmq.message.keys import UniqueKeyGenerator
+from escrowmq.message.names import INSTANCE_ID
 from escrowmq.message.record import TRANSACTION_PREPARED
 from escrowmq.message.transaction import Verdict
 from escrowmq.remoting.codes import RequestCode

@@ -18,10 +18,18 @@ from typing import Final
 from escrowmq.client.connection import ClientConnection
 from escrowmq.client.consumer.queue_client import RESPONSE_TIMEOUT_S
 from escrowmq.client.messages import BODY_BYTES_MAX, MessageQueue, ReceivedMessage, SendResult
-from escrowmq.client.routes import TEMPLATE_TOPIC
 from escrowmq.errors import LocalProtocolError, OutcomeUnknown, RemoteProtocolError
 from escrowmq.message import names
 from escrowmq.message.compression import decompress_body
+from escrowmq.message.names import (
+    CLUSTER,
+    CORRELATION_ID,
+    MESSAGE_TYPE,
+    REPLY_TO,
+    TEMPLATE_TOPIC,
+    TTL_MS,
+    reply_topic,
+)
 from escrowmq.message.properties import decode_properties, encode_properties
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import PushReplyMessage, SendMessageV2
@@ -30,12 +38,7 @@ from escrowmq.remoting.responses import encode_success
 
 log = logging.getLogger(__name__)
 
-CORRELATION_ID: Final = "CORRELATION_ID"
-REPLY_TO: Final = "REPLY_TO_CLIENT"
-TTL_MS: Final = "TTL"
 DEFAULT_TTL_MS: Final = "3000"
-MESSAGE_TYPE: Final = "MSG_TYPE"
-CLUSTER: Final = "CLUSTER"  # the broker writes it into every message
 DEFAULT_CLUSTER: Final = "DefaultCluster"
 
 SendWithProperties = Callable[[dict[str, str]], Awaitable[SendResult]]  # with these properties more
@@ -129,7 +132,7 @@ async def send_reply(
     }
     header = SendMessageV2(
         producer_group=group,
-        topic=f"{asked.get(CLUSTER, DEFAULT_CLUSTER)}_REPLY_TOPIC",
+        topic=reply_topic(asked.get(CLUSTER, DEFAULT_CLUSTER)),
         default_topic=TEMPLATE_TOPIC,
         default_topic_queue_nums=1,
         queue_id=0,

@@ -32,7 +32,7 @@ from typing import Final, NamedTuple
 
 from escrowmq.client.heartbeat import ProducerHeartbeat
 from escrowmq.client.messages import Message, MessageQueue, SendResult, SendStatus
-from escrowmq.client.routes import DEFAULT_QUEUE_COUNT, TEMPLATE_TOPIC, Route, Routes
+from escrowmq.client.routes import DEFAULT_QUEUE_COUNT, Route, Routes
 from escrowmq.clock import Clock, epoch_ms
 from escrowmq.errors import (
     EscrowError,
@@ -47,13 +47,11 @@ from escrowmq.message import record as sysflag
 from escrowmq.message.batch import BatchItem, encode_batch
 from escrowmq.message.compression import compress_body
 from escrowmq.message.keys import java_hash
+from escrowmq.message.names import SHARDING_KEY, TEMPLATE_TOPIC, TIMER_DELAY_MS, TIMER_DELIVER_MS
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.connection import Reply
 from escrowmq.remoting.requests import Body
 
-SHARDING_KEY: Final = "__SHARDINGKEY"
-DELAY_MS: Final = "TIMER_DELAY_MS"
-DELIVER_MS: Final = "TIMER_DELIVER_MS"
 DEFAULT_COMPRESS_ABOVE_BYTES: Final = 4096
 COMPRESSION_FLAGS: Final = {
     "zlib": sysflag.COMPRESSION_ZLIB,
@@ -152,8 +150,8 @@ def _delay_properties(message: Message) -> dict[str, str]:
     if message.delay_level:
         return {names.DELAY_LEVEL: str(message.delay_level)}
     if message.deliver_at is not None:
-        return {DELIVER_MS: str(epoch_ms(message.deliver_at))}
-    return {DELAY_MS: str(max(1, round(message.delay_s * 1000)))}
+        return {TIMER_DELIVER_MS: str(epoch_ms(message.deliver_at))}
+    return {TIMER_DELAY_MS: str(max(1, round(message.delay_s * 1000)))}
 
 
 _STATUSES: Final = {status.value: status for status in SendStatus}

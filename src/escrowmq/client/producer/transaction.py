@@ -28,15 +28,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from escrowmq.client.connection import ClientConnection
-from escrowmq.client.messages import (
-    TX_ID,
-    TX_NAME,
-    Message,
-    MessageQueue,
-    Namespace,
-    SendResult,
-    SendStatus,
-)
+from escrowmq.client.messages import Message, MessageQueue, Namespace, SendResult, SendStatus
 from escrowmq.client.telemetry import Span
 from escrowmq.errors import (
     EscrowError,
@@ -48,6 +40,7 @@ from escrowmq.errors import (
     TransportError,
 )
 from escrowmq.message.keys import decode_offset_id
+from escrowmq.message.names import TX_ID, TX_NAME
 from escrowmq.message.transaction import STATE_BY_VERDICT, Verdict
 from escrowmq.remoting.bodies import HalfPositions, encode_body
 from escrowmq.remoting.codes import RequestCode, ResponseCode

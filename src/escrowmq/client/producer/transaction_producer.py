@@ -17,7 +17,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from escrowmq.client.messages import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
 from escrowmq.client.producer.checker import ALL_TOPICS
@@ -26,11 +26,11 @@ from escrowmq.client.producer.transaction import TransactionOutcome
 from escrowmq.client.telemetry import Span
 from escrowmq.errors import Rollback
 from escrowmq.message import names
+from escrowmq.message.names import TRANSACTION_ID
 from escrowmq.message.transaction import Verdict
 
 log = logging.getLogger(__name__)
 
-TRANSACTION_ID: Final = "__transactionId__"
 
 ListenerResult = Verdict | None | Awaitable[Verdict | None]
 
