@@ -55,7 +55,7 @@ def main(
 
 def _check_spark() -> None:
     """Check Java and PySpark first, not after two minutes of transfers."""
-    from escrowmq.spark.data_source import check_java, check_pyspark
+    from escrowmq.spark.session import check_java, check_pyspark
 
     check_pyspark()
     check_java()

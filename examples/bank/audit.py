@@ -58,7 +58,7 @@ def audit(
     """Make the ledger, reconcile it with both banks, and return the summary and the report file."""
     from escrowmq.cli.commands.pipeline import write_report
     from escrowmq.pipeline.reconcile.compare import ReconcileLimits
-    from escrowmq.pipeline.reconcile.job import ReconcileRequest, reconcile
+    from escrowmq.pipeline.reconcile.job import ReconcileRequest, run_reconcile
 
     ledger = directory / "ledger"
     make_ledger(spark, servers, ledger)
@@ -73,7 +73,7 @@ def audit(
         receiver_sql=BOOKS_QUERY,
         limits=limits,
     )
-    with reconcile(spark, request) as result:
+    with run_reconcile(spark, request) as result:
         write_report(result, report, title="Bob pays Smith")
         return result.summary, report
 

@@ -1,4 +1,8 @@
-"""Found by Spark on its own: it looks through the packages called `pyspark_…`."""
+"""Lets Spark find the data source without `register()`.
+
+Spark imports every installed package whose name begins with `pyspark_` and registers its
+`DefaultSource`.
+"""
 
 from escrowmq.spark.data_source import EscrowSource as DefaultSource
 

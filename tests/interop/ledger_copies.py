@@ -15,7 +15,8 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from escrowmq.pipeline.ledger.job import DELTA, copy_days, format_settings, read_ledger, run_ledger
+from escrowmq.pipeline.ledger.job import read_ledger, run_ledger
+from escrowmq.pipeline.ledger.table_formats import DELTA, copy_days, format_settings
 from tests.support.spark_session import session
 
 

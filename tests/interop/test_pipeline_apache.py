@@ -13,7 +13,7 @@ from pyspark.sql import Row, SparkSession
 from escrowmq.pipeline.job import ClusterSource
 from escrowmq.pipeline.ledger.job import read_ledger, run_ledger
 from escrowmq.pipeline.reconcile.compare import ReconcileLimits
-from escrowmq.pipeline.reconcile.job import ReconcileRequest, reconcile
+from escrowmq.pipeline.reconcile.job import ReconcileRequest, run_reconcile
 from tests.interop.apache import ApacheRocketMQ
 from tests.interop.remoting import COMMIT, ROLLBACK, Client
 from tests.support.ledgers import TABLES
@@ -101,6 +101,6 @@ def differences(spark: SparkSession, ledger: Path, bank: Path) -> set[tuple[str,
     database.close()
     now_ms = int(time.time() * 1000) + 86_400_000  # tomorrow nothing is under way any more
     wanted = ReconcileRequest(str(ledger), (f"sqlite:///{bank}",), ReconcileLimits(now_ms))
-    with reconcile(spark, wanted) as result:
+    with run_reconcile(spark, wanted) as result:
         rows = result.differences.select("kind", "transaction_id").collect()
     return {(row["kind"], row["transaction_id"]) for row in rows}

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from escrowmq.errors import PipelineFailed, SparkNotAvailable
 from escrowmq.spark import local_session
-from escrowmq.spark.data_source import check_java
+from escrowmq.spark.session import check_java
 
 ROOT: Final = Path(__file__).parents[2]
 SLOW_START: Final = "failed to connect back"  # what Spark says of a Python process

@@ -1,15 +1,16 @@
-"""Topics to Parquet, each message once, by day and hour of its store time.
+"""Archive topics to Parquet, and replay an archive into a topic.
 
-OUT/_manifest.json                        which parts count
-OUT/_parts/part=7/day=…/hour=…/*.parquet  one micro-batch each, or many that were put together
-OUT/_checkpoint/…                         how far the topics were read
+Archive: every message once, in directories by day and hour (UTC) of its store time.
 
-An archive back into a topic: in chunks of time, each a named batch of the sink, so that a replay
-that was cut off goes on, and one that is done is not done twice.
+    OUT/_manifest.json                        which parts make up the archive
+    OUT/_parts/part=7/day=…/hour=…/*.parquet  one micro-batch each, or several that were merged
+    OUT/_checkpoint/…                         how far the topics were read
+    OUT/_replays/NAME.json                    the plan of a replay, and how far it is
 
-A replay has a name. Its plan is made once and kept under that name: the chunks, and how many of
-them are done. Chunk N is epoch N of the sink `replay-NAME`, and brokers decide an epoch once: a
-crash between a chunk and the note that it is done sends nothing again.
+Replay: the messages are sent in chunks of time. The plan, with the list of chunks, is made once and
+stored under the name of the replay. Chunk N is epoch N of the transactional sink `replay-NAME`, and
+brokers decide an epoch only once. So an interrupted replay continues where it was, and a crash
+between sending a chunk and storing that it is done sends nothing twice.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Final
 
 import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as f
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import DateType, IntegerType, StructField, StructType
 
 from escrowmq.clock import Clock, SystemClock, Timestamp, epoch_ms
@@ -55,19 +56,22 @@ ARCHIVE_SCHEMA: Final = StructType(
 )
 _SMALL_BYTES: Final = 512 << 20
 _MIN_SMALL_PARTS: Final = 16
-_FILE_ROWS: Final = 2_000_000
+
+# --- archive -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveResult:
-    messages: int  # read now
-    compacted: int  # parts that were put together
+    """What the last round did."""
+
+    messages: int  # read
+    compacted: int  # parts that were merged
 
 
 def read_archive(spark: SparkSession, directory: str | Path) -> DataFrame:
-    """All messages of an archive as it is now, each once, with `day` and `hour`.
+    """Return all messages of an archive as it is now, with the columns `day` and `hour`.
 
-    Raises PipelineFailed if there is none.
+    Raises PipelineFailed if the directory has no archive.
     """
     return open_archive(directory).read(spark, ARCHIVE_SCHEMA)
 
@@ -76,14 +80,9 @@ def open_archive(directory: str | Path) -> ParquetTable:
     table = ParquetTable(Path(directory), ARCHIVE_KIND)
     if not (table.directory / "_manifest.json").exists():
         raise PipelineFailed(
-            f"there is no archive in {directory}: `escrowmq pipeline archive --out` makes one"
+            f"there is no archive in {directory}; create it with `escrowmq pipeline archive --out`"
         )
     return table
-
-
-def add_day_and_hour(messages: DataFrame) -> DataFrame:
-    rows = messages.withColumn("day", f.to_date("store_time"))
-    return rows.withColumn("hour", f.hour("store_time"))
 
 
 def run_archive(
@@ -97,30 +96,40 @@ def run_archive(
     stop: threading.Event | None = None,
     on_progress: PipelineProgressCallback = ignore_progress,
 ) -> ArchiveResult:
-    """Add what is new; with `every_s` again and again, until `stop` is set. Small parts are put
-    together when there are many, or with `compact` at once. The last round.
+    """Add the new messages of these topics to an archive.
 
-    Raises PipelineFailed.
+    With `interval_s`, repeat until `stop` is set. Small parts are merged when there are many of
+    them, or in the first round if `compact`. Return the result of the last round. Raises
+    PipelineFailed.
     """
     check_time_zone(spark)
     table = ParquetTable(Path(out), ARCHIVE_KIND)
     with table.write_lock(), translate_spark_errors():
         _check_topics(table, topics)
-        done = _archive_available(
-            spark, table, source, topics, 2 if compact else _MIN_SMALL_PARTS, on_progress
-        )
+        min_parts = 2 if compact else _MIN_SMALL_PARTS
+        result = _archive_available(spark, table, source, topics, min_parts, on_progress)
         while interval_s is not None and not (stop or threading.Event()).wait(interval_s):
-            done = _archive_available(spark, table, source, topics, _MIN_SMALL_PARTS, on_progress)
-        return done
+            result = _archive_available(spark, table, source, topics, _MIN_SMALL_PARTS, on_progress)
+        return result
+
+
+def add_day_and_hour(messages: DataFrame) -> DataFrame:
+    """Add the partition columns. No shuffle."""
+    rows = messages.withColumn("day", F.to_date("store_time"))
+    return rows.withColumn("hour", F.hour("store_time"))
 
 
 def _check_topics(table: ParquetTable, topics: Sequence[str]) -> None:
-    """More topics may join; one that is left out would have a gap when it comes back."""
-    known = table.manifest.names.get("topics", [])
-    if missing := sorted(set(known) - set(topics)):
+    """Store the topics. Raise PipelineFailed if one that is archived already is left out.
+
+    The stream has one checkpoint for all topics. A topic that is left out for some rounds would
+    have a gap when it comes back; new topics are read from their beginning.
+    """
+    archived = table.manifest.names.get("topics", [])
+    if missing := sorted(set(archived) - set(topics)):
         raise PipelineFailed(
             f"{table.directory} also archives {', '.join(missing)}: name all of its topics, "
-            f"or another directory"
+            f"or use another directory"
         )
     table.publish(names={**table.manifest.names, "topics": sorted(topics)})
 
@@ -144,7 +153,7 @@ def _archive_available(
         partition_by=PARTITION_COLUMNS,
         on_progress=on_progress,
     )
-    on_progress(PipelineProgress("putting small parts together", messages))
+    on_progress(PipelineProgress("merging small parts", messages))
     compacted = table.compact(
         spark,
         ARCHIVE_SCHEMA,
@@ -156,25 +165,27 @@ def _archive_available(
     return ArchiveResult(messages, compacted)
 
 
-def _arrange_by_hour(rows: DataFrame, size: int) -> DataFrame:
-    """One file for each hour, or a few: rows of an hour meet in one task, in the log's order."""
+def _arrange_by_hour(rows: DataFrame, size_bytes: int) -> DataFrame:
+    """Bring the rows of an hour into one task, or a few, in the order of the log. One shuffle."""
     order = ("day", "hour", "broker", "topic", "queue_id", "queue_offset")
-    files = 1 + size // _SMALL_BYTES
-    spread = rows.repartition(files * 8, "day", "hour", f.pmod(f.hash("broker"), f.lit(files)))
+    files = 1 + size_bytes // _SMALL_BYTES
+    spread = rows.repartition(files * 8, "day", "hour", F.pmod(F.hash("broker"), F.lit(files)))
     return spread.sortWithinPartitions(*order)
 
 
+# --- replay --------------------------------------------------------------------------------------
+
 CHUNK_ROWS: Final = 200_000
-_CHUNK_S: Final = 5  # of a limited rate
+_RATE_LIMITED_CHUNK_S: Final = 5  # a chunk of a replay with a rate takes about this long
 _MINUTE_MS: Final = 60_000
 _HOUR_MS: Final = 60 * _MINUTE_MS
-_MAX_TIMESTAMP_MS: Final = 4_102_444_800_000  # 2100
+_MAX_TIMESTAMP_MS: Final = 4_102_444_800_000  # 2100: Spark cannot represent every int64
 _REPLAY_ORDER: Final = ("store_time", "broker", "queue_id", "queue_offset")
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """What to replay, and where to."""
+    """Which messages of an archive to send, and where to."""
 
     archive: str
     servers: str
@@ -182,9 +193,9 @@ class ReplayRequest:
     since: Timestamp | None = None
     until: Timestamp | None = None
     where: str = ""
-    name: str = ""  # nothing: one that says all of the above
-    rate: int = 0  # messages a second; 0: no limit
-    at_least_once: bool = False  # all that RocketMQ can do
+    name: str = ""  # default: a hash of the fields above, without servers
+    rate: int = 0  # messages per second; 0: no limit
+    at_least_once: bool = False  # for RocketMQ, which cannot do more
 
     def effective_name(self) -> str:
         if self.name:
@@ -194,14 +205,16 @@ class ReplayRequest:
 
 
 class ReplayChunk(msgspec.Struct, frozen=True):
-    """Messages that were stored from one time on, up to another."""
+    """The messages that were stored from `first_ms` to before `end_ms`."""
 
     first_ms: int
     end_ms: int
-    rows: int  # about
+    rows: int  # approximate: messages can be archived later
 
 
 class ReplayPlan(msgspec.Struct, frozen=True):
+    """The chunks of a replay and how many of them are done, as stored in its file."""
+
     topic: str
     since: str
     until: str
@@ -213,8 +226,8 @@ class ReplayPlan(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
     name: str
-    messages: int  # sent now
-    was_done: bool  # before
+    messages: int  # sent by this run
+    was_done: bool  # by an earlier run; nothing was sent
 
 
 def run_replay(
@@ -224,28 +237,27 @@ def run_replay(
     on_progress: PipelineProgressCallback = ignore_progress,
     clock: Clock | None = None,
 ) -> ReplayResult:
-    """Raises PipelineFailed."""
+    """Send the messages of an archive to a topic, or continue to. Raises PipelineFailed."""
     clock = SystemClock() if clock is None else clock
     check_time_zone(spark)
     name = request.effective_name()
     if not re.fullmatch(r"[\w.-]{1,100}", name):
-        raise PipelineFailed(f"a replay's name has letters, digits, . _ -, not {name!r}")
+        raise PipelineFailed(
+            f"invalid name of a replay {name!r}: use up to 100 letters, digits, '.', '_', '-'"
+        )
+    request = replace(request, name=name)
     with translate_spark_errors():
         rows = read_archive(spark, request.archive)
         if request.where:
-            rows = rows.where(f.expr(request.where))
-        file = Path(request.archive) / "_replays" / f"{name}.json"
-        plan = load_plan(file)
+            rows = rows.where(F.expr(request.where))
+        plan = load_plan(_plan_file(request))
         if plan is None:
             plan = _make_plan(rows, request)
-            save_plan(file, plan)
-        _check_same_request(plan, request, name)
+            save_plan(_plan_file(request), plan)
+        _check_same_request(plan, request)
         was_done = plan.done == len(plan.chunks)
-        return ReplayResult(
-            name,
-            _send_chunks(rows, replace(request, name=name), plan, on_progress, clock),
-            was_done,
-        )
+        messages = _send_chunks(rows, request, plan, on_progress, clock)
+        return ReplayResult(name, messages, was_done)
 
 
 def _send_chunks(
@@ -255,26 +267,27 @@ def _send_chunks(
     on_progress: PipelineProgressCallback,
     clock: Clock,
 ) -> int:
-    file = Path(request.archive) / "_replays" / f"{request.name}.json"
+    """Send the chunks that are not done. Return the number of messages."""
     total = sum(chunk.rows for chunk in plan.chunks[plan.done :])
-    begun_s, sent = clock.elapsed_s(), 0
-    pause = threading.Event()  # nobody sets it
-    for number in range(plan.done, len(plan.chunks)):
-        chunk = plan.chunks[number]
-        send_chunk(rows, request, chunk, number)
-        plan = msgspec.structs.replace(plan, done=number + 1)
-        save_plan(file, plan)
+    start_s, sent = clock.elapsed_s(), 0
+    never_set = threading.Event()  # to wait without a busy loop
+    for epoch in range(plan.done, len(plan.chunks)):
+        chunk = plan.chunks[epoch]
+        send_chunk(rows, request, chunk, epoch)
+        plan = msgspec.structs.replace(plan, done=epoch + 1)
+        save_plan(_plan_file(request), plan)
         sent += chunk.rows
-        took_s = max(clock.elapsed_s() - begun_s, 0.001)
-        rate, lag = sent / took_s, total - sent
-        on_progress(PipelineProgress("replay", sent, rate, lag, lag / (request.rate or rate or 1)))
+        elapsed_s = max(clock.elapsed_s() - start_s, 0.001)
+        rate, lag = sent / elapsed_s, total - sent
+        remaining_s = lag / (request.rate or rate or 1)
+        on_progress(PipelineProgress("replay", sent, rate, lag, remaining_s))
         if request.rate and lag:
-            pause.wait(max(0.0, sent / request.rate - took_s))
+            never_set.wait(max(0.0, sent / request.rate - elapsed_s))
     return sent
 
 
 def send_chunk(rows: DataFrame, request: ReplayRequest, chunk: ReplayChunk, epoch: int) -> None:
-    """One epoch of the sink; the same one again sends nothing."""
+    """Send a chunk as one epoch of the sink. Sending the same epoch again has no effect."""
     writer = (
         to_sink_rows(rows.where(_is_in_chunk(chunk)))
         .write.format("escrowmq")
@@ -290,103 +303,127 @@ def send_chunk(rows: DataFrame, request: ReplayRequest, chunk: ReplayChunk, epoc
 
 
 def to_sink_rows(rows: DataFrame) -> DataFrame:
-    """As the sink wants them. What shared a queue stays in order, if it has a sharding key."""
-    key = f.col("properties")[SHARDING_KEY].alias("sharding_key")
+    """Select the columns that the sink writes, in the order of each queue. One shuffle.
+
+    Messages that were in one queue stay in order if they have a sharding key, which brings them
+    into one queue again.
+    """
+    sharding_key = F.col("properties")[SHARDING_KEY].alias("sharding_key")
     ordered = rows.repartition("broker", "topic", "queue_id").sortWithinPartitions(*_REPLAY_ORDER)
-    return ordered.select("body", "tags", "keys", "properties", key)
+    return ordered.select("body", "tags", "keys", "properties", sharding_key)
 
 
 # --- plans ---------------------------------------------------------------------------------------
 
 
 def _make_plan(rows: DataFrame, request: ReplayRequest) -> ReplayPlan:
-    at_ms = f.unix_millis("store_time")
-    wide = ReplayChunk(
+    """Count the messages per minute and split them into chunks. Collects one row per minute."""
+    store_time_ms = F.unix_millis("store_time")
+    whole = ReplayChunk(
         epoch_ms(request.since) if request.since else 0,
         epoch_ms(request.until) if request.until else 2**53,
         0,
     )
-    minute = (f.floor(at_ms / _MINUTE_MS) * _MINUTE_MS).cast("bigint").alias("minute")
-    counts = rows.where(_is_in_chunk(wide)).groupBy(minute).count().orderBy("minute").collect()
-    most = min(CHUNK_ROWS, request.rate * _CHUNK_S) if request.rate else CHUNK_ROWS
-    chunks = split_into_chunks([(row["minute"], row["count"]) for row in counts], most)
+    minute = (F.floor(store_time_ms / _MINUTE_MS) * _MINUTE_MS).cast("bigint").alias("minute")
+    counts = rows.where(_is_in_chunk(whole)).groupBy(minute).count().orderBy("minute").collect()
+    max_rows = CHUNK_ROWS
+    if request.rate:
+        max_rows = min(CHUNK_ROWS, request.rate * _RATE_LIMITED_CHUNK_S)
+    chunks = split_into_chunks([(row["minute"], row["count"]) for row in counts], max_rows)
+    # Minutes at both ends reach beyond the requested time.
     chunks = [
-        ReplayChunk(max(one.first_ms, wide.first_ms), min(one.end_ms, wide.end_ms), one.rows)
-        for one in chunks
-        if one.first_ms < wide.end_ms and one.end_ms > wide.first_ms
+        ReplayChunk(
+            max(chunk.first_ms, whole.first_ms), min(chunk.end_ms, whole.end_ms), chunk.rows
+        )
+        for chunk in chunks
+        if chunk.first_ms < whole.end_ms and chunk.end_ms > whole.first_ms
     ]
     return ReplayPlan(
         request.topic,
-        _format_moment(request.since),
-        _format_moment(request.until),
+        _format_time(request.since),
+        _format_time(request.until),
         request.where,
         chunks,
     )
 
 
 def split_into_chunks(minutes: Sequence[tuple[int, int]], max_rows: int) -> list[ReplayChunk]:
-    """Minutes and their counts, in order, as chunks of about `most` rows. They touch: what comes
-    into the archive late, between two of them, is in one of them."""
-    cuts: list[tuple[int, int]] = []  # where one begins, and its rows
+    """Split minutes, given with their number of rows, into chunks of about `max_rows` rows.
+
+    Chunks are adjacent: a message that is archived later, between two minutes that have rows, still
+    belongs to a chunk. A minute with more rows is split into equal times.
+    """
+    starts: list[tuple[int, int]] = []  # of each chunk: its first millisecond and its rows
     for minute, count in minutes:
-        if cuts and cuts[-1][1] + count <= max_rows:
-            cuts[-1] = (cuts[-1][0], cuts[-1][1] + count)
+        if starts and starts[-1][1] + count <= max_rows:
+            starts[-1] = (starts[-1][0], starts[-1][1] + count)
             continue
         pieces = min(-(-count // max_rows), _MINUTE_MS)
         for piece in range(pieces):
             share = count * (piece + 1) // pieces - count * piece // pieces
-            cuts.append((minute + _MINUTE_MS * piece // pieces, share))
-    ends = [begin for begin, _ in cuts[1:]]
+            starts.append((minute + _MINUTE_MS * piece // pieces, share))
+    ends = [first_ms for first_ms, _ in starts[1:]]
     if minutes:
         ends.append(minutes[-1][0] + _MINUTE_MS)
-    return [ReplayChunk(begin, end, rows) for (begin, rows), end in zip(cuts, ends, strict=True)]
+    return [
+        ReplayChunk(first_ms, end_ms, rows)
+        for (first_ms, rows), end_ms in zip(starts, ends, strict=True)
+    ]
 
 
 def _is_in_chunk(chunk: ReplayChunk) -> Column:
-    """By time, and by the directories that can hold it."""
-    at_ms = f.unix_millis("store_time")
-    hour = f.expr("timestampadd(HOUR, hour, cast(day AS timestamp))")
+    """Test the store time. The test of day and hour lets Spark skip all other directories."""
+    store_time_ms = F.unix_millis("store_time")
+    hour = F.expr("timestampadd(HOUR, hour, cast(day AS timestamp))")
     first_ms, end_ms = max(0, chunk.first_ms - _HOUR_MS), min(chunk.end_ms, _MAX_TIMESTAMP_MS)
-    is_near = hour.between(f.timestamp_millis(f.lit(first_ms)), f.timestamp_millis(f.lit(end_ms)))
-    return is_near & (at_ms >= chunk.first_ms) & (at_ms < chunk.end_ms)
+    is_near = hour.between(F.timestamp_millis(F.lit(first_ms)), F.timestamp_millis(F.lit(end_ms)))
+    return is_near & (store_time_ms >= chunk.first_ms) & (store_time_ms < chunk.end_ms)
 
 
-def _format_moment(moment: Timestamp | None) -> str:
-    return "" if moment is None else format_timestamp(epoch_ms(moment))
+def _format_time(time: Timestamp | None) -> str:
+    return "" if time is None else format_timestamp(epoch_ms(time))
 
 
-def _check_same_request(plan: ReplayPlan, request: ReplayRequest, name: str) -> None:
-    asked = (
+def _check_same_request(plan: ReplayPlan, request: ReplayRequest) -> None:
+    requested = (
         request.topic,
-        _format_moment(request.since),
-        _format_moment(request.until),
+        _format_time(request.since),
+        _format_time(request.until),
         request.where,
     )
-    if asked != (plan.topic, plan.since, plan.until, plan.where):
+    if requested != (plan.topic, plan.since, plan.until, plan.where):
         raise PipelineFailed(
-            f"replay {name} was planned with other arguments (topic {plan.topic}, since "
-            f"{plan.since or 'ever'}, until {plan.until or 'its start'}, where "
-            f"{plan.where or 'all'}): give these, or another --name"
+            f"replay {request.name} was planned with other arguments (topic {plan.topic}, since "
+            f"{plan.since or 'the beginning'}, until {plan.until or 'its start'}, where "
+            f"{plan.where or 'all'}): repeat these, or choose another --name"
         )
 
 
+def _plan_file(request: ReplayRequest) -> Path:
+    return Path(request.archive) / "_replays" / f"{request.name}.json"
+
+
 def load_plan(file: Path) -> ReplayPlan | None:
+    """Return the stored plan; None if there is none. Raises PipelineFailed."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=ReplayPlan)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:
-        raise PipelineFailed(f"the plan {file} cannot be read: {error}") from error
+        raise PipelineFailed(f"the replay plan {file} cannot be read: {error}") from error
 
 
 def save_plan(file: Path, plan: ReplayPlan) -> None:
-    new = file.with_suffix(".new")
+    """Replace the stored plan in one step, and sync it. Raises PipelineFailed."""
+    new_file = file.with_suffix(".new")
     try:
         file.parent.mkdir(exist_ok=True)
-        with new.open("wb") as to:
-            to.write(msgspec.json.encode(plan))
-            to.flush()
-            os.fsync(to.fileno())
-        new.replace(file)
+        with new_file.open("wb") as output:
+            output.write(msgspec.json.encode(plan))
+            output.flush()
+            os.fsync(output.fileno())
+        new_file.replace(file)
     except OSError as error:
-        raise PipelineFailed(f"the plan {file} cannot be written: {error.strerror}") from error
+        raise PipelineFailed(
+            f"the replay plan {file} cannot be written: {error.strerror}"
+        ) from error

@@ -17,6 +17,6 @@ Read in this order:
 
 from __future__ import annotations
 
-from escrowmq.spark.data_source import local_session, register
+from escrowmq.spark.session import local_session, register
 
 __all__ = ["local_session", "register"]

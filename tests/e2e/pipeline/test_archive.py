@@ -80,53 +80,53 @@ def test_a_topic_goes_into_an_archive_and_back(spark: SparkSession, tmp_path: Pa
         assert ids == Counter(f"m{number}" for number in range(COUNT + 10))
         with pytest.raises(PipelineFailed, match="also archives orders"):
             run_archive(spark, out, source=ClusterSource(served.namesrv_address), topics=["other"])
-        _check_replay(spark, served, out)
-        _check_pieces(spark, served, out)
+        _assert_replay_sends_each_message_once(spark, served, out)
+        _assert_replay_of_a_range_of_time(spark, served, out)
         shutil.rmtree(out / "_checkpoint")
-        with pytest.raises(PipelineFailed, match="bring it back"):
+        with pytest.raises(PipelineFailed, match="restore it, or start in a new directory"):
             archive(spark, served, out)
 
 
-def _check_replay(spark: SparkSession, served: Served, out: Path) -> None:
-    wanted = ReplayRequest(str(out), served.namesrv_address, "again", where="tags = 'a'")
+def _assert_replay_sends_each_message_once(spark: SparkSession, served: Served, out: Path) -> None:
+    request = ReplayRequest(str(out), served.namesrv_address, "again", where="tags = 'a'")
     expected = list(range(0, COUNT + 10, 2))
-    done = run_replay(spark, wanted)
-    assert (done.messages, done.was_done) == (len(expected), False)
+    result = run_replay(spark, request)
+    assert (result.messages, result.was_done) == (len(expected), False)
     assert bodies(served, "again") == expected
     with served.client() as client:
         record = client.pull_all("again", 0)[0]
     assert record.properties["own"] == f"p{int(record.body)}"
-    # The same again, also if it died before it could note that it was done.
-    assert run_replay(spark, wanted).was_done
-    file = out / "_replays" / f"{done.name}.json"
+    # Repeating it sends nothing, even if it crashed before it stored that a chunk was done.
+    assert run_replay(spark, request).was_done
+    file = out / "_replays" / f"{result.name}.json"
     plan = load_plan(file)
     assert plan is not None
-    rows = read_archive(spark, out).where(wanted.where)
-    send_chunk(rows, wanted, plan.chunks[-1], len(plan.chunks) - 1)
+    rows = read_archive(spark, out).where(request.where)
+    send_chunk(rows, request, plan.chunks[-1], len(plan.chunks) - 1)
     assert bodies(served, "again") == expected
     with pytest.raises(PipelineFailed, match="another --name"):
-        run_replay(spark, replace(wanted, name=done.name, where=""))
+        run_replay(spark, replace(request, name=result.name, where=""))
     with pytest.raises(PipelineFailed, match="nothing_of_the_kind"):
-        run_replay(spark, replace(wanted, where="nothing_of_the_kind = 1"))
+        run_replay(spark, replace(request, where="nothing_of_the_kind = 1"))
 
 
-def _check_pieces(spark: SparkSession, served: Served, out: Path) -> None:
-    """A range of time, in chunks, cut off after the first and gone on with."""
+def _assert_replay_of_a_range_of_time(spark: SparkSession, served: Served, out: Path) -> None:
+    """Replay a range of time in chunks."""
     times = [row[0] for row in read_archive(spark, out).select("store_time").collect()]
     first, last = min(times).astimezone(), max(times).astimezone()
-    wanted = ReplayRequest(
+    request = ReplayRequest(
         *(str(out), served.namesrv_address, "limited", first, last, "", "slow"), rate=1000
     )
     assert isinstance(first, datetime)
     expected = sum(time < max(times) for time in times)
-    assert run_replay(spark, wanted).messages == expected
+    assert run_replay(spark, request).messages == expected
     assert len(bodies(served, "limited")) == expected
     file = out / "_replays" / "slow.json"
     plan = load_plan(file)
     assert plan is not None
     assert plan.done == len(plan.chunks)
     save_plan(file, plan)
-    assert run_replay(spark, wanted).messages == 0
+    assert run_replay(spark, request).messages == 0
 
 
 def test_the_command_tells_how_far_it_is(tmp_path: Path) -> None:

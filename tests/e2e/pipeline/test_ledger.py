@@ -1,4 +1,4 @@
-"""The ledger: rows from frames, and kept up to date beside a real broker."""
+"""The ledger: computed from records, and kept up to date with a real broker."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pyspark.sql import DataFrame, SparkSession
 from escrowmq import Message, Producer, ReceivedMessage, Rollback, Verdict
 from escrowmq.errors import PipelineFailed
 from escrowmq.pipeline.job import ClusterSource, PipelineProgress, ignore_progress
-from escrowmq.pipeline.ledger.job import (
+from escrowmq.pipeline.ledger.job import LedgerResult, _LedgerRun, read_ledger, run_ledger
+from escrowmq.pipeline.ledger.model import (
     EVENT_SCHEMA,
-    PARQUET,
-    LedgerResult,
-    _LedgerRun,
-    read_ledger,
-    run_ledger,
+    LEDGER_SCHEMA,
+    build_ledger,
+    to_events,
+    to_finals,
 )
-from escrowmq.pipeline.ledger.model import LEDGER_SCHEMA, ledger, to_events
+from escrowmq.pipeline.ledger.table_formats import PARQUET
 from escrowmq.pipeline.parquet_table import ParquetTable
 from escrowmq.spark.schema import MESSAGE_COLUMNS, TRANSACTION_COLUMNS
 from tests.interop.remoting import COMMIT
@@ -40,99 +40,99 @@ NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 Rows = dict[str, dict[str, Any]]
 
 
-def by_id(rows: DataFrame) -> Rows:
-    found = [row.asDict(recursive=True) for row in rows.collect()]
-    assert len({row["transaction_id"] for row in found}) == len(found)
-    return {row["transaction_id"]: row for row in found}
+def by_id(ledger: DataFrame) -> Rows:
+    rows = [row.asDict(recursive=True) for row in ledger.collect()]
+    assert len({row["transaction_id"] for row in rows}) == len(rows)
+    return {row["transaction_id"]: row for row in rows}
 
 
 def at(ms: int) -> datetime:
     return NOON + timedelta(milliseconds=ms)
 
 
-class Told:
+class BrokerRecords:
     """Records as brokers would have written them."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
         self.finals: list[dict[str, Any]] = []
 
-    def add(self, kind: str, half: int | None, ms: int, **more: Any) -> None:
-        place = {"broker": "b", "log_offset": 1000 + len(self.rows), "queue_id": 0}
-        self.rows.append({"kind": kind, "half_offset": half, "at": at(ms), **place, **more})
+    def add(self, kind: str, half: int | None, ms: int, **columns: Any) -> None:
+        position = {"broker": "b", "log_offset": 1000 + len(self.rows), "queue_id": 0}
+        self.rows.append({"kind": kind, "half_offset": half, "at": at(ms), **position, **columns})
 
-    def half(self, number: int, ms: int, name: str, **more: Any) -> int:
-        self.add("half", number, ms, message_id=name, group="g", topic="orders", **more)
+    def half(self, number: int, ms: int, name: str, **columns: Any) -> int:
+        """Add a half message. Return its log offset."""
+        self.add("half", number, ms, message_id=name, group="g", topic="orders", **columns)
         return int(self.rows[-1]["log_offset"])
 
     def final(self, half: int, ms: int, name: str, offset: int) -> None:
-        place = {"topic": "orders", "broker": "b", "queue_id": 1, "queue_offset": offset}
-        which = {"message_id": name, "transaction_id": name, "prepared_offset": half}
-        self.finals.append({**place, **which, "store_time": at(ms)})
+        position = {"topic": "orders", "broker": "b", "queue_id": 1, "queue_offset": offset}
+        ids = {"message_id": name, "transaction_id": name, "prepared_offset": half}
+        self.finals.append({**position, **ids, "store_time": at(ms)})
 
-    def ledger(self, spark: SparkSession) -> Rows:
+    def records(self, spark: SparkSession) -> DataFrame:
+        """Return the records as mode=transactions reads them."""
         names = TRANSACTION_COLUMNS.names
         values = [tuple(row.get(name) for name in names) for row in self.rows]
-        told = spark.createDataFrame(values, TRANSACTION_COLUMNS.spark_schema()).coalesce(1)
+        return spark.createDataFrame(values, TRANSACTION_COLUMNS.spark_schema()).coalesce(1)
+
+    def messages(self, spark: SparkSession) -> DataFrame:
         names = MESSAGE_COLUMNS.names
         values = [tuple(row.get(name) for name in names) for row in self.finals]
-        finals = spark.createDataFrame(values, MESSAGE_COLUMNS.spark_schema()).coalesce(1)
-        kinds = ("half", "op", "check", "decision")
-        halves, ops, checks, decisions = (told.where(f"kind = '{kind}'") for kind in kinds)
-        given_up = told.where("kind = 'stranded'")
-        made = ledger(halves, ops, checks, decisions, finals, given_up)
-        assert [(x.name, x.dataType) for x in made.schema] == [
-            (x.name, x.dataType) for x in LEDGER_SCHEMA
-        ]
-        return by_id(made)
+        return spark.createDataFrame(values, MESSAGE_COLUMNS.spark_schema()).coalesce(1)
 
 
-def tell_ours(told: Told) -> None:
-    half = told.half(1, 0, "plain")
-    told.final(half, 12, "plain", 7)
-    told.add("op", 1, 10, verdict="committed", who="producer", born_host="127.0.0.1:1")
-    told.half(2, 20, "asked")
-    told.add("check", 2, 30, step="asked", checks=1, who="127.0.0.1:2")
-    told.add("check", 2, 31, step="unknown", checks=1, who="127.0.0.1:2")
-    told.add("check", 2, 50, step="asked", checks=2, who="127.0.0.1:3")
-    told.add("op", 2, 55, verdict="rolled_back", who="check", born_host="127.0.0.1:3")
-    # A marker's transaction, decided as a whole; its ops are still to come.
-    told.half(3, 60, "pair-1", marker_id="T")
-    told.half(4, 61, "pair-2", marker_id="T")
-    told.add("decision", None, 70, commits=[3, 4], rolls_back=[5], who="group 127.0.0.1:4")
-    told.half(5, 62, "loser")
-    told.half(6, 80, "resumed")
-    told.add("op", 6, 90, verdict="stranded", who="broker")
-    told.add("check", 6, 95, step="resumed", checks=0, who="operator")
-    told.half(7, 80, "stranded")
-    told.add("op", 7, 90, verdict="stranded", who="broker")
-    # Appended again, at its new place committed.
-    told.half(8, 100, "moved")
-    told.half(9, 110, "moved", copy_of=[8])
-    told.add("op", 8, 110, verdict="moved")
-    told.add("op", 9, 120, verdict="committed", who="ann")
-    told.add("op", 99, 120, verdict="committed", who="producer")  # its half is gone
+def add_escrowmq_records(records: BrokerRecords) -> None:
+    half = records.half(1, 0, "plain")
+    records.final(half, 12, "plain", 7)
+    records.add("op", 1, 10, verdict="committed", who="producer", born_host="127.0.0.1:1")
+    records.half(2, 20, "asked")
+    records.add("check", 2, 30, step="asked", checks=1, who="127.0.0.1:2")
+    records.add("check", 2, 31, step="unknown", checks=1, who="127.0.0.1:2")
+    records.add("check", 2, 50, step="asked", checks=2, who="127.0.0.1:3")
+    records.add("op", 2, 55, verdict="rolled_back", who="check", born_host="127.0.0.1:3")
+    # A transaction with a marker, decided by one record; its ops are not written yet.
+    records.half(3, 60, "pair-1", marker_id="T")
+    records.half(4, 61, "pair-2", marker_id="T")
+    records.add("decision", None, 70, commits=[3, 4], rolls_back=[5], who="group 127.0.0.1:4")
+    records.half(5, 62, "loser")
+    records.half(6, 80, "resumed")
+    records.add("op", 6, 90, verdict="stranded", who="broker")
+    records.add("check", 6, 95, step="resumed", checks=0, who="operator")
+    records.half(7, 80, "stranded")
+    records.add("op", 7, 90, verdict="stranded", who="broker")
+    # Appended again, and committed at its new position.
+    records.half(8, 100, "moved")
+    records.half(9, 110, "moved", copy_of=[8])
+    records.add("op", 8, 110, verdict="moved")
+    records.add("op", 9, 120, verdict="committed", who="ann")
+    records.add("op", 99, 120, verdict="committed", who="producer")  # its half has expired
 
 
-def tell_apache(told: Told) -> None:
-    half = told.half(11, 0, "a-committed")
-    told.final(half, 5, "a-committed", 8)
-    told.add("op", 11, 3000)
-    told.half(12, 0, "a-rolled-back")
-    told.add("op", 12, 3000)
-    told.half(13, 0, "a-asked")  # RocketMQ appends it again to ask, and settles the old place
-    told.half(14, 6000, "a-asked", checks=1)
-    told.add("op", 13, 6100)
-    told.half(15, 0, "a-given-up")
-    told.add("op", 15, 9000)
-    told.add("stranded", None, 9000, message_id="a-given-up")
+def add_rocketmq_records(records: BrokerRecords) -> None:
+    half = records.half(11, 0, "a-committed")
+    records.final(half, 5, "a-committed", 8)
+    records.add("op", 11, 3000)
+    records.half(12, 0, "a-rolled-back")
+    records.add("op", 12, 3000)
+    records.half(13, 0, "a-asked")  # RocketMQ appends it again to check, and decides the old one
+    records.half(14, 6000, "a-asked", checks=1)
+    records.add("op", 13, 6100)
+    records.half(15, 0, "a-given-up")
+    records.add("op", 15, 9000)
+    records.add("stranded", None, 9000, message_id="a-given-up")
 
 
 def test_each_transaction_is_a_row(spark: SparkSession) -> None:
-    told = Told()
-    tell_ours(told)
-    tell_apache(told)
-    rows = told.ledger(spark)
+    records = BrokerRecords()
+    add_escrowmq_records(records)
+    add_rocketmq_records(records)
+    ledger = build_ledger(to_events(records.records(spark)), to_finals(records.messages(spark)))
+    assert [(field.name, field.dataType) for field in ledger.schema] == [
+        (field.name, field.dataType) for field in LEDGER_SCHEMA
+    ]
+    rows = by_id(ledger)
     assert {name: row["outcome"] for name, row in rows.items()} == {
         "plain": "committed",
         "asked": "rolled_back",
@@ -146,8 +146,8 @@ def test_each_transaction_is_a_row(spark: SparkSession) -> None:
         "a-asked": "open",
         "a-given-up": "stranded",
     }
-    utc = {"decided_at", "parked_at", "first_check", "last_check"}
-    plain = {name: value for name, value in rows["plain"].items() if name not in utc}
+    times = {"decided_at", "parked_at", "first_check", "last_check"}
+    plain = {name: value for name, value in rows["plain"].items() if name not in times}
     assert plain == {
         "transaction_id": "plain",
         "marker_id": None,
@@ -179,25 +179,25 @@ def test_each_transaction_is_a_row(spark: SparkSession) -> None:
     assert rows["moved"]["messages"] == 1
     assert (rows["moved"]["decision_ms"], rows["moved"]["decided_by"]) == (20, "ann")
     assert rows["stranded"]["decided_at"] is None
-    # RocketMQ does not say when it decided: that the message is there is the first sign.
+    # RocketMQ does not record when it decided. The time of the final is the earliest sign.
     assert (rows["a-committed"]["decision_ms"], rows["a-committed"]["visible_ms"]) == (5, None)
     assert (rows["a-asked"]["checks"], rows["a-asked"]["messages"]) == (1, 1)
 
 
-def test_days_are_those_of_utc(spark: SparkSession, tmp_path: Path) -> None:
-    elsewhere = spark.newSession()
-    elsewhere.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
-    with pytest.raises(PipelineFailed, match="days would be those of Asia/Tokyo"):
-        run_ledger(elsewhere, tmp_path, paths=[tmp_path])
+def test_a_session_with_another_time_zone_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    tokyo = spark.newSession()
+    tokyo.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    with pytest.raises(PipelineFailed, match="time zone is Asia/Tokyo"):
+        run_ledger(tokyo, tmp_path, paths=[tmp_path])
 
 
 def test_a_half_that_is_read_late_moves_its_transaction(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Its first half came on the day before, at a broker that could not be read until now."""
+    """Its first half was stored the day before, at a broker that could not be read until now."""
     day_ms = 24 * 3600 * 1000
-    midnight_ms = day_ms // 2  # NOON is where times count from
-    in_time, late = Told(), Told()
+    midnight_ms = day_ms // 2  # times are relative to NOON
+    in_time, late = BrokerRecords(), BrokerRecords()
     in_time.half(0, midnight_ms + 1000, "m1", marker_id="alone on its day")
     in_time.half(1, midnight_ms + day_ms + 1000, "m2", marker_id="not alone")
     in_time.half(2, midnight_ms + day_ms + 2000, "m3", marker_id="stays")
@@ -205,14 +205,11 @@ def test_a_half_that_is_read_late_moves_its_transaction(
     late.half(1, midnight_ms - 500 + day_ms, "m5", marker_id="not alone")
     for row in late.rows:
         row["broker"] = "a"
+    # The private class: records are appended without a broker, one batch before the other.
     run = _LedgerRun(spark, tmp_path, ignore_progress, PARQUET)
     with run.table.write_lock(), run._events.write_lock(), run._finals.write_lock():
-        for number, told in enumerate((in_time, late)):
-            values = [
-                tuple(row.get(name) for name in TRANSACTION_COLUMNS.names) for row in told.rows
-            ]
-            records = spark.createDataFrame(values, TRANSACTION_COLUMNS.spark_schema()).coalesce(1)
-            run._events.append(number, to_events(records))
+        for batch, records in enumerate((in_time, late)):
+            run._events.append(batch, to_events(records.records(spark)))
             run._merge()
     rows = by_id(read_ledger(spark, tmp_path))
     days = {name: row["day"].toordinal() - NOON.toordinal() for name, row in rows.items()}
@@ -222,22 +219,22 @@ def test_a_half_that_is_read_late_moves_its_transaction(
     assert links == {f"day={row['day']}" for row in rows.values()}
 
 
-# --- beside a broker -----------------------------------------------------------------------------
+# --- with a broker -------------------------------------------------------------------------------
 
 CONF = {"transactionTimeOut": 300, "transactionCheckInterval": 300, "transactionCheckMax": 3}
 
 
-async def everything_happens(served: Served) -> dict[str, str]:
-    """Transactions of all kinds; what must become of them, by id."""
+async def run_transactions(served: Served) -> dict[str, str]:
+    """Run transactions of all kinds. Return the expected outcomes by id."""
     expected: dict[str, str] = {}
-    asked: dict[bytes, int] = {}
+    checks: dict[bytes, int] = {}
 
-    def answer(message: ReceivedMessage) -> Verdict | None:
-        asked[message.body] = asked.get(message.body, 0) + 1
+    def check(message: ReceivedMessage) -> Verdict | None:
+        checks[message.body] = checks.get(message.body, 0) + 1
         return Verdict.COMMIT if message.body == b"late" else None
 
     async with Producer(served.namesrv_address, group="shop") as producer:
-        producer.checker("*")(answer)
+        producer.checker("*")(check)
         async with producer.transaction(Message("orders", b"one")) as tx:
             pass
         expected[tx.id] = "committed"
@@ -254,23 +251,23 @@ async def everything_happens(served: Served) -> dict[str, str]:
             expected[tx.id] = outcome
         with served.client() as client:
             await until(lambda: client.max_offset("TRANS_CHECK_MAX_TIME_TOPIC", 0) == 1)
-        await until(lambda: b"late" in asked)
+        await until(lambda: b"late" in checks)
     return expected
 
 
-def run(spark: SparkSession, served: Served, out: Path, **more: Any) -> LedgerResult:
+def update_ledger(spark: SparkSession, served: Served, out: Path, **options: Any) -> LedgerResult:
     source = ClusterSource(served.namesrv_address, batch_messages=20)
-    return patiently(lambda: run_ledger(spark, out, source=source, **more))
+    return patiently(lambda: run_ledger(spark, out, source=source, **options))
 
 
 async def test_a_ledger_follows_its_broker(spark: SparkSession, tmp_path: Path) -> None:
     out = tmp_path / "ledger"
     reports: list[PipelineProgress] = []
     with Served(tmp_path / "broker", conf=CONF) as served:
-        expected = await everything_happens(served)
+        expected = await run_transactions(served)
         with served.client() as client:
             opened = client.send_half("orders", b"open", {"UNIQ_KEY": "opened"}, group="nobody")
-        run(spark, served, out, report=reports.append)
+        update_ledger(spark, served, out, on_progress=reports.append)
         rows = by_id(read_ledger(spark, out))
         assert {name: row["outcome"] for name, row in rows.items()} == {
             **expected,
@@ -287,60 +284,70 @@ async def test_a_ledger_follows_its_broker(spark: SparkSession, tmp_path: Path) 
         answered = [row for row in rows.values() if row["answered_by"]]
         assert [(row["decided_by"], row["outcome"]) for row in answered] == [("check", "committed")]
         assert all(row["visible_ms"] is not None for row in rows.values() if row["finals"])
-        # Its end comes later, and its row with it; the others stay as they were.
+        # The open one is decided later. Its row changes, and the others stay as they were.
         with served.client() as client:
             client.end_transaction(opened, COMMIT, topic="orders", group="nobody")
-        assert run(spark, served, out).rows == len(rows)
+        assert update_ledger(spark, served, out).rows == len(rows)
         later = by_id(read_ledger(spark, out))
         assert later.pop("opened")["outcome"] == "committed"
         rows.pop("opened")
         assert later == rows
-        assert run(spark, served, out) == LedgerResult(0, (), 0)
-        # Whoever knows no manifest reads it through links.
+        assert update_ledger(spark, served, out) == LedgerResult(0, (), 0)
+        # Readers that do not know the manifest use the links.
         assert spark.read.parquet(str(out)).count() == len(rows) + 1
-        _check_files(spark, served, tmp_path / "of-files", by_id(read_ledger(spark, out)))
+        _assert_same_from_files(
+            spark, served, tmp_path / "of-files", by_id(read_ledger(spark, out))
+        )
         with pytest.raises(PipelineFailed, match="made from cluster, not from files"):
             run_ledger(spark, out, paths=[served.data])
 
 
-def _check_files(spark: SparkSession, served: Served, out: Path, expected: Rows) -> None:
+def _assert_same_from_files(spark: SparkSession, served: Served, out: Path, expected: Rows) -> None:
     run_ledger(spark, out, paths=[served.data])
-    names = ("outcome", "messages", "decided_at", "checks", "message_ids", "visible_ms")
-    found = {name: [row[x] for x in names] for name, row in by_id(read_ledger(spark, out)).items()}
-    assert found == {name: [row[x] for x in names] for name, row in expected.items()}
+    columns = ("outcome", "messages", "decided_at", "checks", "message_ids", "visible_ms")
+    rows = by_id(read_ledger(spark, out))
+    assert {name: [row[column] for column in columns] for name, row in rows.items()} == {
+        name: [row[column] for column in columns] for name, row in expected.items()
+    }
 
 
 def test_a_format_without_its_jar_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     for kind, package in (("delta", "io.delta:delta-spark"), ("iceberg", "org.apache.iceberg:")):
         with pytest.raises(PipelineFailed, match=f"spark.jars.packages={package}"):
             run_ledger(spark, tmp_path / "ledger", paths=[tmp_path], table_format=kind)
-    with pytest.raises(PipelineFailed, match="no format 'hudi', only parquet, delta, iceberg"):
+    with pytest.raises(
+        PipelineFailed, match="unknown format 'hudi'; use one of parquet, delta, iceberg"
+    ):
         run_ledger(spark, tmp_path / "ledger", paths=[tmp_path], table_format="hudi")
 
 
-def test_a_batch_that_runs_twice_is_there_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_batch_that_runs_twice_is_stored_once(spark: SparkSession, tmp_path: Path) -> None:
     table = ParquetTable(tmp_path / "table", "a test")
     empty = (None,) * len(EVENT_SCHEMA)
     rows = spark.createDataFrame([empty, empty], EVENT_SCHEMA).coalesce(1)
     with table.write_lock():
-        table.write(rows)  # a crash before it was named
+        table.write(rows)  # a crash before it was published
         assert table.append(0, rows)
-        again = ParquetTable(tmp_path / "table", "a test")  # after a crash: what the disk says
+        again = ParquetTable(tmp_path / "table", "a test")  # as after a crash: from disk
         assert not again.append(0, rows)
         assert again.append(1, rows)
         assert again.read(spark, EVENT_SCHEMA).count() == 4
         few = again.compact(
-            spark, EVENT_SCHEMA, lambda f, _: f.coalesce(1), small_bytes=1, min_parts=2
+            spark, EVENT_SCHEMA, lambda frame, _: frame.coalesce(1), small_bytes=1, min_parts=2
         )
         assert few == 0
         before = again.read(spark, EVENT_SCHEMA)
         assert (
             again.compact(
-                spark, EVENT_SCHEMA, lambda f, _: f.coalesce(1), small_bytes=1 << 20, min_parts=2
+                spark,
+                EVENT_SCHEMA,
+                lambda frame, _: frame.coalesce(1),
+                small_bytes=1 << 20,
+                min_parts=2,
             )
             == 2
         )
         [part] = again.manifest.parts
         assert (part.first, part.last) == (0, 1)
         assert again.read(spark, EVENT_SCHEMA).count() == 4
-        assert before.count() == 4  # who still reads the old parts finds them
+        assert before.count() == 4  # a query of the old parts still works

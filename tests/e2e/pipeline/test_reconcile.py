@@ -23,7 +23,7 @@ from escrowmq.cli.commands.pipeline import reconcile as command
 from escrowmq.errors import ReconcileFailed
 from escrowmq.pipeline.ledger.job import run_ledger
 from escrowmq.pipeline.reconcile.compare import ReconcileLimits
-from escrowmq.pipeline.reconcile.job import ReconcileRequest, reconcile
+from escrowmq.pipeline.reconcile.job import ReconcileRequest, run_reconcile
 from tests.support.ledgers import GRACE_MS, LEDGER, NOW_MS, OPEN_MS, TABLES, Bank
 from tests.support.spark_session import QUIET, spark  # noqa: F401
 
@@ -155,7 +155,7 @@ def prove(spark: SparkSession, bank: Bank, made: Path) -> None:  # noqa: F811
         receiver_sql=BOOKS,
         limits=LIMITS,
     )
-    with reconcile(spark, wanted) as result:
+    with run_reconcile(spark, wanted) as result:
         plan = result.differences._jdf.queryExecution().executedPlan().toString()
         rows = result.differences.select("kind", "transaction_id").collect()
         told = result.summary

@@ -18,7 +18,7 @@ from escrowmq.cli.commands.pipeline import reconcile as command
 from escrowmq.clock import SystemClock
 from escrowmq.parsing import format_timestamp
 from escrowmq.pipeline.reconcile.compare import DAY_MS, ReconcileLimits
-from escrowmq.pipeline.reconcile.job import ReconcileRequest, ReconcileSummary, reconcile
+from escrowmq.pipeline.reconcile.job import ReconcileRequest, ReconcileSummary, run_reconcile
 from tests.support.ledgers import TABLES, ledger_row, write_ledger
 from tests.support.spark_session import QUIET, spark  # noqa: F401
 
@@ -67,7 +67,7 @@ class Books:
         """Return the differences since SINCE_MS as (kind, transaction id), and the summary."""
         limits = ReconcileLimits(NOW_MS, since_ms=SINCE_MS)
         comparison = ReconcileRequest(str(self.ledger), (self.database,), limits, **changes)
-        with reconcile(session, comparison) as result:
+        with run_reconcile(session, comparison) as result:
             rows = result.differences.select("kind", "transaction_id").collect()
             return {(row[0], row[1]) for row in rows}, result.summary
 

@@ -46,7 +46,7 @@ def test_lag_and_time_left_are_told() -> None:
     assert query_lag([{"endOffset": json.dumps(ends), "latestOffset": latest}]) == 5
     assert query_lag([{"endOffset": ends, "latestOffset": None}]) is None
     progress = PipelineProgress("messages", 1000, 50.0, 500, 10.0)
-    assert progress.as_text() == "messages: 1,000 rows, 50 a second, 500 behind, 10 s left"
+    assert progress.as_text() == "messages: 1,000 rows, 50 per second, 500 behind, 10 s left"
     assert json.loads(progress.as_json()) == {
         "step": "messages",
         "rows": 1000,

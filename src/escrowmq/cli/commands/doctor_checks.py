@@ -377,7 +377,7 @@ def check_python() -> Iterator[CheckResult]:
 
 
 def _check_spark() -> CheckResult:
-    from escrowmq.spark.data_source import check_java, check_pyspark
+    from escrowmq.spark.session import check_java, check_pyspark
 
     try:
         check_pyspark()

@@ -30,8 +30,8 @@ from escrowmq.clock import SystemClock, Timestamp, epoch_ms
 from escrowmq.errors import ReconcileFailed
 from escrowmq.parsing import parse_duration_ms, parse_timestamp
 from escrowmq.pipeline.job import check_cluster, pipeline_session, progress_output
-from escrowmq.pipeline.ledger.job import FORMATS, PARQUET, format_settings
-from escrowmq.spark.data_source import check_pyspark
+from escrowmq.pipeline.ledger.table_formats import FORMATS, PARQUET, format_settings
+from escrowmq.spark.session import check_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -151,12 +151,12 @@ def reconcile(**options: Any) -> None:
         raise ReconcileFailed('sqlalchemy is not installed: pip install "escrowmq[spark,sql]"')
     from pyspark.sql import SparkSession
 
-    from escrowmq.pipeline.reconcile.job import reconcile as run
+    from escrowmq.pipeline.reconcile.job import run_reconcile
 
     is_ours = SparkSession.getActiveSession() is None
     spark = pipeline_session("reconcile", options["master"], options["conf"])
     try:
-        with run(spark, _reconcile_request(options)) as result:
+        with run_reconcile(spark, _reconcile_request(options)) as result:
             if options["amount"] and set(result.summary.sums) != {"sent", "received"}:
                 raise ReconcileFailed("--amount: a query has no column amount; name it with AS")
             print_result(result, as_json=options["as_json"])

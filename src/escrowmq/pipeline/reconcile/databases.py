@@ -1,8 +1,11 @@
-"""Tables of a business database as frames: over JDBC if Spark has the driver, else SQLAlchemy.
+"""Read tables of business databases as DataFrames: over JDBC if Spark has the driver, else with
+SQLAlchemy.
 
-Either way the executors read, each a range of the key, row by row from a cursor of the server's.
-The driver asks where the ranges begin and nothing more. Ranges are read at different moments;
-what changes meanwhile is younger than the grace time, or older than what is compared.
+    open_database(url) ─ JdbcDatabase | SqlDatabase ─ range_boundaries() ─ one query per range
+
+In both cases the executors read the rows, each a range of the key, from a cursor of the server. The
+driver only queries where the ranges begin. Ranges are not read in one snapshot: a row that changes
+meanwhile is younger than the grace time or older than what is compared.
 """
 
 from __future__ import annotations
@@ -31,14 +34,14 @@ from escrowmq.pipeline.job import has_java_class, spark_error_text
 
 T = TypeVar("T")
 
-FETCH_ROWS: Final = 10_000
-ROWS_PER_RANGE: Final = 200_000
+FETCH_ROWS: Final = 10_000  # per round trip of a cursor, and per Arrow batch
+ROWS_PER_RANGE: Final = 200_000  # at least
 RANGES_PER_CORE: Final = 2
 MAX_RANGES: Final = 1_000
-DEFAULT_CORES: Final = 32
+DEFAULT_CORES: Final = 32  # if Spark does not say how many it has
 _DECIMAL_STEP: Final = Decimal("0.000001")
 
-ColumnTypes = dict[str, str]  # column: its type in Spark
+ColumnTypes = dict[str, str]  # name of a column: its type in Spark
 MARKER_TYPES: Final[ColumnTypes] = {
     "id": "string",
     "outcome": "string",
@@ -73,24 +76,27 @@ _JDBC_DRIVERS: Final = {
 
 
 def read_markers(spark: SparkSession, url: str, since_ms: int = 0) -> DataFrame | None:
-    """None if this database has no such table."""
+    """Return the markers of the database binding; None if the database has no such table."""
     return _read_table(open_database(spark, url), MARKER_TABLE, MARKER_TYPES, since_ms)
 
 
 def read_inbox(spark: SparkSession, url: str, since_ms: int = 0) -> DataFrame | None:
-    """None if this database has no such table."""
+    """Return the inbox of consumers; None if the database has no such table."""
     return _read_table(open_database(spark, url), INBOX_TABLE, INBOX_TYPES, since_ms)
 
 
 def read_query(spark: SparkSession, url: str, query: str) -> DataFrame:
-    """Of a query that has a column transaction_id, and perhaps amount and at_ms."""
+    """Return the rows of a query with a column transaction_id, and optionally amount and at_ms.
+
+    Raises ReconcileFailed.
+    """
     database = open_database(spark, url)
     query = query.strip().rstrip(";")
     columns = database.columns(query)
     if "transaction_id" not in columns:
         raise ReconcileFailed(
             "the query has no column transaction_id, only "
-            f"{', '.join(columns)}: name it with AS in --sql"
+            f"{', '.join(columns)}: name it with AS in the query"
         )
     types = {name: kind for name, kind in _BOOK_TYPES.items() if name in columns}
     return database.read_frame(query, types, key="transaction_id")
@@ -108,6 +114,7 @@ def _read_table(
 
 
 def open_database(spark: SparkSession, url: str) -> Database:
+    """Return a reader for an address of SQLAlchemy or JDBC. Raises ReconcileFailed."""
     if url.startswith("jdbc:"):
         return JdbcDatabase(spark, url, {})
     try:
@@ -115,7 +122,7 @@ def open_database(spark: SparkSession, url: str) -> Database:
         parsed.get_dialect()
     except (ArgumentError, NoSuchModuleError, ImportError, ModuleNotFoundError) as error:
         raise ReconcileFailed(
-            f"{_without_password(url)}: {error}; give an address as SQLAlchemy has it "
+            f"{_without_password(url)}: {error}; use an address of SQLAlchemy "
             "(postgresql+psycopg://user:password@host/name, sqlite:///file.db) or jdbc:…"
         ) from error
     driver, scheme = _JDBC_DRIVERS.get(parsed.get_backend_name(), ("", ""))
@@ -129,12 +136,16 @@ def open_database(spark: SparkSession, url: str) -> Database:
 
 
 def _with_absolute_path(url: URL) -> URL:
-    """Executors may run elsewhere in the file system. Of SQLite a file that is not there would be
-    made, and be empty."""
+    """Return the address with an absolute path, if it is one of SQLite. Raises ReconcileFailed.
+
+    Executors may run in another directory, where SQLite would create an empty file.
+    """
     if url.get_backend_name() != "sqlite":
         return url
     if not url.database or url.database == ":memory:":
-        raise ReconcileFailed("a SQLite database in memory is nobody else's: give its file")
+        raise ReconcileFailed(
+            "a SQLite database in memory cannot be read by other processes: use a file"
+        )
     path = Path(url.database)
     if not path.is_file():
         raise ReconcileFailed(f"there is no file {path}")
@@ -149,23 +160,29 @@ def _without_password(url: str) -> str:
 
 
 class Database(Protocol):
-    """What is asked on the driver, and a frame that the executors read."""
+    """A database: short queries by the driver, and frames that the executors read.
+
+    All methods raise ReconcileFailed.
+    """
 
     def fetch(self, query: str) -> list[tuple[Any, ...]]:
-        """A few rows. Raises CannotReconcile."""
+        """Return the rows of a query with few rows, at most MAX_RANGES."""
 
-    def columns(self, query: str) -> list[str]: ...
+    def columns(self, query: str) -> list[str]:
+        """Return the names of the columns of a query, in lower case."""
 
-    def has_table(self, table: str) -> bool: ...
+    def has_table(self, table: str) -> bool:
+        """Return whether there is such a table."""
 
-    def read_frame(self, query: str, types: ColumnTypes, *, key: str) -> DataFrame: ...
+    def read_frame(self, query: str, types: ColumnTypes, *, key: str) -> DataFrame:
+        """Return the rows of a query, which are read in ranges of `key`."""
 
 
 def range_boundaries(spark: SparkSession, database: Database, query: str, key: str) -> list[Any]:
-    """Keys between ranges of about the same number of rows, in the database's own order.
+    """Return the keys between ranges of about the same number of rows, in the database's order.
 
-    A key without an index costs a look at the whole table for every range, so there are not more
-    of them than keep the cores busy: rows come from a cursor, and their number does not matter.
+    If the key has no index, each range scans the whole table. So there are only as many ranges as
+    keep the cores busy. Rows come from a cursor, so a large range needs no memory.
     """
     rows = int(database.fetch(f"SELECT count(*) AS n FROM ({query}) q")[0][0])
     ranges = min(MAX_RANGES, RANGES_PER_CORE * _core_count(spark))
@@ -173,42 +190,42 @@ def range_boundaries(spark: SparkSession, database: Database, query: str, key: s
     if rows <= step:
         return []
     numbered = f"SELECT {key} AS k, row_number() OVER (ORDER BY {key}) AS n FROM ({query}) q"
-    found = database.fetch(f"SELECT k FROM ({numbered}) p WHERE n % {step:d} = 0 ORDER BY n")
-    return [key for key in dict.fromkeys(row[0] for row in found) if key is not None]
+    keys = database.fetch(f"SELECT k FROM ({numbered}) p WHERE n % {step:d} = 0 ORDER BY n")
+    # The same key can occur at several steps; ranges must not be empty.
+    return [key for key in dict.fromkeys(row[0] for row in keys) if key is not None]
 
 
 def _core_count(spark: SparkSession) -> int:
     try:
         return spark.sparkContext.defaultParallelism
-    except Exception:  # Spark Connect has no context, and says so in several ways
+    except Exception:  # Spark Connect has no context, and raises different errors
         return DEFAULT_CORES
 
 
 def _range_conditions(key: str, boundaries: Sequence[Any], dialect: str) -> list[str]:
-    """A condition for each range."""
-
-    def shown(one: Any) -> str:
-        return _literal(one, escape_backslash=dialect in ("mysql", "mariadb"))
-
-    if not boundaries:
+    """Return the SQL condition of each range."""
+    escape_backslash = dialect in ("mysql", "mariadb")
+    literals = [_literal(value, escape_backslash=escape_backslash) for value in boundaries]
+    if not literals:
         return ["1 = 1"]
-    first = f"{key} < {shown(boundaries[0])} OR {key} IS NULL"
-    inner = [
-        f"{key} >= {shown(low)} AND {key} < {shown(high)}" for low, high in pairwise(boundaries)
-    ]
-    return [first, *inner, f"{key} >= {shown(boundaries[-1])}"]
+    first = f"{key} < {literals[0]} OR {key} IS NULL"
+    inner = [f"{key} >= {low} AND {key} < {high}" for low, high in pairwise(literals)]
+    return [first, *inner, f"{key} >= {literals[-1]}"]
 
 
-def _literal(key: Any, *, escape_backslash: bool) -> str:
-    """`escapes`: a backslash in it would not be one."""
-    if isinstance(key, int):
-        return str(key)
-    text = str(key).replace("\\", "\\\\") if escape_backslash else str(key)
+def _literal(value: Any, *, escape_backslash: bool) -> str:
+    """Return a key as SQL. MySQL and MariaDB take a backslash in a string for an escape."""
+    if isinstance(value, int):
+        return str(value)
+    text = str(value).replace("\\", "\\\\") if escape_backslash else str(value)
     return "'" + text.replace("'", "''") + "'"
 
 
 class JdbcDatabase:
-    """Only of servers that number rows as we ask is the key cut; others are read by one task."""
+    """A database that Spark reads over JDBC.
+
+    Ranges need row_number() in the form above. Other servers are read by one task.
+    """
 
     def __init__(self, spark: SparkSession, url: str, settings: Mapping[str, str]) -> None:
         self._spark = spark
@@ -226,25 +243,25 @@ class JdbcDatabase:
         try:
             self._read(f"SELECT * FROM {table} WHERE 1 = 0")
         except ReconcileFailed:
+            # Was it the table or the connection? A query without a table fails only if the
+            # connection does.
             self._read(
                 f"SELECT count(*) AS n FROM {_PROBE_TABLES.get(self._dialect, '(VALUES 1) v')}"
             )
-            return False  # it answers, so it is the table that is not there
+            return False
         return True
 
     def read_frame(self, query: str, types: ColumnTypes, *, key: str) -> DataFrame:
-        cut = (
-            range_boundaries(self._spark, self, query, key)
-            if self._dialect in _PROBE_TABLES
-            else []
-        )
-        read = self._spark.read.jdbc(
+        boundaries: list[Any] = []
+        if self._dialect in _PROBE_TABLES:
+            boundaries = range_boundaries(self._spark, self, query, key)
+        rows = self._spark.read.jdbc(
             self._url,
             f"({query}) q",
-            predicates=_range_conditions(key, cut, self._dialect),
+            predicates=_range_conditions(key, boundaries, self._dialect),
             properties=self._settings,
         )
-        return read.select(*(F.col(name).cast(kind).alias(name) for name, kind in types.items()))
+        return rows.select(*(F.col(name).cast(kind).alias(name) for name, kind in types.items()))
 
     @property
     def _dialect(self) -> str:
@@ -254,16 +271,19 @@ class JdbcDatabase:
         try:
             return self._spark.read.jdbc(self._url, f"({query}) q", properties=self._settings)
         except (PySparkException, Py4JJavaError) as error:
-            said = spark_error_text(error)
-            if "suitable driver" in said or "ClassNotFound" in said:
-                said += "; give Spark the driver's jar: --conf spark.jars=FILE"
-            raise ReconcileFailed(f"{self._name}: {said}") from error
+            cause = spark_error_text(error)
+            if "suitable driver" in cause or "ClassNotFound" in cause:
+                cause += "; give Spark the driver's jar: --conf spark.jars=FILE"
+            raise ReconcileFailed(f"{self._name}: {cause}") from error
 
 
 def _spark_jdbc_url(url: str) -> tuple[str, Mapping[str, str]]:
-    """Java finds a driver whose jar came later only if it is named. And Spark knows MariaDB by the
-    name of MySQL alone: by its own it would be asked for "id", which it takes for a text and no
-    column."""
+    """Return the address and the settings with which Spark reads a JDBC address.
+
+    Java does not find a driver whose jar was added after its start unless the class is named. For
+    MariaDB, the scheme must be that of MySQL: Spark has no dialect for MariaDB and would quote
+    columns as "id", which MariaDB takes for a string.
+    """
     address, _, query = url.partition("?")
     if address.startswith("jdbc:postgresql:"):
         return url, {"driver": _POSTGRES_DRIVER}
@@ -274,10 +294,13 @@ def _spark_jdbc_url(url: str) -> tuple[str, Mapping[str, str]]:
     return f"{address}?{query}", {"driver": _MARIADB_DRIVER}
 
 
+# A table expression that always exists, for the dialects that can be read in ranges.
 _PROBE_TABLES: Final = dict.fromkeys(("postgresql", "mariadb", "mysql"), "(SELECT 1 AS one) v")
 
 
 class SqlDatabase:
+    """A database that is read with SQLAlchemy, in the driver and in Python tasks."""
+
     def __init__(self, spark: SparkSession, url: URL) -> None:
         self._spark = spark
         self._url = url
@@ -296,12 +319,13 @@ class SqlDatabase:
         return self._run(lambda connection: inspect(connection).has_table(table))
 
     def read_frame(self, query: str, types: ColumnTypes, *, key: str) -> DataFrame:
-        cut = range_boundaries(self._spark, self, query, key)
-        bounds = _range_conditions(key, cut, self._url.get_backend_name())
-        parts = [f"SELECT {', '.join(types)} FROM ({query}) q WHERE {bound}" for bound in bounds]
-        reader = RangeReader(self._url.render_as_string(hide_password=False), parts, types)
+        boundaries = range_boundaries(self._spark, self, query, key)
+        conditions = _range_conditions(key, boundaries, self._url.get_backend_name())
+        columns = ", ".join(types)
+        queries = [f"SELECT {columns} FROM ({query}) q WHERE {test}" for test in conditions]
+        reader = RangeReader(self._url.render_as_string(hide_password=False), queries, types)
         schema = ", ".join(f"{name} {kind}" for name, kind in types.items())
-        numbers = self._spark.range(0, len(parts), 1, len(parts))
+        numbers = self._spark.range(0, len(queries), 1, len(queries))
         return numbers.mapInArrow(reader.read, schema)
 
     def _run(self, work: Callable[[Connection], T]) -> T:
@@ -310,13 +334,13 @@ class SqlDatabase:
             with engine.connect() as connection:
                 return work(connection)
         except (SQLAlchemyError, ImportError) as error:
-            where = self._url.render_as_string(hide_password=True)
-            raise ReconcileFailed(f"{where}: {spark_error_text(error)}") from error
+            address = self._url.render_as_string(hide_password=True)
+            raise ReconcileFailed(f"{address}: {spark_error_text(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class RangeReader:
-    """In a task: the rows of one range, some thousands at a time."""
+    """Runs in a task: reads the rows of its range, FETCH_ROWS at a time."""
 
     url: str
     queries: Sequence[str]
@@ -328,9 +352,10 @@ class RangeReader:
             for number in batch.column(0).to_pylist():
                 with engine.connect() as connection:
                     stream = connection.execution_options(yield_per=FETCH_ROWS)
-                    found = stream.execute(_sql_text(self.queries[number]))
-                    # Said once more: by itself it is a row at a time where there is no cursor.
-                    for rows in found.partitions(FETCH_ROWS):
+                    result = stream.execute(_sql_text(self.queries[number]))
+                    # The size is repeated here: without it, drivers without a server-side cursor
+                    # return one row at a time.
+                    for rows in result.partitions(FETCH_ROWS):
                         yield self._batch(rows)
 
     def _batch(self, rows: Sequence[Any]) -> pa.RecordBatch:
@@ -340,12 +365,14 @@ class RangeReader:
 
 
 def _array(spark_type: str, values: Sequence[Any]) -> pa.Array:
+    """Return the values as an Arrow array, converted one by one only if their types differ."""
     plain = str if spark_type == "string" else int
     if set(map(type, values)) <= {plain, type(None)}:
         return pa.array(values, type=_ARROW_TYPES_OF_PYTHON[plain]).cast(_ARROW_TYPES[spark_type])
-    as_kind = plain if spark_type in ("string", "int", "bigint") else _to_decimal
+    convert = plain if spark_type in ("string", "int", "bigint") else _to_decimal
     return pa.array(
-        [None if one is None else as_kind(one) for one in values], type=_ARROW_TYPES[spark_type]
+        [None if value is None else convert(value) for value in values],
+        type=_ARROW_TYPES[spark_type],
     )
 
 
@@ -358,5 +385,5 @@ def _fetch_rows(connection: Connection, query: str) -> list[tuple[Any, ...]]:
 
 
 def _sql_text(query: str) -> TextClause:
-    """As it is: a colon in a query of the user's is no parameter."""
+    """Return the query unchanged: a colon in a user's query does not start a parameter."""
     return text(re.sub(r"(?<![:\w\\]):(?=\w)", r"\\:", query))

@@ -1,13 +1,12 @@
-"""A whole reconciliation: read both sides, find out who belongs to whom, compare, count.
+"""Run a reconciliation: read the inputs, compare, and count.
 
-with reconcile(spark, Wanted("ledger", ("postgresql+psycopg://…",), Limits(now_ms))) as result:
-    result.summary.agree
-    result.differences.show()
+    request = ReconcileRequest("ledger", ("postgresql+psycopg://…",), ReconcileLimits(now_ms))
+    with run_reconcile(spark, request) as result:
+        print(result.summary.is_consistent)
+        result.differences.show()
 
-What a reconciliation says in numbers: few of them, however long the ledger is.
-
-Two passes over a few columns of the ledger: its extent, then one small table of counts that all
-charts are made from.
+The summary has a fixed size, however long the ledger is. It takes two passes over a few columns of
+the ledger: one for its extent, one for a small table of counts from which all charts are made.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from escrowmq.errors import ReconcileFailed
 from escrowmq.parsing import format_timestamp
 from escrowmq.pipeline.job import spark_error_text
-from escrowmq.pipeline.ledger import job as ledger_run
+from escrowmq.pipeline.ledger import job as ledger_job
 from escrowmq.pipeline.reconcile.compare import (
     DAY_MS,
     DIFFERENCE_KINDS,
@@ -45,27 +44,166 @@ from escrowmq.pipeline.reconcile.databases import read_inbox, read_markers, read
 
 OUTCOMES: Final = ("committed", "rolled_back", "stranded", "open")
 MAX_TIME_STEPS: Final = 48  # of the time axis
-# Widths that people count in.
-_SECOND_MS: Final = 1000
+# Widths of a step of the time axis, in ms: round numbers of seconds, minutes and hours.
 STEP_WIDTHS_MS: Final = tuple(
-    _SECOND_MS * seconds
+    1000 * seconds
     for seconds in (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200, 86400)
 )
+# Upper limits of the classes of the two histograms; the last class has none.
 LATENCY_BUCKETS_MS: Final = (3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 60_000, 600_000)
 CHECK_BUCKETS: Final = (1, 2, 3, 4, 8, 16)
+REQUIRED_COLUMNS: Final = frozenset(
+    (
+        *("transaction_id", "group", "topics", "messages", "message_ids", "parked_at"),
+        *("first_check", "checks", "outcome", "decided_at", "decision_ms", "finals", "day"),
+    )
+)
+
+# --- run -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileRequest:
+    """What to compare.
+
+    If `groups` or `consumers` are empty, they are derived from the marker and inbox tables.
+    """
+
+    ledger: str
+    databases: Sequence[str]
+    limits: ReconcileLimits
+    sql: str | None = None
+    receivers: Sequence[str] = ()
+    receiver_sql: str | None = None
+    groups: Sequence[str] = ()
+    consumers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    use_tables: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileResult:
+    """The result of a run. The frames are valid inside the `with` block of `run_reconcile()`."""
+
+    ledger: DataFrame
+    differences: DataFrame
+    summary: ReconcileSummary
+
+    def head(self, count: int) -> list[Row]:
+        """Return the first differences, ordered by kind, time and id."""
+        return self.differences.orderBy("kind", "at", "transaction_id").limit(count).collect()
+
+
+@contextmanager
+def run_reconcile(spark: SparkSession, request: ReconcileRequest) -> Iterator[ReconcileResult]:
+    """Compare a ledger with databases. Raises ReconcileFailed.
+
+    The differences stay on the executors' disks until the block ends.
+    """
+    try:
+        with ExitStack() as stack:
+
+            def persist(frame: DataFrame) -> DataFrame:
+                stack.callback(frame.unpersist)
+                return frame.persist(StorageLevel.DISK_ONLY)
+
+            ledger = read_ledger(spark, request.ledger)
+            inputs = read_inputs(spark, ledger, request, persist)
+            all_findings = persist(findings(ledger, inputs, request.limits))
+            summary = summarize(ledger, all_findings, inputs, request.limits)
+            differences = all_findings.where(F.col("kind") != TAKEN_ONCE)
+            yield ReconcileResult(ledger, differences, summary)
+    except (PySparkException, Py4JError) as error:  # a job that fails in a task raises the latter
+        raise ReconcileFailed(f"Spark could not finish: {spark_error_text(error)}") from error
+
+
+def read_ledger(spark: SparkSession, directory: str) -> DataFrame:
+    """Return the ledger of `pipeline ledger`, or any Parquet with its columns.
+
+    Raises ReconcileFailed.
+    """
+    hint = "create it with `escrowmq pipeline ledger --out DIR`"
+    try:
+        if (Path(directory) / "_manifest.json").exists():
+            ledger = ledger_job.read_ledger(spark, Path(directory))
+        else:
+            ledger = spark.read.parquet(directory)
+    except PySparkException as error:
+        raise ReconcileFailed(
+            f"no ledger in {directory}: {spark_error_text(error)}; {hint}"
+        ) from error
+    missing = REQUIRED_COLUMNS - set(ledger.columns)
+    if missing:
+        raise ReconcileFailed(
+            f"{directory} is not a ledger, it lacks {', '.join(sorted(missing))}; {hint}"
+        )
+    return ledger
+
+
+def read_inputs(
+    spark: SparkSession,
+    ledger: DataFrame,
+    request: ReconcileRequest,
+    persist: Callable[[DataFrame], DataFrame],
+) -> ReconcileInputs:
+    """Read the databases. Their rows are used several times, so `persist` keeps them.
+
+    Raises ReconcileFailed.
+    """
+    # A day more than compared: rows of a database can be older than the half of their transaction.
+    since_ms = max(0, request.limits.since_ms - DAY_MS)
+    databases = [*request.databases, *request.receivers]
+    markers = inbox = None
+    if request.use_tables:
+        markers = _union_all(lambda url: read_markers(spark, url, since_ms), databases, persist)
+        inbox = _union_all(lambda url: read_inbox(spark, url, since_ms), databases, persist)
+    sent = received = None
+    if request.sql is not None:
+        sql = request.sql
+        sent = _union_all(lambda url: read_query(spark, url, sql), request.databases, persist)
+    if request.receiver_sql is not None:
+        receiver_sql = request.receiver_sql
+        received = _union_all(
+            lambda url: read_query(spark, url, receiver_sql), request.receivers, persist
+        )
+    if markers is inbox is sent is received is None:
+        raise ReconcileFailed(
+            "no database has a table escrowmq_marker or escrowmq_inbox; check --database, or "
+            "give --sql"
+        )
+    groups, consumers = request.groups, request.consumers
+    if not groups and markers is not None:
+        groups = producer_groups(markers)
+    if not consumers and inbox is not None:
+        consumers = consumer_topics(ledger_window(ledger, request.limits), inbox)
+    return ReconcileInputs(markers, inbox, sent, received, groups, consumers)
+
+
+def _union_all(
+    read: Callable[[str], DataFrame | None],
+    urls: Sequence[str],
+    persist: Callable[[DataFrame], DataFrame],
+) -> DataFrame | None:
+    """Return the rows of all databases; None if none of them has the table."""
+    frames = [frame for frame in map(read, urls) if frame is not None]
+    return persist(reduce(DataFrame.unionByName, frames)) if frames else None
+
+
+# --- summary -------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class ReconcileSummary:
-    """`over_time`: for each step of `width_ms` from `first_ms`, how many ended how."""
+    """The figures of a reconciliation.
+
+    `outcomes_over_time` has, per outcome, the number of transactions in each step of `step_ms`,
+    beginning at `first_ms`.
+    """
 
     now_ms: int
     since_ms: int
     transactions: int = 0
     outcomes: dict[str, int] = field(default_factory=dict)
-    outcomes_by_check: dict[str, int] = field(
-        default_factory=dict
-    )  # outcomes of those that were asked
+    outcomes_by_check: dict[str, int] = field(default_factory=dict)  # of checked transactions
     messages: int = 0
     first_ms: int = 0
     last_ms: int = 0
@@ -112,47 +250,52 @@ class ReconcileSummary:
 def summarize(
     ledger: DataFrame, finding_rows: DataFrame, inputs: ReconcileInputs, limits: ReconcileLimits
 ) -> ReconcileSummary:
-    """`found`: `findings`, kept by the caller, since they are read several times."""
-    told = ReconcileSummary(limits.now_ms, limits.since_ms)
-    told.groups = sorted(inputs.groups)
-    told.consumers = {group: sorted(topics) for group, topics in inputs.consumers.items()}
-    told.differences = dict.fromkeys(DIFFERENCE_KINDS, 0)
+    """Return the figures. `finding_rows` are read several times; the caller persists them."""
+    summary = ReconcileSummary(limits.now_ms, limits.since_ms)
+    summary.groups = sorted(inputs.groups)
+    summary.consumers = {group: sorted(topics) for group, topics in inputs.consumers.items()}
+    summary.differences = dict.fromkeys(DIFFERENCE_KINDS, 0)
     for kind, count in finding_rows.groupBy("kind").count().collect():
-        told.differences[kind] = count
-    told.repeats_taken_once = told.differences.pop(TAKEN_ONCE, 0)
+        summary.differences[kind] = count
+    summary.repeats_taken_once = summary.differences.pop(TAKEN_ONCE, 0)
     at = F.coalesce("parked_at", "first_check", "decided_at")
     all_groups = ledger_window(ledger, limits).withColumn("at_ms", F.unix_millis(at))
     all_groups = all_groups.where(F.col("at_ms") >= limits.since_ms)
-    rows = (
-        all_groups.where(F.col("group").isin(list(inputs.groups))) if inputs.groups else all_groups
-    )
-    _add_extent(told, rows)
+    rows = all_groups
     if inputs.groups:
-        told.not_compared = all_groups.count() - told.transactions
-    _add_counts(told, rows)
-    for name, side in (("sent", inputs.sent), ("received", inputs.received)):
-        if side is not None and "amount" in side.columns:
-            total = side.agg(F.sum("amount")).collect()[0][0]
-            told.sums[name] = str(total or 0)
-    return told
+        rows = all_groups.where(F.col("group").isin(list(inputs.groups)))
+    _add_extent(summary, rows)
+    if inputs.groups:
+        summary.not_compared = all_groups.count() - summary.transactions
+    _add_counts(summary, rows)
+    for name, bookings in (("sent", inputs.sent), ("received", inputs.received)):
+        if bookings is not None and "amount" in bookings.columns:
+            total = bookings.agg(F.sum("amount")).collect()[0][0]
+            summary.sums[name] = str(total or 0)
+    return summary
 
 
 def _add_extent(summary: ReconcileSummary, rows: DataFrame) -> None:
+    """Set the totals, the percentiles, and the time axis."""
     shares = {"median": 0.5, "p95": 0.95, "p99": 0.99}
-    ranks = F.percentile_approx("decision_ms", list(shares.values()), 1000)
-    count, messages, first, last, found = rows.agg(
-        F.count("*"), F.sum("messages"), F.min("at_ms"), F.max("at_ms"), ranks
+    percentiles = F.percentile_approx("decision_ms", list(shares.values()), 1000)
+    count, messages, first_ms, last_ms, decision_ms = rows.agg(
+        F.count("*"), F.sum("messages"), F.min("at_ms"), F.max("at_ms"), percentiles
     ).collect()[0]
     summary.transactions, summary.messages = count, messages or 0
-    summary.first_ms, summary.last_ms = first or 0, last or 0
-    summary.decision_ms = dict(zip(shares, found or [None] * len(shares), strict=True))
-    span = summary.last_ms - summary.first_ms + 1
-    days = -(-span // (MAX_TIME_STEPS * STEP_WIDTHS_MS[-1])) * STEP_WIDTHS_MS[-1]
-    summary.step_ms = next((w for w in STEP_WIDTHS_MS if span <= w * (MAX_TIME_STEPS - 1)), days)
+    summary.first_ms, summary.last_ms = first_ms or 0, last_ms or 0
+    summary.decision_ms = dict(zip(shares, decision_ms or [None] * len(shares), strict=True))
+    span_ms = summary.last_ms - summary.first_ms + 1
+    # The smallest width with at most MAX_TIME_STEPS steps; for a longer time, whole days.
+    day_ms = STEP_WIDTHS_MS[-1]
+    days_ms = -(-span_ms // (MAX_TIME_STEPS * day_ms)) * day_ms
+    fitting = (width for width in STEP_WIDTHS_MS if span_ms <= width * (MAX_TIME_STEPS - 1))
+    summary.step_ms = next(fitting, days_ms)
     summary.first_ms -= summary.first_ms % summary.step_ms
 
 
 def _add_counts(summary: ReconcileSummary, rows: DataFrame) -> None:
+    """Set the counts by outcome, time, latency and number of checks, from one aggregation."""
     step = ((F.col("at_ms") - summary.first_ms) / summary.step_ms).cast("int")
     table = rows.groupBy(
         "outcome",
@@ -160,156 +303,26 @@ def _add_counts(summary: ReconcileSummary, rows: DataFrame) -> None:
         _bucket_number("decision_ms", LATENCY_BUCKETS_MS).alias("latency"),
         _bucket_number("checks", CHECK_BUCKETS).alias("checks"),
     )
-    steps = (
-        (summary.last_ms - summary.first_ms) // summary.step_ms + 1 if summary.transactions else 0
-    )
-    summary.outcomes_over_time = {name: [0] * steps for name in OUTCOMES}
+    step_count = 0
+    if summary.transactions:
+        step_count = (summary.last_ms - summary.first_ms) // summary.step_ms + 1
+    summary.outcomes_over_time = {name: [0] * step_count for name in OUTCOMES}
     summary.latency_counts = [0] * (len(LATENCY_BUCKETS_MS) + 1)
     summary.check_counts = [0] * (len(CHECK_BUCKETS) + 1)
-    outcomes, asked = Counter[str](), Counter[str]()
-    for outcome, at, latency, checks, count in table.count().toLocalIterator():
+    outcomes, checked = Counter[str](), Counter[str]()
+    for outcome, step_number, latency, checks, count in table.count().toLocalIterator():
         outcomes[outcome] += count
-        summary.outcomes_over_time[outcome][at] += count
+        summary.outcomes_over_time[outcome][step_number] += count
         summary.check_counts[checks or 0] += count
         if checks:
-            asked[outcome] += count
+            checked[outcome] += count
         if latency is not None:
             summary.latency_counts[latency] += count
     summary.outcomes = {name: outcomes[name] for name in OUTCOMES}
-    summary.outcomes_by_check = {name: asked[name] for name in OUTCOMES}
+    summary.outcomes_by_check = {name: checked[name] for name in OUTCOMES}
 
 
 def _bucket_number(column: str, limits: Sequence[int]) -> Column:
-    """The number of the class that a value falls in; null stays null."""
-    over = [F.when(F.col(column) >= limit, 1).otherwise(0) for limit in limits]
-    found = over[0]
-    for one in over[1:]:
-        found = found + one
-    return F.when(F.col(column).isNotNull(), found)
-
-
-REQUIRED_COLUMNS: Final = frozenset(
-    (
-        "transaction_id",
-        "group",
-        "topics",
-        "messages",
-        "message_ids",
-        "parked_at",
-        "first_check",
-        "checks",
-        "outcome",
-        "decided_at",
-        "decision_ms",
-        "finals",
-        "day",
-    )
-)
-
-
-@dataclass(frozen=True, slots=True)
-class ReconcileRequest:
-    """What to compare. `groups` and `consumers` are found out if they are not given."""
-
-    ledger: str
-    databases: Sequence[str]
-    limits: ReconcileLimits
-    sql: str | None = None
-    receivers: Sequence[str] = ()
-    receiver_sql: str | None = None
-    groups: Sequence[str] = ()
-    consumers: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    use_tables: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class ReconcileResult:
-    ledger: DataFrame
-    differences: DataFrame  # kept until the block is left
-    summary: ReconcileSummary
-
-    def head(self, count: int) -> list[Row]:
-        """The first ones, kind by kind, in a fixed order."""
-        return self.differences.orderBy("kind", "at", "transaction_id").limit(count).collect()
-
-
-@contextmanager
-def reconcile(spark: SparkSession, request: ReconcileRequest) -> Iterator[ReconcileResult]:
-    """Raises CannotReconcile."""
-    try:
-        with ExitStack() as until_the_end:
-
-            def keep(frame: DataFrame) -> DataFrame:
-                until_the_end.callback(frame.unpersist)
-                return frame.persist(StorageLevel.DISK_ONLY)
-
-            ledger = read_ledger(spark, request.ledger)
-            sides = read_inputs(spark, ledger, request, keep)
-            found = keep(findings(ledger, sides, request.limits))
-            summary = summarize(ledger, found, sides, request.limits)
-            yield ReconcileResult(ledger, found.where(F.col("kind") != TAKEN_ONCE), summary)
-    except (PySparkException, Py4JError) as error:  # a job that fails in its tasks is the latter
-        raise ReconcileFailed(f"Spark could not finish: {spark_error_text(error)}") from error
-
-
-def read_ledger(spark: SparkSession, directory: str) -> DataFrame:
-    """What `pipeline ledger` keeps, or any Parquet with its columns."""
-    how = "make it with `escrowmq pipeline ledger --out DIR`"
-    try:
-        if (Path(directory) / "_manifest.json").exists():
-            ledger = ledger_run.read_ledger(spark, Path(directory))
-        else:
-            ledger = spark.read.parquet(directory)
-    except PySparkException as error:
-        raise ReconcileFailed(
-            f"no ledger in {directory}: {spark_error_text(error)}; {how}"
-        ) from error
-    missing = REQUIRED_COLUMNS - set(ledger.columns)
-    if missing:
-        raise ReconcileFailed(f"{directory} lacks {', '.join(sorted(missing))}: no ledger; {how}")
-    return ledger
-
-
-def read_inputs(
-    spark: SparkSession,
-    ledger: DataFrame,
-    request: ReconcileRequest,
-    persist: Callable[[DataFrame], DataFrame],
-) -> ReconcileInputs:
-    """`keep`: databases are asked once, however often their rows are used."""
-    since_ms = max(0, request.limits.since_ms - DAY_MS)
-    everywhere = [*request.databases, *request.receivers]
-    markers = inbox = None
-    if request.use_tables:
-        markers = _union_all(lambda url: read_markers(spark, url, since_ms), everywhere, persist)
-        inbox = _union_all(lambda url: read_inbox(spark, url, since_ms), everywhere, persist)
-    sent = received = None
-    if request.sql is not None:
-        sql = request.sql
-        sent = _union_all(lambda url: read_query(spark, url, sql), request.databases, persist)
-    if request.receiver_sql is not None:
-        receiver_sql = request.receiver_sql
-        received = _union_all(
-            lambda url: read_query(spark, url, receiver_sql), request.receivers, persist
-        )
-    if markers is inbox is sent is received is None:
-        raise ReconcileFailed(
-            "no database has a table escrowmq_marker or escrowmq_inbox; give the right "
-            "--database, or --sql"
-        )
-    groups, consumers = request.groups, request.consumers
-    if not groups and markers is not None:
-        groups = producer_groups(markers)
-    if not consumers and inbox is not None:
-        consumers = consumer_topics(ledger_window(ledger, request.limits), inbox)
-    return ReconcileInputs(markers, inbox, sent, received, groups, consumers)
-
-
-def _union_all(
-    read: Callable[[str], DataFrame | None],
-    urls: Sequence[str],
-    persist: Callable[[DataFrame], DataFrame],
-) -> DataFrame | None:
-    """What these databases say together."""
-    found = [frame for frame in map(read, urls) if frame is not None]
-    return persist(reduce(DataFrame.unionByName, found)) if found else None
+    """Return the number of limits that a value reaches; null stays null."""
+    reached = [F.when(F.col(column) >= limit, 1).otherwise(0) for limit in limits]
+    return F.when(F.col(column).isNotNull(), reduce(Column.__add__, reached))
