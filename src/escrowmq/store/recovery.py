@@ -1,14 +1,21 @@
-"""Open a directory after anything: find where the log ends, and make all else agree with it.
+"""Open a directory after a stop of any kind: find the end of the log, rebuild everything else.
 
-1. Start where the checkpoint says that everything is durable; without one, at the first record.
-2. Believe queues and index up to there. If they do not add up, start at the first record.
-3. Walk the log. Each record that checks out gets its queue entry and its keys.
-4. At the first that does not: behind what was known to be durable, it is the torn end of a crash,
-   and the log is cut there. Before it, it is damage to something that was acknowledged: it is
-   stepped over and reported, and every good record behind it is kept.
+1. Load the checkpoint. It says up to which log offset records, queue entries and keys are durable.
+   Without a checkpoint that fits this log, begin at the first record.
+2. Trust queues and key index up to there. If they do not agree with the checkpoint, begin at the
+   first record too and rebuild them.
+3. Replay the log from there: give each valid record its queue entry and its keys.
+4. Decide at the first invalid record. If it is above the checkpoint, it is the torn end of a crash:
+   the log ends there. If it is below, a record that was durable is damaged: report it, skip it and
+   keep every valid record that follows.
 
-The result depends on the log and on which topics were deleted (deleted.py), never on what the
-derived files happened to hold.
+The result depends only on the log and on the list of deleted topics, never on what the queue and
+index files happen to hold. So a crash during recovery is harmless: the next start does the same.
+
+    recover()            chooses where to begin
+    _LogReplay           one pass over the log
+      LogScanner         finds the records, damage and the end
+      _QueueRestorer     gives each record its queue entry, or says why it cannot have one
 """
 
 from __future__ import annotations
@@ -16,47 +23,62 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
 
 from escrowmq.errors import CorruptRecord, RecordRefused
 from escrowmq.message.keys import has_keys, has_queue_entry, tags_and_keys
-from escrowmq.message.record import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN, LogOffset, StoredRecord
+from escrowmq.message.record import (
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD_BYTES_MIN,
+    LogOffset,
+    QueueOffset,
+    StoredRecord,
+)
 from escrowmq.store.checkpoint import Checkpoint, load_checkpoint
 from escrowmq.store.commit_log import CommitLog
-from escrowmq.store.consume_queue import ConsumeQueue, QueueTable
+from escrowmq.store.consume_queue import BLANK_SIZE, ConsumeQueue, QueueTable
 from escrowmq.store.disk import Disk
 from escrowmq.store.key_index import KeyIndex
 
-SPILL_INTERVAL_RECORDS = 100_000  # memory for a walk over any log stays within some 50 MiB
+SPILL_INTERVAL_RECORDS = 100_000  # bounds the memory of a replay to some 50 MiB
+LOOK_AHEAD_RECORDS: Final = 10_000  # how far to search for a record that confirms a gap
+UNCONFIRMED_GAP_MAX: Final = 1_000  # queue offsets
 _MAGICS = (MAGIC_V1.to_bytes(4, "big"), MAGIC_V2.to_bytes(4, "big"))
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes of the log that held a record once and do not check out."""
+    """A range of the log that once held durable records and is invalid now."""
 
     begin: LogOffset
     end: LogOffset
     reason: str
 
+    @property
+    def size(self) -> int:
+        return self.end - self.begin
+
 
 @dataclass(slots=True, kw_only=True)
 class Recovery:
-    """What opening a directory found. Records from `walked_from` on were read again: the tail."""
+    """The result of opening a directory. Records from `scanned_from` on were replayed."""
 
-    was_clean: bool  # the last stop was in order
+    was_clean: bool  # the last process closed the store
     scanned_from: LogOffset
     end: LogOffset
     records: int = 0
     last_record_offset: int = -1
     stored_ms: int = 0
-    torn_reason: str | None = None  # why the log was cut at `end`; None if it ended in order
+    torn_reason: str | None = None  # why the log was cut at `end`; None if it was complete
     damage: list[Damage] = field(default_factory=list)
     rebuilt_queues: bool = False
     rebuilt_index: bool = False
 
 
 class _InconsistentQueues(Exception):
-    """The queues are not what the checkpoint says they are."""
+    """The queue files do not agree with the checkpoint."""
 
 
 def recover(
@@ -68,39 +90,44 @@ def recover(
     was_clean: bool,
     spill: Callable[[], None],
 ) -> Recovery:
-    """Find the end of the log. `spill` writes out what queues and index hold in memory."""
+    """Find the end of the log and bring queues and index up to it.
+
+    `spill` is called from time to time and writes what queues and index hold in memory to files.
+    """
     saved = load_checkpoint(disk)
     checkpoint = saved if saved is not None and _belongs_to(saved, log) else None
     queues.open()
     index.open()
     if saved is not None and not saved.is_indexed:
+        # Records behind the last index file have no keys in it. A new file for the records that
+        # come now keeps the file from claiming the whole range in between.
         index.close_last_file()
-    found = None
+    recovery = None
     if checkpoint is not None:
         with contextlib.suppress(_InconsistentQueues):
-            found = _LogReplay(log, queues, index, spill).from_checkpoint(
+            recovery = _LogReplay(log, queues, index, spill).from_checkpoint(
                 checkpoint, was_clean=was_clean
             )
-    if found is None:
+    if recovery is None:
         index.clear()
         queues.open()
-        found = _LogReplay(log, queues, index, spill).from_start(saved, was_clean=was_clean)
-    queues.deleted_topics.trim(log_begin=log.begin, log_end=found.end)
-    if saved is not None and saved.log_offset > found.end:
+        recovery = _LogReplay(log, queues, index, spill).from_start(saved, was_clean=was_clean)
+    queues.deleted_topics.trim(log_begin=log.begin, log_end=recovery.end)
+    if saved is not None and saved.log_offset > recovery.end:
         lost_end = LogOffset(saved.log_offset)
-        found.damage.append(Damage(found.end, lost_end, "was durable, and is not there"))
-    return found
+        recovery.damage.append(Damage(recovery.end, lost_end, "was durable and is missing"))
+    return recovery
 
 
 def _belongs_to(checkpoint: Checkpoint, log: CommitLog) -> bool:
-    """Whether it is of this log: its last record is there, and ends where it says."""
+    """Return whether a checkpoint is of this log: its last record must end where it says."""
     if not log.begin <= checkpoint.log_offset <= log.files_end():
         return False
     if checkpoint.last_record < 0:
         return checkpoint.log_offset == log.begin
     if checkpoint.last_record < log.begin:
         return False
-    log.end = log.files_end()  # until the walk finds the real one
+    log.end = log.files_end()  # so that records can be read; the replay finds the real end
     try:
         record = log.record_at(LogOffset(checkpoint.last_record))
     except CorruptRecord:
@@ -109,7 +136,7 @@ def _belongs_to(checkpoint: Checkpoint, log: CommitLog) -> bool:
 
 
 class _LogReplay:
-    """One pass over the log that gives every record its queue entry and its keys again."""
+    """One pass over the log that restores the queue entry and the keys of every record."""
 
     def __init__(
         self, log: CommitLog, queues: QueueTable, index: KeyIndex, spill: Callable[[], None]
@@ -118,59 +145,68 @@ class _LogReplay:
         self._queues = queues
         self._index = index
         self._spill = spill
-        log.end = log.files_end()  # until the walk finds the real one
+        log.end = log.files_end()  # so that records can be read; the replay finds the real end
 
     def from_checkpoint(self, checkpoint: Checkpoint, *, was_clean: bool) -> Recovery:
+        """Replay what follows a checkpoint.
+
+        Raises _InconsistentQueues if the queues do not agree with the checkpoint or the log.
+        """
         begin = LogOffset(checkpoint.log_offset)
-        whole = self._queues.trust_files(begin)
+        is_complete = self._queues.trust_files(begin)
         totals = checkpoint.queue_count, checkpoint.entry_total, checkpoint.first_total
-        if not whole or not _totals_match(self._queues.totals(), totals):
+        if not is_complete or not _totals_match(self._queues.totals(), totals):
             raise _InconsistentQueues
-        found = Recovery(was_clean=was_clean, scanned_from=begin, end=begin)
-        found.last_record_offset, found.stored_ms = checkpoint.last_record, checkpoint.stored_ms
+        recovery = Recovery(was_clean=was_clean, scanned_from=begin, end=begin)
+        recovery.last_record_offset, recovery.stored_ms = (
+            checkpoint.last_record,
+            checkpoint.stored_ms,
+        )
         if not _index_matches(self._index, checkpoint):
-            found.rebuilt_index = True
+            recovery.rebuilt_index = True
             self._rebuild_index(begin)
-        self._replay(found, durable_end=begin, is_strict=True)
-        return found
+        self._replay(recovery, durable_end=begin, is_strict=True)
+        return recovery
 
     def from_start(self, checkpoint: Checkpoint | None, *, was_clean: bool) -> Recovery:
+        """Replay the whole log. `checkpoint` need not fit it."""
         begin = self._log.begin
         self._queues.trust_files(begin)
-        found = Recovery(was_clean=was_clean, scanned_from=begin, end=begin)
-        found.rebuilt_queues = found.rebuilt_index = self._log.files_end() > begin
+        recovery = Recovery(was_clean=was_clean, scanned_from=begin, end=begin)
+        recovery.rebuilt_queues = recovery.rebuilt_index = self._log.files_end() > begin
         durable_end: int | None = self._log.files_end() if was_clean else None
         if checkpoint is not None and not was_clean:
-            # Also one that does not fit any more: what it knew to be durable was.
+            # Even if the checkpoint does not fit any more, records below it were durable once. So
+            # an invalid record below it is damage, not the torn end of a crash.
             durable_end = checkpoint.log_offset
-        self._replay(found, durable_end=durable_end, is_strict=False)
-        return found
+        self._replay(recovery, durable_end=durable_end, is_strict=False)
+        return recovery
 
     def _replay(self, recovery: Recovery, *, durable_end: int | None, is_strict: bool) -> None:
-        walker = LogScanner(self._log, durable_end)
-        restorer = _QueueRestorer(self._queues, is_strict=is_strict)
-        indexed = self._index.end_offset
-        for record in walker.records(recovery.scanned_from):
+        scanner = LogScanner(self._log, durable_end)
+        restorer = _QueueRestorer(self._log, self._queues, scanner, is_strict=is_strict)
+        indexed_end = self._index.end_offset
+        for record in scanner.records(recovery.scanned_from):
             tags_code, keys = tags_and_keys(record.topic, record.properties, record.stored_ms)
-            try:
-                restorer.add(record, tags_code)
-            except (RecordRefused, CorruptRecord) as error:
-                if walker.reject(record, str(error)):
+            reason = restorer.add(record, tags_code)
+            if reason is not None:
+                if scanner.reject(record, reason):
                     continue
                 break
-            if record.log_offset > indexed:
+            if record.log_offset > indexed_end:
                 _restore_keys(self._index, record, keys)
             recovery.records += 1
             recovery.last_record_offset, recovery.stored_ms = record.log_offset, record.stored_ms
             if recovery.records % SPILL_INTERVAL_RECORDS == 0:
                 self._spill()
         recovery.end, recovery.torn_reason, recovery.damage = (
-            walker.end,
-            walker.torn_reason,
-            walker.damage,
+            scanner.end,
+            scanner.torn_reason,
+            scanner.damage,
         )
         self._log.end = recovery.end
-        # Written is not durable: what was walked is flushed once more.
+        # What the kernel shows us of the replayed part need not be on the disk: a process that was
+        # killed may not have flushed it. The checkpoint that ends the start flushes it again.
         self._log.flushed_offset = recovery.scanned_from
 
     def _rebuild_index(self, end: LogOffset) -> None:
@@ -185,8 +221,11 @@ class _LogReplay:
 
 
 def _totals_match(actual: tuple[int, int, int], expected: tuple[int, int, int]) -> bool:
-    """As many queues and messages as noted. A queue may still begin earlier: what has expired is
-    removed after the checkpoint that says so."""
+    """Return whether there are as many queues and messages as the checkpoint counted.
+
+    A queue may begin earlier than counted, because expired files are removed only after the
+    checkpoint that no longer counts them.
+    """
     return actual[:2] == expected[:2] and actual[2] <= expected[2]
 
 
@@ -200,76 +239,167 @@ def _restore_keys(index: KeyIndex, record: StoredRecord, keys: list[bytes]) -> N
         index.add(record.topic, keys, record.log_offset, record.stored_ms)
 
 
-class _QueueRestorer:
-    """Gives records of the walked part their queue entries again."""
+# --- queue entries -------------------------------------------------------------------------------
 
-    def __init__(self, queues: QueueTable, *, is_strict: bool) -> None:
+
+class _QueueRestorer:
+    """Gives replayed records their queue entries.
+
+    Unless records carry a CRC over the whole record, no checksum covers their topic, queue id and
+    queue offset. A record that is valid otherwise can therefore still be damaged. It is rejected if
+    it cannot be part of its queue.
+    """
+
+    def __init__(
+        self, log: CommitLog, queues: QueueTable, scanner: LogScanner, *, is_strict: bool
+    ) -> None:
+        self._log = log
         self._queues = queues
+        self._scanner = scanner
         self._is_strict = is_strict
         self._seen_queues: set[ConsumeQueue] = set()
 
-    def add(self, record: StoredRecord, tags_code: int) -> None:
+    def add(self, record: StoredRecord, tags_code: int) -> str | None:
+        """Add the queue entry of a record. Return the reason if the record is to be rejected.
+
+        In strict mode the first record of each queue must continue what its files hold. Raises
+        _InconsistentQueues if it does not.
+        """
         if not has_queue_entry(record.sys_flag):
-            return
+            return None
         if self._queues.deleted_topics.is_deleted(record.topic, record.log_offset):
-            return
-        queue = self._queues.get_or_create(record.topic, record.queue_id)
-        if queue not in self._seen_queues:
-            self._align_queue(queue, record)
-        if record.queue_offset < queue.next_offset:
-            raise CorruptRecord(record.log_offset, "another has its place in the queue")
-        if record.queue_offset > queue.next_offset:
-            queue.add_blanks(record.queue_offset, record.log_offset)
+            return None
+        try:
+            queue = self._queues.get_or_create(record.topic, record.queue_id)
+        except RecordRefused as error:
+            return str(error)
+        if record.queue_offset != queue.next_offset:
+            reason = self._close_gap(queue, record)
+            if reason is not None:
+                self._queues.discard_if_unused(queue)
+                return reason
+        self._seen_queues.add(queue)
         queue.add(record.log_offset, record.size, tags_code)
         self._queues.dirty.add(queue)
+        return None
 
-    def _align_queue(self, queue: ConsumeQueue, record: StoredRecord) -> None:
-        self._seen_queues.add(queue)
-        if record.queue_offset == queue.next_offset:
-            return
-        if self._is_strict:
+    def _close_gap(self, queue: ConsumeQueue, record: StoredRecord) -> str | None:
+        """Bring the end of a queue to the offset of its next record, or return why not."""
+        is_first = queue not in self._seen_queues
+        if is_first and self._is_strict:
             raise _InconsistentQueues
+        if record.queue_offset < queue.next_offset:
+            if not is_first:
+                return f"another record has this queue offset ({record.queue_offset})"
+            queue.truncate(record.queue_offset)
+            return None
+        if not self._is_plausible_gap(queue, record):
+            return f"its queue offset is {record.queue_offset}, the next queue offset is " + str(
+                queue.next_offset
+            )
         if queue.is_empty:
             queue.start_at(record.queue_offset)
-        elif record.queue_offset < queue.next_offset:
-            queue.truncate(record.queue_offset)
+        else:
+            queue.add_blanks(record.queue_offset, record.log_offset)
+        return None
+
+    def _is_plausible_gap(self, queue: ConsumeQueue, record: StoredRecord) -> bool:
+        """Return whether queue offsets are missing, or this record's queue offset is damaged.
+
+        Messages are missing if their records are damaged, or if the damage has put them into
+        another queue. Both leave traces:
+
+        - The log between the previous record of the queue and this one must have room for the
+          missing records. This also bounds the memory for blank entries.
+        - The next record of the queue must have a higher offset. If instead it continues in front
+          of the gap, then this record is the wrong one. Without this check, a queue offset that is
+          too high would make every sound record that follows look wrong.
+
+        If no later record of the queue is near, a gap is accepted up to a moderate size, or up to
+        what the damage so far explains: losing a sound message would be worse than a gap.
+        """
+        gap = record.queue_offset - queue.next_offset
+        if gap * RECORD_BYTES_MIN > record.log_offset - _last_entry_end(queue):
+            return False
+        if queue.is_empty and self._log.begin > 0:
+            return True  # the beginning of the queue has expired: any first offset is normal
+        following = self._following_offset(record, at_least=queue.next_offset)
+        if following is not None:
+            return following > record.queue_offset
+        damaged_bytes = sum(damage.size for damage in self._scanner.damage)
+        return gap <= max(UNCONFIRMED_GAP_MAX, damaged_bytes // RECORD_BYTES_MIN)
+
+    def _following_offset(self, record: StoredRecord, at_least: int) -> QueueOffset | None:
+        """Return the queue offset of the next record of the same queue.
+
+        Lower offsets than `at_least` are taken already, so such a record is damaged: skip it.
+        """
+        scanner = LogScanner(self._log, self._scanner.durable_end)
+        records = scanner.records(LogOffset(record.log_offset + record.size))
+        for following in islice(records, LOOK_AHEAD_RECORDS):
+            if (
+                (following.topic, following.queue_id) == (record.topic, record.queue_id)
+                and has_queue_entry(following.sys_flag)
+                and following.queue_offset >= at_least
+            ):
+                return following.queue_offset
+        return None
+
+
+def _last_entry_end(queue: ConsumeQueue) -> int:
+    """Return the log offset behind the last record of a queue; 0 if the queue is empty."""
+    if queue.next_offset == queue.first_offset:
+        return 0
+    log_offset, size, _ = queue.entry(queue.next_offset - 1)
+    return log_offset if size == BLANK_SIZE else log_offset + size
+
+
+# --- records, damage and the end of the log ------------------------------------------------------
 
 
 class LogScanner:
-    """Reads a log from one record to the next, past damage, up to its end."""
+    """Reads a log from record to record, past damage, up to its end.
+
+    Records below `durable_end` were durable once. With None that is unknown.
+    """
 
     def __init__(self, log: CommitLog, durable_end: int | None) -> None:
         self._log = log
-        self._durable_end = durable_end
+        self.durable_end = durable_end
         self.end = log.begin
         self.torn_reason: str | None = None
         self.damage: list[Damage] = []
 
     def records(self, begin: LogOffset) -> Iterator[StoredRecord]:
-        log, at, limit = self._log, begin, self._log.files_end()
+        """Yield the valid records from `begin` on. `end` and `damage` follow the iteration."""
+        log, position, limit = self._log, begin, self._log.files_end()
         self.end = begin
-        stepped_over: list[Damage] = []  # damage only if a good record follows
-        while at < limit:
-            if log.is_blank(at):
-                at = LogOffset(log.segment_end(at))
+        # Invalid bytes are damage only if a valid record follows. Otherwise they are the torn end.
+        skipped: list[Damage] = []
+        while position < limit:
+            if log.is_blank(position):
+                position = LogOffset(log.segment_end(position))
                 continue
             try:
-                record = log.record_at(at)
+                record = log.record_at(position)
             except CorruptRecord as error:
-                following = self._next_after_damage(at)
-                stepped_over.append(Damage(at, LogOffset(following or limit), error.reason))
-                at = LogOffset(following or limit)
+                following = self._next_after_damage(position)
+                skipped.append(Damage(position, LogOffset(following or limit), error.reason))
+                position = LogOffset(following or limit)
                 continue
-            self.damage += stepped_over
-            stepped_over.clear()
+            self.damage += skipped
+            skipped.clear()
             yield record
-            at = LogOffset(record.log_offset + record.size)
-            self.end = at
-        if stepped_over and not self._is_zero(stepped_over[0].begin):
-            self.torn_reason = stepped_over[0].reason
+            position = LogOffset(record.log_offset + record.size)
+            self.end = position
+        if skipped and not self._is_zero(skipped[0].begin):
+            self.torn_reason = skipped[0].reason
 
     def reject(self, record: StoredRecord, reason: str) -> bool:
-        """A record that checks out and still cannot be one of ours: whether to read on."""
+        """Treat a record that was just yielded as invalid. Return whether to read on.
+
+        False means that the log ends in front of the record.
+        """
         following = self._next_after_damage(record.log_offset)
         if following is None:
             self.end, self.torn_reason = record.log_offset, reason
@@ -278,17 +408,17 @@ class LogScanner:
         return True
 
     def _next_after_damage(self, log_offset: LogOffset) -> LogOffset | None:
-        """Where to read on, if what is at `at` is damage and not the end of the log."""
+        """Return where to read on after invalid bytes; None if the log ends there."""
         log = self._log
         segment_end = log.segment_end(log_offset)
         is_last = segment_end == log.files_end()
-        if self._durable_end is not None:
-            if log_offset >= self._durable_end:
+        if self.durable_end is not None:
+            if log_offset >= self.durable_end:
                 return None
             following = self._next_valid_record(log_offset, segment_end)
             return LogOffset(segment_end) if following is None and not is_last else following
-        # Nothing is known to be durable. A good record behind the bad one in a file that is
-        # not the last says that this was no torn end: files are filled one after the other.
+        # It is unknown what was durable. Segments are filled one after the other, so a crash tears
+        # only the last one. Invalid bytes in an earlier segment are damage.
         if is_last:
             return None
         following = self._next_valid_record(log_offset, segment_end)
@@ -297,13 +427,17 @@ class LogScanner:
         return following
 
     def _next_valid_record(self, log_offset: LogOffset, segment_end: int) -> LogOffset | None:
+        """Search a segment for the next record, by its magic number. None if there is none."""
         segment = self._log.view(log_offset, segment_end)
-        position = 4 + 1  # a magic stands 4 bytes into its record; the bad one does not count
+        first = (
+            4 + 1
+        )  # the magic is 4 bytes into a record; the one of the invalid record is skipped
         chunk_bytes = 1 << 20
-        for begin in range(position, len(segment), chunk_bytes):
+        for begin in range(first, len(segment), chunk_bytes):
+            # Chunks overlap by 3 bytes, or a magic across their boundary would be missed.
             chunk = bytes(segment[begin : begin + chunk_bytes + 3])
-            for place in _magic_positions(chunk):
-                candidate = LogOffset(log_offset + begin + place - 4)
+            for position in _magic_positions(chunk):
+                candidate = LogOffset(log_offset + begin + position - 4)
                 if self._is_valid_record(candidate):
                     return candidate
         return None
@@ -316,16 +450,17 @@ class LogScanner:
         return True
 
     def _is_zero(self, log_offset: LogOffset) -> bool:
+        """Return whether no byte was ever written here: the regular end of a log."""
         end = min(log_offset + RECORD_BYTES_MIN, self._log.segment_end(log_offset))
         return not any(self._log.view(log_offset, end))
 
 
 def _magic_positions(chunk: bytes) -> Iterator[int]:
-    """Where in a chunk a magic stands, from left to right."""
-    at = 0
+    """Yield the positions of magic numbers in ascending order."""
+    begin = 0
     while True:
-        found = [place for magic in _MAGICS if (place := chunk.find(magic, at)) >= 0]
-        if not found:
+        positions = [position for magic in _MAGICS if (position := chunk.find(magic, begin)) >= 0]
+        if not positions:
             return
-        yield min(found)
-        at = min(found) + 1
+        yield min(positions)
+        begin = min(positions) + 1

@@ -125,7 +125,7 @@ def test_the_loss_of_the_newest_file_is_reported(root: Path) -> None:
     left = [record for record in kept if record.log_offset < end_of(kept) - position]
     (damage,) = store.recovery.damage
     assert (damage.begin, damage.end) == (end_of(left), end_of(kept))
-    assert damage.reason == "was durable, and is not there"
+    assert damage.reason == "was durable and is missing"
     check_life(root, store, left)
 
 

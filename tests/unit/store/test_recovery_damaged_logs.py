@@ -98,6 +98,20 @@ def take_first_place(disk: MemoryDisk, record: StoredRecord) -> None:
     overwrite_log(disk, record.log_offset + QUEUE_OFFSET_AT, bytes(8))
 
 
+def set_queue_offset(queue_offset: int) -> Callable[[MemoryDisk, StoredRecord], None]:
+    """Let a record claim a queue offset that is too high. No checksum covers this field."""
+
+    def damage(disk: MemoryDisk, record: StoredRecord) -> None:
+        overwrite_log(disk, record.log_offset + QUEUE_OFFSET_AT, queue_offset.to_bytes(8, "big"))
+
+    return damage
+
+
+def raise_queue_offset(disk: MemoryDisk, record: StoredRecord) -> None:
+    """Let a record claim the queue offset of the next message of its queue."""
+    set_queue_offset(record.queue_offset + 1)(disk, record)
+
+
 def change_topic(disk: MemoryDisk, record: StoredRecord) -> None:
     """Put a slash into the topic, which no topic may have. No checksum covers this field."""
     length_bytes = 1 if record.magic == MAGIC_V1 else 2
@@ -118,10 +132,12 @@ class DamagedLog:
     why: str
     has_checkpoint: bool = True
     reads_from_the_start: bool = True
+    ranges: int = 1  # damage that is reported separately
 
 
 CHECKSUM: Final = "the body's checksum is wrong"
-TAKEN: Final = "another has its place in the queue"
+TAKEN: Final = "another record has this queue offset"
+TOO_HIGH: Final = "the next queue offset is"
 
 STEPPED_OVER: Final = {
     "a record before one of the second layout": DamagedLog(
@@ -142,6 +158,27 @@ STEPPED_OVER: Final = {
     "a place that is taken, in the second layout": DamagedLog(
         damage=take_first_place, numbers=(5,), why=TAKEN
     ),
+    "a queue offset far too high": DamagedLog(
+        damage=set_queue_offset(2**50), numbers=(4,), why=TOO_HIGH
+    ),
+    "the highest queue offset": DamagedLog(
+        damage=set_queue_offset(2**63 - 1), numbers=(5,), why=TOO_HIGH
+    ),
+    "a queue offset one too high": DamagedLog(
+        damage=raise_queue_offset, numbers=(4,), why=TOO_HIGH
+    ),
+    "a queue offset three too high": DamagedLog(
+        damage=set_queue_offset(5), numbers=(5,), why=TOO_HIGH
+    ),
+    "a queue offset far too high in the first record of a queue": DamagedLog(
+        damage=set_queue_offset(2**50), numbers=(0,), why=TOO_HIGH
+    ),
+    "a queue offset one too high in the first record of a queue": DamagedLog(
+        damage=raise_queue_offset, numbers=(1,), why=TOO_HIGH
+    ),
+    "queue offsets far too high in both queues": DamagedLog(
+        damage=set_queue_offset(2**50), numbers=(4, 5), why=TOO_HIGH, ranges=2
+    ),
     "a topic that no queue can have": DamagedLog(
         damage=change_topic, numbers=(4,), why="only letters, digits"
     ),
@@ -159,6 +196,21 @@ CUT_OFF: Final = {
     ),
     "a taken place behind the checkpoint, all of the log read": DamagedLog(
         damage=take_first_place, numbers=(9,), why=TAKEN
+    ),
+    "a queue offset far too high behind the checkpoint": DamagedLog(
+        damage=set_queue_offset(2**50), numbers=(10,), why=TOO_HIGH, reads_from_the_start=False
+    ),
+    "a queue offset far too high right behind the checkpoint": DamagedLog(
+        damage=set_queue_offset(2**50), numbers=(8,), why=TOO_HIGH, reads_from_the_start=False
+    ),
+    "a queue offset one too high behind the checkpoint": DamagedLog(
+        damage=raise_queue_offset, numbers=(9,), why=TOO_HIGH
+    ),
+    "a queue offset far too high in the last record": DamagedLog(
+        damage=set_queue_offset(2**50), numbers=(11,), why=TOO_HIGH
+    ),
+    "a queue offset far too high without a checkpoint": DamagedLog(
+        damage=set_queue_offset(2**50), numbers=(4,), why=TOO_HIGH, has_checkpoint=False
     ),
     "a bad topic behind the checkpoint": DamagedLog(
         damage=change_topic, numbers=(9,), why="only letters", reads_from_the_start=False
@@ -186,10 +238,12 @@ def test_damage_to_durable_records_loses_those_records_alone(case: DamagedLog) -
     disk, records = damaged_disk(case)
     first, behind = case.numbers[0], case.numbers[-1] + 1
     store = open_store(disk, SETTINGS)
-    [damage] = store.recovery.damage
-    assert damage.begin == records[first].log_offset
-    assert damage.end == records[behind].log_offset
-    assert case.why in damage.reason
+    damage = store.recovery.damage
+    assert len(damage) == case.ranges
+    assert damage[0].begin == records[first].log_offset
+    assert damage[-1].end == records[behind].log_offset
+    assert all(case.why in part.reason for part in damage)
+    assert not any("log_offset" in part.reason for part in damage)  # `begin` says it already
     assert store.recovery.torn_reason is None
     assert store.recovery.records == COUNT - len(case.numbers)
     assert store.end == end_of(records)
@@ -211,10 +265,59 @@ def test_damage_that_may_be_the_torn_end_of_a_crash_ends_the_log(case: DamagedLo
     store = open_store(disk, SETTINGS)
     assert store.recovery.torn_reason is not None
     assert case.why in store.recovery.torn_reason
+    assert "log_offset" not in store.recovery.torn_reason  # `end` says it already
     assert store.recovery.damage == []
     assert store.end == records[first].log_offset
     check_content(store, records[:first], missing=records[first:])
     store.append([sample(100, topic=TOPICS[first % 2], queue_id=0)], now_ms=NOW_MS + 100)
+    store.close()
+    assert_clean(disk, SETTINGS)
+
+
+def test_a_queue_offset_far_too_high_is_rejected_when_the_queue_has_expired_in_part() -> None:
+    disk = MemoryDisk()
+    store = open_store(disk, TINY)
+    fill(store, range(40))
+    store.checkpoint()
+    store.remove_oldest_file()
+    store.checkpoint()
+    records = [detached(record) for record in store.records()]
+    store.abandon()
+    first = records[0]
+    path = f"commitlog/{TINY.segment_bytes:020d}"
+    overwrite(disk, path, QUEUE_OFFSET_AT, (2**50).to_bytes(8, "big"))
+    for name in disk.names(f"consumequeue/{first.topic}/{first.queue_id}"):
+        disk.remove(f"consumequeue/{first.topic}/{first.queue_id}/{name}")
+    store = open_store(disk, TINY)
+    assert [damage.begin for damage in store.recovery.damage] == [first.log_offset]
+    assert TOO_HIGH in store.recovery.damage[0].reason
+    check_content(store, records[1:], missing=[first])
+    store.close()
+
+
+def test_a_gap_without_damage_is_kept_if_later_records_confirm_it() -> None:
+    """A topic that was changed to another valid topic leaves a gap in the queue of its record."""
+    disk = MemoryDisk()
+    records = write_messages(disk)
+    topic_at = records[4].log_offset + BODY_AT + len(records[4].body) + 1
+    overwrite_log(disk, topic_at, b"X")
+    remove_queues(disk)
+    store = open_store(disk, SETTINGS)
+    assert store.recovery.damage == []
+    assert store.recovery.records == COUNT
+    check_content(store, records[:4] + records[5:])
+    store.close()
+
+
+def test_a_gap_in_front_of_the_last_record_of_a_queue_is_kept_if_it_is_small() -> None:
+    disk = MemoryDisk()
+    records = write_messages(disk)
+    raise_queue_offset(disk, records[11])
+    store = open_store(disk, SETTINGS)
+    assert store.recovery.torn_reason is None
+    assert store.max_offset(TOPICS[1], 0) == 7
+    assert store.log_offset_of(TOPICS[1], 0, 5) is None
+    assert store.log_offset_of(TOPICS[1], 0, 6) == records[11].log_offset
     store.close()
     assert_clean(disk, SETTINGS)
 
