@@ -9,15 +9,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from escrowmq.consume.long_polling import HeldPull, LongPolls
 from escrowmq.consume.subscription import MessageFilter
 from escrowmq.message.record import QueueOffset
+from tests.support.fake_peers import FakePeer
 from tests.support.leftovers import leftovers
 
 WAITING_MAX = 8
-PER_LINE_MAX = 3
+PER_CHANNEL_MAX = 3
 PATIENCE_MS = 1_000
 WOKEN_AT_ONCE = 100  # enough for those that have left to be cleared out
 
 queue_ids = st.integers(0, 2)
-lines = st.sampled_from("abcd")
+CHANNELS = [FakePeer(name) for name in "abcd"]
+channels = st.sampled_from(CHANNELS)
 code_lists = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 
 Pull = HeldPull[int]
@@ -26,7 +28,7 @@ Pull = HeldPull[int]
 class WaitingMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.waiting = LongPolls[int](pulls_max=WAITING_MAX, per_channel_max=PER_LINE_MAX)
+        self.waiting = LongPolls[int](pulls_max=WAITING_MAX, per_channel_max=PER_CHANNEL_MAX)
         self.model: list[tuple[Pull, frozenset[int] | None]] = []
         self.max_offsets = [0, 0, 0]
         self.now_ms = 0
@@ -38,7 +40,7 @@ class WaitingMachine(RuleBasedStateMachine):
 
     @rule(
         queue_id=queue_ids,
-        line=lines,
+        channel=channels,
         ahead=st.integers(0, 2),
         patience_ms=st.integers(0, 50),
         wanted=st.none() | st.frozensets(st.integers(0, 3)),
@@ -46,7 +48,7 @@ class WaitingMachine(RuleBasedStateMachine):
     def hold(
         self,
         queue_id: int,
-        line: str,
+        channel: FakePeer,
         ahead: int,
         patience_ms: int,
         wanted: frozenset[int] | None,
@@ -57,12 +59,12 @@ class WaitingMachine(RuleBasedStateMachine):
             queue_id=queue_id,
             queue_offset=QueueOffset(self.max_offsets[queue_id] + ahead),
             due_ms=self.now_ms + patience_ms,
-            channel=line,
+            channel=channel,
             payload=self.number,
             message_filter=MessageFilter(wanted),
         )
-        on_line = sum(held.channel == line for held, _ in self.model)
-        has_room = len(self.model) < WAITING_MAX and on_line < PER_LINE_MAX
+        on_channel = sum(held.channel == channel for held, _ in self.model)
+        has_room = len(self.model) < WAITING_MAX and on_channel < PER_CHANNEL_MAX
         assert self.waiting.add(pull) is has_room
         if has_room:
             self.model.append((pull, wanted))
@@ -99,7 +101,7 @@ class WaitingMachine(RuleBasedStateMachine):
                 queue_id=0,
                 queue_offset=QueueOffset(0),
                 due_ms=self.now_ms + (0 if number < impatient else PATIENCE_MS),
-                channel="busy",
+                channel=FakePeer("busy"),
                 payload=-1,
             )
             assert self.waiting.add(pull)
@@ -112,10 +114,10 @@ class WaitingMachine(RuleBasedStateMachine):
         over.sort(key=lambda pull: (pull.due_ms, pull.payload))
         self.leave(self.waiting.expire(self.now_ms), over)
 
-    @rule(line=lines)
-    def close(self, line: str) -> None:
-        on_line = [pull for pull, _ in self.model if pull.channel == line]
-        self.leave(self.waiting.channel_closed(line), on_line)
+    @rule(channel=channels)
+    def close(self, channel: FakePeer) -> None:
+        on_channel = [pull for pull, _ in self.model if pull.channel == channel]
+        self.leave(self.waiting.channel_closed(channel), on_channel)
 
     @rule()
     def stop(self) -> None:
@@ -137,8 +139,8 @@ class WaitingMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Nothing stays when all have left."""
-        for line in "abcd":
-            self.waiting.channel_closed(line)
+        for channel in CHANNELS:
+            self.waiting.channel_closed(channel)
         assert len(self.waiting) == 0
         assert self.waiting.next_due_ms() is None
         assert leftovers(self.waiting) == {}

@@ -11,12 +11,13 @@ wake pulls costs as much as there are pulls held on that queue.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from escrowmq.consume.subscription import MATCH_ALL, MessageFilter
 from escrowmq.message.record import QueueOffset
+from escrowmq.peer import Peer
 
 HELD_PULLS_MAX: Final = 100_000
 HELD_PULLS_PER_CHANNEL_MAX: Final = 10_000
@@ -35,7 +36,7 @@ class HeldPull(Generic[P]):
     queue_id: int
     queue_offset: QueueOffset
     due_ms: int  # respond without a message then
-    channel: Hashable
+    channel: Peer
     payload: P
     message_filter: MessageFilter = MATCH_ALL
     is_held: bool = False
@@ -51,7 +52,7 @@ class LongPolls(Generic[P]):
         self._per_channel_max = per_channel_max
         # The inner dicts are ordered sets: pulls that came first are woken first.
         self._queues: dict[tuple[str, int], dict[HeldPull[P], None]] = {}
-        self._channels: dict[Hashable, dict[HeldPull[P], None]] = {}
+        self._channels: dict[Peer, dict[HeldPull[P], None]] = {}
         self._heap: list[tuple[int, int, HeldPull[P]]] = []  # due time, sequence number, pull
         self._count = 0
         self._sequence = 0
@@ -113,7 +114,7 @@ class LongPolls(Generic[P]):
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
-    def channel_closed(self, channel: Hashable) -> list[HeldPull[P]]:
+    def channel_closed(self, channel: Peer) -> list[HeldPull[P]]:
         """Remove and return the pulls of a closed channel. No response can reach them."""
         closed = list(self._channels.get(channel, ()))
         self._release(closed)

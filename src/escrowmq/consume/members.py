@@ -1,53 +1,57 @@
-"""Which clients are in which groups, and over which line each can be reached.
+"""Connected clients: the groups that they belong to, and the queues that they have locked.
 
-A client is in a group under its id, on one line: when it comes back on a new line, the old line's
-closing no longer concerns it. Times are those of any one clock, as long as it is always the same.
+    MemberTable      which clients are in which groups, and on which channel each is connected
+    ConsumerGroups   consumer groups with their subscriptions, as heartbeats describe them
+    ProducerGroups   producer groups: which client can be asked about a half, or receive a reply
+    QueueLocks       queues that orderly consumers have locked
 
-Who consumes and who produces: groups as heartbeats describe them.
+A client is a member of a group under its client id, on one channel. When it comes back on a new
+channel, the closing of the old channel no longer concerns it. Times may come from any clock, as
+long as it is always the same one.
 
-A consumer group has one subscription per topic, that of the member who spoke last and newest:
+A consumer group has one subscription per topic. Heartbeats change it like this:
 
-    heartbeat says                          the group        counts as a change
-    a client, or a line of it, unknown      has a member     yes
-    a topic not subscribed to so far        adds it          yes
-    a topic left out                        drops it         yes
-    a topic with a newer version            replaces it      no
-    a topic with the same or an older one   keeps what is    no
+    the heartbeat brings                        effect on the group     counts as a change
+    a new client, or a new channel of a client  has a new member        yes
+    a topic that is not subscribed yet          adds the subscription   yes
+    no longer a topic that was subscribed       drops the subscription  yes
+    a newer version of a subscription           replaces it             no
+    the same or an older version                keeps it                no
 
-After a change every member is told, and they share the queues out anew.
+After a change every member is notified, and the members rebalance: they share the queues anew.
 
-Newer clients spare us the subscriptions when nothing has changed: they send a fingerprint of the
-heartbeat instead (`without_sub`). A fingerprint is remembered with the subscriptions that came with
-it and lives no longer than they do, so a client whose subscriptions we do not have is always asked
+Newer clients leave their subscriptions out of a heartbeat if nothing has changed, and send a
+fingerprint of them instead (`without_sub`). A fingerprint is stored with the subscriptions that it
+came with and is removed with them. So a client whose subscriptions are unknown here is always asked
 to send them again, whatever was lost in between.
-
-Queue locks of orderly consumers: one member of a group reads a queue, the others wait.
-
-A lock is valid for 60 s since its owner last asked for it; owners ask every 20 s. A line that
-closes releases nothing: the client behind it may still be working on the queue, and believes in
-its lock for a while.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from escrowmq.consume.subscription import Subscription
 from escrowmq.errors import TableFull
+from escrowmq.peer import Peer
 
 MEMBER_TIMEOUT_MS: Final = 120_000  # without a heartbeat; clients send one every 30 s
 MEMBERS_MAX: Final = 100_000
 MEMBERS_PER_CHANNEL_MAX: Final = 1_000
 
-# A connection. The groups only compare and hash it, and hand it out again as the same type.
-C = TypeVar("C", bound=Hashable)
+# The owner's type of channel. The tables hand channels out again as the type they were given.
+C = TypeVar("C", bound=Peer)
+
+
+# --- members of groups ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupClient(Generic[C]):
+    """A client, as its heartbeat describes it."""
+
     client_id: str
     channel: C
     language: str = "JAVA"
@@ -56,13 +60,15 @@ class GroupClient(Generic[C]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member(Generic[C]):
+    """A client in one group."""
+
     group: str
     client: GroupClient[C]
     last_heartbeat_ms: int
 
 
 class MemberTable(Generic[C]):
-    """Groups with nobody in them are not kept."""
+    """The members of all groups. A group without members is not stored."""
 
     def __init__(
         self,
@@ -75,8 +81,9 @@ class MemberTable(Generic[C]):
         self._per_channel_max = per_channel_max
         self._timeout_ms = timeout_ms
         self._count = 0
-        self._groups: dict[str, OrderedDict[str, Member[C]]] = {}
-        self._channels: dict[C, set[tuple[str, str]]] = {}  # group and client id
+        # The same members three times, because each is looked up on a path that is called often.
+        self._groups: dict[str, OrderedDict[str, Member[C]]] = {}  # group -> client id -> member
+        self._channels: dict[C, set[tuple[str, str]]] = {}  # channel -> group and client id
         self._clients: dict[str, dict[str, Member[C]]] = {}  # client id -> group -> member
 
     def __len__(self) -> int:
@@ -86,14 +93,18 @@ class MemberTable(Generic[C]):
         return group in self._groups
 
     def join(self, group: str, client: GroupClient[C], *, now_ms: int) -> bool:
-        """Whether it is new here, or came back on another line. Raises TableFull."""
-        before = self.find(group, client.client_id)
-        is_new = before is None or before.client.channel != client.channel
+        """Add a client to a group, or renew its membership.
+
+        Return whether the client is new in the group or came back on another channel. Raises
+        TableFull; the table is unchanged then.
+        """
+        previous = self.find(group, client.client_id)
+        is_new = previous is None or previous.client.channel != client.channel
         if is_new:
-            self._check_limits(client.channel, is_new_member=before is None)
-        if is_new and before is not None:
-            self._unlink_channel(before)
-        self._count += before is None
+            self._check_limits(client.channel, is_new_member=previous is None)
+        if is_new and previous is not None:
+            self._unlink_channel(previous)
+        self._count += previous is None
         member = Member(group=group, client=client, last_heartbeat_ms=now_ms)
         self._groups.setdefault(group, OrderedDict())[client.client_id] = member
         self._clients.setdefault(client.client_id, {})[group] = member
@@ -101,7 +112,11 @@ class MemberTable(Generic[C]):
         return is_new
 
     def leave(self, group: str, client_id: str, channel: C) -> Member[C] | None:
-        """A goodbye on a line that the client has left since does not count."""
+        """Remove and return a member.
+
+        Return None if the client is no member on this channel: a late goodbye on an old channel
+        does not count once the client has reconnected.
+        """
         member = self.find(group, client_id)
         if member is None or member.client.channel != channel:
             return None
@@ -109,25 +124,25 @@ class MemberTable(Generic[C]):
         return member
 
     def channel_closed(self, channel: C) -> list[Member[C]]:
-        """Those who are gone with it."""
+        """Remove and return the members on a closed channel."""
         keys = sorted(self._channels.get(channel, ()))
-        gone = [self._groups[group][client_id] for group, client_id in keys]
-        for member in gone:
+        removed = [self._groups[group][client_id] for group, client_id in keys]
+        for member in removed:
             self._remove(member)
-        return gone
+        return removed
 
     def expire(self, now_ms: int) -> list[Member[C]]:
-        """Those who were silent for too long, and are gone now."""
-        seen_before_ms = now_ms - self._timeout_ms
-        gone = [
+        """Remove and return the members whose last heartbeat is too old."""
+        oldest_ms = now_ms - self._timeout_ms
+        removed = [
             member
             for members in self._groups.values()
             for member in members.values()
-            if member.last_heartbeat_ms < seen_before_ms
+            if member.last_heartbeat_ms < oldest_ms
         ]
-        for member in gone:
+        for member in removed:
             self._remove(member)
-        return gone
+        return removed
 
     def find(self, group: str, client_id: str) -> Member[C] | None:
         members = self._groups.get(group)
@@ -140,7 +155,7 @@ class MemberTable(Generic[C]):
         return list(self._groups)
 
     def next_member(self, group: str) -> Member[C] | None:
-        """One after the other, round and round."""
+        """Return the members of a group in turn, one per call; None if there is none."""
         members = self._groups.get(group)
         if members is None:
             return None
@@ -149,15 +164,18 @@ class MemberTable(Generic[C]):
         return member
 
     def most_recent_member(self, client_id: str) -> Member[C] | None:
-        """This client in whichever group it was heard of last."""
-        known = self._clients.get(client_id, {}).values()
-        return max(known, key=lambda member: member.last_heartbeat_ms, default=None)
+        """Return the membership of a client with the latest heartbeat, in any group."""
+        memberships = self._clients.get(client_id, {}).values()
+        return max(memberships, key=lambda member: member.last_heartbeat_ms, default=None)
 
     def _check_limits(self, channel: C, *, is_new_member: bool) -> None:
         if is_new_member and self._count >= self._members_max:
-            raise TableFull(f"{self._count} members of groups, limit {self._members_max}")
+            raise TableFull(f"too many members of groups: the limit is {self._members_max}")
         if len(self._channels.get(channel, ())) >= self._per_channel_max:
-            raise TableFull(f"{self._per_channel_max} memberships on one line")
+            raise TableFull(
+                f"too many members of groups on one connection: the limit is "
+                f"{self._per_channel_max}"
+            )
 
     def _remove(self, member: Member[C]) -> None:
         group, client_id = member.group, member.client.client_id
@@ -171,12 +189,14 @@ class MemberTable(Generic[C]):
             del self._clients[client_id]
 
     def _unlink_channel(self, member: Member[C]) -> None:
-        line = member.client.channel
-        keys = self._channels[line]
+        channel = member.client.channel
+        keys = self._channels[channel]
         keys.discard((member.group, member.client.client_id))
         if not keys:
-            del self._channels[line]
+            del self._channels[channel]
 
+
+# --- consumer groups -----------------------------------------------------------------------------
 
 BROADCASTING: Final = "BROADCASTING"
 CLUSTERING: Final = "CLUSTERING"
@@ -185,7 +205,7 @@ SUBSCRIPTIONS_MAX: Final = 1_000  # in one group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerGroupSettings:
-    """How a group consumes, by RocketMQ's names."""
+    """How a group consumes. Names and values are RocketMQ's."""
 
     consume_type: str = "CONSUME_PASSIVELY"
     message_model: str = CLUSTERING
@@ -194,12 +214,12 @@ class ConsumerGroupSettings:
 
 @dataclass(slots=True, kw_only=True)
 class ConsumerGroup:
-    """One that is connected. For reading; ConsumerGroups writes it."""
+    """A connected consumer group. Only ConsumerGroups changes it."""
 
     name: str
     settings: ConsumerGroupSettings
     subscriptions: dict[str, Subscription] = field(default_factory=dict)  # by topic
-    fingerprint: int = 0  # of the heartbeat that brought the subscriptions; 0: it had none
+    fingerprint: int = 0  # of the heartbeat with the subscriptions; 0 if it had none
 
     @property
     def is_broadcasting(self) -> bool:
@@ -208,11 +228,13 @@ class ConsumerGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatResult:
-    has_changed: bool  # tell every member
-    needs_subscriptions: bool  # the next heartbeat must bring them (IS_SUB_CHANGE)
+    has_changed: bool  # notify every member
+    needs_subscriptions: bool  # the next heartbeat must contain them (IS_SUB_CHANGE)
 
 
 class ConsumerGroups(Generic[C]):
+    """The connected consumer groups."""
+
     def __init__(
         self, members: MemberTable[C] | None = None, *, subscriptions_max: int = SUBSCRIPTIONS_MAX
     ) -> None:
@@ -231,36 +253,39 @@ class ConsumerGroups(Generic[C]):
         without_sub: bool = False,
         now_ms: int,
     ) -> HeartbeatResult:
-        """Raises TableFull, and then nothing has changed."""
+        """Apply a heartbeat to its group. Raises TableFull; nothing has changed then."""
         if len(subscriptions) > self._subscriptions_max:
-            raise TableFull(f"{len(subscriptions)} topics, limit {self._subscriptions_max}")
+            raise TableFull(
+                f"the heartbeat has {len(subscriptions)} subscriptions, "
+                f"the limit is {self._subscriptions_max}"
+            )
         is_new = self._members.join(name, client, now_ms=now_ms)
         group = self._groups.get(name)
         if group is None:
             group = self._groups[name] = ConsumerGroup(name=name, settings=settings)
         group.settings = settings
-        wants = fingerprint == 0 or fingerprint != group.fingerprint
-        if fingerprint and without_sub:
-            return HeartbeatResult(has_changed=is_new, needs_subscriptions=wants)
-        group.fingerprint = fingerprint
-        topics_changed = _update_subscriptions(group.subscriptions, subscriptions)
-        return HeartbeatResult(has_changed=is_new or topics_changed, needs_subscriptions=wants)
+        needs_subscriptions = fingerprint == 0 or fingerprint != group.fingerprint
+        has_changed = is_new
+        if not (fingerprint and without_sub):
+            group.fingerprint = fingerprint
+            has_changed = _update_subscriptions(group.subscriptions, subscriptions) or is_new
+        return HeartbeatResult(has_changed=has_changed, needs_subscriptions=needs_subscriptions)
 
     def unregister(self, name: str, client_id: str, channel: C) -> bool:
-        """Whether a member left."""
+        """Remove a member that says goodbye. Return whether there was such a member."""
         member = self._members.leave(name, client_id, channel)
         return bool(self._remove_empty_groups([] if member is None else [member]))
 
     def channel_closed(self, channel: C) -> list[Member[C]]:
-        """The members that are gone; their groups have changed."""
+        """Remove and return the members on a closed channel. Their groups have changed."""
         return self._remove_empty_groups(self._members.channel_closed(channel))
 
     def expire(self, now_ms: int) -> list[Member[C]]:
-        """The members that are gone; their groups have changed."""
+        """Remove and return members without heartbeats. Their groups have changed."""
         return self._remove_empty_groups(self._members.expire(now_ms))
 
     def find(self, name: str) -> ConsumerGroup | None:
-        """None: nobody of it is connected."""
+        """Return the group; None if no member of it is connected."""
         return self._groups.get(name)
 
     def subscription(self, name: str, topic: str) -> Subscription | None:
@@ -271,7 +296,7 @@ class ConsumerGroups(Generic[C]):
         return list(self._groups)
 
     def subscribers(self, topic: str) -> list[str]:
-        """The groups that want something of a topic."""
+        """Return the names of the groups with a subscription to a topic."""
         return [name for name, group in self._groups.items() if topic in group.subscriptions]
 
     def members(self, name: str) -> list[Member[C]]:
@@ -285,7 +310,11 @@ class ConsumerGroups(Generic[C]):
         return None if member is None else member.client.channel
 
     def channels_to_notify(self, name: str) -> list[C]:
-        """Whom to tell of a change. In a broadcasting group there is nothing to share out."""
+        """Return the channels to notify of a change.
+
+        A broadcasting group has none: each of its members reads every queue, so there is nothing to
+        rebalance.
+        """
         group = self._groups.get(name)
         if group is None or group.is_broadcasting:
             return []
@@ -301,28 +330,32 @@ class ConsumerGroups(Generic[C]):
 def _update_subscriptions(
     table: dict[str, Subscription], subscriptions: Sequence[Subscription]
 ) -> bool:
-    """Whether a topic came or went."""
-    before = set(table)
+    """Apply the subscriptions of a heartbeat. Return whether a topic was added or dropped."""
+    previous_topics = set(table)
     for subscription in subscriptions:
-        known = table.get(subscription.topic)
-        if known is None or subscription.version > known.version:
+        current = table.get(subscription.topic)
+        if current is None or subscription.version > current.version:
             table[subscription.topic] = subscription
-    for topic in before.difference(subscription.topic for subscription in subscriptions):
+    for topic in previous_topics.difference(subscription.topic for subscription in subscriptions):
         del table[topic]
-    return before != set(table)
+    return previous_topics != set(table)
+
+
+# --- producer groups -----------------------------------------------------------------------------
 
 
 class ProducerGroups(Generic[C]):
-    """Who can be asked about a half of its group, or be handed a reply."""
+    """The connected producer groups: who can be checked about a half, or receive a reply."""
 
     def __init__(self, members: MemberTable[C] | None = None) -> None:
         self._members: MemberTable[C] = MemberTable() if members is None else members
 
     def heartbeat(self, name: str, client: GroupClient[C], *, now_ms: int) -> bool:
-        """Whether it is new, or on a new line. Raises TableFull."""
+        """Add or renew a member. Return whether it or its channel is new. Raises TableFull."""
         return self._members.join(name, client, now_ms=now_ms)
 
     def unregister(self, name: str, client_id: str, channel: C) -> bool:
+        """Remove a member that says goodbye. Return whether there was such a member."""
         return self._members.leave(name, client_id, channel) is not None
 
     def channel_closed(self, channel: C) -> list[Member[C]]:
@@ -338,7 +371,7 @@ class ProducerGroups(Generic[C]):
         return self._members.members_of(name)
 
     def next_channel(self, name: str) -> C | None:
-        """Another member each time, so that questions are spread over the group."""
+        """Return the channels of a group in turn, so that checks are spread over its members."""
         member = self._members.next_member(name)
         return None if member is None else member.client.channel
 
@@ -347,10 +380,12 @@ class ProducerGroups(Generic[C]):
         return None if member is None else member.client.channel
 
     def channel_of_client(self, client_id: str) -> C | None:
-        """In any group: a reply is addressed to a client, not to a group."""
+        """Return the channel of a client in any group: a reply names a client, not a group."""
         member = self._members.most_recent_member(client_id)
         return None if member is None else member.client.channel
 
+
+# --- queue locks ---------------------------------------------------------------------------------
 
 LOCK_VALID_MS: Final = 60_000
 LOCKS_MAX: Final = 100_000
@@ -359,7 +394,7 @@ LockedQueue = tuple[str, int]  # topic and queue id
 
 
 class _Lock(NamedTuple):
-    owner: str
+    owner: str  # client id
     renewed_ms: int
 
     def is_valid(self, now_ms: int) -> bool:
@@ -367,6 +402,13 @@ class _Lock(NamedTuple):
 
 
 class QueueLocks:
+    """Locks of orderly consumers: one member of a group reads a queue, the others wait.
+
+    A lock is valid for 60 s after its owner last requested it; owners repeat the request every
+    20 s. A channel that closes releases no lock: the client may still be processing messages of the
+    queue and considers itself the owner until the lock expires.
+    """
+
     def __init__(self, *, locks_max: int = LOCKS_MAX) -> None:
         self._locks_max = locks_max
         self._count = 0
@@ -378,7 +420,10 @@ class QueueLocks:
     def lock(
         self, group: str, client_id: str, queues: Iterable[LockedQueue], *, now_ms: int
     ) -> list[LockedQueue]:
-        """Those it has now: free, expired or its own. None of the others, nor past the bound."""
+        """Lock or renew queues. Return those that the client owns now.
+
+        Queues that another client owns are left out, and new locks beyond the limit are too.
+        """
         if self._count >= self._locks_max:
             self.expire(now_ms)
         granted = []
@@ -393,6 +438,7 @@ class QueueLocks:
         return granted
 
     def unlock(self, group: str, client_id: str, queues: Iterable[LockedQueue]) -> None:
+        """Release queues. Locks of other clients stay."""
         for queue in queues:
             held = self._groups.get(group, {}).get(queue)
             if held is not None and held.owner == client_id:
@@ -403,20 +449,20 @@ class QueueLocks:
         return held is not None and held.owner == client_id and held.is_valid(now_ms)
 
     def group_has_locks(self, group: str, *, now_ms: int) -> bool:
-        """Whether it is one that consumes in order."""
+        """Return whether a group holds a valid lock, which means that it consumes in order."""
         return any(held.is_valid(now_ms) for held in self._groups.get(group, {}).values())
 
     def expire(self, now_ms: int) -> int:
-        """Forget locks that are no longer valid: how many."""
-        over = [
+        """Remove locks that are no longer valid. Return how many."""
+        expired = [
             (group, queue)
             for group, locks in self._groups.items()
             for queue, held in locks.items()
             if not held.is_valid(now_ms)
         ]
-        for group, queue in over:
+        for group, queue in expired:
             self._remove(group, queue)
-        return len(over)
+        return len(expired)
 
     def _remove(self, group: str, queue: LockedQueue) -> None:
         self._count -= 1

@@ -1,8 +1,8 @@
-"""How far each group has read each queue: the offset it wants next.
+"""Committed offsets: for each group and queue, the queue offset of the next message to read.
 
-    topic@group -> queue id -> queue offset        as consumerOffset.json has it
+    topic@group -> queue id -> queue offset        the format of consumerOffset.json
 
-Whoever calls has checked that topic, group and queue exist; that bounds this table.
+Callers check that topic, group and queue exist before they commit; this bounds the table.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ from collections.abc import Mapping
 
 from escrowmq.message.record import QueueOffset
 
-_SEPARATOR = "@"  # in neither name
+_SEPARATOR = "@"  # neither topics nor groups may contain it
 
 
 class ConsumerOffsets:
-    """`version` moves with every change; what `dump` gave is saved if it has not moved since."""
+    """The committed offsets of all groups.
+
+    `version` grows with every change. Compare it with its value at the time of `dump` to find out
+    whether there is something new to save.
+    """
 
     def __init__(self, table: Mapping[str, Mapping[int, int]] | None = None) -> None:
         self.version = 0
@@ -25,18 +29,19 @@ class ConsumerOffsets:
         for key, queues in (table or {}).items():
             topic, separator, group = key.partition(_SEPARATOR)
             self._table[key] = dict(queues)
-            if separator:  # a key of another kind is only carried along
+            if separator:  # keys of another form are preserved but not used
                 self._topics.setdefault(group, set()).add(topic)
 
     def dump(self) -> dict[str, dict[int, int]]:
-        """A copy, to be saved while commits go on."""
+        """Return a copy, which can be saved while commits go on."""
         return {key: dict(queues) for key, queues in self._table.items()}
 
     def commit(self, topic: str, group: str, queue_id: int, queue_offset: int) -> bool:
-        """Whether it was taken.
+        """Store an offset. Return whether it was accepted.
 
-        A negative offset is a client that does not know yet. While a reset waits to be
-        picked up, commits speak of a position that the group is about to leave. Going back is fine.
+        A negative offset means that the client does not know its own yet. While a reset is waiting
+        for the group, commits are refused: they belong to the position that the group is about to
+        leave. A lower offset than before is accepted.
         """
         if queue_offset < 0 or (self._resets and (topic, group, queue_id) in self._resets):
             return False
@@ -44,29 +49,31 @@ class ConsumerOffsets:
         return True
 
     def query(self, topic: str, group: str, queue_id: int) -> QueueOffset | None:
-        found = self._table.get(topic + _SEPARATOR + group, {}).get(queue_id)
-        return None if found is None else QueueOffset(found)
+        """Return the committed offset; None if the group has not committed any for this queue."""
+        queue_offset = self._table.get(topic + _SEPARATOR + group, {}).get(queue_id)
+        return None if queue_offset is None else QueueOffset(queue_offset)
 
     def queue_offsets(self, topic: str, group: str) -> dict[int, QueueOffset]:
+        """Return the committed offsets by queue id."""
         table = self._table.get(topic + _SEPARATOR + group, {})
-        return {queue_id: QueueOffset(found) for queue_id, found in table.items()}
+        return {queue_id: QueueOffset(queue_offset) for queue_id, queue_offset in table.items()}
 
     def group_offsets(self, group: str) -> dict[str, dict[int, QueueOffset]]:
-        """By topic."""
+        """Return the committed offsets of a group by topic and queue id."""
         return {
             topic: self.queue_offsets(topic, group) for topic in sorted(self._topics.get(group, ()))
         }
 
     def topics_of(self, group: str) -> list[str]:
-        """The topics that a group has read."""
+        """Return the topics for which a group has committed offsets."""
         return list(self._topics.get(group, ()))
 
     def groups_of(self, topic: str) -> list[str]:
-        """The groups that have read a topic."""
+        """Return the groups that have committed offsets for a topic, sorted."""
         return sorted(group for group, topics in self._topics.items() if topic in topics)
 
     def clone(self, topic: str, from_group: str, to_group: str) -> None:
-        """Another group goes on where this one is."""
+        """Copy the offsets of one group to another."""
         for queue_id, queue_offset in self.queue_offsets(topic, from_group).items():
             self._put(topic, to_group, queue_id, queue_offset)
 
@@ -83,17 +90,17 @@ class ConsumerOffsets:
             self._drop(topic, group)
 
     def reset(self, topic: str, group: str, queue_id: int, queue_offset: int) -> None:
-        """Send the group elsewhere: it learns of it with its next pull of this queue."""
+        """Move a connected group to another offset. Its next pull of the queue is sent there."""
         self._put(topic, group, queue_id, queue_offset)
         self._resets[topic, group, queue_id] = QueueOffset(queue_offset)
 
     def set_offset(self, topic: str, group: str, queue_id: int, queue_offset: int) -> None:
-        """The same for a group of which nobody is connected: it begins there when it comes."""
+        """Move a group without connected members: it begins at this offset when it connects."""
         self._put(topic, group, queue_id, queue_offset)
         self._resets.pop((topic, group, queue_id), None)
 
     def take_reset(self, topic: str, group: str, queue_id: int) -> QueueOffset | None:
-        """Where to send the pull that asks, once."""
+        """Return the offset of a waiting reset, once; None if there is none."""
         return self._resets.pop((topic, group, queue_id), None) if self._resets else None
 
     def _put(self, topic: str, group: str, queue_id: int, queue_offset: int) -> None:
@@ -116,11 +123,12 @@ class ConsumerOffsets:
 def initial_offset(
     committed: QueueOffset | None, min_offset: int, set_zero_if_not_found: bool, is_young: bool
 ) -> QueueOffset | None:
-    """Where a group begins to read a queue; None leaves it to the client (its first or last).
+    """Return where a group begins to read a queue.
 
-    In a queue that still has all its messages, not far from the end of the log, it is zero, even
-    for a group that wants only what is new: what was sent just before it connected is not skipped.
-    An empty queue is young.
+    None leaves the choice to the client, which begins at the first or the last message. A queue is
+    young if it still has all its messages and they are close to the end of the log, or if it is
+    empty. Groups begin to read it at 0 even if they want only new messages: otherwise a message
+    that was sent just before the group connected would be skipped.
     """
     if committed is not None:
         return committed

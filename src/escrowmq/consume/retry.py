@@ -1,15 +1,18 @@
-"""A message that could not be processed: when it comes again, and when it is given up.
+"""Messages that could not be processed: when they are redelivered, and when they are dead letters.
 
-    sent back (request 36)              stored under        delay level    reconsume times
-    group keeps no retry queues         nowhere: dropped
-    asked for the dead letters (< 0)    %DLQ%group          none           + 1
-    times so far >= maximum             %DLQ%group          none           + 1
-    a level asked for (> 0)             %RETRY%group        that one       + 1
-    otherwise (0)                       %RETRY%group        3 + times      + 1
+A consumer sends such a message back (request 36). `send_back` decides what happens to it:
 
-A client that fails to send a message back sends it to the retry topic itself (`divert`); so do
-orderly consumers that have tried often enough. Such a group holds locks on its queues, and a
-retry would break the order: straight to the dead letters.
+    condition                           stored in the topic   delay level    reconsume times
+    the group has no retry queues       none: it is dropped
+    requested delay level < 0           %DLQ%group            none           + 1
+    reconsume times >= maximum          %DLQ%group            none           + 1
+    requested delay level > 0           %RETRY%group          as requested   + 1
+    requested delay level 0             %RETRY%group          3 + times      + 1
+
+A client that fails to send a message back sends it to the retry topic itself, and so do orderly
+consumers that have tried it too often. `redirect` decides about such a send. A group that consumes
+in order holds locks on its queues, and a retry would break the order, so its messages go straight
+to the dead letter topic.
 """
 
 from __future__ import annotations
@@ -35,17 +38,16 @@ from escrowmq.message.names import (
 
 DLQ_QUEUE_COUNT: Final = 1
 
-# Properties.
 _DELAY_PROPERTIES: Final = (DELAY_LEVEL, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 
 _FIRST_DELAY_LEVEL: Final = 3
-_RECONSUME_TIMES_MAX: Final = (1 << 31) - 1  # what a record can hold
-_VERSION_WITH_MAX_TIMES: Final = 121  # 3.4.9; older clients send a maximum that means nothing
+_RECONSUME_TIMES_MAX: Final = (1 << 31) - 1  # the largest value of the field in a record
+_VERSION_WITH_MAX_TIMES: Final = 121  # 3.4.9; older clients send a meaningless value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """What a group's settings say, and what its client asks for."""
+    """How often a group retries: its settings and what the request of its client says."""
 
     retry_queue_count: int = 1  # retryQueueNums
     max_reconsume_times: int = 16  # retryMaxTimes
@@ -54,15 +56,15 @@ class RetryPolicy:
 
     @property
     def effective_max_times(self) -> int:
-        asked = self.requested_max_times
-        if asked is None or asked < 0 or self.client_version < _VERSION_WITH_MAX_TIMES:
+        requested = self.requested_max_times
+        if requested is None or requested < 0 or self.client_version < _VERSION_WITH_MAX_TIMES:
             return self.max_reconsume_times
-        return asked
+        return requested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedMessage:
-    """The record that was sent back."""
+    """The stored message that was sent back."""
 
     topic: str
     reconsume_times: int
@@ -72,12 +74,12 @@ class FailedMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redelivery:
-    """What to store, beside what stays as it was: body, flags, born time and host."""
+    """What to store. Body, flags, born time and born host stay those of the failed message."""
 
     topic: str
-    queue_count: int  # any one of them; the topic is made with as many
+    queue_count: int  # the topic is created with so many queues; any of them will do
     reconsume_times: int
-    delay_level: int  # 0: no delay; otherwise it is in the properties too
+    delay_level: int  # 0: no delay; otherwise the properties contain it too
     properties: dict[str, str]
 
     @property
@@ -88,7 +90,10 @@ class Redelivery:
 def send_back(
     failed: FailedMessage, group: str, policy: RetryPolicy, *, delay_level: int
 ) -> Redelivery | None:
-    """None: the group keeps no retries; say that it went well and store nothing."""
+    """Return what to store; None if the group has no retry queues.
+
+    With None, store nothing and respond that the message was taken.
+    """
     if policy.retry_queue_count <= 0:
         return None
     times = max(0, failed.reconsume_times)
@@ -116,7 +121,7 @@ def redirect(
     reconsume_times: int,
     group_has_locks: bool,
 ) -> Redelivery | None:
-    """For a send to a retry topic: where it goes instead. None: store it as it was sent."""
+    """Return where a message goes that was sent to a retry topic; None to store it as it is."""
     if reconsume_times <= policy.effective_max_times and not group_has_locks:
         return None
     return _dead_letter(group, reconsume_times, _without_delays(properties))
@@ -124,11 +129,11 @@ def redirect(
 
 def _dead_letter(group: str, reconsume_times: int, properties: dict[str, str]) -> Redelivery:
     topic = properties.get(RETRY_TOPIC)
-    first_id = properties.get(UNIQUE_KEY) or properties.get(ORIGIN_MESSAGE_ID)
+    origin_id = properties.get(UNIQUE_KEY) or properties.get(ORIGIN_MESSAGE_ID)
     if topic is not None:
         properties.setdefault(DLQ_ORIGIN_TOPIC, topic)
-    if first_id is not None:
-        properties.setdefault(DLQ_ORIGIN_MESSAGE_ID, first_id)
+    if origin_id is not None:
+        properties.setdefault(DLQ_ORIGIN_MESSAGE_ID, origin_id)
     return Redelivery(
         topic=dlq_topic(group),
         queue_count=DLQ_QUEUE_COUNT,
@@ -139,5 +144,5 @@ def _dead_letter(group: str, reconsume_times: int, properties: dict[str, str]) -
 
 
 def _without_delays(properties: Mapping[str, str]) -> dict[str, str]:
-    """The delay that a message was sent with is over; it must not be waited for again."""
+    """Remove the delay that the message was sent with: it is over and must not apply again."""
     return {name: value for name, value in properties.items() if name not in _DELAY_PROPERTIES}

@@ -16,6 +16,7 @@ from escrowmq.consume.members import (
 )
 from escrowmq.consume.subscription import Subscription
 from escrowmq.errors import TableFull
+from tests.support.fake_peers import FakePeer
 
 
 def topics(*names: str, version: int = 1, expression: str = "*") -> list[Subscription]:
@@ -23,10 +24,10 @@ def topics(*names: str, version: int = 1, expression: str = "*") -> list[Subscri
 
 
 def beat(
-    groups: ConsumerGroups[str],
+    groups: ConsumerGroups[FakePeer],
     client_id: str = "a",
     *,
-    line: str = "",
+    channel: str = "",
     subscriptions: list[Subscription] | None = None,
     habits: ConsumerGroupSettings | None = None,
     fingerprint: int = 0,
@@ -35,7 +36,7 @@ def beat(
 ) -> HeartbeatResult:
     return groups.heartbeat(
         "g",
-        GroupClient(client_id=client_id, channel=line or f"line-{client_id}"),
+        GroupClient(client_id=client_id, channel=FakePeer(channel or f"channel-{client_id}")),
         settings=habits or ConsumerGroupSettings(),
         subscriptions=topics("orders") if subscriptions is None else subscriptions,
         fingerprint=fingerprint,
@@ -45,18 +46,18 @@ def beat(
 
 
 def test_the_first_heartbeat_is_a_change_and_the_second_is_not() -> None:
-    groups = ConsumerGroups[str]()
+    groups = ConsumerGroups[FakePeer]()
     assert beat(groups).has_changed
     assert not beat(groups).has_changed
     assert groups.member_ids("g") == ["a"]
     assert beat(groups, "b").has_changed
-    assert groups.channels_to_notify("g") == ["line-a", "line-b"]
+    assert groups.channels_to_notify("g") == ["channel-a", "channel-b"]
 
 
-def test_a_new_line_of_the_same_client_is_a_change() -> None:
-    groups = ConsumerGroups[str]()
+def test_a_new_channel_of_the_same_client_is_a_change() -> None:
+    groups = ConsumerGroups[FakePeer]()
     beat(groups)
-    assert beat(groups, line="other").has_changed
+    assert beat(groups, channel="other").has_changed
     assert groups.channels_to_notify("g") == ["other"]
     assert groups.channel_of("g", "a") == "other"
 
@@ -93,7 +94,7 @@ def test_a_new_line_of_the_same_client_is_a_change() -> None:
 def test_subscriptions_follow_the_table(
     said: list[Subscription], changed: bool, expressions: dict[str, str]
 ) -> None:
-    groups = ConsumerGroups[str]()
+    groups = ConsumerGroups[FakePeer]()
     beat(groups, subscriptions=topics("orders", "stock"))
     assert beat(groups, subscriptions=said).has_changed is changed
     group = groups.find("g")
@@ -102,7 +103,7 @@ def test_subscriptions_follow_the_table(
 
 
 def test_habits_are_those_of_the_last_heartbeat() -> None:
-    groups = ConsumerGroups[str]()
+    groups = ConsumerGroups[FakePeer]()
     beat(groups)
     assert not beat(groups, habits=ConsumerGroupSettings(message_model=BROADCASTING)).has_changed
     group = groups.find("g")
@@ -111,7 +112,7 @@ def test_habits_are_those_of_the_last_heartbeat() -> None:
 
 
 def test_a_broadcasting_group_is_not_told() -> None:
-    groups = ConsumerGroups[str]()
+    groups = ConsumerGroups[FakePeer]()
     assert beat(groups, habits=ConsumerGroupSettings(message_model=BROADCASTING)).has_changed
     assert groups.channels_to_notify("g") == []
     assert groups.channels_to_notify("nobody") == []
@@ -121,13 +122,13 @@ def test_a_broadcasting_group_is_not_told() -> None:
 
 
 def test_without_a_fingerprint_subscriptions_are_always_wanted() -> None:
-    groups = ConsumerGroups[str]()
+    groups = ConsumerGroups[FakePeer]()
     assert beat(groups).needs_subscriptions
     assert beat(groups).needs_subscriptions
 
 
 def test_subscriptions_may_be_left_out_once_their_fingerprint_is_known() -> None:
-    groups = ConsumerGroups[str]()
+    groups = ConsumerGroups[FakePeer]()
     assert beat(groups, fingerprint=7).needs_subscriptions
     assert not beat(groups, fingerprint=7).needs_subscriptions
     joined = beat(groups, subscriptions=[], fingerprint=7, without_sub=True)
@@ -136,7 +137,7 @@ def test_subscriptions_may_be_left_out_once_their_fingerprint_is_known() -> None
 
 
 def test_an_unknown_fingerprint_is_asked_about_until_its_subscriptions_come() -> None:
-    groups = ConsumerGroups[str]()
+    groups = ConsumerGroups[FakePeer]()
     for _ in range(2):  # the first answer may have been lost
         assert beat(groups, subscriptions=[], fingerprint=7, without_sub=True).needs_subscriptions
     assert groups.member_ids("g") == ["a"]
@@ -145,21 +146,21 @@ def test_an_unknown_fingerprint_is_asked_about_until_its_subscriptions_come() ->
 
 
 def test_a_fingerprint_goes_with_its_group() -> None:
-    groups = ConsumerGroups[str]()
+    groups = ConsumerGroups[FakePeer]()
     beat(groups, fingerprint=7)
-    groups.channel_closed("line-a")
+    groups.channel_closed(FakePeer("channel-a"))
     assert beat(groups, subscriptions=[], fingerprint=7, without_sub=True).needs_subscriptions
 
 
 def test_somebody_elses_subscriptions_are_not_mine() -> None:
-    groups = ConsumerGroups[str]()
+    groups = ConsumerGroups[FakePeer]()
     beat(groups, "a", fingerprint=7)
     beat(groups, "b", fingerprint=0)
     assert beat(groups, "a", subscriptions=[], fingerprint=7, without_sub=True).needs_subscriptions
 
 
 def test_leaving_out_subscriptions_needs_a_fingerprint() -> None:
-    groups = ConsumerGroups[str]()
+    groups = ConsumerGroups[FakePeer]()
     beat(groups)
     assert beat(groups, subscriptions=[], without_sub=True).has_changed
     assert groups.subscription("g", "orders") is None
@@ -168,41 +169,43 @@ def test_leaving_out_subscriptions_needs_a_fingerprint() -> None:
 # --- going --------------------------------------------------------------------------------------
 
 
-def test_a_goodbye_counts_on_the_line_of_the_member() -> None:
-    groups = ConsumerGroups[str]()
+def test_a_goodbye_counts_on_the_channel_of_the_member() -> None:
+    groups = ConsumerGroups[FakePeer]()
     beat(groups)
     beat(groups, "b")
-    assert not groups.unregister("g", "a", "another line")
-    assert not groups.unregister("h", "a", "line-a")
-    assert groups.unregister("g", "a", "line-a")
-    assert not groups.unregister("g", "a", "line-a")
-    assert groups.channels_to_notify("g") == ["line-b"]
+    assert not groups.unregister("g", "a", FakePeer("another channel"))
+    assert not groups.unregister("h", "a", FakePeer("channel-a"))
+    assert groups.unregister("g", "a", FakePeer("channel-a"))
+    assert not groups.unregister("g", "a", FakePeer("channel-a"))
+    assert groups.channels_to_notify("g") == ["channel-b"]
 
 
 def test_a_group_ends_with_its_last_member() -> None:
-    groups = ConsumerGroups[str]()
+    groups = ConsumerGroups[FakePeer]()
     beat(groups)
     beat(groups, "b")
-    assert [member.group for member in groups.channel_closed("line-a")] == ["g"]
+    assert [member.group for member in groups.channel_closed(FakePeer("channel-a"))] == ["g"]
     assert groups.find("g") is not None
-    assert groups.unregister("g", "b", "line-b")
+    assert groups.unregister("g", "b", FakePeer("channel-b"))
     assert groups.find("g") is None
     assert groups.names() == []
     assert groups.member_ids("g") == []
 
 
 def test_silence_ends_a_group() -> None:
-    groups = ConsumerGroups[str]()
+    groups = ConsumerGroups[FakePeer]()
     beat(groups)
     beat(groups, "b", now_ms=MEMBER_TIMEOUT_MS)
     assert [member.client.client_id for member in groups.expire(MEMBER_TIMEOUT_MS + 1)] == ["a"]
     assert groups.member_ids("g") == ["b"]
-    assert [member.client.channel for member in groups.expire(3 * MEMBER_TIMEOUT_MS)] == ["line-b"]
+    assert [member.client.channel for member in groups.expire(3 * MEMBER_TIMEOUT_MS)] == [
+        "channel-b"
+    ]
     assert groups.find("g") is None
 
 
 def test_the_groups_of_a_topic_are_found() -> None:
-    groups = ConsumerGroups[str]()
+    groups = ConsumerGroups[FakePeer]()
     beat(groups)
     assert groups.subscribers("orders") == ["g"]
     assert groups.subscribers("stock") == []
@@ -210,7 +213,7 @@ def test_the_groups_of_a_topic_are_found() -> None:
 
 
 def test_a_full_table_changes_nothing() -> None:
-    groups = ConsumerGroups(MemberTable[str](members_max=1), subscriptions_max=2)
+    groups = ConsumerGroups(MemberTable[FakePeer](members_max=1), subscriptions_max=2)
     with pytest.raises(TableFull):
         beat(groups, subscriptions=topics("a", "b", "c"))
     assert groups.names() == []
@@ -224,10 +227,10 @@ def test_a_full_table_changes_nothing() -> None:
 # --- producers ----------------------------------------------------------------------------------
 
 
-def producers() -> ProducerGroups[str]:
-    groups = ProducerGroups[str]()
+def producers() -> ProducerGroups[FakePeer]:
+    groups = ProducerGroups[FakePeer]()
     for client_id in ("a", "b"):
-        client = GroupClient(client_id=client_id, channel=f"line-{client_id}")
+        client = GroupClient(client_id=client_id, channel=FakePeer(f"channel-{client_id}"))
         assert groups.heartbeat("p", client, now_ms=0)
         assert not groups.heartbeat("p", client, now_ms=0)
     return groups
@@ -235,18 +238,20 @@ def producers() -> ProducerGroups[str]:
 
 def test_producers_are_asked_in_turn() -> None:
     groups = producers()
-    assert [groups.next_channel("p") for _ in range(3)] == ["line-a", "line-b", "line-a"]
-    assert groups.unregister("p", "b", "line-b")
-    assert [groups.next_channel("p") for _ in range(2)] == ["line-a", "line-a"]
-    assert [member.client.client_id for member in groups.channel_closed("line-a")] == ["a"]
+    assert [groups.next_channel("p") for _ in range(3)] == ["channel-a", "channel-b", "channel-a"]
+    assert groups.unregister("p", "b", FakePeer("channel-b"))
+    assert [groups.next_channel("p") for _ in range(2)] == ["channel-a", "channel-a"]
+    assert [member.client.client_id for member in groups.channel_closed(FakePeer("channel-a"))] == [
+        "a"
+    ]
     assert groups.next_channel("p") is None
     assert groups.names() == []
 
 
 def test_a_reply_finds_its_client_in_any_group() -> None:
     groups = producers()
-    assert groups.channel_of_client("b") == "line-b"
-    assert groups.channel_in_group("p", "b") == "line-b"
+    assert groups.channel_of_client("b") == "channel-b"
+    assert groups.channel_in_group("p", "b") == "channel-b"
     assert groups.channel_in_group("q", "b") is None
     assert groups.channel_of_client("c") is None
     assert len(groups.expire(MEMBER_TIMEOUT_MS + 1)) == 2

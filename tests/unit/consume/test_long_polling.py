@@ -7,6 +7,7 @@ import pytest
 from escrowmq.consume.long_polling import HeldPull, LongPolls
 from escrowmq.consume.subscription import MATCH_ALL, MessageFilter
 from escrowmq.message.record import QueueOffset
+from tests.support.fake_peers import FakePeer
 from tests.support.leftovers import leftovers
 
 
@@ -17,7 +18,7 @@ def pull(
     queue_id: int = 0,
     wanted: int = 10,
     due_ms: int = 15_000,
-    line: str = "line",
+    channel: str = "channel",
     message_filter: MessageFilter = MATCH_ALL,
 ) -> HeldPull[str]:
     return HeldPull(
@@ -25,7 +26,7 @@ def pull(
         queue_id=queue_id,
         queue_offset=QueueOffset(wanted),
         due_ms=due_ms,
-        channel=line,
+        channel=FakePeer(channel),
         payload=name,
         message_filter=message_filter,
     )
@@ -118,13 +119,13 @@ def test_a_pull_that_was_woken_does_not_expire() -> None:
     assert len(waiting) == 1
 
 
-def test_the_pulls_of_a_closed_line_are_gone() -> None:
+def test_the_pulls_of_a_closed_channel_are_gone() -> None:
     waiting = LongPolls[str]()
     waiting.add(pull("a"))
     waiting.add(pull("b", queue_id=1))
-    waiting.add(pull("c", line="other"))
-    assert names(waiting.channel_closed("line")) == ["a", "b"]
-    assert waiting.channel_closed("line") == []
+    waiting.add(pull("c", channel="other"))
+    assert names(waiting.channel_closed(FakePeer("channel"))) == ["a", "b"]
+    assert waiting.channel_closed(FakePeer("channel")) == []
     assert names(waiting.take_ready("orders", 0, 11)) == ["c"]
     assert not waiting.has_pulls("orders", 1)
 
@@ -132,7 +133,7 @@ def test_the_pulls_of_a_closed_line_are_gone() -> None:
 def test_at_the_end_everybody_is_released() -> None:
     waiting = LongPolls[str]()
     waiting.add(pull("a"))
-    waiting.add(pull("b", queue_id=1, line="other"))
+    waiting.add(pull("b", queue_id=1, channel="other"))
     assert sorted(names(waiting.release_all())) == ["a", "b"]
     assert len(waiting) == 0
     assert waiting.expire(1 << 60) == []
@@ -140,21 +141,21 @@ def test_at_the_end_everybody_is_released() -> None:
 
 def test_one_too_many_is_refused_and_leaves_no_trace() -> None:
     waiting = LongPolls[str](pulls_max=2)
-    assert waiting.add(pull("a", line="1"))
-    assert waiting.add(pull("b", line="2"))
-    refused = pull("c", line="3", queue_id=5)
+    assert waiting.add(pull("a", channel="1"))
+    assert waiting.add(pull("b", channel="2"))
+    refused = pull("c", channel="3", queue_id=5)
     assert not waiting.add(refused)
     assert not refused.is_held
     assert not waiting.has_pulls("orders", 5)
-    waiting.channel_closed("1")
+    waiting.channel_closed(FakePeer("1"))
     assert waiting.add(refused)
 
 
-def test_one_line_cannot_take_all_the_room() -> None:
+def test_one_channel_cannot_take_all_the_room() -> None:
     waiting = LongPolls[str](pulls_max=100, per_channel_max=1)
     assert waiting.add(pull("a"))
     assert not waiting.add(pull("b"))
-    assert waiting.add(pull("c", line="other"))
+    assert waiting.add(pull("c", channel="other"))
 
 
 def test_pulls_that_have_left_do_not_pile_up() -> None:
@@ -180,7 +181,7 @@ def test_after_clearing_out_the_earliest_pull_still_comes_first() -> None:
     assert names(waiting.expire(900)) == ["late"]
 
 
-def test_a_line_that_was_full_has_room_again_when_a_pull_leaves() -> None:
+def test_a_channel_that_was_full_has_room_again_when_a_pull_leaves() -> None:
     waiting = LongPolls[str](pulls_max=2, per_channel_max=1)
     assert waiting.add(pull("a"))
     assert not waiting.add(pull("b", queue_id=1))
@@ -188,19 +189,19 @@ def test_a_line_that_was_full_has_room_again_when_a_pull_leaves() -> None:
     assert waiting.add(pull("b", queue_id=1))
 
 
-@pytest.mark.parametrize("departure", ["a message", "time", "closed lines", "the end"])
+@pytest.mark.parametrize("departure", ["a message", "time", "closed channels", "the end"])
 def test_nothing_stays_when_all_pulls_have_left(departure: str) -> None:
     waiting = LongPolls[str]()
     for number in range(4):
-        waiting.add(pull(queue_id=number % 2, line=f"line-{number}"))
+        waiting.add(pull(queue_id=number % 2, channel=f"channel-{number}"))
     if departure == "a message":
         for queue_id in range(2):
             waiting.take_ready("orders", queue_id, 11)
     elif departure == "time":
         waiting.expire(15_000)
-    elif departure == "closed lines":
+    elif departure == "closed channels":
         for number in range(4):
-            waiting.channel_closed(f"line-{number}")
+            waiting.channel_closed(FakePeer(f"channel-{number}"))
     else:
         waiting.release_all()
     assert waiting.next_due_ms() is None

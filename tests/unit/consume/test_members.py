@@ -1,4 +1,4 @@
-"""The table of members: lines, comings and goings, bounds."""
+"""The table of members: channels, joining and leaving, limits."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import pytest
 
 from escrowmq.consume.members import MEMBER_TIMEOUT_MS, GroupClient, MemberTable
 from escrowmq.errors import TableFull
+from tests.support.fake_peers import FakePeer
 from tests.support.leftovers import leftovers
 
 
-def client(client_id: str, line: str = "line-1") -> GroupClient[str]:
-    return GroupClient(client_id=client_id, channel=line)
+def client(client_id: str, channel: str = "channel-1") -> GroupClient[FakePeer]:
+    return GroupClient(client_id=client_id, channel=FakePeer(channel))
 
 
-def ids(members: MemberTable[str], group: str) -> list[str]:
+def ids(members: MemberTable[FakePeer], group: str) -> list[str]:
     return [member.client.client_id for member in members.members_of(group)]
 
 
 def test_a_client_is_new_once() -> None:
-    members = MemberTable[str]()
+    members = MemberTable[FakePeer]()
     assert members.join("g", client("a"), now_ms=0)
     assert not members.join("g", client("a"), now_ms=5)
     found = members.find("g", "a")
@@ -27,58 +28,58 @@ def test_a_client_is_new_once() -> None:
     assert len(members) == 1
 
 
-def test_a_client_that_reconnects_is_new_and_its_old_line_means_nothing_any_more() -> None:
-    members = MemberTable[str]()
+def test_a_client_that_reconnects_is_new_and_its_old_channel_means_nothing_any_more() -> None:
+    members = MemberTable[FakePeer]()
     members.join("g", client("a", "old"), now_ms=0)
     assert members.join("g", client("a", "new"), now_ms=1)
-    assert members.channel_closed("old") == []
-    assert members.leave("g", "a", "old") is None
+    assert members.channel_closed(FakePeer("old")) == []
+    assert members.leave("g", "a", FakePeer("old")) is None
     assert ids(members, "g") == ["a"]
-    assert [member.client.channel for member in members.channel_closed("new")] == ["new"]
+    assert [member.client.channel for member in members.channel_closed(FakePeer("new"))] == ["new"]
     assert "g" not in members
     assert len(members) == 0
 
 
-def test_a_line_takes_all_its_memberships_with_it() -> None:
-    members = MemberTable[str]()
+def test_a_channel_takes_all_its_memberships_with_it() -> None:
+    members = MemberTable[FakePeer]()
     members.join("g", client("a"), now_ms=0)
     members.join("h", client("a"), now_ms=0)
     members.join("h", client("b"), now_ms=0)
-    members.join("h", client("c", "line-2"), now_ms=0)
-    gone = members.channel_closed("line-1")
+    members.join("h", client("c", "channel-2"), now_ms=0)
+    gone = members.channel_closed(FakePeer("channel-1"))
     assert [(member.group, member.client.client_id) for member in gone] == [
         ("g", "a"),
         ("h", "a"),
         ("h", "b"),
     ]
     assert members.names() == ["h"]
-    assert members.channel_closed("line-1") == []
+    assert members.channel_closed(FakePeer("channel-1")) == []
 
 
 @pytest.mark.parametrize(
     ("silence_ms", "is_gone"), [(MEMBER_TIMEOUT_MS, False), (MEMBER_TIMEOUT_MS + 1, True)]
 )
 def test_silence_ends_a_membership(silence_ms: int, is_gone: bool) -> None:
-    members = MemberTable[str]()
+    members = MemberTable[FakePeer]()
     members.join("g", client("a"), now_ms=1_000)
     assert bool(members.expire(1_000 + silence_ms)) is is_gone
     assert ("g" in members) is not is_gone
 
 
 def test_members_take_turns() -> None:
-    members = MemberTable[str]()
+    members = MemberTable[FakePeer]()
     for client_id in "abc":
         members.join("g", client(client_id), now_ms=0)
     turns = [members.next_member("g") for _ in range(6)]
     assert [turn and turn.client.client_id for turn in turns] == list("abcabc")
-    members.leave("g", "b", "line-1")
+    members.leave("g", "b", FakePeer("channel-1"))
     turns = [members.next_member("g") for _ in range(4)]
     assert [turn and turn.client.client_id for turn in turns] == list("acac")
     assert members.next_member("nobody") is None
 
 
 def test_a_heartbeat_does_not_change_whose_turn_it_is() -> None:
-    members = MemberTable[str]()
+    members = MemberTable[FakePeer]()
     for client_id in "ab":
         members.join("g", client(client_id), now_ms=0)
     members.join("g", client("a"), now_ms=1)
@@ -88,13 +89,13 @@ def test_a_heartbeat_does_not_change_whose_turn_it_is() -> None:
 
 
 def test_a_client_is_found_where_it_was_heard_of_last() -> None:
-    members = MemberTable[str]()
+    members = MemberTable[FakePeer]()
     members.join("g", client("a", "one"), now_ms=5)
     members.join("h", client("a", "two"), now_ms=9)
     last = members.most_recent_member("a")
     assert last is not None
     assert last.client.channel == "two"
-    members.channel_closed("two")
+    members.channel_closed(FakePeer("two"))
     last = members.most_recent_member("a")
     assert last is not None
     assert last.client.channel == "one"
@@ -102,29 +103,32 @@ def test_a_client_is_found_where_it_was_heard_of_last() -> None:
 
 
 def test_there_is_a_bound_in_all_and_those_inside_are_not_touched() -> None:
-    members = MemberTable[str](members_max=2)
+    members = MemberTable[FakePeer](members_max=2)
     members.join("g", client("a"), now_ms=0)
     members.join("g", client("b"), now_ms=0)
     with pytest.raises(TableFull):
         members.join("h", client("a"), now_ms=0)
     assert "h" not in members
     assert not members.join("g", client("a"), now_ms=1)
-    assert members.join("g", client("b", "line-2"), now_ms=1)
+    assert members.join("g", client("b", "channel-2"), now_ms=1)
 
 
-def test_there_is_a_bound_for_one_line() -> None:
-    members = MemberTable[str](per_channel_max=1)
+def test_there_is_a_bound_for_one_channel() -> None:
+    members = MemberTable[FakePeer](per_channel_max=1)
     members.join("g", client("a"), now_ms=0)
     with pytest.raises(TableFull):
         members.join("h", client("a"), now_ms=0)
-    members.join("g", client("b", "line-2"), now_ms=0)
+    members.join("g", client("b", "channel-2"), now_ms=0)
     with pytest.raises(TableFull):
-        members.join("g", client("b", "line-1"), now_ms=0)
-    assert [member.client.channel for member in members.members_of("g")] == ["line-1", "line-2"]
+        members.join("g", client("b", "channel-1"), now_ms=0)
+    assert [member.client.channel for member in members.members_of("g")] == [
+        "channel-1",
+        "channel-2",
+    ]
 
 
-def test_on_a_full_line_a_member_still_sends_heartbeats() -> None:
-    members = MemberTable[str](per_channel_max=2)
+def test_on_a_full_channel_a_member_still_sends_heartbeats() -> None:
+    members = MemberTable[FakePeer](per_channel_max=2)
     members.join("g", client("a"), now_ms=0)
     members.join("h", client("a"), now_ms=0)
     assert not members.join("g", client("a"), now_ms=7)
@@ -133,27 +137,27 @@ def test_on_a_full_line_a_member_still_sends_heartbeats() -> None:
     assert member.last_heartbeat_ms == 7
 
 
-def test_a_membership_that_ends_makes_room_on_its_line() -> None:
-    members = MemberTable[str](members_max=2, per_channel_max=1)
+def test_a_membership_that_ends_makes_room_on_its_channel() -> None:
+    members = MemberTable[FakePeer](members_max=2, per_channel_max=1)
     members.join("g", client("a"), now_ms=0)
-    members.leave("g", "a", "line-1")
+    members.leave("g", "a", FakePeer("channel-1"))
     assert members.join("h", client("b"), now_ms=0)
-    assert members.join("h", client("b", "line-2"), now_ms=0)
+    assert members.join("h", client("b", "channel-2"), now_ms=0)
     assert members.join("g", client("a"), now_ms=0)
     assert len(members) == 2
 
 
-@pytest.mark.parametrize("departure", ["goodbye", "closed line", "silence"])
+@pytest.mark.parametrize("departure", ["goodbye", "closed channel", "silence"])
 def test_nothing_stays_of_clients_that_have_left(departure: str) -> None:
-    members = MemberTable[str]()
+    members = MemberTable[FakePeer]()
     for group, client_id in (("g", "a"), ("h", "a"), ("g", "b")):
         members.join(group, client(client_id, "old"), now_ms=0)
         members.join(group, client(client_id, "new"), now_ms=0)
     if departure == "goodbye":
         for group, client_id in (("g", "a"), ("h", "a"), ("g", "b")):
-            members.leave(group, client_id, "new")
-    elif departure == "closed line":
-        members.channel_closed("new")
+            members.leave(group, client_id, FakePeer("new"))
+    elif departure == "closed channel":
+        members.channel_closed(FakePeer("new"))
     else:
         members.expire(MEMBER_TIMEOUT_MS + 1)
     assert len(members) == 0

@@ -1,11 +1,6 @@
-"""An expression, cut into tokens. Each knows where it stands, for the sake of errors.
+"""Parse an SQL92 expression: text to tokens, tokens to a tree.
 
-What an expression consists of.
-
-`Property`, `StringLiteral`, `Number` and `NotANumber` are values; the others are true, false or
-unknown.
-
-RocketMQ's grammar, by recursive descent. What binds looser stands first:
+The grammar is RocketMQ's, parsed by recursive descent. What binds loosest comes first:
 
     or          and (OR and)*
     and         equality (AND equality)*
@@ -17,9 +12,10 @@ RocketMQ's grammar, by recursive descent. What binds looser stands first:
     unary       + unary | - unary | NOT unary | primary
     primary     text | number | TRUE | FALSE | NULL | property | ( or )
 
-So NOT binds tighter than a comparison: `NOT a = 1` is `(NOT a) = 1`. RocketMQ also refuses what
-cannot be compared while it reads, and so do we. One thing is stricter here: after the expression
-there must be nothing. RocketMQ's parser stops where it has understood enough and forgets the rest.
+NOT binds tighter than a comparison: `NOT a = 1` means `(NOT a) = 1`. Operands that can never be
+compared are an error of the expression, as in RocketMQ. One rule is stricter than RocketMQ's:
+nothing may follow the expression. RocketMQ's parser stops where a valid expression ends and ignores
+the remaining text.
 """
 
 from __future__ import annotations
@@ -30,6 +26,8 @@ from typing import Final, Literal
 
 from escrowmq.errors import InvalidExpression
 
+# --- tokens --------------------------------------------------------------------------------------
+
 TokenKind = Literal["word", "name", "text", "int", "float", "sign", "end"]
 
 KEYWORDS: Final = frozenset(
@@ -37,8 +35,8 @@ KEYWORDS: Final = frozenset(
     | {"CONTAINS", "STARTSWITH", "ENDSWITH"}
 )
 
-# In this order: a float begins like an integer. A comment up to the end of the line needs that
-# end; without one, its two signs are two minus signs, as in RocketMQ.
+# The order of the alternatives matters: a float begins like an integer. A comment that starts with
+# two minus signs needs the end of its line; without it they are two minus signs, as in RocketMQ.
 _TOKEN: Final = re.compile(
     r"""(?P<space>[ \t\n\r\f]+|--[^\n\r]*[\n\r]|/\*.*?\*/)
     |(?P<float>[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)
@@ -53,7 +51,7 @@ _TOKEN: Final = re.compile(
 @dataclass(frozen=True, slots=True)
 class Token:
     kind: TokenKind
-    value: str  # a word in capitals; a text without its quotes
+    value: str  # keywords in upper case; strings without their quotes
     position: int  # counted from 1
 
     def __str__(self) -> str:
@@ -67,18 +65,18 @@ class Token:
 
 
 def tokenize(expression: str) -> list[Token]:
-    """The last one is the end. Raises BadExpression."""
-    found: list[Token] = []
-    at = 0
-    while at < len(expression):
-        match = _TOKEN.match(expression, at)
+    """Split an expression into tokens; the last has the kind "end". Raises InvalidExpression."""
+    tokens: list[Token] = []
+    begin = 0
+    while begin < len(expression):
+        match = _TOKEN.match(expression, begin)
         if match is None:
-            raise InvalidExpression(at + 1, _describe_invalid_character(expression[at]))
+            raise InvalidExpression(begin + 1, _describe_invalid_character(expression[begin]))
         if match.lastgroup != "space":
-            found.append(_make_token(str(match.lastgroup), match.group(), at + 1))
-        at = match.end()
-    found.append(Token("end", "", len(expression) + 1))
-    return found
+            tokens.append(_make_token(str(match.lastgroup), match.group(), begin + 1))
+        begin = match.end()
+    tokens.append(Token("end", "", len(expression) + 1))
+    return tokens
 
 
 def _make_token(kind: str, value: str, position: int) -> Token:
@@ -99,11 +97,15 @@ def _make_token(kind: str, value: str, position: int) -> Token:
 
 def _describe_invalid_character(character: str) -> str:
     if character == "'":
-        return "a string that does not end; a quote inside a string is written twice"
+        return "the string does not end; write a quote inside a string twice"
     if character == '"':
-        return "a double quote; strings stand in single quotes, properties in none"
-    return f"{character!r} means nothing here"
+        return "unexpected double quote; write strings in single quotes, properties without quotes"
+    return f"unexpected character {character!r}"
 
+
+# --- the tree ------------------------------------------------------------------------------------
+# PropertyRef, StringLiteral, Number and NotANumber are values. The others are conditions: true,
+# false or unknown.
 
 NumberKind = Literal["int", "long", "double"]
 OrderOperator = Literal[">", ">=", "<", "<="]
@@ -126,13 +128,13 @@ class StringLiteral:
 @dataclass(frozen=True, slots=True)
 class Number:
     value: int | float
-    kind: NumberKind  # a property that is compared with it must be written as one of these
-    is_literal: bool = True  # -5 is none: it is a 5 that was negated
+    kind: NumberKind  # a property must be written like this to be compared with it
+    is_literal: bool = True  # False for -5, which is the literal 5 negated
 
 
 @dataclass(frozen=True, slots=True)
 class NotANumber:
-    """What minus makes of anything but a number."""
+    """The result of a minus in front of anything but a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ class BooleanLiteral:
 
 @dataclass(frozen=True, slots=True)
 class PropertyCondition:
-    """A property where a truth is expected: never true, as properties are strings."""
+    """A property in place of a condition. It is never true, because properties are strings."""
 
     operand: PropertyRef
 
@@ -182,13 +184,15 @@ class Not:
 
 @dataclass(frozen=True, slots=True)
 class And:
-    """AND. A long chain of them is one: a tree must not be as deep as an expression is long."""
+    """A chain of ANDs. It is one node: the tree must not be as deep as the expression is long."""
 
     parts: tuple[Condition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Or:
+    """A chain of ORs, see And."""
+
     parts: tuple[Condition, ...]
 
 
@@ -210,12 +214,15 @@ CONDITIONS: Final = (
 )
 
 
-DEPTH_MAX: Final = 64  # of parentheses and signs, one inside the other
+# --- the grammar ---------------------------------------------------------------------------------
+
+DEPTH_MAX: Final = 64  # of nested parentheses, signs and NOTs
+
 _ORDER_OPERATORS: Final[dict[str, OrderOperator]] = {
-    order: order for order in (">", ">=", "<", "<=")
+    symbol: symbol for symbol in (">", ">=", "<", "<=")
 }
 _SEARCH_OPERATORS: Final[dict[str, SearchOperator]] = {
-    how: how for how in ("CONTAINS", "STARTSWITH", "ENDSWITH")
+    word: word for word in ("CONTAINS", "STARTSWITH", "ENDSWITH")
 }
 _BOOLEANS: Final = {
     "TRUE": BooleanLiteral(True),
@@ -226,7 +233,7 @@ _NEGATABLE: Final = ("BETWEEN", "IN", *_SEARCH_OPERATORS)
 
 
 def parse(expression: str) -> Condition:
-    """Raises BadExpression."""
+    """Parse an expression. Raises InvalidExpression, which says at which character."""
     return _Parser(expression).parse()
 
 
@@ -241,44 +248,44 @@ class _Parser:
         return self._tokens[self._index]
 
     def parse(self) -> Condition:
-        found = _as_condition(self._or(), position=1)
+        condition = _as_condition(self._or(), position=1)
         if self._token.kind != "end":
             raise InvalidExpression(
-                self._token.position, f"{self._token} is too much, or AND or OR missing"
+                self._token.position, f"unexpected {self._token}; is AND or OR missing?"
             )
-        return found
+        return condition
 
-    # --- by precedence ---------------------------------------------------------------------------
+    # One method per rule of the grammar, in the order of precedence.
 
     def _or(self) -> Node:
-        at = self._token.position
+        position = self._token.position
         first = self._and()
         parts = [first]
         while self._accept("OR"):
             parts.append(_as_condition(self._and(), self._tokens[self._index - 1].position))
-        return first if len(parts) == 1 else Or((_as_condition(first, at), *parts[1:]))  # type: ignore[arg-type]
+        return first if len(parts) == 1 else Or((_as_condition(first, position), *parts[1:]))  # type: ignore[arg-type]
 
     def _and(self) -> Node:
-        at = self._token.position
+        position = self._token.position
         first = self._equality()
         parts = [first]
         while self._accept("AND"):
             parts.append(_as_condition(self._equality(), self._tokens[self._index - 1].position))
-        return first if len(parts) == 1 else And((_as_condition(first, at), *parts[1:]))  # type: ignore[arg-type]
+        return first if len(parts) == 1 else And((_as_condition(first, position), *parts[1:]))  # type: ignore[arg-type]
 
     def _equality(self) -> Node:
         left = self._comparison()
         while True:
-            at = self._token.position
+            position = self._token.position
             if self._accept("="):
-                left = _equal(left, self._comparison(), at)
+                left = _equal(left, self._comparison(), position)
             elif self._accept("<>"):
-                left = Not(_equal(left, self._comparison(), at))
+                left = Not(_equal(left, self._comparison(), position))
             elif self._accept("IS"):
-                negated = self._accept("NOT")
+                is_negated = self._accept("NOT")
                 self._expect("NULL")
                 is_null = Equal(left, BooleanLiteral(None))
-                left = Not(is_null) if negated else is_null
+                left = Not(is_null) if is_negated else is_null
             else:
                 return left
 
@@ -295,7 +302,7 @@ class _Parser:
                 return left
 
     def _keyword_comparison(self, left: Node, position: int) -> Condition:
-        negated = self._accept("NOT")
+        is_negated = self._accept("NOT")
         token = self._token
         if token.kind != "word" or token.value not in _NEGATABLE:
             raise InvalidExpression(
@@ -305,29 +312,29 @@ class _Parser:
         if token.value == "BETWEEN":
             low = self._unary()
             self._expect("AND")
-            return _between(left, low, self._unary(), position, is_negated=negated)
+            return _between(left, low, self._unary(), position, is_negated=is_negated)
         if token.value in _SEARCH_OPERATORS:
-            return TextSearch(_SEARCH_OPERATORS[token.value], left, self._text(), negated)
+            return TextSearch(_SEARCH_OPERATORS[token.value], left, self._text(), is_negated)
         if not isinstance(left, PropertyRef):
             raise InvalidExpression(position, "IN needs a property before it")
-        return InList(left, frozenset(self._texts()), negated)
+        return InList(left, frozenset(self._texts()), is_negated)
 
     def _unary(self) -> Node:
         self._depth += 1
         if self._depth > DEPTH_MAX:
             raise InvalidExpression(self._token.position, f"nested more than {DEPTH_MAX} deep")
-        at = self._token.position
-        found: Node
+        position = self._token.position
+        node: Node
         if self._accept("+"):
-            found = self._unary()
+            node = self._unary()
         elif self._accept("-"):
-            found = _negate(self._unary())
+            node = _negate(self._unary())
         elif self._accept("NOT"):
-            found = Not(_as_condition(self._unary(), at))
+            node = Not(_as_condition(self._unary(), position))
         else:
-            found = self._primary()
+            node = self._primary()
         self._depth -= 1
-        return found
+        return node
 
     def _primary(self) -> Node:
         token = self._token
@@ -344,12 +351,12 @@ class _Parser:
             case "word" if token.value in _BOOLEANS:
                 return _BOOLEANS[token.value]
             case "sign" if token.value == "(":
-                found = self._or()
+                node = self._or()
                 self._expect(")")
-                return found
+                return node
         raise InvalidExpression(token.position, f"a property or a value is missing before {token}")
 
-    # --- small pieces ----------------------------------------------------------------------------
+    # Helpers.
 
     def _accept(self, value: str) -> bool:
         token = self._token
@@ -375,14 +382,14 @@ class _Parser:
 
     def _texts(self) -> list[str]:
         self._expect("(")
-        found = [self._text()]
+        texts = [self._text()]
         while self._accept(","):
-            found.append(self._text())
+            texts.append(self._text())
         self._expect(")")
-        return found
+        return texts
 
 
-# --- what may be combined ------------------------------------------------------------------------
+# --- operands that are allowed -------------------------------------------------------------------
 
 
 def _as_condition(node: Node, position: int) -> Condition:
@@ -390,7 +397,7 @@ def _as_condition(node: Node, position: int) -> Condition:
         return node
     if isinstance(node, PropertyRef):
         return PropertyCondition(node)
-    raise InvalidExpression(position, "a condition must stand here, not a value")
+    raise InvalidExpression(position, "expected a condition, not a value")
 
 
 def _compare(operator: OrderOperator, left: Node, right: Node, position: int) -> Compare:
@@ -425,14 +432,16 @@ def _between(value: Node, low: Node, high: Node, position: int, *, is_negated: b
         and high.value < low.value
     ):
         raise InvalidExpression(
-            position, f"BETWEEN {low.value} AND {high.value} is empty: swap the two"
+            position, f"BETWEEN {low.value} AND {high.value} matches nothing: swap the two numbers"
         )
     return both
 
 
 def _equal(left: Node, right: Node, position: int) -> Equal:
     if BooleanLiteral(None) in (left, right):
-        raise InvalidExpression(position, "nothing equals NULL; write IS NULL or IS NOT NULL")
+        raise InvalidExpression(
+            position, "= and <> do not work with NULL; write IS NULL or IS NOT NULL"
+        )
     if isinstance(left, BooleanLiteral) and (
         isinstance(right, StringLiteral) or (isinstance(right, Number) and right.is_literal)
     ):
