@@ -12,9 +12,9 @@ import uvloop
 
 from bench.measure import Row, alternate
 from bench.samples import HOST, NOW_MS, directory, open_store, sample
+from escrowmq.errors import StoreError
 from escrowmq.message.record import NewRecord, encode_record
 from escrowmq.server.tasks import GroupCommit
-from escrowmq.store.status import PutStatus
 from escrowmq.store.store import MessageStore
 
 WRITERS = 64
@@ -113,8 +113,8 @@ class Writers:
         self._store.append(arrived, now_ms=NOW_MS)
         self.group.when_flushed(self._store.end, partial(self._answer, len(arrived)))
 
-    def _answer(self, count: int, status: PutStatus) -> None:
-        assert status is PutStatus.PUT_OK
+    def _answer(self, count: int, error: StoreError | None) -> None:
+        assert error is None
         self._unanswered -= count
         if self._unanswered == 0:
             self._done.set()

@@ -24,6 +24,7 @@ EscrowError
   StoreError             the disk, or what is on it
     StoreFull              no room; nothing was stored
     StoreFailed            a write or flush failed; restart, so that recovery finds what is true
+    FlushTimeout           stored, but not flushed in time; it may become durable later
     StoreLocked            another process owns the directory
     StoreDamaged           the directory cannot be opened as it is
     CorruptRecord          what is stored there does not check out
@@ -177,6 +178,10 @@ class StoreFull(StoreError):
 
 
 class StoreFailed(StoreError):
+    may_have_happened = True
+
+
+class FlushTimeout(StoreError):
     may_have_happened = True
 
 

@@ -16,7 +16,7 @@ from escrowmq.broker.processors.send import SendRules
 from escrowmq.broker.transactions.end import TransactionRules
 from escrowmq.clock import ManualClock
 from escrowmq.config import StoreConfig
-from escrowmq.errors import StoreError
+from escrowmq.errors import FlushTimeout, StoreError, StoreFailed
 from escrowmq.escrow.checks import CoordinatorRules
 from escrowmq.message.keys import UniqueKeyGenerator, encode_host
 from escrowmq.message.record import LogOffset
@@ -27,7 +27,6 @@ from escrowmq.store.checkpoint import CheckpointJob
 from escrowmq.store.commit_log import LogFlush
 from escrowmq.store.disk import DiskUsage
 from escrowmq.store.retention import is_expired
-from escrowmq.store.status import PutStatus
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import FaultyDisk
 from escrowmq.testing.network import Endpoint
@@ -76,7 +75,7 @@ class BrokerProcess:
         self.clock = clock
         self.settings = settings
         self.lines: dict[Endpoint, None] = {}
-        self._waiting: deque[tuple[int, Callable[[PutStatus], None]]] = deque()
+        self._waiting: deque[tuple[int, Callable[[StoreError | None], None]]] = deque()
         self._flush: LogFlush | None = None
         self._job: CheckpointJob | None = None
         self._tick_s = 0.0
@@ -124,9 +123,9 @@ class BrokerProcess:
 
     # --- group commit ----------------------------------------------------------------------------
 
-    def _when_flushed(self, log_offset: int, answer: Callable[[PutStatus], None]) -> None:
+    def _when_flushed(self, log_offset: int, answer: Callable[[StoreError | None], None]) -> None:
         if log_offset <= self.store.flushed_offset:
-            answer(PutStatus.PUT_OK)
+            answer(None)
         else:
             self._waiting.append((log_offset, answer))
 
@@ -143,7 +142,7 @@ class BrokerProcess:
         except StoreError as error:
             self.store.fail(error)
             while self._waiting:
-                self._waiting.popleft()[1](PutStatus.UNKNOWN_ERROR)
+                self._waiting.popleft()[1](StoreFailed("the flush failed"))
         else:
             self.store.finish_flush(flush)
             self._answer_flushed()
@@ -157,12 +156,12 @@ class BrokerProcess:
     def lose_patience(self) -> None:
         """syncFlushTimeout: whoever waits is told so; what he waits for may well be stored."""
         while self._waiting:
-            self._waiting.popleft()[1](PutStatus.FLUSH_DISK_TIMEOUT)
+            self._waiting.popleft()[1](FlushTimeout("not flushed in time"))
         self._write()
 
     def _answer_flushed(self) -> None:
         while self._waiting and self._waiting[0][0] <= self.store.flushed_offset:
-            self._waiting.popleft()[1](PutStatus.PUT_OK)
+            self._waiting.popleft()[1](None)
 
     # --- upkeep ----------------------------------------------------------------------------------
 

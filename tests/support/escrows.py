@@ -16,6 +16,7 @@ from escrowmq.broker.broker import Broker, BrokerRules
 from escrowmq.broker.processors.send import SendRules
 from escrowmq.broker.transactions.end import TransactionRules
 from escrowmq.config import StoreConfig
+from escrowmq.errors import StoreError
 from escrowmq.escrow.checks import CoordinatorRules
 from escrowmq.message.keys import UniqueKeyGenerator, decode_offset_id
 from escrowmq.message.names import HALF_TOPIC, OP_TOPIC
@@ -45,7 +46,6 @@ from escrowmq.remoting.headers import (
 from escrowmq.remoting.requests import Request
 from escrowmq.store.commit_log import LogFlush
 from escrowmq.store.config_files import TopicConfig
-from escrowmq.store.status import PutStatus
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import FaultyDisk, Survival
 from tests.interop.remoting import Answer
@@ -89,7 +89,7 @@ class EscrowBench:
         self.settings, self.rules, self.sync = settings, rules, sync
         self.now_ms = now_ms
         self.store = MessageStore.open(self.disk, settings, store_host=HOST)
-        self._waiting: list[tuple[int, Callable[[PutStatus], None]]] = []
+        self._waiting: list[tuple[int, Callable[[StoreError | None], None]]] = []
         self.broker = Broker(
             self.disk,
             self.store,
@@ -111,22 +111,22 @@ class EscrowBench:
 
     # --- time and durability ---------------------------------------------------------------------
 
-    def _when_flushed(self, end: int, tell: Callable[[PutStatus], None]) -> None:
+    def _when_flushed(self, end: int, tell: Callable[[StoreError | None], None]) -> None:
         if end <= self.store.flushed_offset:
-            tell(PutStatus.PUT_OK)
+            tell(None)
         else:
             self._waiting.append((end, tell))
 
-    def flush(self, status: PutStatus = PutStatus.PUT_OK) -> None:
-        self.finish(self.store.begin_flush(), status)
+    def flush(self, error: StoreError | None = None) -> None:
+        self.finish(self.store.begin_flush(), error)
 
-    def finish(self, flush: LogFlush, status: PutStatus = PutStatus.PUT_OK) -> None:
+    def finish(self, flush: LogFlush, error: StoreError | None = None) -> None:
         flush.run()
         flushed = self.store.finish_flush(flush)
         told = [tell for end, tell in self._waiting if end <= flushed]
         self._waiting = [(end, tell) for end, tell in self._waiting if end > flushed]
         for tell in told:
-            tell(status)
+            tell(error)
         self.turn()  # what an answer made necessary
 
     def turn(self, *requests: Request[Any], line: FakeLine | None = None) -> None:

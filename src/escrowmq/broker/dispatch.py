@@ -1,30 +1,40 @@
-"""What the broker needs of a connection. `server/remoting_server.py` has the real one.
+"""How a request reaches its processor, and how the result gets back to the client.
 
-A request's JSON body, or a refusal that says what is wrong with it.
+    Channel              the client's connection: where responses go
+    Handler              a request code, the function that handles it, the permission it needs
+    RequestPermissions   which resources a request touches, for the access check
+    RESPONSE_CODES       which response code each error becomes
 
-What each request needs to be allowed, in RocketMQ's words.
-
-Names in a request are the client's claim. Where it points at a record by its offset, the record's
-own topic is what counts: RocketMQ believes the header, and so shows any message to anybody.
-
-A group's retry topic and its dead letters belong to the group. What is not listed here is for
-administrators, so a request that is new is closed until somebody thinks about it.
-
-How a put ended, as the code of the answer. What is not here is a SYSTEM_ERROR.
+Every processor returns its `handlers()`. `Broker` joins them into one table and applies permission
+and error table around each call, so that a processor contains neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, Protocol, TypeVar
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeAlias
 
 from escrowmq.auth.acl import Action, Permission, ResourceType
 from escrowmq.errors import (
     BrokenBody,
+    ConfigError,
     CorruptRecord,
+    EscrowError,
+    FlushTimeout,
+    InvalidSubscription,
+    LocalProtocolError,
     RecordNotFound,
+    RecordRefused,
     RequestRefused,
+    StoreError,
+    StoreFull,
+    TableFull,
+    TooManyOpenTransactions,
+    TransactionConflict,
     TransactionNotFound,
+    WriterFenced,
 )
 from escrowmq.escrow.coordinator import TransactionCoordinator
 from escrowmq.message.names import (
@@ -40,26 +50,29 @@ from escrowmq.remoting.bodies import (
     CheckClientConfig,
     HalfPositions,
     Heartbeat,
-    JsonBody,
     LockBatch,
     decode_body,
 )
-from escrowmq.remoting.codes import RequestCode, ResponseCode
+from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.command import Command
 from escrowmq.remoting.headers import Header
 from escrowmq.remoting.requests import Body, Request
-from escrowmq.store.status import PutStatus
 from escrowmq.store.store import MessageStore
+
+log = logging.getLogger(__name__)
+
+# --- channels ------------------------------------------------------------------------------------
 
 
 class Channel(Peer, Protocol):
-    """A client connection as the broker sees it."""
+    """A client connection as the broker sees it. `server/remoting_server.py` has the real one.
 
-    peer_host: bytes  # packed as records store it
+    Processors hand over values and the front behind the channel encodes them. A one-way request
+    gets no response: the front drops it, so processors respond to every request alike. Responses
+    leave at the end of the turn, all responses of a connection in one write.
+    """
 
-    # Processors hand over values and the front behind the channel encodes them. A one-way request
-    # gets no response: the front drops it, so processors respond to every request. Responses leave
-    # at the end of the turn, all responses of a connection in one write.
+    peer_host: bytes  # the peer's address, packed as records store it
 
     def respond(
         self,
@@ -113,11 +126,13 @@ class Channel(Peer, Protocol):
         """
 
 
-# What the peer answered; None if it did not, in time or at all.
+# Called with the peer's response, or with None if none came in time.
 ResponseCallback = Callable[[Command | None, bytes], None]
 
 
 class RequestChannel(Channel, Protocol):
+    """A channel on which the broker can also wait for the response to its own request."""
+
     def call(
         self,
         code: int,
@@ -127,27 +142,89 @@ class RequestChannel(Channel, Protocol):
         *,
         timeout_s: float,
     ) -> bool:
-        """A request of ours that the peer answers. False if the line is gone or stuffed;
-        `answered` is then never called, and otherwise once."""
+        """Send a request of the broker's own and call `on_response` once.
+
+        Return False, and never call it, if the connection is closed or its peer does not read.
+        """
 
 
-B = TypeVar("B", bound=JsonBody)
+# --- errors --------------------------------------------------------------------------------------
+
+ErrorCodes: TypeAlias = Mapping[type[EscrowError], int]
+
+# The closest base class counts. RequestRefused carries its own code. An error that is not here is
+# a bug: it is logged with its traceback and becomes a SYSTEM_ERROR without details.
+RESPONSE_CODES: Final[ErrorCodes] = {
+    BrokenBody: ResponseCode.SYSTEM_ERROR,
+    LocalProtocolError: ResponseCode.SYSTEM_ERROR,  # the response does not fit into a frame
+    ConfigError: ResponseCode.INVALID_PARAMETER,
+    InvalidSubscription: ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+    TableFull: ResponseCode.SYSTEM_BUSY,
+    RecordRefused: ResponseCode.MESSAGE_ILLEGAL,
+    StoreFull: ResponseCode.SERVICE_NOT_AVAILABLE,
+    FlushTimeout: ResponseCode.FLUSH_DISK_TIMEOUT,
+    StoreError: ResponseCode.SYSTEM_ERROR,
+    TooManyOpenTransactions: ResponseCode.SYSTEM_BUSY,
+    TransactionNotFound: ResponseCode.QUERY_NOT_FOUND,
+    TransactionConflict: ResponseCode.TRANSACTION_CONFLICT,
+    WriterFenced: ResponseCode.TRANSACTION_FENCED,
+}
+NO_OVERRIDES: Final[ErrorCodes] = {}
 
 
-def decode_request_body(body_type: type[B], request: Request[Any]) -> B:
-    try:
-        return decode_body(body_type, request.body)
-    except BrokenBody as error:
-        raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+def response_code(error: Exception, overrides: ErrorCodes = NO_OVERRIDES) -> int | None:
+    """Return the response code of an error, or None if the error is not expected.
 
+    `overrides` are those of a handler and are looked at before RESPONSE_CODES.
+    """
+    if isinstance(error, RequestRefused):
+        return error.code
+    for codes in (overrides, RESPONSE_CODES):
+        for error_type in type(error).__mro__:
+            code = codes.get(error_type)
+            if code is not None:
+                return code
+    return None
+
+
+def respond_error(
+    channel: Channel,
+    request: Request[Any],
+    error: Exception,
+    overrides: ErrorCodes = NO_OVERRIDES,
+) -> int:
+    """Respond to a request whose handler raised `error`, and return the response code."""
+    code = response_code(error, overrides)
+    if code is None:
+        log.error(
+            "request failed code=%d peer=%s",
+            request.head.code,
+            channel.address,
+            exc_info=error,
+        )
+        code, remark = int(ResponseCode.SYSTEM_ERROR), "internal error, see the broker's log"
+    else:
+        remark = error.remark if isinstance(error, RequestRefused) else str(error)
+    channel.respond(request, code=code, remark=remark)
+    return code
+
+
+# --- permissions ---------------------------------------------------------------------------------
 
 _READ: Final = Action.SUB | Action.GET
 _COMMIT_OFFSET: Final = Action.SUB | Action.UPDATE
 
-PermissionLookup = Callable[[Request[Any]], Iterable[Permission]]
-
 
 class RequestPermissions:
+    """Name the resources that a request touches, and the actions on them, in RocketMQ's terms.
+
+    Names in a request are only the client's claim. Where a request refers to a record by its
+    offset, the topic stored in the record counts. RocketMQ trusts the header there, which lets a
+    client read any message.
+
+    The retry topic and the dead-letter topic of a group belong to the group.
+    """
+
     def __init__(
         self, store: MessageStore, coordinator: TransactionCoordinator, *, cluster: str
     ) -> None:
@@ -156,164 +233,139 @@ class RequestPermissions:
         self._reply_topic = reply_topic(cluster)
         self._cluster_read = Permission(ResourceType.CLUSTER, cluster, Action.GET)
         self._cluster_update = Permission(ResourceType.CLUSTER, cluster, Action.UPDATE)
-        self._lookups = self._lookups_by_code()
 
-    def required(self, request: Request[Any]) -> Iterable[Permission]:
-        return self._lookups.get(request.head.code, self._administrator)(request)
-
-    def _lookups_by_code(self) -> dict[int, PermissionLookup]:
-        code = RequestCode
-        return {
-            code.SEND_MESSAGE: self._send,
-            code.SEND_MESSAGE_V2: self._send,
-            code.SEND_BATCH_MESSAGE: self._send,
-            code.SEND_REPLY_MESSAGE: self._reply,
-            code.SEND_REPLY_MESSAGE_V2: self._reply,
-            code.PULL_MESSAGE: self._pull,
-            code.LITE_PULL_MESSAGE: self._pull,
-            code.CONSUMER_SEND_MSG_BACK: self._send_back,
-            code.END_TRANSACTION: self._end,
-            code.END_TRANSACTIONS: self._end_many,
-            code.REGISTER_WRITER: self._writer,
-            code.DECIDE_BATCH: self._writer,
-            code.QUERY_WRITER: self._writer,
-            code.LIST_TRANSACTIONS: lambda _: (self._cluster_read,),
-            code.SHOW_TRANSACTION: lambda _: (self._cluster_read,),
-            code.HEART_BEAT: self._heartbeat,
-            code.UNREGISTER_CLIENT: self._unregister,
-            code.CHECK_CLIENT_CONFIG: self._check_config,
-            code.GET_CONSUMER_LIST_BY_GROUP: self._members,
-            code.LOCK_BATCH_MQ: self._lock,
-            code.UNLOCK_BATCH_MQ: self._lock,
-            code.QUERY_CONSUMER_OFFSET: lambda asked: self._offset(asked, _READ),
-            code.UPDATE_CONSUMER_OFFSET: lambda asked: self._offset(asked, _COMMIT_OFFSET),
-            code.GET_MAX_OFFSET: self._read,
-            code.GET_MIN_OFFSET: self._read,
-            code.SEARCH_OFFSET_BY_TIMESTAMP: self._read,
-            code.GET_EARLIEST_MSG_STORETIME: self._read,
-            code.QUERY_MESSAGE: self._read,
-            code.VIEW_MESSAGE_BY_ID: lambda asked: self._record_permissions(
-                asked.head.fields.offset
-            ),
-            code.UPDATE_AND_CREATE_TOPIC: lambda asked: self._manage_topic(asked, Action.CREATE),
-            code.DELETE_TOPIC_IN_BROKER: lambda asked: self._manage_topic(asked, Action.DELETE),
-        }
-
-    def _administrator(self, request: Request[Any]) -> Iterable[Permission]:
+    def administrator(self, request: Request[Any]) -> Iterable[Permission]:
         return (self._cluster_update,)
+
+    def read_cluster(self, request: Request[Any]) -> Iterable[Permission]:
+        return (self._cluster_read,)
 
     # --- messages --------------------------------------------------------------------------------
 
-    def _topic_permission(self, topic: str, actions: Action) -> Permission:
+    def send(self, request: Request[Any]) -> Iterable[Permission]:
+        topic = request.head.fields.topic
+        return () if topic == TRACE_TOPIC else (self._topic(topic, Action.PUB),)
+
+    def reply(self, request: Request[Any]) -> Iterable[Permission]:
+        """Require nothing for the reply topic: a client that could read a request may reply."""
+        topic = request.head.fields.topic
+        return () if topic == self._reply_topic else (self._topic(topic, Action.PUB),)
+
+    def pull(self, request: Request[Any]) -> Iterable[Permission]:
+        fields = request.head.fields
+        return self._topic(fields.topic, Action.SUB), _group(fields.consumer_group, Action.SUB)
+
+    def send_back(self, request: Request[Any]) -> Iterator[Permission]:
+        """Require that the group may read the record, which goes to the group's retry topic."""
+        yield _group(request.head.fields.group, Action.SUB)
+        yield from self.read_record(request)
+
+    def read_topic(self, request: Request[Any]) -> Iterable[Permission]:
+        return (self._topic(request.head.fields.topic, _READ),)
+
+    def read_record(self, request: Request[Any]) -> Iterator[Permission]:
+        try:
+            record = self._store.record_at(LogOffset(request.head.fields.offset))
+        except (RecordNotFound, CorruptRecord):
+            return  # nothing to protect; the handler reports it
+        yield self._topic(record.topic, _READ)
+
+    def create_topic(self, request: Request[Any]) -> Iterable[Permission]:
+        return (Permission(ResourceType.TOPIC, request.head.fields.topic, Action.CREATE),)
+
+    def delete_topic(self, request: Request[Any]) -> Iterable[Permission]:
+        return (Permission(ResourceType.TOPIC, request.head.fields.topic, Action.DELETE),)
+
+    def _topic(self, topic: str, actions: Action) -> Permission:
         for prefix in (RETRY_PREFIX, DLQ_PREFIX):
             if topic.startswith(prefix):
-                return _group_permission(
-                    topic.removeprefix(prefix), Action.SUB | actions & ~Action.PUB
-                )
+                return _group(topic.removeprefix(prefix), Action.SUB | actions & ~Action.PUB)
         if topic in BROKER_ONLY_TOPICS:
-            # Halves and delayed messages of every topic lie there.
+            # These hold half messages and delayed messages of every topic.
             return self._cluster_update if actions & Action.PUB else self._cluster_read
         return Permission(ResourceType.TOPIC, topic, actions)
 
-    def _send(self, request: Request[Any]) -> Iterable[Permission]:
-        topic = request.head.fields.topic
-        return () if topic == TRACE_TOPIC else (self._topic_permission(topic, Action.PUB),)
-
-    def _reply(self, request: Request[Any]) -> Iterable[Permission]:
-        """Who may read a question may answer it."""
-        topic = request.head.fields.topic
-        return () if topic == self._reply_topic else (self._topic_permission(topic, Action.PUB),)
-
-    def _pull(self, request: Request[Any]) -> Iterable[Permission]:
-        fields = request.head.fields
-        return self._topic_permission(fields.topic, Action.SUB), _group_permission(
-            fields.consumer_group, Action.SUB
-        )
-
-    def _read(self, request: Request[Any]) -> Iterable[Permission]:
-        return (self._topic_permission(request.head.fields.topic, _READ),)
-
-    def _record_permissions(self, log_offset: int) -> Iterator[Permission]:
-        try:
-            yield self._topic_permission(self._store.record_at(LogOffset(log_offset)).topic, _READ)
-        except (RecordNotFound, CorruptRecord):
-            return  # there is nothing to hide; the handler says so
-
-    def _manage_topic(self, request: Request[Any], action: Action) -> Iterable[Permission]:
-        return (Permission(ResourceType.TOPIC, request.head.fields.topic, action),)
-
     # --- transactions ----------------------------------------------------------------------------
 
-    def _end(self, request: Request[Any]) -> Iterable[Permission]:
+    def end(self, request: Request[Any]) -> Iterable[Permission]:
         fields = request.head.fields
-        return self._half_permissions(fields.tran_state_table_offset, fields.commit_log_offset)
+        return self._half(fields.tran_state_table_offset, fields.commit_log_offset)
 
-    def _end_many(self, request: Request[Any]) -> Iterator[Permission]:
-        needs: dict[Permission, None] = {}
-        for queue_offset, log_offset in decode_request_body(HalfPositions, request).halves:
-            needs.update(dict.fromkeys(self._half_permissions(queue_offset, log_offset)))
-        yield from needs
+    def end_many(self, request: Request[Any]) -> Iterator[Permission]:
+        required: dict[Permission, None] = {}
+        for queue_offset, log_offset in decode_body(HalfPositions, request.body).halves:
+            required.update(dict.fromkeys(self._half(queue_offset, log_offset)))
+        yield from required
 
-    def _half_permissions(self, queue_offset: int, log_offset: int) -> Iterator[Permission]:
+    def _half(self, queue_offset: int, log_offset: int) -> Iterator[Permission]:
         try:
             half = self._coordinator.find_open(queue_offset, log_offset)
         except TransactionNotFound:
-            return  # the handler says so
-        if half is not None:  # what is settled can only be told again
-            yield self._topic_permission(half.topic, Action.PUB)
+            return  # the handler reports it
+        if half is not None:  # a decided one can only be reported again
+            yield self._topic(half.topic, Action.PUB)
 
-    def _writer(self, request: Request[Any]) -> Iterable[Permission]:
-        return (_group_permission(request.head.fields.writer, Action.PUB),)
+    def writer(self, request: Request[Any]) -> Iterable[Permission]:
+        return (_group(request.head.fields.writer, Action.PUB),)
 
     # --- groups ----------------------------------------------------------------------------------
 
-    def _heartbeat(self, request: Request[Any]) -> Iterator[Permission]:
-        for consumer in decode_request_body(Heartbeat, request).consumer_data_set:
-            yield _group_permission(consumer.group_name, Action.SUB)
-            for wanted in consumer.subscription_data_set:
-                yield self._topic_permission(wanted.topic, Action.SUB)
+    def heartbeat(self, request: Request[Any]) -> Iterator[Permission]:
+        for consumer in decode_body(Heartbeat, request.body).consumer_data_set:
+            yield _group(consumer.group_name, Action.SUB)
+            for subscription in consumer.subscription_data_set:
+                yield self._topic(subscription.topic, Action.SUB)
 
-    def _unregister(self, request: Request[Any]) -> Iterator[Permission]:
+    def unregister(self, request: Request[Any]) -> Iterator[Permission]:
         if request.head.fields.consumer_group:
-            yield _group_permission(request.head.fields.consumer_group, Action.SUB)
+            yield _group(request.head.fields.consumer_group, Action.SUB)
 
-    def _check_config(self, request: Request[Any]) -> Iterator[Permission]:
-        told = decode_request_body(CheckClientConfig, request)
-        yield _group_permission(told.group, Action.SUB)
-        yield self._topic_permission(told.subscription_data.topic, Action.SUB)
+    def check_config(self, request: Request[Any]) -> Iterator[Permission]:
+        config = decode_body(CheckClientConfig, request.body)
+        yield _group(config.group, Action.SUB)
+        yield self._topic(config.subscription_data.topic, Action.SUB)
 
-    def _members(self, request: Request[Any]) -> Iterable[Permission]:
-        return (_group_permission(request.head.fields.consumer_group, _READ),)
+    def list_members(self, request: Request[Any]) -> Iterable[Permission]:
+        return (_group(request.head.fields.consumer_group, _READ),)
 
-    def _lock(self, request: Request[Any]) -> Iterator[Permission]:
-        wanted = decode_request_body(LockBatch, request)
-        yield _group_permission(wanted.consumer_group, Action.SUB)
-        for topic in {queue.topic for queue in wanted.mq_set}:
-            yield self._topic_permission(topic, Action.SUB)
+    def lock(self, request: Request[Any]) -> Iterator[Permission]:
+        batch = decode_body(LockBatch, request.body)
+        yield _group(batch.consumer_group, Action.SUB)
+        for topic in {queue.topic for queue in batch.mq_set}:
+            yield self._topic(topic, Action.SUB)
 
-    def _offset(self, request: Request[Any], actions: Action) -> Iterable[Permission]:
+    def query_offset(self, request: Request[Any]) -> Iterable[Permission]:
+        return self._consumer_offset(request, _READ)
+
+    def commit_offset(self, request: Request[Any]) -> Iterable[Permission]:
+        return self._consumer_offset(request, _COMMIT_OFFSET)
+
+    def _consumer_offset(self, request: Request[Any], actions: Action) -> Iterable[Permission]:
         fields = request.head.fields
-        return self._topic_permission(fields.topic, actions), _group_permission(
-            fields.consumer_group, actions
-        )
-
-    def _send_back(self, request: Request[Any]) -> Iterator[Permission]:
-        """To the retry topic of a group, which must be able to read it as it is."""
-        yield _group_permission(request.head.fields.group, Action.SUB)
-        yield from self._record_permissions(request.head.fields.offset)
+        return self._topic(fields.topic, actions), _group(fields.consumer_group, actions)
 
 
-def _group_permission(name: str, actions: Action) -> Permission:
+def _group(name: str, actions: Action) -> Permission:
     return Permission(ResourceType.GROUP, name, actions)
 
 
-RESPONSE_CODE_BY_PUT_STATUS: Final = {
-    PutStatus.PUT_OK: ResponseCode.SUCCESS,
-    PutStatus.FLUSH_DISK_TIMEOUT: ResponseCode.FLUSH_DISK_TIMEOUT,
-    PutStatus.FLUSH_SLAVE_TIMEOUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
-    PutStatus.SLAVE_NOT_AVAILABLE: ResponseCode.SLAVE_NOT_AVAILABLE,
-    PutStatus.SERVICE_NOT_AVAILABLE: ResponseCode.SERVICE_NOT_AVAILABLE,
-    PutStatus.MESSAGE_ILLEGAL: ResponseCode.MESSAGE_ILLEGAL,
-    PutStatus.PROPERTIES_SIZE_EXCEEDED: ResponseCode.MESSAGE_ILLEGAL,
-    PutStatus.OS_PAGE_CACHE_BUSY: ResponseCode.SYSTEM_BUSY,
-}
+# --- handlers ------------------------------------------------------------------------------------
+
+# Called with the channel, the request and the time in milliseconds.
+HandlerFunction: TypeAlias = Callable[[Channel, Request[Any], int], None]
+PermissionRule: TypeAlias = Callable[[RequestPermissions, Request[Any]], Iterable[Permission]]
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """How the broker handles one request code.
+
+    `permission` is a method of RequestPermissions. A request whose handler names none is for
+    administrators, so a new request is closed until its author opens it.
+    """
+
+    code: int
+    function: HandlerFunction
+    permission: PermissionRule = RequestPermissions.administrator
+    errors: ErrorCodes = field(default_factory=dict)  # where they differ from RESPONSE_CODES
+    is_flow_controlled: bool = False

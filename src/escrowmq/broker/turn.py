@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from escrowmq.broker.dispatch import RESPONSE_CODE_BY_PUT_STATUS, Channel
+from escrowmq.broker.dispatch import Channel, response_code
 from escrowmq.broker.statistics import BrokerCounters
 from escrowmq.errors import RecordRefused, StoreError, StoreFailed
 from escrowmq.message.batch import Appendable, RecordRun
@@ -20,7 +20,6 @@ from escrowmq.message.record import NewRecord
 from escrowmq.remoting.codes import ResponseCode
 from escrowmq.remoting.requests import Request
 from escrowmq.store.commit_log import AppendResult
-from escrowmq.store.status import PutStatus, put_status
 from escrowmq.store.store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -76,8 +75,9 @@ class _PendingRecords(msgspec.Struct, gc=False):
             self.done_callback(code, results[self.first_index : self.first_index + self.count])
 
 
-# Told the end of an append, calls back once it is durable, or is not in time.
-WhenFlushed = Callable[[int, Callable[[PutStatus], None]], None]
+# Called with the end of an append and a callback. The callback is called once: with None when the
+# append is durable, with FlushTimeout if it is not in time, with another StoreError if it failed.
+WhenFlushed = Callable[[int, Callable[[StoreError | None], None]], None]
 _AppendT = TypeVar("_AppendT", _PendingSend, PendingAppend)
 
 
@@ -201,8 +201,8 @@ class Turn:
         answered(hasty, ResponseCode.SUCCESS, began_s)
         if patient or patient_puts:
 
-            def flushed(status: PutStatus) -> None:
-                code = RESPONSE_CODE_BY_PUT_STATUS.get(status, ResponseCode.SYSTEM_ERROR)
+            def flushed(error: StoreError | None) -> None:
+                code = ResponseCode.SUCCESS if error is None else _response_code(error)
                 self._respond_all(patient, patient_puts, results, code)
                 answered(patient, code, began_s)
 
@@ -227,7 +227,7 @@ class Turn:
     def _refuse_all(
         self, sends: list[_PendingSend], pending: list[PendingAppend], error: StoreError
     ) -> None:
-        code = RESPONSE_CODE_BY_PUT_STATUS.get(put_status(error), ResponseCode.SYSTEM_ERROR)
+        code = _response_code(error)
         for send in sends:
             send.channel.respond(send.request, code=code, remark=str(error))
             self._counters.refused[send.request.head.code, code] += 1
@@ -262,6 +262,10 @@ class Turn:
         send.channel.respond_send_batch(
             send.request, log_offsets, send.queue_id, places[0].queue_offset, code
         )
+
+
+def _response_code(error: StoreError) -> int:
+    return response_code(error) or ResponseCode.SYSTEM_ERROR
 
 
 def _split_by_flush(appends: list[_AppendT]) -> tuple[list[_AppendT], list[_AppendT]]:

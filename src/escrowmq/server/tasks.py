@@ -27,13 +27,12 @@ from typing import Any, NamedTuple
 
 from escrowmq.clock import Clock, local_hour
 from escrowmq.config import StoreConfig
-from escrowmq.errors import StoreError, StoreFailed, StoreFull
+from escrowmq.errors import FlushTimeout, StoreError, StoreFailed, StoreFull
 from escrowmq.message.record import LogOffset
 from escrowmq.metrics import LATENCY_BOUNDS_S, Distribution
 from escrowmq.store.commit_log import LogFlush
 from escrowmq.store.disk import Disk
 from escrowmq.store.retention import SEGMENTS_PER_PASS_MAX, is_expired
-from escrowmq.store.status import PutStatus
 from escrowmq.store.store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -44,7 +43,7 @@ FLUSH_TIMEOUT_S = 5.0  # syncFlushTimeout
 class _Waiter(NamedTuple):
     log_offset: int
     deadline_s: float
-    callback: Callable[[PutStatus], None]
+    callback: Callable[[StoreError | None], None]
 
 
 class GroupCommit:
@@ -63,14 +62,14 @@ class GroupCommit:
         self.flush_count = 0
         self.flush_seconds = Distribution(LATENCY_BOUNDS_S)
 
-    def when_flushed(self, log_offset: int, callback: Callable[[PutStatus], None]) -> None:
-        """Call `answer` once everything below `log_offset` is durable, or is not in time.
+    def when_flushed(self, log_offset: int, callback: Callable[[StoreError | None], None]) -> None:
+        """Call `callback` with None once all below `log_offset` is durable, or with an error.
 
         Called at once if it is durable already. Offsets are asked for in rising order: by
         whoever has just appended.
         """
         if log_offset <= self._store.flushed_offset:
-            callback(PutStatus.PUT_OK)
+            callback(None)
             return
         deadline_s = self._loop.time() + self._timeout_s
         self._waiting.append(_Waiter(log_offset, deadline_s, callback))
@@ -81,12 +80,12 @@ class GroupCommit:
         if self._timeout_handle is None:
             self._timeout_handle = self._loop.call_at(deadline_s, self._expire)
 
-    async def wait_flushed(self, log_offset: int) -> PutStatus:
-        answered: asyncio.Future[PutStatus] = self._loop.create_future()
+    async def wait_flushed(self, log_offset: int) -> StoreError | None:
+        answered: asyncio.Future[StoreError | None] = self._loop.create_future()
 
-        def answer(status: PutStatus) -> None:
+        def answer(error: StoreError | None) -> None:
             if not answered.done():  # the caller may have been cancelled
-                answered.set_result(status)
+                answered.set_result(error)
 
         self.when_flushed(log_offset, answer)
         return await answered
@@ -127,7 +126,7 @@ class GroupCommit:
             return
         flushed = self._store.finish_flush(flush)
         while self._waiting and self._waiting[0].log_offset <= flushed:
-            self._waiting.popleft().callback(PutStatus.PUT_OK)
+            self._waiting.popleft().callback(None)
         if self._waiting:
             self._start_flush()
 
@@ -135,14 +134,18 @@ class GroupCommit:
         log.error("flush failed, the store takes no more writes: %s", error)
         cause = error if isinstance(error, StoreError) else StoreFailed(str(error))
         self._store.fail(cause)
+        # Not `cause`: a StoreFull would tell the client that nothing was stored.
+        failure = StoreFailed(f"the log is not flushed: {error}")
         while self._waiting:
-            self._waiting.popleft().callback(PutStatus.UNKNOWN_ERROR)
+            self._waiting.popleft().callback(failure)
 
     def _expire(self) -> None:
         self._timeout_handle = None
         now_s = self._loop.time()
         while self._waiting and self._waiting[0].deadline_s <= now_s:
-            self._waiting.popleft().callback(PutStatus.FLUSH_DISK_TIMEOUT)
+            self._waiting.popleft().callback(
+                FlushTimeout(f"not flushed within {self._timeout_s:g} s (syncFlushTimeout)")
+            )
         if self._waiting:
             self._timeout_handle = self._loop.call_at(self._waiting[0].deadline_s, self._expire)
 

@@ -10,6 +10,7 @@ from escrowmq.broker.metrics import BrokerMetrics
 from escrowmq.broker.processors.send import SendRules
 from escrowmq.broker.statistics import BrokerCounters
 from escrowmq.clock import ManualClock
+from escrowmq.errors import FlushTimeout
 from escrowmq.message.batch import BatchItem, encode_batch
 from escrowmq.message.keys import UniqueKeyGenerator
 from escrowmq.message.properties import encode_properties
@@ -17,7 +18,6 @@ from escrowmq.metrics import Registry
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import ConsumerSendMessageBack, NoFields
 from escrowmq.remoting.headers_admin import TopicHeader
-from escrowmq.store.status import PutStatus
 from escrowmq.testing.disks import MemoryDisk
 from tests.support.broker_requests import RULES, FakeLine, a_pull, a_send, ask
 from tests.support.scraping import Page, parse
@@ -191,7 +191,7 @@ def test_a_send_takes_from_the_begin_of_its_turn_to_its_answer() -> None:
     bench.turn(plain("T"), plain("T"))
     assert bench.page().value("escrowmq_send_seconds_count") == 0
     bench.clock.advance(ms=30)
-    bench.waiting.pop()(PutStatus.PUT_OK)
+    bench.waiting.pop()(None)
     page = bench.page()
     assert page.value("escrowmq_send_seconds_count") == 2
     assert page.value("escrowmq_send_seconds_bucket", le="0.025") == 0
@@ -201,7 +201,7 @@ def test_a_send_takes_from_the_begin_of_its_turn_to_its_answer() -> None:
 def test_a_send_that_was_not_flushed_in_time_is_a_refusal() -> None:
     bench = Bench(sync=True)
     bench.turn(plain("T"))
-    bench.waiting.pop()(PutStatus.FLUSH_DISK_TIMEOUT)
+    bench.waiting.pop()(FlushTimeout("not flushed in time"))
     refusals = bench.page().value("escrowmq_refusals_total", response_code="flush_disk_timeout")
     assert refusals == 1
 

@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from escrowmq.errors import StoreError, StoreFailed
+from escrowmq.errors import FlushTimeout, StoreError, StoreFailed
 from escrowmq.server.tasks import GroupCommit
-from escrowmq.store.status import PutStatus
 from escrowmq.store.store import MessageStore
 from escrowmq.testing import FaultyDisk, MemoryDisk
 from escrowmq.testing.disks import OnFault
@@ -72,17 +71,18 @@ class Answers:
     def __init__(self, store: MessageStore, commit: GroupCommit) -> None:
         self._store = store
         self._commit = commit
-        self.given: list[tuple[int, PutStatus]] = []
+        self.given: list[tuple[int, type[StoreError] | None]] = []
 
     def append(self, number: int) -> None:
         self._store.append([sample(number)], now_ms=NOW_MS)
         self._commit.when_flushed(
-            self._store.end, lambda status: self.given.append((number, status))
+            self._store.end,
+            lambda error: self.given.append((number, None if error is None else type(error))),
         )
 
 
-def ok(*numbers: int) -> list[tuple[int, PutStatus]]:
-    return [(number, PutStatus.PUT_OK) for number in numbers]
+def ok(*numbers: int) -> list[tuple[int, type[StoreError] | None]]:
+    return [(number, None) for number in numbers]
 
 
 @in_a_loop
@@ -123,10 +123,10 @@ async def test_who_comes_during_a_flush_is_answered_by_the_next() -> None:
 async def test_what_is_flushed_already_is_answered_at_once() -> None:
     _, store = gated()
     commit = GroupCommit(store)
-    given: list[PutStatus] = []
+    given: list[StoreError | None] = []
     commit.when_flushed(store.end, given.append)
-    assert given == [PutStatus.PUT_OK]
-    assert await commit.wait_flushed(0) is PutStatus.PUT_OK
+    assert given == [None]
+    assert await commit.wait_flushed(0) is None
     assert commit.flush_count == 0
     await commit.close()
 
@@ -138,7 +138,7 @@ async def test_a_flush_by_somebody_else_counts_too() -> None:
     disk.gate.set()
     store.append([sample(1)], now_ms=NOW_MS)
     store.checkpoint()
-    assert await commit.wait_flushed(store.end) is PutStatus.PUT_OK
+    assert await commit.wait_flushed(store.end) is None
     assert commit.flush_count == 0
     await commit.close()
 
@@ -169,7 +169,7 @@ async def test_a_flush_that_fails_is_unknown_to_all_and_ends_the_store() -> None
         answers.append(number)
     disk.fail_at = disk.calls + 1
     await commit.close()
-    assert answers.given == [(number, PutStatus.UNKNOWN_ERROR) for number in range(3)]
+    assert answers.given == [(number, StoreFailed) for number in range(3)]
     assert store.has_failed
     with pytest.raises(StoreFailed):
         store.append([sample(9)], now_ms=NOW_MS)
@@ -198,7 +198,7 @@ async def test_who_came_during_a_flush_that_fails_is_told_too() -> None:
     answers.append(2)
     disk.gate.set()
     await commit.close()
-    assert answers.given == [(1, PutStatus.UNKNOWN_ERROR), (2, PutStatus.UNKNOWN_ERROR)]
+    assert answers.given == [(1, StoreFailed), (2, StoreFailed)]
     assert commit.flush_count == 1
 
 
@@ -214,7 +214,7 @@ async def test_a_store_that_fails_elsewhere_leaves_nobody_waiting() -> None:
     store.fail(StoreFailed("a checkpoint failed"))
     disk.gate.set()
     await commit.close()
-    assert answers.given == [(1, PutStatus.PUT_OK), (2, PutStatus.UNKNOWN_ERROR)]
+    assert answers.given == [(1, None), (2, StoreFailed)]
 
 
 @in_a_loop
@@ -223,7 +223,7 @@ async def test_a_store_that_has_failed_is_unknown_to_who_comes_later() -> None:
     commit = GroupCommit(store)
     store.append([sample(1)], now_ms=NOW_MS)
     store.fail(StoreFailed("a checkpoint failed"))
-    assert await commit.wait_flushed(store.end) is PutStatus.UNKNOWN_ERROR
+    assert type(await commit.wait_flushed(store.end)) is StoreFailed
     await commit.close()
 
 
@@ -233,12 +233,11 @@ async def test_who_waited_too_long_is_told_so_and_not_answered_again() -> None:
     commit = GroupCommit(store, timeout_s=0.01)
     answers = Answers(store, commit)
     answers.append(1)
-    assert await commit.wait_flushed(store.end) is PutStatus.FLUSH_DISK_TIMEOUT
-    assert answers.given == [(1, PutStatus.FLUSH_DISK_TIMEOUT)]
-    assert PutStatus.FLUSH_DISK_TIMEOUT.is_stored
+    assert type(await commit.wait_flushed(store.end)) is FlushTimeout
+    assert answers.given == [(1, FlushTimeout)]
     disk.gate.set()
     await commit.close()
-    assert answers.given == [(1, PutStatus.FLUSH_DISK_TIMEOUT)]
+    assert answers.given == [(1, FlushTimeout)]
     assert store.flushed_offset == store.end
 
 
@@ -248,14 +247,14 @@ async def test_who_comes_after_a_timeout_has_a_time_of_his_own() -> None:
     commit = GroupCommit(store, timeout_s=0.01)
     answers = Answers(store, commit)
     answers.append(1)
-    assert await commit.wait_flushed(store.end) is PutStatus.FLUSH_DISK_TIMEOUT
+    assert type(await commit.wait_flushed(store.end)) is FlushTimeout
     answers.append(2)
-    assert await commit.wait_flushed(store.end) is PutStatus.FLUSH_DISK_TIMEOUT
+    assert type(await commit.wait_flushed(store.end)) is FlushTimeout
     disk.gate.set()
     await commit.close()
     assert answers.given == [
-        (1, PutStatus.FLUSH_DISK_TIMEOUT),
-        (2, PutStatus.FLUSH_DISK_TIMEOUT),
+        (1, FlushTimeout),
+        (2, FlushTimeout),
     ]
     commit = GroupCommit(store)
     answers = Answers(store, commit)

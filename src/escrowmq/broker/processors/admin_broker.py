@@ -15,13 +15,13 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from escrowmq.broker.dispatch import Channel
+from escrowmq.broker.dispatch import Channel, ErrorCodes, Handler, respond_error
 from escrowmq.broker.statistics import Statistics, TrafficRate
 from escrowmq.broker.turn import WhenFlushed
 from escrowmq.errors import ConfigError, CorruptRecord, RecordNotFound, RequestRefused, StoreError
 from escrowmq.remoting.bodies import encode_body
 from escrowmq.remoting.bodies_admin import Rate, Rates, RuntimeTable
-from escrowmq.remoting.codes import VERSION, ResponseCode
+from escrowmq.remoting.codes import VERSION, RequestCode, ResponseCode
 from escrowmq.remoting.headers_admin import (
     BrokerConfigResponse,
     PrepareBackup,
@@ -32,7 +32,6 @@ from escrowmq.remoting.requests import Request
 from escrowmq.store.backup import TOKEN_PATH
 from escrowmq.store.config_files import DataVersion
 from escrowmq.store.disk import Disk, replace_file
-from escrowmq.store.status import PutStatus
 from escrowmq.store.store import MessageStore
 
 CONFIG_CHANGE_BYTES_MAX: Final = 64 << 10
@@ -103,6 +102,17 @@ class BrokerAdmin:
         self._start_ms = self._start_ms or now_ms
         self._statistics.tick(now_ms)
 
+    def handlers(self) -> list[Handler]:
+        code = RequestCode
+        return [
+            Handler(code.GET_BROKER_CONFIG, self.get_config),
+            Handler(code.UPDATE_BROKER_CONFIG, self.update_config),
+            Handler(code.GET_BROKER_RUNTIME_INFO, self.get_runtime_info),
+            Handler(code.VIEW_BROKER_STATS_DATA, self.get_stats),
+            Handler(code.CLEAN_EXPIRED_CONSUMEQUEUE, self.no_op),
+            Handler(code.DELETE_EXPIRED_COMMITLOG, self.no_op),
+        ]
+
     # --- settings --------------------------------------------------------------------------------
 
     def get_config(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
@@ -111,12 +121,15 @@ class BrokerAdmin:
         channel.respond(request, BrokerConfigResponse(version=version), body=text)
 
     def update_config(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
+        if len(request.body) > CONFIG_CHANGE_BYTES_MAX:
+            raise ConfigError(
+                f"{len(request.body)} bytes of settings, the limit is {CONFIG_CHANGE_BYTES_MAX}"
+            )
         try:
-            if len(request.body) > CONFIG_CHANGE_BYTES_MAX:
-                raise ConfigError(f"{len(request.body)} bytes of settings")
-            self._settings().change(str(request.body, "utf-8"))
-        except (ConfigError, UnicodeDecodeError) as error:
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+            text = str(request.body, "utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"the settings are not UTF-8: {error}") from error
+        self._settings().change(text)
         self._version = self._version.next(now_ms)
         channel.respond(request)
 
@@ -214,6 +227,10 @@ class BrokerAdmin:
         found = Rates(stats_minute=minute, stats_hour=hour, stats_day=day)
         channel.respond(request, body=encode_body(found))
 
+    def no_op(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
+        """Accept CLEAN_EXPIRED_CONSUMEQUEUE and DELETE_EXPIRED_COMMITLOG, which need no request."""
+        channel.respond(request)
+
     def _find_rates(
         self, name: str, key: str, now_ms: int
     ) -> tuple[TrafficRate, TrafficRate, TrafficRate] | None:
@@ -232,17 +249,13 @@ class BrokerAdmin:
         return None
 
 
-def no_op(channel: Channel, request: Request[Any], now_ms: int) -> None:
-    """CLEAN_EXPIRED_CONSUMEQUEUE and DELETE_EXPIRED_COMMITLOG: it is done all the time."""
-    channel.respond(request)
-
-
 def _format_rates(rates: tuple[float, ...]) -> str:
     """Over ten seconds, a minute, ten minutes."""
     return " ".join(f"{rate:.2f}" for rate in rates)
 
 
 TOKEN_LENGTH_MAX: Final = 64
+_BACKUP_ERRORS: Final[ErrorCodes] = {StoreError: ResponseCode.SYSTEM_ERROR}
 
 
 class BackupProcessor:
@@ -254,30 +267,31 @@ class BackupProcessor:
         self._save = save
         self._flush = flush  # None: here and now
 
+    def handlers(self) -> list[Handler]:
+        return [
+            Handler(RequestCode.PREPARE_BACKUP, self.prepare_backup, errors=_BACKUP_ERRORS),
+        ]
+
     def prepare_backup(
         self, channel: Channel, request: Request[PrepareBackup], now_ms: int
     ) -> None:
         store, token = self._store, request.head.fields.token
         if len(token) > TOKEN_LENGTH_MAX:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"a token of {len(token)} characters")
-        try:
-            replace_file(self._disk, TOKEN_PATH, token.encode())
-            self._save()
-            if self._flush is None:
-                store.flush()
-        except StoreError as error:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"not saved: {error}") from error
+        replace_file(self._disk, TOKEN_PATH, token.encode())
+        self._save()
+        if self._flush is None:
+            store.flush()
         end = store.end
 
-        def flushed(status: PutStatus) -> None:
-            if status is PutStatus.PUT_OK:
+        def flushed(error: StoreError | None) -> None:
+            if error is None:
                 fields = PrepareBackupResponse(log_begin=store.begin, log_end=end)
                 channel.respond(request, fields)
             else:
-                code, remark = ResponseCode.SYSTEM_ERROR, f"the log is not flushed: {status.name}"
-                channel.respond(request, code=code, remark=remark)
+                respond_error(channel, request, error, _BACKUP_ERRORS)
 
         if self._flush is None:
-            flushed(PutStatus.PUT_OK)
+            flushed(None)
         else:
             self._flush(end, flushed)

@@ -14,13 +14,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, cast
 
-from escrowmq.broker.dispatch import Channel, RequestChannel
+from escrowmq.broker.dispatch import Channel, ErrorCodes, Handler, RequestChannel
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
 from escrowmq.broker.statistics import Statistics
 from escrowmq.consume.members import ConsumerGroups, Member, ProducerGroups
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.consume.subscription import Subscription
-from escrowmq.errors import CorruptRecord, RecordNotFound, RemoteProtocolError, RequestRefused
+from escrowmq.errors import (
+    CorruptRecord,
+    RecordNotFound,
+    RemoteProtocolError,
+    RequestRefused,
+    StoreError,
+)
 from escrowmq.message.keys import decode_offset_id
 from escrowmq.remoting.bodies import QueueName, SubscriptionEntry, TopicList, encode_body
 from escrowmq.remoting.bodies_admin import (
@@ -90,6 +96,21 @@ class GroupAdmin:
         self._producers = producers
         self._statistics = statistics
         self._address = address
+
+    def handlers(self) -> list[Handler]:
+        code = RequestCode
+        return [
+            Handler(code.GET_CONSUMER_CONNECTION_LIST, self.list_consumer_connections),
+            Handler(code.GET_PRODUCER_CONNECTION_LIST, self.list_producer_connections),
+            Handler(code.GET_ALL_PRODUCER_INFO, self.list_producers),
+            Handler(code.QUERY_TOPIC_CONSUME_BY_WHO, self.list_groups_of_topic),
+            Handler(code.QUERY_TOPICS_BY_CONSUMER, self.list_topics_of_group),
+            Handler(code.QUERY_SUBSCRIPTION_BY_CONSUMER, self.get_subscription),
+            Handler(code.GET_TOPIC_STATS_INFO, self.get_topic_stats),
+            Handler(code.GET_CONSUME_STATS, self.get_consume_stats),
+            Handler(code.GET_BROKER_CONSUME_STATS, self.get_broker_consume_stats),
+            Handler(code.QUERY_CONSUME_TIME_SPAN, self.get_consume_time_spans),
+        ]
 
     # --- who is connected ------------------------------------------------------------------------
 
@@ -330,6 +351,14 @@ class OffsetAdmin:
         self._offsets = offsets
         self._consumers = consumers
 
+    def handlers(self) -> list[Handler]:
+        code = RequestCode
+        return [
+            Handler(code.INVOKE_BROKER_TO_RESET_OFFSET, self.reset_offsets),
+            Handler(code.CLONE_GROUP_OFFSET, self.clone_offsets),
+            Handler(code.QUERY_CONSUME_QUEUE, self.list_queue_entries),
+        ]
+
     def reset_offsets(self, channel: Channel, request: Request[ResetOffset], now_ms: int) -> None:
         fields = request.head.fields
         topic = self._get_topic(fields.topic)
@@ -458,12 +487,23 @@ def _group_not_found(name: str) -> RequestRefused:
 
 
 RELAY_TIMEOUT_S: Final = 10.0  # as RocketMQ
+_RELAY_ERRORS: Final[ErrorCodes] = {
+    RemoteProtocolError: ResponseCode.QUERY_NOT_FOUND,  # not a message id
+    StoreError: ResponseCode.QUERY_NOT_FOUND,
+}
 
 
 class ConsumerRelay:
     def __init__(self, store: MessageStore, consumers: ConsumerGroups[Channel]) -> None:
         self._store = store
         self._consumers = consumers
+
+    def handlers(self) -> list[Handler]:
+        code = RequestCode
+        return [
+            Handler(code.GET_CONSUMER_RUNNING_INFO, self.get_running_info),
+            Handler(code.CONSUME_MESSAGE_DIRECTLY, self.consume_directly, errors=_RELAY_ERRORS),
+        ]
 
     def get_running_info(
         self, channel: Channel, request: Request[GetConsumerRunningInfo], now_ms: int
@@ -477,15 +517,9 @@ class ConsumerRelay:
         fields = request.head.fields
         if not fields.client_id:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, "which client? clientId is empty")
-        body = self._read_message(fields.msg_id or "")
+        record = self._store.record_at(decode_offset_id(fields.msg_id or "")[1])
+        body = bytes(self._store.record_bytes(record))
         self._relay(channel, request, fields.consumer_group, fields.client_id, fields, body)
-
-    def _read_message(self, offset_id: str) -> bytes:
-        try:
-            record = self._store.record_at(decode_offset_id(offset_id)[1])
-        except (RemoteProtocolError, RecordNotFound, CorruptRecord) as error:
-            raise RequestRefused(ResponseCode.QUERY_NOT_FOUND, str(error)) from error
-        return bytes(self._store.record_bytes(record))
 
     def _relay(
         self,

@@ -18,7 +18,7 @@ import msgspec
 
 from escrowmq.auth.acl import Action, PolicyEntry, User
 from escrowmq.auth.validator import AccessValidator
-from escrowmq.broker.dispatch import Channel
+from escrowmq.broker.dispatch import Channel, ErrorCodes, Handler, RequestPermissions
 from escrowmq.broker.metadata import (
     SubscriptionGroups,
     TopicTable,
@@ -49,6 +49,8 @@ from escrowmq.store.store import MessageStore
 QUEUES_MAX: Final = 65_536
 ATTRIBUTES_MAX: Final = 100
 PENDING_DELETIONS_MAX: Final = 1_000
+# Part of a deletion may be durable, so no error may say that nothing happened.
+_DELETE_ERRORS: Final[ErrorCodes] = {StoreError: ResponseCode.SYSTEM_ERROR}
 
 
 class MetadataAdmin:
@@ -68,6 +70,21 @@ class MetadataAdmin:
         self._pending_deletions: list[
             tuple[Channel, Request[TopicHeader]]
         ] = []  # that wait for their files
+
+    def handlers(self) -> list[Handler]:
+        code, permissions = RequestCode, RequestPermissions
+        return [
+            Handler(code.UPDATE_AND_CREATE_TOPIC, self.create_topic, permissions.create_topic),
+            Handler(code.DELETE_TOPIC_IN_BROKER, self.delete_topic, permissions.delete_topic),
+            Handler(code.GET_TOPIC_CONFIG, self.get_topic_config),
+            Handler(code.GET_ALL_TOPIC_CONFIG, self.list_topics),
+            Handler(code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, self.list_system_topics),
+            Handler(code.CLEAN_UNUSED_TOPIC, self.clean_unused_topics),
+            Handler(code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.create_group),
+            Handler(code.DELETE_SUBSCRIPTIONGROUP, self.delete_group, errors=_DELETE_ERRORS),
+            Handler(code.GET_SUBSCRIPTIONGROUP_CONFIG, self.get_group_config),
+            Handler(code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.list_groups),
+        ]
 
     # --- topics ----------------------------------------------------------------------------------
 
@@ -159,7 +176,7 @@ class MetadataAdmin:
         try:
             config = msgspec.convert(parse_lenient_json(request.body), GroupConfig, strict=False)
         except (BrokenBody, msgspec.ValidationError, RecursionError) as error:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the group: {error}") from error
+            raise BrokenBody(f"the group: {error}") from error
         if not is_valid_group_name(config.group_name):
             raise _invalid_parameter(f"{config.group_name[:100]!r} names no group")
         if not 0 <= config.retry_queue_nums <= QUEUES_MAX:
@@ -174,16 +191,11 @@ class MetadataAdmin:
         name = fields.group_name
         if is_system_group(name):
             raise _invalid_parameter(f"{name} belongs to the broker")
-        try:
-            if fields.clean_offset or fields.remove_offset:
-                self._offsets.remove_group(name)
-                self._save_offsets()
-            if self._groups.remove(name, now_ms=now_ms):
-                self._groups.save()
-        except StoreError as error:
-            raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR, f"{name[:100]} not deleted: {error}"
-            ) from error
+        if fields.clean_offset or fields.remove_offset:
+            self._offsets.remove_group(name)
+            self._save_offsets()
+        if self._groups.remove(name, now_ms=now_ms):
+            self._groups.save()
         channel.respond(request)
 
     def get_group_config(
@@ -247,19 +259,6 @@ _CHANGE_CODES: Final = (
 _SUBJECT_PREFIX: Final = "User:"
 
 
-def access_handlers(
-    access_validator: AccessValidator | None,
-) -> dict[int, Callable[[Channel, Request[Any], int], None]]:
-    asked = AccessAdmin(access_validator)
-    return {
-        **dict.fromkeys(_CHANGE_CODES, _refuse_change),
-        RequestCode.AUTH_GET_USER: asked.get_user,
-        RequestCode.AUTH_LIST_USER: asked.list_users,
-        RequestCode.AUTH_GET_ACL: asked.get_acl,
-        RequestCode.AUTH_LIST_ACL: asked.list_acls,
-    }
-
-
 def _refuse_change(channel: Channel, request: Request[Any], now_ms: int) -> None:
     raise RequestRefused(
         ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
@@ -271,6 +270,16 @@ def _refuse_change(channel: Channel, request: Request[Any], now_ms: int) -> None
 class AccessAdmin:
     def __init__(self, access_validator: AccessValidator | None) -> None:
         self._access_validator = access_validator
+
+    def handlers(self) -> list[Handler]:
+        code = RequestCode
+        return [
+            *(Handler(change, _refuse_change) for change in _CHANGE_CODES),
+            Handler(code.AUTH_GET_USER, self.get_user),
+            Handler(code.AUTH_LIST_USER, self.list_users),
+            Handler(code.AUTH_GET_ACL, self.get_acl),
+            Handler(code.AUTH_LIST_ACL, self.list_acls),
+        ]
 
     def get_user(self, channel: Channel, request: Request[UserHeader], now_ms: int) -> None:
         found = self._find_user(request.head.fields.username)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from escrowmq.broker.dispatch import Channel, decode_request_body
+from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
 from escrowmq.consume.members import (
     ConsumerGroups,
@@ -22,7 +22,7 @@ from escrowmq.consume.subscription import (
     parse_heartbeat_subscription,
     parse_subscription,
 )
-from escrowmq.errors import InvalidSubscription, RequestRefused, TableFull
+from escrowmq.errors import InvalidSubscription, RequestRefused
 from escrowmq.message.filter import TAG
 from escrowmq.message.names import retry_topic
 from escrowmq.remoting.bodies import (
@@ -32,6 +32,7 @@ from escrowmq.remoting.bodies import (
     Heartbeat,
     LockBatch,
     LockBatchResponse,
+    decode_body,
     encode_body,
 )
 from escrowmq.remoting.codes import RequestCode, ResponseCode
@@ -61,8 +62,19 @@ class ClientProcessor:
         self._on_producer_joined = on_producer_joined
         self.allows_sql = allows_sql
 
+    def handlers(self) -> list[Handler]:
+        code, permissions = RequestCode, RequestPermissions
+        return [
+            Handler(code.HEART_BEAT, self.heartbeat, permissions.heartbeat),
+            Handler(code.UNREGISTER_CLIENT, self.unregister, permissions.unregister),
+            Handler(code.CHECK_CLIENT_CONFIG, self.check_config, permissions.check_config),
+            Handler(code.GET_CONSUMER_LIST_BY_GROUP, self.list_members, permissions.list_members),
+            Handler(code.LOCK_BATCH_MQ, self.lock, permissions.lock),
+            Handler(code.UNLOCK_BATCH_MQ, self.unlock, permissions.lock),
+        ]
+
     def heartbeat(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        beat = decode_request_body(Heartbeat, request)
+        beat = decode_body(Heartbeat, request.body)
         client = GroupClient(
             client_id=beat.client_id,
             channel=channel,
@@ -70,14 +82,11 @@ class ClientProcessor:
             version=request.head.version,
         )
         wants_subscriptions = True
-        try:
-            for producer in beat.producer_data_set:
-                if self._producers.heartbeat(producer.group_name, client, now_ms=now_ms):
-                    self._on_producer_joined(producer.group_name, now_ms)
-            for consumer in beat.consumer_data_set:
-                wants_subscriptions = self._register_consumer(beat, consumer, client, now_ms)
-        except TableFull as error:
-            raise RequestRefused(ResponseCode.SYSTEM_BUSY, str(error)) from error
+        for producer in beat.producer_data_set:
+            if self._producers.heartbeat(producer.group_name, client, now_ms=now_ms):
+                self._on_producer_joined(producer.group_name, now_ms)
+        for consumer in beat.consumer_data_set:
+            wants_subscriptions = self._register_consumer(beat, consumer, client, now_ms)
         fields = HeartbeatResponse(is_support_heart_beat_v2=True, is_sub_change=wants_subscriptions)
         channel.respond(request, fields)
 
@@ -118,16 +127,12 @@ class ClientProcessor:
         channel.respond(request)
 
     def check_config(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        wanted = decode_request_body(CheckClientConfig, request).subscription_data
+        wanted = decode_body(CheckClientConfig, request.body).subscription_data
         kind = wanted.expression_type or TAG
         if kind != TAG and not self.allows_sql:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, SQL_NOT_ENABLED)
-        try:
-            if kind != TAG:
-                parse_subscription(wanted.topic, wanted.sub_string, expression_type=kind)
-        except InvalidSubscription as error:
-            code = ResponseCode.SUBSCRIPTION_PARSE_FAILED
-            raise RequestRefused(code, str(error)) from error
+        if kind != TAG:
+            parse_subscription(wanted.topic, wanted.sub_string, expression_type=kind)
         channel.respond(request)
 
     def list_members(
@@ -140,7 +145,7 @@ class ClientProcessor:
         channel.respond(request, body=encode_body(ConsumerList(consumer_id_list=ids)))
 
     def lock(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        wanted = decode_request_body(LockBatch, request)
+        wanted = decode_body(LockBatch, request.body)
         granted = set(
             self._locks.lock(
                 wanted.consumer_group,
@@ -153,7 +158,7 @@ class ClientProcessor:
         channel.respond(request, body=encode_body(LockBatchResponse(locked=locked)))
 
     def unlock(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        wanted = decode_request_body(LockBatch, request)
+        wanted = decode_body(LockBatch, request.body)
         queues = [(queue.topic, queue.queue_id) for queue in wanted.mq_set]
         self._locks.unlock(wanted.consumer_group, wanted.client_id, queues)
         channel.respond(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from escrowmq.broker.dispatch import Channel
+from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions
 from escrowmq.broker.metadata import PERM_READ, SubscriptionGroups, TopicTable
 from escrowmq.broker.statistics import BrokerCounters
 from escrowmq.consume.long_polling import Arrival, HeldPull, LongPolls
@@ -32,6 +32,7 @@ from escrowmq.consume.subscription import MessageFilter
 from escrowmq.message.batch import Appendable, RecordRun
 from escrowmq.message.keys import has_queue_entry, tags_and_keys
 from escrowmq.message.record import QueueOffset
+from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import PullMessage, PullMessageResponse
 from escrowmq.remoting.requests import Request
 from escrowmq.store.store import MessageStore
@@ -70,6 +71,12 @@ class PullProcessor:
         self.rules = rules
         self._counters = BrokerCounters() if counters is None else counters
         self._long_polls: LongPolls[_HeldRequest] = LongPolls(pulls_max=rules.held_pulls_max)
+
+    def handlers(self) -> list[Handler]:
+        return [
+            Handler(RequestCode.PULL_MESSAGE, self.pull, RequestPermissions.pull),
+            Handler(RequestCode.LITE_PULL_MESSAGE, self.pull, RequestPermissions.pull),
+        ]
 
     def pull(self, channel: Channel, request: Request[PullMessage], now_ms: int) -> None:
         fields = request.head.fields

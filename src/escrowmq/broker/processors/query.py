@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
-from escrowmq.broker.dispatch import Channel
+from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
 from escrowmq.consume.offsets import ConsumerOffsets, initial_offset
-from escrowmq.errors import CorruptRecord, RecordNotFound, RequestRefused
+from escrowmq.errors import RequestRefused
 from escrowmq.message.record import LogOffset
-from escrowmq.remoting.codes import ResponseCode
+from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import (
     OffsetResponse,
     QueryConsumerOffset,
@@ -41,6 +40,24 @@ class QueryProcessor:
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
+
+    def handlers(self) -> list[Handler]:
+        code, permissions = RequestCode, RequestPermissions
+        query, update, read = (
+            permissions.query_offset,
+            permissions.commit_offset,
+            permissions.read_topic,
+        )
+        return [
+            Handler(code.QUERY_CONSUMER_OFFSET, self.query_consumer_offset, query),
+            Handler(code.UPDATE_CONSUMER_OFFSET, self.update_consumer_offset, update),
+            Handler(code.GET_MAX_OFFSET, self.get_max_offset, read),
+            Handler(code.GET_MIN_OFFSET, self.get_min_offset, read),
+            Handler(code.SEARCH_OFFSET_BY_TIMESTAMP, self.search_offset, read),
+            Handler(code.GET_EARLIEST_MSG_STORETIME, self.get_earliest_time, read),
+            Handler(code.QUERY_MESSAGE, self.query_by_key, read),
+            Handler(code.VIEW_MESSAGE_BY_ID, self.view_by_id, permissions.read_record),
+        ]
 
     def query_consumer_offset(
         self, channel: Channel, request: Request[QueryConsumerOffset], now_ms: int
@@ -133,15 +150,5 @@ class QueryProcessor:
 
     def view_by_id(self, channel: Channel, request: Request[ViewMessage], now_ms: int) -> None:
         offset = LogOffset(request.head.fields.offset)
-        try:
-            record = self._store.record_at(offset)
-        except (RecordNotFound, CorruptRecord) as error:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        record = self._store.record_at(offset)
         channel.respond(request, body=self._store.record_bytes(record))
-
-
-def reject_unsupported(channel: Channel, request: Request[Any], now_ms: int) -> None:
-    raise RequestRefused(
-        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-        f"request code {request.head.code} is not supported",
-    )

@@ -18,8 +18,12 @@ from typing import Final
 
 import msgspec
 
-from escrowmq.broker.dispatch import Channel
-from escrowmq.broker.metadata import PERM_WRITE, TopicTable, check_topic_name
+from escrowmq.broker.dispatch import Channel, ErrorCodes, Handler, RequestPermissions
+from escrowmq.broker.metadata import (
+    PERM_WRITE,
+    TopicTable,
+    check_topic_name,
+)
 from escrowmq.broker.turn import Turn
 from escrowmq.errors import BrokenBody, RequestRefused
 from escrowmq.message.batch import Appendable, BatchItem, decode_batch, decode_bulk_batch
@@ -27,7 +31,7 @@ from escrowmq.message.keys import UniqueKeyGenerator
 from escrowmq.message.names import BROKER_ONLY_TOPICS, RETRY_PREFIX
 from escrowmq.message.properties import change_properties, find_property
 from escrowmq.message.record import PROPERTIES_BYTES_MAX, TRANSACTION_MASK, NewRecord
-from escrowmq.remoting.codes import ResponseCode
+from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import SendMessage
 from escrowmq.remoting.requests import Body, Request
 from escrowmq.remoting.responses import SendResponseEncoder
@@ -108,6 +112,8 @@ class SendRules:
         )
 
 
+SEND_ERRORS: Final[ErrorCodes] = {BrokenBody: ResponseCode.MESSAGE_ILLEGAL}
+
 # Looks at a record with special properties: the one to append, or a refusal.
 Redirect = Callable[[NewRecord, int], NewRecord]
 Park = Callable[[Channel, Request[SendMessage], NewRecord, int, bool, int], None]
@@ -154,6 +160,17 @@ class SendProcessor:
         self._fast_path_queue_counts: Mapping[str, int] = (
             self._topics.sendable_queue_counts if rules.is_writable else {}
         )
+
+    def handlers(self) -> list[Handler]:
+        codes = (
+            RequestCode.SEND_MESSAGE_V2,
+            RequestCode.SEND_MESSAGE,
+            RequestCode.SEND_BATCH_MESSAGE,
+        )
+        return [
+            Handler(code, self.send, RequestPermissions.send, SEND_ERRORS, is_flow_controlled=True)
+            for code in codes
+        ]
 
     def send(self, channel: Channel, request: Request[SendMessage], now_ms: int) -> None:
         """Put it into this turn's batch, or raise RequestRefused."""
@@ -370,10 +387,7 @@ class SendProcessor:
 
 
 def _decode_items(body: Body) -> list[BatchItem]:
-    try:
-        items = decode_batch(body)
-    except BrokenBody as error:
-        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+    items = decode_batch(body)
     if not items:
         raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a batch of no messages")
     return items

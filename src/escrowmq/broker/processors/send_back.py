@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from escrowmq.broker.dispatch import Channel
+from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
-from escrowmq.broker.processors.send import SendProcessor
+from escrowmq.broker.processors.send import SEND_ERRORS, SendProcessor
 from escrowmq.broker.turn import Turn
 from escrowmq.consume.members import ProducerGroups, QueueLocks
 from escrowmq.consume.retry import FailedMessage, Redelivery, RetryPolicy, redirect, send_back
-from escrowmq.errors import CorruptRecord, RecordNotFound, RequestRefused
+from escrowmq.errors import RequestRefused
 from escrowmq.message.keys import encode_offset_id
 from escrowmq.message.names import REPLY_TO, group_of_retry_topic
 from escrowmq.message.properties import decode_properties, encode_properties
@@ -48,15 +48,19 @@ class SendBackProcessor:
         self.turn = turn
         self._random = Random(seed)
 
+    def handlers(self) -> list[Handler]:
+        return [
+            Handler(
+                RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back, RequestPermissions.send_back
+            )
+        ]
+
     def send_back(
         self, channel: Channel, request: Request[ConsumerSendMessageBack], now_ms: int
     ) -> None:
         fields = request.head.fields
         group = self._get_group(fields.group)
-        try:
-            record = self._store.record_at(fields.offset)
-        except (RecordNotFound, CorruptRecord) as error:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        record = self._store.record_at(fields.offset)
         failed = FailedMessage(
             topic=record.topic,
             reconsume_times=record.reconsume_times,
@@ -135,6 +139,12 @@ class ReplyProcessor:
         self._stores_replies = stores_replies
         self._send_processor = send_processor
         self._producers = producers
+
+    def handlers(self) -> list[Handler]:
+        return [
+            Handler(code, self.send_reply, RequestPermissions.reply, SEND_ERRORS)
+            for code in (RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
+        ]
 
     def send_reply(self, channel: Channel, request: Request[SendMessage], now_ms: int) -> None:
         fields = request.head.fields

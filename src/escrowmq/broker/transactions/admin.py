@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from escrowmq.broker.dispatch import Channel
+from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions
 from escrowmq.broker.transactions.end import EndProcessor
 from escrowmq.broker.transactions.history import HistoryReader, LocatedTransaction
 from escrowmq.broker.turn import Turn
@@ -20,8 +20,6 @@ from escrowmq.errors import (
     CorruptRecord,
     RecordNotFound,
     RequestRefused,
-    TransactionConflict,
-    TransactionNotFound,
 )
 from escrowmq.escrow.coordinator import AlreadyDecided
 from escrowmq.escrow.half_table import Half
@@ -30,7 +28,7 @@ from escrowmq.message import names
 from escrowmq.message.record import StoredRecord
 from escrowmq.message.transaction import TransactionState, Verdict
 from escrowmq.remoting.bodies import TransactionEntry, TransactionList, encode_body
-from escrowmq.remoting.codes import ResponseCode
+from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import (
     ListTransactions,
     ResumeCheckHalfMessage,
@@ -75,6 +73,16 @@ class TransactionAdmin:
         self._coordinator = transactions.coordinator
         host = transactions.store_host
         self._history_reader = HistoryReader(store, transactions.coordinator, producers, host)
+
+    def handlers(self) -> list[Handler]:
+        code, permissions = RequestCode, RequestPermissions
+        return [
+            Handler(code.LIST_TRANSACTIONS, self.list_transactions, permissions.read_cluster),
+            Handler(code.SHOW_TRANSACTION, self.show_transaction, permissions.read_cluster),
+            Handler(code.SETTLE_TRANSACTION, self.settle_transaction),
+            Handler(code.RESUME_TRANSACTION, self.resume_transaction),
+            Handler(code.RESUME_CHECK_HALF_MESSAGE, self.resume_check_half),
+        ]
 
     # --- looking ---------------------------------------------------------------------------------
 
@@ -166,10 +174,7 @@ class TransactionAdmin:
         self, channel: Channel, request: Request[TransactionHeader], now_ms: int
     ) -> None:
         named = self._locate(request.head.fields.transaction_id)
-        try:
-            story = self._history_reader.read_history(named, now_ms)
-        except (CorruptRecord, RecordNotFound) as error:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        story = self._history_reader.read_history(named, now_ms)
         body = encode_body(story)
         # What it says must be durable: who reads of a decision acts on it.
         self._turn.add_records(
@@ -200,13 +205,11 @@ class TransactionAdmin:
         named = self._locate(fields.transaction_id)
         if named.half is not None:
             _check_not_being_decided(named.half)
-        change = _translate_errors(
-            lambda: self._coordinator.decide(
-                *(named.queue_offset, named.log_offset, None, verdict),
-                by=by,
-                reason=reason,
-                now_ms=now_ms,
-            )
+        change = self._coordinator.decide(
+            *(named.queue_offset, named.log_offset, None, verdict),
+            by=by,
+            reason=reason,
+            now_ms=now_ms,
         )
         already = isinstance(change, AlreadyDecided)
         told = SettleTransactionResponse(
@@ -303,17 +306,6 @@ def _matcher(fields: ListTransactions, now_ms: int) -> Callable[[str, str, int],
 def _check_not_being_decided(half: Half) -> None:
     if half.is_being_decided:
         raise RequestRefused(ResponseCode.SYSTEM_BUSY, "it is being decided just now: ask again")
-
-
-def _translate_errors(action: Callable[[], Any]) -> Any:
-    try:
-        return action()
-    except TransactionConflict as error:
-        raise RequestRefused(ResponseCode.TRANSACTION_CONFLICT, str(error)) from error
-    except TransactionNotFound as error:
-        raise RequestRefused(ResponseCode.QUERY_NOT_FOUND, str(error)) from error
-    except (CorruptRecord, RecordNotFound) as error:
-        raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
 
 
 def _operator_name(name: str, channel: Channel) -> str:

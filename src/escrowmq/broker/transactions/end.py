@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from escrowmq.broker.dispatch import Channel
+from escrowmq.broker.dispatch import Channel, ErrorCodes, Handler, RequestPermissions, respond_error
 from escrowmq.broker.statistics import BrokerCounters
 from escrowmq.broker.transactions.check import TransactionChecker
 from escrowmq.broker.transactions.park import HalfProcessor
@@ -21,13 +21,7 @@ from escrowmq.broker.transactions.persistence import CoordinatorStorage, Redirec
 from escrowmq.broker.turn import DoneCallback, Turn
 from escrowmq.consume.members import ProducerGroups
 from escrowmq.consume.offsets import ConsumerOffsets
-from escrowmq.errors import (
-    CorruptRecord,
-    RecordNotFound,
-    RequestRefused,
-    TransactionConflict,
-    TransactionNotFound,
-)
+from escrowmq.errors import EscrowError, RequestRefused, TransactionConflict, TransactionNotFound
 from escrowmq.escrow.checks import CoordinatorRules
 from escrowmq.escrow.coordinator import AlreadyDecided, Decision, TransactionCoordinator
 from escrowmq.escrow.half_table import CachedFinal, Half
@@ -37,7 +31,7 @@ from escrowmq.message.batch import Appendable
 from escrowmq.message.keys import encode_offset_id
 from escrowmq.message.record import TRANSACTION_COMMIT, LogOffset, NewRecord
 from escrowmq.message.transaction import COMMIT, STATE_BY_VERDICT, TransactionState, Verdict
-from escrowmq.remoting.codes import FLAG_ONEWAY, ResponseCode
+from escrowmq.remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from escrowmq.remoting.headers import EndTransaction, EndTransactionResponse
 from escrowmq.remoting.requests import Request
 from escrowmq.store.commit_log import AppendResult
@@ -54,6 +48,10 @@ MOVED_PER_CALL_MAX: Final = 1_000
 class TransactionRules:
     coordinator: CoordinatorRules = field(default_factory=CoordinatorRules)
     rejects_transactions: bool = False  # rejectTransactionMessage
+
+
+# RocketMQ responds with SYSTEM_ERROR to the end of a half that it cannot find.
+END_ERRORS: Final[ErrorCodes] = {TransactionNotFound: ResponseCode.SYSTEM_ERROR}
 
 
 class EndProcessor:
@@ -93,6 +91,11 @@ class EndProcessor:
         self.coordinator.rules = rules.coordinator
         self.half_processor.rejects_transactions = rules.rejects_transactions
 
+    def handlers(self) -> list[Handler]:
+        return [
+            Handler(RequestCode.END_TRANSACTION, self.end, RequestPermissions.end, END_ERRORS),
+        ]
+
     # --- ending ----------------------------------------------------------------------------------
 
     def end(self, channel: Channel, request: Request[EndTransaction], now_ms: int) -> None:
@@ -129,39 +132,34 @@ class EndProcessor:
                 ResponseCode.SYSTEM_ERROR,
                 f"commitOrRollback {fields.commit_or_rollback} is not 0, 8 or 12",
             )
-        try:
-            half = self.coordinator.find_open(
-                fields.tran_state_table_offset, fields.commit_log_offset
+        half = self.coordinator.find_open(fields.tran_state_table_offset, fields.commit_log_offset)
+        if half is not None and half.group != fields.producer_group:
+            raise TransactionNotFound(
+                f"the half at {fields.tran_state_table_offset} is of producer group "
+                f"{half.group}, not {fields.producer_group}"
             )
-            if half is not None and half.group != fields.producer_group:
-                raise TransactionNotFound(
-                    f"the half at {fields.tran_state_table_offset} is of producer group "
-                    f"{half.group}, not {fields.producer_group}"
-                )
-            if half is not None and fields.from_transaction_check:
-                unknown = verdict is Verdict.UNKNOWN
-                self.checker.check_answered(half, channel, is_unknown=unknown, now_ms=now_ms)
-            if verdict is Verdict.UNKNOWN:
-                self._respond_state(channel, request, half)
-            elif half is None:
-                self._repeat_decision(channel, request, verdict)
-            elif half.is_being_decided:
-                # Somebody is faster by less than a turn: what he decided is the answer.
-                self._turn.add_records(
-                    [], lambda code, _: self._end_after_turn(channel, request, now_ms)
-                )
-            else:
-                self._decide(channel, request, half, verdict, now_ms)
-        except TransactionNotFound as error:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        if half is not None and fields.from_transaction_check:
+            unknown = verdict is Verdict.UNKNOWN
+            self.checker.check_answered(half, channel, is_unknown=unknown, now_ms=now_ms)
+        if verdict is Verdict.UNKNOWN:
+            self._respond_state(channel, request, half)
+        elif half is None:
+            self._repeat_decision(channel, request, verdict)
+        elif half.is_being_decided:
+            # Somebody is faster by less than a turn: what he decided is the answer.
+            self._turn.add_records(
+                [], lambda code, _: self._end_after_turn(channel, request, now_ms)
+            )
+        else:
+            self._decide(channel, request, half, verdict, now_ms)
 
     def _end_after_turn(
         self, channel: Channel, request: Request[EndTransaction], now_ms: int
     ) -> None:
         try:
             self.end(channel, request, now_ms)
-        except RequestRefused as error:
-            channel.respond(request, code=error.code, remark=error.remark)
+        except EscrowError as error:
+            respond_error(channel, request, error, END_ERRORS)
 
     def _repeat_decision(
         self, channel: Channel, request: Request[EndTransaction], verdict: Verdict
@@ -175,7 +173,7 @@ class EndProcessor:
             )
         except TransactionConflict as error:
             log.warning("contradiction peer=%s: %s", channel.address, error)
-            raise RequestRefused(ResponseCode.TRANSACTION_CONFLICT, str(error)) from error
+            raise
         self._turn.add_records(
             [], lambda code, _: self._respond_already_decided(channel, request, recorded, code)
         )
@@ -190,17 +188,14 @@ class EndProcessor:
         final: NewRecord | None = None,
     ) -> None:
         by = "check" if request.head.fields.from_transaction_check else BY_PRODUCER
-        try:
-            change = self.coordinator.make_decision(
-                half,
-                STATE_BY_VERDICT[verdict],
-                by=by,
-                born_host=channel.peer_host,
-                now_ms=now_ms,
-                final=final,
-            )
-        except (CorruptRecord, RecordNotFound) as error:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        change = self.coordinator.make_decision(
+            half,
+            STATE_BY_VERDICT[verdict],
+            by=by,
+            born_host=channel.peer_host,
+            now_ms=now_ms,
+            final=final,
+        )
         done = None
         if not request.head.flag & FLAG_ONEWAY:
             done = partial(self._respond_decided, channel, request, change)

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from escrowmq.broker.dispatch import Channel, decode_request_body
-from escrowmq.broker.transactions.end import EndProcessor
+from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions, respond_error
+from escrowmq.broker.transactions.end import END_ERRORS, EndProcessor
 from escrowmq.broker.turn import Turn
-from escrowmq.errors import RequestRefused, TransactionConflict, TransactionNotFound, WriterFenced
+from escrowmq.errors import EscrowError, RequestRefused
 from escrowmq.escrow.coordinator import (
     DECISION_HALVES_MAX,
     Decision,
@@ -38,9 +38,10 @@ from escrowmq.remoting.bodies import (
     HalfPositions,
     WinningAttempt,
     WriterState,
+    decode_body,
     encode_body,
 )
-from escrowmq.remoting.codes import ResponseCode
+from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import (
     DecideBatch,
     EndTransactions,
@@ -77,6 +78,20 @@ class GroupDecisions:
         # has one there waits: it would be seen in part, or keep another's part back.
         self._hidden_queues: set[tuple[str, int]] = set()
 
+    def handlers(self) -> list[Handler]:
+        code, writer = RequestCode, RequestPermissions.writer
+        return [
+            Handler(
+                code.END_TRANSACTIONS,
+                self.end_transactions,
+                RequestPermissions.end_many,
+                END_ERRORS,
+            ),
+            Handler(code.REGISTER_WRITER, self.register_writer, writer, END_ERRORS),
+            Handler(code.DECIDE_BATCH, self.decide_batch, writer, END_ERRORS),
+            Handler(code.QUERY_WRITER, self.query_writer, writer),
+        ]
+
     # --- requests --------------------------------------------------------------------------------
 
     def end_transactions(
@@ -84,20 +99,18 @@ class GroupDecisions:
     ) -> None:
         fields = request.head.fields
         verdict = _VERDICTS.get(fields.commit_or_rollback)
-        places = decode_request_body(HalfPositions, request).halves
+        places = decode_body(HalfPositions, request.body).halves
         if verdict is None or not places or len(places) > DECISION_HALVES_MAX:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
                 f"commitOrRollback must be 8 or 12, and of 1 to {DECISION_HALVES_MAX} halves",
             )
-        decision = _translate_errors(
-            lambda: decide_many(
-                self._coordinator,
-                places,
-                fields.producer_group,
-                verdict,
-                by=f"group {channel.address}",
-            )
+        decision = decide_many(
+            self._coordinator,
+            places,
+            fields.producer_group,
+            verdict,
+            by=f"group {channel.address}",
         )
         if self._defer_if_busy(decision, self.end_transactions, channel, request, now_ms):
             return
@@ -121,27 +134,25 @@ class GroupDecisions:
         if run:
             _check_writer_name(run)
         writers = self._coordinator.writers
-        decision = _translate_errors(lambda: writers.make_registration(name, run, fields.fence))
+        decision = writers.make_registration(name, run, fields.fence)
         # His own fence, not the one of whoever registers before this is durable.
         told = _writer_state(name, decision or writers.find(name))
         self._decide(decision, lambda code: _respond_writer(channel, request, code, told), now_ms)
 
     def decide_batch(self, channel: Channel, request: Request[DecideBatch], now_ms: int) -> None:
-        fields, body = request.head.fields, decode_request_body(BatchWinners, request)
+        fields, body = request.head.fields, decode_body(BatchWinners, request.body)
         name = _check_writer_name(fields.writer)
         if fields.batch < 0:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, "batches are numbered from 0 on")
         winners = [Winner(winner.attempt, winner.count) for winner in body.winners]
-        decision = _translate_errors(
-            lambda: self._coordinator.writers.decide_batch(
-                name,
-                fields.batch,
-                fields.fence,
-                winners,
-                body.fingerprint,
-                f"writer {name}",
-                is_last=fields.last,
-            )
+        decision = self._coordinator.writers.decide_batch(
+            name,
+            fields.batch,
+            fields.fence,
+            winners,
+            body.fingerprint,
+            f"writer {name}",
+            is_last=fields.last,
         )
         if self._defer_if_busy(decision, self.decide_batch, channel, request, now_ms):
             return
@@ -187,8 +198,8 @@ class GroupDecisions:
         def once_more(code: int, _: Sequence[AppendResult]) -> None:
             try:
                 handler(channel, request, now_ms)
-            except RequestRefused as error:
-                channel.respond(request, code=error.code, remark=error.remark)
+            except EscrowError as error:
+                respond_error(channel, request, error, END_ERRORS)
 
         self._turn.add_records([], once_more)
         return True
@@ -197,7 +208,7 @@ class GroupDecisions:
         if decision is None:  # it is decided; told again, once that is durable
             self._turn.add_records([], lambda code, _: on_done(code))
             return
-        _translate_errors(lambda: check_readable(self._coordinator, decision))
+        check_readable(self._coordinator, decision)
         mark_being_decided(self._coordinator, decision)
         unfinished = _UnfinishedDecision(
             decision, decision_pieces(self._coordinator, decision, now_ms=now_ms), on_done
@@ -322,17 +333,6 @@ class _UnfinishedDecision:
             yield from later
 
         self._piece_iterator, self._following_piece = again(), piece
-
-
-def _translate_errors(action: Callable[[], Any]) -> Any:
-    try:
-        return action()
-    except TransactionNotFound as error:
-        raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
-    except TransactionConflict as error:
-        raise RequestRefused(ResponseCode.TRANSACTION_CONFLICT, str(error)) from error
-    except WriterFenced as error:
-        raise RequestRefused(ResponseCode.TRANSACTION_FENCED, str(error)) from error
 
 
 def _check_writer_name(name: str) -> str:

@@ -10,7 +10,7 @@ import msgspec
 from escrowmq.broker.dispatch import Channel
 from escrowmq.broker.statistics import TRANSACTION, BrokerCounters
 from escrowmq.broker.turn import Turn
-from escrowmq.errors import RequestRefused, TooManyOpenTransactions
+from escrowmq.errors import RequestRefused
 from escrowmq.escrow.coordinator import TransactionCoordinator
 from escrowmq.escrow.half_table import CACHED_BODY_BYTES_MAX, CachedFinal, FinalCache, Half
 from escrowmq.escrow.records import make_half, make_plain_half, parse_half
@@ -110,10 +110,7 @@ class HalfProcessor:
                 [], pending_half.on_duplicate_done, waits_for_flush=pending_half.waits_for_flush
             )
             return
-        try:
-            escrow.check_limits(entry.group, len(half.body) + len(half.properties))
-        except TooManyOpenTransactions as error:
-            raise RequestRefused(ResponseCode.SYSTEM_BUSY, str(error)) from error
+        escrow.check_limits(entry.group, len(half.body) + len(half.properties))
         self.keys_in_turn.add(sent)
         self._turn.add(pending_half, (half,))
 

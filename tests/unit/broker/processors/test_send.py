@@ -8,12 +8,12 @@ import pytest
 
 from escrowmq.broker.broker import Broker, BrokerRules
 from escrowmq.broker.processors.send import SendRules
+from escrowmq.errors import FlushTimeout, StoreError, StoreFailed
 from escrowmq.message.batch import BatchItem, encode_batch
 from escrowmq.message.keys import UniqueKeyGenerator, tags_and_keys
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import ConsumerSendMessageBack
 from escrowmq.store.config_files import GroupConfig, TopicConfig
-from escrowmq.store.status import PutStatus
 from escrowmq.testing.disks import MemoryDisk
 from tests.interop.remoting import Answer
 from tests.support.broker_requests import (
@@ -270,20 +270,22 @@ def test_a_batch_that_may_not_be_one_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("status", "code"),
+    ("error", "code"),
     [
-        (PutStatus.PUT_OK, 0),
-        (PutStatus.FLUSH_DISK_TIMEOUT, 10),
-        (PutStatus.UNKNOWN_ERROR, 1),
+        (None, 0),
+        (FlushTimeout("late"), 10),
+        (StoreFailed("broken"), 1),
     ],
 )
-def test_with_sync_flush_the_answer_waits_for_the_flush(status: PutStatus, code: int) -> None:
+def test_with_sync_flush_the_answer_waits_for_the_flush(
+    error: StoreError | None, code: int
+) -> None:
     bench = Bench(sync=True)
     bench.broker.handle(bench.line, a_send(), NOW_MS)
     bench.broker.end_turn(NOW_MS)
     assert bench.line.answers() == []
     [tell] = bench.waiting
-    tell(status)
+    tell(error)
     answer = bench.line.answer()
     assert (answer.code, answer.ext_fields["queueOffset"]) == (code, "0")
 
@@ -309,7 +311,7 @@ def test_with_sync_flush_a_message_sent_back_is_safe_before_its_answer() -> None
     bench.broker.end_turn(NOW_MS)
     assert bench.line.answers() == []
     for tell in bench.waiting:
-        tell(PutStatus.PUT_OK)
+        tell(None)
     assert bench.line.answer().code == 0
 
 

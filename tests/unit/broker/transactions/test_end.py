@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from escrowmq.errors import FlushTimeout
 from escrowmq.message import names
-from escrowmq.store.status import PutStatus
 from tests.support.broker_requests import FakeLine, a_pull, bodies
 from tests.support.escrows import (
     COMMIT,
@@ -50,7 +50,7 @@ def test_an_end_that_is_not_durable_in_time_is_not_called_done(verdict: int) -> 
     bench = EscrowBench(sync=True)
     place = bench.park("k")
     bench.turn(an_end(place, verdict))
-    bench.flush(PutStatus.FLUSH_DISK_TIMEOUT)
+    bench.flush(FlushTimeout("not flushed in time"))
     assert bench.line.answer().code == 10
     assert bench.end(place, verdict).code == 0
 
