@@ -1,8 +1,8 @@
 """The typed headers of requests and responses that clients and brokers exchange.
 
-On the wire a header is a flat map of strings, `extFields`. Here it is a struct whose fields have the
-names of the wire in snake case. `@request` on a struct names the request codes that carry it and
-the header of their response; `remoting/requests.py` collects them:
+On the wire a header is a flat map of strings, `extFields`. Here it is a struct whose fields have
+the names of the wire in snake case. `@request` on a struct names the request codes that carry it
+and the header of their response; `remoting/requests.py` collects them:
 
     @request(RequestCode.VIEW_MESSAGE_BY_ID)
     class ViewMessage(Header, frozen=True, kw_only=True):
@@ -58,9 +58,8 @@ def request(*codes: RequestCode, response: type[Header] = NoFields) -> Callable[
     def register(header_type: type[H]) -> type[H]:
         for code in codes:
             if code in _header_types:
-                raise ValueError(
-                    f"{code.name} already has the header {_header_types[code].request}"
-                )
+                registered = _header_types[code].request.__name__
+                raise ValueError(f"{code.name} already has the header {registered}")
             _header_types[code] = HeaderTypes(header_type, response)
         return header_type
 
