@@ -65,7 +65,7 @@ def sign_up(addresses: list[str]) -> None:
 
 
 def work() -> None:
-    consumer = Consumer(SERVERS, group=GROUP, at_once=4)
+    consumer = Consumer(SERVERS, group=GROUP, concurrency=4)
     consumer.on(TOPIC)(perform)
     consumer.run()  # until SIGTERM or SIGINT
 

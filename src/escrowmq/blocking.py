@@ -49,7 +49,7 @@ from escrowmq.client.producer.producer import QueueSelector
 from escrowmq.client.producer.transaction_producer import (
     TransactionListener,
     TransactionSendResult,
-    local_message,
+    to_local_message,
     to_verdict,
 )
 from escrowmq.errors import LocalProtocolError, Rollback, WrongProcess
@@ -534,7 +534,7 @@ class TransactionProducer(_BlockingProducer[listeners.TransactionProducer]):
         verdict: Verdict = Verdict.UNKNOWN
         error: Exception | None = None
         try:
-            verdict = to_verdict(execute(local_message(message, parked.half), arg))
+            verdict = to_verdict(execute(to_local_message(message, parked.half), arg))
         except Rollback:
             verdict = Verdict.ROLLBACK
         except Exception as failure:

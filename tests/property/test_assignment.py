@@ -19,7 +19,7 @@ from escrowmq.client.messages import MessageQueue
 members = st.lists(st.text("abc123@#", min_size=1, max_size=6), min_size=1, max_size=9, unique=True)
 brokers = st.sampled_from(["r1@a", "r1@b", "r2@a", "r3@a"])
 queues = st.lists(
-    st.builds(MessageQueue, st.just("t"), brokers, st.integers(0, 12), st.just("")),
+    st.builds(MessageQueue, st.just("t"), brokers, st.integers(0, 12)),
     max_size=30,
     unique=True,
 )

@@ -1,7 +1,4 @@
-"""One connection to a name server or a broker.
-
-The connections of one client, by address: made when they are wanted, one each.
-"""
+"""Connections of a client: one asyncio connection with its calls, and the pool of a client."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 
 from escrowmq.client.access import NO_ACCESS, Access
-from escrowmq.clock import Clock
 from escrowmq.errors import (
     ClientClosed,
     NotSent,
@@ -39,33 +35,36 @@ from escrowmq.remoting.responses import encode_error
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S: Final = 3.0
-SWEEP_INTERVAL_S: Final = 0.1  # how often calls are looked for whose time is over
+RESPONSE_TIMEOUT_S: Final = 3.0  # for requests whose timeout users cannot set
+SWEEP_INTERVAL_S: Final = 0.1  # how often a connection looks for calls that have timed out
 
 
-# What the other side asks of us: a check, a change of members. The line it came by is told along.
+# Handles a request from the broker, such as a transaction check or a change of group members. The
+# connection it arrived on is the one to respond on.
 RequestCallback = Callable[["ClientConnection", Request[Any]], None]
 
 
 class ClientConnection(asyncio.Protocol):
-    """Calls and their answers; a call ends with an answer, or with an error that says which."""
+    """One connection to a broker or a name server.
+
+    Every call ends exactly once: with a Reply, or with NotSent or OutcomeUnknown.
+    """
 
     def __init__(
         self,
         address: str,
         on_request: RequestCallback,
-        clock: Clock,
         sign: SignFunction | None = None,
     ) -> None:
         self.address = address
         self._on_request = on_request
-        self._clock = clock
-        self._connection = Connection(sign=sign)
+        self._protocol = Connection(sign=sign)
         self._transport: asyncio.Transport | None = None
-        self._pending: dict[int, asyncio.Future[tuple[Command, Body]]] = {}
+        self._pending: dict[int, asyncio.Future[tuple[Command, Body]]] = {}  # by opaque
         self._can_write = asyncio.Event()
         self._can_write.set()
-        self._outgoing: list[bytes] = []  # of this turn of the loop
-        self._has_written = False  # in this turn
+        self._outgoing: list[bytes] = []  # collected in this turn of the event loop
+        self._has_written = False  # something was written in this turn
         self._is_sweeping = False
         self.is_open = True
 
@@ -74,51 +73,57 @@ class ClientConnection(asyncio.Protocol):
         cls,
         address: str,
         on_request: RequestCallback,
-        clock: Clock,
         *,
         sign: SignFunction | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> ClientConnection:
-        line = cls(address, on_request, clock, sign)
+        """Connect to `host:port`. Raises NotSent after CONNECT_TIMEOUT_S, or if it fails."""
+        connection = cls(address, on_request, sign)
         loop = asyncio.get_running_loop()
         try:
             host, port = parse_address(address)
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await loop.create_connection(lambda: line, host, port, ssl=ssl_context)
+                await loop.create_connection(lambda: connection, host, port, ssl=ssl_context)
         except (OSError, ValueError, TimeoutError) as error:
-            raise NotSent(f"{address} cannot be reached: {error or 'no answer'}") from error
-        return line
+            raise NotSent(f"{address} cannot be reached: {error or 'timed out'}") from error
+        return connection
 
-    # --- asking ----------------------------------------------------------------------------------
+    # --- calls -----------------------------------------------------------------------------------
 
     async def call(
         self, code: int, fields: RequestFields = None, body: Body = b"", *, timeout_s: float
     ) -> Reply:
-        """The answer, whatever it says. Raises NotSent or OutcomeUnknown if there is none."""
+        """Send a request and return the response, whatever its code.
+
+        Raises NotSent if the connection is closed, and OutcomeUnknown if no response arrives
+        within `timeout_s` or the connection closes before it does.
+        """
         if not self._can_write.is_set():
             await self._can_write.wait()
         if self._transport is None:
-            raise NotSent(f"{self.address}: the connection is closed")
+            raise NotSent(f"the connection to {self.address} is closed")
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
-        call, data = self._connection.call(code, fields, body, deadline_s=deadline_s)
-        answered = loop.create_future()
-        self._pending[call.opaque] = answered
+        call, data = self._protocol.call(code, fields, body, deadline_s=deadline_s)
+        response = loop.create_future()
+        self._pending[call.opaque] = response
         self._write(data)
         if not self._is_sweeping:
             self._is_sweeping = True
             loop.call_later(SWEEP_INTERVAL_S, self._expire_calls, loop)
         try:
-            command, answer_body = await answered
+            command, response_body = await response
         finally:
             del self._pending[call.opaque]
-            self._connection.cancel(call)
-        return Reply(command.code, command.remark, command.ext_fields, answer_body, command.version)
+            self._protocol.cancel(call)
+        return Reply(
+            command.code, command.remark, command.ext_fields, response_body, command.version
+        )
 
     async def call_checked(
         self, code: int, fields: RequestFields = None, body: Body = b"", *, timeout_s: float
     ) -> Reply:
-        """The same; any code but success is raised as RequestRefused."""
+        """Send a request and return the response; raise RequestRefused unless it is a success."""
         reply = await self.call(code, fields, body, timeout_s=timeout_s)
         if reply.code:
             raise RequestRefused(reply.code, reply.remark or f"{self.address}: code {reply.code}")
@@ -127,17 +132,17 @@ class ClientConnection(asyncio.Protocol):
     def send_oneway(
         self, code: int, fields: RequestFields = None, body: Body = b"", *, remark: str = ""
     ) -> None:
-        """One way. Raises NotSent."""
+        """Send a request that gets no response. Raises NotSent if the connection is closed."""
         if self._transport is None:
-            raise NotSent(f"{self.address}: the connection is closed")
-        self._write(self._connection.send_oneway(code, fields, body, remark=remark))
+            raise NotSent(f"the connection to {self.address} is closed")
+        self._write(self._protocol.send_oneway(code, fields, body, remark=remark))
 
     async def drain(self) -> None:
-        """For whoever posts much: wait until the other side has read some of it."""
+        """Wait until the socket's buffer has room. Call it before many one-way requests."""
         await self._can_write.wait()
 
     def write(self, data: bytes) -> None:
-        """An answer to what was asked."""
+        """Write an encoded response to a request of the broker. Ignored once closed."""
         if self._transport is not None and data:
             self._write(data)
 
@@ -147,7 +152,8 @@ class ClientConnection(asyncio.Protocol):
             self._transport.close()
 
     def _write(self, data: bytes) -> None:
-        """The first of a turn goes at once, for who has only one; the others go together."""
+        # The first write of a turn goes to the socket at once, so that a single call is not
+        # delayed. The following ones of the same turn are joined into one write.
         if self._has_written:
             self._outgoing.append(data)
         elif self._transport is not None:
@@ -162,37 +168,38 @@ class ClientConnection(asyncio.Protocol):
             self._transport.write(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
 
     def _expire_calls(self, loop: asyncio.AbstractEventLoop) -> None:
-        """One timer for all calls of the line: there may be thousands, and few are ever late."""
-        for failed in self._connection.expire(now_s=loop.time()):
-            answered = self._pending.get(failed.call.opaque)
-            if answered is not None and not answered.done():
+        # One timer serves all calls of a connection: thousands may be pending, and few ever
+        # time out, so a timer for each call would be wasted.
+        for failed in self._protocol.expire(now_s=loop.time()):
+            response = self._pending.get(failed.call.opaque)
+            if response is not None and not response.done():
                 name = request_name(failed.call.code)
-                answered.set_exception(
-                    OutcomeUnknown(f"{self.address}: no answer to {name} in time")
+                response.set_exception(
+                    OutcomeUnknown(f"{self.address} did not respond to {name} in time")
                 )
         self._is_sweeping = bool(self._pending)
         if self._is_sweeping:
             loop.call_later(SWEEP_INTERVAL_S, self._expire_calls, loop)
 
-    # --- asyncio ---------------------------------------------------------------------------------
+    # --- asyncio.Protocol ------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         try:
-            self._connection.receive(data)
-            for event in self._connection.events():
+            self._protocol.receive(data)
+            for event in self._protocol.events():
                 if isinstance(event, Response):
-                    answered = self._pending.get(event.call.opaque)
-                    if answered is not None and not answered.done():
-                        answered.set_result((event.command, event.body))
+                    response = self._pending.get(event.call.opaque)
+                    if response is not None and not response.done():
+                        response.set_result((event.command, event.body))
                 elif isinstance(event, Request):
                     self._on_request(self, event)
                 elif isinstance(event, InvalidRequest):
                     self.write(encode_error(event.request, event.error))
         except RemoteProtocolError as error:
-            log.warning("line closed address=%s: %s", self.address, error)
+            log.warning("connection closed address=%s: protocol error: %s", self.address, error)
             self.close()
 
     def pause_writing(self) -> None:
@@ -205,51 +212,45 @@ class ClientConnection(asyncio.Protocol):
         self.is_open = False
         self._transport = None
         self._can_write.set()
-        self._connection.close()
-        for answered in self._pending.values():
-            if not answered.done():
-                answered.set_exception(
-                    OutcomeUnknown(f"{self.address}: the connection closed before the answer")
+        self._protocol.close()
+        for response in self._pending.values():
+            if not response.done():
+                response.set_exception(
+                    OutcomeUnknown(f"the connection to {self.address} closed before the response")
                 )
 
 
 class ConnectionPool:
-    def __init__(
-        self, on_request: RequestCallback, clock: Clock, access: Access | None = None
-    ) -> None:
-        shown = access or NO_ACCESS
-        self._sign = shown.signer()
-        self._ssl_context = shown.ssl_context()
+    """The connections of one client: one for each address, made when it is first needed."""
+
+    def __init__(self, on_request: RequestCallback, access: Access | None = None) -> None:
+        access = access or NO_ACCESS
+        self._sign = access.signer()
+        self._ssl_context = access.ssl_context()
         self._on_request = on_request
-        self._clock = clock
-        self._connections: dict[str, asyncio.Task[ClientConnection]] = {}
+        self._connections: dict[str, asyncio.Task[ClientConnection]] = {}  # by address
         self._process_id = os.getpid()
         self._is_closed = False
 
     async def get(self, address: str) -> ClientConnection:
-        """Raises NotSent. Whoever asks while it is being made waits for the same one."""
+        """Return the open connection to an address, connecting if there is none.
+
+        Raises NotSent if it cannot connect, ClientClosed, or WrongProcess after a fork.
+        """
         self._check_usable()
-        making = self._connections.get(address)
-        if making is None or _has_ended(making):
-            making = asyncio.ensure_future(
+        task = self._connections.get(address)
+        if task is None or _has_ended(task):
+            task = asyncio.ensure_future(
                 ClientConnection.connect(
                     address,
                     self._on_request,
-                    self._clock,
                     sign=self._sign,
                     ssl_context=self._ssl_context,
                 )
             )
-            self._connections[address] = making
-        # Not cancelled with one of those who wait for it.
-        return await asyncio.shield(making)
-
-    def open_connections(self) -> list[ClientConnection]:
-        return [
-            task.result()
-            for task in self._connections.values()
-            if task.done() and not _has_ended(task)
-        ]
+            self._connections[address] = task
+        # Callers share the attempt. The shield keeps it alive if one of them is cancelled.
+        return await asyncio.shield(task)
 
     async def close(self) -> None:
         self._is_closed = True
@@ -260,27 +261,28 @@ class ConnectionPool:
                 task.result().close()
             else:
                 task.cancel()
-        await asyncio.sleep(0)  # what was written leaves
+        await asyncio.sleep(0)  # let the transports write what they still hold
 
     @property
     def is_usable(self) -> bool:
-        """Not closed, and not in a child of the process that made it."""
+        """Whether the pool is open and this is the process that created it."""
         return not self._is_closed and os.getpid() == self._process_id
 
     def _check_usable(self) -> None:
         if self._is_closed:
-            raise ClientClosed("this client is closed: make another one")
+            raise ClientClosed("this client is closed; create another one")
         if os.getpid() != self._process_id:
             raise WrongProcess(
-                "this client was made in another process (fork): its connections are the parent's; "
-                "make a client in each child; those of escrowmq.blocking do it by themselves"
+                "this client was created before a fork and its connections belong to the parent "
+                "process; create a client in each child (producers of escrowmq.blocking reconnect "
+                "by themselves)"
             )
 
 
-def _has_ended(connecting: asyncio.Task[ClientConnection]) -> bool:
-    """Whether it failed, or what it made is closed by now."""
-    if not connecting.done():
+def _has_ended(task: asyncio.Task[ClientConnection]) -> bool:
+    """Return whether the attempt failed, or its connection has been closed since."""
+    if not task.done():
         return False
-    if connecting.cancelled() or connecting.exception() is not None:
+    if task.cancelled() or task.exception() is not None:
         return True
-    return not connecting.result().is_open
+    return not task.result().is_open

@@ -1,10 +1,8 @@
-"""Be known to the brokers: a broker can ask only those producers that it knows.
+"""Heartbeats: register a client with the brokers, so that they can send it requests.
 
-A line is introduced before anything is sent by it, and again every half minute. Whoever has
-checkers is introduced to every broker there is, although it has nothing to send, and to one that
-comes back at once: an earlier process of its group may have left a transaction open there.
-
-Being known to the brokers: heartbeats, who else is in the group, locks, goodbye.
+A broker can send a transaction check only to producers that it knows, and it assigns a consumer
+group's messages only to members that it knows. Both register by a heartbeat on each connection
+before anything else is sent on it, and repeat it every 30 seconds.
 """
 
 from __future__ import annotations
@@ -12,13 +10,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import secrets
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 from weakref import WeakKeyDictionary
 
 from escrowmq.client.access import Access
-from escrowmq.client.connection import ClientConnection, ConnectionPool, RequestCallback
-from escrowmq.client.consumer.queue_client import RESPONSE_TIMEOUT_S
+from escrowmq.client.connection import (
+    RESPONSE_TIMEOUT_S,
+    ClientConnection,
+    ConnectionPool,
+    RequestCallback,
+)
 from escrowmq.client.messages import MessageQueue
 from escrowmq.client.routes import Routes
 from escrowmq.clock import Clock
@@ -44,12 +49,18 @@ from escrowmq.remoting.headers import ConsumerGroupHeader, UnregisterClient, Wri
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S: Final = 30.0
-POLL_INTERVAL_S: Final = (
-    1.0  # so often: is a connection lost? And so soon after a failure, it is tried again
-)
+# How often a producer looks for lost connections, and its first pause after a failed heartbeat.
+POLL_INTERVAL_S: Final = 1.0
 
 
 class ProducerHeartbeat:
+    """Keeps a producer registered with brokers.
+
+    A producer without checkers registers with the brokers it sends to. One with checkers registers
+    with every broker, even if it sends nothing, and with a broker that comes back as soon as it
+    does: an earlier process of its group may have left a transaction open there.
+    """
+
     def __init__(
         self,
         group: str,
@@ -61,8 +72,10 @@ class ProducerHeartbeat:
         heartbeat_s: float,
         has_checkers: Callable[[], bool],
     ) -> None:
-        beat = Heartbeat(client_id=client_id, producer_data_set=[ProducerEntry(group_name=group)])
-        self._heartbeat_body = encode_body(beat)
+        heartbeat = Heartbeat(
+            client_id=client_id, producer_data_set=[ProducerEntry(group_name=group)]
+        )
+        self._heartbeat_body = encode_body(heartbeat)
         self._pool = pool
         self._routes = routes
         self._timeout_s = timeout_s
@@ -74,37 +87,45 @@ class ProducerHeartbeat:
         self._wake_up = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    # --- lines -----------------------------------------------------------------------------------
+    # --- connections -----------------------------------------------------------------------------
 
     def ready_connection(self, address: str) -> ClientConnection | None:
-        """A line that needs no waiting."""
-        line = self._registered.get(address)
-        return line if line is not None and line.is_open and self._pool.is_usable else None
+        """Return a registered open connection without waiting; None if there is none."""
+        connection = self._registered.get(address)
+        if connection is not None and connection.is_open and self._pool.is_usable:
+            return connection
+        return None
 
     async def connect(self, address: str) -> ClientConnection:
-        """Raises TransportError, or RequestRefused if the broker does not want us."""
-        line = await self._pool.get(address)
+        """Return a connection on which the broker knows this producer.
+
+        Raises TransportError, or RequestRefused if the broker refuses the heartbeat.
+        """
+        connection = await self._pool.get(address)
         self.start()
-        if self._registered.get(address) is not line:
-            introducing = self._registering.get(line)
-            if introducing is None:
-                introducing = asyncio.ensure_future(self._send_heartbeat(line))
-                self._registering[line] = introducing
-                introducing.add_done_callback(lambda task: self._registration_done(line, task))
-            await asyncio.shield(introducing)
-        return line
+        if self._registered.get(address) is not connection:
+            task = self._registering.get(connection)
+            if task is None:
+                task = asyncio.ensure_future(self._send_heartbeat(connection))
+                self._registering[connection] = task
+                task.add_done_callback(lambda task: self._registration_done(connection, task))
+            await asyncio.shield(task)  # callers share it; cancelling one does not cancel it
+        return connection
 
     async def is_escrowmq(self, connection: ClientConnection) -> bool:
-        """Whether this broker remembers how transactions ended: an end may be repeated, a delay
-        counts from the commit. Told by a request that RocketMQ's brokers do not know."""
-        known = self._escrowmq_connections.get(connection)
-        if known is None:
-            fields = WriterHeader(writer="-")
-            code = RequestCode.QUERY_WRITER
-            reply = await connection.call(code, fields, timeout_s=self._timeout_s)
-            known = reply.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-            self._escrowmq_connections[connection] = known
-        return known
+        """Return whether the broker is an EscrowMQ broker.
+
+        Such a broker remembers how transactions ended, so an end may be repeated, and it counts
+        a delay from the commit. A RocketMQ broker does not know the request that is sent to it.
+        """
+        is_escrowmq = self._escrowmq_connections.get(connection)
+        if is_escrowmq is None:
+            reply = await connection.call(
+                RequestCode.QUERY_WRITER, WriterHeader(writer="-"), timeout_s=self._timeout_s
+            )
+            is_escrowmq = reply.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+            self._escrowmq_connections[connection] = is_escrowmq
+        return is_escrowmq
 
     async def _send_heartbeat(self, connection: ClientConnection) -> None:
         await connection.call_checked(
@@ -115,16 +136,16 @@ class ProducerHeartbeat:
     def _registration_done(self, connection: ClientConnection, task: asyncio.Task[None]) -> None:
         del self._registering[connection]
         if not task.cancelled():
-            task.exception()  # those who waited have it
+            task.exception()  # mark it as retrieved; the callers have it
 
-    # --- now and then ----------------------------------------------------------------------------
+    # --- background task -------------------------------------------------------------------------
 
     def start(self) -> None:
         if self._task is None:
             self._task = asyncio.ensure_future(self._run())
 
     def register_soon(self) -> None:
-        """There is a new checker: all brokers should know of it now."""
+        """Register with all brokers now, because a checker was added."""
         self._wake_up.set()
 
     async def close(self) -> None:
@@ -134,19 +155,20 @@ class ProducerHeartbeat:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        pause_s = look_s = min(POLL_INTERVAL_S, self._heartbeat_s)
-        beat_s = loop.time() + self._heartbeat_s
+        pause_s = poll_s = min(POLL_INTERVAL_S, self._heartbeat_s)
+        next_heartbeat_s = loop.time() + self._heartbeat_s
         while True:
-            is_well = await self._register_with_all()
-            pause_s = self._heartbeat_s if is_well else min(2 * pause_s, self._heartbeat_s)
-            await self._wait(pause_s, look_s)
-            if loop.time() >= beat_s:  # whether all brokers are there or not
-                beat_s = loop.time() + self._heartbeat_s
+            all_registered = await self._register_with_all()
+            pause_s = self._heartbeat_s if all_registered else min(2 * pause_s, self._heartbeat_s)
+            await self._wait(pause_s, poll_s)
+            # Heartbeats keep their interval even while some broker cannot be reached.
+            if loop.time() >= next_heartbeat_s:
+                next_heartbeat_s = loop.time() + self._heartbeat_s
                 await self._routes.refresh()
                 await self._send_heartbeats()
 
     async def _wait(self, pause_s: float, poll_s: float) -> None:
-        """So long, or less if there is a reason to look around at once."""
+        """Wait for `pause_s`, or until a checker was added or a connection was lost."""
         for _ in range(round(pause_s / poll_s)):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(poll_s):
@@ -154,42 +176,50 @@ class ProducerHeartbeat:
             if self._wake_up.is_set():
                 self._wake_up.clear()
                 return
-            if self._has_checkers() and not all(one.is_open for one in self._registered.values()):
-                return  # a broker that comes back has questions
+            if self._has_checkers() and not all(c.is_open for c in self._registered.values()):
+                return  # the broker may be back soon, with checks to send
 
     async def _register_with_all(self) -> bool:
-        """To all brokers, if they may ask us. False: somebody was not there."""
-        self._registered = {at: line for at, line in self._registered.items() if line.is_open}
+        """Register with every broker if there are checkers. Return False if one failed."""
+        self._registered = {
+            address: connection
+            for address, connection in self._registered.items()
+            if connection.is_open
+        }
         if not self._has_checkers():
             return True
-        is_well = True
+        all_registered = True
         try:
             addresses = await self._routes.all_master_addresses()
         except EscrowError as error:
-            log.warning("no name server says which brokers there are: %s", error)
+            log.warning("cannot get the list of brokers, will retry: %s", error)
             return False
         for address in addresses:
             try:
                 await self.connect(address)
             except EscrowError as error:
-                is_well = False
-                log.warning("not known to a broker yet: %s", error)
-        return is_well
+                all_registered = False
+                log.warning("heartbeat failed, will retry: %s", error)
+        return all_registered
 
     async def _send_heartbeats(self) -> None:
-        for line in list(self._registered.values()):
+        for connection in list(self._registered.values()):
             try:
-                await self._send_heartbeat(line)
+                await self._send_heartbeat(connection)
             except EscrowError as error:
-                log.warning("heartbeat not answered address=%s: %s", line.address, error)
+                log.warning("heartbeat failed address=%s: %s", connection.address, error)
 
 
 class ConsumerHeartbeat:
-    """`entry`: what this member wants just now, for heartbeats."""
+    """Membership of one consumer in its group: heartbeats, the list of members, queue locks.
+
+    `entry` returns the consumer's current subscriptions, which go into each heartbeat. Methods
+    raise TransportError or RequestRefused unless they say otherwise.
+    """
 
     def __init__(
         self,
-        servers: str | Iterable[str],
+        servers: str | Sequence[str],
         on_request: RequestCallback,
         *,
         group: str,
@@ -201,119 +231,145 @@ class ConsumerHeartbeat:
         self.group = group
         self.client_id = client_id
         self._entry = entry
-        self._pool = ConnectionPool(on_request, clock, access)
-        given = servers if isinstance(servers, str) else list(servers)
-        self.routes = Routes(given, self._pool, clock)
+        self._pool = ConnectionPool(on_request, access)
+        self.routes = Routes(servers, self._pool, clock)
         self._registered: set[ClientConnection] = set()
 
-    async def connect(self, address: str) -> ClientConnection:
-        """To a broker, which knows us when this returns."""
-        line = await self._pool.get(address)
-        if line not in self._registered:
-            await self._send_heartbeat(line)
-        return line
+    async def connect(self, queue: MessageQueue) -> ClientConnection:
+        """Return a connection to a queue's broker, registered as a member of the group."""
+        return await self._connect(await self.routes.master_address(queue))
 
-    async def connect_without_heartbeat(self, address: str) -> ClientConnection:
-        """The same, for who reads and is no member."""
-        return await self._pool.get(address)
+    async def connect_without_heartbeat(self, queue: MessageQueue) -> ClientConnection:
+        """Return a connection to a queue's broker, for a reader that is not a member."""
+        return await self._pool.get(await self.routes.master_address(queue))
 
-    async def send_heartbeats(self, addresses: Sequence[str]) -> str:
-        """Tell them what we want now. The address of one that answered; raises TransportError or
-        RequestRefused if none did: a broker that is down is not to hold up the others."""
-        answered, failure = "", EscrowError("no broker to be known to")
+    async def send_heartbeats(self, addresses: Iterable[str]) -> str:
+        """Send the current subscriptions to these brokers.
+
+        Return the address of one that accepted them. Raises only if none did, so that one broker
+        that is down does not stop the consumer.
+        """
+        accepted, failure = "", EscrowError("there is no broker to register with")
         for address in addresses:
             try:
                 await self._send_heartbeat(await self._pool.get(address))
-                answered = answered or address
+                accepted = accepted or address
             except EscrowError as error:
-                log.warning("not known to broker=%s: %s", address, error)
+                log.warning("heartbeat failed broker=%s: %s", address, error)
                 failure = error
-        if not answered:
+        if not accepted:
             raise failure
-        return answered
+        return accepted
 
     async def run(self) -> None:
+        """Send a heartbeat to all brokers in use, every HEARTBEAT_S, until cancelled."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            self._registered = {line for line in self._registered if line.is_open}
-            for address in set(self.routes.broker_addresses().values()):
-                with contextlib.suppress(EscrowError):
+            self._registered = {c for c in self._registered if c.is_open}
+            for address in self.routes.addresses_in_use():
+                with contextlib.suppress(EscrowError):  # logged; the next round tries again
                     await self.send_heartbeats([address])
 
     async def members(self, address: str) -> list[str]:
-        fields = ConsumerGroupHeader(consumer_group=self.group)
-        line = await self.connect(address)
-        code = RequestCode.GET_CONSUMER_LIST_BY_GROUP
-        reply = await line.call_checked(code, fields, timeout_s=RESPONSE_TIMEOUT_S)
+        """Return the client ids of all members of the group, as this broker knows them."""
+        connection = await self._connect(address)
+        reply = await connection.call_checked(
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+            ConsumerGroupHeader(consumer_group=self.group),
+            timeout_s=RESPONSE_TIMEOUT_S,
+        )
         return decode_body(ConsumerList, reply.body).consumer_id_list
 
     async def check_filters(self, address: str) -> None:
-        """Raises BadSubscription: a broker that cannot filter so says it before the first pull."""
-        line = await self._pool.get(address)
+        """Let a broker check the SQL92 filters, so that a bad one fails before the first pull.
+
+        Raises InvalidSubscription.
+        """
+        connection = await self._pool.get(address)
         for entry in self._entry().subscription_data_set:
             if entry.expression_type != SQL92:
                 continue
             body = CheckClientConfig(
                 client_id=self.client_id, group=self.group, subscription_data=entry
             )
-            code = RequestCode.CHECK_CLIENT_CONFIG
             try:
-                await line.call_checked(code, body=encode_body(body), timeout_s=RESPONSE_TIMEOUT_S)
+                await connection.call_checked(
+                    RequestCode.CHECK_CLIENT_CONFIG,
+                    body=encode_body(body),
+                    timeout_s=RESPONSE_TIMEOUT_S,
+                )
             except RequestRefused as error:
                 raise InvalidSubscription(
-                    f"the broker does not take Sql({entry.sub_string!r}): {error.remark} "
+                    f"the broker refused SqlFilter({entry.sub_string!r}): {error.remark} "
                     "(RocketMQ needs enablePropertyFilter=true)"
                 ) from error
 
     async def lock(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, bool]:
-        """Which are ours alone now, as far as their brokers answer."""
-        answers: dict[MessageQueue, bool] = {}
-        for address, theirs in _by_address(queues).items():
+        """Lock queues for this member alone, or extend its locks.
+
+        Return whether each queue is locked by this member; queues of a broker that does not
+        respond are left out.
+        """
+        locked_by_us: dict[MessageQueue, bool] = {}
+        for broker_queues in _group_by_broker(queues):
             try:
-                line = await self.connect(address)
-                code, body = RequestCode.LOCK_BATCH_MQ, self._lock_body(theirs)
-                reply = await line.call_checked(code, body=body, timeout_s=RESPONSE_TIMEOUT_S)
-                locked = decode_body(LockBatchResponse, reply.body).locked
+                connection = await self.connect(broker_queues[0])
+                reply = await connection.call_checked(
+                    RequestCode.LOCK_BATCH_MQ,
+                    body=self._lock_body(broker_queues),
+                    timeout_s=RESPONSE_TIMEOUT_S,
+                )
+                entries = decode_body(LockBatchResponse, reply.body).locked
             except EscrowError as error:
-                log.warning("no locks from broker=%s: %s", address, error)
+                log.warning("cannot lock queues broker=%s: %s", broker_queues[0].broker, error)
                 continue
-            names = {(each.topic, each.broker_name, each.queue_id) for each in locked}
-            answers |= {queue: queue[:3] in names for queue in theirs}
-        return answers
+            locked = {(entry.topic, entry.broker_name, entry.queue_id) for entry in entries}
+            locked_by_us |= {queue: queue in locked for queue in broker_queues}
+        return locked_by_us
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
-        for address, theirs in _by_address(queues).items():
+        """Unlock queues. Errors are ignored: a lock expires by itself."""
+        for broker_queues in _group_by_broker(queues):
             with contextlib.suppress(EscrowError):
-                line = await self._pool.get(address)
-                code, body = RequestCode.UNLOCK_BATCH_MQ, self._lock_body(theirs)
-                await line.call_checked(code, body=body, timeout_s=RESPONSE_TIMEOUT_S)
+                connection = await self.connect_without_heartbeat(broker_queues[0])
+                await connection.call_checked(
+                    RequestCode.UNLOCK_BATCH_MQ,
+                    body=self._lock_body(broker_queues),
+                    timeout_s=RESPONSE_TIMEOUT_S,
+                )
 
     async def leave(self) -> None:
-        """The others are told to share out anew."""
-        for line in self._registered:
-            if line.is_open:
+        """Leave the group, so that its other members rebalance at once, and disconnect."""
+        for connection in self._registered:
+            if connection.is_open:
                 with contextlib.suppress(EscrowError):
-                    await self._unregister(line)
+                    await self._unregister(connection)
         await self._pool.close()
 
-    async def create_group(self, address: str) -> None:
-        """Come and go: a broker makes a group when it first hears of it."""
-        line = await self._pool.get(address)
-        await self._send_heartbeat(line)
-        await self._unregister(line)
+    async def create_group(self, queue: MessageQueue) -> None:
+        """Create the group on a queue's broker: join, which creates it, and leave again."""
+        connection = await self.connect_without_heartbeat(queue)
+        await self._send_heartbeat(connection)
+        await self._unregister(connection)
+
+    async def _connect(self, address: str) -> ClientConnection:
+        connection = await self._pool.get(address)
+        if connection not in self._registered:
+            await self._send_heartbeat(connection)
+        return connection
+
+    async def _send_heartbeat(self, connection: ClientConnection) -> None:
+        heartbeat = Heartbeat(client_id=self.client_id, consumer_data_set=[self._entry()])
+        await connection.call_checked(
+            RequestCode.HEART_BEAT, body=encode_body(heartbeat), timeout_s=RESPONSE_TIMEOUT_S
+        )
+        self._registered.add(connection)
 
     async def _unregister(self, connection: ClientConnection) -> None:
         fields = UnregisterClient(client_id=self.client_id, consumer_group=self.group)
         await connection.call_checked(
             RequestCode.UNREGISTER_CLIENT, fields, timeout_s=RESPONSE_TIMEOUT_S
         )
-
-    async def _send_heartbeat(self, connection: ClientConnection) -> None:
-        beat = Heartbeat(client_id=self.client_id, consumer_data_set=[self._entry()])
-        await connection.call_checked(
-            RequestCode.HEART_BEAT, body=encode_body(beat), timeout_s=RESPONSE_TIMEOUT_S
-        )
-        self._registered.add(connection)
 
     def _lock_body(self, queues: Iterable[MessageQueue]) -> bytes:
         names = [
@@ -324,21 +380,35 @@ class ConsumerHeartbeat:
         return encode_body(batch)
 
 
-def _by_address(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
-    found: dict[str, list[MessageQueue]] = {}
+def _group_by_broker(queues: Iterable[MessageQueue]) -> list[list[MessageQueue]]:
+    by_broker: dict[str, list[MessageQueue]] = {}
     for queue in queues:
-        found.setdefault(queue.address, []).append(queue)
-    return found
+        by_broker.setdefault(queue.broker, []).append(queue)
+    return list(by_broker.values())
 
 
-def subscription_entry(topic: str, filter: FilterExpression, version: int) -> SubscriptionEntry:
-    """Return a subscription as a heartbeat carries it. `version` grows with every change of it."""
-    tags = sorted(filter.tags)
+def subscription_entry(topic: str, expression: FilterExpression, version: int) -> SubscriptionEntry:
+    """Return a subscription for a heartbeat. A higher `version` replaces an earlier one."""
+    tags = sorted(expression.tags)
     return SubscriptionEntry(
         topic=topic,
-        sub_string=filter.expression,
+        sub_string=expression.expression,
         tags_set=tags,
         code_set=[java_hash(tag) for tag in tags],
         sub_version=version,
-        expression_type=filter.expression_type,
+        expression_type=expression.expression_type,
     )
+
+
+def new_client_id() -> str:
+    """Return an id for one client of this process, in RocketMQ's form address@process#random."""
+    return f"{local_address()}@{os.getpid()}#{secrets.token_hex(4)}"
+
+
+def local_address() -> str:
+    """Return the address that this machine uses for others; 127.0.0.1 without a network."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # Connecting a UDP socket sends nothing. The address is reserved for documentation.
+        probe.connect(("192.0.2.1", 9))
+        return str(probe.getsockname()[0])
+    return "127.0.0.1"

@@ -1,13 +1,4 @@
-"""What is sent, what is received, and how a send ended.
-
-Namespaces: several tenants with the same names on one broker, told apart by a prefix.
-
-    orders            ns%orders
-    %RETRY%billing    %RETRY%ns%billing
-    TBW102            TBW102               the broker's own names are everybody's
-
-The form is RocketMQ's, so its clients with the same namespace meet ours.
-"""
+"""Values of the client's public interface: messages, queues, results of a send; and namespaces."""
 
 from __future__ import annotations
 
@@ -25,13 +16,29 @@ from escrowmq.message.names import GROUP_TOPIC_PREFIXES, TX_ID, TX_NAME, is_shar
 from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import StoredRecord
 
-DELAY_MAX_S = 100 * 365 * 86_400
-BODY_BYTES_MAX = 64 << 20  # of a compressed body, once it is not
+DELAY_MAX_S: Final = 100 * 365 * 86_400
+BODY_BYTES_MAX: Final = 64 << 20  # limit of a body after decompression
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One to be sent. `keys` is text with blanks between several, or the keys themselves."""
+    """A message to send.
+
+        Message("orders", b"o-17", keys="o-17", tags="created")
+
+    `keys` are searchable (`escrowmq message query`): several in one text separated by spaces, or
+    as an iterable. `tags` is the tag that consumers filter by. `properties` are the application's
+    own; SQL92 filters see them.
+
+    Messages with the same `sharding_key` go to the same queue and keep their order.
+
+    A message has at most one delay. `delay_level` is RocketMQ's (1 is 1 s, 18 is 2 h by default),
+    `delay_s` counts from the time when the broker stores the message, or from the commit in a
+    transaction, and `deliver_at` is a datetime with a time zone.
+
+    Raises LocalProtocolError for an empty topic or an invalid delay, and TypeError if the body is
+    not bytes.
+    """
 
     topic: str
     body: bytes
@@ -39,29 +46,35 @@ class Message:
     keys: str | Iterable[str] = ""
     tags: str = ""
     properties: Mapping[str, str] = field(default_factory=dict)
-    sharding_key: str = ""  # messages with the same one go to the same queue, in order
-    delay_level: int = 0  # RocketMQ's: 1 is a second, 18 two hours
-    delay_s: float = 0  # from when the broker has it; in a transaction, from the commit
-    deliver_at: Timestamp | None = None  # with a time zone
+    sharding_key: str = ""
+    delay_level: int = 0
+    delay_s: float = 0
+    deliver_at: Timestamp | None = None
     flag: int = 0
 
     def __post_init__(self) -> None:
         if not self.topic:
-            raise LocalProtocolError("a message has a topic")
+            raise LocalProtocolError("a message needs a topic")
         if not isinstance(self.body, bytes):
-            raise TypeError(f"a message's body is bytes, not {type(self.body).__name__}")
+            raise TypeError(f"the body of a message must be bytes, not {type(self.body).__name__}")
         if self.delay_level or self.delay_s or self.deliver_at is not None:
             self._check_delay()
 
     def _check_delay(self) -> None:
         if sum((bool(self.delay_level), bool(self.delay_s), self.deliver_at is not None)) > 1:
-            raise LocalProtocolError("a message has one delay: a level, a span or a time")
+            raise LocalProtocolError(
+                "a message can have one delay: delay_level, delay_s or deliver_at"
+            )
         if not isinstance(self.delay_level, int) or self.delay_level < 0:
-            raise LocalProtocolError(f"a delay level is 1 or more, not {self.delay_level!r}")
+            raise LocalProtocolError(f"delay_level must be 1 or more, not {self.delay_level!r}")
         if not 0 <= self.delay_s < DELAY_MAX_S:
-            raise LocalProtocolError(f"delay_s is a span from now on, not {self.delay_s!r}")
+            raise LocalProtocolError(
+                f"delay_s must be a number of seconds from 0 to {DELAY_MAX_S}, not {self.delay_s!r}"
+            )
         if self.deliver_at is not None and self.deliver_at.tzinfo is None:
-            raise LocalProtocolError("deliver_at needs a time zone, like datetime.now(UTC) has one")
+            raise LocalProtocolError(
+                "deliver_at needs a time zone: use datetime.now(UTC) + timedelta(...)"
+            )
 
     @property
     def is_delayed(self) -> bool:
@@ -69,33 +82,37 @@ class Message:
 
     @property
     def transaction_id(self) -> str:
-        """Known to the local transaction of a listener; empty before the message is parked."""
+        """The transaction's id in `TransactionListener.execute_local_transaction`; else empty."""
         return self.properties.get(TX_ID) or self.properties.get(names.UNIQUE_KEY, "")
 
 
 class MessageQueue(NamedTuple):
-    """One queue of a topic, and where its broker is."""
+    """One queue of a topic: `MessageQueue("orders", "broker-a", 0)`."""
 
     topic: str
     broker: str
     queue_id: int
-    address: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.topic} {self.broker}:{self.queue_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedMessage:
+    """A message as a consumer or a checker receives it. Times are milliseconds since 1970."""
+
     topic: str
     body: bytes
     keys: str
     tags: str
     properties: Mapping[str, str]
-    message_id: str  # what its sender calls it
-    offset_id: str  # where it lies
+    message_id: str  # given by the sender; the same in every delivery
+    offset_id: str  # the broker's address and the log offset, as RocketMQ writes them
     queue_id: int
     queue_offset: int
     born_ms: int
     stored_ms: int
-    reconsume_times: int
+    reconsume_times: int  # number of earlier deliveries that failed
     flag: int
     log_offset: int
     prepared_offset: int = 0
@@ -103,17 +120,17 @@ class ReceivedMessage:
 
     @property
     def transaction_id(self) -> str:
-        """Of the transaction that it was sent in; that of its first message, if there are more."""
+        """The id of the transaction that sent this message, or the message's own id."""
         return self.properties.get(TX_ID) or self.message_id
 
     @property
     def transaction_name(self) -> str:
-        """What `producer.transaction(…, name=…)` called it."""
+        """The `name` given to `producer.transaction(name=...)`; empty if there was none."""
         return self.properties.get(TX_NAME, "")
 
 
 def to_received_message(record: StoredRecord, broker: str = "") -> ReceivedMessage:
-    """Raises BrokenBody if its body cannot be decompressed."""
+    """Convert a stored record. Raises BrokenBody if its body cannot be decompressed."""
     properties = decode_properties(record.properties)
     offset_id = encode_offset_id(record.store_host, record.log_offset)
     return ReceivedMessage(
@@ -137,7 +154,11 @@ def to_received_message(record: StoredRecord, broker: str = "") -> ReceivedMessa
 
 
 class SendStatus(enum.Enum):
-    """Stored in all four; in the last three not as safely as the broker is set up to."""
+    """How safely a message is stored. Any other response of the broker raises RequestRefused.
+
+    Only SEND_OK means that the message is as durable as the broker is configured to make it.
+    With the other three it is stored, but not flushed or not replicated in time.
+    """
 
     SEND_OK = 0
     FLUSH_DISK_TIMEOUT = 10
@@ -147,50 +168,56 @@ class SendStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
+    """Where a message was stored, and how safely (`status`)."""
+
     status: SendStatus
-    message_id: str
-    offset_id: str
+    message_id: str  # unique key; the same in every attempt and delivery
+    offset_id: str  # broker's address and log offset, as RocketMQ writes them
     queue: MessageQueue
     queue_offset: int
     transaction_id: str = ""
 
+
+# --- namespaces ----------------------------------------------------------------------------------
 
 NAMESPACE_SEPARATOR: Final = "%"
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Of one client. Without a name it changes nothing."""
+    """Prefix of topics and groups that lets several tenants use the same names on one broker.
+
+        orders            ns%orders
+        %RETRY%billing    %RETRY%ns%billing
+        TBW102            TBW102               (system names are shared)
+
+    This is RocketMQ's format, so RocketMQ clients with the same namespace see the same topics.
+    An empty namespace changes nothing. Raises ValueError if the name contains a percent sign.
+    """
 
     name: str = ""
 
     def __post_init__(self) -> None:
         if NAMESPACE_SEPARATOR in self.name:
-            raise ValueError(f"a namespace has no {NAMESPACE_SEPARATOR} in it: {self.name!r}")
+            raise ValueError(
+                f"a namespace must not contain {NAMESPACE_SEPARATOR!r}, got {self.name!r}"
+            )
 
-    def wrap(self, plain: str) -> str:
-        """A topic or a group as the broker knows it. Wrapping twice is wrapping once."""
-        if not self.name or not plain or is_shared_name(plain):
-            return plain
-        prefix, rest = _split_prefix(plain)
-        if rest.startswith(self.name + NAMESPACE_SEPARATOR):
-            return plain
-        return f"{prefix}{self.name}{NAMESPACE_SEPARATOR}{rest}"
+    def wrap(self, name: str) -> str:
+        """Return a topic or group as the broker knows it. Wrapping twice equals wrapping once."""
+        if not self.name or not name or is_shared_name(name):
+            return name
+        prefix, plain = _split_prefix(name)
+        if plain.startswith(self.name + NAMESPACE_SEPARATOR):
+            return name
+        return f"{prefix}{self.name}{NAMESPACE_SEPARATOR}{plain}"
 
     def unwrap(self, wrapped: str) -> str:
-        """As its users know it; a name of another namespace stays as it is."""
+        """Return a topic or group as users know it. Names of other namespaces do not change."""
         if not self.name:
             return wrapped
-        prefix, rest = _split_prefix(wrapped)
-        return prefix + rest.removeprefix(self.name + NAMESPACE_SEPARATOR)
-
-
-def wrap(namespace: str, plain: str) -> str:
-    return Namespace(namespace).wrap(plain)
-
-
-def unwrap(namespace: str, wrapped: str) -> str:
-    return Namespace(namespace).unwrap(wrapped)
+        prefix, plain = _split_prefix(wrapped)
+        return prefix + plain.removeprefix(self.name + NAMESPACE_SEPARATOR)
 
 
 def _split_prefix(name: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Which broker has which queue of a topic. Asked of the name servers, kept for a minute at most."""
+"""Routes: which broker has which queues of a topic, as the name servers report it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from escrowmq.client.connection import ConnectionPool
+from escrowmq.client.connection import RESPONSE_TIMEOUT_S, ConnectionPool
 from escrowmq.client.messages import MessageQueue
 from escrowmq.clock import Clock
 from escrowmq.errors import (
@@ -31,71 +31,84 @@ from escrowmq.remoting.headers_admin import GetRoute
 
 log = logging.getLogger(__name__)
 
-ROUTE_TTL_S: Final = 60.0  # for a client that does not refresh them by itself, every half minute
-REQUEST_TIMEOUT_S: Final = 3.0
+ROUTE_TTL_S: Final = 60.0  # RocketMQ's clients refresh every 30 s, and so do producers of ours
 DEFAULT_QUEUE_COUNT: Final = 4
 READ, WRITE, MASTER = 4, 2, 0
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
+    """The queues of one topic and the addresses of their brokers."""
+
     topic: str
     writable_queues: tuple[MessageQueue, ...]
     readable_queues: tuple[MessageQueue, ...]
-    broker_addresses: dict[str, str]  # of the brokers' masters, by name
-    is_template: bool = False  # the topic is not there yet
+    broker_addresses: dict[str, str]  # broker name -> address of its master
+    reader_addresses: dict[str, str]  # broker name -> address to read from; see parse_route
+    is_template: bool = False  # the topic does not exist yet; the first send creates it
 
 
 class Routes:
-    """`servers`: addresses of name servers, as `parse_servers` reads them."""
+    """Cache of routes. It asks the name servers in turn, and asks again after ROUTE_TTL_S."""
 
     def __init__(self, servers: str | Sequence[str], pool: ConnectionPool, clock: Clock) -> None:
         self._servers = parse_servers(servers)
         self._pool = pool
         self._clock = clock
         self._next_server = itertools.count()
-        self._routes: dict[str, tuple[float, Route]] = {}
+        self._routes: dict[str, tuple[float, Route]] = {}  # topic -> (time of the reply, route)
         self._fetching: dict[str, asyncio.Task[Route]] = {}
+        # The last known address of every master, by broker name. They outlive the routes they
+        # came from: a transaction must be ended, and a message sent back, even if its topic was
+        # deleted in the meantime.
+        self.master_addresses: dict[str, str] = {}
 
     async def get(self, topic: str, *, fresh: bool = False) -> Route:
-        """Raises NoRoute, or TransportError if no name server answers."""
-        known = self._routes.get(topic)
+        """Return the route of a topic, from the cache unless `fresh`.
+
+        Raises NoRoute if no broker has the topic, and TransportError if no name server responds
+        and there is no cached route.
+        """
+        cached = self._routes.get(topic)
         now_s = self._clock.elapsed_s()
-        if known is not None and not fresh and now_s - known[0] < ROUTE_TTL_S:
-            return known[1]
+        if cached is not None and not fresh and now_s - cached[0] < ROUTE_TTL_S:
+            return cached[1]
         try:
             route = await self._fetch_once(topic)
         except NoRoute:
-            raise  # the topic is gone, or not there yet
+            raise  # a subclass of TransportError, but a definite answer
         except TransportError:
-            if known is None or fresh:
+            if cached is None or fresh:
                 raise
-            log.warning("no name server answers, the old route stays topic=%s", topic)
-            route = known[1]
+            log.warning("no name server responds, using the cached route topic=%s", topic)
+            route = cached[1]
         self._routes[topic] = now_s, route
+        self.master_addresses |= route.broker_addresses
         return route
 
     async def get_for_writing(self, topic: str, *, fresh: bool = False) -> Route:
-        """As `of`; of a topic that is not there yet, where it may be made."""
+        """Return the route of a topic, or of the template if the topic does not exist yet."""
         try:
             return await self.get(topic, fresh=fresh)
         except NoRoute:
             template = await self.get(TEMPLATE_TOPIC)
-            queues = [
-                queue for queue in template.writable_queues if queue.queue_id < DEFAULT_QUEUE_COUNT
-            ]
-            made = tuple(queue._replace(topic=topic) for queue in queues)
-            return Route(topic, made, made, template.broker_addresses, is_template=True)
+            queues = tuple(
+                queue._replace(topic=topic)
+                for queue in template.writable_queues
+                if queue.queue_id < DEFAULT_QUEUE_COUNT
+            )
+            addresses = template.broker_addresses
+            return Route(topic, queues, queues, addresses, addresses, is_template=True)
 
     def cached(self, topic: str) -> Route | None:
-        """If it is fresh: the short way for those who send."""
-        found = self._routes.get(topic)
-        if found is None or self._clock.elapsed_s() - found[0] >= ROUTE_TTL_S:
+        """Return the cached route if it has not expired. Sends use this first: it never waits."""
+        entry = self._routes.get(topic)
+        if entry is None or self._clock.elapsed_s() - entry[0] >= ROUTE_TTL_S:
             return None
-        return found[1]
+        return entry[1]
 
     async def refresh(self) -> None:
-        """Ask again for all that were asked for. What nobody answers for stays as it is."""
+        """Fetch every cached route again; a route stays if no name server responds."""
         for topic in list(self._routes):
             try:
                 await self.get(topic, fresh=True)
@@ -107,50 +120,75 @@ class Routes:
     def invalidate(self, topic: str) -> None:
         self._routes.pop(topic, None)
 
-    def broker_addresses(self) -> dict[str, str]:
-        """The masters of all topics that were asked for: name and address."""
+    # --- addresses of brokers --------------------------------------------------------------------
+
+    async def master_address(self, queue: MessageQueue) -> str:
+        """Return the address of the master that has this queue.
+
+        Raises NoRoute if the topic has no queues on that broker.
+        """
+        if self.cached(queue.topic) is None or queue.broker not in self.master_addresses:
+            try:
+                await self.get(queue.topic, fresh=queue.broker not in self.master_addresses)
+            except TransportError:
+                if queue.broker not in self.master_addresses:
+                    raise
+        try:
+            return self.master_addresses[queue.broker]
+        except KeyError:
+            raise NoRoute(f"topic {queue.topic} has no queues on broker {queue.broker}") from None
+
+    def addresses_in_use(self) -> set[str]:
+        """Return the addresses of the masters of all cached routes."""
         return {
-            name: address
+            address
             for _, route in self._routes.values()
-            for name, address in route.broker_addresses.items()
+            for address in route.broker_addresses.values()
         }
 
+    async def all_master_addresses(self) -> set[str]:
+        """Return the addresses of all masters that the name servers know.
+
+        Raises TransportError or RequestRefused if no name server can say.
+        """
+        reply = await self._call_any(RequestCode.GET_BROKER_CLUSTER_INFO, None)
+        brokers = decode_body(ClusterInfo, reply.body).broker_addr_table.values()
+        return {b.broker_addrs[MASTER] for b in brokers if MASTER in b.broker_addrs}
+
+    # --- requests to name servers ----------------------------------------------------------------
+
     async def _fetch_once(self, topic: str) -> Route:
-        """Whoever asks while somebody asks waits for the same answer."""
-        asking = self._fetching.get(topic)
-        if asking is None:
-            asking = self._fetching[topic] = asyncio.ensure_future(self._fetch(topic))
-            asking.add_done_callback(lambda task: self._fetch_done(topic, task))
-        return await asyncio.shield(asking)
+        """Fetch a route; callers that arrive during the request share its result."""
+        task = self._fetching.get(topic)
+        if task is None:
+            task = self._fetching[topic] = asyncio.ensure_future(self._fetch(topic))
+            task.add_done_callback(lambda task: self._fetch_done(topic, task))
+        return await asyncio.shield(task)
 
     def _fetch_done(self, topic: str, task: asyncio.Task[Route]) -> None:
         del self._fetching[topic]
         if not task.cancelled():
-            task.exception()  # those who waited have it; if all of them left, nobody has to
-
-    async def all_master_addresses(self) -> set[str]:
-        """The addresses of all brokers that the name servers know."""
-        reply = await self._call_any(RequestCode.GET_BROKER_CLUSTER_INFO, None)
-        brokers = decode_body(ClusterInfo, reply.body).broker_addr_table.values()
-        return {b.broker_addrs[MASTER] for b in brokers if MASTER in b.broker_addrs}
+            # Mark the exception as retrieved: if all callers were cancelled, asyncio would
+            # otherwise log it as never retrieved.
+            task.exception()
 
     async def _fetch(self, topic: str) -> Route:
         fields = GetRoute(topic=topic, accept_standard_json_only=True)
         try:
             reply = await self._call_any(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields)
         except RequestRefused as error:
-            raise NoRoute(f"no broker has a topic {topic}") from error
+            raise NoRoute(f"no broker has topic {topic}") from error
         return parse_route(topic, decode_body(TopicRoute, reply.body))
 
     async def _call_any(self, code: int, fields: Header | None) -> Reply:
-        """One name server after the other, until one answers."""
+        """Call one name server after the other until one responds, starting with the next."""
         first = next(self._next_server)
         failure: NotSent | None = None
         for number in range(len(self._servers)):
             address = self._servers[(first + number) % len(self._servers)]
             try:
-                line = await self._pool.get(address)
-                return await line.call_checked(code, fields, timeout_s=REQUEST_TIMEOUT_S)
+                connection = await self._pool.get(address)
+                return await connection.call_checked(code, fields, timeout_s=RESPONSE_TIMEOUT_S)
             except RequestRefused as error:
                 if error.code == ResponseCode.TOPIC_NOT_EXIST:
                     raise
@@ -164,10 +202,10 @@ class Routes:
 
 
 def parse_route(topic: str, topic_route: TopicRoute, *, include_replicas: bool = False) -> Route:
-    """Return the queues that a name server lists for a topic, sorted by broker.
+    """Return the queues that a name server lists for a topic, sorted by broker and number.
 
     A broker without a master is left out, because it takes no sends. With `include_replicas` its
-    queues can be read from the replica with the lowest number.
+    queues are readable, and `reader_addresses` has the replica with the lowest number.
     """
     masters = {
         broker.broker_name: broker.broker_addrs[MASTER]
@@ -188,10 +226,8 @@ def parse_route(topic: str, topic_route: TopicRoute, *, include_replicas: bool =
             (WRITE, entry.write_queue_nums, masters, writable),
             (READ, entry.read_queue_nums, readers, readable),
         ):
-            address = addresses.get(entry.broker_name)
-            if entry.perm & permission and address is not None:
+            if entry.perm & permission and entry.broker_name in addresses:
                 queues += (
-                    MessageQueue(topic, entry.broker_name, queue_id, address)
-                    for queue_id in range(count)
+                    MessageQueue(topic, entry.broker_name, queue_id) for queue_id in range(count)
                 )
-    return Route(topic, tuple(writable), tuple(readable), masters)
+    return Route(topic, tuple(writable), tuple(readable), masters, readers)

@@ -1,13 +1,14 @@
-"""OpenTelemetry, for those who have it: spans of sends, transactions, checks and handlers.
+"""OpenTelemetry spans of sends, transactions, checks and handlers.
 
-    Producer(…, telemetry=True)              the provider that the process has set
-    Consumer(…, telemetry=provider)          this one
+    Producer(..., telemetry=True)              uses the tracer provider of the process
+    Consumer(..., telemetry=provider)          uses this one
 
 The context of a span travels with its message in the properties `traceparent` and `tracestate`
-(W3C Trace Context). A consumer's handlers go on from there; who iterates does it by hand:
+(W3C Trace Context). Handlers of a consumer continue the trace. Code that iterates over a consumer
+does it by hand:
 
-    tracing = Telemetry.of(True)
-    with tracing.continued("process", message):
+    telemetry = Telemetry.from_option(True)
+    with telemetry.continue_trace("process", message):
         ...
 """
 
@@ -20,12 +21,12 @@ from typing import Any, Final
 
 from escrowmq.client.messages import ReceivedMessage
 
-_SYSTEM: Final = "rocketmq"  # OpenTelemetry's word for this protocol
+_SYSTEM: Final = "rocketmq"  # OpenTelemetry's name of this protocol
 _SCOPE: Final = "escrowmq"
 
 
 class Span:
-    """One that has begun."""
+    """A span that has been started."""
 
     def __init__(self, api: Any, span: Any) -> None:
         self._api = api
@@ -33,6 +34,7 @@ class Span:
 
     @property
     def context(self) -> Any:
+        """The context for child spans."""
         return self._api.trace.set_span_in_context(self._span)
 
     def end(self, attributes: Mapping[str, Any], error: BaseException | None = None) -> None:
@@ -45,20 +47,22 @@ class Span:
 
 
 class _OpenTelemetryApi:
-    """The parts of opentelemetry-api that are used, loaded when they are first wanted."""
+    """The modules of opentelemetry-api that are used; the package is optional."""
 
     def __init__(self) -> None:
         try:
             self.trace: Any = importlib.import_module("opentelemetry.trace")
-            carried = importlib.import_module("opentelemetry.trace.propagation.tracecontext")
+            tracecontext = importlib.import_module("opentelemetry.trace.propagation.tracecontext")
         except ImportError as error:
             raise ValueError(
                 "telemetry needs opentelemetry-api: pip install 'escrowmq[otel]'"
             ) from error
-        self.propagator: Any = carried.TraceContextTextMapPropagator()
+        self.propagator: Any = tracecontext.TraceContextTextMapPropagator()
 
 
 class Telemetry:
+    """Starts spans with a tracer of the given provider, or of the process's provider."""
+
     def __init__(self, provider: Any = None) -> None:
         self._api = _OpenTelemetryApi()
         trace = self._api.trace
@@ -67,7 +71,10 @@ class Telemetry:
 
     @classmethod
     def from_option(cls, option: Any) -> Telemetry | None:
-        """`wanted`: True, a TracerProvider, or nothing. Raises ValueError if it is not there."""
+        """Return the telemetry for a client's option: True, a TracerProvider, or None for none.
+
+        Raises ValueError if opentelemetry-api is not installed.
+        """
         if not option:
             return None
         return cls(None if option is True else option)
@@ -75,13 +82,15 @@ class Telemetry:
     def start_send(
         self, topic: str, *, parent: Span | None = None, count: int = 1
     ) -> tuple[Span, dict[str, str]]:
-        """A span, and the properties that carry it."""
-        facts = {"messaging.operation.type": "send", "messaging.destination.name": topic}
-        more = {"messaging.batch.message_count": count} if count > 1 else {}
+        """Start the span of a send. Also return the properties that carry its context."""
+        attributes: dict[str, Any] = {
+            "messaging.operation.type": "send",
+            "messaging.destination.name": topic,
+        }
+        if count > 1:
+            attributes["messaging.batch.message_count"] = count
         context = parent.context if parent is not None else None
-        span = self._start_span(
-            f"send {topic}", self._span_kinds.PRODUCER, context, {**facts, **more}
-        )
+        span = self._start_span(f"send {topic}", self._span_kinds.PRODUCER, context, attributes)
         carrier: dict[str, str] = {}
         self._api.propagator.inject(carrier, context=span.context)
         return span, {name: value for name, value in carrier.items() if value}
@@ -91,15 +100,15 @@ class Telemetry:
 
     @contextmanager
     def continue_trace(self, operation: str, message: ReceivedMessage) -> Iterator[Span]:
-        """A span that is the child of the one that sent this message; current meanwhile."""
+        """Run a block in a span that is a child of the one that sent the message."""
         context = self._api.propagator.extract(message.properties)
-        facts = {
+        attributes = {
             "messaging.operation.type": operation,
             "messaging.destination.name": message.topic,
             "messaging.message.id": message.message_id,
         }
         name = f"{operation} {message.topic}"
-        span = self._start_span(name, self._span_kinds.CONSUMER, context, facts)
+        span = self._start_span(name, self._span_kinds.CONSUMER, context, attributes)
         with self._api.trace.use_span(
             span._span, end_on_exit=True, record_exception=True, set_status_on_exception=True
         ):

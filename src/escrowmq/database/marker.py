@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from typing import Final
 
 from escrowmq.client.messages import ReceivedMessage
-from escrowmq.client.producer.transaction import TX_ID
 from escrowmq.errors import ConfigError
+from escrowmq.message.names import TX_ID
 from escrowmq.message.transaction import Verdict
 
 log = logging.getLogger(__name__)

@@ -55,7 +55,7 @@ async def test_a_file_has_one_consumer_and_must_be_readable(served: Broker, tmp_
             async with listener(served, "alone", path):
                 pass
         message = await first.receive()
-        with pytest.raises(LocalProtocolError, match="broadcasts"):
+        with pytest.raises(LocalProtocolError, match="broadcast consumer"):
             await first.retry_later(message)
     path.write_text("{")
     with pytest.raises(ConfigError, match="remove it"):

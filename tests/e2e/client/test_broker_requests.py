@@ -115,7 +115,7 @@ async def test_one_message_is_processed_on_demand(served: Broker) -> None:
     running = asyncio.create_task(consumer.run())
     await until(lambda: len(seen) == 1)
     pull = next(pull for pull in consumer._rebalancer.fetchers.values() if pull.commit_offset)
-    line = await consumer._rebalancer.heartbeat.connect(pull.queue.address)
+    line = await consumer._rebalancer.heartbeat.connect(pull.queue)
     record = await _record(line, pull.queue)
     fields = ConsumeMessageDirectly(consumer_group="g-direct", broker_name=pull.queue.broker)
     results = []

@@ -130,7 +130,7 @@ async def test_without_a_checker_it_is_said_and_counted(
     async with a_producer(served, "nobody") as producer:
         await leave_open(producer, Message("nobody", b"x"))
         await until(lambda: producer.check_counts.unregistered > 0)
-    assert "register a checker" in caplog.text
+    assert "no checker for" in caplog.text
 
 
 async def test_as_many_run_at_once_as_may_and_the_others_wait(served: Served) -> None:
@@ -138,7 +138,7 @@ async def test_as_many_run_at_once_as_may_and_the_others_wait(served: Served) ->
     lock = threading.Lock()
     two_are_in = threading.Barrier(2)
 
-    async with a_producer(served, "pooled", checkers_at_once=2) as producer:
+    async with a_producer(served, "pooled", check_concurrency=2) as producer:
 
         @producer.checker("pooled")
         def check(message: ReceivedMessage) -> Verdict:
@@ -173,7 +173,7 @@ async def test_questions_beyond_the_limit_are_answered_with_unknown(
             await leave_open(producer, Message("full", b"%d" % number))
         with caplog.at_level(logging.ERROR):
             await until(lambda: producer.check_counts.overflowed > 0)
-        assert "one more is answered with UNKNOWN" in caplog.text
+        assert "answering UNKNOWN to another one" in caplog.text
         go_on.set()
         await until(lambda: len(bodies(served, "full")) == 3)
 

@@ -97,7 +97,7 @@ async def test_what_is_given_back_comes_later_under_its_own_topic(served: Broker
         await one.retry_later(second)
         third = await one.receive()
         assert (third.body, third.reconsume_times) == (b"x", 2)
-        with pytest.raises(LocalProtocolError, match="in hand"):
+        with pytest.raises(LocalProtocolError, match="not acknowledged"):
             await one.retry_later(first)
 
 
@@ -324,8 +324,8 @@ async def test_a_namespace_is_a_world_of_its_own(served: Broker) -> None:
     [
         {"start": "yesterday"},
         {"orderly": True, "broadcast": True},
-        {"at_once": 0},
-        {"offsets": "x"},
+        {"concurrency": 0},
+        {"offsets_file": "x"},
     ],
 )
 async def test_what_makes_no_sense_is_refused(served: Broker, options: dict[str, object]) -> None:

@@ -141,7 +141,7 @@ async def test_an_asyncio_client_says_that_it_is_another_processes(served: Serve
         await producer.send(Message("awaited", b"parent"))
 
         def use_it() -> None:
-            with pytest.raises(WrongProcess, match="make a client in each child"):
+            with pytest.raises(WrongProcess, match="create a client in each child"):
                 asyncio.run(producer.send(Message("awaited", b"child")))
 
         assert in_a_child(use_it) == 0

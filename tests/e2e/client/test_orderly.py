@@ -59,7 +59,7 @@ async def test_a_queue_is_in_order_though_one_fails_in_between(served: Broker) -
 
 async def test_one_that_fails_too_often_is_put_aside(served: Broker) -> None:
     await send(served, "barred", *numbered(3), sharding_key="k")
-    consumer = orderly(served, "g-barred", times_max=2)
+    consumer = orderly(served, "g-barred", max_reconsume_times=2)
     seen: list[tuple[bytes, int]] = []
 
     @consumer.on("barred")

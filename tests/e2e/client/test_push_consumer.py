@@ -14,7 +14,6 @@ import pytest
 
 from escrowmq import Consumer, Message, PullConsumer, ReceivedMessage, blocking
 from escrowmq.client.consumer import consumer as consumer_module
-from escrowmq.client.consumer.queue_client import send_back
 from escrowmq.errors import InvalidSubscription, LocalProtocolError
 from tests.support.brokers import Served
 from tests.support.clients import CONF, WAIT_S, Broker, numbered, send, until
@@ -235,11 +234,10 @@ async def test_what_its_broker_has_lost_is_sent_again_from_the_copy(served: Brok
     one = Consumer(served.namesrv_address, group="g-kept", subscribe={"kept": "*"})
     async with one, asyncio.timeout(WAIT_S):
         message = await one.receive()
-        await send_back(
+        # The private queue client, because only a wrong log offset makes the broker refuse.
+        await one._rebalancer.queue_client.send_back(
             replace(message, log_offset=1 << 40),
             next(queue for queue in one.assigned_queues if queue.topic == "kept"),
-            connect=one._rebalancer.heartbeat.connect,
-            group="g-kept",
             delay_level=1,
         )
         again = await one.receive()
@@ -289,7 +287,7 @@ def test_a_blocking_consumer_hands_messages_to_threads(served: Broker) -> None:
     with blocking.Producer(served.namesrv_address, group="p") as producer:
         for body in numbered(3):
             producer.send(Message("blocked", body))
-    consumer = blocking.Consumer(served.namesrv_address, group="g-blocked", at_once=2)
+    consumer = blocking.Consumer(served.namesrv_address, group="g-blocked", concurrency=2)
     seen: list[bytes] = []
 
     @consumer.on("blocked")

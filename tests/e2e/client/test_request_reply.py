@@ -87,10 +87,10 @@ async def test_only_a_request_that_is_in_hand_is_replied_to(served: Served) -> N
         for body in (b"1", b"2"):
             await producer.send(Message("wrong", body))
         first = await consumer.receive()
-        with pytest.raises(LocalProtocolError, match="is no request"):
+        with pytest.raises(LocalProtocolError, match="is not a request"):
             await consumer.reply(first, b"x")
         await consumer.receive()
-        with pytest.raises(LocalProtocolError, match="in hand"):
+        with pytest.raises(LocalProtocolError, match="not acknowledged"):
             await consumer.reply(first, b"x")
 
 

@@ -118,10 +118,10 @@ def test_a_route_lists_readable_and_writable_queues_of_masters() -> None:
         ]
         assert [queue.queue_id for queue in route.writable_queues] == [0]
         with_replicas = cluster.route("orders", include_replicas=True)
-        assert [queue.address for queue in with_replicas.readable_queues] == ["h:1"] * 2 + [
-            "h:3"
-        ] * 2
-        assert [queue.address for queue in with_replicas.writable_queues] == ["h:1"]
+        assert [queue.broker for queue in with_replicas.readable_queues] == ["a", "a", "b", "b"]
+        assert with_replicas.reader_addresses == {"a": "h:1", "b": "h:3"}
+        assert [queue.broker for queue in with_replicas.writable_queues] == ["a"]
+        assert with_replicas.broker_addresses == {"a": "h:1"}
 
 
 def test_an_unknown_topic_has_no_route() -> None:

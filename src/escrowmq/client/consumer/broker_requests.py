@@ -1,5 +1,10 @@
-"""What a broker asks of a consumer, mostly for an operator: what do you do, where are you, go on
-from there, process this one now. And: somebody came or went, share out anew.
+"""Requests that a broker sends to a consumer, most of them for an operator.
+
+NOTIFY_CONSUMER_IDS_CHANGED       a member joined or left: rebalance
+RESET_CONSUMER_CLIENT_OFFSET      continue at these offsets
+GET_CONSUMER_STATUS_FROM_CLIENT   report the offsets
+GET_CONSUMER_RUNNING_INFO         report subscriptions, queues and messages in flight
+CONSUME_MESSAGE_DIRECTLY          process this message now
 """
 
 from __future__ import annotations
@@ -23,14 +28,18 @@ from escrowmq.remoting.responses import encode_error, encode_response
 
 log = logging.getLogger(__name__)
 
-# RocketMQ writes maps whose keys are queues: {"offsetTable":{{"topic":…}:12}}.
+# RocketMQ writes maps whose keys are queues: {"offsetTable":{{"topic":...}:12}}.
 _QUEUE_KEYED_ENTRY = re.compile(r"(\{[^{}]*\})\s*:\s*(-?\d+)")
 
 BrokerRequestFunction = Callable[[Rebalancer, Any, bytes], Awaitable[bytes]]
 
 
 class BrokerRequests:
-    """`handlers` is None for who asks for messages itself."""
+    """Responds to the requests of brokers.
+
+    `rebalancer` is set once it exists; requests that arrive before are ignored. `handlers` is
+    None for consumers without handlers, which refuse CONSUME_MESSAGE_DIRECTLY.
+    """
 
     def __init__(self, handlers: HandlerRegistry | None = None) -> None:
         self.rebalancer: Rebalancer | None = None
@@ -44,14 +53,15 @@ class BrokerRequests:
         }
 
     def on_request(self, connection: ClientConnection, request: Request[Any]) -> None:
-        member = self.rebalancer
-        if member is None:
+        """Start to handle a request. The response follows when it is done."""
+        rebalancer = self.rebalancer
+        if rebalancer is None:
             return
         if request.head.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
-            member.rebalance_requested.set()
+            rebalancer.rebalance_requested.set()
         elif request.head.code in self._functions:
-            body = bytes(request.body)  # the chunk that it is a view of is about to go
-            task = asyncio.create_task(self._respond(member, connection, request, body))
+            body = bytes(request.body)  # a copy: the buffer is reused when this returns
+            task = asyncio.create_task(self._respond(rebalancer, connection, request, body))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -74,26 +84,26 @@ class BrokerRequests:
                 raise RequestRefused(
                     ResponseCode.SYSTEM_ERROR, f"this client is not in group {group}"
                 )
-            found = await self._functions[request.head.code](rebalancer, fields, body)
+            response_body = await self._functions[request.head.code](rebalancer, fields, body)
         except RequestRefused as error:
             connection.write(encode_error(request, error))
         except Exception as error:
-            log.exception("no answer to code=%d", request.head.code)
+            log.exception("request of a broker failed code=%d", request.head.code)
             connection.write(
                 encode_response(request, code=ResponseCode.SYSTEM_ERROR, remark=repr(error))
             )
         else:
-            connection.write(encode_response(request, body=found))
+            connection.write(encode_response(request, body=response_body))
 
     async def _consume_directly(self, rebalancer: Rebalancer, fields: Any, body: bytes) -> bytes:
-        """An operator sends one message to this client alone; no offset moves."""
+        """Run the handler for one message that an operator chose. No offset moves."""
         if self._handlers is None or not self._handlers.topics:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "this consumer has no handlers")
         messages = decode_messages(body, fields.broker_name or "")
         if not messages:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "the message cannot be read")
-        began_s = asyncio.get_running_loop().time()
-        told = {
+        started_s = asyncio.get_running_loop().time()
+        result: dict[str, object] = {
             "order": rebalancer.settings.orderly,
             "autoCommit": True,
             "consumeResult": "CR_SUCCESS",
@@ -102,60 +112,60 @@ class BrokerRequests:
             await self._handlers.call(rebalancer.queue_client.with_original_topic(messages[0]))
         except Exception as error:
             log.exception("handler failed id=%s", messages[0].message_id)
-            told |= {"consumeResult": "CR_THROW_EXCEPTION", "remark": repr(error)}
-        spent_ms = int((asyncio.get_running_loop().time() - began_s) * 1000)
-        return json.dumps({**told, "spentTimeMills": spent_ms}).encode()
+            result |= {"consumeResult": "CR_THROW_EXCEPTION", "remark": repr(error)}
+        spent_ms = int((asyncio.get_running_loop().time() - started_s) * 1000)
+        return json.dumps({**result, "spentTimeMills": spent_ms}).encode()
 
 
 async def _reset_offsets(rebalancer: Rebalancer, fields: Any, body: bytes) -> bytes:
     offsets = decode_queue_offsets(body)
-    for queue, pull in list(rebalancer.fetchers.items()):
-        offset = offsets.get(queue[:3])
+    for queue, fetcher in list(rebalancer.fetchers.items()):
+        offset = offsets.get(queue)
         if offset is not None and queue.topic == fields.topic:
-            log.info("reset queue=%s to %d", queue, offset)
-            await pull.seek(offset)
-            await pull.commit()
+            log.info("offset reset by the broker queue=%s offset=%d", queue, offset)
+            await fetcher.seek(offset)
+            await fetcher.commit()
     return b""
 
 
 async def _consumer_status(rebalancer: Rebalancer, fields: Any, body: bytes) -> bytes:
     rows = [
-        (queue, str(pull.commit_offset))
-        for queue, pull in rebalancer.fetchers.items()
-        if pull.commit_offset is not None and fields.topic in ("", queue.topic)
+        (queue, str(fetcher.commit_offset))
+        for queue, fetcher in rebalancer.fetchers.items()
+        if fetcher.commit_offset is not None and fields.topic in ("", queue.topic)
     ]
     return b'{"consumerTable":{},"messageQueueTable":%b}' % encode_queue_map(rows)
 
 
 async def _running_info(rebalancer: Rebalancer, fields: Any, body: bytes) -> bytes:
-    entry = rebalancer.consumer_entry()
+    consumer = rebalancer.consumer_entry()
     rows = []
-    for queue, pull in rebalancer.fetchers.items():
-        messages, size = pull.in_flight_totals
+    for queue, fetcher in rebalancer.fetchers.items():
+        message_count, body_bytes = fetcher.in_flight_totals
         state = {
-            "commitOffset": pull.commit_offset or 0,
-            "cachedMsgCount": messages,
-            "cachedMsgSizeInMiB": size >> 20,
+            "commitOffset": fetcher.commit_offset or 0,
+            "cachedMsgCount": message_count,
+            "cachedMsgSizeInMiB": body_bytes >> 20,
             "locked": rebalancer.settings.orderly,
-            "droped": False,
+            "droped": False,  # RocketMQ's spelling
         }
         rows.append((queue, json.dumps(state)))
     properties = {
-        "PROP_CONSUME_TYPE": str(entry.consume_type),
+        "PROP_CONSUME_TYPE": str(consumer.consume_type),
         "PROP_CONSUMEORDERLY": str(rebalancer.settings.orderly).lower(),
         "PROP_CLIENT_VERSION": "V5_3_3",
         "PROP_CONSUMER_START_TIMESTAMP": str(rebalancer.started_ms),
     }
     subscriptions = [
         {
-            "topic": each.topic,
-            "subString": each.sub_string,
-            "tagsSet": each.tags_set,
-            "codeSet": each.code_set,
-            "subVersion": each.sub_version,
-            "expressionType": each.expression_type,
+            "topic": entry.topic,
+            "subString": entry.sub_string,
+            "tagsSet": entry.tags_set,
+            "codeSet": entry.code_set,
+            "subVersion": entry.sub_version,
+            "expressionType": entry.expression_type,
         }
-        for each in entry.subscription_data_set
+        for entry in consumer.subscription_data_set
     ]
     return b'{"properties":%b,"subscriptionSet":%b,"statusTable":{},"mqTable":%b}' % (
         json.dumps(properties).encode(),
@@ -165,16 +175,17 @@ async def _running_info(rebalancer: Rebalancer, fields: Any, body: bytes) -> byt
 
 
 def encode_queue_map(rows: list[tuple[MessageQueue, str]]) -> bytes:
-    """A map whose keys are queues, as RocketMQ's tools read it. It is not JSON."""
-    parts = []
+    """Encode a map with queues as keys, as RocketMQ's tools read it. The result is not JSON."""
+    entries = []
     for queue, value in rows:
         name = {"brokerName": queue.broker, "queueId": queue.queue_id, "topic": queue.topic}
-        parts.append(f"{json.dumps(name)}:{value}")
-    return ("{" + ",".join(parts) + "}").encode()
+        entries.append(f"{json.dumps(name)}:{value}")
+    return ("{" + ",".join(entries) + "}").encode()
 
 
-def decode_queue_offsets(body: bytes) -> dict[tuple[str, str, int], int]:
-    """From such a map, or from the list that C++ clients are sent. Raises RequestRefused."""
+def decode_queue_offsets(body: bytes) -> dict[MessageQueue, int]:
+    """Decode the offsets of a reset: a map with queues as keys, or the list that brokers send to
+    C++ clients. Raises RequestRefused."""
     try:
         text = body.decode()
         rows = [
@@ -184,7 +195,7 @@ def decode_queue_offsets(body: bytes) -> dict[tuple[str, str, int], int]:
             table = json.loads(text)["offsetTable"]
             rows = [(row, int(row["offset"])) for row in table] if table else []
         return {
-            (name["topic"], name["brokerName"], int(name["queueId"])): offset
+            MessageQueue(name["topic"], name["brokerName"], int(name["queueId"])): offset
             for name, offset in rows
         }
     except (ValueError, KeyError, TypeError) as error:

@@ -1,19 +1,4 @@
-"""Receive messages as a member of a group: the queues are shared out, each message goes to one.
-
-    async with Consumer("127.0.0.1:9876", group="billing", subscribe={"orders": "*"}) as consumer:
-        async for message in consumer:     # asking for the next acknowledges this one
-            ...
-
-    consumer = Consumer("127.0.0.1:9876", group="billing")
-
-    @consumer.on("orders", "created || paid")
-    async def handle(message): ...         # what it raises means: later
-
-    await consumer.run()                   # until SIGTERM, SIGINT or close()
-
-Leaving the loop by an exception does not acknowledge the message in hand: it comes again. So does
-whatever was delivered and not acknowledged when a process dies: at least once, never less.
-"""
+"""The push consumer: receive messages as a member of a group, by iteration or by handlers."""
 
 from __future__ import annotations
 
@@ -35,7 +20,6 @@ from escrowmq.client.consumer.offset_store import ConsumeFrom
 from escrowmq.client.consumer.queue_client import (
     DEAD_LETTER_DELAY_LEVEL,
     DEFAULT_MAX_RECONSUME_TIMES,
-    send_back,
 )
 from escrowmq.client.consumer.rebalance import (
     AssignmentStrategy,
@@ -43,7 +27,7 @@ from escrowmq.client.consumer.rebalance import (
     Rebalancer,
     average,
 )
-from escrowmq.client.messages import MessageQueue, ReceivedMessage
+from escrowmq.client.messages import MessageQueue, Namespace, ReceivedMessage
 from escrowmq.client.producer.request_reply import send_reply
 from escrowmq.client.telemetry import Telemetry
 from escrowmq.clock import Clock, SystemClock
@@ -52,21 +36,44 @@ from escrowmq.message.filter import FilterLike, Subscriptions, parse_filter
 
 log = logging.getLogger(__name__)
 
-REDELIVERY_DELAY_S: Final = (
-    5.0  # a message that could not be given back is handed out here once more
-)
+# A message that could not be sent back to its broker is delivered here again after this time.
+REDELIVERY_DELAY_S: Final = 5.0
 
 
 class Consumer:
-    """`subscribe`: topics, each with what is wanted of it: "*", "a || b", or an Sql(…).
-    `start`: where a group that has never been here begins: "earliest", "latest" or a datetime.
-    `share`: how queues are shared out, see `escrowmq.client.consumer.rebalance`.
-    `orderly`: one message of a queue at a time; one that fails holds up its queue.
-    `broadcast`: every member gets everything, and notes in the file `offsets` how far it is.
-    `at_once`: how many handlers run at the same time. `stop_s`: how long `close` waits for them.
-    `times_max`: so often a message comes again before it goes to the dead letters (16; orderly:
-    for ever). `suspend_s`: orderly, the pause before it comes again.
-    `telemetry`: True or a TracerProvider: a handler runs in a span of the producer's trace.
+    """A member of a consumer group. Each message goes to one member, at least once.
+
+        async with Consumer(servers, group="billing", subscribe={"orders": "*"}) as consumer:
+            async for message in consumer:     # asking for the next one acknowledges this one
+                ...
+
+        consumer = Consumer(servers, group="billing")
+
+        @consumer.on("orders", "created || paid")
+        async def handle(message): ...         # an exception makes the message come again
+
+        await consumer.run()                   # until SIGTERM, SIGINT, stop() or close()
+
+    A message that was delivered and not acknowledged comes again, to this member or another: if
+    the process dies, and also if the loop is left by an exception.
+
+    `servers`: addresses of name servers, "127.0.0.1:9876" or several.
+    `subscribe`: filter by topic: "*", tags such as "a || b", or an `SqlFilter`.
+    `start`: where a group without committed offsets starts: "earliest", "latest" or a datetime.
+    `assignment`: how queues are divided, see `escrowmq.client.consumer.rebalance`. All members
+    must use the same.
+    `orderly`: process the messages of a queue one after the other; a message that fails holds up
+    its queue and comes again after `suspend_s` seconds.
+    `broadcast`: deliver every message to every member. Each stores its offsets in `offsets_file`
+    (by default ~/.escrowmq/offsets/<group>.json). A failed message does not come again.
+    `concurrency`: how many handlers run at the same time.
+    `shutdown_timeout_s`: how long `close` waits for running handlers.
+    `max_reconsume_times`: how often a failed message comes again before it moves to the dead
+    letters. None is 16, and without end for an orderly consumer.
+    `limits`: how many messages are kept in memory.
+    `telemetry`: True or a TracerProvider, to run handlers in spans of the producer's trace.
+
+    Raises ValueError or InvalidSubscription for invalid arguments.
     """
 
     def __init__(
@@ -91,16 +98,16 @@ class Consumer:
         access: Access | None = None,
     ) -> None:
         if concurrency < 1:
-            raise ValueError("at_once is at least 1")
+            raise ValueError(f"concurrency must be at least 1, not {concurrency}")
         self.group = group
-        habits = ConsumerSettings(
+        settings = ConsumerSettings(
             start=start,
             assignment=assignment,
             orderly=orderly,
             broadcast=broadcast,
             offsets_file=None if offsets_file is None else Path(offsets_file),
             limits=limits or ConsumerLimits(),
-            namespace=namespace,
+            namespace=Namespace(namespace),
         )
         self._orderly, self._broadcast = orderly, broadcast
         self._concurrency, self._shutdown_timeout_s = concurrency, shutdown_timeout_s
@@ -108,21 +115,22 @@ class Consumer:
         self._handlers = HandlerRegistry(concurrency, Telemetry.from_option(telemetry))
         self._broker_requests = BrokerRequests(self._handlers)
         self._clock = clock or SystemClock()
-        self._rebalancer = Rebalancer(
-            servers, group, habits, self._broker_requests.on_request, self._clock, access
+        self._rebalancer = self._broker_requests.rebalancer = Rebalancer(
+            servers, group, settings, self._broker_requests.on_request, self._clock, access
         )
-        self._broker_requests.rebalancer = self._rebalancer
-        for topic, wanted in (subscribe or {}).items():
-            self._rebalancer.subscribe(topic, parse_filter(wanted))
-        self._in_flight: dict[int, tuple[QueueFetcher, Delivery]] = {}  # by the message's id()
-        self._current: ReceivedMessage | None = None  # of who iterates
+        for topic, expression in (subscribe or {}).items():
+            self._rebalancer.subscribe(topic, parse_filter(expression))
+        # Delivered messages by their id(): equal messages can be delivered twice, and users only
+        # hand the message back.
+        self._in_flight: dict[int, tuple[QueueFetcher, Delivery]] = {}
+        self._current: ReceivedMessage | None = None  # the message of an iteration
         self._workers: list[asyncio.Task[None]] = []
         self._retry_timers: set[asyncio.TimerHandle] = set()
         self._is_started = False
         self._stop_requested = asyncio.Event()
         self._close_task: asyncio.Task[None] | None = None
 
-    # --- life ------------------------------------------------------------------------------------
+    # --- start and stop --------------------------------------------------------------------------
 
     async def __aenter__(self) -> Consumer:
         if not self._is_started:
@@ -141,10 +149,13 @@ class Consumer:
         await self.close()
 
     async def run(self) -> None:
-        """Hand messages to the functions that `on` registered until the process is told to stop
-        (SIGTERM, SIGINT), or `stop` or `close` is called. What is in hand then is finished."""
+        """Run the handlers until SIGTERM or SIGINT arrives, or `stop` or `close` is called.
+
+        Handlers that run at that time are finished. Raises LocalProtocolError if no handler was
+        registered with `on`, and what starting a consumer raises.
+        """
         if not self._handlers.topics:
-            raise LocalProtocolError("nothing to run: register a function with on() first")
+            raise LocalProtocolError("there are no handlers: register one with on() first")
         await self.__aenter__()
         try:
             with _stop_on_signals(self.stop):
@@ -157,14 +168,15 @@ class Consumer:
             await self.close()
 
     def stop(self) -> None:
-        """From anywhere on the loop, a handler too: `run` ends when what is in hand is done."""
+        """Make `run` finish the running handlers and return. Call it on the event loop; handlers
+        may call it too."""
         self._stop_requested.set()
 
     async def close(self) -> None:
-        """Finish what handlers have in hand, note what is done with, leave the group."""
+        """Finish running handlers, commit, leave the group and disconnect."""
         self.stop()
         if asyncio.current_task() in self._workers:
-            return  # a handler: `run` goes on with it, once the handler has returned
+            return  # called by a handler: run() closes the consumer when the handler has returned
         if self._close_task is None:
             self._close_task = asyncio.create_task(self._close())
         await asyncio.shield(self._close_task)
@@ -176,7 +188,11 @@ class Consumer:
         if self._workers:
             _, late = await asyncio.wait(self._workers, timeout=self._shutdown_timeout_s)
             if late:
-                log.warning("%d handlers did not end in %g s", len(late), self._shutdown_timeout_s)
+                log.warning(
+                    "cancelled %d handlers that did not end in %g s",
+                    len(late),
+                    self._shutdown_timeout_s,
+                )
             for task in late:
                 task.cancel()
             await asyncio.gather(*self._workers, return_exceptions=True)
@@ -184,53 +200,62 @@ class Consumer:
         self._handlers.close()
         await self._rebalancer.close()
 
-    # --- messages, pushed ------------------------------------------------------------------------
+    # --- handlers --------------------------------------------------------------------------------
 
     def on(
         self, topic: str, expression: FilterLike = "*"
     ) -> Callable[[MessageHandler], MessageHandler]:
-        """Register a function for a topic, or for some tags of it. It is a coroutine, or runs in
-        a thread. An exception means that the message comes again, later each time."""
-        found = parse_filter(expression)
+        """Register a handler for a topic, or for some tags of it; a decorator.
+
+        A coroutine function runs on the event loop, a plain function in a thread. If the handler
+        raises, the message comes again after a delay that grows each time. Raises
+        InvalidSubscription for an invalid filter.
+        """
+        parsed = parse_filter(expression)
 
         def register(handler: MessageHandler) -> MessageHandler:
-            before = self._rebalancer.subscription(topic)
-            self._rebalancer.subscribe(topic, found if before is None else before | found)
-            self._handlers.register(topic, found, handler)
+            subscribed = self._rebalancer.subscription(topic)
+            self._rebalancer.subscribe(topic, parsed if subscribed is None else subscribed | parsed)
+            self._handlers.register(topic, parsed, handler)
             return handler
 
         return register
 
     async def _run_worker(self) -> None:
-        while (got := await self._rebalancer.delivery_queue.get()) is not None:
-            message = self._deliver(*got)
+        while (entry := await self._rebalancer.delivery_queue.get()) is not None:
+            message = self._deliver(*entry)
             try:
                 await self._handlers.call(message)
             except (Exception, asyncio.CancelledError):
+                # A CancelledError ends this worker only if the worker itself was cancelled, and
+                # not a task that the handler awaited.
                 if (task := asyncio.current_task()) is not None and task.cancelling():
-                    raise  # it is we who are to end; else something that the handler awaited
+                    raise
                 log.exception("handler failed topic=%s id=%s", message.topic, message.message_id)
                 await self._handle_failure(message)
             else:
                 self._mark_done(message)
 
     async def _handle_failure(self, message: ReceivedMessage) -> None:
-        pull, delivery = self._in_flight.get(id(message), (None, None))
-        if pull is None or delivery is None:
-            return  # the handler gave it back itself, and failed then
-        if pull.is_dropped:
-            self._mark_done(message)  # somebody else has it by now
-            return
-        if self._broadcast:
-            self._mark_done(message)  # it has nowhere to go back to
+        fetcher, delivery = self._in_flight.get(id(message), (None, None))
+        if fetcher is None or delivery is None:
+            return  # the handler called retry_later() before it raised
+        if fetcher.is_dropped or self._broadcast:
+            # Another member has the queue now, or a broadcast message cannot be sent back.
+            self._mark_done(message)
             return
         try:
             await self.retry_later(message)
         except Exception as error:
-            log.warning("not given back, it comes again here id=%s: %s", message.message_id, error)
-            self._redeliver(pull, delivery, REDELIVERY_DELAY_S)
+            log.warning(
+                "message could not be sent back, redelivering in %g s id=%s: %s",
+                REDELIVERY_DELAY_S,
+                message.message_id,
+                error,
+            )
+            self._redeliver(fetcher, delivery, REDELIVERY_DELAY_S)
 
-    # --- messages, one by one --------------------------------------------------------------------
+    # --- iteration -------------------------------------------------------------------------------
 
     def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         return self._messages()
@@ -241,17 +266,20 @@ class Consumer:
             self._acknowledge()
 
     async def receive(self) -> ReceivedMessage:
-        """The next message. Asking for it acknowledges the one before."""
+        """Wait for the next message. Acknowledges the one before.
+
+        Raises NotSent if the consumer is closed.
+        """
         message = await self.next_message()
         if message is None:
             raise NotSent("the consumer is closed")
         return message
 
     async def next_message(self) -> ReceivedMessage | None:
-        """As `receive`, but None once it is closed."""
+        """Wait for the next message, as `receive` does; return None if the consumer is closed."""
         self._acknowledge()
-        got = await self._rebalancer.delivery_queue.get()
-        self._current = None if got is None else self._deliver(*got)
+        entry = await self._rebalancer.delivery_queue.get()
+        self._current = None if entry is None else self._deliver(*entry)
         return self._current
 
     def _acknowledge(self) -> None:
@@ -259,35 +287,37 @@ class Consumer:
             message, self._current = self._current, None
             self._mark_done(message)
 
-    # --- back ------------------------------------------------------------------------------------
+    # --- retries and replies ---------------------------------------------------------------------
 
     async def retry_later(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
-        """Give it back: it comes again after a while, longer each time, and in the end it goes to
-        the dead letters of the group. `delay_level`: after so long; -1: to the dead letters now.
-        An orderly consumer's comes again as the next of its queue, after `suspend_s`."""
+        """Have the message delivered again later, instead of acknowledging it.
+
+        The delay grows with each time, or is RocketMQ's `delay_level` (1 is 1 s, 18 is 2 h by
+        default); -1 moves the message to the dead letters, as does the end of
+        `max_reconsume_times`. An orderly consumer gets the message again as the next one of its
+        queue, after `suspend_s` seconds.
+
+        Raises LocalProtocolError for a message that is not in flight or a broadcast consumer,
+        TransportError or RequestRefused.
+        """
         if id(message) not in self._in_flight:
-            raise LocalProtocolError("only a message that is in hand can be given back")
+            raise LocalProtocolError(
+                "retry_later() needs a message of this consumer that is not acknowledged yet"
+            )
         if self._broadcast:
-            raise LocalProtocolError("who broadcasts has no group that a message could go back to")
-        pull, delivery = self._in_flight[id(message)]
-        limit = (
-            DEFAULT_MAX_RECONSUME_TIMES
-            if self._max_reconsume_times is None
-            else self._max_reconsume_times
-        )
+            raise LocalProtocolError("a broadcast consumer cannot send messages back")
+        fetcher, delivery = self._in_flight[id(message)]
+        limit = self._max_reconsume_times
         if self._orderly and delay_level != DEAD_LETTER_DELAY_LEVEL:
-            if self._max_reconsume_times is None or message.reconsume_times < limit:
-                self._redeliver(pull, delivery, self._suspend_s)
+            if limit is None or message.reconsume_times < limit:
+                self._redeliver(fetcher, delivery, self._suspend_s)
                 return
             delay_level = DEAD_LETTER_DELAY_LEVEL
-        await send_back(
+        await self._rebalancer.queue_client.send_back(
             message,
-            pull.queue,
-            connect=self._rebalancer.heartbeat.connect,
-            group=self._rebalancer.group,
-            namespace=self._rebalancer.settings.namespace,
+            fetcher.queue,
             delay_level=delay_level,
-            max_reconsume_times=limit,
+            max_reconsume_times=DEFAULT_MAX_RECONSUME_TIMES if limit is None else limit,
         )
         self._mark_done(message)
 
@@ -298,35 +328,40 @@ class Consumer:
         *,
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        """To who sent it by `producer.request`. It is acknowledged as any other message is. Raises
-        TransportError or RequestRefused."""
+        """Send a reply to the producer that sent the message with `producer.request`.
+
+        The message is acknowledged like any other. Raises LocalProtocolError if it is not in
+        flight or is no request, TransportError or RequestRefused.
+        """
         if id(message) not in self._in_flight:
-            raise LocalProtocolError("only a message that is in hand can be replied to")
+            raise LocalProtocolError(
+                "reply() needs a message of this consumer that is not acknowledged yet"
+            )
         queue = self._in_flight[id(message)][0].queue
         await send_reply(
             message,
             body,
             properties or {},
-            connection=await self._rebalancer.heartbeat.connect(queue.address),
+            connection=await self._rebalancer.heartbeat.connect(queue),
             queue=queue,
             group=self._rebalancer.group,
             now_ms=self._clock.now_ms(),
         )
 
-    def _redeliver(self, fetcher: QueueFetcher, delivery: Delivery, after_s: float) -> None:
-        """Hand it out here once more, in front of what waits of its queue."""
+    def _redeliver(self, fetcher: QueueFetcher, delivery: Delivery, delay_s: float) -> None:
+        """Deliver a message here again after `delay_s`, before the others of its queue."""
         message = delivery.message
         self._in_flight.pop(id(message), None)
-        once_more = replace(message, reconsume_times=message.reconsume_times + 1)
+        retried = replace(message, reconsume_times=message.reconsume_times + 1)
 
-        def put() -> None:
+        def put_back() -> None:
             self._retry_timers.discard(timer)
-            waiting = self._rebalancer.delivery_queue
+            delivery_queue = self._rebalancer.delivery_queue
             if fetcher.can_redeliver(delivery):
-                waiting.put_front(fetcher, delivery._replace(message=once_more))
-            waiting.release(fetcher)
+                delivery_queue.put_front(fetcher, delivery._replace(message=retried))
+            delivery_queue.release(fetcher)
 
-        timer = asyncio.get_running_loop().call_later(after_s, put)
+        timer = asyncio.get_running_loop().call_later(delay_s, put_back)
         self._retry_timers.add(timer)
 
     def _deliver(self, fetcher: QueueFetcher, delivery: Delivery) -> ReceivedMessage:
@@ -334,30 +369,31 @@ class Consumer:
         return delivery.message
 
     def _mark_done(self, message: ReceivedMessage) -> None:
-        pull, delivery = self._in_flight.pop(id(message), (None, None))
-        if pull is not None and delivery is not None:
-            pull.mark_done(delivery)
-            self._rebalancer.delivery_queue.release(pull)
+        fetcher, delivery = self._in_flight.pop(id(message), (None, None))
+        if fetcher is not None and delivery is not None:
+            fetcher.mark_done(delivery)
+            self._rebalancer.delivery_queue.release(fetcher)
 
-    # --- what it has -----------------------------------------------------------------------------
+    # --- state -----------------------------------------------------------------------------------
 
     @property
     def assigned_queues(self) -> list[MessageQueue]:
-        """Those that are this member's now."""
+        """The queues that this member has now."""
         return sorted(self._rebalancer.fetchers)
 
 
 @contextlib.contextmanager
 def _stop_on_signals(stop: Callable[[], Any]) -> Iterator[None]:
-    """SIGTERM and SIGINT stop it, if this loop may have signals: in the main thread alone."""
+    """Call `stop` on SIGTERM and SIGINT. Has no effect outside of the main thread, where an event
+    loop cannot handle signals."""
     loop = asyncio.get_running_loop()
-    taken = []
+    handled = []
     for number in (signal.SIGTERM, signal.SIGINT):
         with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
             loop.add_signal_handler(number, stop)
-            taken.append(number)
+            handled.append(number)
     try:
         yield
     finally:
-        for number in taken:
+        for number in handled:
             loop.remove_signal_handler(number)

@@ -1,4 +1,4 @@
-"""Functions that messages are handed to: coroutines on the loop, plain functions in threads."""
+"""Handlers of a push consumer: coroutines run on the event loop, plain functions in threads."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ from escrowmq.client.telemetry import Telemetry
 from escrowmq.errors import LocalProtocolError
 from escrowmq.message.filter import FilterExpression
 
-# What it returns has no meaning; what it raises means: later.
+# The return value is ignored. An exception means that the message has to be delivered again.
 MessageHandler = Callable[[ReceivedMessage], Awaitable[Any] | Any]
 
 
 class HandlerRegistry:
+    """Finds the handler of a message by topic and tag, and runs it.
+
+    At most `concurrency` plain functions run at the same time, each in a thread of its own.
+    """
+
     def __init__(self, concurrency: int, telemetry: Telemetry | None = None) -> None:
         self._concurrency = concurrency
         self._telemetry = telemetry
@@ -26,8 +31,9 @@ class HandlerRegistry:
         self._threads: ThreadPoolExecutor | None = None
 
     def register(self, topic: str, expression: FilterExpression, handler: MessageHandler) -> None:
+        """Add a handler. The first one registered whose tags match gets the message."""
         if not callable(handler):
-            raise TypeError(f"a handler is a function that takes a message, not {handler!r}")
+            raise TypeError(f"a handler must be a function that takes a message, not {handler!r}")
         self._by_topic.setdefault(topic, []).append((expression, handler))
 
     @property
@@ -35,7 +41,10 @@ class HandlerRegistry:
         return set(self._by_topic)
 
     async def call(self, message: ReceivedMessage) -> None:
-        """In a span that goes on from the one that sent it, if traces are wanted."""
+        """Run the handler of a message and wait for it; with telemetry, in a span.
+
+        Raises what the handler raises, and LocalProtocolError if there is no handler.
+        """
         if self._telemetry is None:
             await self._call(message)
         else:
@@ -51,18 +60,20 @@ class HandlerRegistry:
             self._threads = ThreadPoolExecutor(
                 self._concurrency, thread_name_prefix="escrowmq-handler"
             )
+        # The thread gets the context of this task, so that spans and context variables are seen.
         loop, context = asyncio.get_running_loop(), contextvars.copy_context()
-        found = await loop.run_in_executor(self._threads, context.run, handler, message)
-        if inspect.isawaitable(found):  # a callable object, or a partial of a coroutine
-            await found
+        result = await loop.run_in_executor(self._threads, context.run, handler, message)
+        if inspect.isawaitable(result):  # a callable object, or a partial of a coroutine function
+            await result
 
     def close(self) -> None:
+        """Start no more threads. Handlers that run are not waited for."""
         if self._threads is not None:
             self._threads.shutdown(wait=False)
 
     def _find(self, message: ReceivedMessage) -> MessageHandler:
-        for wanted, handler in self._by_topic.get(message.topic, ()):
-            if wanted.matches_tag(message.tags):
+        for expression, handler in self._by_topic.get(message.topic, ()):
+            if expression.matches_tag(message.tags):
                 return handler
         raise LocalProtocolError(
             f"no handler for topic {message.topic!r} and tag {message.tags!r}: "

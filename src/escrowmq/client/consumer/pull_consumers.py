@@ -1,25 +1,11 @@
-"""Ask for messages in batches, and say where to read: a consumer between push and pull.
-
-async with LiteConsumer("127.0.0.1:9876", group="report", subscribe={"orders": "*"}) as lite:
-    while messages := await lite.poll(timeout_s=5):
-        ...                            # asking for the next acknowledges these
-
-Read queues by hand: which, from where, how far. Nothing happens that is not asked for.
-
-async with PullConsumer("127.0.0.1:9876", group="audit") as puller:
-    for queue in await puller.queues("orders"):
-        offset = await puller.committed(queue) or 0
-        messages, offset, *_ = await puller.pull(queue, offset)
-        await puller.commit(queue, offset)
-"""
+"""Consumers that the application drives: LiteConsumer polls batches, PullConsumer reads queues."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Final
 
 from escrowmq.client.access import Access
 from escrowmq.client.consumer.broker_requests import BrokerRequests
@@ -32,23 +18,33 @@ from escrowmq.client.consumer.rebalance import (
     Rebalancer,
     average,
 )
-from escrowmq.client.heartbeat import ConsumerHeartbeat, subscription_entry
-from escrowmq.client.messages import MessageQueue, ReceivedMessage, wrap
-from escrowmq.client.producer.producer import local_address
+from escrowmq.client.heartbeat import ConsumerHeartbeat, new_client_id, subscription_entry
+from escrowmq.client.messages import MessageQueue, Namespace, ReceivedMessage
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import LocalProtocolError, RequestRefused
 from escrowmq.message.filter import FilterExpression, FilterLike, Subscriptions, parse_filter
 from escrowmq.remoting.bodies import ConsumerEntry
 from escrowmq.remoting.codes import ResponseCode
 
-POLL_BATCH_SIZE = 32
+POLL_BATCH_SIZE: Final = 32
 
 
 class LiteConsumer:
-    """Queues are shared out among the group (`subscribe`), or taken by hand (`assign`).
+    """A consumer that is polled for batches and can seek.
 
-    `auto_commit`: what was polled before is noted every five seconds and at the end. Without it,
-    nothing is noted until `commit` is called.
+        async with LiteConsumer(servers, group="report", subscribe={"orders": "*"}) as consumer:
+            while messages := await consumer.poll(timeout_s=5):
+                ...                    # the next poll acknowledges these
+
+    The queues of subscribed topics are divided among the members of the group. Without
+    `subscribe`, `assign` takes queues by hand, and other members are ignored.
+
+    `servers`: addresses of name servers, "127.0.0.1:9876" or several.
+    `start`: where a group without committed offsets starts: "earliest", "latest" or a datetime.
+    `assignment`: how queues are divided, see `escrowmq.client.consumer.rebalance`.
+    `auto_commit`: commit acknowledged messages every five seconds and at the end. Without it,
+    only `commit` does.
+    `limits`: how many messages are kept in memory.
     """
 
     def __init__(
@@ -66,25 +62,25 @@ class LiteConsumer:
         access: Access | None = None,
     ) -> None:
         self.group = group
-        self._namespace = namespace
-        habits = ConsumerSettings(
+        self._namespace = Namespace(namespace)
+        settings = ConsumerSettings(
             start=start,
             assignment=assignment,
             limits=limits or ConsumerLimits(),
-            namespace=namespace,
+            namespace=self._namespace,
             is_active=True,
             auto_commit=auto_commit,
         )
-        answering = self._broker_requests = BrokerRequests()
-        self._rebalancer = answering.rebalancer = Rebalancer(
-            servers, group, habits, answering.on_request, clock, access
+        self._broker_requests = BrokerRequests()
+        self._rebalancer = self._broker_requests.rebalancer = Rebalancer(
+            servers, group, settings, self._broker_requests.on_request, clock, access
         )
         self._is_subscribed = bool(subscribe)
-        for topic, wanted in (subscribe or {}).items():
-            self._rebalancer.subscribe(topic, parse_filter(wanted))
+        for topic, expression in (subscribe or {}).items():
+            self._rebalancer.subscribe(topic, parse_filter(expression))
         self._unacknowledged: list[tuple[QueueFetcher, Delivery]] = []
 
-    # --- life ------------------------------------------------------------------------------------
+    # --- start and stop --------------------------------------------------------------------------
 
     async def __aenter__(self) -> LiteConsumer:
         await self._rebalancer.start()
@@ -101,29 +97,34 @@ class LiteConsumer:
         await self.close()
 
     async def close(self) -> None:
+        """Leave the group and disconnect. Commits first, unless `auto_commit` is off."""
         await self._broker_requests.close()
         await self._rebalancer.close()
 
-    # --- which queues ----------------------------------------------------------------------------
+    # --- queues ----------------------------------------------------------------------------------
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """All of them, whoever has them now. Raises NoRoute."""
-        route = await self._rebalancer.heartbeat.routes.get(
-            wrap(self._namespace, topic), fresh=True
-        )
+        """Return all queues of a topic, whichever member has them. Raises NoRoute."""
+        route = await self._rebalancer.heartbeat.routes.get(self._namespace.wrap(topic), fresh=True)
         return sorted(route.readable_queues)
 
     async def assign(self, queues: Sequence[MessageQueue], expression: FilterLike = "*") -> None:
-        """These and no others; the other members are not asked."""
+        """Read exactly these queues, whatever other members read.
+
+        Raises LocalProtocolError if the consumer subscribes to topics.
+        """
         if self._is_subscribed:
-            raise LocalProtocolError("a consumer that subscribes has its queues shared out")
-        found = parse_filter(expression)
+            raise LocalProtocolError(
+                "assign() cannot be combined with subscribe=: the group divides the queues"
+            )
+        parsed = parse_filter(expression)
         for queue in queues:
-            self._rebalancer.subscribe(queue.topic, found)
+            self._rebalancer.subscribe(queue.topic, parsed)
         await self._rebalancer.assign(queues)
 
     @property
     def assigned_queues(self) -> list[MessageQueue]:
+        """The queues that this consumer reads now."""
         return sorted(self._rebalancer.fetchers)
 
     # --- messages --------------------------------------------------------------------------------
@@ -131,74 +132,99 @@ class LiteConsumer:
     async def poll(
         self, timeout_s: float = 5.0, *, max_messages: int = POLL_BATCH_SIZE
     ) -> list[ReceivedMessage]:
-        """What is there, at most so many; none after so long. Acknowledges those before."""
+        """Return up to `max_messages` messages; an empty list if none came within `timeout_s`.
+
+        Acknowledges the messages of the poll before.
+        """
         self._acknowledge()
-        waiting = self._rebalancer.delivery_queue
+        delivery_queue = self._rebalancer.delivery_queue
         try:
             async with asyncio.timeout(timeout_s):
-                got = await waiting.get()
+                entry = await delivery_queue.get()
         except TimeoutError:
             return []
-        while got is not None:
-            self._unacknowledged.append(got)
-            got = waiting.get_nowait() if len(self._unacknowledged) < max_messages else None
+        while entry is not None:
+            self._unacknowledged.append(entry)
+            is_full = len(self._unacknowledged) >= max_messages
+            entry = None if is_full else delivery_queue.get_nowait()
         return [delivery.message for _, delivery in self._unacknowledged]
 
     def _acknowledge(self) -> None:
-        for pull, delivery in self._unacknowledged:
-            pull.mark_done(delivery)
+        for fetcher, delivery in self._unacknowledged:
+            fetcher.mark_done(delivery)
         self._unacknowledged = []
 
     async def commit(self) -> None:
-        """Note everything that was polled. Raises TransportError or RequestRefused."""
+        """Acknowledge and commit all messages polled. Raises TransportError or RequestRefused."""
         self._acknowledge()
-        for pull in list(self._rebalancer.fetchers.values()):
-            await pull.commit()
+        for fetcher in list(self._rebalancer.fetchers.values()):
+            await fetcher.commit()
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """What the group has noted there."""
+        """Return the queue offset that the group committed; None if it never did."""
         return await self._rebalancer.queue_client.committed(queue)
 
-    # --- where to read ---------------------------------------------------------------------------
+    # --- positions -------------------------------------------------------------------------------
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on from there."""
+        """Continue at a queue offset. Messages of the queue polled before are not acknowledged.
+
+        Raises LocalProtocolError if the queue is not in `assigned_queues`.
+        """
         if offset < 0:
-            raise ValueError("an offset is not negative")
-        pull = self._fetcher(queue)
-        self._unacknowledged = [each for each in self._unacknowledged if each[0] is not pull]
-        await pull.seek(offset)
+            raise ValueError(f"an offset cannot be negative, got {offset}")
+        fetcher = self._fetcher(queue)
+        self._unacknowledged = [entry for entry in self._unacknowledged if entry[0] is not fetcher]
+        await fetcher.seek(offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
+        """Continue at the oldest message of a queue."""
         await self.seek(queue, await self._rebalancer.queue_client.earliest_offset(queue))
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
+        """Skip all messages that are in a queue now."""
         await self.seek(queue, await self._rebalancer.queue_client.latest_offset(queue))
 
     async def seek_to_time(self, queue: MessageQueue, moment: SupportsTimestamp) -> None:
-        """The first that was stored then or later."""
-        found = await self._rebalancer.queue_client.offset_at_time(
+        """Continue at the first message that was stored at that time or later."""
+        offset = await self._rebalancer.queue_client.offset_at_time(
             queue, int(moment.timestamp() * 1000)
         )
-        await self.seek(queue, found)
+        await self.seek(queue, offset)
 
     def pause(self, *queues: MessageQueue) -> None:
-        """`poll` brings nothing of these until they are resumed."""
+        """Make `poll` return no messages of these queues until `resume`."""
         for queue in queues:
             self._fetcher(queue).pause()
 
     def resume(self, *queues: MessageQueue) -> None:
+        """Undo `pause`."""
         for queue in queues:
             self._fetcher(queue).resume()
 
     def _fetcher(self, queue: MessageQueue) -> QueueFetcher:
-        pull = self._rebalancer.fetchers.get(queue)
-        if pull is None:
-            raise LocalProtocolError(f"{queue} is not this consumer's: see `assigned`")
-        return pull
+        fetcher = self._rebalancer.fetchers.get(queue)
+        if fetcher is None:
+            raise LocalProtocolError(
+                f"queue {queue} is not assigned to this consumer; see assigned_queues"
+            )
+        return fetcher
 
 
 class PullConsumer:
+    """A consumer that reads queues by hand: which, from where, how much.
+
+        async with PullConsumer(servers, group="audit") as consumer:
+            for queue in await consumer.queues("orders"):
+                offset = await consumer.committed(queue) or 0
+                result = await consumer.pull(queue, offset)
+                ...
+                await consumer.commit(queue, result.next_offset)
+
+    It joins the group only if `assigned_queues` is called. Parameters are as in LiteConsumer.
+    Methods raise TransportError or RequestRefused if a broker does not respond or refuses.
+    """
+
     def __init__(
         self,
         servers: str | Sequence[str],
@@ -210,23 +236,24 @@ class PullConsumer:
         access: Access | None = None,
     ) -> None:
         self.group = group
-        self._namespace = namespace
+        self._namespace = Namespace(namespace)
         self._assignment = assignment
         self._topics: set[str] = set()
         clock = clock or SystemClock()
         self._version = clock.now_ms()
-        self._consumer_heartbeat = ConsumerHeartbeat(
+        self._heartbeat = ConsumerHeartbeat(
             servers,
             BrokerRequests().on_request,
-            group=wrap(namespace, group),
-            client_id=f"{local_address()}@{os.getpid()}#{secrets.token_hex(4)}",
+            group=self._namespace.wrap(group),
+            client_id=new_client_id(),
             entry=self._consumer_entry,
             clock=clock,
             access=access,
         )
-        line_to = self._consumer_heartbeat.connect_without_heartbeat
         self._queue_client = QueueClient(
-            line_to, self._consumer_heartbeat.group, namespace=namespace
+            self._heartbeat.connect_without_heartbeat,
+            self._heartbeat.group,
+            namespace=self._namespace,
         )
         self._heartbeat_task: asyncio.Task[None] | None = None
 
@@ -242,29 +269,34 @@ class PullConsumer:
         await self.close()
 
     async def close(self) -> None:
+        """Leave the group if it was joined, and disconnect. Nothing is committed."""
         if self._heartbeat_task is not None:
             self._heartbeat_task.cancel()
             await asyncio.gather(self._heartbeat_task, return_exceptions=True)
-        await self._consumer_heartbeat.leave()
+        await self._heartbeat.leave()
 
     # --- queues ----------------------------------------------------------------------------------
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """All of a topic. Raises NoRoute."""
-        name = wrap(self._namespace, topic)
-        return sorted((await self._consumer_heartbeat.routes.get(name, fresh=True)).readable_queues)
+        """Return all queues of a topic. Raises NoRoute."""
+        route = await self._heartbeat.routes.get(self._namespace.wrap(topic), fresh=True)
+        return sorted(route.readable_queues)
 
     async def assigned_queues(self, topic: str) -> list[MessageQueue]:
-        """Those that are this member's, if all members of the group ask so. From then on it is
-        one; who only reads is not."""
+        """Join the group, and return this member's share of the queues of a topic.
+
+        The shares do not overlap if all members of the group use this method. Call it again from
+        time to time: the share changes when members join or leave.
+        """
         queues = await self.queues(topic)
         if self._heartbeat_task is None:
-            self._heartbeat_task = asyncio.create_task(self._consumer_heartbeat.run())
-        self._topics.add(wrap(self._namespace, topic))
-        addresses = sorted({queue.address for queue in queues})
-        address = await self._consumer_heartbeat.send_heartbeats(addresses)
-        members = await self._consumer_heartbeat.members(address)
-        return self._assignment(queues, members, self._consumer_heartbeat.client_id)
+            self._heartbeat_task = asyncio.create_task(self._heartbeat.run())
+        self._topics.add(self._namespace.wrap(topic))
+        masters = self._heartbeat.routes.master_addresses
+        addresses = sorted({masters[queue.broker] for queue in queues})
+        address = await self._heartbeat.send_heartbeats(addresses)
+        members = await self._heartbeat.members(address)
+        return self._assignment(queues, members, self._heartbeat.client_id)
 
     # --- messages --------------------------------------------------------------------------------
 
@@ -277,45 +309,48 @@ class PullConsumer:
         max_messages: int = 32,
         wait_s: float = 0.0,
     ) -> PullResult:
-        """What is there from this offset on, and where to go on. If there is nothing, the broker
-        waits so long for something to come."""
-        found = parse_filter(expression)
+        """Pull messages from a queue offset on.
+
+        If there are none, the broker waits up to `wait_s` seconds for one. Continue at
+        `next_offset` of the result, also if it has no messages.
+        """
         return await self._queue_client.pull(
-            queue, offset, found, max_messages=max_messages, hold_s=wait_s
+            queue, offset, parse_filter(expression), max_messages=max_messages, hold_s=wait_s
         )
 
     # --- offsets ---------------------------------------------------------------------------------
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Where the group goes on; None if it was never here."""
+        """Return the queue offset that the group committed; None if it never did."""
         return await self._queue_client.committed(queue)
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
-        """`offset` is that of the next message to read."""
+        """Commit the queue offset of the next message to read. Creates the group if needed."""
         if offset < 0:
-            raise ValueError("an offset is not negative")
+            raise ValueError(f"an offset cannot be negative, got {offset}")
         try:
             await self._queue_client.commit(queue, offset)
         except RequestRefused as error:
             if error.code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
                 raise
-            await self._consumer_heartbeat.create_group(queue.address)  # nobody is in it yet
+            await self._heartbeat.create_group(queue)
             await self._queue_client.commit(queue, offset)
 
     async def earliest_offset(self, queue: MessageQueue) -> int:
+        """Return the queue offset of the oldest message."""
         return await self._queue_client.earliest_offset(queue)
 
     async def latest_offset(self, queue: MessageQueue) -> int:
-        """That of the next message to come."""
+        """Return the queue offset of the next message that will be stored."""
         return await self._queue_client.latest_offset(queue)
 
     async def offset_at_time(self, queue: MessageQueue, moment: SupportsTimestamp) -> int:
-        """That of the first message stored then or later."""
+        """Return the queue offset of the first message stored at that time or later."""
         return await self._queue_client.offset_at_time(queue, int(moment.timestamp() * 1000))
 
     def _consumer_entry(self) -> ConsumerEntry:
         return ConsumerEntry(
-            group_name=self._consumer_heartbeat.group,
+            group_name=self._heartbeat.group,
             consume_type="CONSUME_ACTIVELY",
             subscription_data_set=[
                 subscription_entry(topic, FilterExpression(), self._version)

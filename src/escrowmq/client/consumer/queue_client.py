@@ -1,8 +1,4 @@
-"""What is asked of the broker of a queue: messages, offsets, and to take a message back.
-
-Messages that could not be processed go back to their broker: it keeps them for a while, longer
-each time, and puts them into the group's retry topic, or in the end among its dead letters.
-"""
+"""Requests about one queue: pull messages, read and commit offsets, send a message back."""
 
 from __future__ import annotations
 
@@ -11,14 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from escrowmq.client.connection import ClientConnection
-from escrowmq.client.messages import (
-    MessageQueue,
-    ReceivedMessage,
-    to_received_message,
-    unwrap,
-    wrap,
-)
+from escrowmq.client.connection import RESPONSE_TIMEOUT_S, ClientConnection
+from escrowmq.client.messages import MessageQueue, Namespace, ReceivedMessage, to_received_message
 from escrowmq.errors import BrokenBody, CorruptRecord, RequestRefused
 from escrowmq.message import names
 from escrowmq.message.filter import FilterExpression
@@ -45,12 +35,13 @@ from escrowmq.remoting.requests import Body
 
 log = logging.getLogger(__name__)
 
-RESPONSE_TIMEOUT_S: Final = 3.0
-PULL_TIMEOUT_MARGIN_S: Final = (
-    15.0  # RocketMQ looks at pulls that wait every five seconds, and not for long
-)
-MAY_SUSPEND, HAS_SUBSCRIPTION = 2, 4
-_LOG_OFFSET_INDEX: Final = 28
+# Added to the time a broker may hold a pull. RocketMQ looks at held pulls only every five seconds.
+PULL_TIMEOUT_MARGIN_S: Final = 15.0
+MAY_SUSPEND, HAS_SUBSCRIPTION = 2, 4  # bits of a pull's sysFlag
+DEFAULT_MAX_RECONSUME_TIMES: Final = 16
+FIRST_RETRY_DELAY_LEVEL: Final = 3
+DEAD_LETTER_DELAY_LEVEL: Final = -1  # sends a message to the dead letters at once
+_LOG_OFFSET_INDEX: Final = 28  # of the log offset in a stored record
 _EMPTY_PULL_CODES: Final = frozenset(
     (
         ResponseCode.PULL_NOT_FOUND,
@@ -59,25 +50,31 @@ _EMPTY_PULL_CODES: Final = frozenset(
     )
 )
 
-Connect = Callable[[str], Awaitable[ClientConnection]]
+Connect = Callable[[MessageQueue], Awaitable[ClientConnection]]  # to the broker of a queue
 
 
 class PullResult(NamedTuple):
-    """`next_offset` is where to go on, also if nothing that is wanted was there."""
+    """The result of one pull. All offsets are queue offsets."""
 
-    messages: list[ReceivedMessage]
-    next_offset: int
-    min_offset: int
-    max_offset: int
+    messages: list[ReceivedMessage]  # empty if nothing matched the filter
+    next_offset: int  # where to continue; also set if there were no messages
+    min_offset: int  # of the oldest message in the queue
+    max_offset: int  # of the next message that will be stored
 
 
 class QueueClient:
-    """All of them raise TransportError or RequestRefused."""
+    """Requests of one consumer group about one queue at a time.
 
-    def __init__(self, connect: Connect, group: str, *, namespace: str = "") -> None:
+    All methods raise TransportError if the broker does not respond, and RequestRefused if it
+    responds with an error.
+    """
+
+    def __init__(self, connect: Connect, group: str, *, namespace: Namespace | None = None) -> None:
         self._connect = connect
         self.group = group
-        self.namespace = namespace
+        self.namespace = namespace or Namespace()
+
+    # --- messages --------------------------------------------------------------------------------
 
     async def pull(
         self,
@@ -89,6 +86,11 @@ class QueueClient:
         max_messages: int = 32,
         hold_s: float = 0.0,
     ) -> PullResult:
+        """Pull messages from a queue offset on.
+
+        If there are none, the broker holds the request for up to `hold_s` seconds. `version` is
+        that of the subscription in the consumer's heartbeat.
+        """
         fields = PullMessage(
             consumer_group=self.group,
             topic=queue.topic,
@@ -101,42 +103,115 @@ class QueueClient:
             sub_version=version,
             expression_type=expression.expression_type,
         )
-        line = await self._connect(queue.address)
-        reply = await line.call(
+        connection = await self._connect(queue)
+        reply = await connection.call(
             RequestCode.PULL_MESSAGE, fields, timeout_s=hold_s + PULL_TIMEOUT_MARGIN_S
         )
         if reply.code and reply.code not in _EMPTY_PULL_CODES:
             raise RequestRefused(reply.code, reply.remark)
-        told = reply.ext_fields
         messages = []
         if reply.code == ResponseCode.SUCCESS:
-            found = decode_messages(reply.body, queue.broker)
             messages = [
-                self.with_original_topic(each)
-                for each in found
-                if expression.matches_tag(each.tags)
+                self.with_original_topic(message)
+                for message in decode_messages(reply.body, queue.broker)
+                if expression.matches_tag(message.tags)
             ]
+        response_fields = reply.ext_fields
         return PullResult(
             messages,
-            int(told.get("nextBeginOffset", offset)),
-            int(told.get("minOffset", 0)),
-            int(told.get("maxOffset", 0)),
+            int(response_fields.get("nextBeginOffset", offset)),
+            int(response_fields.get("minOffset", 0)),
+            int(response_fields.get("maxOffset", 0)),
         )
 
     def with_original_topic(self, message: ReceivedMessage) -> ReceivedMessage:
-        """As its user knows it: under the topic that it was sent to."""
+        """Return the message with the topic it was sent to, without retry topic and namespace."""
         topic = message.topic
         if topic.startswith(RETRY_PREFIX):
             topic = message.properties.get(RETRY_TOPIC, topic)
-        topic = unwrap(self.namespace, topic)
+        topic = self.namespace.unwrap(topic)
         return message if topic == message.topic else replace(message, topic=topic)
+
+    async def send_back(
+        self,
+        message: ReceivedMessage,
+        queue: MessageQueue,
+        *,
+        delay_level: int = 0,
+        max_reconsume_times: int = DEFAULT_MAX_RECONSUME_TIMES,
+    ) -> None:
+        """Send a message that could not be processed back to its broker.
+
+        The broker delivers it again through the group's retry topic, after a delay that grows
+        with each time (`delay_level` 0) or is given, and moves it to the dead letters after
+        `max_reconsume_times`, or at once with DEAD_LETTER_DELAY_LEVEL.
+        """
+        fields = ConsumerSendMessageBack(
+            offset=message.log_offset,
+            group=self.group,
+            delay_level=delay_level,
+            origin_msg_id=message.message_id,
+            origin_topic=self.namespace.wrap(message.topic),
+            max_reconsume_times=max_reconsume_times,
+            broker_name=queue.broker,
+        )
+        connection = await self._connect(queue)
+        try:
+            await connection.call_checked(
+                RequestCode.CONSUMER_SEND_MSG_BACK, fields, timeout_s=RESPONSE_TIMEOUT_S
+            )
+        except RequestRefused as error:
+            # The broker refers to the stored message, which may have expired. The consumer still
+            # has the message, so it sends a copy to the retry topic instead.
+            log.info("sending a copy to the retry topic message=%s: %s", message.message_id, error)
+            header = self._retry_copy_header(message, queue, delay_level, max_reconsume_times)
+            await connection.call_checked(
+                RequestCode.SEND_MESSAGE_V2, header, message.body, timeout_s=RESPONSE_TIMEOUT_S
+            )
+
+    def _retry_copy_header(
+        self,
+        message: ReceivedMessage,
+        queue: MessageQueue,
+        delay_level: int,
+        max_reconsume_times: int,
+    ) -> SendMessageV2:
+        is_dead = delay_level == DEAD_LETTER_DELAY_LEVEL
+        if delay_level <= 0:
+            delay_level = FIRST_RETRY_DELAY_LEVEL + message.reconsume_times
+        properties = {
+            **message.properties,
+            RETRY_TOPIC: self.namespace.wrap(message.topic),
+            ORIGIN_MESSAGE_ID: message.properties.get(ORIGIN_MESSAGE_ID, message.offset_id),
+            names.DELAY_LEVEL: str(delay_level),
+        }
+        # A committed message still has its transactional property. With it, the copy would
+        # become a half message.
+        properties.pop(names.TRANSACTIONAL, None)
+        return SendMessageV2(
+            producer_group=self.group,
+            topic=retry_topic(self.group),
+            default_topic=TEMPLATE_TOPIC,
+            default_topic_queue_nums=1,
+            queue_id=0,
+            born_timestamp=message.born_ms,
+            flag=message.flag,
+            properties=encode_properties(properties).decode(),
+            # Above the limit, the broker moves the message to the dead letters.
+            reconsume_times=(max_reconsume_times if is_dead else message.reconsume_times) + 1,
+            max_reconsume_times=max_reconsume_times,
+            broker_name=queue.broker,
+        )
+
+    # --- offsets ---------------------------------------------------------------------------------
 
     async def committed(
         self, queue: MessageQueue, *, zero_if_not_found: bool = False
     ) -> int | None:
-        """Where the group goes on; None if it was never here.
+        """Return the offset that the group committed; None if it never did.
 
-        `zero_if_young`: then zero, if the queue still has all its messages.
+        With `zero_if_not_found` the broker returns 0 instead of None, if the queue still has all
+        its messages.
         """
         fields = QueryConsumerOffset(
             consumer_group=self.group,
@@ -144,8 +219,8 @@ class QueueClient:
             queue_id=queue.queue_id,
             set_zero_if_not_found=zero_if_not_found,
         )
-        line = await self._connect(queue.address)
-        reply = await line.call(
+        connection = await self._connect(queue)
+        reply = await connection.call(
             RequestCode.QUERY_CONSUMER_OFFSET, fields, timeout_s=RESPONSE_TIMEOUT_S
         )
         if reply.code == ResponseCode.QUERY_NOT_FOUND:
@@ -156,36 +231,35 @@ class QueueClient:
         return offset if offset >= 0 else None
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
+        """Commit the offset of the next message to read."""
         fields = UpdateConsumerOffset(
             consumer_group=self.group,
             topic=queue.topic,
             queue_id=queue.queue_id,
             commit_offset=offset,
         )
-        line = await self._connect(queue.address)
-        await line.call_checked(
+        connection = await self._connect(queue)
+        await connection.call_checked(
             RequestCode.UPDATE_CONSUMER_OFFSET, fields, timeout_s=RESPONSE_TIMEOUT_S
         )
 
     async def earliest_offset(self, queue: MessageQueue) -> int:
+        """Return the offset of the oldest message."""
         return await self._call_for_offset(RequestCode.GET_MIN_OFFSET, queue, _queue_header(queue))
 
     async def latest_offset(self, queue: MessageQueue) -> int:
-        """That of the next message to come."""
+        """Return the offset of the next message that will be stored."""
         return await self._call_for_offset(RequestCode.GET_MAX_OFFSET, queue, _queue_header(queue))
 
     async def offset_at_time(self, queue: MessageQueue, time_ms: int) -> int:
-        """The first that was stored then or later."""
+        """Return the offset of the first message stored at that time or later."""
         fields = SearchOffset(topic=queue.topic, queue_id=queue.queue_id, timestamp=time_ms)
         return await self._call_for_offset(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queue, fields)
 
     async def _call_for_offset(self, code: RequestCode, queue: MessageQueue, fields: Any) -> int:
-        line = await self._connect(queue.address)
-        return int(
-            (await line.call_checked(code, fields, timeout_s=RESPONSE_TIMEOUT_S)).ext_fields[
-                "offset"
-            ]
-        )
+        connection = await self._connect(queue)
+        reply = await connection.call_checked(code, fields, timeout_s=RESPONSE_TIMEOUT_S)
+        return int(reply.ext_fields["offset"])
 
 
 def _queue_header(queue: MessageQueue) -> QueueHeader:
@@ -193,95 +267,21 @@ def _queue_header(queue: MessageQueue) -> QueueHeader:
 
 
 def decode_messages(body: Body, broker: str) -> list[ReceivedMessage]:
-    """One that cannot be read is reported and passed over: the others are not to wait for it."""
-    found = []
-    view, at = memoryview(body), 0
-    while at < len(view):
-        size = int.from_bytes(view[at : at + 4], "big")
-        place = at + _LOG_OFFSET_INDEX
-        log_offset = LogOffset(int.from_bytes(view[place : place + 8], "big"))
+    """Decode the records in the body of a pull response.
+
+    A record that cannot be read is logged and skipped, so that it does not block its queue.
+    """
+    messages = []
+    view, position = memoryview(body), 0
+    while position < len(view):
+        size = int.from_bytes(view[position : position + 4], "big")
+        index = position + _LOG_OFFSET_INDEX
+        log_offset = LogOffset(int.from_bytes(view[index : index + 8], "big"))
         try:
-            found.append(to_received_message(decode_record(view, at, log_offset), broker))
+            messages.append(to_received_message(decode_record(view, position, log_offset), broker))
         except (CorruptRecord, BrokenBody) as error:
-            log.error("a message that cannot be read broker=%s: %s", broker, error)
+            log.error("skipped unreadable message broker=%s: %s", broker, error)
             if size <= 0:
                 break
-        at += size
-    return found
-
-
-DEFAULT_MAX_RECONSUME_TIMES: Final = 16
-FIRST_RETRY_DELAY_LEVEL: Final = 3
-DEAD_LETTER_DELAY_LEVEL: Final = -1  # the delay level that means: to the dead letters, now
-
-
-async def send_back(
-    message: ReceivedMessage,
-    queue: MessageQueue,
-    *,
-    connect: Connect,
-    group: str,
-    namespace: str = "",
-    delay_level: int = 0,
-    max_reconsume_times: int = DEFAULT_MAX_RECONSUME_TIMES,
-) -> None:
-    """`delay_level`: 0 is longer each time. Raises TransportError or RequestRefused."""
-    fields = ConsumerSendMessageBack(
-        offset=message.log_offset,
-        group=group,
-        delay_level=delay_level,
-        origin_msg_id=message.message_id,
-        origin_topic=wrap(namespace, message.topic),
-        max_reconsume_times=max_reconsume_times,
-        broker_name=queue.broker,
-    )
-    line = await connect(queue.address)
-    try:
-        await line.call_checked(
-            RequestCode.CONSUMER_SEND_MSG_BACK, fields, timeout_s=RESPONSE_TIMEOUT_S
-        )
-    except RequestRefused as error:
-        # The broker may have lost the original, which expires: the copy at hand does it too.
-        log.info("sent again instead of back message=%s: %s", message.message_id, error)
-        header = _retry_copy_header(
-            message, queue, group, namespace, delay_level, max_reconsume_times
-        )
-        await line.call_checked(
-            RequestCode.SEND_MESSAGE_V2, header, message.body, timeout_s=RESPONSE_TIMEOUT_S
-        )
-
-
-def _retry_copy_header(
-    message: ReceivedMessage,
-    queue: MessageQueue,
-    group: str,
-    namespace: str,
-    delay_level: int,
-    max_reconsume_times: int,
-) -> SendMessageV2:
-    times = (
-        max_reconsume_times + 1
-        if delay_level == DEAD_LETTER_DELAY_LEVEL
-        else message.reconsume_times + 1
-    )
-    level = delay_level if delay_level > 0 else FIRST_RETRY_DELAY_LEVEL + message.reconsume_times
-    properties = {
-        **message.properties,
-        RETRY_TOPIC: wrap(namespace, message.topic),
-        ORIGIN_MESSAGE_ID: message.properties.get(ORIGIN_MESSAGE_ID, message.offset_id),
-        names.DELAY_LEVEL: str(level),
-    }
-    properties.pop(names.TRANSACTIONAL, None)  # it was decided long ago
-    return SendMessageV2(
-        producer_group=group,
-        topic=retry_topic(group),
-        default_topic=TEMPLATE_TOPIC,
-        default_topic_queue_nums=1,
-        queue_id=0,
-        born_timestamp=message.born_ms,
-        flag=message.flag,
-        properties=encode_properties(properties).decode(),
-        reconsume_times=times,
-        max_reconsume_times=max_reconsume_times,
-        broker_name=queue.broker,
-    )
+        position += size
+    return messages

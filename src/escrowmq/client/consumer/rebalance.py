@@ -1,16 +1,14 @@
-"""A member of a group: which queues are its own, and a pull for each of them.
+"""Rebalance: decide which queues this member of a group consumes, and run a fetcher for each.
 
-Queues are shared out when it begins, when the broker says that somebody came or went, and now and
-then. A queue that goes to another member is noted as far as it is done with, and let go. One that
-comes from a member that is still there is begun a moment later, so that the other has done that.
+Every member computes the assignment by itself from the same two lists, the queues of a topic and
+the members of the group, so no member has to be asked. It is computed at the start, when a broker
+reports that a member joined or left, and every 20 seconds.
 
-In order: a queue is pulled only while its lock is ours. It is unlocked when the message that is
-out is done with.
+A queue that goes to another member is committed and dropped. A queue that may come from a member
+that still runs is started a moment later, so that this member has time to commit.
 
-Which queues of a topic are whose. Every member computes the same from the same lists.
-
-A strategy takes the queues, the ids of all members, and whose share is wanted. `average` is
-RocketMQ's default. All members of a group must use the same one, those of other clients too.
+An orderly consumer fetches a queue only while it holds the queue's lock, and unlocks it when the
+message it has delivered is done.
 """
 
 from __future__ import annotations
@@ -19,8 +17,6 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import os
-import secrets
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -45,61 +41,75 @@ from escrowmq.client.consumer.offset_store import (
     default_offsets_path,
 )
 from escrowmq.client.consumer.queue_client import QueueClient
-from escrowmq.client.heartbeat import ConsumerHeartbeat, subscription_entry
-from escrowmq.client.messages import MessageQueue, wrap
-from escrowmq.client.producer.producer import local_address
+from escrowmq.client.heartbeat import ConsumerHeartbeat, new_client_id, subscription_entry
+from escrowmq.client.messages import MessageQueue, Namespace
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import EscrowError, NoRoute
 from escrowmq.message.filter import FilterExpression
 from escrowmq.message.names import retry_topic
 from escrowmq.remoting.bodies import ConsumerEntry
 
-AssignmentStrategy = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQueue]]
+log = logging.getLogger(__name__)
 
+REBALANCE_INTERVAL_S: Final = 20.0
+REBALANCE_MIN_INTERVAL_S: Final = 0.5  # however often a broker reports changes
+REBALANCE_RETRY_S: Final = 1.0  # after a topic, a lock or a response was missing
+COMMIT_INTERVAL_S: Final = 5.0
+LOCK_INTERVAL_S: Final = 20.0  # how often a lock is extended
+LOCK_TIMEOUT_S: Final = 30.0  # a lock that could not be extended for so long counts as lost
+TAKEOVER_DELAY_S: Final = 1.5  # before a queue of a running member is started
+RELEASE_TIMEOUT_S: Final = 20.0  # how long an orderly queue waits for the delivered message
 VIRTUAL_NODES: Final = 10
+
+# --- assignment strategies -----------------------------------------------------------------------
+#
+# A strategy gets all queues of a topic, the client ids of all members, and the client id whose
+# queues to return. All members of a group must use the same strategy, including those that run
+# another client of RocketMQ: these use `average` unless configured otherwise.
+
+AssignmentStrategy = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQueue]]
 
 
 def average(
     queues: Sequence[MessageQueue], members: Sequence[str], client_id: str
 ) -> list[MessageQueue]:
-    """Neighbouring queues go to one member; the first members get one more if it does not come
-    out even."""
-    ranked, ordered = sorted(set(members)), sort_queues(queues)
+    """Assign neighbouring queues to the same member. The first members get the remainder."""
+    ranked, ordered = sorted(set(members)), sorted(queues)
     if client_id not in ranked:
         return []
-    at = ranked.index(client_id)
-    share, rest = divmod(len(ordered), len(ranked))
-    begin = at * share + min(at, rest)
-    return ordered[begin : begin + share + (at < rest)]
+    rank = ranked.index(client_id)
+    size, remainder = divmod(len(ordered), len(ranked))
+    begin = rank * size + min(rank, remainder)
+    return ordered[begin : begin + size + (rank < remainder)]
 
 
 def average_by_circle(
     queues: Sequence[MessageQueue], members: Sequence[str], client_id: str
 ) -> list[MessageQueue]:
-    """Dealt out like cards."""
+    """Assign queues to the members in turn."""
     ranked = sorted(set(members))
-    return (
-        sort_queues(queues)[ranked.index(client_id) :: len(ranked)] if client_id in ranked else []
-    )
+    if client_id not in ranked:
+        return []
+    return sorted(queues)[ranked.index(client_id) :: len(ranked)]
 
 
 def machine_room(rooms: Collection[str]) -> AssignmentStrategy:
-    """Only queues of brokers in these rooms: brokers that are called `room@name`."""
-    wanted = frozenset(rooms)
+    """Assign only queues of brokers in these rooms. Brokers must be named `room@name`."""
+    allowed = frozenset(rooms)
 
-    def share(
-        queues: Sequence[MessageQueue], members: Sequence[str], me: str
+    def assign(
+        queues: Sequence[MessageQueue], members: Sequence[str], client_id: str
     ) -> list[MessageQueue]:
         ranked = sorted(set(members))
-        if me not in ranked:
+        if client_id not in ranked:
             return []
-        ours = [queue for queue in sort_queues(queues) if _room(queue) in wanted]
-        at, size = ranked.index(me), len(ours) // len(ranked)
-        mine = ours[at * size : (at + 1) * size]
-        # What does not come out even is dealt from the end, one each.
-        return mine + ours[size * len(ranked) + at :][:1]
+        candidates = [queue for queue in sorted(queues) if _room(queue) in allowed]
+        rank, size = ranked.index(client_id), len(candidates) // len(ranked)
+        own_queues = candidates[rank * size : (rank + 1) * size]
+        # The remainder is assigned one by one from the end, as RocketMQ does it.
+        return own_queues + candidates[size * len(ranked) + rank :][:1]
 
-    return share
+    return assign
 
 
 def machine_room_nearby(
@@ -107,64 +117,63 @@ def machine_room_nearby(
     room_of_member: Callable[[str], str],
     inner: AssignmentStrategy = average,
 ) -> AssignmentStrategy:
-    """Queues go to members in their own room; those of a room with no member, to everybody."""
+    """Assign queues to members in the broker's room, or to all members if that room has none."""
 
-    def share(
-        queues: Sequence[MessageQueue], members: Sequence[str], me: str
+    def assign(
+        queues: Sequence[MessageQueue], members: Sequence[str], client_id: str
     ) -> list[MessageQueue]:
-        if me not in members:
+        if client_id not in members:
             return []
-        rooms: dict[str, list[str]] = {}
+        members_by_room: dict[str, list[str]] = {}
         for member in members:
-            rooms.setdefault(room_of_member(member), []).append(member)
-        mine: list[MessageQueue] = []
+            members_by_room.setdefault(room_of_member(member), []).append(member)
+        own_queues: list[MessageQueue] = []
         for room in sorted({room_of_broker(queue.broker) for queue in queues}):
-            there = [queue for queue in queues if room_of_broker(queue.broker) == room]
-            mine += inner(there, rooms.get(room, members), me)
-        return mine
+            room_queues = [queue for queue in queues if room_of_broker(queue.broker) == room]
+            own_queues += inner(room_queues, members_by_room.get(room, members), client_id)
+        return own_queues
 
-    return share
+    return assign
 
 
 def consistent_hash(virtual_nodes: int = VIRTUAL_NODES) -> AssignmentStrategy:
-    """Few queues change hands when a member comes or goes."""
+    """Assign queues by consistent hashing: few queues move when a member joins or leaves."""
 
-    def share(
-        queues: Sequence[MessageQueue], members: Sequence[str], me: str
+    def assign(
+        queues: Sequence[MessageQueue], members: Sequence[str], client_id: str
     ) -> list[MessageQueue]:
         ring: dict[int, str] = {}
         for member in sorted(set(members)):
             for number in range(virtual_nodes):
                 ring[_hash(f"{member}-{number}")] = member
-        places = sorted(ring)
-        mine = []
-        for queue in sort_queues(queues) if me in members else ():
-            at = bisect_left(places, _hash(_java_text(queue)))
-            if ring[places[at % len(places)]] == me:
-                mine.append(queue)
-        return mine
+        points = sorted(ring)
+        own_queues = []
+        for queue in sorted(queues) if client_id in members else ():
+            index = bisect_left(points, _hash(_java_text(queue)))
+            if ring[points[index % len(points)]] == client_id:
+                own_queues.append(queue)
+        return own_queues
 
-    return share
+    return assign
 
 
 def by_config(fixed: Collection[tuple[str, str, int]]) -> AssignmentStrategy:
-    """Always these: topic, broker and number of a queue. Nothing checks that each is somebody's.
-    Topics that are not named, the group's retries among them, are shared out by `average`."""
-    wanted = {(topic, broker, queue_id) for topic, broker, queue_id in fixed}
-    topics = {topic for topic, _, _ in wanted}
+    """Assign fixed queues, each a MessageQueue or (topic, broker, queue id).
 
-    def share(
-        queues: Sequence[MessageQueue], members: Sequence[str], me: str
+    Nothing checks that the members together cover all queues. Topics that do not occur in
+    `fixed`, such as the group's retry topic, are assigned by `average`.
+    """
+    fixed_queues = {(topic, broker, queue_id) for topic, broker, queue_id in fixed}
+    fixed_topics = {topic for topic, _, _ in fixed_queues}
+
+    def assign(
+        queues: Sequence[MessageQueue], members: Sequence[str], client_id: str
     ) -> list[MessageQueue]:
-        named = [queue for queue in sort_queues(queues) if queue.topic in topics]
-        others = [queue for queue in queues if queue.topic not in topics]
-        return [queue for queue in named if queue[:3] in wanted] + average(others, members, me)
+        others = [queue for queue in queues if queue.topic not in fixed_topics]
+        own_queues = [queue for queue in sorted(queues) if queue in fixed_queues]
+        return own_queues + average(others, members, client_id)
 
-    return share
-
-
-def sort_queues(queues: Sequence[MessageQueue]) -> list[MessageQueue]:
-    return sorted(queues, key=lambda queue: (queue.topic, queue.broker, queue.queue_id))
+    return assign
 
 
 def _room(queue: MessageQueue) -> str | None:
@@ -178,46 +187,47 @@ def _hash(text: str) -> int:
 
 
 def _java_text(queue: MessageQueue) -> str:
-    """How RocketMQ writes a queue: what it hashes."""
-    topic, broker, queue_id = queue[:3]
+    """Return RocketMQ's text of a queue, which its clients hash."""
+    topic, broker, queue_id = queue
     return f"MessageQueue [topic={topic}, brokerName={broker}, queueId={queue_id}]"
 
 
-log = logging.getLogger(__name__)
-
-REBALANCE_INTERVAL_S: Final = 20.0
-REBALANCE_MIN_INTERVAL_S: Final = 0.5  # between two times, however much news there is
-REBALANCE_RETRY_S: Final = 1.0  # something is missing: a topic, a lock, an answer
-COMMIT_INTERVAL_S: Final = 5.0
-LOCK_INTERVAL_S: Final = 20.0  # a lock is asked for again
-LOCK_TIMEOUT_S: Final = 30.0  # and is not believed in after that long without an answer
-TAKEOVER_DELAY_S: Final = 1.5
-RELEASE_TIMEOUT_S: Final = 20.0  # an orderly queue waits so long for the message that is out
+# --- the rebalancer ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSettings:
-    """How a member consumes. `offsets`: the file of who broadcasts."""
+    """How a member consumes. Raises ValueError for settings that exclude each other."""
 
     start: ConsumeFrom = "earliest"
     assignment: AssignmentStrategy = average
     orderly: bool = False
     broadcast: bool = False
-    offsets_file: Path | None = None
+    offsets_file: Path | None = None  # of a broadcast consumer
     limits: ConsumerLimits = field(default_factory=ConsumerLimits)
-    namespace: str = ""
-    is_active: bool = False  # it asks for messages; else they are pushed to handlers
-    auto_commit: bool = True  # notes now and then what is done with
+    namespace: Namespace = field(default_factory=Namespace)
+    is_active: bool = False  # the application polls; otherwise messages are pushed to it
+    auto_commit: bool = True
 
     def __post_init__(self) -> None:
         consume_from_where(self.start)
         if self.orderly and self.broadcast:
-            raise ValueError("a consumer is orderly or it broadcasts: each member has all queues")
+            raise ValueError(
+                "orderly and broadcast exclude each other: a queue cannot be locked by one member "
+                "if every member reads it"
+            )
         if self.offsets_file is not None and not self.broadcast:
-            raise ValueError("offsets= is for broadcast=True: a group's are kept by the broker")
+            raise ValueError(
+                "offsets_file= needs broadcast=True; the broker stores the offsets of a group"
+            )
 
 
 class Rebalancer:
+    """One member of a consumer group: its subscriptions, its queues and their fetchers.
+
+    Messages arrive in `delivery_queue`. Setting `rebalance_requested` starts a rebalance soon.
+    """
+
     def __init__(
         self,
         servers: str | Sequence[str],
@@ -228,15 +238,15 @@ class Rebalancer:
         access: Access | None = None,
     ) -> None:
         if not group:
-            raise ValueError("a consumer has a group: say which with group=")
+            raise ValueError("a consumer needs a group: give group=")
         self.settings = settings
-        self.group = wrap(settings.namespace, group)
+        self.group = settings.namespace.wrap(group)
         self._clock = clock or SystemClock()
         self.heartbeat = ConsumerHeartbeat(
             servers,
             on_request,
             group=self.group,
-            client_id=f"{local_address()}@{os.getpid()}#{secrets.token_hex(4)}",
+            client_id=new_client_id(),
             entry=self.consumer_entry,
             clock=self._clock,
             access=access,
@@ -249,9 +259,9 @@ class Rebalancer:
             orderly=settings.orderly
         )
         self.fetchers: dict[MessageQueue, QueueFetcher] = {}
-        self.filters: dict[str, FilterExpression] = {}
+        self.filters: dict[str, FilterExpression] = {}  # by topic
         self.rebalance_requested = asyncio.Event()
-        self._version = self.started_ms = self._clock.now_ms()
+        self._version = self.started_ms = self._clock.now_ms()  # of the subscriptions
         self._offset_store: OffsetStore | None = None
         self._manual_queues: list[MessageQueue] | None = None
         self._last_members: dict[str, set[str]] = {}  # by topic
@@ -261,9 +271,14 @@ class Rebalancer:
         self._is_first_rebalance = True
         self._rebalance_lock = asyncio.Lock()
 
-    # --- life ------------------------------------------------------------------------------------
+    # --- start and stop --------------------------------------------------------------------------
 
     async def start(self) -> None:
+        """Join the group, start fetching and start the background tasks.
+
+        Raises TransportError, RequestRefused, InvalidSubscription, or ConfigError for the file
+        of offsets.
+        """
         if self.settings.broadcast:
             self._offset_store = FileOffsetStore(
                 self.settings.offsets_file or default_offsets_path(self.group)
@@ -284,53 +299,56 @@ class Rebalancer:
         self._tasks = [asyncio.create_task(loop) for loop in loops]
 
     async def stop(self) -> None:
-        """Pull and hand out nothing more; what is out can still be done with."""
+        """Stop pulling and delivering. Delivered messages can still be marked done."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for pull in self.fetchers.values():
-            await pull.stop()
+        for fetcher in self.fetchers.values():
+            await fetcher.stop()
         self.delivery_queue.close()
 
     async def close(self) -> None:
-        """Note what is done with, and leave the group."""
+        """Stop, commit what is done, and leave the group."""
         await self.stop()
         await asyncio.gather(*self._releasing.values(), return_exceptions=True)
         if self.settings.auto_commit:
             await self.commit()
         if self.settings.orderly:
             await self.heartbeat.unlock(self.fetchers)
-        for pull in self.fetchers.values():
-            pull.drop()
+        for fetcher in self.fetchers.values():
+            fetcher.drop()
         self.fetchers.clear()
         await self.heartbeat.leave()
         if self._offset_store is not None:
             self._offset_store.close()
 
     async def commit(self) -> None:
-        for pull in list(self.fetchers.values()):
-            await _try_commit(pull)
+        """Commit all queues. A failure is logged; the next commit tries again."""
+        for fetcher in list(self.fetchers.values()):
+            await _try_commit(fetcher)
         if self._offset_store is not None:
             await self._offset_store.flush()
 
-    # --- what is wanted --------------------------------------------------------------------------
+    # --- subscriptions ---------------------------------------------------------------------------
 
     def subscribe(self, topic: str, expression: FilterExpression) -> None:
-        """Also later on: then the brokers are told."""
+        """Subscribe to a topic, or change its filter. Also possible while consuming."""
         if not topic:
-            raise ValueError("a subscription names a topic")
-        self.filters[wrap(self.settings.namespace, topic)] = expression
+            raise ValueError("a subscription needs a topic")
+        topic = self.settings.namespace.wrap(topic)
+        self.filters[topic] = expression
+        # Brokers keep the subscription with the highest version.
         self._version = max(self._version + 1, self._clock.now_ms())
-        for queue, pull in self.fetchers.items():
-            if queue.topic == wrap(self.settings.namespace, topic):
-                pull.change_filter(expression, self._version)
+        for queue, fetcher in self.fetchers.items():
+            if queue.topic == topic:
+                fetcher.change_filter(expression, self._version)
         self.rebalance_requested.set()
 
     def subscription(self, topic: str) -> FilterExpression | None:
-        return self.filters.get(wrap(self.settings.namespace, topic))
+        return self.filters.get(self.settings.namespace.wrap(topic))
 
     async def assign(self, queues: Sequence[MessageQueue]) -> None:
-        """These and no others, whatever the other members have."""
+        """Consume exactly these queues from now on, without rebalancing."""
         self._manual_queues = list(queues)
         for queue in queues:
             self.filters.setdefault(queue.topic, FilterExpression())
@@ -340,85 +358,87 @@ class Rebalancer:
             self._start_fetching(set(queues) - set(self.fetchers), grace_s=0.0)
 
     def consumer_entry(self) -> ConsumerEntry:
-        wanted = [
-            subscription_entry(topic, filter, self._version)
-            for topic, filter in self._subscriptions().items()
+        """Return the entry of this consumer in a heartbeat."""
+        subscriptions = [
+            subscription_entry(topic, expression, self._version)
+            for topic, expression in self._subscriptions().items()
         ]
         return ConsumerEntry(
             group_name=self.group,
             consume_type="CONSUME_ACTIVELY" if self.settings.is_active else "CONSUME_PASSIVELY",
             message_model="BROADCASTING" if self.settings.broadcast else "CLUSTERING",
             consume_from_where=consume_from_where(self.settings.start),
-            subscription_data_set=wanted,
+            subscription_data_set=subscriptions,
         )
 
     def _subscriptions(self) -> dict[str, FilterExpression]:
         if self.settings.broadcast or self.settings.is_active:
             return dict(self.filters)
-        # Last: its broker makes it when it hears of us for the first time.
+        # The retry topic comes last, because a broker creates it when it gets the first heartbeat
+        # of the group, and the rebalance of the topics before sends that heartbeat.
         return {**self.filters, retry_topic(self.group): FilterExpression()}
 
-    # --- sharing out -----------------------------------------------------------------------------
+    # --- rebalance -------------------------------------------------------------------------------
 
     async def _rebalance(self) -> bool:
-        """Whether to look again soon."""
+        """Rebalance all topics. Return whether to try again soon."""
         async with self._rebalance_lock:
-            is_soon = False
+            retry_soon = False
             for topic in self._subscriptions() if self._manual_queues is None else ():
-                is_soon |= await self._rebalance_topic(topic)
+                retry_soon |= await self._rebalance_topic(topic)
             self._is_first_rebalance = False
-            return is_soon
+            return retry_soon
 
     async def _rebalance_topic(self, topic: str) -> bool:
         try:
-            mine, shifted = await self._compute_assignment(topic)
+            own_queues, shifted = await self._compute_assignment(topic)
         except NoRoute:
-            return True  # nobody has sent to it yet; what we have of it, we keep
+            return True  # the topic does not exist yet, or its broker restarts: keep its queues
         except EscrowError as error:
             if self._is_first_rebalance:
                 raise
-            log.warning("queues not shared out topic=%s: %s", topic, error)
+            log.warning("rebalance failed, retrying in 1 s topic=%s: %s", topic, error)
             return True
-        for queue in [q for q in self.fetchers if q.topic == topic and q not in mine]:
+        for queue in [q for q in self.fetchers if q.topic == topic and q not in own_queues]:
             await self._release(queue)
-        wanted = mine - set(self.fetchers) - set(self._releasing)
-        if self.settings.orderly and wanted:
-            wanted = await self._lock(wanted)
-        self._start_fetching(wanted - shifted, grace_s=0.0)
-        self._start_fetching(wanted & shifted, grace_s=TAKEOVER_DELAY_S)
-        return not mine <= set(self.fetchers)
+        new_queues = own_queues - set(self.fetchers) - set(self._releasing)
+        if self.settings.orderly and new_queues:
+            new_queues = await self._lock(new_queues)
+        self._start_fetching(new_queues - shifted, grace_s=0.0)
+        self._start_fetching(new_queues & shifted, grace_s=TAKEOVER_DELAY_S)
+        return not own_queues <= set(self.fetchers)
 
     async def _compute_assignment(self, topic: str) -> tuple[set[MessageQueue], set[MessageQueue]]:
-        """Which are ours now, and which may come from a member that is still there."""
+        """Return this member's queues, and those that another running member may still have."""
         route = await self.heartbeat.routes.get(topic, fresh=True)
         addresses = list(route.broker_addresses.values())
         if not addresses:
-            raise NoRoute(f"no broker of {topic} is there")
+            raise NoRoute(f"no broker of {topic} is running")
         address = await self.heartbeat.send_heartbeats(addresses)
         if self._is_first_rebalance:
             await self.heartbeat.check_filters(address)
         if self.settings.broadcast:
             return set(route.readable_queues), set()
         members = await self.heartbeat.members(address)
-        mine = set(
-            self.settings.assignment(route.readable_queues, members, self.heartbeat.client_id)
-        )
-        before = self._last_members.get(topic, set())
+        assign, queues = self.settings.assignment, route.readable_queues
+        own_queues = set(assign(queues, members, self.heartbeat.client_id))
+        previous_members = self._last_members.get(topic, set())
         self._last_members[topic] = set(members)
         others = set(members) - {self.heartbeat.client_id}
         if self.settings.orderly or not others:
-            return mine, set()  # a lock tells, or nobody is there
-        if others - before:
-            return mine, mine
+            return own_queues, set()  # locks exclude an overlap, or there is no other member
+        if others - previous_members:
+            return own_queues, own_queues  # a member is new here; it may have any of the queues
         shifted: set[MessageQueue] = set()
-        for other in others if before != set(members) else ():
-            shifted.update(self.settings.assignment(route.readable_queues, sorted(before), other))
-        return mine, shifted
+        if previous_members != set(members):
+            for other in others:
+                shifted.update(assign(queues, sorted(previous_members), other))
+        return own_queues, shifted
 
     def _start_fetching(self, queues: set[MessageQueue], grace_s: float) -> None:
-        assert self._offset_store is not None, "begin comes first"
+        assert self._offset_store is not None, "start() was not called"
         for queue in queues:
-            pull = self.fetchers[queue] = QueueFetcher(
+            fetcher = self.fetchers[queue] = QueueFetcher(
                 queue,
                 self._subscriptions().get(queue.topic, FilterExpression()),
                 version=self._version,
@@ -429,18 +449,20 @@ class Rebalancer:
                 limiter=self.limiter,
                 delivery_queue=self.delivery_queue,
             )
-            pull.start(grace_s=grace_s)
+            fetcher.start(grace_s=grace_s)
 
     async def _release(self, queue: MessageQueue) -> None:
-        pull = self.fetchers.pop(queue)
-        await pull.stop()
+        fetcher = self.fetchers.pop(queue)
+        await fetcher.stop()
         if not self.settings.orderly:
             if self.settings.auto_commit:
-                await _try_commit(pull)
-            pull.drop()
+                await _try_commit(fetcher)
+            fetcher.drop()
             return
-        leaving = self._releasing[queue] = asyncio.create_task(self._release_orderly(pull))
-        leaving.add_done_callback(lambda _: self._releasing.pop(queue, None))
+        # The delivered message must be done before another member may have the next one. That can
+        # take a while, so it is not waited for here.
+        task = self._releasing[queue] = asyncio.create_task(self._release_orderly(fetcher))
+        task.add_done_callback(lambda _: self._releasing.pop(queue, None))
 
     async def _release_orderly(self, fetcher: QueueFetcher) -> None:
         with contextlib.suppress(TimeoutError):
@@ -452,13 +474,14 @@ class Rebalancer:
         await self.heartbeat.unlock([fetcher.queue])
 
     async def _lock(self, queues: set[MessageQueue]) -> set[MessageQueue]:
-        asked_s = self._clock.elapsed_s()
-        answers = await self.heartbeat.lock(queues)
-        for queue, is_ours in answers.items():
-            self._lock_confirmed_s[queue] = asked_s if is_ours else float("-inf")
-        return {queue for queue, is_ours in answers.items() if is_ours}
+        """Lock queues and return those that are locked. The time of the request counts."""
+        requested_s = self._clock.elapsed_s()
+        locked = await self.heartbeat.lock(queues)
+        for queue, is_locked in locked.items():
+            self._lock_confirmed_s[queue] = requested_s if is_locked else float("-inf")
+        return {queue for queue, is_locked in locked.items() if is_locked}
 
-    # --- now and then ----------------------------------------------------------------------------
+    # --- background tasks ------------------------------------------------------------------------
 
     async def _rebalance_loop(self) -> None:
         wait_s = REBALANCE_INTERVAL_S
@@ -468,12 +491,13 @@ class Rebalancer:
                     await self.rebalance_requested.wait()
             self.rebalance_requested.clear()
             try:
-                is_soon = await self._rebalance()
+                retry_soon = await self._rebalance()
             except Exception:
-                log.exception("queues not shared out group=%s", self.group)
-                is_soon = True
-            wait_s = REBALANCE_RETRY_S if is_soon else REBALANCE_INTERVAL_S
-            # Members that want different things make a broker report a change at each heartbeat.
+                log.exception("rebalance failed, retrying in 1 s group=%s", self.group)
+                retry_soon = True
+            wait_s = REBALANCE_RETRY_S if retry_soon else REBALANCE_INTERVAL_S
+            # If members of a group have different subscriptions, a broker reports a change at
+            # each heartbeat. This pause keeps them from rebalancing without end.
             await asyncio.sleep(REBALANCE_MIN_INTERVAL_S)
 
     async def _commit_loop(self) -> None:
@@ -486,8 +510,8 @@ class Rebalancer:
             await asyncio.sleep(LOCK_INTERVAL_S)
             async with self._rebalance_lock:
                 await self._lock(set(self.fetchers))
-                old_s = self._clock.elapsed_s() - LOCK_TIMEOUT_S
-                lost = [queue for queue in self.fetchers if self._lock_confirmed_s[queue] <= old_s]
+                expired_s = self._clock.elapsed_s() - LOCK_TIMEOUT_S
+                lost = [q for q in self.fetchers if self._lock_confirmed_s[q] <= expired_s]
                 for queue in lost:
                     log.warning("lock lost queue=%s", queue)
                     await self._release(queue)
@@ -499,4 +523,4 @@ async def _try_commit(fetcher: QueueFetcher) -> None:
     try:
         await fetcher.commit()
     except EscrowError as error:
-        log.warning("offset not noted queue=%s: %s", fetcher.queue, error)
+        log.warning("commit failed, will retry queue=%s: %s", fetcher.queue, error)

@@ -1,9 +1,11 @@
-"""Answers to the broker's questions: what became of this transaction?
+"""Checkers: answer a broker's transaction checks.
 
-A checker is registered for a transaction's name, for a topic and a tag, for a topic, or for all.
-Coroutines run on the loop, plain functions in threads; so many at once, and what comes beyond
-waits its turn. Nothing is dropped: what does not fit is answered with UNKNOWN, and so is what a
-checker raises, with the cause in the log and in the remark. The broker asks again.
+A checker is registered for the name of a transaction, for a topic and a tag, for a topic, or for
+all topics; the most specific one is called. Coroutine functions run on the event loop, plain
+functions in threads. At most `concurrency` run at the same time and the others wait.
+
+Every check is answered. The verdict is UNKNOWN if too many checks wait, if there is no checker,
+or if it raises; the cause is logged and sent to the broker as a remark. The broker checks again.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_CONCURRENCY: Final = 16
 PENDING_CHECKS_MAX: Final = 10_000
-CLOSE_TIMEOUT_S: Final = 3.0  # so long a closing client waits for the answers that are under way
+CLOSE_TIMEOUT_S: Final = 3.0  # how long close() waits for running checkers
 ALL_TOPICS: Final = "*"
 
 Checker = Callable[[ReceivedMessage], "Verdict | Awaitable[Verdict | None] | None"]
@@ -39,19 +41,21 @@ Checker = Callable[[ReceivedMessage], "Verdict | Awaitable[Verdict | None] | Non
 
 @dataclass(slots=True)
 class CheckResultCounts:
-    """Since the client was made."""
+    """Counters of the checks that a producer has received since it was created."""
 
     received: int = 0
     committed: int = 0
     rolled_back: int = 0
-    unknown: int = 0  # of these:
-    failed: int = 0  # the checker raised, or said something that is no verdict
-    unregistered: int = 0  # there is no checker for it
+    unknown: int = 0  # including the following
+    failed: int = 0  # the checker raised, or returned something that is no verdict
+    unregistered: int = 0  # there is no checker for the transaction
     unreadable: int = 0
-    overflowed: int = 0  # too many were waiting
+    overflowed: int = 0  # too many checks were waiting
 
 
 class CheckerRegistry:
+    """Finds and runs the checkers of one producer."""
+
     def __init__(
         self,
         group: str,
@@ -62,26 +66,28 @@ class CheckerRegistry:
         pending_max: int = PENDING_CHECKS_MAX,
     ) -> None:
         if concurrency < 1:
-            raise ValueError(f"one checker at least runs at a time, not {concurrency}")
+            raise ValueError(f"check_concurrency must be at least 1, not {concurrency}")
         self._group = group
         self._namespace = namespace or Namespace()
         self._telemetry = telemetry
         self._concurrency = concurrency
         self._pending_max = pending_max
         self._by_name: dict[str, Checker] = {}
-        self._by_topic: dict[tuple[str, str], Checker] = {}
+        self._by_topic: dict[tuple[str, str], Checker] = {}  # (topic, tag or "")
         self._slots = asyncio.Semaphore(concurrency)
         self._threads: ThreadPoolExecutor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.counts = CheckResultCounts()
 
     def register(self, checker: Checker, *, topic: str = "", tag: str = "", name: str = "") -> None:
+        """Register a checker, replacing one for the same topic and tag or the same name."""
         if bool(topic) == bool(name):
             raise ValueError(
-                "a checker is for a topic ('*': for all), or for a transaction's name; give one"
+                "a checker is registered for a topic ('*' for all) or for a transaction's name: "
+                "give one of them"
             )
         if tag and (not topic or topic == ALL_TOPICS):
-            raise ValueError("a tag is one of a topic's: give the topic too")
+            raise ValueError("tag= needs the topic that the tag belongs to")
         if name:
             self._by_name[name] = checker
         else:
@@ -93,22 +99,22 @@ class CheckerRegistry:
     def on_check(
         self, connection: ClientConnection, request: Request[CheckTransactionState]
     ) -> None:
-        """A question came. It is answered by and by."""
+        """Start to answer a check."""
         self.counts.received += 1
         fields = request.head.fields
         if len(self._tasks) >= self._pending_max:
             self.counts.overflowed += 1
-            log.error("%d checks wait, one more is answered with UNKNOWN", len(self._tasks))
+            log.error("%d checks are waiting, answering UNKNOWN to another one", len(self._tasks))
             remark = f"{self._pending_max} checks are waiting in this producer"
             self._send_verdict(connection, fields, Verdict.UNKNOWN, fields.msg_id or "", remark)
             return
-        body = bytes(request.body)  # the chunk that it is a view of is about to go
+        body = bytes(request.body)  # a copy: the buffer is reused when this returns
         task = asyncio.ensure_future(self._handle_check(connection, fields, body))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Finish what was asked so far."""
+        """Wait up to CLOSE_TIMEOUT_S for checks in progress, and cancel the others."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
         for task in self._tasks:
@@ -120,13 +126,13 @@ class CheckerRegistry:
         self, connection: ClientConnection, fields: CheckTransactionState, body: bytes
     ) -> None:
         try:
-            offset = LogOffset(fields.commit_log_offset)
+            log_offset = LogOffset(fields.commit_log_offset)
             message = to_received_message(
-                decode_record(body, 0, offset), broker=fields.broker_name or ""
+                decode_record(body, 0, log_offset), broker=fields.broker_name or ""
             )
         except (CorruptRecord, BrokenBody) as error:
             self.counts.unreadable += 1
-            log.error("a check that cannot be read: %s", error)
+            log.error("unreadable check, answering UNKNOWN: %s", error)
             self._send_verdict(connection, fields, Verdict.UNKNOWN, fields.msg_id or "", str(error))
             return
         if self._namespace.name:
@@ -134,6 +140,47 @@ class CheckerRegistry:
         async with self._slots:
             verdict, remark = await self._run_checker(message)
         self._send_verdict(connection, fields, verdict, message.message_id, remark)
+
+    async def _run_checker(self, message: ReceivedMessage) -> tuple[Verdict, str]:
+        """Return the verdict, and the reason if it is UNKNOWN."""
+        checker = self._find(message)
+        if checker is None:
+            self.counts.unregistered += 1
+            log.error(
+                "no checker for transaction=%s topic=%s; register one with producer.checker()",
+                message.transaction_id,
+                message.topic,
+            )
+            return Verdict.UNKNOWN, f"no checker for topic {message.topic}"
+        telemetry = self._telemetry
+        span = telemetry.continue_trace("check", message) if telemetry else nullcontext()
+        try:
+            with span:
+                result: Any = await self._call(checker, message)
+                return (Verdict.UNKNOWN, "") if result is None else (Verdict(result), "")
+        except Exception as error:
+            self.counts.failed += 1
+            log.exception("checker failed transaction=%s", message.transaction_id)
+            return Verdict.UNKNOWN, f"checker failed: {error!r}"
+
+    def _find(self, message: ReceivedMessage) -> Checker | None:
+        if message.transaction_name in self._by_name:
+            return self._by_name[message.transaction_name]
+        for key in ((message.topic, message.tags), (message.topic, ""), (ALL_TOPICS, "")):
+            if key in self._by_topic:
+                return self._by_topic[key]
+        return None
+
+    async def _call(self, checker: Checker, message: ReceivedMessage) -> Any:
+        if inspect.iscoroutinefunction(checker):
+            return await checker(message)
+        if self._threads is None:
+            # A pool of its own: the loop's default pool is small and shared with the application,
+            # and a checker that waits for it could wait for the work that it is asked about.
+            self._threads = ThreadPoolExecutor(self._concurrency, "escrowmq-checker")
+        loop = asyncio.get_running_loop()
+        result = await loop.run_in_executor(self._threads, checker, message)
+        return await result if inspect.isawaitable(result) else result
 
     def _send_verdict(
         self,
@@ -160,44 +207,4 @@ class CheckerRegistry:
         try:
             connection.send_oneway(RequestCode.END_TRANSACTION, end, remark=remark)
         except TransportError as error:
-            log.warning("the answer to a check was not sent, it will come again: %s", error)
-
-    async def _run_checker(self, message: ReceivedMessage) -> tuple[Verdict, str]:
-        """The verdict, and why it is none."""
-        checker = self._find(message)
-        if checker is None:
-            self.counts.unregistered += 1
-            log.error(
-                "nobody can say what became of transaction=%s topic=%s: register a checker for it",
-                message.transaction_id,
-                message.topic,
-            )
-            return Verdict.UNKNOWN, f"no checker for topic {message.topic}"
-        telemetry = self._telemetry
-        span = telemetry.continue_trace("check", message) if telemetry else nullcontext()
-        try:
-            with span:
-                found: Any = await self._call(checker, message)
-                return (Verdict.UNKNOWN, "") if found is None else (Verdict(found), "")
-        except Exception as error:
-            self.counts.failed += 1
-            log.exception("checker failed transaction=%s", message.transaction_id)
-            return Verdict.UNKNOWN, f"checker failed: {error!r}"
-
-    async def _call(self, checker: Checker, message: ReceivedMessage) -> Any:
-        if inspect.iscoroutinefunction(checker):
-            return await checker(message)
-        if self._threads is None:
-            # Of its own: the loop's has few threads on a small machine, and is everybody's.
-            self._threads = ThreadPoolExecutor(self._concurrency, "escrowmq-checker")
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._threads, checker, message)
-        return await found if inspect.isawaitable(found) else found
-
-    def _find(self, message: ReceivedMessage) -> Checker | None:
-        if message.transaction_name in self._by_name:
-            return self._by_name[message.transaction_name]
-        for place in ((message.topic, message.tags), (message.topic, ""), (ALL_TOPICS, "")):
-            if place in self._by_topic:
-                return self._by_topic[place]
-        return None
+            log.warning("verdict not sent, the broker will check again: %s", error)

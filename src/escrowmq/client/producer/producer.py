@@ -1,4 +1,4 @@
-"""Send messages: one, many, in order, later, and in a transaction."""
+"""The producer: send messages alone, in batches, as requests, and in transactions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import secrets
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -14,8 +13,19 @@ from typing import Any, TypeVar
 
 from escrowmq.client.access import Access
 from escrowmq.client.connection import ClientConnection, ConnectionPool
-from escrowmq.client.heartbeat import HEARTBEAT_S, ProducerHeartbeat
-from escrowmq.client.messages import Message, MessageQueue, Namespace, ReceivedMessage, SendResult
+from escrowmq.client.heartbeat import (
+    HEARTBEAT_S,
+    ProducerHeartbeat,
+    local_address,
+    new_client_id,
+)
+from escrowmq.client.messages import (
+    Message,
+    MessageQueue,
+    Namespace,
+    ReceivedMessage,
+    SendResult,
+)
 from escrowmq.client.producer.checker import (
     DEFAULT_CONCURRENCY,
     Checker,
@@ -51,16 +61,30 @@ from escrowmq.remoting.requests import Request
 
 log = logging.getLogger(__name__)
 
+# Chooses one of a topic's queues for a message: `lambda queues, message: queues[0]`.
 QueueSelector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
 P = TypeVar("P", bound="Producer")
 
 
 class Producer:
-    """`servers`: name servers, "127.0.0.1:9876" or several with semicolons between them.
+    """Sends messages.
 
-    `timeout_s` is for one attempt, `retries` how many follow a first one that failed. Bodies over
-    `compress_over` bytes (None: none) go out compressed by `compression`: zlib, lz4 or zstd. Every
-    `heartbeat_s` the brokers hear from it, and routes are asked for anew.
+        async with Producer("127.0.0.1:9876", group="orders") as producer:
+            await producer.send(Message("orders", b"o-17"))
+            async with producer.transaction(Message("orders", b"o-18")):
+                ...                            # local work; leaving the block commits
+
+    `servers`: addresses of name servers, "127.0.0.1:9876" or several.
+    `group`: the producer group. A broker sends a transaction check to any producer of the group.
+    `timeout_s`: timeout of one attempt; `retries`: further attempts after one that failed.
+    `compress_above_bytes`: compress longer bodies by `compression` ("zlib", "lz4" or "zstd");
+    None compresses none.
+    `batch_bytes_max`: size of one request of `send_batch`.
+    `check_concurrency`: how many checkers run at the same time.
+    `heartbeat_s`: interval of heartbeats and of refreshing routes.
+    `telemetry`: True or a TracerProvider, to send spans and their context.
+
+    Raises ValueError for invalid arguments. Nothing is connected before the first use.
     """
 
     def __init__(
@@ -88,12 +112,12 @@ class Producer:
         )
         self._batch_bytes_max = batch_bytes_max
         self._telemetry = Telemetry.from_option(telemetry)
-        self._wrapped_group = wrapped = self.namespace.wrap(group)
+        self._wrapped_group = self.namespace.wrap(group)
         self._base_properties = {INSTANCE_ID: namespace} if namespace else {}
-        self._pool = ConnectionPool(self._on_request, self._clock, access)
+        self._pool = ConnectionPool(self._on_request, access)
         self._routes = Routes(servers, self._pool, self._clock)
         self._checkers = CheckerRegistry(
-            wrapped,
+            self._wrapped_group,
             namespace=self.namespace,
             telemetry=self._telemetry,
             concurrency=check_concurrency,
@@ -101,14 +125,13 @@ class Producer:
         self._create_parts(timeout_s=timeout_s, retries=retries, heartbeat_s=heartbeat_s)
 
     def _create_parts(self, *, timeout_s: float, retries: int, heartbeat_s: float) -> None:
-        wrapped, address, process_id = self._wrapped_group, local_address(), os.getpid()
         self._keys = UniqueKeyGenerator(
-            address=address, process_id=process_id, salt=secrets.randbits(32)
+            address=local_address(), process_id=os.getpid(), salt=secrets.randbits(32)
         )
-        client_id = f"{address}@{process_id}#{secrets.token_hex(4)}"
+        client_id = new_client_id()
         self._pending_replies = PendingReplies(client_id)
         self._heartbeat = ProducerHeartbeat(
-            wrapped,
+            self._wrapped_group,
             client_id,
             self._pool,
             self._routes,
@@ -117,7 +140,7 @@ class Producer:
             has_checkers=self._checkers.has_checkers,
         )
         self._sender = MessageSender(
-            wrapped,
+            self._wrapped_group,
             self._routes,
             self._heartbeat,
             self._clock,
@@ -126,7 +149,7 @@ class Producer:
             first_index=secrets.randbelow(1 << 16),
         )
         self._ender = TransactionEnder(
-            wrapped,
+            self._wrapped_group,
             self.namespace,
             connect=self._connect,
             is_escrowmq=self._heartbeat.is_escrowmq,
@@ -146,6 +169,7 @@ class Producer:
         await self.close()
 
     async def close(self) -> None:
+        """Wait up to 3 s for running checkers, and disconnect."""
         await self._heartbeat.close()
         await self._checkers.close()
         await self._pool.close()
@@ -155,46 +179,54 @@ class Producer:
     async def send(
         self, message: Message, *, queue: MessageQueue | QueueSelector | None = None
     ) -> SendResult:
-        """Stored, as safely as the result's status says. Raises RequestRefused or TransportError,
-        which say whether it may be tried again, and whether it may have happened.
+        """Send a message and wait until it is stored, as safely as the result's `status` says.
 
-        `queue`: this one, or a function that chooses from the topic's queues."""
-        pick = None if queue is None else self._queue_chooser(queue, message)
-        return await self._send(message, self._base_properties, choose_queue=pick)
+        `queue` is a queue of the topic, or a function that chooses one from a list.
+
+        Raises RequestRefused or TransportError; their attributes `retriable` and
+        `may_have_happened` say whether to try again, and whether the message may be stored. Raises
+        LocalProtocolError for invalid properties, or a queue that the topic does not have.
+        """
+        choose_queue = None if queue is None else self._queue_chooser(queue, message)
+        return await self._send(message, self._base_properties, choose_queue=choose_queue)
 
     async def send_oneway(
         self, message: Message, *, queue: MessageQueue | QueueSelector | None = None
     ) -> None:
-        """Nobody knows whether it arrived."""
-        packed = self._encode(message, self._base_properties)
-        await self._sender.send_oneway(
-            packed, None if queue is None else self._queue_chooser(queue, message)
-        )
+        """Send a message without waiting for a response: it may be lost unnoticed.
+
+        Raises NotSent or NoRoute if it could not be written to a connection.
+        """
+        encoded = self._encode(message, self._base_properties)
+        choose_queue = None if queue is None else self._queue_chooser(queue, message)
+        await self._sender.send_oneway(encoded, choose_queue)
 
     async def send_batch(
         self, messages: Sequence[Message], *, queue: MessageQueue | QueueSelector | None = None
     ) -> list[SendResult]:
-        """Messages of one topic in as few requests as the size allows; a result for each, in order.
+        """Send messages of one topic in as few requests as `batch_bytes_max` allows.
 
-        Each request is stored as a whole or not at all. Raises what `send` raises if nothing is
-        stored, and PartlySent if only the first requests are."""
+        Return a result for each message, in order. Each request is stored as a whole or not at
+        all. Raises what `send` raises if nothing was stored, PartialSend if only the first
+        requests were, and LocalProtocolError if the messages cannot be one batch.
+        """
         messages = list(messages)
         check_batch(messages)
         first = messages[0]
-        span, carried = None, self._base_properties
+        span, properties = None, self._base_properties
         if self._telemetry is not None:
-            span, carried = self._telemetry.start_send(first.topic, count=len(messages))
-            carried = {**self._base_properties, **carried}
-        items = batch_entries(messages, self._unique_keys(), carried)
-        pick = None if queue is None else self._queue_chooser(queue, first)
+            span, trace_properties = self._telemetry.start_send(first.topic, count=len(messages))
+            properties = {**self._base_properties, **trace_properties}
+        entries = batch_entries(messages, self._unique_keys(), properties)
+        choose_queue = None if queue is None else self._queue_chooser(queue, first)
         topic = self.namespace.wrap(first.topic)
         results: list[SendResult] = []
         failure: EscrowError | None = None
         try:
-            for chunk in split_batch(items, self._batch_bytes_max):
-                packed = encode_batch_message(topic, chunk, first.sharding_key)
-                stored = self._without_namespace(await self._sender.send(packed, pick))
-                results += split_result(stored, [message_id for message_id, _ in chunk])
+            for chunk in split_batch(entries, self._batch_bytes_max):
+                encoded = encode_batch_message(topic, chunk, first.sharding_key)
+                result = self._without_namespace(await self._sender.send(encoded, choose_queue))
+                results += split_result(result, [message_id for message_id, _ in chunk])
         except EscrowError as error:
             failure = error
             if not results:
@@ -206,16 +238,19 @@ class Producer:
         return results
 
     async def request(self, message: Message, timeout_s: float = 3.0) -> ReceivedMessage:
-        """Send it, and wait for what a consumer of its topic replies. Raises what `send` raises,
-        and OutcomeUnknown if no reply came in time."""
+        """Send a message and wait for the reply of a consumer (`consumer.reply`).
+
+        Raises what `send` raises, and OutcomeUnknown if no reply came within `timeout_s`.
+        """
         return await self._pending_replies.request(
-            lambda marks: self._send(message, {**self._base_properties, **marks}), timeout_s
+            lambda properties: self._send(message, {**self._base_properties, **properties}),
+            timeout_s,
         )
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """Those of a topic that can be written to. Raises NoRoute."""
-        queues = await self._sender.queues(self.namespace.wrap(topic))
-        return [queue._replace(topic=topic) for queue in queues]
+        """Return the writable queues of a topic. Raises NoRoute if there are none."""
+        route = await self._sender.writable_route(self.namespace.wrap(topic))
+        return [queue._replace(topic=topic) for queue in route.writable_queues]
 
     async def _send(
         self,
@@ -228,13 +263,14 @@ class Producer:
         parent: Span | None = None,
     ) -> SendResult:
         if self._telemetry is None:
-            packed = self._encode(message, extra_properties, sys_flag, with_delay)
-            return self._without_namespace(await self._sender.send(packed, choose_queue))
-        span, carried = self._telemetry.start_send(message.topic, parent=parent)
+            encoded = self._encode(message, extra_properties, sys_flag, with_delay)
+            return self._without_namespace(await self._sender.send(encoded, choose_queue))
+        span, trace_properties = self._telemetry.start_send(message.topic, parent=parent)
         failure: BaseException | None = None
         try:
-            packed = self._encode(message, {**extra_properties, **carried}, sys_flag, with_delay)
-            return self._without_namespace(await self._sender.send(packed, choose_queue))
+            properties = {**extra_properties, **trace_properties}
+            encoded = self._encode(message, properties, sys_flag, with_delay)
+            return self._without_namespace(await self._sender.send(encoded, choose_queue))
         except BaseException as error:
             failure = error
             raise
@@ -260,25 +296,24 @@ class Producer:
     def _queue_chooser(
         self, queue_or_selector: MessageQueue | QueueSelector, message: Message
     ) -> ChooseQueue:
-        def pick(queues: Sequence[MessageQueue]) -> MessageQueue:
+        def choose(queues: Sequence[MessageQueue]) -> MessageQueue:
             if isinstance(queue_or_selector, MessageQueue):
                 chosen = queue_or_selector
             else:
                 chosen = queue_or_selector(
                     [queue._replace(topic=message.topic) for queue in queues], message
                 )
-            place = chosen.broker, chosen.queue_id
-            for queue in queues:
-                if (queue.broker, queue.queue_id) == place:
+            for queue in queues:  # users see the topic without its namespace
+                if (queue.broker, queue.queue_id) == (chosen.broker, chosen.queue_id):
                     return queue
             raise LocalProtocolError(
-                f"{message.topic} has no queue {place[1]} on {place[0]} that can be written to"
+                f"topic {message.topic} has no writable queue {chosen.queue_id} on broker "
+                f"{chosen.broker}"
             )
 
-        return pick
+        return choose
 
     def _without_namespace(self, result: SendResult) -> SendResult:
-        """As the user knows it: without the namespace."""
         if not self.namespace.name:
             return result
         topic = self.namespace.unwrap(result.queue.topic)
@@ -301,9 +336,14 @@ class Producer:
         name: str = "",
         on_error: Verdict = Verdict.UNKNOWN,
     ) -> Transaction:
-        """`on_error`: the verdict if the block is left by an exception other than Rollback.
-        `id`: what its messages carry as TX_ID, so that a checker knows what they belong to.
-        `name`: what kind of transaction it is; `checker(name=…)` answers for it."""
+        """Return a transaction, to be used with `async with`; see Transaction.
+
+        `message` is parked before the block runs. `id` is the transaction's id, by default that
+        of its first message; a checker receives it as `message.transaction_id`. `name` is the kind
+        of transaction, for which `checker(name=...)` registers a checker. `on_error` is the
+        verdict if the block raises an exception other than Rollback; UNKNOWN leaves the
+        transaction open, and a checker decides it.
+        """
         span = self._telemetry.start_transaction(name) if self._telemetry is not None else None
         return Transaction(
             message,
@@ -318,8 +358,20 @@ class Producer:
     def checker(
         self, topic: str = "", *, tag: str = "", name: str = ""
     ) -> Callable[[Checker], Checker]:
-        """Register a function that says what became of a transaction: for a topic, "*" for all of
-        them, or for the transactions of a name."""
+        """Register a function that decides open transactions; a decorator.
+
+            @producer.checker("orders")
+            def check(message):
+                return Verdict.COMMIT if order_exists(message.transaction_id) else Verdict.ROLLBACK
+
+        It is called with a message of the transaction, for transactions of any process of the
+        group, also after a crash. A coroutine function runs on the event loop, a plain function in
+        a thread. None and Verdict.UNKNOWN leave the transaction open, as does an exception; the
+        broker checks again later.
+
+        Register it for a topic, a topic and a tag, all topics ("*"), or the transactions with a
+        name. Raises ValueError for any other combination.
+        """
 
         def register(checker: Checker) -> Checker:
             self._checkers.register(checker, topic=topic, tag=tag, name=name)
@@ -330,38 +382,51 @@ class Producer:
 
     @property
     def check_counts(self) -> CheckResultCounts:
-        """How many checks came, and how they were answered."""
+        """How many checks arrived, and how they were answered."""
         return self._checkers.counts
 
     async def _park(
         self, message: Message, extra_properties: dict[str, str], parent: Span | None = None
     ) -> SendResult:
-        marks = {names.TRANSACTIONAL: "true", names.PRODUCER_GROUP: self._wrapped_group}
-        extra_properties = {**self._base_properties, **marks, **extra_properties}
-        delays = not message.is_delayed or await self._can_delay_halves(message.topic)
+        """Send a message as a half message, which no consumer reads."""
+        properties = {
+            **self._base_properties,
+            names.TRANSACTIONAL: "true",
+            names.PRODUCER_GROUP: self._wrapped_group,
+            **extra_properties,
+        }
+        with_delay = not message.is_delayed or await self._can_delay_halves(message.topic)
         return await self._send(
             message,
-            extra_properties,
+            properties,
             sys_flag=TRANSACTION_PREPARED,
-            with_delay=delays,
+            with_delay=with_delay,
             parent=parent,
         )
 
     async def _can_delay_halves(self, topic: str) -> bool:
-        """RocketMQ loses a half that has a delay, so it goes there without; ours counts it from
-        the commit."""
-        queues = await self._sender.queues(self.namespace.wrap(topic))
-        for address in {queue.address for queue in queues}:
-            if not await self._heartbeat.is_escrowmq(await self._heartbeat.connect(address)):
-                log.warning("a delay is left out of a transaction topic=%s: RocketMQ's", topic)
+        """Return whether all brokers of a topic support a delay in a transaction.
+
+        A RocketMQ broker would lose a half message that has a delay. An EscrowMQ broker counts
+        the delay from the commit.
+        """
+        route = await self._sender.writable_route(self.namespace.wrap(topic))
+        for broker in {queue.broker for queue in route.writable_queues}:
+            connection = await self._heartbeat.connect(route.broker_addresses[broker])
+            if not await self._heartbeat.is_escrowmq(connection):
+                log.warning(
+                    "delay ignored topic=%s: RocketMQ supports no delay in a transaction",
+                    topic,
+                )
                 return False
         return True
 
     async def _connect(self, queue: MessageQueue, refresh_route: bool) -> ClientConnection:
+        queue = queue._replace(topic=self.namespace.wrap(queue.topic))
         if refresh_route:
             with contextlib.suppress(EscrowError):
-                await self._routes.get(self.namespace.wrap(queue.topic), fresh=True)
-        address = self._routes.broker_addresses().get(queue.broker) or queue.address
+                await self._routes.get(queue.topic, fresh=True)
+        address = await self._routes.master_address(queue)
         return self._heartbeat.ready_connection(address) or await self._heartbeat.connect(address)
 
     def _on_request(self, connection: ClientConnection, request: Request[Any]) -> None:
@@ -369,11 +434,3 @@ class Producer:
             self._checkers.on_check(connection, request)
         elif request.head.code == RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT:
             self._pending_replies.on_reply(connection, request)
-
-
-def local_address() -> str:
-    """The address that this machine has for others; nothing is sent to find out."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # an address for documentation
-        return str(probe.getsockname()[0])
-    return "127.0.0.1"

@@ -1,10 +1,10 @@
-"""Ask by a message and be answered by one, as RocketMQ's clients do it.
+"""Request and reply over messages, in the form RocketMQ's clients use.
 
-    producer.request   a message with CORRELATION_ID, REPLY_TO_CLIENT and TTL, stored like any other
-    consumer.reply     SEND_REPLY_MESSAGE_V2 to the broker that it came from, which knows who asked
-    the broker         PUSH_REPLY_MESSAGE_TO_CLIENT to the client that waits
+    producer.request   sends a message with CORRELATION_ID, REPLY_TO_CLIENT and TTL, and waits
+    consumer.reply     sends SEND_REPLY_MESSAGE_V2 to the broker that the message came from
+    broker             sends PUSH_REPLY_MESSAGE_TO_CLIENT to the client that waits
 
-A reply is for one process, and for as long as it waits: it is pushed once, and not again.
+A reply goes to one process, and only while it waits. It is pushed once and not repeated.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from escrowmq.client.connection import ClientConnection
-from escrowmq.client.consumer.queue_client import RESPONSE_TIMEOUT_S
+from escrowmq.client.connection import RESPONSE_TIMEOUT_S, ClientConnection
 from escrowmq.client.messages import BODY_BYTES_MAX, MessageQueue, ReceivedMessage, SendResult
 from escrowmq.errors import LocalProtocolError, OutcomeUnknown, RemoteProtocolError
 from escrowmq.message import names
@@ -41,49 +40,58 @@ log = logging.getLogger(__name__)
 DEFAULT_TTL_MS: Final = "3000"
 DEFAULT_CLUSTER: Final = "DefaultCluster"
 
-SendWithProperties = Callable[[dict[str, str]], Awaitable[SendResult]]  # with these properties more
+# --- the producer's side -------------------------------------------------------------------------
+
+SendWithProperties = Callable[[dict[str, str]], Awaitable[SendResult]]  # adds these properties
 
 
 class PendingReplies:
-    """The side that asks: who waits for what."""
+    """The requests of one producer that wait for a reply.
+
+    `client_id` is the one in the producer's heartbeats, by which the broker finds it.
+    """
 
     def __init__(self, client_id: str) -> None:
-        self._client_id = client_id  # as the brokers know it from its heartbeats
-        self._pending: dict[str, asyncio.Future[ReceivedMessage]] = {}
+        self._client_id = client_id
+        self._pending: dict[str, asyncio.Future[ReceivedMessage]] = {}  # by correlation id
 
     async def request(self, send: SendWithProperties, timeout_s: float) -> ReceivedMessage:
-        """Raises OutcomeUnknown if no reply came in time, and what sending raises."""
+        """Send a request and wait for its reply.
+
+        Raises OutcomeUnknown if none arrives within `timeout_s`, and what `send` raises.
+        """
         correlation_id = secrets.token_hex(16)
-        marks = {
+        properties = {
             CORRELATION_ID: correlation_id,
             REPLY_TO: self._client_id,
             TTL_MS: str(max(1, int(timeout_s * 1000))),
         }
-        replied: asyncio.Future[ReceivedMessage] = asyncio.get_running_loop().create_future()
-        self._pending[correlation_id] = replied
+        reply: asyncio.Future[ReceivedMessage] = asyncio.get_running_loop().create_future()
+        self._pending[correlation_id] = reply
         try:
             async with asyncio.timeout(timeout_s):
-                await send(marks)
-                return await replied
+                await send(properties)
+                return await reply
         except TimeoutError as error:
             raise OutcomeUnknown(
-                f"no reply in {timeout_s:g} s: a consumer of the topic must call reply(), in time"
+                f"no reply in {timeout_s:g} s: a consumer of the topic must call reply() in time"
             ) from error
         finally:
             del self._pending[correlation_id]
 
     def on_reply(self, connection: ClientConnection, request: Request[PushReplyMessage]) -> None:
+        """Handle a reply that a broker pushes."""
         connection.write(encode_success(request))
         try:
             message = _parse_reply(request.head.fields, bytes(request.body))
         except RemoteProtocolError as error:
-            log.warning("a reply cannot be read address=%s: %s", connection.address, error)
+            log.warning("ignored unreadable reply address=%s: %s", connection.address, error)
             return
-        replied = self._pending.get(message.properties.get(CORRELATION_ID, ""))
-        if replied is None or replied.done():
-            log.info("a reply that nobody waits for any more id=%s", message.message_id)
+        reply = self._pending.get(message.properties.get(CORRELATION_ID, ""))
+        if reply is None or reply.done():
+            log.info("ignored late reply id=%s", message.message_id)
             return
-        replied.set_result(message)
+        reply.set_result(message)
 
 
 def _parse_reply(fields: PushReplyMessage, body: bytes) -> ReceivedMessage:
@@ -97,13 +105,16 @@ def _parse_reply(fields: PushReplyMessage, body: bytes) -> ReceivedMessage:
         message_id=properties.get(names.UNIQUE_KEY, ""),
         offset_id="",
         queue_id=fields.queue_id,
-        queue_offset=-1,  # pushed, not read from a queue
+        queue_offset=-1,  # a pushed reply is not read from a queue
         born_ms=fields.born_timestamp,
         stored_ms=fields.store_timestamp,
         reconsume_times=fields.reconsume_times,
         flag=fields.flag,
         log_offset=-1,
     )
+
+
+# --- the consumer's side -------------------------------------------------------------------------
 
 
 async def send_reply(
@@ -116,28 +127,32 @@ async def send_reply(
     group: str,
     now_ms: int,
 ) -> None:
-    """To the broker that `queue` is on. Raises TransportError or RequestRefused."""
-    asked = message.properties
-    if CORRELATION_ID not in asked or REPLY_TO not in asked:
+    """Send a reply to `message` through the broker of `queue`.
+
+    Raises LocalProtocolError if the message is no request, TransportError or RequestRefused.
+    """
+    request = message.properties
+    if CORRELATION_ID not in request or REPLY_TO not in request:
         raise LocalProtocolError(
-            f"message {message.message_id} is no request: it was not sent by producer.request"
+            f"message {message.message_id} is not a request; only messages sent with "
+            "producer.request() can be replied to"
         )
-    marks = {
+    reply_properties = {
         MESSAGE_TYPE: "reply",
-        CORRELATION_ID: asked[CORRELATION_ID],
-        REPLY_TO: asked[REPLY_TO],
-        TTL_MS: asked.get(TTL_MS) or DEFAULT_TTL_MS,
+        CORRELATION_ID: request[CORRELATION_ID],
+        REPLY_TO: request[REPLY_TO],
+        TTL_MS: request.get(TTL_MS) or DEFAULT_TTL_MS,
         names.UNIQUE_KEY: secrets.token_hex(16).upper(),
         names.WAIT_STORE_OK: "true",
     }
     header = SendMessageV2(
         producer_group=group,
-        topic=reply_topic(asked.get(CLUSTER, DEFAULT_CLUSTER)),
+        topic=reply_topic(request.get(CLUSTER, DEFAULT_CLUSTER)),
         default_topic=TEMPLATE_TOPIC,
         default_topic_queue_nums=1,
         queue_id=0,
         born_timestamp=now_ms,
-        properties=encode_properties({**properties, **marks}).decode(),
+        properties=encode_properties({**properties, **reply_properties}).decode(),
         broker_name=queue.broker,
     )
     await connection.call_checked(

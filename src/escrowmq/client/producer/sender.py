@@ -1,25 +1,11 @@
-"""Get a message stored: to a queue that works, and again if that may help.
+"""Send a message: encode it, choose a queue, send it, and try again where that may help.
 
-One message as it goes out: its properties as text, its body compressed if that helps.
+    Message ──MessageEncoder──> EncodedMessage ──MessageSender──> SEND_MESSAGE_V2 ──> SendResult
+                                      ▲               │
+    Messages ──split_batch────────────┘               LatencyFaultTolerance: which brokers to avoid
 
-Made once per message and used for every attempt, so that all of them carry the same unique key: a
-broker of ours that has it already says so.
-
-One request to one queue, and what its answer says.
-
-Brokers that are slow or fail are passed over for a while; the slower, the longer.
-
-    an answer took      passed over for
-    550 ms              2 s
-    1.8 s               5 s
-    3 s                 6 s
-    5 s, or it failed   10 s
-    15 s                30 s
-
-The steps are RocketMQ's. Passing over is never a refusal: if nobody else is there, the one whose
-time ends first is asked.
-
-Many messages of one topic in one request: what may go together, and how much.
+A message is encoded once and keeps its unique key in every attempt, so that an EscrowMQ broker
+recognises a repeated one.
 """
 
 from __future__ import annotations
@@ -52,198 +38,19 @@ from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.connection import Reply
 from escrowmq.remoting.requests import Body
 
-DEFAULT_COMPRESS_ABOVE_BYTES: Final = 4096
-COMPRESSION_FLAGS: Final = {
-    "zlib": sysflag.COMPRESSION_ZLIB,
-    "lz4": sysflag.COMPRESSION_LZ4,
-    "zstd": sysflag.COMPRESSION_ZSTD,
-}
-
-
-class EncodedMessage(NamedTuple):
-    topic: str  # as the broker knows it
-    body: Body
-    properties: str
-    sys_flag: int
-    flag: int
-    message_id: str
-    sharding_key: str = ""
-    is_batch: bool = False
-
-
-class MessageEncoder:
-    """`over`: bodies longer than so many bytes are compressed; None for never."""
-
-    def __init__(
-        self,
-        *,
-        compress_above_bytes: int | None = DEFAULT_COMPRESS_ABOVE_BYTES,
-        compression: str = "zlib",
-    ) -> None:
-        if compression not in COMPRESSION_FLAGS:
-            raise ValueError(
-                f"compression is one of {', '.join(COMPRESSION_FLAGS)}, not {compression!r}"
-            )
-        if compress_above_bytes is not None and compress_above_bytes < 0:
-            raise ValueError(
-                f"compress_over is a number of bytes, or None; not {compress_above_bytes}"
-            )
-        self._compress_above_bytes = compress_above_bytes
-        self._compression_flag = COMPRESSION_FLAGS[compression]
-
-    def encode(
-        self,
-        message: Message,
-        topic: str,
-        unique_key: str,
-        *,
-        extra_properties: Mapping[str, str] | None = None,
-        sys_flag: int = 0,
-        with_delay: bool = True,
-    ) -> EncodedMessage:
-        """`more` properties win over its own. `delays=False` leaves its delay out."""
-        body = message.body
-        if self._compress_above_bytes is not None and len(body) > self._compress_above_bytes:
-            smaller = compress_body(body, self._compression_flag)
-            if len(smaller) < len(body):
-                body = smaller
-                sys_flag = sysflag.with_compression(sys_flag, self._compression_flag)
-        message_id = message.properties.get(names.UNIQUE_KEY) or unique_key
-        text = properties_text(message, message_id, extra_properties, with_delay=with_delay)
-        return EncodedMessage(
-            topic, body, text, sys_flag, message.flag, message_id, message.sharding_key
-        )
-
-
-def properties_text(
-    message: Message,
-    message_id: str,
-    extra_properties: Mapping[str, str] | None = None,
-    *,
-    with_delay: bool = True,
-) -> str:
-    """Its own, and those that say what the others of its fields say, in RocketMQ's form."""
-    found = {names.UNIQUE_KEY: message_id, names.WAIT_STORE_OK: "true"}
-    if message.properties:
-        found |= message.properties
-    keys = message.keys if isinstance(message.keys, str) else " ".join(message.keys)
-    if keys:
-        found[names.KEYS] = keys
-    if message.tags:
-        found[names.TAGS] = message.tags
-    if message.sharding_key:
-        found[SHARDING_KEY] = message.sharding_key
-    if with_delay and message.is_delayed:
-        found |= _delay_properties(message)
-    if extra_properties:
-        found |= extra_properties
-    text = "".join([f"{name}\x01{value}\x02" for name, value in found.items()])
-    # Every name and every value is followed by its own separator, and no other is in the text.
-    if text.count("\x01") != len(found) or text.count("\x02") != len(found):
-        raise LocalProtocolError("a property contains a separator (0x01 or 0x02)")
-    if text[0] == "\x01" or "\x01\x02" in text or "\x02\x01" in text:
-        raise LocalProtocolError(f"a property without name or value: {message.properties}")
-    return text
-
-
-def _delay_properties(message: Message) -> dict[str, str]:
-    if message.delay_level:
-        return {names.DELAY_LEVEL: str(message.delay_level)}
-    if message.deliver_at is not None:
-        return {TIMER_DELIVER_MS: str(epoch_ms(message.deliver_at))}
-    return {TIMER_DELAY_MS: str(max(1, round(message.delay_s * 1000)))}
-
-
-_STATUSES: Final = {status.value: status for status in SendStatus}
-_DEFAULT_QUEUE_COUNT: Final = str(DEFAULT_QUEUE_COUNT)
-
-
-def send_fields(
-    message: EncodedMessage, queue: MessageQueue, *, group: str, now_ms: int
-) -> dict[str, str]:
-    """Of SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE, by their short names (headers_send.py). Written
-    out: this is on the path of every send."""
-    return {
-        "a": group,
-        "b": message.topic,
-        "c": TEMPLATE_TOPIC,
-        "d": _DEFAULT_QUEUE_COUNT,
-        "e": str(queue.queue_id),
-        "f": str(message.sys_flag),
-        "g": str(now_ms),
-        "h": str(message.flag),
-        "i": message.properties,
-        "j": "0",
-        "k": "false",
-        "m": "true" if message.is_batch else "false",
-        "n": queue.broker,
-    }
-
-
-def parse_send_result(reply: Reply, queue: MessageQueue, message_id: str) -> SendResult:
-    """Raises RequestRefused: it is not stored there."""
-    status = _STATUSES.get(reply.code)
-    if status is None:
-        raise RequestRefused(reply.code, reply.remark or f"code {reply.code}")
-    fields = reply.ext_fields
-    queue_id = int(fields.get("queueId", queue.queue_id))
-    return SendResult(
-        status,
-        message_id,
-        fields.get("msgId", ""),
-        queue if queue_id == queue.queue_id else queue._replace(queue_id=queue_id),
-        int(fields.get("queueOffset", -1)),
-        fields.get("transactionId", ""),
-    )
-
-
-_AVOIDANCE_STEPS: Final = ((15.0, 30.0), (5.0, 10.0), (3.0, 6.0), (1.8, 5.0), (0.55, 2.0))
-SLOW_LATENCY_S: Final = _AVOIDANCE_STEPS[-1][0]
-FAILURE_LATENCY_S: Final = 10.0  # a failure counts as an answer that took so long
-
-
-def avoidance_s(latency_s: float) -> float:
-    return next((avoided for slow, avoided in _AVOIDANCE_STEPS if latency_s >= slow), 0.0)
-
-
-class LatencyFaultTolerance:
-    def __init__(self) -> None:
-        self._avoided_until_s: dict[str, float] = {}  # by broker
-
-    def record_response(self, broker: str, latency_s: float, now_s: float) -> None:
-        if latency_s >= SLOW_LATENCY_S:
-            self._avoided_until_s[broker] = now_s + avoidance_s(latency_s)
-        elif self._avoided_until_s:
-            self._avoided_until_s.pop(broker, None)
-
-    def record_failure(self, broker: str, now_s: float) -> None:
-        self._avoided_until_s[broker] = now_s + avoidance_s(FAILURE_LATENCY_S)
-
-    def is_avoided(self, broker: str, now_s: float) -> bool:
-        return self._avoided_until_s.get(broker, 0.0) > now_s
-
-    def usable_queues(
-        self, queues: Sequence[MessageQueue], tried_brokers: set[str], now_s: float
-    ) -> Sequence[MessageQueue]:
-        """Those to choose from: of brokers that are well, and were not tried for this message."""
-        if not tried_brokers and not self._avoided_until_s:
-            return queues
-        untried = [queue for queue in queues if queue.broker not in tried_brokers] or queues
-        well = [queue for queue in untried if not self.is_avoided(queue.broker, now_s)]
-        if well:
-            return well
-        first = min(
-            (queue.broker for queue in untried), key=lambda name: self._avoided_until_s[name]
-        )
-        return [queue for queue in untried if queue.broker == first]
-
-
 log = logging.getLogger(__name__)
 
+# Chooses one of the writable queues of a topic. Called again for each attempt.
 ChooseQueue = Callable[[Sequence[MessageQueue]], MessageQueue]
 
 
 class MessageSender:
+    """Sends encoded messages of one producer group.
+
+    `timeout_s` is the timeout of one attempt, `retries` the number of further attempts. Queues
+    are used in turn, starting at `first_index`, which should be random.
+    """
+
     def __init__(
         self,
         group: str,
@@ -267,72 +74,77 @@ class MessageSender:
     async def send(
         self, message: EncodedMessage, choose_queue: ChooseQueue | None = None
     ) -> SendResult:
-        """Raises TransportError or RequestRefused. `pick` chooses among the topic's queues."""
-        tried: set[str] = set()
-        unsure: EscrowError | None = None
+        """Send a message, on another broker if one fails.
+
+        Raises TransportError or RequestRefused. It is OutcomeUnknown if any attempt may have
+        succeeded, whatever the last one ended with.
+        """
+        tried_brokers: set[str] = set()
+        uncertain: EscrowError | None = None
         for attempt in itertools.count():
             queue: MessageQueue | None = None
             try:
                 queue = self._choose_from_cache(
-                    message, choose_queue, tried
-                ) or await self._choose_queue(message, choose_queue, tried)
+                    message, choose_queue, tried_brokers
+                ) or await self._choose_queue(message, choose_queue, tried_brokers)
                 return await self._send_to(queue, message)
             except (TransportError, RequestRefused) as error:
                 if error.may_have_happened:
-                    unsure = error
+                    uncertain = error
                 if queue is None or attempt >= self._retries or not error.retriable:
-                    if unsure is None or unsure is error:
+                    if uncertain is None or uncertain is error:
                         raise
-                    # An attempt before may have got through: the last error must not deny it.
-                    raise OutcomeUnknown(f"{error}; and before that: {unsure}") from error
-                tried.add(queue.broker)
-                log.info("send tried again broker=%s: %s", queue.broker, error)
+                    # An earlier attempt may have stored the message. Raising only the last error
+                    # would tell the caller that it was not stored.
+                    raise OutcomeUnknown(f"{error}; an earlier attempt: {uncertain}") from error
+                tried_brokers.add(queue.broker)
+                log.info("send failed, retrying broker=%s: %s", queue.broker, error)
         raise AssertionError("the loop ends with a result or an error")
 
     async def send_oneway(
         self, message: EncodedMessage, choose_queue: ChooseQueue | None = None
     ) -> None:
-        """One way. Raises NotSent, NoRoute."""
+        """Send a message without a response. Raises NotSent or NoRoute."""
         queue = await self._choose_queue(message, choose_queue, set())
-        line = await self._heartbeat.connect(queue.address)
-        await line.drain()
+        connection = await self._heartbeat.connect(self._routes.master_addresses[queue.broker])
+        await connection.drain()
         now_ms = self._clock.now_ms()
         fields = send_fields(message, queue, group=self._group, now_ms=now_ms)
-        line.send_oneway(RequestCode.SEND_MESSAGE_V2, fields, message.body)
+        connection.send_oneway(RequestCode.SEND_MESSAGE_V2, fields, message.body)
 
-    async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Those that can be written to. Raises NoRoute."""
+    async def writable_route(self, topic: str) -> Route:
+        """Return the route of a topic that has writable queues. Raises NoRoute."""
         route = await self._routes.get_for_writing(topic)
         if not route.writable_queues:
-            raise NoRoute(f"no queue of {topic} can be written to")
-        return route.writable_queues
+            raise NoRoute(f"topic {topic} has no writable queue")
+        return route
 
     async def _send_to(self, queue: MessageQueue, message: EncodedMessage) -> SendResult:
         clock = self._clock
-        began_s = clock.elapsed_s()
+        started_s = clock.elapsed_s()
         try:
-            address = queue.address
-            line = self._heartbeat.ready_connection(address) or await self._heartbeat.connect(
+            address = self._routes.master_addresses[queue.broker]
+            connection = self._heartbeat.ready_connection(address) or await self._heartbeat.connect(
                 address
             )
             fields = send_fields(message, queue, group=self._group, now_ms=clock.now_ms())
             code = RequestCode.SEND_MESSAGE_V2
             if message.is_batch:
                 code = RequestCode.SEND_BATCH_MESSAGE
-            reply = await line.call(code, fields, message.body, timeout_s=self._timeout_s)
+            reply = await connection.call(code, fields, message.body, timeout_s=self._timeout_s)
             result = parse_send_result(reply, queue, message.message_id)
         except (TransportError, RequestRefused) as error:
             if error.retriable:
                 self.fault_tolerance.record_failure(queue.broker, clock.elapsed_s())
             raise
         now_s = clock.elapsed_s()
-        self.fault_tolerance.record_response(queue.broker, now_s - began_s, now_s)
+        self.fault_tolerance.record_response(queue.broker, now_s - started_s, now_s)
         return result
 
     def _choose_from_cache(
         self, message: EncodedMessage, choose_queue: ChooseQueue | None, tried_brokers: set[str]
     ) -> MessageQueue | None:
-        """Without asking anybody, if the route is known and nothing has failed yet."""
+        """Choose a queue without waiting; None if the route is not cached or an attempt failed."""
         if tried_brokers or (route := self._routes.cached(message.topic)) is None:
             return None
         return self._choose_from_route(route, message, choose_queue, tried_brokers)
@@ -352,88 +164,255 @@ class MessageSender:
     ) -> MessageQueue:
         queues: Sequence[MessageQueue] = route.writable_queues
         if not queues:
-            raise NoRoute(f"no queue of {message.topic} can be written to")
+            raise NoRoute(f"topic {message.topic} has no writable queue")
         if choose_queue is not None:
             return choose_queue(queues)
         if message.sharding_key:
             return queue_for_key(message.sharding_key, route)
-        fit = self.fault_tolerance.usable_queues(queues, tried_brokers, self._clock.elapsed_s())
-        return fit[next(self._round_robin) % len(fit)]
+        usable = self.fault_tolerance.usable_queues(queues, tried_brokers, self._clock.elapsed_s())
+        return usable[next(self._round_robin) % len(usable)]
 
     async def _route(self, topic: str, *, is_retry: bool) -> Route:
-        known = self._routes.cached(topic)
+        cached = self._routes.cached(topic)
         try:
             return await self._routes.get_for_writing(topic, fresh=is_retry)
         except NoRoute:
             raise
         except TransportError:
-            if known is None:
+            if cached is None:
                 raise
-            return known  # no name server answers now; another broker of the old route may
+            return cached  # no name server responds; another broker of the old route may do
 
 
 def queue_for_key(sharding_key: str, route: Route) -> MessageQueue:
-    """The same as RocketMQ's clients choose by hash, so that both keep one order."""
+    """Choose a queue by hash, the same one as RocketMQ's clients, so that messages of both with
+    the same key keep one order."""
     queues: Sequence[MessageQueue] = route.writable_queues
     if route.is_template:
-        # The first send makes the topic on one broker: already choose as if it were so.
+        # The first send creates the topic on one broker only. Choose among its queues already
+        # now: the messages of a key must not move when the real route becomes known.
         queues = [queue for queue in queues if queue.broker == queues[0].broker]
+    # fmod keeps the sign of the dividend, like Java's remainder.
     return queues[abs(int(math.fmod(java_hash(sharding_key), len(queues))))]
 
 
-BATCH_BYTES_MAX: Final = 1 << 20  # of one request; a broker takes 4 MiB unless it is told otherwise
-_ITEM_OVERHEAD_BYTES: Final = 22  # what the layout adds to body and properties of each
+# --- one message on the wire ---------------------------------------------------------------------
 
-BatchEntry = tuple[str, BatchItem]  # with the message's id
+DEFAULT_COMPRESS_ABOVE_BYTES: Final = 4096
+COMPRESSION_FLAGS: Final = {
+    "zlib": sysflag.COMPRESSION_ZLIB,
+    "lz4": sysflag.COMPRESSION_LZ4,
+    "zstd": sysflag.COMPRESSION_ZSTD,
+}
+
+
+class EncodedMessage(NamedTuple):
+    """A message, or a batch of messages, ready to send."""
+
+    topic: str  # with its namespace
+    body: Body
+    properties: str
+    sys_flag: int
+    flag: int
+    message_id: str
+    sharding_key: str = ""
+    is_batch: bool = False
+
+
+class MessageEncoder:
+    """Encodes messages, compressing bodies longer than `compress_above_bytes` (None: none).
+
+    Raises ValueError for an unknown compression or a negative limit.
+    """
+
+    def __init__(
+        self,
+        *,
+        compress_above_bytes: int | None = DEFAULT_COMPRESS_ABOVE_BYTES,
+        compression: str = "zlib",
+    ) -> None:
+        if compression not in COMPRESSION_FLAGS:
+            raise ValueError(
+                f"compression must be one of {', '.join(COMPRESSION_FLAGS)}, not {compression!r}"
+            )
+        if compress_above_bytes is not None and compress_above_bytes < 0:
+            raise ValueError(
+                "compress_above_bytes must be a number of bytes or None, "
+                f"not {compress_above_bytes}"
+            )
+        self._compress_above_bytes = compress_above_bytes
+        self._compression_flag = COMPRESSION_FLAGS[compression]
+
+    def encode(
+        self,
+        message: Message,
+        topic: str,
+        unique_key: str,
+        *,
+        extra_properties: Mapping[str, str] | None = None,
+        sys_flag: int = 0,
+        with_delay: bool = True,
+    ) -> EncodedMessage:
+        """Encode a message. `extra_properties` replace those of the message; `with_delay=False`
+        leaves out its delay."""
+        body = message.body
+        if self._compress_above_bytes is not None and len(body) > self._compress_above_bytes:
+            compressed = compress_body(body, self._compression_flag)
+            if len(compressed) < len(body):
+                body = compressed
+                sys_flag = sysflag.with_compression(sys_flag, self._compression_flag)
+        message_id = message.properties.get(names.UNIQUE_KEY) or unique_key
+        text = properties_text(message, message_id, extra_properties, with_delay=with_delay)
+        return EncodedMessage(
+            topic, body, text, sys_flag, message.flag, message_id, message.sharding_key
+        )
+
+
+def properties_text(
+    message: Message,
+    message_id: str,
+    extra_properties: Mapping[str, str] | None = None,
+    *,
+    with_delay: bool = True,
+) -> str:
+    """Encode the properties of a message, including those for its keys, tags and delay.
+
+    Raises LocalProtocolError for an empty name or value, or one that contains a separator.
+    """
+    properties = {names.UNIQUE_KEY: message_id, names.WAIT_STORE_OK: "true"}
+    if message.properties:
+        properties |= message.properties
+    keys = message.keys if isinstance(message.keys, str) else " ".join(message.keys)
+    if keys:
+        properties[names.KEYS] = keys
+    if message.tags:
+        properties[names.TAGS] = message.tags
+    if message.sharding_key:
+        properties[SHARDING_KEY] = message.sharding_key
+    if with_delay and message.is_delayed:
+        properties |= _delay_properties(message)
+    if extra_properties:
+        properties |= extra_properties
+    text = "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
+    # Check the whole text at once, which is faster than checking each name and value: each
+    # separator must occur exactly once for each property, and never next to another one.
+    if text.count("\x01") != len(properties) or text.count("\x02") != len(properties):
+        raise LocalProtocolError("a property contains a separator (0x01 or 0x02)")
+    if text[0] == "\x01" or "\x01\x02" in text or "\x02\x01" in text:
+        raise LocalProtocolError(f"a property has no name or no value: {message.properties}")
+    return text
+
+
+def _delay_properties(message: Message) -> dict[str, str]:
+    if message.delay_level:
+        return {names.DELAY_LEVEL: str(message.delay_level)}
+    if message.deliver_at is not None:
+        return {TIMER_DELIVER_MS: str(epoch_ms(message.deliver_at))}
+    return {TIMER_DELAY_MS: str(max(1, round(message.delay_s * 1000)))}
+
+
+_STATUSES: Final = {status.value: status for status in SendStatus}
+_DEFAULT_QUEUE_COUNT: Final = str(DEFAULT_QUEUE_COUNT)
+
+
+def send_fields(
+    message: EncodedMessage, queue: MessageQueue, *, group: str, now_ms: int
+) -> dict[str, str]:
+    """Return the fields of SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE by their short names.
+
+    This is the header SendMessageV2 (remoting/headers.py) written out by hand, because it is
+    encoded for every message.
+    """
+    return {
+        "a": group,
+        "b": message.topic,
+        "c": TEMPLATE_TOPIC,
+        "d": _DEFAULT_QUEUE_COUNT,
+        "e": str(queue.queue_id),
+        "f": str(message.sys_flag),
+        "g": str(now_ms),
+        "h": str(message.flag),
+        "i": message.properties,
+        "j": "0",
+        "k": "false",
+        "m": "true" if message.is_batch else "false",
+        "n": queue.broker,
+    }
+
+
+def parse_send_result(reply: Reply, queue: MessageQueue, message_id: str) -> SendResult:
+    """Return the result of a send. Raises RequestRefused if the message was not stored."""
+    status = _STATUSES.get(reply.code)
+    if status is None:
+        raise RequestRefused(reply.code, reply.remark or f"code {reply.code}")
+    fields = reply.ext_fields
+    queue_id = int(fields.get("queueId", queue.queue_id))
+    return SendResult(
+        status,
+        message_id,
+        fields.get("msgId", ""),
+        queue if queue_id == queue.queue_id else queue._replace(queue_id=queue_id),
+        int(fields.get("queueOffset", -1)),
+        fields.get("transactionId", ""),
+    )
+
+
+# --- batches -------------------------------------------------------------------------------------
+
+BATCH_BYTES_MAX: Final = 1 << 20  # of one request; brokers accept 4 MiB by default
+_ITEM_OVERHEAD_BYTES: Final = 22  # added to the body and properties of each message
+
+BatchEntry = tuple[str, BatchItem]  # message id, encoded message
 
 
 def check_batch(messages: Sequence[Message]) -> None:
-    """Raises LocalProtocolError: these cannot be one batch."""
+    """Raise LocalProtocolError if these messages cannot be one batch."""
     if not messages:
-        raise LocalProtocolError("a batch has a message at least")
+        raise LocalProtocolError("a batch needs at least one message")
     first = messages[0]
     for message in messages:
         if message.topic != first.topic:
             raise LocalProtocolError(
-                f"a batch is of one topic, not of {first.topic} and {message.topic}: "
-                "send a batch for each"
+                f"the messages of a batch must have one topic, got {first.topic} and "
+                f"{message.topic}: send a batch for each"
             )
         if message.sharding_key != first.sharding_key:
             raise LocalProtocolError(
-                "a batch goes to one queue, so all of it has one sharding key: send one for each"
+                "the messages of a batch must have one sharding key, because a batch goes to one "
+                "queue: send a batch for each"
             )
         if message.is_delayed:
-            raise LocalProtocolError("no message of a batch is delayed: send it by itself")
+            raise LocalProtocolError("a batch cannot contain a delayed message: send it alone")
         if names.TRANSACTIONAL in message.properties:
             raise LocalProtocolError(
-                "no message of a batch is transactional: use producer.transaction, which decides "
-                "any number of messages at once"
+                "a batch cannot contain a transactional message: use producer.transaction(), "
+                "which decides any number of messages together"
             )
 
 
 def batch_entries(
     messages: Iterable[Message], keys: Iterator[str], extra_properties: Mapping[str, str]
 ) -> list[BatchEntry]:
-    """`more`: properties that all of them get."""
-    items = []
+    """Encode the messages of a batch. All of them get `extra_properties`."""
+    entries = []
     for message in messages:
         message_id = message.properties.get(names.UNIQUE_KEY) or next(keys)
         properties = properties_text(message, message_id, extra_properties).encode()
-        items.append((message_id, BatchItem(message.flag, message.body, properties)))
-    return items
+        entries.append((message_id, BatchItem(message.flag, message.body, properties)))
+    return entries
 
 
-def split_batch(items: Sequence[BatchEntry], bytes_max: int) -> Iterator[list[BatchEntry]]:
-    """In order, as many to a request as fit; a message that is longer than that goes alone."""
+def split_batch(entries: Sequence[BatchEntry], bytes_max: int) -> Iterator[list[BatchEntry]]:
+    """Split a batch into requests of at most `bytes_max`, in order. A longer message goes alone."""
     chunk: list[BatchEntry] = []
-    filled = 0
-    for item in items:
-        size = _ITEM_OVERHEAD_BYTES + len(item[1].body) + len(item[1].properties)
-        if chunk and filled + size > bytes_max:
+    chunk_bytes = 0
+    for entry in entries:
+        size = _ITEM_OVERHEAD_BYTES + len(entry[1].body) + len(entry[1].properties)
+        if chunk and chunk_bytes + size > bytes_max:
             yield chunk
-            chunk, filled = [], 0
-        chunk.append(item)
-        filled += size
+            chunk, chunk_bytes = [], 0
+        chunk.append(entry)
+        chunk_bytes += size
     if chunk:
         yield chunk
 
@@ -454,10 +433,61 @@ def encode_batch_message(
 
 
 def split_result(result: SendResult, message_ids: Sequence[str]) -> list[SendResult]:
-    """One for each message, from the answer to all: their places follow each other."""
-    places = result.offset_id.split(",")
-    places += [""] * (len(message_ids) - len(places))
+    """Return the result of each message of a batch; their queue offsets are consecutive."""
+    offset_ids = result.offset_id.split(",")
+    offset_ids += [""] * (len(message_ids) - len(offset_ids))
     return [
-        SendResult(result.status, message_id, place, result.queue, result.queue_offset + number)
-        for number, (message_id, place) in enumerate(zip(message_ids, places, strict=False))
+        SendResult(result.status, message_id, offset_id, result.queue, result.queue_offset + number)
+        for number, (message_id, offset_id) in enumerate(zip(message_ids, offset_ids, strict=False))
     ]
+
+
+# --- slow and failed brokers ---------------------------------------------------------------------
+
+# (latency, time to avoid the broker) in seconds. The steps are RocketMQ's.
+_AVOIDANCE_STEPS: Final = ((15.0, 30.0), (5.0, 10.0), (3.0, 6.0), (1.8, 5.0), (0.55, 2.0))
+SLOW_LATENCY_S: Final = _AVOIDANCE_STEPS[-1][0]
+FAILURE_LATENCY_S: Final = 10.0  # a failure counts as a response that took so long
+
+
+def avoidance_s(latency_s: float) -> float:
+    """Return how long to avoid a broker after a response that took `latency_s`."""
+    return next((avoided_s for slow_s, avoided_s in _AVOIDANCE_STEPS if latency_s >= slow_s), 0.0)
+
+
+class LatencyFaultTolerance:
+    """Avoids brokers that respond slowly or fail, the slower the longer.
+
+    Avoiding is a preference: if all brokers are avoided, the one whose time ends first is used.
+    """
+
+    def __init__(self) -> None:
+        self._avoided_until_s: dict[str, float] = {}  # by broker
+
+    def record_response(self, broker: str, latency_s: float, now_s: float) -> None:
+        if latency_s >= SLOW_LATENCY_S:
+            self._avoided_until_s[broker] = now_s + avoidance_s(latency_s)
+        elif self._avoided_until_s:
+            self._avoided_until_s.pop(broker, None)
+
+    def record_failure(self, broker: str, now_s: float) -> None:
+        self._avoided_until_s[broker] = now_s + avoidance_s(FAILURE_LATENCY_S)
+
+    def is_avoided(self, broker: str, now_s: float) -> bool:
+        return self._avoided_until_s.get(broker, 0.0) > now_s
+
+    def usable_queues(
+        self, queues: Sequence[MessageQueue], tried_brokers: set[str], now_s: float
+    ) -> Sequence[MessageQueue]:
+        """Return the queues to choose from: of brokers that are not avoided and were not tried
+        for this message, as far as there are any."""
+        if not tried_brokers and not self._avoided_until_s:
+            return queues
+        untried = [queue for queue in queues if queue.broker not in tried_brokers] or queues
+        usable = [queue for queue in untried if not self.is_avoided(queue.broker, now_s)]
+        if usable:
+            return usable
+        first_broker = min(
+            (queue.broker for queue in untried), key=lambda name: self._avoided_until_s[name]
+        )
+        return [queue for queue in untried if queue.broker == first_broker]

@@ -1,21 +1,4 @@
-"""A block that commits when it is left, rolls back on Rollback, and is asked about otherwise.
-
-    async with producer.transaction(Message("orders", b"o-1")) as tx:
-        ...                                        # local work
-        await tx.send(Message("stock", b"o-1"))    # another topic, the same decision
-
-The first message is parked before the block runs: if that fails, nothing has happened. Any other
-exception than Rollback leaves the transaction open, because the local work may have been done: the
-broker asks the checker, which knows.
-
-Tell the brokers how a transaction ends, as surely as each of them allows.
-
-EscrowMQ          one request for all halves of a broker; repeated until it is answered, which
-                  is safe, because the first decision stands
-Apache RocketMQ   one request for each half, which it answers. A commit whose answer is lost is
-                  not repeated: it would be delivered twice. Check-back settles it
-verdict UNKNOWN   one way: RocketMQ does not answer it
-"""
+"""Transactions: a block that parks messages and decides them, and the requests that end it."""
 
 from __future__ import annotations
 
@@ -50,7 +33,7 @@ from escrowmq.remoting.headers import EndTransaction, EndTransactions
 log = logging.getLogger(__name__)
 
 END_ATTEMPTS: Final = 4
-RETRY_PAUSE_S: Final = 0.2  # after the first; doubled each time
+RETRY_PAUSE_S: Final = 0.2  # after the first attempt; doubled each time
 _RETRIABLE_CODES: Final = (
     ResponseCode.FLUSH_DISK_TIMEOUT,
     ResponseCode.SYSTEM_BUSY,
@@ -60,32 +43,170 @@ _RETRIABLE_CODES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TransactionOutcome:
-    """How a transaction ended, as far as this process knows."""
+    """How a transaction ended, as far as this process knows.
 
-    verdict: Verdict  # what was asked for; UNKNOWN: nothing, it is left to check-back
-    acknowledged: bool  # all brokers concerned have said that it is so
+    `acknowledged` means that all brokers of the transaction confirmed the verdict. If it is False,
+    a check decides the transaction later, and `detail` says why.
+    """
+
+    verdict: Verdict  # UNKNOWN: left open for a check
+    acknowledged: bool
     detail: str = ""
-    oneway: bool = False  # it was sent without asking for an answer
+    oneway: bool = False  # sent without a response, as RocketMQ does for UNKNOWN
 
     @property
     def state(self) -> str:
+        """The state as the command line shows it: "committed", "rolled back" or "open"."""
         if self.verdict is Verdict.UNKNOWN:
             return "open"
         return STATE_BY_VERDICT[self.verdict].text
 
 
+# Sends a half message with extra properties, in a parent span.
+ParkHalf = Callable[[Message, dict[str, str], Any], Awaitable[SendResult]]
+
+
+class Transaction:
+    """A block that commits its messages when it is left normally.
+
+        async with producer.transaction(Message("orders", b"o-1")) as tx:
+            ...                                        # local work
+            await tx.send(Message("stock", b"o-1"))    # another topic, the same decision
+
+    The first message is parked before the block runs: if that fails, the local work never starts.
+    Leaving the block commits. `raise Rollback` rolls back and ends the block quietly. Any other
+    exception is propagated and leaves the transaction open, because the local work may have been
+    done: the broker then asks a checker. `on_error` of `producer.transaction` changes that.
+
+    `id` identifies the transaction for checkers, `halves` are the parked messages, `outcome` is
+    None until the end.
+    """
+
+    def __init__(
+        self,
+        message: Message | None,
+        *,
+        park: ParkHalf,
+        ender: TransactionEnder,
+        id: str = "",
+        name: str = "",
+        on_error: Verdict = Verdict.UNKNOWN,
+        span: Span | None = None,
+    ) -> None:
+        self._first_message = message
+        self._park = park
+        self._ender = ender
+        self._on_error = on_error
+        self._span = span
+        self.name = name
+        self.halves: list[SendResult] = []
+        self.outcome: TransactionOutcome | None = None
+        self.id = id  # if empty, set to the id of the first message
+
+    async def __aenter__(self) -> Transaction:
+        if self._first_message is not None:
+            try:
+                await self.send(self._first_message)
+            except BaseException as error:
+                self._close_span(error)
+                raise
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        try:
+            return await self._end_block(exc_type)
+        finally:
+            self._close_span(error)
+
+    async def _end_block(self, exc_type: type[BaseException] | None) -> bool:
+        """End the transaction. Return whether the exception is handled."""
+        if self.outcome is not None:
+            return False  # end() was called inside the block
+        if exc_type is None:
+            await self.end(Verdict.COMMIT)
+        elif issubclass(exc_type, Rollback):
+            await self.end(Verdict.ROLLBACK)
+            return True
+        elif self._on_error is not Verdict.UNKNOWN:
+            await self.end(self._on_error)
+        else:
+            self.outcome = TransactionOutcome(
+                Verdict.UNKNOWN, False, f"the block raised {exc_type.__name__}"
+            )
+        return False
+
+    async def send(self, message: Message) -> SendResult:
+        """Park another message, which is committed or rolled back with the others.
+
+        Raises what `producer.send` raises, TransactionConflict if the transaction has ended, and
+        HalfNotDurable, after rolling back, if the broker did not store it safely.
+        """
+        if self.outcome is not None:
+            raise TransactionConflict("this transaction has ended", self.outcome.state)
+        properties = {TX_ID: self.id} if self.id else {}
+        if self.name:
+            properties[TX_NAME] = self.name
+        result = await self._park(message, properties, self._span)
+        self.halves.append(result)
+        self.id = self.id or result.message_id
+        if result.status is not SendStatus.SEND_OK:
+            await self.end(Verdict.ROLLBACK)
+            raise HalfNotDurable(
+                f"the broker stored the half message with {result.status.name}; "
+                "the transaction is rolled back"
+            )
+        return result
+
+    async def end(self, verdict: Verdict, *, remark: str = "") -> TransactionOutcome:
+        """Commit or roll back now; the end of the block then does nothing.
+
+        The outcome is not acknowledged if a broker did not respond; a check decides there. Raises
+        TransactionConflict if the transaction was decided otherwise, by a check or an operator,
+        and RequestRefused if a broker does not know a half message.
+        """
+        # Set before the requests: if this task is cancelled in between, the end of the block
+        # must not send another verdict.
+        self.outcome = TransactionOutcome(verdict, False, "the end request was interrupted")
+        self.outcome, refusal = await self._ender.end(self.halves, verdict, remark=remark)
+        if refusal is not None:
+            raise refusal
+        return self.outcome
+
+    def _close_span(self, error: BaseException | None) -> None:
+        if self._span is not None:
+            state = self.outcome.state if self.outcome is not None else "open"
+            self._span.end({"escrowmq.transaction.state": state}, error)
+            self._span = None
+
+
+# --- end requests --------------------------------------------------------------------------------
+
+
 class EndResult(NamedTuple):
-    """By one broker. `missing` is why it is not known to be so there; empty if it is."""
+    """The result of ending a transaction on one broker. `failure` is empty if it confirmed it."""
 
     failure: str = ""
     oneway: bool = False
 
 
+# Connects to the broker of a queue; with True, after asking the name server for its address again.
 ConnectToBroker = Callable[[MessageQueue, bool], Awaitable[ClientConnection]]
 
 
 class TransactionEnder:
-    """`line_to` finds the master of a queue's broker, after asking anew where it is if told so."""
+    """Sends the verdict of a transaction to its brokers, as safely as each of them allows.
+
+    EscrowMQ          one request for all halves on a broker, repeated until it responds. This is
+                      safe, because the first decision stands.
+    Apache RocketMQ   one request for each half. A commit without a response is not repeated,
+                      because RocketMQ would deliver the message twice; a check decides instead.
+    verdict UNKNOWN   one-way, because RocketMQ does not respond to it.
+    """
 
     def __init__(
         self,
@@ -100,33 +221,36 @@ class TransactionEnder:
         self._namespace = namespace
         self._connect = connect
         self._is_escrowmq = is_escrowmq
-        self._timeout_s = timeout_s  # for one attempt
+        self._timeout_s = timeout_s  # of one attempt
 
     async def end(
         self, halves: Sequence[SendResult], verdict: Verdict, *, remark: str = ""
     ) -> tuple[TransactionOutcome, EscrowError | None]:
-        """And the refusal, if a broker has decided otherwise or does not know the half."""
+        """End a transaction on all its brokers at the same time.
+
+        Also return the first refusal: a broker has decided otherwise or does not know a half.
+        """
         by_broker: defaultdict[str, list[SendResult]] = defaultdict(list)
         for half in halves:
             by_broker[half.queue.broker].append(half)
-        told = await asyncio.gather(
+        results = await asyncio.gather(
             *(self._end_on_broker(part, verdict, remark) for part in by_broker.values()),
             return_exceptions=True,
         )
         refusal: EscrowError | None = None
-        missing: list[str] = []
-        one_way = False
-        for one in told:
-            if isinstance(one, EscrowError):
-                refusal = refusal or one
-                missing.append(str(one))
-            elif isinstance(one, BaseException):
-                raise one
+        failures: list[str] = []
+        oneway = False
+        for result in results:
+            if isinstance(result, EscrowError):
+                refusal = refusal or result
+                failures.append(str(result))
+            elif isinstance(result, BaseException):
+                raise result
             else:
-                one_way = one_way or one.oneway
-                missing += [one.failure] if one.failure else []
-        acknowledged = not missing and not one_way
-        return TransactionOutcome(verdict, acknowledged, "; ".join(missing), one_way), refusal
+                oneway = oneway or result.oneway
+                failures += [result.failure] if result.failure else []
+        acknowledged = not failures and not oneway
+        return TransactionOutcome(verdict, acknowledged, "; ".join(failures), oneway), refusal
 
     async def _end_on_broker(
         self, halves: list[SendResult], verdict: Verdict, remark: str
@@ -134,34 +258,34 @@ class TransactionEnder:
         if verdict is Verdict.UNKNOWN:
             return await self._send_unknown(halves, remark)
         queue = halves[0].queue
-        missing, pause_s = "", RETRY_PAUSE_S
-        left = list(halves)
+        failure, pause_s = "", RETRY_PAUSE_S
+        remaining = list(halves)
         for attempt in range(END_ATTEMPTS):
             if attempt:
                 await asyncio.sleep(pause_s)
                 pause_s *= 2
-            is_ours = True
+            is_escrowmq = True
             try:
-                line = await self._connect(queue, attempt > 0)
-                is_ours = await self._is_escrowmq(line)
-                await self._send_ends(line, left, verdict, is_ours)
+                connection = await self._connect(queue, attempt > 0)
+                is_escrowmq = await self._is_escrowmq(connection)
+                await self._send_ends(connection, remaining, verdict, is_escrowmq)
                 return EndResult()
             except TransportError as error:
-                missing = f"{queue.broker}: {error}"
-                unsure = isinstance(error, OutcomeUnknown)
-                if unsure and not is_ours and verdict is Verdict.COMMIT:
-                    break
-        log.warning("end not acknowledged, check-back will settle it: %s", missing)
-        return EndResult(missing)
+                failure = f"{queue.broker}: {error}"
+                may_be_committed = isinstance(error, OutcomeUnknown) and verdict is Verdict.COMMIT
+                if may_be_committed and not is_escrowmq:
+                    break  # repeating it could deliver the message twice
+        log.warning("end not acknowledged, left to a check: %s", failure)
+        return EndResult(failure)
 
     async def _send_unknown(self, halves: Sequence[SendResult], remark: str) -> EndResult:
         try:
-            line = await self._connect(halves[0].queue, False)
+            connection = await self._connect(halves[0].queue, False)
             for half in halves:
                 fields = self.end_header(half, Verdict.UNKNOWN)
-                line.send_oneway(RequestCode.END_TRANSACTION, fields, remark=remark)
+                connection.send_oneway(RequestCode.END_TRANSACTION, fields, remark=remark)
         except EscrowError as error:
-            log.info("the broker was not told that the outcome is unknown: %s", error)
+            log.info("verdict UNKNOWN not sent: %s", error)
             return EndResult(str(error), oneway=True)
         return EndResult(oneway=True)
 
@@ -172,6 +296,7 @@ class TransactionEnder:
         verdict: Verdict,
         is_escrowmq: bool,
     ) -> None:
+        """End the remaining halves. Acknowledged ones are removed from the list."""
         if is_escrowmq and len(remaining) > 1:
             reply = await self._send_together(connection, remaining, verdict)
             if reply.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
@@ -179,21 +304,22 @@ class TransactionEnder:
                 return
         while remaining:
             fields = self.end_header(remaining[0], verdict)
-            _raise_for_code(
-                await connection.call(
-                    RequestCode.END_TRANSACTION, fields, timeout_s=self._timeout_s
-                )
+            reply = await connection.call(
+                RequestCode.END_TRANSACTION, fields, timeout_s=self._timeout_s
             )
-            del remaining[0]  # never told twice
+            _raise_for_code(reply)
+            del remaining[0]  # so that a further attempt does not end it twice
 
     async def _send_together(
         self, connection: ClientConnection, halves: Sequence[SendResult], verdict: Verdict
     ) -> Reply:
         fields = EndTransactions(producer_group=self._group, commit_or_rollback=int(verdict))
-        places = [(half.queue_offset, decode_offset_id(half.offset_id)[1]) for half in halves]
-        body = encode_body(HalfPositions(halves=places))
+        positions = [(half.queue_offset, decode_offset_id(half.offset_id)[1]) for half in halves]
         return await connection.call(
-            RequestCode.END_TRANSACTIONS, fields, body, timeout_s=self._timeout_s
+            RequestCode.END_TRANSACTIONS,
+            fields,
+            encode_body(HalfPositions(halves=positions)),
+            timeout_s=self._timeout_s,
         )
 
     def end_header(self, half: SendResult, verdict: Verdict) -> EndTransaction:
@@ -217,99 +343,3 @@ def _raise_for_code(reply: Reply) -> None:
     if reply.code in _RETRIABLE_CODES:
         raise TransportError(f"code {reply.code}: {reply.remark}")
     raise RequestRefused(reply.code, reply.remark or f"code {reply.code}")
-
-
-__all__ = ["TX_ID", "TX_NAME", "Transaction", "TransactionOutcome"]
-
-ParkHalf = Callable[[Message, dict[str, str], Any], Awaitable[SendResult]]
-
-
-class Transaction:
-    """`park` sends a half, `ends` tells brokers the verdict."""
-
-    def __init__(
-        self,
-        message: Message | None,
-        *,
-        park: ParkHalf,
-        ender: TransactionEnder,
-        id: str = "",
-        name: str = "",
-        on_error: Verdict = Verdict.UNKNOWN,
-        span: Span | None = None,
-    ) -> None:
-        self._first_message = message
-        self._park = park
-        self._ender = ender
-        self._on_error = on_error
-        self._span = span
-        self.name = name
-        self.halves: list[SendResult] = []
-        self.outcome: TransactionOutcome | None = None
-        self.id = id  # of its first message, if none was given
-
-    async def __aenter__(self) -> Transaction:
-        if self._first_message is not None:
-            try:
-                await self.send(self._first_message)
-            except BaseException as error:
-                self._close_span(error)
-                raise
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
-        try:
-            return await self._end_block(exc_type)
-        finally:
-            self._close_span(error)
-
-    async def _end_block(self, exc_type: type[BaseException] | None) -> bool:
-        if self.outcome is not None:
-            return False  # ended by hand
-        if exc_type is None:
-            await self.end(Verdict.COMMIT)
-        elif issubclass(exc_type, Rollback):
-            await self.end(Verdict.ROLLBACK)
-            return True
-        elif self._on_error is not Verdict.UNKNOWN:
-            await self.end(self._on_error)
-        else:
-            self.outcome = TransactionOutcome(
-                Verdict.UNKNOWN, False, f"left by {exc_type.__name__}"
-            )
-        return False
-
-    async def send(self, message: Message) -> SendResult:
-        """One more message under the same decision."""
-        if self.outcome is not None:
-            raise TransactionConflict("this transaction has ended", self.outcome.state)
-        more = {TX_ID: self.id} if self.id else {}
-        if self.name:
-            more[TX_NAME] = self.name
-        result = await self._park(message, more, self._span)
-        self.halves.append(result)
-        self.id = self.id or result.message_id
-        if result.status is not SendStatus.SEND_OK:
-            await self.end(Verdict.ROLLBACK)
-            raise HalfNotDurable(f"the half was answered with {result.status.name}: rolled back")
-        return result
-
-    async def end(self, verdict: Verdict, *, remark: str = "") -> TransactionOutcome:
-        """Decide, once. Raises TransactionContradicted if somebody has decided otherwise, and
-        RequestRefused if a broker does not know a half."""
-        self.outcome = TransactionOutcome(verdict, False, "being told")
-        self.outcome, refusal = await self._ender.end(self.halves, verdict, remark=remark)
-        if refusal is not None:
-            raise refusal
-        return self.outcome
-
-    def _close_span(self, error: BaseException | None) -> None:
-        if self._span is not None:
-            state = self.outcome.state if self.outcome is not None else "open"
-            self._span.end({"escrowmq.transaction.state": state}, error)
-            self._span = None

@@ -1,12 +1,14 @@
-"""Transactions as RocketMQ's own clients write them: a listener that does the local work.
+"""Transactions in the style of RocketMQ's own clients: a listener does the local work.
 
-`send_in_transaction` parks a half, has the listener do the local work, and tells the broker:
+`send_in_transaction` parks a half message, calls the listener and ends the transaction:
 
-    the half was answered with      the local work      the transaction
-    SEND_OK                         is done             ends as it says; Rollback rolls back
-      and None comes back, an exception, or no verdict  stays open; the exception is the remark
-    another status                  is not done         is rolled back
-    an error                        is not done         the error is raised
+    half message         local transaction                  transaction
+    SEND_OK              returns a verdict, or raises       ends with that verdict
+                         Rollback
+    SEND_OK              returns None, raises, or returns   stays open for a check; the exception
+                         something that is no verdict       is sent as the remark
+    another status       is not called                      is rolled back
+    error                is not called                      the error is raised
 """
 
 from __future__ import annotations
@@ -36,39 +38,56 @@ ListenerResult = Verdict | None | Awaitable[Verdict | None]
 
 
 class TransactionListener(ABC):
-    """Both methods may be plain or coroutines. Plain ones run in a thread."""
+    """Does and checks local transactions for a TransactionProducer.
+
+    Both methods may be coroutine functions or plain functions. Plain ones run in a thread.
+    """
 
     @abstractmethod
     def execute_local_transaction(self, message: Message, arg: Any) -> ListenerResult:
-        """Do the local work. `message.transaction_id` says which it is."""
+        """Do the local work of `message.transaction_id` and return the verdict."""
 
     @abstractmethod
     def check_local_transaction(self, message: ReceivedMessage) -> ListenerResult:
-        """What became of it? Asked in any process of the group, also after a crash."""
+        """Return what became of `message.transaction_id`.
+
+        It may be called in any process of the group, also after a crash of the one that sent the
+        message. None and UNKNOWN make the broker check again later.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionSendResult:
-    status: SendStatus
+    """The result of `send_in_transaction`."""
+
+    status: SendStatus  # of the half message
     message_id: str
     queue: MessageQueue
     queue_offset: int
     transaction_id: str
-    local_state: Verdict
+    local_state: Verdict  # of the local transaction
     outcome: TransactionOutcome
-    error: Exception | None = None  # what the local transaction raised
+    error: Exception | None = None  # raised by the local transaction
 
 
 class ParkedHalf(NamedTuple):
-    """Between the half and the end."""
+    """A transaction between `park` and `finish`."""
 
     half: SendResult
     span: Span | None = None
 
 
 class TransactionProducer(Producer):
-    """A Producer with a listener, which also answers for every transaction of the group that has
-    no checker of its own. Options are those of Producer."""
+    """A Producer with a listener, as RocketMQ's TransactionMQProducer.
+
+        class Orders(TransactionListener): ...
+
+        async with TransactionProducer(servers, group="orders", listener=Orders()) as producer:
+            await producer.send_in_transaction(Message("orders", b"o-1"), arg=order)
+
+    The listener also checks every transaction of the group that has no checker of its own.
+    `options` are those of Producer. Raises TypeError if the listener lacks a method.
+    """
 
     def __init__(
         self,
@@ -80,38 +99,39 @@ class TransactionProducer(Producer):
     ) -> None:
         for method in ("execute_local_transaction", "check_local_transaction"):
             if not callable(getattr(listener, method, None)):
-                raise TypeError(
-                    f"a transaction needs a listener with {method}; got {type(listener).__name__}"
-                )
+                raise TypeError(f"the listener {type(listener).__name__} has no method {method}")
         super().__init__(servers, group=group, **options)
         self.listener = listener
         self.checker(ALL_TOPICS)(listener.check_local_transaction)
 
     async def send_in_transaction(self, message: Message, arg: Any = None) -> TransactionSendResult:
-        """Park, do the local work, tell the broker. Raises what `send` raises, and
-        TransactionContradicted if it was decided otherwise meanwhile."""
+        """Park the message, run the local transaction with `arg`, and end the transaction.
+
+        An exception of the local transaction is returned as `error` of the result. Raises what
+        `send` raises, and TransactionConflict if the transaction was decided otherwise meanwhile.
+        """
         parked = await self.park(message)
         if parked.half.status is not SendStatus.SEND_OK:
             return await self.finish(parked, Verdict.ROLLBACK)
-        local = local_message(message, parked.half)
+        local_message = to_local_message(message, parked.half)
         verdict: Verdict = Verdict.UNKNOWN
-        error: Exception | None = None
+        failure: Exception | None = None
         try:
             execute = self.listener.execute_local_transaction
             if inspect.iscoroutinefunction(execute):
-                said: Any = await execute(local, arg)
+                result: Any = await execute(local_message, arg)
             else:
-                said = await asyncio.to_thread(execute, local, arg)
-                said = await said if inspect.isawaitable(said) else said
-            verdict = to_verdict(said)
+                result = await asyncio.to_thread(execute, local_message, arg)
+                result = await result if inspect.isawaitable(result) else result
+            verdict = to_verdict(result)
         except Rollback:
             verdict = Verdict.ROLLBACK
-        except Exception as failure:
-            error = failure
-        return await self.finish(parked, verdict, error)
+        except Exception as error:
+            failure = error
+        return await self.finish(parked, verdict, failure)
 
     async def park(self, message: Message) -> ParkedHalf:
-        """The first step: the half is stored, where no consumer looks."""
+        """Store the message as a half message: the first step of `send_in_transaction`."""
         span = self._telemetry.start_transaction() if self._telemetry is not None else None
         try:
             return ParkedHalf(await self._park(message, {}, span), span)
@@ -123,7 +143,7 @@ class TransactionProducer(Producer):
     async def finish(
         self, parked_half: ParkedHalf, verdict: Verdict, error: Exception | None = None
     ) -> TransactionSendResult:
-        """The last step: what became of it."""
+        """End the transaction: the last step of `send_in_transaction`."""
         half, remark = parked_half.half, ""
         if error is not None:
             log.error("local transaction failed id=%s", half.message_id, exc_info=error)
@@ -145,13 +165,17 @@ class TransactionProducer(Producer):
         )
 
 
-def local_message(message: Message, half: SendResult) -> Message:
-    """What the local transaction sees: the message, and the id that it goes by."""
-    id = half.transaction_id or half.message_id
-    known = {**message.properties, TRANSACTION_ID: id, names.UNIQUE_KEY: half.message_id}
-    return replace(message, properties=known)
+def to_local_message(message: Message, half: SendResult) -> Message:
+    """Return the message for the local transaction, with the transaction's id."""
+    transaction_id = half.transaction_id or half.message_id
+    properties = {
+        **message.properties,
+        TRANSACTION_ID: transaction_id,
+        names.UNIQUE_KEY: half.message_id,
+    }
+    return replace(message, properties=properties)
 
 
 def to_verdict(value: Any) -> Verdict:
-    """Raises ValueError if it is none."""
+    """Convert the result of a listener; None is UNKNOWN. Raises ValueError for anything else."""
     return Verdict.UNKNOWN if value is None else Verdict(value)

@@ -59,5 +59,5 @@ async def test_what_is_given_up_leaves_its_room_to_others() -> None:
 
 
 def test_a_bound_is_at_least_one() -> None:
-    with pytest.raises(ValueError, match="per_queue is at least 1"):
+    with pytest.raises(ValueError, match="per_queue must be at least 1"):
         ConsumerLimits(per_queue=0)

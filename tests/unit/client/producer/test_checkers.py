@@ -33,7 +33,7 @@ def test_a_checker_is_for_a_topic_a_tag_of_it_all_topics_or_a_name(place: dict[s
 def test_a_tag_without_a_topic_of_its_own_is_refused(place: dict[str, str]) -> None:
     """The tag would never be compared: only a checker for one topic looks at tags."""
     checkers = CheckerRegistry("g")
-    with pytest.raises(ValueError, match="give the topic too"):
+    with pytest.raises(ValueError, match="needs the topic"):
         checkers.register(always_commit, tag="paid", **place)
     assert not checkers.has_checkers()
 

@@ -133,7 +133,7 @@ def test_an_unknown_compression_is_refused() -> None:
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        ([], "a message at least"),
+        ([], "at least one message"),
         ([Message("t", b""), Message("u", b"")], "one topic"),
         ([Message("t", b"", delay_level=1)], "delayed"),
         ([Message("t", b"", properties={"TRAN_MSG": "true"})], "transactional"),

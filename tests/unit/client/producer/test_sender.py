@@ -165,13 +165,13 @@ def test_a_key_goes_where_a_java_client_sends_it(key: str) -> None:
     queues = tuple(MessageQueue("t", "a", number) for number in range(7))
     value = java_hash(key)
     expected = abs(value) % 7 if value != -(2**31) else 2
-    assert queue_for_key(key, Route("t", queues, queues, {})).queue_id == expected
+    assert queue_for_key(key, Route("t", queues, queues, {}, {})).queue_id == expected
 
 
 def test_a_key_of_a_topic_to_be_made_goes_to_one_broker() -> None:
     queues = tuple(MessageQueue("t", broker, number) for broker in "ab" for number in range(4))
-    made = queue_for_key("k", Route("t", queues, queues, {}, is_template=True))
-    there = queue_for_key("k", Route("t", queues[:4], queues[:4], {}))
+    made = queue_for_key("k", Route("t", queues, queues, {}, {}, is_template=True))
+    there = queue_for_key("k", Route("t", queues[:4], queues[:4], {}, {}))
     assert made == there
 
 
@@ -186,7 +186,7 @@ async def test_a_selector_chooses_and_must_choose_one_of_them() -> None:
         result = await producer.send(Message("t", b"x"), queue=last)
         assert (result.queue.broker, result.queue.queue_id) == ("b", 3)
         assert len(seen[0]) == 8
-        with pytest.raises(LocalProtocolError, match="no queue 9 on a"):
+        with pytest.raises(LocalProtocolError, match="no writable queue 9 on broker a"):
             await producer.send(Message("t", b"x"), queue=MessageQueue("t", "a", 9))
 
 

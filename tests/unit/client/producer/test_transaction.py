@@ -54,7 +54,7 @@ async def test_a_commit_whose_answer_is_lost_is_not_repeated_there() -> None:
         assert tx.outcome is not None
         assert tx.outcome.state == "committed"
         assert not tx.outcome.acknowledged
-        assert "no answer" in tx.outcome.detail
+        assert "did not respond" in tx.outcome.detail
         assert verdicts(peers) == [8]
 
 
