@@ -17,12 +17,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from escrowmq.clock import UTC, Timestamp
 from escrowmq.errors import BrokenBody
+
+# --- numbers -------------------------------------------------------------------------------------
+
+# RocketMQ is written in Java: its numbers have the bounds of `int` and `long`. msgspec refuses
+# others when it decodes a struct with such a field.
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
 
 # --- addresses -----------------------------------------------------------------------------------
 

@@ -17,14 +17,8 @@ from escrowmq.message.record import (
     TRANSACTION_ROLLBACK,
     NewRecord,
 )
-from escrowmq.store.config_files import (
-    DataVersion,
-    GroupConfig,
-    TopicConfig,
-    groups_file,
-    offsets_file,
-    topics_file,
-)
+from escrowmq.message.topic_config import DataVersion, TopicConfig
+from escrowmq.store.config_files import GroupConfig, groups_file, offsets_file, topics_file
 from escrowmq.store.disk import RealDisk
 from escrowmq.store.store import MessageStore
 from tests.interop.script import LONG_GROUP

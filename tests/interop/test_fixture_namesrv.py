@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from escrowmq.message.topic_config import TopicConfig
 from escrowmq.namesrv.name_server import NameServer
 from escrowmq.namesrv.route_table import BrokerRegistration
-from escrowmq.remoting.bodies import TopicConfig, TopicRoute, decode_body
+from escrowmq.remoting.bodies import TopicRoute, decode_body
 from escrowmq.remoting.codes import JSON
 from escrowmq.remoting.command import Command, decode_command
 from escrowmq.remoting.connection import Connection

@@ -17,11 +17,11 @@ import pytest
 from escrowmq.config import StoreConfig
 from escrowmq.message.properties import find_property
 from escrowmq.message.record import StoredRecord
+from escrowmq.message.topic_config import TopicConfig
 from escrowmq.store.checkpoint import load_rocketmq_checkpoint
 from escrowmq.store.columns import key_hash
 from escrowmq.store.config_files import (
     GroupConfig,
-    TopicConfig,
     delay_offsets_file,
     groups_file,
     offsets_file,

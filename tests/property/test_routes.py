@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from escrowmq.errors import RequestRefused
+from escrowmq.message.topic_config import DataVersion, TopicConfig
 from escrowmq.namesrv.route_table import BrokerRegistration, RouteTable
-from escrowmq.remoting.bodies import DataVersion, TopicConfig
 
 names = st.sampled_from(["a", "b"])
 clusters = st.sampled_from(["c", "c", "c", "d"])

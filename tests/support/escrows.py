@@ -22,6 +22,7 @@ from escrowmq.message.keys import UniqueKeyGenerator, decode_offset_id
 from escrowmq.message.names import HALF_TOPIC, OP_TOPIC
 from escrowmq.message.properties import encode_properties
 from escrowmq.message.record import LogOffset, StoredRecord, decode_record
+from escrowmq.message.topic_config import TopicConfig
 from escrowmq.remoting.bodies import (
     BatchWinners,
     HalfPositions,
@@ -45,7 +46,6 @@ from escrowmq.remoting.headers import (
 )
 from escrowmq.remoting.requests import Request
 from escrowmq.store.commit_log import LogFlush
-from escrowmq.store.config_files import TopicConfig
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import FaultyDisk, Survival
 from tests.interop.remoting import Answer

@@ -6,6 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
+
+from escrowmq.message.topic_config import DataVersion, TopicConfig
 from escrowmq.namesrv.name_server import NameServer
 from escrowmq.namesrv.registration import (
     BrokerDescription,
@@ -13,7 +16,7 @@ from escrowmq.namesrv.registration import (
     registration_request,
 )
 from escrowmq.remoting import responses as answers
-from escrowmq.remoting.bodies import DataVersion, JsonBody, TopicConfig, decode_body
+from escrowmq.remoting.bodies import decode_body
 from escrowmq.remoting.codes import FLAG_ONEWAY, JSON, VERSION
 from escrowmq.remoting.command import Command, decode_command, encode_command
 from escrowmq.remoting.connection import Connection, InvalidRequest
@@ -21,7 +24,7 @@ from escrowmq.remoting.frame import FrameReader, encode_frame
 from escrowmq.remoting.headers import Header, encode_header
 from escrowmq.remoting.requests import Request
 
-J = TypeVar("J", bound=JsonBody)
+J = TypeVar("J", bound=msgspec.Struct)
 
 NOW = 1_700_000_000_000
 

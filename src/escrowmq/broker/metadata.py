@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from escrowmq.errors import RequestRefused
 from escrowmq.message import names
 from escrowmq.message.names import (
@@ -29,13 +31,15 @@ from escrowmq.message.names import (
     is_system_topic,
     reply_topic,
 )
+from escrowmq.message.topic_config import (
+    PERM_INHERIT,
+    PERM_READ,
+    PERM_WRITE,
+    DataVersion,
+    TopicConfig,
+)
 from escrowmq.remoting.codes import ResponseCode
-from escrowmq.store.config_files import ConfigFile, DataVersion, GroupConfig, TopicConfig
-
-PERM_READ: Final = 4
-PERM_WRITE: Final = 2
-PERM_INHERIT: Final = 1
-
+from escrowmq.store.config_files import ConfigFile, GroupConfig
 
 _NAME_PATTERN = re.compile(r"[%|a-zA-Z0-9_-]+")
 _TOPIC_LENGTH_MAX = 127
@@ -195,7 +199,10 @@ class TopicTable:
         if rules.auto_create and template is None:
             wanted.append((TEMPLATE_TOPIC, rules.template_queue_count, open_to_all))
         elif template is not None and rules.auto_create != bool(template.perm & PERM_INHERIT):
-            template.perm ^= PERM_INHERIT  # clients must take it for one now, or must not
+            # Clients ask for the template and look at this bit before they use it.
+            self._topics[TEMPLATE_TOPIC] = msgspec.structs.replace(
+                template, perm=template.perm ^ PERM_INHERIT
+            )
             self.is_dirty = True
         for topic, queues, perm in wanted:
             if topic not in self._topics:

@@ -9,8 +9,9 @@ import msgspec
 
 from escrowmq.cli.call import SyncConnection
 from escrowmq.errors import BrokenBody, RequestRefused
+from escrowmq.message.topic_config import TopicConfig
 from escrowmq.parsing import parse_lenient_json
-from escrowmq.remoting.bodies import QueueName, TopicConfig, TopicConfigs, TopicList, decode_body
+from escrowmq.remoting.bodies import QueueName, TopicConfigs, TopicList, decode_body
 from escrowmq.remoting.bodies_admin import (
     ConsumeOffset,
     ConsumerConnections,

@@ -38,6 +38,7 @@ from escrowmq.consume.subscription import (
 )
 from escrowmq.errors import InvalidSubscription
 from escrowmq.message.filter import SQL92
+from escrowmq.message.topic_config import PERM_READ, TopicConfig
 
 # Bits of the sysFlag of a pull request.
 FLAG_COMMIT_OFFSET: Final = 1
@@ -75,21 +76,15 @@ SHORT_POLLING_MS: Final = 1_000  # while long polling is disabled
 SQL_NOT_ENABLED: Final = (
     "this broker does not filter by SQL92: set enablePropertyFilter=true in its configuration"
 )
-_PERM_READ: Final = 4  # a bit of `perm` of topics and brokers
 
 
 class GroupAccess(Protocol):
     """The settings of a group that a pull depends on."""
 
-    consume_enable: bool
-    consume_broadcast_enable: bool
-
-
-class TopicAccess(Protocol):
-    """The settings of a topic that a pull depends on."""
-
-    read_queue_nums: int
-    perm: int
+    @property
+    def consume_enable(self) -> bool: ...
+    @property
+    def consume_broadcast_enable(self) -> bool: ...
 
 
 class _NamedStatus(Protocol):
@@ -115,10 +110,10 @@ def check_queue_access(
     *,
     broker_perm: int,
     group: GroupAccess | None,
-    topic: TopicAccess | None,
+    topic: TopicConfig | None,
 ) -> PullRefusal | None:
     """Return why this group may not read this queue, or None if it may."""
-    if not broker_perm & _PERM_READ:
+    if not broker_perm & PERM_READ:
         return PullRefusal(NO_PERMISSION, "this broker serves no reads", BROKER_FORBIDDEN)
     if group is None:
         return PullRefusal(SUBSCRIPTION_GROUP_NOT_EXIST, f"group {group_name} does not exist")
@@ -126,7 +121,7 @@ def check_queue_access(
         return PullRefusal(NO_PERMISSION, f"group {group_name} is disabled", GROUP_FORBIDDEN)
     if topic is None:
         return PullRefusal(TOPIC_NOT_EXIST, f"topic {topic_name} does not exist")
-    if not topic.perm & _PERM_READ:
+    if not topic.perm & PERM_READ:
         return PullRefusal(NO_PERMISSION, f"topic {topic_name} serves no reads", TOPIC_FORBIDDEN)
     if not 0 <= queue_id < topic.read_queue_nums:
         count = topic.read_queue_nums

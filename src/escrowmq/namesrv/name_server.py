@@ -32,6 +32,7 @@ from escrowmq.errors import (
     RequestRefused,
     UnknownRequest,
 )
+from escrowmq.message.topic_config import DataVersion
 from escrowmq.namesrv.route_table import (
     HEARTBEAT_TIMEOUT_MS,
     BrokerRegistration,
@@ -259,7 +260,7 @@ class NameServer:
         self, request: Request[headers.BrokerIdentity], _channel: object, now_ms: int
     ) -> bytes:
         fields = request.head.fields
-        asked = bodies.decode_body(bodies.DataVersion, request.body)
+        asked = bodies.decode_body(DataVersion, request.body)
         known = self.routes.heartbeat(fields.cluster_name, fields.broker_addr, now_ms=now_ms)
         return answers.encode_response(
             request,

@@ -20,12 +20,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from escrowmq.errors import RequestRefused
+from escrowmq.message.topic_config import DataVersion, TopicConfig
 from escrowmq.remoting import headers_admin as headers
 from escrowmq.remoting.bodies import (
-    DataVersion,
     KvTable,
     RegisterBrokerBody,
-    TopicConfig,
     TopicConfigs,
     decode_body,
     encode_body,

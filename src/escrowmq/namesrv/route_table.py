@@ -28,7 +28,8 @@ from typing import Final
 import msgspec
 
 from escrowmq.errors import RequestRefused
-from escrowmq.remoting.bodies import BrokerRoute, DataVersion, QueueRoute, TopicConfig, TopicRoute
+from escrowmq.message.topic_config import PERM_WRITE, DataVersion, TopicConfig
+from escrowmq.remoting.bodies import BrokerRoute, QueueRoute, TopicRoute
 from escrowmq.remoting.codes import ResponseCode
 
 NAME_LENGTH_MAX: Final = 512
@@ -60,7 +61,6 @@ def check_number(field_name: str, number: int, minimum: int, maximum: int) -> No
 
 
 MASTER_ID: Final = 0
-PERM_WRITE: Final = 2
 HEARTBEAT_TIMEOUT_MS: Final = 120_000
 
 BROKERS_MAX: Final = 10_000

@@ -32,10 +32,10 @@ from msgspec import field
 from escrowmq.errors import BrokenBody, LocalProtocolError
 from escrowmq.message import record as sysflag
 from escrowmq.message.compression import decompress_body
-from escrowmq.parsing import parse_lenient_json
-from escrowmq.remoting.command import Int32, Int64
+from escrowmq.message.topic_config import DataVersion, TopicConfig
+from escrowmq.parsing import Int32, Int64, parse_lenient_json
 
-B = TypeVar("B", bound="JsonBody")
+B = TypeVar("B", bound=msgspec.Struct)
 
 
 class JsonBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -166,23 +166,6 @@ class BrokerMemberGroup(JsonBody, frozen=True, kw_only=True):
     broker_member_group: BrokerMembers | None = None
 
 
-class DataVersion(JsonBody, frozen=True, kw_only=True):
-    state_version: Int64 = 0
-    timestamp: Int64 = 0
-    counter: Int64 = 0
-
-
-class TopicConfig(JsonBody, frozen=True, kw_only=True):
-    topic_name: str
-    read_queue_nums: Int32 = 16
-    write_queue_nums: Int32 = 16
-    perm: Int32 = 6
-    topic_filter_type: str = "SINGLE_TAG"
-    topic_sys_flag: Int32 = 0
-    order: bool = False
-    attributes: dict[str, str] = {}
-
-
 class TopicConfigs(JsonBody, frozen=True, kw_only=True):
     """GET_ALL_TOPIC_CONFIG's answer, and part of a registration."""
 
@@ -222,7 +205,7 @@ def decode_registration(body: bytes | memoryview) -> RegisterBrokerBody:
     return decode_body(RegisterBrokerBody, body)
 
 
-def encode_body(body: JsonBody) -> bytes:
+def encode_body(body: msgspec.Struct) -> bytes:
     try:
         written = msgspec.json.encode(body)
         if b"null" not in written:  # nothing to leave out

@@ -20,9 +20,8 @@ import msgspec
 from msgspec import field
 
 from escrowmq.errors import BrokenBody
-from escrowmq.parsing import parse_lenient_json
+from escrowmq.parsing import Int32, Int64, parse_lenient_json
 from escrowmq.remoting.bodies import JsonBody, QueueName, SubscriptionEntry, decode_body
-from escrowmq.remoting.command import Int32, Int64
 
 
 class TopicOffset(JsonBody, frozen=True, kw_only=True):

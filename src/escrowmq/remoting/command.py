@@ -24,15 +24,13 @@ works with JSON only.
 from __future__ import annotations
 
 import struct
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 
 from escrowmq.errors import BrokenHeader, LocalProtocolError
+from escrowmq.parsing import Int32
 from escrowmq.remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE, JSON, VERSION, Language
-
-Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 INT32_MAX: Final = 2**31 - 1
 

@@ -26,8 +26,8 @@ import msgspec
 from msgspec import field
 
 from escrowmq.errors import InvalidField
+from escrowmq.parsing import Int32, Int64
 from escrowmq.remoting.codes import RequestCode, ResponseCode
-from escrowmq.remoting.command import Int32, Int64
 
 H = TypeVar("H", bound="Header")
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from msgspec import field
 
+from escrowmq.parsing import Int32, Int64
 from escrowmq.remoting.codes import RequestCode
-from escrowmq.remoting.command import Int32, Int64
 from escrowmq.remoting.headers import Header, NoFields, request
 
 # --- topics and groups ---------------------------------------------------------------------------

@@ -18,8 +18,10 @@ from typing import Any, Final, Generic
 
 import msgspec
 
-# headers_admin is imported so that its headers are registered before they are collected here.
 from escrowmq.errors import UnknownRequest
+
+# headers_admin is imported so that its headers are registered before they are collected here.
+from escrowmq.parsing import Int32
 from escrowmq.remoting import headers, headers_admin  # noqa: F401
 from escrowmq.remoting.codes import (
     FLAG_ONEWAY,
@@ -27,7 +29,7 @@ from escrowmq.remoting.codes import (
     LanguageName,
     ResponseCode,
 )
-from escrowmq.remoting.command import Command, Int32
+from escrowmq.remoting.command import Command
 from escrowmq.remoting.headers import H, Header, HeaderTypes, decode_header
 
 Body = bytes | memoryview

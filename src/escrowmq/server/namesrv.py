@@ -29,6 +29,7 @@ from escrowmq.errors import (
     RequestRefused,
     StoreError,
 )
+from escrowmq.message.topic_config import DataVersion, TopicConfig
 from escrowmq.metrics import Registry
 from escrowmq.namesrv.name_server import KvConfig, NameServer
 from escrowmq.namesrv.registration import (
@@ -39,7 +40,6 @@ from escrowmq.namesrv.registration import (
     unregistration_request,
 )
 from escrowmq.parsing import parse_address, parse_lenient_json
-from escrowmq.remoting.bodies import DataVersion, TopicConfig
 from escrowmq.remoting.command import Command
 from escrowmq.remoting.connection import Connection, Response, SignFunction
 from escrowmq.remoting.requests import Body, Request
@@ -284,19 +284,9 @@ def new_registrars(
 
 
 def _topic_configs(broker: Broker) -> tuple[list[TopicConfig], DataVersion]:
-    version = broker.topics.version
+    # Attributes mean nothing to a name server, and there can be many topics.
     topics = [
-        TopicConfig(
-            topic_name=topic.topic_name,
-            read_queue_nums=topic.read_queue_nums,
-            write_queue_nums=topic.write_queue_nums,
-            perm=topic.perm,
-            topic_filter_type=topic.topic_filter_type,
-            topic_sys_flag=topic.topic_sys_flag,
-            order=topic.order,
-        )
+        msgspec.structs.replace(topic, attributes={}, other=msgspec.UNSET)
         for topic in broker.topics.configs().values()
     ]
-    return topics, DataVersion(
-        state_version=version.state_version, timestamp=version.timestamp, counter=version.counter
-    )
+    return topics, broker.topics.version

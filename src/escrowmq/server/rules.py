@@ -7,12 +7,13 @@ from importlib.metadata import version
 from escrowmq.broker.broker import BrokerRules
 from escrowmq.broker.delayed_messages import DelayRules
 from escrowmq.broker.flow_control import FlowControlRules
-from escrowmq.broker.metadata import PERM_WRITE, TopicTableRules
+from escrowmq.broker.metadata import TopicTableRules
 from escrowmq.broker.processors.pull import PullRules
 from escrowmq.broker.processors.send import SendRules
 from escrowmq.broker.transactions.end import TransactionRules
 from escrowmq.config import Config, TlsMode
 from escrowmq.escrow.checks import CoordinatorRules
+from escrowmq.message.topic_config import PERM_WRITE
 from escrowmq.server.remoting_server import ServerLimits, ServerSecurity
 from escrowmq.server.security import AccessControl
 

@@ -11,33 +11,16 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from escrowmq.errors import ProtocolError, StoreDamaged
+from escrowmq.message.topic_config import ConfigEntry, DataVersion
 from escrowmq.parsing import parse_lenient_json
 from escrowmq.store.disk import Disk, read_file, replace_file
 
 CONFIG_DIRECTORY: Final = "config"
-PERM_READ_WRITE: Final = 6
 
 OffsetTable = dict[str, dict[int, int]]  # "topic@group" -> queue id -> offset
 
 
-class _Entry(msgspec.Struct, kw_only=True, rename="camel"):
-    """One row of a table: the fields we know, and those that we only carry along, if any."""
-
-    other: dict[str, Any] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="(other)")
-
-
-class TopicConfig(_Entry, kw_only=True, rename="camel"):
-    topic_name: str
-    read_queue_nums: int = 16
-    write_queue_nums: int = 16
-    perm: int = PERM_READ_WRITE
-    topic_filter_type: str = "SINGLE_TAG"
-    topic_sys_flag: int = 0
-    order: bool = False
-    attributes: dict[str, str] = {}
-
-
-class GroupConfig(_Entry, kw_only=True, rename="camel"):
+class GroupConfig(ConfigEntry, frozen=True, kw_only=True, rename="camel"):
     group_name: str
     consume_enable: bool = True
     consume_from_min_enable: bool = True
@@ -50,23 +33,10 @@ class GroupConfig(_Entry, kw_only=True, rename="camel"):
     notify_consumer_ids_changed_enable: bool = True
     group_sys_flag: int = 0
     consume_timeout_minute: int = 15
-    attributes: dict[str, str] = {}
+    attributes: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-E = TypeVar("E", bound=_Entry)
-
-
-class DataVersion(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Moves with every change, so that a name server notices it."""
-
-    state_version: int = 0
-    timestamp: int = 0
-    counter: int = 0
-
-    def next(self, now_ms: int) -> DataVersion:
-        return DataVersion(
-            state_version=self.state_version, timestamp=now_ms, counter=self.counter + 1
-        )
+E = TypeVar("E", bound=ConfigEntry)
 
 
 class ConfigFile:
@@ -172,17 +142,16 @@ def _convert(value: Any, target_type: type[T], path: str) -> T:
 def _convert_entry(row: Any, entry_type: type[E], path: str) -> E:
     entry = _convert(row, entry_type, path)
     other = {name: value for name, value in row.items() if name not in _known_fields(entry_type)}
-    entry.other = other or msgspec.UNSET
-    return entry
+    return msgspec.structs.replace(entry, other=other) if other else entry
 
 
-def _known_fields(entry_type: type[_Entry]) -> frozenset[str]:
+def _known_fields(entry_type: type[ConfigEntry]) -> frozenset[str]:
     return frozenset(entry_type.__struct_encode_fields__)
 
 
 def to_plain(value: Any) -> Any:
     """What JSON can hold: entries with the fields they only carry, versions, tables of them."""
-    if isinstance(value, _Entry):
+    if isinstance(value, ConfigEntry):
         if value.other is msgspec.UNSET:
             return value  # as it stands
         row: dict[str, Any] = msgspec.to_builtins(value)

@@ -9,7 +9,8 @@ import pytest
 from escrowmq.broker.metadata import TopicTable, check_topic_name
 from escrowmq.errors import RequestRefused
 from escrowmq.message.names import TEMPLATE_TOPIC
-from escrowmq.store.config_files import TopicConfig, topics_file
+from escrowmq.message.topic_config import TopicConfig
+from escrowmq.store.config_files import topics_file
 from escrowmq.testing.disks import MemoryDisk
 from tests.support.broker_requests import RULES
 from tests.support.stores import NOW_MS

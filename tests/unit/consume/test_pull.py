@@ -29,7 +29,8 @@ from escrowmq.consume.subscription import (
 )
 from escrowmq.message.filter import ExpressionType
 from escrowmq.message.keys import java_hash
-from escrowmq.store.config_files import GroupConfig, TopicConfig
+from escrowmq.message.topic_config import TopicConfig
+from escrowmq.store.config_files import GroupConfig
 from escrowmq.store.queue_reader import ReadStatus
 
 

@@ -7,6 +7,7 @@ import zlib
 
 import pytest
 
+from escrowmq.message.topic_config import DataVersion
 from escrowmq.namesrv.name_server import NameServer, NamesrvCounters
 from escrowmq.namesrv.registration import (
     data_version_request,
@@ -15,7 +16,7 @@ from escrowmq.namesrv.registration import (
 )
 from escrowmq.namesrv.route_table import BrokerRegistration
 from escrowmq.remoting import headers_admin as headers
-from escrowmq.remoting.bodies import DataVersion, TopicConfigs, TopicList, TopicRoute, encode_body
+from escrowmq.remoting.bodies import TopicConfigs, TopicList, TopicRoute, encode_body
 from escrowmq.remoting.codes import ROCKETMQ, RequestCode, ResponseCode
 from tests.support.namesrv_requests import NOW, SLAVE, A, B, Desk, topic, version
 

@@ -8,6 +8,7 @@ import zlib
 import pytest
 
 from escrowmq.errors import BrokenBody, InvalidField, RequestRefused
+from escrowmq.message.topic_config import TopicConfig
 from escrowmq.namesrv.registration import (
     BrokerDescription,
     DataVersionResult,
@@ -20,7 +21,6 @@ from escrowmq.namesrv.registration import (
     registration_request,
     unregistration_request,
 )
-from escrowmq.remoting.bodies import TopicConfig
 from escrowmq.remoting.codes import FLAG_RESPONSE, RequestCode
 from escrowmq.remoting.command import Command
 from escrowmq.remoting.headers import encode_header

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from escrowmq.errors import RequestRefused
+from escrowmq.message.topic_config import DataVersion
 from escrowmq.namesrv.route_table import BrokerRegistration, MasterInfo, RouteTable
-from escrowmq.remoting.bodies import DataVersion, QueueRoute
+from escrowmq.remoting.bodies import QueueRoute
 from tests.support.namesrv_requests import NOW, topic, version
 
 MASTER = BrokerRegistration(

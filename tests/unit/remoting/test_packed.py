@@ -8,7 +8,8 @@ import zlib
 import pytest
 
 from escrowmq.errors import BrokenBody
-from escrowmq.remoting.bodies import DataVersion, TopicConfig, decode_packed_registration
+from escrowmq.message.topic_config import DataVersion, TopicConfig
+from escrowmq.remoting.bodies import decode_packed_registration
 
 VERSION = b'{"counter":3,"stateVersion":1,"timestamp":5}'
 ORDERS = b"orders 4 2 6 SINGLE_TAG"

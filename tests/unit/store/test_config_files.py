@@ -6,14 +6,14 @@ import itertools
 import json
 from random import Random
 
+import msgspec
 import pytest
 
 from escrowmq.errors import StoreDamaged, StoreError
+from escrowmq.message.topic_config import DataVersion, TopicConfig
 from escrowmq.store.config_files import (
     ConfigFile,
-    DataVersion,
     GroupConfig,
-    TopicConfig,
     delay_offsets_file,
     groups_file,
     offsets_file,
@@ -169,7 +169,7 @@ def test_what_we_do_not_know_is_carried_along() -> None:
     disk = disk_with(topics=TOPICS)
     file = topics_file(disk)
     topics = file.entries("topicConfigTable", TopicConfig)
-    topics["TopicTest"].perm = 4
+    topics["TopicTest"] = msgspec.structs.replace(topics["TopicTest"], perm=4)
     topics["New"] = TopicConfig(topic_name="New")
     file.save(topicConfigTable=topics, dataVersion=file.version().next(5))
     content = saved(disk, "topics.json")

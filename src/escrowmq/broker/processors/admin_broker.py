@@ -19,6 +19,7 @@ from escrowmq.broker.dispatch import Channel, ErrorCodes, Handler, respond_error
 from escrowmq.broker.statistics import Statistics, TrafficRate
 from escrowmq.broker.turn import WhenFlushed
 from escrowmq.errors import ConfigError, CorruptRecord, RecordNotFound, RequestRefused, StoreError
+from escrowmq.message.topic_config import DataVersion
 from escrowmq.remoting.bodies import encode_body
 from escrowmq.remoting.bodies_admin import Rate, Rates, RuntimeTable
 from escrowmq.remoting.codes import VERSION, RequestCode, ResponseCode
@@ -30,7 +31,6 @@ from escrowmq.remoting.headers_admin import (
 )
 from escrowmq.remoting.requests import Request
 from escrowmq.store.backup import TOKEN_PATH
-from escrowmq.store.config_files import DataVersion
 from escrowmq.store.disk import Disk, replace_file
 from escrowmq.store.store import MessageStore
 

@@ -28,6 +28,7 @@ from escrowmq.errors import (
     StoreError,
 )
 from escrowmq.message.keys import decode_offset_id
+from escrowmq.message.topic_config import TopicConfig
 from escrowmq.remoting.bodies import QueueName, SubscriptionEntry, TopicList, encode_body
 from escrowmq.remoting.bodies_admin import (
     ClientEntry,
@@ -69,7 +70,6 @@ from escrowmq.remoting.headers_admin import (
     TopicHeader,
 )
 from escrowmq.remoting.requests import Request
-from escrowmq.store.config_files import TopicConfig
 from escrowmq.store.store import MessageStore
 
 _SHOWN_LENGTH_MAX: Final = 100

@@ -28,6 +28,7 @@ from escrowmq.broker.metadata import (
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import BrokenBody, RequestRefused, StoreError
 from escrowmq.message.names import is_system_group, is_system_topic
+from escrowmq.message.topic_config import TopicConfig
 from escrowmq.parsing import parse_lenient_json
 from escrowmq.remoting.bodies import JsonBody, TopicList, encode_body
 from escrowmq.remoting.bodies_admin import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
@@ -43,7 +44,7 @@ from escrowmq.remoting.headers_admin import (
     UserHeader,
 )
 from escrowmq.remoting.requests import Request
-from escrowmq.store.config_files import GroupConfig, TopicConfig, to_plain
+from escrowmq.store.config_files import GroupConfig, to_plain
 from escrowmq.store.store import MessageStore
 
 QUEUES_MAX: Final = 65_536

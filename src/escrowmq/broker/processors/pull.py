@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions
-from escrowmq.broker.metadata import PERM_READ, SubscriptionGroups, TopicTable
+from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
 from escrowmq.broker.statistics import BrokerCounters
 from escrowmq.consume.long_polling import Arrival, HeldPull, LongPolls
 from escrowmq.consume.members import ConsumerGroups
@@ -32,6 +32,7 @@ from escrowmq.consume.subscription import MessageFilter
 from escrowmq.message.batch import Appendable, RecordRun
 from escrowmq.message.keys import has_queue_entry, tags_and_keys
 from escrowmq.message.record import QueueOffset
+from escrowmq.message.topic_config import PERM_READ
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import PullMessage, PullMessageResponse
 from escrowmq.remoting.requests import Request

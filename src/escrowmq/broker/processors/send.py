@@ -19,11 +19,7 @@ from typing import Final
 import msgspec
 
 from escrowmq.broker.dispatch import Channel, ErrorCodes, Handler, RequestPermissions
-from escrowmq.broker.metadata import (
-    PERM_WRITE,
-    TopicTable,
-    check_topic_name,
-)
+from escrowmq.broker.metadata import TopicTable, check_topic_name
 from escrowmq.broker.turn import Turn
 from escrowmq.errors import BrokenBody, RequestRefused
 from escrowmq.message.batch import Appendable, BatchItem, decode_batch, decode_bulk_batch
@@ -31,11 +27,11 @@ from escrowmq.message.keys import UniqueKeyGenerator
 from escrowmq.message.names import BROKER_ONLY_TOPICS, RETRY_PREFIX
 from escrowmq.message.properties import change_properties, find_property
 from escrowmq.message.record import PROPERTIES_BYTES_MAX, TRANSACTION_MASK, NewRecord
+from escrowmq.message.topic_config import PERM_WRITE, TopicConfig
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import SendMessage
 from escrowmq.remoting.requests import Body, Request
 from escrowmq.remoting.responses import SendResponseEncoder
-from escrowmq.store.config_files import TopicConfig
 
 
 def is_plain(properties: str) -> bool:

@@ -45,8 +45,8 @@ from escrowmq.cli.output import (
 from escrowmq.cli.rendering import printable
 from escrowmq.errors import EscrowError, NoRoute
 from escrowmq.message.names import is_group_topic
+from escrowmq.message.topic_config import TopicConfig
 from escrowmq.parsing import format_timestamp
-from escrowmq.remoting.bodies import TopicConfig
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers_admin import CreateTopic, DeleteTopicInNamesrv, TopicHeader
 

@@ -12,7 +12,8 @@ from escrowmq.broker.processors.pull import PullProcessor, PullRules
 from escrowmq.consume.members import ConsumerGroups, ConsumerGroupSettings, GroupClient
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.consume.subscription import parse_subscription
-from escrowmq.store.config_files import GroupConfig, TopicConfig, groups_file, topics_file
+from escrowmq.message.topic_config import TopicConfig
+from escrowmq.store.config_files import GroupConfig, groups_file, topics_file
 from escrowmq.testing.disks import MemoryDisk
 from tests.interop.records import decode_records
 from tests.interop.remoting import Answer

@@ -11,9 +11,10 @@ from escrowmq.broker.processors.send import SendRules
 from escrowmq.errors import FlushTimeout, StoreError, StoreFailed
 from escrowmq.message.batch import BatchItem, encode_batch
 from escrowmq.message.keys import UniqueKeyGenerator, tags_and_keys
+from escrowmq.message.topic_config import TopicConfig
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import ConsumerSendMessageBack
-from escrowmq.store.config_files import GroupConfig, TopicConfig
+from escrowmq.store.config_files import GroupConfig
 from escrowmq.testing.disks import MemoryDisk
 from tests.interop.remoting import Answer
 from tests.support.broker_requests import (
