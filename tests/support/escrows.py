@@ -18,11 +18,15 @@ from escrowmq.broker.transactions.end import TransactionRules
 from escrowmq.config import StoreConfig
 from escrowmq.errors import StoreError
 from escrowmq.escrow.checks import CoordinatorRules
+from escrowmq.escrow.coordinator import Decision
+from escrowmq.escrow.half_table import Half
+from escrowmq.escrow.records import DecidedBy
 from escrowmq.message.keys import UniqueKeyGenerator, decode_offset_id
 from escrowmq.message.names import HALF_TOPIC, OP_TOPIC
 from escrowmq.message.properties import encode_properties
 from escrowmq.message.record import LogOffset, StoredRecord, decode_record
 from escrowmq.message.topic_config import TopicConfig
+from escrowmq.message.transaction import Verdict
 from escrowmq.remoting.bodies import (
     BatchWinners,
     HalfPositions,
@@ -344,6 +348,21 @@ def place_of(answer: Answer) -> Place:
     assert answer.code == 0, answer.remark
     _, log_offset = decode_offset_id(answer.ext_fields["msgId"])
     return Place(int(answer.ext_fields["queueOffset"]), log_offset)
+
+
+def append_final_without_op(bench: EscrowBench, half: Half) -> None:
+    """Leave the log as a crash between the final and the op of a commit leaves it."""
+    decision = bench.escrow.decide(
+        half.queue_offset,
+        half.log_offset,
+        Verdict.COMMIT,
+        group=half.group,
+        by=DecidedBy.PRODUCER,
+        now_ms=NOW_MS,
+    )
+    assert isinstance(decision, Decision)
+    final, _ = decision.records
+    bench.store.append([final], now_ms=NOW_MS)
 
 
 def writer_of(answer: Answer) -> WriterState:

@@ -1,7 +1,15 @@
-"""One turn of the loop: everything that is to be appended in it goes to the log in one write.
+"""The turn: everything that one iteration of the event loop appends goes to the log in one write.
 
-A send or a put hands its records over while the turn lasts. `settle`, once per turn, appends all
-of them and answers everybody. Nobody is answered before his records are as durable as he asked for.
+Processors add records while the turn lasts. `Turn.append_all`, once at its end, stores all of them
+and lets every request be answered. A request is answered only when its records are as durable as
+it asked for.
+
+    add_send, add_send_records    messages of clients
+    add(PendingAppend, records)   records whose owner has to do something when they are stored
+    add_records                   the same with callbacks, for what is rare
+
+If the store refuses a record, the records of every owner are appended separately, so that only the
+owner of that record gets the error.
 """
 
 from __future__ import annotations
@@ -24,41 +32,49 @@ from escrowmq.store.store import MessageStore
 
 log = logging.getLogger(__name__)
 
+# Called with the response code and the positions of the records; without any if not stored.
+DoneCallback = Callable[[int, Sequence[AppendResult]], None]
+# Called with the end of an append and a callback. The callback is called once: with None when the
+# append is durable, with FlushTimeout if it is not in time, with another StoreError if it failed.
+WhenFlushed = Callable[[int, Callable[[StoreError | None], None]], None]
+
+
+class PendingAppend(Protocol):
+    """The owner of records in the turn's batch: `count` records from `first_index` on.
+
+    Both methods get the results of the whole turn. A turn has hundreds of owners, most of them
+    with one or two records, and a slice for each would cost more than an index.
+    """
+
+    first_index: int  # set by the turn
+    count: int
+    waits_for_flush: bool  # whether on_done() waits for the flush, if the broker flushes
+
+    def on_stored(self, results: Sequence[AppendResult]) -> None:
+        """Update memory: the records are in the log. Called before anybody can read them."""
+
+    def on_done(self, code: int, results: Sequence[AppendResult]) -> None:
+        """Respond: the records are durable, or could not be stored (then `results` is empty)."""
+
 
 class _PendingSend(msgspec.Struct, gc=False):
-    """A send whose records are in the batch: `count` of them from `first` on, or one run."""
+    """A send: `count` records from `first_index` on, or one run of records.
+
+    Sends are no PendingAppends. They do nothing when they are stored, and the turn counts and
+    answers all of them in one loop, without a call for each.
+    """
 
     channel: Channel
     request: Request[Any]
     first_index: int
     count: int
     is_single: bool  # one message
-    queue_id: int  # that was asked for, wherever the record goes first
-    waits_for_flush: bool  # for the flush, if the broker flushes before it answers
-
-
-# Told the code of the answer, and where the records went; nowhere if they were not stored.
-DoneCallback = Callable[[int, Sequence[AppendResult]], None]
-
-
-class PendingAppend(Protocol):
-    """Whose records are in the batch: `count` of them from `first` on. Told where all records of
-    the turn went, for its own are among them: a turn has hundreds of parts, and many have one."""
-
-    first_index: int
-    count: int
+    queue_id: int  # that was asked for, even if the record is stored elsewhere first
     waits_for_flush: bool
-
-    def on_stored(self, results: Sequence[AppendResult]) -> None:
-        """They are in the log."""
-
-    def on_done(self, code: int, results: Sequence[AppendResult]) -> None:
-        """They are as durable as a send would be, or it is clear that they are not. Nothing was
-        placed if they were not stored."""
 
 
 class _PendingRecords(msgspec.Struct, gc=False):
-    """Records of the broker's own in the batch."""
+    """Records with callbacks."""
 
     count: int
     stored_callback: Callable[[Sequence[AppendResult]], None] | None
@@ -75,9 +91,6 @@ class _PendingRecords(msgspec.Struct, gc=False):
             self.done_callback(code, results[self.first_index : self.first_index + self.count])
 
 
-# Called with the end of an append and a callback. The callback is called once: with None when the
-# append is durable, with FlushTimeout if it is not in time, with another StoreError if it failed.
-WhenFlushed = Callable[[int, Callable[[StoreError | None], None]], None]
 _AppendT = TypeVar("_AppendT", _PendingSend, PendingAppend)
 
 
@@ -91,7 +104,8 @@ class Turn:
         counters: BrokerCounters | None = None,
         wall_ms: Callable[[int], int] = lambda now_ms: now_ms,
     ) -> None:
-        """`wall_ms`: what records are stamped with, where the broker's own time is another."""
+        """`when_flushed`: None answers without waiting for a flush. `wall_ms`: converts the
+        broker's time to the time with which records are stamped."""
         self._store = store
         self._wall_ms = wall_ms
         self._when_flushed = when_flushed
@@ -101,12 +115,12 @@ class Turn:
         self._sends: list[_PendingSend] = []
         self._pending: list[PendingAppend] = []
 
-    # --- while it lasts --------------------------------------------------------------------------
+    # --- while the turn lasts --------------------------------------------------------------------
 
     def add_send(
         self, channel: Channel, request: Request[Any], record: NewRecord, queue_id: int
     ) -> None:
-        """One message of a client, who waits for the flush."""
+        """Add one message of a client that waits for the flush."""
         records = self._records
         self._sends.append(_PendingSend(channel, request, len(records), 1, True, queue_id, True))
         records.append(record)
@@ -120,11 +134,18 @@ class Turn:
         *,
         waits_for_flush: bool,
     ) -> None:
-        first, count = len(self._records), len(records)
-        is_alone = count == 1 and type(records[0]) is not RecordRun
+        """Add the messages of one send request."""
+        first_index, count = len(self._records), len(records)
+        is_single = count == 1 and type(records[0]) is not RecordRun
         self._sends.append(
-            _PendingSend(channel, request, first, count, is_alone, queue_id, waits_for_flush)
+            _PendingSend(channel, request, first_index, count, is_single, queue_id, waits_for_flush)
         )
+        self._records += records
+
+    def add(self, pending: PendingAppend, records: Sequence[Appendable]) -> None:
+        """Add records that are stored together or not at all. `pending.count` is their number."""
+        pending.first_index = len(self._records)
+        self._pending.append(pending)
         self._records += records
 
     def add_records(
@@ -135,93 +156,87 @@ class Turn:
         on_stored: Callable[[Sequence[AppendResult]], None] | None = None,
         waits_for_flush: bool = True,
     ) -> None:
-        """Records of the broker's own: all of them, or none.
+        """Add records that are stored together or not at all.
 
-        `stored` is called as soon as they are in the log; `done` once they are as durable as a
-        send would be, or once it is clear that they are not. With no records at all, `done` is
-        called when everything is durable that is in the log by then.
+        `on_stored` is called as soon as they are in the log; `on_done` when they are as durable
+        as a send would be, or cannot be stored. Without records, `on_done` is called when
+        everything that is in the log at the end of this turn is durable.
         """
         self.add(_PendingRecords(len(records), on_stored, on_done, waits_for_flush), records)
-
-    def add(self, pending: PendingAppend, records: Sequence[Appendable]) -> None:
-        """The same for one that knows itself what is to be done then."""
-        pending.first_index = len(self._records)
-        self._pending.append(pending)
-        self._records += records
 
     # --- when it ends ----------------------------------------------------------------------------
 
     def append_all(self, now_ms: int) -> None:
-        """Append everything that was handed over, in one write, and answer."""
+        """Append all records that were added, in one write, and respond."""
         if not self._records and not self._pending:
             return
         records, self._records = self._records, []
         sends, self._sends = self._sends, []
-        puts, self._pending = self._pending, []
+        pending, self._pending = self._pending, []
         try:
-            placed = self._store.append(records, now_ms=self._wall_ms(now_ms)) if records else []
+            results = self._store.append(records, now_ms=self._wall_ms(now_ms)) if records else []
         except RecordRefused as error:
-            if len(sends) + len(puts) == 1:
-                self._refuse_all(sends, puts, error)
+            if len(sends) + len(pending) == 1:
+                self._refuse_all(sends, pending, error)
             else:
-                self._append_one_by_one(sends, puts, records, now_ms)
+                self._append_separately(sends, pending, records, now_ms)
             return
         except StoreError as error:
-            self._refuse_all(sends, puts, error)
+            self._refuse_all(sends, pending, error)
             return
-        except Exception as error:  # a bug of ours: nobody may wait for ever because of it
+        except Exception as error:  # a bug must not leave clients without a response
             log.exception("append failed records=%d", len(records))
-            self._refuse_all(sends, puts, StoreFailed(f"internal error: {error}"))
+            self._refuse_all(sends, pending, StoreFailed(f"internal error: {error}"))
             return
-        self._counters.record_append(sends, records, placed)
-        for put in puts:
-            put.on_stored(placed)
+        self._counters.record_append(sends, records, results)
+        for append in pending:
+            append.on_stored(results)
         self._messages_arrived(records)
-        self._respond_when_durable(sends, puts, placed)
+        self._respond_when_durable(sends, pending, results)
 
     def fail_all(self, error: StoreError) -> None:
-        """Everything that was handed over: what it needs could not be stored."""
+        """Refuse everything that was added, because something it depends on was not stored."""
         sends, self._sends = self._sends, []
-        puts, self._pending = self._pending, []
+        pending, self._pending = self._pending, []
         self._records = []
-        self._refuse_all(sends, puts, error)
+        self._refuse_all(sends, pending, error)
 
     def _respond_when_durable(
         self, sends: list[_PendingSend], pending: list[PendingAppend], results: list[AppendResult]
     ) -> None:
-        answered = self._counters.record_responses
-        began_s = self._counters.turn_start_s()
+        record_responses = self._counters.record_responses
+        start_s = self._counters.turn_start_s()
         if self._when_flushed is None:
             self._respond_all(sends, pending, results, ResponseCode.SUCCESS)
-            answered(sends, ResponseCode.SUCCESS, began_s)
+            record_responses(sends, ResponseCode.SUCCESS, start_s)
             return
-        hasty, patient = _split_by_flush(sends)
-        hasty_puts, patient_puts = _split_by_flush(pending)
-        self._respond_all(hasty, hasty_puts, results, ResponseCode.SUCCESS)
-        answered(hasty, ResponseCode.SUCCESS, began_s)
-        if patient or patient_puts:
+        sends_now, sends_later = _split_by_flush(sends)
+        pending_now, pending_later = _split_by_flush(pending)
+        self._respond_all(sends_now, pending_now, results, ResponseCode.SUCCESS)
+        record_responses(sends_now, ResponseCode.SUCCESS, start_s)
+        if sends_later or pending_later:
 
-            def flushed(error: StoreError | None) -> None:
+            def on_flushed(error: StoreError | None) -> None:
                 code = ResponseCode.SUCCESS if error is None else _response_code(error)
-                self._respond_all(patient, patient_puts, results, code)
-                answered(patient, code, began_s)
+                self._respond_all(sends_later, pending_later, results, code)
+                record_responses(sends_later, code, start_s)
 
-            self._when_flushed(self._store.end, flushed)
+            self._when_flushed(self._store.end, on_flushed)
 
-    def _append_one_by_one(
+    def _append_separately(
         self,
         sends: list[_PendingSend],
         pending: list[PendingAppend],
         records: list[Appendable],
         now_ms: int,
     ) -> None:
-        """Somebody's record does not fit: the others of this turn must not pay for it."""
-        everybody: list[_PendingSend | PendingAppend] = [*sends, *pending]
-        for one in sorted(everybody, key=lambda one: one.first_index):
-            self._records = records[one.first_index : one.first_index + one.count]
-            one.first_index = 0
-            self._sends = [one] if isinstance(one, _PendingSend) else []
-            self._pending = [] if isinstance(one, _PendingSend) else [one]
+        """Append the records of every owner alone: one refused record must not fail the others."""
+        appends: list[_PendingSend | PendingAppend] = [*sends, *pending]
+        for append in sorted(appends, key=lambda append: append.first_index):
+            self._records = records[append.first_index : append.first_index + append.count]
+            append.first_index = 0
+            self._sends = [append] if isinstance(append, _PendingSend) else []
+            self._pending = [] if isinstance(append, _PendingSend) else [append]
             self.append_all(now_ms)
 
     def _refuse_all(
@@ -231,8 +246,8 @@ class Turn:
         for send in sends:
             send.channel.respond(send.request, code=code, remark=str(error))
             self._counters.refused[send.request.head.code, code] += 1
-        for put in pending:
-            put.on_done(code, ())
+        for append in pending:
+            append.on_done(code, ())
 
     def _respond_all(
         self,
@@ -241,12 +256,12 @@ class Turn:
         results: list[AppendResult],
         code: int,
     ) -> None:
-        for put in pending:
-            put.on_done(code, results)
+        for append in pending:
+            append.on_done(code, results)
         for send in sends:
             if send.is_single:
-                place = results[send.first_index]
-                log_offset, queue_offset = place.log_offset, place.queue_offset
+                result = results[send.first_index]
+                log_offset, queue_offset = result.log_offset, result.queue_offset
                 send.channel.respond_send(
                     send.request, log_offset, send.queue_id, queue_offset, code
                 )
@@ -254,13 +269,13 @@ class Turn:
                 self._respond_batch(send, results, code)
 
     def _respond_batch(self, send: _PendingSend, results: list[AppendResult], code: int) -> None:
-        places = results[send.first_index : send.first_index + send.count]
-        run = places[0].run
-        log_offsets = run.log_offsets if run else [place.log_offset for place in places]
+        send_results = results[send.first_index : send.first_index + send.count]
+        run = send_results[0].run
+        log_offsets = run.log_offsets if run else [result.log_offset for result in send_results]
         if send.request.head.fields.bulk:
-            log_offsets = log_offsets[:1]
+            log_offsets = log_offsets[:1]  # a bulk sender needs no ids of single messages
         send.channel.respond_send_batch(
-            send.request, log_offsets, send.queue_id, places[0].queue_offset, code
+            send.request, log_offsets, send.queue_id, send_results[0].queue_offset, code
         )
 
 
@@ -269,7 +284,6 @@ def _response_code(error: StoreError) -> int:
 
 
 def _split_by_flush(appends: list[_AppendT]) -> tuple[list[_AppendT], list[_AppendT]]:
-    """Those who want their answer at once, and those who wait for the flush."""
-    return [one for one in appends if not one.waits_for_flush], [
-        one for one in appends if one.waits_for_flush
-    ]
+    """Return those that respond at once, and those that wait for the flush."""
+    at_once = [append for append in appends if not append.waits_for_flush]
+    return at_once, [append for append in appends if append.waits_for_flush]

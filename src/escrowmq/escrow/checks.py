@@ -1,17 +1,11 @@
-"""What an escrow may hold and how long it waits, and what it has seen so far.
+"""Check-back: when to ask a producer about a half message, and what to do when it is due.
 
-When each half is to be asked about: what is due now costs its own number, not that of the rest.
+    CheckSchedule    which halves are due
+    next_step        what to do with a half that is due
+    CheckBacklog     due halves that wait until a producer of their group has capacity
 
-Half-queue offsets lie in slots of a tenth of a second, eight bytes each. Nothing is taken out when
-a half is decided: whoever takes a slot looks at each half anyway, and finds it gone.
-
-Who is asked about a half that nobody decided, and how many at once.
-
-What is due waits in the backlog of its group until somebody of the group has room: the line that it
-came by if it lives and answers, else the others in turn. A line has room for so many unanswered
-questions a second; one that never answers is not asked faster than that, and does not hold the
-others up.
-A backlog of which nobody is there waits for whoever comes first, and nothing of it counts as asked.
+`broker/transactions/check.py` executes the steps. The rules, the settings they depend on and the
+counters are here.
 """
 
 from __future__ import annotations
@@ -19,42 +13,48 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from escrowmq.escrow.half_table import Half
+from escrowmq.escrow.writers import WriterTable
 from escrowmq.metrics import Distribution
+from escrowmq.peer import Peer
 
 # RocketMQ's bounds for the time from half to decision, and the times in which most of ours end.
 FINISH_BUCKETS_S: Final = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 5, 15, 60, 300, 1800, 7200, 86400)
 
+# --- settings and counters -----------------------------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorRules:
+    """How long halves wait for a decision, and how many may be open."""
+
     immunity_ms: int = 6_000
     interval_ms: int = 30_000
     checks_max: int = 15
     age_max_ms: int = 72 * 3_600_000
-    backoff: float = 1.0  # each wait is so many times the one before
+    backoff: float = 1.0  # the factor by which each interval is longer than the one before
     backoff_max_ms: int = 3_600_000
     open_count_max: int = 2_000_000
     open_bytes_max: int = 64 << 30
     group_open_count_max: int = 1_000_000
     group_open_bytes_max: int = 32 << 30
-    piece_bytes: int = 1 << 20  # of a decision over many halves goes to the log at a time
+    piece_bytes: int = 1 << 20  # a larger group decision goes to the log in pieces of this size
     intervals_ms: dict[str, int] = field(default_factory=dict)  # by topic or group
-    immunities_ms: dict[str, int] = field(default_factory=dict)
+    immunities_ms: dict[str, int] = field(default_factory=dict)  # by topic or group
 
     def check_immunity_ms(self, topic: str, group: str, requested_ms: int | None) -> int:
-        """How long a half is left alone: as it wishes itself, or its topic, or its group."""
+        """Return the time before the first check. The message's own wish comes first."""
         if requested_ms is not None:
             return requested_ms
         by_topic, by_group = self.immunities_ms.get(topic), self.immunities_ms.get(group)
         return by_topic or by_group or self.immunity_ms
 
     def check_interval_ms(self, topic: str, group: str, checks: int) -> int:
-        """How long to wait after so many checks."""
+        """Return the time to wait after this number of checks."""
         by_topic, by_group = self.intervals_ms.get(topic), self.intervals_ms.get(group)
         interval = by_topic or by_group or self.interval_ms
         if self.backoff > 1 and checks > 1:
@@ -65,11 +65,11 @@ class CoordinatorRules:
 
 @dataclass(slots=True)
 class TransactionCounters:
-    """Since the start; shown as metrics."""
+    """Counts since the start of the broker; shown as metrics."""
 
     parked: int = 0
     committed: dict[str, int] = field(default_factory=dict)  # by topic
-    rolled_back: dict[str, int] = field(default_factory=dict)
+    rolled_back: dict[str, int] = field(default_factory=dict)  # by topic
     stranded: int = 0
     finish_seconds: Distribution = field(default_factory=lambda: Distribution(FINISH_BUCKETS_S))
     repeated_ends: int = 0
@@ -78,25 +78,89 @@ class TransactionCounters:
     unreadable_halves: int = 0
 
 
+# --- what to do with a half that is due ----------------------------------------------------------
+
+RETRY_DELAY_MS: Final = 1_000  # until a step that was not possible now is tried again
+
+
+@dataclass(frozen=True, slots=True)
+class Strand:
+    """Send no more checks. An operator has to decide."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Ask a producer of the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Do nothing until this time; None: until an operator acts."""
+
+    until_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class FollowWriter:
+    """Roll back: the writer has decided for another attempt, or lost its fence."""
+
+    writer: str
+
+
+def next_step(
+    half: Half, now_ms: int, rules: CoordinatorRules, writers: WriterTable
+) -> Strand | Check | Wait | FollowWriter:
+    """Return what to do now with an undecided half."""
+    if half.is_stranded or half.reason:  # a reason without being stranded: it is unreadable
+        return Wait(None)
+    if not is_check_due(half, now_ms):
+        return Wait(half.due_ms if half.due_ms > now_ms else now_ms + RETRY_DELAY_MS)
+    if half.checks >= rules.checks_max:
+        return Strand(f"checked {half.checks} times without an answer")
+    if now_ms - half.parked_ms > rules.age_max_ms:
+        return Strand(f"open for more than {rules.age_max_ms // 3_600_000} hours")
+    if half.attempt is not None:
+        # Only the writer decides. A half whose attempt can still win is looked at again later.
+        writer, batch, _, fence = half.attempt
+        if writers.has_lost(writer, batch, fence):
+            return FollowWriter(writer)
+        return Wait(now_ms + rules.check_interval_ms(half.topic, half.group, half.checks))
+    return Check()
+
+
+def is_check_due(half: Half, now_ms: int) -> bool:
+    """Whether the half's time has come and nothing is deciding it in this turn."""
+    return half.due_ms <= now_ms and not half.is_being_decided
+
+
+# --- which halves are due ------------------------------------------------------------------------
+
 SLOT_MS: Final = 100
 
 
 class CheckSchedule:
+    """Queue offsets of halves by due time, in slots of a tenth of a second, eight bytes each.
+
+    Taking the due ones costs time for these only, not for all. A decided half is not removed: the
+    caller of `take_due()` looks every half up anyway and ignores those that are gone.
+    """
+
     def __init__(self) -> None:
         self._slots: dict[int, array[int]] = {}
-        self._slot_heap: list[int] = []  # a heap of the slots there are
-        self._last_due_ms, self._last_slot = -1, array("q")  # most come in runs for the same time
+        self._slot_heap: list[int] = []  # the keys of `_slots`
+        # Most halves come in runs with the same due time: keep the slot of the last one at hand.
+        self._last_due_ms, self._last_slot = -1, array("q")
 
     def add(self, queue_offset: int, due_ms: int) -> None:
         if due_ms != self._last_due_ms:
-            self._last_due_ms, self._last_slot = (
-                due_ms,
-                self._get_or_create_slot(-(-due_ms // SLOT_MS)),
-            )
+            # A slot is named by its end, so that nothing in it comes up too early.
+            self._last_slot = self._get_or_create_slot(-(-due_ms // SLOT_MS))
+            self._last_due_ms = due_ms
         self._last_slot.append(queue_offset)
 
     def _get_or_create_slot(self, slot_number: int) -> array[int]:
-        """By its end: nothing in it comes up before its time."""
         slot = self._slots.get(slot_number)
         if slot is None:
             slot = self._slots[slot_number] = array("q")
@@ -104,38 +168,50 @@ class CheckSchedule:
         return slot
 
     def take_due(self, now_ms: int, count_max: int) -> list[int]:
-        """What is due, the longest overdue first, at most so many; the rest is due still."""
-        found: list[int] = []
-        self._last_due_ms = -1  # its slot may go
-        while self._slot_heap and self._slot_heap[0] * SLOT_MS <= now_ms and len(found) < count_max:
+        """Remove and return up to `count_max` halves whose time has come, the oldest slot first.
+
+        A half that was rescheduled has several entries: compare its `due_ms`.
+        """
+        due: list[int] = []
+        self._last_due_ms = -1  # its slot may be removed below
+        while self._slot_heap and self._slot_heap[0] * SLOT_MS <= now_ms and len(due) < count_max:
             number = self._slot_heap[0]
             slot = self._slots[number]
-            wanted = count_max - len(found)
-            if len(slot) <= wanted:
-                found += slot
+            remaining = count_max - len(due)
+            if len(slot) <= remaining:
+                due += slot
                 del self._slots[number]
                 heapq.heappop(self._slot_heap)
             else:
-                found += slot[-wanted:]  # from the end, or taking a million would cost its square
-                del slot[-wanted:]
-        return found
+                # From the end: removing from the front would move the whole slot every time.
+                due += slot[-remaining:]
+                del slot[-remaining:]
+        return due
 
     def next_due_ms(self) -> int | None:
         return self._slot_heap[0] * SLOT_MS if self._slot_heap else None
 
+
+# --- due halves and the capacity of producers ----------------------------------------------------
 
 UNANSWERED_CHECKS_MAX: Final = 100
 CHECK_TIMEOUT_MS: Final = 1_000
 
 
 class CheckBacklog:
+    """Due halves by group, and the unanswered checks of every channel.
+
+    A channel takes up to 100 unanswered checks per second. One that never answers gets no more
+    than that and does not slow the others down. If no producer of a group is connected, its halves
+    wait for the first one that connects, and nothing counts as a check.
+    """
+
     def __init__(self, *, unanswered_max: int = UNANSWERED_CHECKS_MAX) -> None:
         self._unanswered_max = unanswered_max
-        self._unanswered: dict[Hashable, OrderedDict[int, int]] = {}
-        self._channel_by_offset: dict[int, Hashable] = {}
+        # By channel: queue offsets of halves, in the order of the time at which the check was sent.
+        self._unanswered: dict[Peer, OrderedDict[int, int]] = {}
+        self._channel_by_offset: dict[int, Peer] = {}
         self._backlogs: dict[str, deque[int]] = {}
-
-    # --- what waits ------------------------------------------------------------------------------
 
     def add(self, half: Half) -> None:
         backlog = self._backlogs.get(half.group)
@@ -150,7 +226,7 @@ class CheckBacklog:
         return len(self._backlogs.get(group, ()))
 
     def take(self, group: str) -> Iterator[int]:
-        """What waits, first come first; whoever stops early leaves the rest where it is."""
+        """Remove and yield the halves of a group in order. Stopping early leaves the others."""
         backlog = self._backlogs.get(group)
         while backlog:
             yield backlog.popleft()
@@ -158,29 +234,28 @@ class CheckBacklog:
             self._backlogs.pop(group, None)
 
     def put_back(self, half: Half) -> None:
+        """Make a half the next one of its group again."""
         self._backlogs.setdefault(half.group, deque()).appendleft(half.queue_offset)
 
-    # --- who has room ----------------------------------------------------------------------------
-
-    def has_capacity(self, channel: Hashable, now_ms: int) -> bool:
+    def has_capacity(self, channel: Peer, now_ms: int) -> bool:
         unanswered = self._unanswered.get(channel)
         if unanswered is None:
             return True
         while unanswered and next(iter(unanswered.values())) <= now_ms - CHECK_TIMEOUT_MS:
-            offset, _ = unanswered.popitem(last=False)
-            self._channel_by_offset.pop(offset, None)
+            queue_offset, _ = unanswered.popitem(last=False)
+            self._channel_by_offset.pop(queue_offset, None)
         return len(unanswered) < self._unanswered_max
 
-    def check_sent(self, channel: Hashable, half: Half, now_ms: int) -> None:
+    def check_sent(self, channel: Peer, half: Half, now_ms: int) -> None:
         self.check_answered(half.queue_offset)
         self._unanswered.setdefault(channel, OrderedDict())[half.queue_offset] = now_ms
         self._channel_by_offset[half.queue_offset] = channel
 
     def check_answered(self, queue_offset: int) -> None:
-        line = self._channel_by_offset.pop(queue_offset, None)
-        if line is not None and line in self._unanswered:
-            self._unanswered[line].pop(queue_offset, None)
+        channel = self._channel_by_offset.pop(queue_offset, None)
+        if channel is not None and channel in self._unanswered:
+            self._unanswered[channel].pop(queue_offset, None)
 
-    def channel_closed(self, channel: Hashable) -> None:
-        for offset in self._unanswered.pop(channel, ()):
-            self._channel_by_offset.pop(offset, None)
+    def channel_closed(self, channel: Peer) -> None:
+        for queue_offset in self._unanswered.pop(channel, ()):
+            self._channel_by_offset.pop(queue_offset, None)

@@ -1,29 +1,36 @@
-"""The protocol: park a half, decide it once, ask when nobody decides.
+"""The transaction protocol: park a half message, decide it once, move it when its segment expires.
 
-              park                end: commit, rollback
+              park                decide: commit, roll back
       (send) ------> OPEN -------------------------------> COMMITTED, ROLLED_BACK
                       |  ^                                    ^
-     asked too often, |  | resume                             | end, by a producer after all
-     or too old       v  |                                    | or by an operator
+    checked too often |  | resume (move)                      | decide: a late producer
+    or too old        v  |                                    | or an operator
                      STRANDED --------------------------------+
 
-Whatever changes is first a record in the log. `end`, `strand` and `renew` say which records; once
-they are stored the caller comes back with `settled_as` or `renewed`, or with `reopen` if not.
-The first decision wins: until it is settled a half that is being decided takes no other, and
-afterwards a repeat gets the recorded outcome and a contradiction a refusal.
+Every change is a record in the log before it is a change in memory. `decide`, `strand` and `move`
+return the records to append and mark the half as being decided. When the records are stored the
+caller calls `apply` (or `moved`), otherwise `cancel`, which leaves the half as it was.
 
-One decision over many halves: all of them, or none.
+The first decision wins. While a half is being decided, another decision gets `InProgress` and is
+tried again after the turn. Afterwards the same verdict gets `AlreadyDecided` and the opposite
+verdict raises TransactionConflict.
 
-The decision is a record of its own and goes to the log first; finals and ops follow, in the same
-append, or in several if they are many. Once the decision is there everything else follows from it:
-a start after a crash appends whatever is missing.
+There are three ways in, and all of them end in `_decision()`:
+
+    decide         one half: END_TRANSACTION, operators, lost attempts, unreadable halves
+    decide_many    all halves or none: END_TRANSACTIONS
+    decide_batch   the attempts of a writer: DECIDE_BATCH
+
+`decide_many` and `decide_batch` store a decision record first. It decides all of its halves, even
+if the finals and ops, which follow in pieces of bounded size, are cut off by a crash: recovery
+appends the missing ones.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -37,17 +44,20 @@ from escrowmq.errors import (
     TransactionNotFound,
 )
 from escrowmq.escrow.checks import CheckSchedule, CoordinatorRules, TransactionCounters
-from escrowmq.escrow.half_table import Half, HalfStates, HalfTable, RocketMQCursors
+from escrowmq.escrow.half_table import FinalCache, Half, HalfStates, HalfTable, RocketMQCursors
 from escrowmq.escrow.records import (
     NO_HOST,
     CheckState,
+    DecidedBy,
     HalfProperties,
+    Redirect,
     make_copy,
     make_finals,
     make_op,
+    make_plain_final,
     make_stranded,
 )
-from escrowmq.escrow.writers import DecisionRecord, WriterTable
+from escrowmq.escrow.writers import DecisionRecord, Winner, WriterTable, make_decision_record
 from escrowmq.message import names
 from escrowmq.message.batch import Appendable
 from escrowmq.message.record import LogOffset, NewRecord, StoredRecord
@@ -59,21 +69,34 @@ from escrowmq.message.transaction import (
     TransactionState,
     Verdict,
 )
+from escrowmq.peer import Peer
 
 log = logging.getLogger(__name__)
 
-RECENT_KEYS_MAX: Final = 65_536  # keys of settled halves, for a send that is repeated late
+RECENT_KEYS_MAX: Final = 65_536  # keys of decided halves, to recognise a late repeated send
+DECISION_HALVES_MAX: Final = 1_000_000
 
 
 class HalfLog(Protocol):
-    """What the escrow reads: the store, or whatever holds the records."""
+    """The part of the store that the coordinator reads."""
 
     def record_at(self, log_offset: int) -> StoredRecord: ...
     def log_offset_of(self, topic: str, queue_id: int, queue_offset: int) -> LogOffset | None: ...
 
 
+class StoredPosition(Protocol):
+    """Where the store put a record: its `AppendResult`."""
+
+    @property
+    def log_offset(self) -> int: ...
+    @property
+    def queue_offset(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+
 class Decision(msgspec.Struct, frozen=True):
-    """Records to append, and what will be so once they are stored."""
+    """The records that decide one half: its finals, if it is committed, and then its op."""
 
     half: Half
     state: TransactionState
@@ -82,15 +105,72 @@ class Decision(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class AlreadyDecided:
-    """It has been decided before; the same again does nothing."""
+    """The half was decided before, with the same verdict. Nothing has to be stored."""
 
-    queue_offset: int
-    log_offset: int
     state: TransactionState
 
 
+@dataclass(frozen=True, slots=True)
+class InProgress:
+    """The half is being decided in this turn. Decide again when the turn has ended."""
+
+
+class DecisionPiece(msgspec.Struct, frozen=True):
+    """The part of a group decision that goes to the log in one append."""
+
+    records: list[Appendable]
+    decisions: list[Decision]
+    has_decision_record: bool  # as the first of `records`
+    is_last: bool
+
+
+class GroupDecision:
+    """A decision about many halves: a decision record, and its consequences in pieces."""
+
+    def __init__(
+        self,
+        record: DecisionRecord,
+        pieces: Iterator[list[Decision]],
+        first_record: NewRecord | None = None,
+    ) -> None:
+        """`first_record`: the encoded decision record; None if it is in the log already."""
+        self.record = record
+        self.reserved_queues: frozenset[tuple[str, int]] = frozenset()
+        self.queue_offset = -1  # of the decision record
+        self._pieces = pieces
+        self._first_record = first_record
+        self._following = next(pieces, None)
+        self._returned_piece: DecisionPiece | None = None
+
+    @property
+    def half_count(self) -> int:
+        return len(self.record.commits) + len(self.record.rolls_back)
+
+    def next_piece(self) -> DecisionPiece:
+        piece, self._returned_piece = self._returned_piece, None
+        if piece is not None:
+            return piece
+        decisions = self._following or []
+        if decisions:
+            self._following = next(self._pieces, None)
+        records: list[Appendable] = []
+        first_record, self._first_record = self._first_record, None
+        if first_record is not None:
+            records.append(first_record)
+        for decision in decisions:
+            records += decision.records
+        return DecisionPiece(records, decisions, first_record is not None, self._following is None)
+
+    def put_back(self, piece: DecisionPiece) -> None:
+        """Let `next_piece()` return this piece again, because it is not stored yet."""
+        self._returned_piece = piece
+
+
 class TransactionCoordinator:
-    def __init__(self, half_log: HalfLog, rules: CoordinatorRules) -> None:
+    def __init__(
+        self, half_log: HalfLog, rules: CoordinatorRules, redirect: Redirect | None = None
+    ) -> None:
+        """`redirect`: turns the final of a delayed message into the record to store first."""
         self.rules = rules
         self.halves = HalfTable()
         self.states = HalfStates()
@@ -98,43 +178,90 @@ class TransactionCoordinator:
         self.schedule = CheckSchedule()
         self.counters = TransactionCounters()
         self.writers = WriterTable()
-        self.aliases: dict[int, int] = {}  # places of halves that were appended again
-        self.unfinished_decisions: set[int] = (
-            set()
-        )  # places of decisions that are not carried out yet
-        self._half_log = half_log
-        self._last_due_ms = 0
-        # Settled ones by key: group, queue and log offset.
+        self.final_cache = FinalCache()
+        # Queue offsets that a moved half had before, each with the one it has now.
+        self.aliases: dict[int, int] = {}
+        # Queue offsets of decision records whose finals and ops are not all stored yet.
+        self.unfinished_decisions: set[int] = set()
+        # Decided halves by key: group, queue offset, log offset.
         self.recent_keys: OrderedDict[bytes, tuple[str, int, int]] = OrderedDict()
+        self._half_log = half_log
+        self._redirect = redirect
+        self._keys_in_turn: set[tuple[str, bytes]] = set()  # halves that are being appended
+        # Queues in which messages of an unfinished group decision are hidden. Another group
+        # decision must not use them: it would become visible in part.
+        self._reserved_queues: set[tuple[str, int]] = set()
+        self._last_due_ms = 0
 
     # --- park ------------------------------------------------------------------------------------
 
-    def check_limits(self, group: str, size: int) -> None:
-        rules, total, load = self.rules, self.halves.total, self.halves.group_totals(group)
-        if (
-            total.count < rules.open_count_max
-            and load.count < rules.group_open_count_max
-            and total.size + size <= rules.open_bytes_max
-            and load.size + size <= rules.group_open_bytes_max
-        ):
-            return
-        for what, used, limit in (
-            ("open transactions", total.count + 1, rules.open_count_max),
-            ("bytes of open transactions", total.size + size, rules.open_bytes_max),
-            (f"open transactions of group {group}", load.count + 1, rules.group_open_count_max),
-            (f"bytes of group {group}", load.size + size, rules.group_open_bytes_max),
-        ):
-            if used > limit:
-                raise TooManyOpenTransactions(f"{limit} {what} are the limit: decide some first")
+    def new_half(
+        self,
+        topic: str,
+        queue_id: int,
+        group: str,
+        key: bytes,
+        parked_ms: int,
+        producer: Peer | None,
+        immunity_ms: int | None = None,
+    ) -> Half:
+        """Return a half without offsets and size; `parked()` sets them."""
+        name = self.halves.intern_name
+        due_ms = parked_ms + self.rules.check_immunity_ms(topic, group, immunity_ms)
+        if due_ms != self._last_due_ms:  # halves that are parked together share one int object
+            self._last_due_ms = due_ms
+        due_ms = self._last_due_ms
+        return Half(0, 0, 0, name(topic), queue_id, name(group), key, parked_ms, due_ms, producer)
+
+    def park(self, half: Half, size: int) -> bool:
+        """Reserve the key of a half that is about to be appended.
+
+        Return False if it is a repeated send: the half is stored, or will be in this turn. Call
+        `parked()` or `park_failed()` after the append. Raises TooManyOpenTransactions.
+        """
+        group_and_key = half.group, half.key
+        if group_and_key in self._keys_in_turn or self.find_duplicate(*group_and_key) is not None:
+            self.counters.duplicate_sends += 1
+            return False
+        self._check_limits(half.group, size)
+        self._keys_in_turn.add(group_and_key)
+        return True
+
+    def parked(
+        self,
+        half: Half,
+        position: StoredPosition,
+        record: NewRecord,
+        final_properties: bytes | None = None,
+    ) -> None:
+        """Track a half whose record is now stored in the log.
+
+        With `final_properties` its final is cached, so that a commit that comes soon need not
+        read the half again. The body of the record must not be a view then.
+        """
+        half.queue_offset, half.log_offset = position.queue_offset, position.log_offset
+        half.size = position.size
+        self._keys_in_turn.discard((half.group, half.key))
+        self.counters.parked += 1
+        self._track(half)
+        if final_properties is not None:
+            final = make_plain_final(
+                record, final_properties, half.topic, half.queue_id, half.log_offset
+            )
+            self.final_cache.put(half.queue_offset, final)
+
+    def park_failed(self, half: Half) -> None:
+        """Release the key of a half that could not be stored."""
+        self._keys_in_turn.discard((half.group, half.key))
 
     def find_duplicate(self, group: str, key: bytes) -> tuple[int, int] | None:
-        """Where a half with this key was parked: the send is a repeated one. Queue, log offset."""
+        """Return queue and log offset of the half that this group parked with this key."""
         half = self.halves.find_by_key(key, group)
         if half is not None:
             return half.queue_offset, half.log_offset
-        remembered = self.recent_keys.get(key)
-        if remembered is not None and remembered[0] == group:
-            return remembered[1:]
+        recent = self.recent_keys.get(key)
+        if recent is not None and recent[0] == group:
+            return recent[1:]
         return None
 
     def restore_half(
@@ -146,12 +273,11 @@ class TransactionCoordinator:
         size: int,
         parked_ms: int,
     ) -> Half:
-        """The half is in the log, and was found there."""
-        topic, group = properties.topic, properties.group
+        """Track a half that recovery read from the log."""
         half = self.new_half(
-            topic,
+            properties.topic,
             properties.queue_id,
-            group,
+            properties.group,
             properties.key,
             parked_ms,
             None,
@@ -159,144 +285,228 @@ class TransactionCoordinator:
         )
         half.attempt = properties.attempt
         half.queue_offset, half.log_offset, half.size = queue_offset, log_offset, size
-        self.track(half)
+        self._track(half)
         return half
 
-    def new_half(
-        self,
-        topic: str,
-        queue_id: int,
-        group: str,
-        key: bytes,
-        parked_ms: int,
-        producer: Hashable | None,
-        immunity_ms: int | None = None,
-    ) -> Half:
-        """One that is on its way into the log: nobody knows yet where it will lie."""
-        name = self.halves.intern_name
-        due_ms = parked_ms + self.rules.check_immunity_ms(topic, group, immunity_ms)
-        if due_ms != self._last_due_ms:  # the same object: halves parked together share it
-            self._last_due_ms = due_ms
-        due_ms = self._last_due_ms
-        return Half(0, 0, 0, name(topic), queue_id, name(group), key, parked_ms, due_ms, producer)
+    def _check_limits(self, group: str, size: int) -> None:
+        rules, total, group_total = self.rules, self.halves.total, self.halves.group_totals(group)
+        if (
+            total.count < rules.open_count_max
+            and group_total.count < rules.group_open_count_max
+            and total.size + size <= rules.open_bytes_max
+            and group_total.size + size <= rules.group_open_bytes_max
+        ):
+            return
+        of_group = f"of producer group {group}"
+        for subject, used, limit, setting in (
+            ("open transactions", total.count + 1, rules.open_count_max, "escrowOpenMax"),
+            (
+                "bytes in open transactions",
+                total.size + size,
+                rules.open_bytes_max,
+                "escrowOpenBytesMax",
+            ),
+            (
+                f"open transactions {of_group}",
+                group_total.count + 1,
+                rules.group_open_count_max,
+                "escrowOpenPerGroupMax",
+            ),
+            (
+                f"bytes in open transactions {of_group}",
+                group_total.size + size,
+                rules.group_open_bytes_max,
+                "escrowOpenBytesPerGroupMax",
+            ),
+        ):
+            if used > limit:
+                raise TooManyOpenTransactions(
+                    f"too many {subject}: the limit is {limit}; commit or roll back some, "
+                    f"or raise {setting}"
+                )
 
-    def track(self, half: Half) -> None:
-        """It is in the log."""
+    def _track(self, half: Half) -> None:
         self.states.extend_to(half.queue_offset)
         self.halves.add(half)
         self.schedule.add(half.queue_offset, half.due_ms)
         if half.attempt is not None:
             self._add_to_attempt(half)
 
-    # --- end -------------------------------------------------------------------------------------
+    # --- decide ----------------------------------------------------------------------------------
 
     def decide(
         self,
         queue_offset: int,
         log_offset: int,
-        group: str | None,
         verdict: Verdict,
         *,
-        by: str,
-        reason: str = "",
-        now_ms: int,
-    ) -> Decision | AlreadyDecided:
-        """Decide a half, for the first time or again. `group` None: an operator's word.
-
-        Raises NoSuchTransaction, TransactionContradicted; CorruptRecord if it cannot be read.
-        """
-        wanted = STATE_BY_VERDICT[verdict]
-        half = self.find_open(queue_offset, log_offset)
-        if half is None:
-            return self.find_decision(queue_offset, log_offset, wanted)
-        if group is not None and half.group != group:
-            raise TransactionNotFound(
-                f"the half at {queue_offset} is of producer group {half.group}, not {group}"
-            )
-        return self.make_decision(half, wanted, by=by, reason=reason, now_ms=now_ms)
-
-    def make_decision(
-        self,
-        half: Half,
-        state: TransactionState,
-        *,
-        by: str,
+        group: str | None,
+        by: DecidedBy,
+        by_name: str = "",
         reason: str = "",
         born_host: bytes = NO_HOST,
         now_ms: int,
-        final: NewRecord | None = None,
-    ) -> Decision:
-        """The records that settle it: final, or finals, and op side by side, in this order.
-        `final`: its caller has it already."""
-        records: list[Appendable] = [
-            make_op(
-                half.queue_offset,
-                state,
-                by,
-                reason,
-                previous_offsets=half.previous_offsets,
-                born_host=born_host,
-                now_ms=now_ms,
-            )
-        ]
-        if final is not None:
-            records.insert(0, final)
-        elif state is COMMITTED:
-            record = self._half_log.record_at(half.log_offset)
-            records[:0] = make_finals(record, half.topic, half.queue_id)
-        half.is_being_decided = True
-        return Decision(half, state, records)
+    ) -> Decision | AlreadyDecided | InProgress:
+        """Decide the half at this position. The verdict is COMMIT or ROLLBACK.
 
-    def find_open(self, queue_offset: int, log_offset: int) -> Half | None:
-        """The living half that these two numbers name; None if it is settled."""
+        `group` is the producer group that asks for it; None means an operator or the broker,
+        which may decide any half. `by`, `by_name`, `reason` and `born_host` are stored in the op.
+
+        Raises TransactionNotFound if there is no such half in this group, TransactionConflict if
+        it was decided with the opposite verdict, and CorruptRecord or RecordNotFound if it cannot
+        be read; then nothing has changed.
+        """
+        state = STATE_BY_VERDICT[verdict]
+        half = self.halves.find(queue_offset)
+        # The fast path of find_open(): almost every decision names an open half correctly.
+        if half is None or half.log_offset != log_offset or half.group != group:
+            half = self.find_open(queue_offset, log_offset, group)
+            if half is None:
+                return self._already_decided(queue_offset, log_offset, state)
+        if half.is_being_decided:
+            return InProgress()
+        decided_by = f"{by} {by_name}" if by_name else by
+        return self._decision(half, state, decided_by, reason, now_ms, born_host)
+
+    def decide_many(
+        self,
+        positions: Sequence[tuple[int, int]],
+        verdict: Verdict,
+        *,
+        group: str | None,
+        by: DecidedBy,
+        by_name: str = "",
+        now_ms: int,
+    ) -> GroupDecision | AlreadyDecided | InProgress:
+        """Decide all halves at these positions (queue offset, log offset), or none of them.
+
+        Raises as `decide()` does, but TransactionNotFound for a half that cannot be read.
+        """
+        state = STATE_BY_VERDICT[verdict]
+        queue_offsets: dict[int, None] = {}  # each half once, even if its aliases were named too
+        for queue_offset, log_offset in dict.fromkeys(positions):
+            half = self.find_open(queue_offset, log_offset, group)
+            if half is None:
+                self._already_decided(queue_offset, log_offset, state)
+            else:
+                queue_offsets[half.queue_offset] = None
+        if not queue_offsets:
+            return AlreadyDecided(state)
+        decided_by = f"{by} {by_name}" if by_name else by.value
+        record = DecisionRecord(commits=list(queue_offsets), by=decided_by)
+        if state is ROLLED_BACK:
+            record = DecisionRecord(rolls_back=list(queue_offsets), by=decided_by)
+        return self._group_decision(record, now_ms)
+
+    def decide_batch(
+        self,
+        writer: str,
+        batch: int,
+        fence: int,
+        winners: list[Winner],
+        fingerprint: str,
+        *,
+        is_last: bool = False,
+        now_ms: int,
+    ) -> GroupDecision | AlreadyDecided | InProgress:
+        """Commit the attempts of a writer's batch that won and roll back all others.
+
+        Raises WriterFenced, TransactionConflict if halves of a winner are missing, and
+        TransactionNotFound if one of them cannot be read.
+        """
+        decided_by = f"{DecidedBy.WRITER} {writer}"
+        record = self.writers.decide_batch(
+            writer, batch, fence, winners, fingerprint, decided_by, is_last=is_last
+        )
+        if record is None:
+            return AlreadyDecided(COMMITTED)
+        return self._group_decision(record, now_ms)
+
+    def register_writer(
+        self, name: str, run: str, fence: int | None, *, now_ms: int
+    ) -> GroupDecision | AlreadyDecided | InProgress:
+        """Raise the fence of a writer. AlreadyDecided: this run has its fence. Raises WriterFenced.
+
+        The new fence is a decision record without halves: both change the state of a writer, and
+        have to reach the log in the order in which they were made.
+        """
+        record = self.writers.make_registration(name, run, fence)
+        return AlreadyDecided(COMMITTED) if record is None else self._group_decision(record, now_ms)
+
+    def find_open(
+        self, queue_offset: int, log_offset: int, group: str | None = None
+    ) -> Half | None:
+        """Return the undecided half that has or had this position; None if it is decided.
+
+        Raises TransactionNotFound if another half is there, or one of another group than `group`.
+        """
         half = self.halves.find(self.aliases.get(queue_offset, queue_offset))
         if half is None:
             return None
         if half.queue_offset == queue_offset:
-            own_offset: int | None = half.log_offset
+            stored_offset: int | None = half.log_offset
         else:
-            own_offset = self._half_log.log_offset_of(names.HALF_TOPIC, 0, queue_offset)
-        if own_offset is not None and own_offset != log_offset:
+            stored_offset = self._half_log.log_offset_of(names.HALF_TOPIC, 0, queue_offset)
+        # None: the log has lost that position. The alias still proves that it belongs to the half.
+        if stored_offset is not None and stored_offset != log_offset:
+            raise _wrong_log_offset(queue_offset, stored_offset, log_offset)
+        if group is not None and half.group != group:
             raise TransactionNotFound(
-                f"the half at {queue_offset} has the log offset {own_offset}, not {log_offset}"
+                f"the half message at queue offset {queue_offset} belongs to producer group "
+                f"{half.group}, not {group}"
             )
         return half
 
-    def find_decision(
-        self, queue_offset: int, log_offset: int, expected_state: TransactionState
-    ) -> AlreadyDecided:
-        """How a half ended that is not open any more, if that is how it was wanted."""
-        state = self.states.get(queue_offset)
-        own_offset = self._half_log.log_offset_of(names.HALF_TOPIC, 0, queue_offset)
-        if state is None or own_offset is None:
-            raise TransactionNotFound(f"no half was parked at {queue_offset}, or it is forgotten")
-        if own_offset != log_offset:
-            raise TransactionNotFound(
-                f"the half at {queue_offset} has the log offset {own_offset}, not {log_offset}"
-            )
-        if not state.is_decided:
-            raise TransactionNotFound(f"the half at {queue_offset} cannot be read")
-        if state is not expected_state:
-            self.counters.conflicts += 1
-            raise TransactionConflict(
-                f"the transaction at {queue_offset} is {state.text}: it cannot be "
-                f"{expected_state.text}",
-                state.text,
-            )
-        self.counters.repeated_ends += 1
-        return AlreadyDecided(queue_offset, own_offset, state)
+    def strand(self, half: Half, reason: str, record: StoredRecord, *, now_ms: int) -> Decision:
+        """Set a half aside for an operator: no more checks are sent for it."""
+        half.reason = reason
+        stranded = make_stranded(record, reason)
+        return self._decision(half, STRANDED, DecidedBy.BROKER, reason, now_ms, finals=[stranded])
 
-    def apply(self, decision: Decision, op_offset: int, *, now_ms: int) -> None:
-        """The records of a change are in the log, its op at this place of the op queue."""
+    def complete(
+        self,
+        half: Half,
+        state: TransactionState,
+        reason: str,
+        finals: Sequence[Appendable] = (),
+        *,
+        now_ms: int,
+    ) -> Decision:
+        """Finish a decision that the log proves and that lacks its op. For recovery.
+
+        `finals`: those that are missing too.
+        """
+        if state is STRANDED:
+            half.reason = reason
+        return self._decision(half, state, DecidedBy.BROKER, reason, now_ms, finals=finals)
+
+    def make_finals(self, half: Half, record: StoredRecord, now_ms: int) -> list[Appendable]:
+        return make_finals(record, half.topic, half.queue_id, self._redirect, now_ms)
+
+    def complete_group(self, record: DecisionRecord, *, now_ms: int) -> GroupDecision:
+        """Return what is missing of a decision whose record is in the log. For recovery."""
+        pieces = self._decision_pieces(record, now_ms)
+        return GroupDecision(record, pieces)
+
+    def apply(
+        self,
+        decision: Decision,
+        results: Sequence[StoredPosition],
+        first_index: int = 0,
+        *,
+        now_ms: int,
+    ) -> None:
+        """Record a decision whose records are stored. Those begin at `results[first_index]`."""
         half, state = decision.half, decision.state
         half.is_being_decided = False
         self.states.put(half.queue_offset, state)
+        op_offset = results[first_index + len(decision.records) - 1].queue_offset
         self.cursors.add_op(op_offset, half.queue_offset)
         if state is STRANDED:
             self.halves.strand(half)
             self.counters.stranded += 1
         else:
-            self.close(half, state)
+            self._close(half, state)
             self.counters.finish_seconds.observe(max(0, now_ms - half.parked_ms) / 1000)
             by_topic = self.counters.committed
             if state is ROLLED_BACK:
@@ -304,17 +514,174 @@ class TransactionCoordinator:
             by_topic[half.topic] = by_topic.get(half.topic, 0) + 1
 
     def cancel(self, decision: Decision) -> None:
-        """They are not: the half is as it was."""
+        """Undo `decide()` after a failed append; the half is open again."""
         decision.half.is_being_decided = False
-        if decision.state is TransactionState.STRANDED:
+        if decision.state is STRANDED:
             decision.half.reason = ""
 
-    def close(self, half: Half, state: TransactionState) -> None:
-        """It is settled, in all the places that it had."""
+    def apply_piece(
+        self,
+        group_decision: GroupDecision,
+        piece: DecisionPiece,
+        results: Sequence[StoredPosition],
+        *,
+        now_ms: int,
+    ) -> None:
+        """Record a piece of a group decision whose records are stored at `results`."""
+        index = 0
+        if piece.has_decision_record:
+            self.writers.apply(group_decision.record, results[0].log_offset)
+            group_decision.queue_offset = results[0].queue_offset
+            index = 1
+        for decision in piece.decisions:
+            self.apply(decision, results, index, now_ms=now_ms)
+            index += len(decision.records)
+        if piece.is_last:
+            self.unfinished_decisions.discard(group_decision.queue_offset)
+            self._reserved_queues -= group_decision.reserved_queues
+        else:
+            self.unfinished_decisions.add(group_decision.queue_offset)
+
+    def cancel_piece(self, group_decision: GroupDecision, piece: DecisionPiece) -> None:
+        """Undo a piece that was not stored.
+
+        Without its decision record nothing is decided, and all halves are open again. With it
+        everything is decided, and the piece has to be stored later.
+        """
+        if not piece.has_decision_record:
+            group_decision.put_back(piece)
+            return
+        for half in self._undecided_halves(group_decision.record):
+            half.is_being_decided = False
+        self.writers.unstage(group_decision.record)
+        self._reserved_queues -= group_decision.reserved_queues
+
+    def _decision(
+        self,
+        half: Half,
+        state: TransactionState,
+        decided_by: str,
+        reason: str,
+        now_ms: int,
+        born_host: bytes = NO_HOST,
+        finals: Sequence[Appendable] | None = None,
+    ) -> Decision:
+        """Build the records of every decision. `finals`: None builds them from the half."""
+        op = make_op(
+            half.queue_offset,
+            state,
+            decided_by,
+            reason,
+            previous_offsets=half.previous_offsets if state is not STRANDED else (),
+            born_host=born_host,
+            now_ms=now_ms,
+        )
+        records: list[Appendable]
+        cached_final = self.final_cache.take(half.queue_offset)
+        if finals is not None:
+            records = [*finals, op]
+        elif state is not COMMITTED:
+            records = [op]
+        elif cached_final is not None:
+            records = [cached_final, op]
+        else:
+            record = self._half_log.record_at(half.log_offset)
+            records = [*self.make_finals(half, record, now_ms), op]
+        half.is_being_decided = True
+        return Decision(half, state, records)
+
+    def _already_decided(
+        self, queue_offset: int, log_offset: int, state: TransactionState
+    ) -> AlreadyDecided:
+        """Compare the recorded outcome of a half that is not open with the expected one."""
+        recorded = self.states.get(queue_offset)
+        stored_offset = self._half_log.log_offset_of(names.HALF_TOPIC, 0, queue_offset)
+        if recorded is None or stored_offset is None:
+            raise TransactionNotFound(
+                f"no half message at queue offset {queue_offset}, or it has expired"
+            )
+        if stored_offset != log_offset:
+            raise _wrong_log_offset(queue_offset, stored_offset, log_offset)
+        if not recorded.is_decided:
+            raise TransactionNotFound(
+                f"the half message at queue offset {queue_offset} cannot be read"
+            )
+        if recorded is not state:
+            self.counters.conflicts += 1
+            raise TransactionConflict(
+                f"the transaction at queue offset {queue_offset} is {recorded.text} and cannot "
+                f"become {state.text}",
+                recorded.text,
+            )
+        self.counters.repeated_ends += 1
+        return AlreadyDecided(recorded)
+
+    def _group_decision(self, record: DecisionRecord, now_ms: int) -> GroupDecision | InProgress:
+        halves = list(self._undecided_halves(record))
+        queues = frozenset(
+            (half.topic, half.queue_id)
+            for offset in record.commits
+            if (half := self.halves.find(offset)) is not None
+        )
+        if any(half.is_being_decided for half in halves):
+            return InProgress()
+        if not self._reserved_queues.isdisjoint(queues):
+            return InProgress()
+        # Once the decision record is stored it is too late to refuse: read every half before.
+        for queue_offset in record.commits:
+            half = self.halves.find(queue_offset)
+            if half is not None and self.read_half(half) is None:
+                raise TransactionNotFound(
+                    f"the half message at queue offset {queue_offset} cannot be read: {half.reason}"
+                )
+        for half in halves:
+            half.is_being_decided = True
+        self.writers.stage(record)
+        decision = GroupDecision(
+            record,
+            self._decision_pieces(record, now_ms),
+            make_decision_record(record, now_ms=now_ms),
+        )
+        first_piece = decision.next_piece()
+        if not first_piece.is_last:
+            decision.reserved_queues = queues
+            self._reserved_queues |= queues
+        decision.put_back(first_piece)
+        return decision
+
+    def _decision_pieces(self, record: DecisionRecord, now_ms: int) -> Iterator[list[Decision]]:
+        """Yield the decisions that are not stored yet, about `piece_bytes` at a time."""
+        piece: list[Decision] = []
+        size = 0
+        for state, offsets in ((COMMITTED, record.commits), (ROLLED_BACK, record.rolls_back)):
+            for queue_offset in offsets:
+                half = self.halves.find(self.aliases.get(queue_offset, queue_offset))
+                if half is None:
+                    continue
+                try:
+                    piece.append(self._decision(half, state, record.by, "", now_ms))
+                except (CorruptRecord, RecordNotFound):
+                    self.read_half(half)  # reports it; the other halves are delivered
+                    continue
+                size += half.size
+                if size >= self.rules.piece_bytes:
+                    yield piece
+                    piece, size = [], 0
+        if piece:
+            yield piece
+
+    def _undecided_halves(self, record: DecisionRecord) -> Iterator[Half]:
+        for queue_offset in (*record.commits, *record.rolls_back):
+            half = self.halves.find(queue_offset)
+            if half is not None:
+                yield half
+
+    def _close(self, half: Half, state: TransactionState) -> None:
+        """Forget a decided half; its state and, for a while, its key remain."""
         self.halves.remove(half)
-        for old in half.previous_offsets:
-            self.states.put(old, state)
-            self.aliases.pop(old, None)
+        for queue_offset in half.previous_offsets:
+            self.states.put(queue_offset, state)
+            self.aliases.pop(queue_offset, None)
         if half.attempt is not None:
             self.remove_from_attempt(half)
         if half.key:
@@ -334,41 +701,21 @@ class TransactionCoordinator:
 
     # --- check -----------------------------------------------------------------------------------
 
-    def take_due(self, now_ms: int, count_max: int) -> list[Half]:
-        """The halves to ask about now. Each comes up again only when it is told when."""
-        found = []
-        for queue_offset in self.schedule.take_due(now_ms, count_max):
-            half = self.halves.find(queue_offset)
-            if half is None or half.is_stranded or half.reason:
-                continue
-            if half.due_ms > now_ms:
-                continue  # it was put off since; its new time is noted
-            if half.is_being_decided:
-                self.reschedule(half, now_ms + 1000)
-                continue
-            found.append(half)
-        return found
-
-    def strand_reason(self, half: Half, now_ms: int) -> str:
-        """Why it is not to be asked about any more; "" if it is."""
-        if half.checks >= self.rules.checks_max:
-            return f"asked {half.checks} times without an answer"
-        if now_ms - half.parked_ms > self.rules.age_max_ms:
-            return f"open for more than {self.rules.age_max_ms // 3_600_000} hours"
-        return ""
-
     def read_half(self, half: Half) -> StoredRecord | None:
-        """The message; None, and reported, if the log cannot give it: nobody waits behind it."""
+        """Return the record of a half. None if the log cannot read it; this is logged and counted.
+
+        An unreadable half is not checked any more, so that it does not block others.
+        """
         try:
             return self._half_log.record_at(half.log_offset)
         except (CorruptRecord, RecordNotFound) as error:
             self.counters.unreadable_halves += not half.is_unreadable
             half.reason = f"unreadable: {error}"
-            log.error("half unreadable queue_offset=%d: %s", half.queue_offset, error)
+            log.error("half message unreadable queue_offset=%d: %s", half.queue_offset, error)
             return None
 
     def check_sent(self, half: Half, now_ms: int) -> None:
-        """A question about it is on its way: only such count."""
+        """Count a check that was handed to a socket. Unsent checks do not count."""
         half.checks += 1
         self.reschedule(half, now_ms + self.check_interval_ms(half))
 
@@ -376,194 +723,81 @@ class TransactionCoordinator:
         half.due_ms = due_ms
         self.schedule.add(half.queue_offset, due_ms)
 
-    def strand(self, half: Half, reason: str, record: StoredRecord, *, now_ms: int) -> Decision:
-        half.is_being_decided = True
-        half.reason = reason
-        records: list[Appendable] = [
-            make_stranded(record, reason),
-            make_op(half.queue_offset, TransactionState.STRANDED, "broker", reason, now_ms=now_ms),
-        ]
-        return Decision(half, TransactionState.STRANDED, records)
+    def check_interval_ms(self, half: Half) -> int:
+        return self.rules.check_interval_ms(half.topic, half.group, half.checks)
 
-    # --- appended again --------------------------------------------------------------------------
+    # --- move ------------------------------------------------------------------------------------
 
     def move(
         self, half: Half, record: StoredRecord, *, is_resume: bool, now_ms: int
     ) -> tuple[CheckState, list[NewRecord]]:
-        """The half once more, and that its old place is done with: because its log file is to go,
-        or because an operator wants a stranded one asked about again."""
+        """Return the records that append a half again, and the check state it will have then.
+
+        A half moves when its segment expires, or when an operator resumes a stranded one, whose
+        checks then start again. Call `moved()` or `move_failed()` after the append.
+        """
         half.is_being_decided = True
-        past = CheckState(half.parked_ms, half.due_ms, half.checks, half.is_stranded)
+        check_state = CheckState(half.parked_ms, half.due_ms, half.checks, half.is_stranded)
         if is_resume and half.is_stranded:
-            past = CheckState(now_ms, now_ms, 0, False)
-        moved = make_op(
-            half.queue_offset, TransactionState.OPEN, "broker", "appended again", now_ms=now_ms
+            check_state = CheckState(now_ms, now_ms, 0, False)
+        queue_offsets = *half.previous_offsets, half.queue_offset
+        copy = make_copy(record, *queue_offsets, check_state=check_state)
+        return check_state, [copy, self.make_move_op(half, now_ms=now_ms)]
+
+    def make_move_op(self, half: Half, *, now_ms: int) -> NewRecord:
+        """Return the op which says that a copy has replaced the half at its present position."""
+        return make_op(
+            half.queue_offset,
+            TransactionState.OPEN,
+            DecidedBy.BROKER,
+            "appended again",
+            now_ms=now_ms,
         )
-        places = *half.previous_offsets, half.queue_offset
-        return past, [make_copy(record, *places, check_state=past), moved]
 
     def moved(
-        self,
-        half: Half,
-        check_state: CheckState,
-        queue_offset: int,
-        log_offset: int,
-        op_offset: int,
+        self, half: Half, check_state: CheckState, copy: StoredPosition, op: StoredPosition
     ) -> None:
-        """It lives at the new place; the old one still leads to it."""
-        old = half.queue_offset
+        """Record that a half has moved. Its previous positions still lead to it."""
+        old_offset, queue_offset = half.queue_offset, copy.queue_offset
         self.halves.remove(half)
         self.remove_from_attempt(half)
-        half.previous_offsets += (old,)
-        for place in half.previous_offsets:
-            self.aliases[place] = queue_offset
+        half.previous_offsets += (old_offset,)
+        for previous_offset in half.previous_offsets:
+            self.aliases[previous_offset] = queue_offset
         self.states.extend_to(queue_offset)
-        self.states.put(old, TransactionState.STRANDED)  # not open, and not decided: its copy is
-        self.cursors.add_op(op_offset, old)
-        half.queue_offset, half.log_offset = queue_offset, log_offset
+        # Neither open nor decided here: the copy is the one to look at.
+        self.states.put(old_offset, STRANDED)
+        self.cursors.add_op(op.queue_offset, old_offset)
+        half.queue_offset, half.log_offset = queue_offset, copy.log_offset
         half.is_being_decided = False
         half.parked_ms, half.due_ms, half.checks, half.is_stranded = check_state
         if half.is_stranded:
-            self.states.put(queue_offset, TransactionState.STRANDED)
+            self.states.put(queue_offset, STRANDED)
         else:
             half.reason = ""
         self.halves.add(half)
         self.schedule.add(queue_offset, half.due_ms)
         self._add_to_attempt(half)
 
+    def move_failed(self, half: Half) -> None:
+        half.is_being_decided = False
+
     def open_halves_below(self, log_offset: int) -> list[Half]:
-        """Halves that would go with the log below this place."""
+        """Return the undecided halves that would be lost with the log below this offset."""
         return [half for half in self.halves if half.log_offset < log_offset]
 
     def purge_below(self, min_queue_offset: int) -> None:
-        """The half queue begins here now."""
+        """Drop the states of halves below the first one that the log still has."""
         self.states.purge_below(min_queue_offset)
 
     def advance_cursors(self) -> None:
         self.cursors.advance(self.states.first_open(self.cursors.half_offset))
 
-    def check_interval_ms(self, half: Half) -> int:
-        return self.rules.check_interval_ms(half.topic, half.group, half.checks)
 
-
-DECISION_HALVES_MAX: Final = 1_000_000
-
-
-def decide_many(
-    coordinator: TransactionCoordinator,
-    positions: Sequence[tuple[int, int]],
-    group: str,
-    verdict: Verdict,
-    *,
-    by: str,
-) -> DecisionRecord | None:
-    """The decision over these halves, by queue offset and log offset; None if all are decided so.
-
-    Raises NoSuchTransaction or TransactionContradicted, and then nothing has changed.
-    """
-    wanted = STATE_BY_VERDICT[verdict]
-    open_halves: dict[int, None] = {}  # each once, by whatever places it was named
-    for queue_offset, log_offset in dict.fromkeys(positions):
-        half = coordinator.find_open(queue_offset, log_offset)
-        if half is None:
-            coordinator.find_decision(queue_offset, log_offset, wanted)
-        elif half.group != group:
-            raise TransactionNotFound(
-                f"the half at {queue_offset} is of producer group {half.group}, not {group}"
-            )
-        else:
-            open_halves[half.queue_offset] = None
-    if not open_halves:
-        return None
-    if wanted is TransactionState.COMMITTED:
-        return DecisionRecord(commits=list(open_halves), by=by)
-    return DecisionRecord(rolls_back=list(open_halves), by=by)
-
-
-def is_being_decided(coordinator: TransactionCoordinator, decision_record: DecisionRecord) -> bool:
-    """Whether somebody else is deciding one of these halves just now."""
-    return any(half.is_being_decided for half in _open_halves(coordinator, decision_record))
-
-
-def decision_queues(
-    coordinator: TransactionCoordinator, decision_record: DecisionRecord
-) -> Iterator[tuple[str, int]]:
-    """Where its messages will be seen."""
-    for queue_offset in decision_record.commits:
-        half = coordinator.halves.find(queue_offset)
-        if half is not None:
-            yield half.topic, half.queue_id
-
-
-def mark_being_decided(
-    coordinator: TransactionCoordinator, decision_record: DecisionRecord
-) -> None:
-    for half in _open_halves(coordinator, decision_record):
-        half.is_being_decided = True
-
-
-def unmark_being_decided(
-    coordinator: TransactionCoordinator, decision_record: DecisionRecord
-) -> None:
-    for half in _open_halves(coordinator, decision_record):
-        half.is_being_decided = False
-
-
-def check_readable(coordinator: TransactionCoordinator, decision_record: DecisionRecord) -> None:
-    """All or nothing: one that cannot be delivered refuses the rest too, before it is too late."""
-    for queue_offset in decision_record.commits:
-        half = coordinator.halves.find(queue_offset)
-        if half is not None and coordinator.read_half(half) is None:
-            raise TransactionNotFound(f"the half at {queue_offset} cannot be read: {half.reason}")
-
-
-def decision_pieces(
-    coordinator: TransactionCoordinator, decision_record: DecisionRecord, *, now_ms: int
-) -> Iterator[list[Decision]]:
-    """What follows from a decision and is not done yet, in portions of bounded size."""
-    piece: list[Decision] = []
-    size = 0
-    for state, offsets in (
-        (TransactionState.COMMITTED, decision_record.commits),
-        (TransactionState.ROLLED_BACK, decision_record.rolls_back),
-    ):
-        for queue_offset in offsets:
-            half = coordinator.halves.find(coordinator.aliases.get(queue_offset, queue_offset))
-            if half is None:
-                continue
-            try:
-                piece.append(
-                    coordinator.make_decision(half, state, by=decision_record.by, now_ms=now_ms)
-                )
-            except (CorruptRecord, RecordNotFound):
-                coordinator.read_half(half)  # reported; the others are delivered
-                continue
-            size += half.size
-            if size >= coordinator.rules.piece_bytes:
-                yield piece
-                piece, size = [], 0
-    if piece:
-        yield piece
-
-
-def apply_piece(
-    coordinator: TransactionCoordinator,
-    piece: Sequence[Decision],
-    queue_offsets: Sequence[int],
-    *,
-    now_ms: int,
-) -> None:
-    """A piece is in the log; these are the places of its records in their queues."""
-    at = 0
-    for change in piece:
-        at += len(change.records)
-        coordinator.apply(change, queue_offsets[at - 1], now_ms=now_ms)
-
-
-def _open_halves(
-    coordinator: TransactionCoordinator, decision_record: DecisionRecord
-) -> Iterator[Half]:
-    for queue_offset in (*decision_record.commits, *decision_record.rolls_back):
-        half = coordinator.halves.find(queue_offset)
-        if half is not None:
-            yield half
+def _wrong_log_offset(
+    queue_offset: int, stored_offset: int, log_offset: int
+) -> TransactionNotFound:
+    return TransactionNotFound(
+        f"the half message at queue offset {queue_offset} has log offset {stored_offset}, "
+        f"not {log_offset}"
+    )

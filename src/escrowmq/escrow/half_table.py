@@ -1,38 +1,35 @@
-"""The open halves: what is needed to decide, to ask and to list each, and no more.
+"""What the coordinator remembers of half messages, from the most to the least detail.
 
-There may be a million of them, so an entry is small: the message itself stays in the log.
+    HalfTable         the undecided halves: all that is needed to decide, check and list each
+    HalfStates        two bits for every half that the log still holds
+    RocketMQCursors   where Apache RocketMQ would have to continue with this directory
+    FinalCache        finals of the halves that were parked last
 
-What became of every half that the log still holds: two bits each, by half-queue offset.
-
-A hundred million halves are 25 MB, so that a late answer can be told from a repeated one for as
-long as the log keeps the half, and no object is kept for what is over.
-
-How far RocketMQ would have to read, if it took the directory over.
-
-Its two cursors, kept as offsets of the group CID_RMQ_SYS_TRANS: the first half that is open, and
-the first op that says something about that half or a later one. Everything before them is over.
-
-What it takes to commit a half, kept for those that came last.
-
-Most halves are small and committed within milliseconds. Those need not be read from the log and
-taken apart again. It is a help, not a record: whatever is not here is read.
+A broker may have a million undecided halves, so a table entry is small and the message itself
+stays in the log. The states of a hundred million halves take 25 MB. With them a repeated END and a
+contradicting one can be told apart for as long as the log keeps the half, without an object for
+each decided transaction.
 """
 
 from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import msgspec
 
+from escrowmq.message.record import NewRecord
 from escrowmq.message.transaction import TransactionState
+from escrowmq.peer import Peer
+
+# --- undecided halves ----------------------------------------------------------------------------
 
 
 class Attempt(NamedTuple):
-    """Whose batch a half belongs to: his decision settles it, and nobody is asked."""
+    """The attempt of a writer that a half belongs to. The writer decides it; no checks are sent."""
 
     writer: str
     batch: int
@@ -41,7 +38,7 @@ class Attempt(NamedTuple):
 
 
 class Half(msgspec.Struct, gc=False):
-    """One that is not settled: open, or stranded."""
+    """A half message that is not decided: open or stranded."""
 
     queue_offset: int
     log_offset: int
@@ -52,17 +49,17 @@ class Half(msgspec.Struct, gc=False):
     key: bytes
     parked_ms: int
     due_ms: int
-    producer: Hashable | None = None  # the line that it came by
+    producer: Peer | None = None  # the connection that sent it, or that answered a check last
     checks: int = 0  # that were handed to a socket
     is_stranded: bool = False
     is_being_decided: bool = False  # its records are in this turn's batch
-    reason: str = ""  # why it is stranded, or cannot be asked about
-    previous_offsets: tuple[int, ...] = ()  # places it had before it was appended again
+    reason: str = ""  # why it is stranded, or why it cannot be checked
+    previous_offsets: tuple[int, ...] = ()  # queue offsets it had before it was moved
     attempt: Attempt | None = None
 
     @property
     def is_unreadable(self) -> bool:
-        """The log could not give it when it was last asked."""
+        """Whether the log could not read it the last time."""
         return self.reason.startswith("unreadable")
 
 
@@ -76,17 +73,18 @@ _NO_TOTALS = HalfTotals()
 
 
 class HalfTable:
-    """By place, by unique key, and how many each group has."""
+    """The undecided halves by queue offset and by unique key, and totals by group and topic."""
 
     def __init__(self) -> None:
         self._by_offset: dict[int, Half] = {}
-        # By key alone, as keys are unique; of several groups with one key, the others by both.
+        # Unique keys are unique, so the key alone is enough and a tuple per half is saved. If
+        # several groups use one key, the first has it alone and the others with their group.
         self._by_key: dict[bytes | tuple[str, bytes], int] = {}
-        self._names: dict[str, str] = {}  # topics and groups, once each
+        self._names: dict[str, str] = {}  # topics and groups
         self._totals_by_group: dict[str, HalfTotals] = {}
         self.count_by_topic: dict[str, int] = {}
         self.total = HalfTotals()
-        self.stranded_count = 0  # of them
+        self.stranded_count = 0
 
     def __len__(self) -> int:
         return len(self._by_offset)
@@ -95,23 +93,19 @@ class HalfTable:
         return iter(self._by_offset.values())
 
     def intern_name(self, text: str) -> str:
-        """The one object for this name: a million halves share it."""
+        """Return one shared object for equal names, because a million halves hold them."""
         return self._names.setdefault(text, text)
 
     def add(self, half: Half) -> None:
         self._by_offset[half.queue_offset] = half
-        self.add_key(half)
-        self.stranded_count += half.is_stranded
-        self._update_totals(half, 1)
-
-    def add_key(self, half: Half) -> None:
-        """It is the one that its key leads to."""
         key = half.key
         if key:
-            taken = self._by_key.get(key)
-            first = None if taken is None else self._by_offset.get(taken)
+            first_offset = self._by_key.get(key)
+            first = None if first_offset is None else self._by_offset.get(first_offset)
             is_taken = first is not None and first.group != half.group
             self._by_key[(half.group, key) if is_taken else key] = half.queue_offset
+        self.stranded_count += half.is_stranded
+        self._update_totals(half, 1)
 
     def remove(self, half: Half) -> None:
         del self._by_offset[half.queue_offset]
@@ -126,37 +120,34 @@ class HalfTable:
         half.is_stranded = True
         self.stranded_count += 1
 
-    def unstrand(self, half: Half) -> None:
-        half.is_stranded = False
-        self.stranded_count -= 1
-
     def find(self, queue_offset: int) -> Half | None:
         return self._by_offset.get(queue_offset)
 
     def find_by_key(self, key: bytes, group: str | None = None) -> Half | None:
-        """Of this group, or of any."""
+        """Return the half of this group with this key; without a group, of any group."""
         half = self._by_offset.get(self._by_key.get(key, -1))
         if group is None or (half is not None and half.group == group):
             return half
         return self._by_offset.get(self._by_key.get((group, key), -1))
 
     def oldest(self) -> Half | None:
-        """The one that has been in the log for longest."""
+        """Return the half with the lowest log offset."""
+        # Halves are added in the order of the log, and dictionaries keep that order.
         return next(iter(self._by_offset.values()), None)
 
     def group_totals(self, group: str) -> HalfTotals:
         return self._totals_by_group.get(group) or _NO_TOTALS
 
     def _update_totals(self, half: Half, sign: int) -> None:
-        load = self._totals_by_group.get(half.group)
-        if load is None:
-            load = self._totals_by_group[self.intern_name(half.group)] = HalfTotals()
+        group_total = self._totals_by_group.get(half.group)
+        if group_total is None:
+            group_total = self._totals_by_group[self.intern_name(half.group)] = HalfTotals()
         size, total, topic, by_topic = sign * half.size, self.total, half.topic, self.count_by_topic
-        load.count += sign
-        load.size += size
+        group_total.count += sign
+        group_total.size += size
         total.count += sign
         total.size += size
-        if not load.count:
+        if not group_total.count:
             del self._totals_by_group[half.group]
         count = by_topic.get(topic, 0) + sign
         if count:
@@ -165,21 +156,23 @@ class HalfTable:
             del by_topic[topic]
 
 
+# --- states of all halves ------------------------------------------------------------------------
+
 _HALVES_PER_BYTE = 4
-_GROWTH_BYTES = 4096  # at a time: the bits are longer than what they say
+_GROWTH_BYTES = 4096  # allocated in advance, so that most halves need no new memory
 
 
 class _StateFilter:
-    """Halves in any of these states, and a search for bytes that hold one."""
+    """A set of states, and a search for bytes that contain at least one of them."""
 
     def __init__(self, *states: TransactionState) -> None:
         self.states = frozenset(states)
-        having = [
+        matching_bytes = [
             byte
             for byte in range(256)
             if any(byte >> shift & 3 in self.states for shift in (0, 2, 4, 6))
         ]
-        self.search_bytes = re.compile(b"[%b]" % re.escape(bytes(having))).search
+        self.search_bytes = re.compile(b"[%b]" % re.escape(bytes(matching_bytes))).search
 
 
 _OPEN = _StateFilter(TransactionState.OPEN)
@@ -189,71 +182,71 @@ _STATES = tuple(TransactionState)
 
 
 class HalfStates:
-    """Halves from `base` up to `next`; all of them open until said otherwise."""
+    """The state of every half from `base_offset` up to `next_offset`; OPEN unless set."""
 
     def __init__(self, base_offset: int = 0, next_offset: int = 0, bits: bytes = b"") -> None:
-        self.base_offset = (
-            base_offset - base_offset % _HALVES_PER_BYTE
-        )  # whole bytes are forgotten at the front
+        # Only whole bytes are purged, so the base is a multiple of four.
+        self.base_offset = base_offset - base_offset % _HALVES_PER_BYTE
         self.next_offset = max(self.base_offset, next_offset)
         self._bits = bytearray(bits)
         self._grow()
 
     def get(self, queue_offset: int) -> TransactionState | None:
-        """None: no half was parked there, or it is forgotten."""
+        """Return the state of a half; None if there is none at this offset, or it was purged."""
         if not self.base_offset <= queue_offset < self.next_offset:
             return None
-        at, shift = divmod(queue_offset - self.base_offset, _HALVES_PER_BYTE)
-        return _STATES[self._bits[at] >> 2 * shift & 3]
+        index, shift = divmod(queue_offset - self.base_offset, _HALVES_PER_BYTE)
+        return _STATES[self._bits[index] >> 2 * shift & 3]
 
     def put(self, queue_offset: int, state: TransactionState) -> None:
+        """Set the state of a half. A purged half is ignored."""
         if queue_offset < self.base_offset:
             return
         if queue_offset >= self.next_offset:
             self.extend_to(queue_offset)
-        at, shift = divmod(queue_offset - self.base_offset, _HALVES_PER_BYTE)
-        self._bits[at] = self._bits[at] & ~(3 << 2 * shift) | state << 2 * shift
+        index, shift = divmod(queue_offset - self.base_offset, _HALVES_PER_BYTE)
+        self._bits[index] = self._bits[index] & ~(3 << 2 * shift) | state << 2 * shift
 
     def extend_to(self, queue_offset: int) -> None:
-        """There are halves up to this one now."""
+        """Add open halves up to and including this one."""
         if queue_offset >= self.next_offset:
             self.next_offset = queue_offset + 1
             if queue_offset - self.base_offset >= len(self._bits) * _HALVES_PER_BYTE:
                 self._grow()
 
     def purge_below(self, queue_offset: int) -> None:
-        """Their records are gone from the log."""
-        whole = min(queue_offset, self.next_offset) - self.base_offset
-        if whole >= _HALVES_PER_BYTE:
-            del self._bits[: whole // _HALVES_PER_BYTE]
-            self.base_offset += whole - whole % _HALVES_PER_BYTE
+        """Drop the states of halves whose records are gone from the log."""
+        count = min(queue_offset, self.next_offset) - self.base_offset
+        if count >= _HALVES_PER_BYTE:
+            del self._bits[: count // _HALVES_PER_BYTE]
+            self.base_offset += count - count % _HALVES_PER_BYTE
 
     def first_open(self, begin: int) -> int:
-        """The first half from `begin` on that is open; `next` if none is."""
+        """Return the first open half from `begin` on; `next_offset` if there is none."""
         return self._first(begin, _OPEN)
 
     def first_undecided(self, begin: int) -> int:
-        """The first that is open or stranded."""
+        """Return the first open or stranded half from `begin` on, or `next_offset`."""
         return self._first(begin, _UNDECIDED)
 
     def first_decided(self, begin: int) -> int:
-        """The first that is neither."""
+        """Return the first committed or rolled back half from `begin` on, or `next_offset`."""
         return self._first(begin, _DECIDED)
 
     def _first(self, begin: int, state_filter: _StateFilter) -> int:
-        at = max(begin, self.base_offset)
-        while at < self.next_offset:
-            place, rest = divmod(at - self.base_offset, _HALVES_PER_BYTE)
-            if not rest:  # past whole bytes without any: there may be millions
-                found = state_filter.search_bytes(self._bits, place)
-                if found is None:
+        queue_offset = max(begin, self.base_offset)
+        while queue_offset < self.next_offset:
+            index, shift = divmod(queue_offset - self.base_offset, _HALVES_PER_BYTE)
+            if not shift:  # skip whole bytes with a search in C: there may be millions of them
+                match = state_filter.search_bytes(self._bits, index)
+                if match is None:
                     break
-                if found.start() > place:
-                    at = self.base_offset + found.start() * _HALVES_PER_BYTE
+                if match.start() > index:
+                    queue_offset = self.base_offset + match.start() * _HALVES_PER_BYTE
                     continue
-            if _STATES[self._bits[place] >> 2 * rest & 3] in state_filter.states:
-                return at
-            at += 1
+            if _STATES[self._bits[index] >> 2 * shift & 3] in state_filter.states:
+                return queue_offset
+            queue_offset += 1
         return self.next_offset
 
     def dump(self) -> bytes:
@@ -268,23 +261,33 @@ class HalfStates:
             self._bits += bytes(missing + _GROWTH_BYTES)
 
 
+# --- RocketMQ's cursors --------------------------------------------------------------------------
+
+
 class RocketMQCursors:
+    """The two offsets from which RocketMQ would continue if it took this directory over.
+
+    RocketMQ keeps them as consumer offsets of the group CID_RMQ_SYS_TRANS: the first half that is
+    open, and the first op about that half or a later one. All halves and ops before are done.
+    """
+
     def __init__(self, half_offset: int = 0, op_offset: int = 0) -> None:
         self.half_offset = half_offset
         self.op_offset = op_offset
-        self._half_offset_of_ops: array[int] = array("q")  # of the ops from `op` on, in order
-        self._passed_count = 0  # of those, at the front: the array is cut now and then
+        # The half of every op from `op_offset` on, in order. Passed ops stay at the front for a
+        # while, because removing each from the front of an array would cost its whole length.
+        self._half_offset_of_ops: array[int] = array("q")
+        self._passed_count = 0
 
     def add_op(self, op_offset: int, half_offset: int) -> None:
-        """In the order of the op queue. An op over several halves counts with the last of them."""
+        """Add an op, in the order of the op queue. For several halves, name the last of them."""
         waiting = len(self._half_offset_of_ops) - self._passed_count
-        unseen = (
-            op_offset - self.op_offset - waiting
-        )  # ops that nobody could read: they settle nothing
+        # Ops in between could not be read and decide nothing.
+        unread = op_offset - self.op_offset - waiting
         if not waiting:
-            self.op_offset += unseen
-        elif unseen:
-            self._half_offset_of_ops.extend([-1] * unseen)
+            self.op_offset += unread
+        elif unread:
+            self._half_offset_of_ops.extend([-1] * unread)
         self._half_offset_of_ops.append(half_offset)
 
     def advance(self, first_open_offset: int) -> None:
@@ -298,34 +301,31 @@ class RocketMQCursors:
             self._passed_count = 0
 
 
-CACHE_GENERATION_SIZE: Final = 4096  # up to twice as many are here
-CACHED_BODY_BYTES_MAX: Final = 4096  # of one that is kept
+# --- cached finals -------------------------------------------------------------------------------
 
-
-class CachedFinal(msgspec.Struct, frozen=True, gc=False):
-    """Of its final, everything but the place that it will have."""
-
-    body: bytes
-    properties: bytes
-    tags_and_keys: tuple[int, list[bytes]] | None
-    flag: int
-    sys_flag: int
-    born_ms: int
-    born_host: bytes
-    reconsume_times: int
+CACHE_GENERATION_SIZE: Final = 4096  # finals; the cache holds up to two generations
+CACHED_BODY_BYTES_MAX: Final = 4096
 
 
 class FinalCache:
-    """By half-queue offset, in two generations: the older one goes all at once."""
+    """The finals of small halves that were parked last, by queue offset of the half.
+
+    Most halves are small and are committed within milliseconds. With this cache they need not be
+    read from the log and parsed again. A final that is not cached is made from the log.
+
+    There are two generations, and the older one is dropped as a whole, so that no order of use
+    has to be kept.
+    """
 
     def __init__(self) -> None:
-        self._young: dict[int, CachedFinal] = {}
-        self._old: dict[int, CachedFinal] = {}
+        self._young: dict[int, NewRecord] = {}
+        self._old: dict[int, NewRecord] = {}
 
-    def put(self, queue_offset: int, final: CachedFinal) -> None:
+    def put(self, queue_offset: int, final: NewRecord) -> None:
         if len(self._young) >= CACHE_GENERATION_SIZE:
             self._old, self._young = self._young, {}
         self._young[queue_offset] = final
 
-    def take(self, queue_offset: int) -> CachedFinal | None:
+    def take(self, queue_offset: int) -> NewRecord | None:
+        """Remove and return a final."""
         return self._young.pop(queue_offset, None) or self._old.pop(queue_offset, None)

@@ -1,37 +1,35 @@
-"""The records of a transaction, as RocketMQ lays them out, and what we add to them.
+"""The records of a transaction, in RocketMQ's layout with a few properties of our own.
 
-    half      half topic, queue 0    the message; REAL_TOPIC and REAL_QID say where it wants to go
+    half      half topic, queue 0    the message; REAL_TOPIC and REAL_QID name its own queue
     final     its own topic, queue   the message again, marked committed; names its half
-    op        op topic, queue 0      body: the half's queue offset; ours also says how it ended
-    stranded  stranded topic         the message again, for whoever looks there
-    journal   a topic of ours        one step of a check: to whom, which one it was
+    op        op topic, queue 0      body: the half's queue offset; ours also say how it ended
+    stranded  stranded topic         the message again, for operators
+    journal   a topic of our own     one step of a check: sent, answered with unknown, resumed
 
-A half's properties end with those that its final does not have, so that most of the time the final
-is the half with its tail cut off.
+The properties that only a half has are at the end of its properties, so that in most cases the
+properties of the final are a prefix of those of the half.
 
-Questions and the journal of them: what a producer is asked, and one line for each step.
-
-A half that holds many messages: parked in one piece, delivered one by one.
-
-Its body is that of a batch (`message/batch.py`), all for one queue. A writer who sends millions
-pays for a place in the escrow once for some hundred of them. Each message has a unique key of
-its own, unlike those beside it: after a crash it says how many of them had been delivered.
+A packed half holds many messages for one queue. Its body is that of a batch (`message/batch.py`):
+a writer that sends millions of messages needs one half for some hundreds of them. Each message has
+a unique key of its own. After a crash the keys tell how many finals of the half were stored.
 """
 
 from __future__ import annotations
 
+import enum
+import logging
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from escrowmq.errors import CorruptRecord
+from escrowmq.errors import CorruptRecord, RequestRefused
 from escrowmq.escrow.half_table import Attempt
 from escrowmq.message import names
-from escrowmq.message.batch import Appendable, decode_batch, decode_bulk_batch
+from escrowmq.message.batch import Appendable, RecordRun, decode_batch, decode_bulk_batch
 from escrowmq.message.keys import decode_host, tag_code
 from escrowmq.message.names import (
     ATTEMPT,
@@ -61,7 +59,27 @@ from escrowmq.message.record import (
 )
 from escrowmq.message.transaction import COMMITTED, TransactionState
 
-# Of a half, not of its final. Delays stay: they count from the commit.
+log = logging.getLogger(__name__)
+
+# Turns a record with delay properties into the record to store first. Raises RequestRefused.
+Redirect = Callable[[NewRecord, int], NewRecord]
+
+
+class DecidedBy(enum.StrEnum):
+    """What caused a decision. The op stores it, followed by a name if there is one."""
+
+    PRODUCER = "producer"  # not stored: almost every op has it
+    CHECK = "check"  # a producer that answered a check
+    GROUP = "group"  # END_TRANSACTIONS; the name is the address of the client
+    WRITER = "writer"
+    OPERATOR = "operator"
+    BROKER = "broker"
+
+
+# Module names are looked up faster than members of an enum, and every END needs this one.
+BY_PRODUCER: Final = DecidedBy.PRODUCER
+
+# A final does not have these. It keeps delay properties: a delay counts from the commit.
 _HALF_ONLY_PROPERTIES: Final = (
     names.TRANSACTIONAL,
     names.REAL_TOPIC,
@@ -77,22 +95,24 @@ _HALF_ONLY_PROPERTIES: Final = (
     ATTEMPT,
     FENCE,
 )
-_RESERVED_PROPERTIES: Final = _HALF_ONLY_PROPERTIES[:-5]
+_RESERVED_PROPERTIES: Final = _HALF_ONLY_PROPERTIES[:-5]  # only the broker may set them
 _TAIL: Final = b"TRAN_MSG\x01true\x02REAL_TOPIC\x01"
 _LETTER_BY_STATE: Final = {
     TransactionState.COMMITTED: "c",
     TransactionState.ROLLED_BACK: "r",
     TransactionState.STRANDED: "s",
-    TransactionState.OPEN: "m",  # moved: a copy of it has taken its place
+    TransactionState.OPEN: "m",  # moved: a copy has replaced the half
 }
-BY_PRODUCER: Final = "producer"  # decides most of them, and is not named
-NO_HOST: Final = b"\0" * 8
-_PLAIN_COMMIT_PROPERTIES: Final = f"TAGS\x01d\x02{OUTCOME}\x01c\x02".encode()  # what most ops say
 _STATE_BY_LETTER: Final = {letter: state for state, letter in _LETTER_BY_STATE.items()}
+NO_HOST: Final = b"\0" * 8
+_PLAIN_COMMIT_PROPERTIES: Final = f"TAGS\x01d\x02{OUTCOME}\x01c\x02".encode()
+
+
+# --- halves --------------------------------------------------------------------------------------
 
 
 class CheckState(NamedTuple):
-    """What a half that was appended again had behind it: its new place changes none of it."""
+    """The checks of a moved half so far. Its new position changes none of them."""
 
     parked_ms: int
     due_ms: int
@@ -101,7 +121,7 @@ class CheckState(NamedTuple):
 
 
 class HalfProperties(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a parked half says of itself."""
+    """What the properties of a half say about it."""
 
     topic: str
     queue_id: int
@@ -110,29 +130,30 @@ class HalfProperties(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     immunity_ms: int | None = None
     attempt: Attempt | None = None
     check_state: CheckState | None = None
-    previous_offsets: tuple[int, ...] = ()  # places it had before, also those that the log has lost
+    # Queue offsets it had before it was moved, also those that the log has lost.
+    previous_offsets: tuple[int, ...] = ()
 
 
 def make_half(record: NewRecord, *, packed_count: int = 0) -> NewRecord:
-    """The message as it is parked. What it said of other places than its own is forgotten.
+    """Return the record that parks a message. Properties reserved for the broker are removed.
 
-    `packed`: its body holds so many of them.
+    `packed_count`: the number of messages in its body, if it is packed.
     """
     before, _, after = (b"\x02" + record.properties).partition(b"\x02TRAN_MSG\x01true\x02")
-    kept = before[1:] + b"\x02" + after if before else after
-    if b"TRAN_MSG\x01" in kept or b"REAL_" in kept or b"ESCROW_" in kept:
-        kept = change_properties(record.properties, remove=_RESERVED_PROPERTIES)
-    key = find_property(kept, b"UNIQ_KEY") or b""
+    properties = before[1:] + b"\x02" + after if before else after
+    if b"TRAN_MSG\x01" in properties or b"REAL_" in properties or b"ESCROW_" in properties:
+        properties = change_properties(record.properties, remove=_RESERVED_PROPERTIES)
+    key = find_property(properties, b"UNIQ_KEY") or b""
     if packed_count:
-        kept += b"%b\x01%d\x02" % (PACKED.encode(), packed_count)
-    if b"__transactionId__\x01" not in kept:
-        kept += b"__transactionId__\x01%b\x02" % key
+        properties += b"%b\x01%d\x02" % (PACKED.encode(), packed_count)
+    if b"__transactionId__\x01" not in properties:
+        properties += b"__transactionId__\x01%b\x02" % key
     tail = _make_tail(record.topic, record.queue_id)
     return NewRecord(
         names.HALF_TOPIC,
         0,
         record.body,
-        kept + tail,
+        properties + tail,
         record.flag,
         with_transaction_type(record.sys_flag, TRANSACTION_NONE),
         record.born_ms,
@@ -147,20 +168,24 @@ TagsAndKeys = tuple[int, list[bytes]]
 def make_plain_half(
     properties: str, added_properties: str, topic: str, queue_id: int
 ) -> tuple[bytes, bytes, str, bytes, TagsAndKeys | None]:
-    """A half with nothing out of the ordinary in its properties: those of the half, those that its
-    final will have, group, unique key; and tags code and keys, which both have. Every
-    transactional send comes by here, so it is cut into pieces once, as text."""
+    """Return what a half with ordinary properties only needs, without parsing them all.
+
+    Returns the properties of the half, those of its final, group, unique key, and tags code and
+    keys, which half and final share. Every transactional send comes through here. The properties
+    are cut as text, because Python searches text much faster than bytes.
+    """
     before, _, after = properties.partition("TRAN_MSG\x01true\x02")
     kept = before + after
     if kept[-1] != "\x02":
         kept += "\x02"
     items = "\x02" + kept
-    _, found, after = items.rpartition("\x02PGROUP\x01")
-    group = after.partition("\x02")[0] if found else ""
+    _, has_group, after = items.rpartition("\x02PGROUP\x01")
+    group = after.partition("\x02")[0] if has_group else ""
     key = items.rpartition("\x02UNIQ_KEY\x01")[2].partition("\x02")[0].encode()
-    of_final = (kept + added_properties).encode()
+    final_properties = (kept + added_properties).encode()
     tail = b"__transactionId__\x01%b\x02%b" % (key, _make_tail(topic, queue_id))
-    return of_final + tail, of_final, group, key, _plain_tags_and_keys(items, key)
+    half_properties = final_properties + tail
+    return half_properties, final_properties, group, key, _plain_tags_and_keys(items, key)
 
 
 @lru_cache(maxsize=4096)
@@ -169,67 +194,43 @@ def _make_tail(topic: str, queue_id: int) -> bytes:
 
 
 def _plain_tags_and_keys(items: str, key: bytes) -> TagsAndKeys | None:
-    """What `message/keys.py` finds in properties with this unique key; None if that takes it."""
+    """Return the same as `message/keys.py`; None if the properties are too unusual for this."""
     code, keys = 0, [key]
-    _, found, after = items.rpartition("\x02TAGS\x01")
-    if found:
+    _, has_tags, after = items.rpartition("\x02TAGS\x01")
+    if has_tags:
         tag = after.partition("\x02")[0]
         if not tag:
             return None
         code = tag_code(tag)
-    _, found, after = items.rpartition("\x02KEYS\x01")
-    if found:
-        given = after.partition("\x02")[0]
-        if not given:
+    _, has_keys, after = items.rpartition("\x02KEYS\x01")
+    if has_keys:
+        text = after.partition("\x02")[0]
+        if not text:
             return None
-        keys += filter(None, given.encode().split(b" "))
+        keys += filter(None, text.encode().split(b" "))
     return code, keys
 
 
 def is_escrowmq_half(properties: bytes) -> bool:
-    """Of a half: RocketMQ writes the same properties in another order."""
+    """Whether we wrote this half. RocketMQ writes the same properties in another order."""
     return _TAIL in properties or f"{COPY_OF}\x01".encode() in properties
-
-
-def make_final(half: StoredRecord, topic: str, queue_id: int) -> NewRecord:
-    """The message as its consumers will see it; it names the half that it came from."""
-    kept, found, tail = half.properties.rpartition(_TAIL)
-    kept, id_found, last = kept.rpartition(b"__transactionId__\x01")
-    if (
-        not (found and id_found)
-        or tail.count(b"\x02") + last.count(b"\x02") != 3
-        or kept.find(b"ESCROW_") >= 0
-    ):
-        # Written by somebody else, appended again, or part of a batch.
-        kept = change_properties(half.properties, remove=_HALF_ONLY_PROPERTIES)
-    return NewRecord(
-        topic,
-        queue_id,
-        half.body,  # type: ignore[arg-type]  # a view: it is appended before this turn ends
-        kept,
-        half.flag,
-        with_transaction_type(half.sys_flag, TRANSACTION_COMMIT),
-        half.born_ms,
-        half.born_host,
-        half.reconsume_times,
-        half.log_offset,
-    )
 
 
 def make_copy(
     half: StoredRecord, *previous_offsets: int, check_state: CheckState | None = None
 ) -> NewRecord:
-    """The half once more, for another place in the log than those it had."""
-    put = {COPY_OF: ",".join(map(str, previous_offsets))}
+    """Return the record that appends a half again, because it moves."""
+    added = {COPY_OF: ",".join(map(str, previous_offsets))}
     if check_state is not None:
-        put[COPY_CHECK_STATE] = ",".join(str(int(part)) for part in check_state)
+        added[COPY_CHECK_STATE] = ",".join(str(int(part)) for part in check_state)
     properties = change_properties(
-        half.properties, remove=(CHECK_TIMES, PREPARED_QUEUE_OFFSET, COPY_CHECK_STATE), update=put
+        half.properties, remove=(CHECK_TIMES, PREPARED_QUEUE_OFFSET, COPY_CHECK_STATE), update=added
     )
     return _copy_to_topic(half, names.HALF_TOPIC, properties)
 
 
 def make_stranded(half: StoredRecord, reason: str) -> NewRecord:
+    """Return the record that shows a stranded message to operators."""
     return _copy_to_topic(
         half, names.STRANDED_TOPIC, change_properties(half.properties, update={REASON: reason})
     )
@@ -239,7 +240,7 @@ def _copy_to_topic(half: StoredRecord, topic: str, properties: bytes) -> NewReco
     return NewRecord(
         topic,
         0,
-        half.body,  # type: ignore[arg-type]  # a view: it is appended before this turn ends
+        half.body,  # type: ignore[arg-type]  # a view: it is appended in this turn
         properties,
         half.flag,
         half.sys_flag,
@@ -255,18 +256,26 @@ class HasProperties(Protocol):
 
 
 def parse_half(half: HasProperties) -> HalfProperties | None:
-    """None: it is no half that could be delivered."""
+    """Return what the properties say; None if they do not name a topic and queue to deliver to."""
     properties = half.properties
     return _parse_plain_half(properties) or _parse_any_half(properties)
 
 
 def _parse_plain_half(properties: bytes) -> HalfProperties | None:
-    """Of a half as we lay it, with nothing special: a start reads every open one."""
-    kept, found, tail = properties.rpartition(_TAIL)
-    topic, _, rest = tail.partition(b"\x02")
-    queue_id = rest[9:-1]
-    is_ours = found and topic and queue_id.isdigit() and rest == b"REAL_QID\x01%b\x02" % queue_id
-    if not is_ours or kept.find(b"ESCROW_") >= 0 or kept.find(b"CHECK_IMMUNITY") >= 0:
+    """Parse a half that we wrote with ordinary properties; None if it is not such a half.
+
+    A start reads every open half, so this avoids parsing all properties of each.
+    """
+    kept, has_tail, tail = properties.rpartition(_TAIL)
+    topic, _, after_topic = tail.partition(b"\x02")
+    queue_id = after_topic[9:-1]
+    is_plain = (
+        has_tail
+        and topic
+        and queue_id.isdigit()
+        and after_topic == b"REAL_QID\x01%b\x02" % queue_id
+    )
+    if not is_plain or kept.find(b"ESCROW_") >= 0 or kept.find(b"CHECK_IMMUNITY") >= 0:
         return None
     items = b"\x02" + kept
     _, has_group, after = items.rpartition(b"\x02PGROUP\x01")
@@ -294,12 +303,10 @@ def _parse_any_half(properties: bytes) -> HalfProperties | None:
     attempt = None
     if b"ESCROW_WRITER" in properties:
         attempt = parse_attempt(decode_properties(properties))
-    past, older = None, b""
+    check_state, previous_offsets = None, b""
     if b"ESCROW_COPY" in properties:
-        past, older = (
-            _parse_check_state(properties),
-            find_property(properties, COPY_OF.encode()) or b"",
-        )
+        check_state = _parse_check_state(properties)
+        previous_offsets = find_property(properties, COPY_OF.encode()) or b""
     return HalfProperties(
         topic=topic.decode("utf-8", "replace"),
         queue_id=int(queue_id),
@@ -309,8 +316,10 @@ def _parse_any_half(properties: bytes) -> HalfProperties | None:
         if immunity is None
         else parse_immunity_ms(immunity.decode("utf-8", "replace")),
         attempt=attempt,
-        check_state=past,
-        previous_offsets=tuple(int(place) for place in older.split(b",") if place.isdigit()),
+        check_state=check_state,
+        previous_offsets=tuple(
+            int(offset) for offset in previous_offsets.split(b",") if offset.isdigit()
+        ),
     )
 
 
@@ -332,7 +341,7 @@ def parse_attempt(properties: Mapping[str, str]) -> Attempt | None:
 
 
 def parse_immunity_ms(text: str | None) -> int | None:
-    """As text, and as odd as it may come; None leaves it to the broker's own time."""
+    """Parse seconds. None, which means the broker's own setting, if the text is no valid time."""
     if text is None:
         return None
     try:
@@ -340,6 +349,119 @@ def parse_immunity_ms(text: str | None) -> int | None:
     except ValueError:
         return None
     return int(seconds * 1000) if 0 < seconds < 10**9 else None
+
+
+# --- finals --------------------------------------------------------------------------------------
+
+_PACKED_KEY: Final = f"{PACKED}\x01".encode()
+_BROKER_PROPERTIES: Final = (b"MSG_REGION", b"TRACE_ON", b"CLUSTER")
+
+
+def make_finals(
+    half: StoredRecord,
+    topic: str,
+    queue_id: int,
+    redirect: Redirect | None = None,
+    now_ms: int = 0,
+) -> list[Appendable]:
+    """Return the messages as consumers will see them; each names the half it came from.
+
+    A delay counts from the commit, so `redirect` sends delayed finals to where delayed messages
+    wait. The bodies are views of the log: append the records before the turn ends.
+    """
+    finals: list[Appendable] = (
+        _unpack_finals(half, topic, queue_id)
+        if is_packed(half.properties)
+        else [make_final(half, topic, queue_id)]
+    )
+    return finals if redirect is None else [_redirected(f, redirect, now_ms) for f in finals]
+
+
+def make_final(half: StoredRecord, topic: str, queue_id: int) -> NewRecord:
+    """Return the final of a half that is not packed."""
+    kept, has_tail, tail = half.properties.rpartition(_TAIL)
+    kept, has_id, after_id = kept.rpartition(b"__transactionId__\x01")
+    if (
+        not (has_tail and has_id)
+        or tail.count(b"\x02") + after_id.count(b"\x02") != 3
+        or kept.find(b"ESCROW_") >= 0
+    ):
+        # Written by RocketMQ, moved, or part of a batch: the tail is not all there is to remove.
+        kept = change_properties(half.properties, remove=_HALF_ONLY_PROPERTIES)
+    return NewRecord(
+        topic,
+        queue_id,
+        half.body,  # type: ignore[arg-type]  # a view: it is appended in this turn
+        kept,
+        half.flag,
+        with_transaction_type(half.sys_flag, TRANSACTION_COMMIT),
+        half.born_ms,
+        half.born_host,
+        half.reconsume_times,
+        half.log_offset,
+    )
+
+
+def make_plain_final(
+    half: NewRecord, final_properties: bytes, topic: str, queue_id: int, log_offset: int
+) -> NewRecord:
+    """Return the final of a half that `make_plain_half` made and that is now at `log_offset`."""
+    return NewRecord(
+        topic,
+        queue_id,
+        half.body,
+        final_properties,
+        half.flag,
+        half.sys_flag | TRANSACTION_COMMIT,
+        half.born_ms,
+        half.born_host,
+        half.reconsume_times,
+        log_offset,
+        half.tags_and_keys,
+    )
+
+
+def is_packed(properties: bytes) -> bool:
+    return properties.find(_PACKED_KEY) >= 0
+
+
+def _unpack_finals(half: StoredRecord, topic: str, queue_id: int) -> list[Appendable]:
+    broker_properties = b"".join(
+        b"%b\x01%b\x02" % (name, find_property(half.properties, name) or b"")
+        for name in _BROKER_PROPERTIES
+    )
+    sys_flag = with_transaction_type(half.sys_flag, TRANSACTION_COMMIT)
+    origin = half.born_ms, half.born_host, half.reconsume_times, half.log_offset
+    bulk = decode_bulk_batch(half.body)
+    if bulk is not None:
+        return [bulk.to_run(topic, queue_id, broker_properties, sys_flag, *origin)]
+    return [
+        NewRecord(
+            topic,
+            queue_id,
+            item.body,  # type: ignore[arg-type]  # a view: it is appended in this turn
+            item.properties + broker_properties,
+            item.flag,
+            sys_flag,
+            *origin,
+        )
+        for item in decode_batch(half.body)
+    ]
+
+
+def _redirected(final: Appendable, redirect: Redirect, now_ms: int) -> Appendable:
+    if type(final) is RecordRun:  # its messages have no properties beyond a unique key
+        return final
+    properties = final.properties
+    # `find` and not `in`: for bytes it is twice as fast.
+    if properties.find(b"DELAY\x01") < 0 and properties.find(b"TIMER_D") < 0:
+        return final
+    try:
+        return redirect(final, now_ms)
+    except RequestRefused as error:
+        # It was parked under other settings, or by RocketMQ. Early is better than never.
+        log.warning("message delivered without its delay topic=%s: %s", final.topic, error)
+        return final
 
 
 # --- ops -----------------------------------------------------------------------------------------
@@ -355,8 +477,12 @@ def make_op(
     born_host: bytes = NO_HOST,
     now_ms: int,
 ) -> NewRecord:
-    """That a half is settled, and older copies of it. RocketMQ reads tag and body; the rest is our
-    memory of it: how it ended, by whose word, and where he was (the record's born host)."""
+    """Return the record which says that a half, and all copies it was moved from, is done.
+
+    RocketMQ reads only tag and body. The other properties are ours: the outcome, what decided it
+    (a `DecidedBy`, perhaps with a name), and the reason. The record's born host is the address
+    of the client that decided.
+    """
     body = b"%d" % queue_offset
     if state is COMMITTED and by == BY_PRODUCER and not previous_offsets and not reason:
         return NewRecord(
@@ -365,9 +491,9 @@ def make_op(
     text = f"TAGS\x01d\x02{OUTCOME}\x01{_LETTER_BY_STATE[state]}\x02"
     if by != BY_PRODUCER:
         text += f"{DECIDED_BY}\x01{by}\x02"
-    if (
-        state is not TransactionState.COMMITTED
-    ):  # a final is found by its own key, and its op lies behind it
+    if state is not COMMITTED:
+        # With a key, the op is found when the history of the transaction is read. A commit does
+        # without: its final is found by the message's own key, and the op is right behind it.
         text += f"KEYS\x01{queue_offset}\x02"
     if previous_offsets:
         text += f"{PREVIOUS_OFFSETS}\x01{','.join(map(str, previous_offsets))}\x02"
@@ -379,14 +505,14 @@ def make_op(
 @dataclass(frozen=True, slots=True)
 class Op:
     half_offsets: list[int]
-    previous_offsets: list[int]  # older copies of the same half
-    state: TransactionState | None  # None: RocketMQ's, which does not say
+    previous_offsets: list[int]  # of the same half, before it was moved
+    state: TransactionState | None  # OPEN: moved; None: written by RocketMQ, which does not say
     by: str
     reason: str
 
 
 def decode_op(record: StoredRecord) -> Op | None:
-    """One number, or several with commas as RocketMQ 5 writes them; None if it is neither."""
+    """Parse an op; None if it is none. RocketMQ 5 writes several halves, with commas."""
     properties = decode_properties(record.properties)
     parts = bytes(record.body).split(b",")
     if properties.get(names.TAGS) != "d" or not any(parts):
@@ -414,13 +540,16 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)[:500]
 
 
+# --- checks --------------------------------------------------------------------------------------
+
+
 def make_check_body(half: StoredRecord, topic: str, queue_id: int, checks: int) -> bytes:
-    """The message as its producer is asked about it: where it wants to go, and not where it is."""
+    """Return the message as a check shows it to its producer: with its own topic and queue."""
     properties = half.properties + f"{CHECK_TIMES}\x01{checks}\x02".encode()
     record = NewRecord(
         topic,
         queue_id,
-        half.body,  # type: ignore[arg-type]
+        half.body,  # type: ignore[arg-type]  # a view: it is encoded right here
         properties,
         half.flag,
         half.sys_flag,
@@ -434,70 +563,34 @@ def make_check_body(half: StoredRecord, topic: str, queue_id: int, checks: int) 
 
 
 class JournalEntry(msgspec.Struct, frozen=True):
-    """One line of the journal."""
+    """One step in the checks of a half, as the journal topic stores it."""
 
     half_offset: int
-    event: str  # asked, unknown, resumed
-    check_number: int  # of the check
-    peer: str
+    event: str  # one of JOURNAL_EVENTS
+    check_number: int
+    peer: str  # for "resumed": the operator, a line break, the reason
     stored_ms: int = 0
 
 
 _JOURNAL_FORMAT = struct.Struct(">qBH")
-JOURNAL_EVENTS: Final = ("asked", "unknown", "resumed")
+JOURNAL_EVENTS: Final = ("asked", "unknown", "resumed")  # stored as an index
 
 
 def make_journal_record(entry: JournalEntry, *, now_ms: int) -> NewRecord:
-    body = (
-        _JOURNAL_FORMAT.pack(
-            entry.half_offset, JOURNAL_EVENTS.index(entry.event), entry.check_number
-        )
-        + entry.peer.encode()
-    )
+    event = JOURNAL_EVENTS.index(entry.event)
+    body = _JOURNAL_FORMAT.pack(entry.half_offset, event, entry.check_number) + entry.peer.encode()
     return NewRecord(
         names.JOURNAL_TOPIC, 0, body, f"KEYS\x01{entry.half_offset}\x02".encode(), born_ms=now_ms
     )
 
 
 def decode_journal_entry(record: StoredRecord) -> JournalEntry:
+    """Raises CorruptRecord."""
     try:
-        half, what, number = _JOURNAL_FORMAT.unpack_from(record.body)
+        half_offset, event, check_number = _JOURNAL_FORMAT.unpack_from(record.body)
         peer = bytes(record.body[_JOURNAL_FORMAT.size :]).decode()
-        return JournalEntry(half, JOURNAL_EVENTS[what], number, peer, record.stored_ms)
-    except (struct.error, IndexError, UnicodeDecodeError) as error:
-        raise CorruptRecord(record.log_offset, f"no line of a journal: {error}") from error
-
-
-_PACKED_KEY: Final = f"{PACKED}\x01".encode()
-_BROKER_PROPERTIES: Final = (b"MSG_REGION", b"TRACE_ON", b"CLUSTER")
-
-
-def is_packed(properties: bytes) -> bool:
-    return properties.find(_PACKED_KEY) >= 0
-
-
-def make_finals(half: StoredRecord, topic: str, queue_id: int) -> list[Appendable]:
-    """The messages as their consumers will see them; each names the half that it came from."""
-    if not is_packed(half.properties):
-        return [make_final(half, topic, queue_id)]
-    marks = b"".join(
-        b"%b\x01%b\x02" % (name, find_property(half.properties, name) or b"")
-        for name in _BROKER_PROPERTIES
-    )
-    sys_flag = with_transaction_type(half.sys_flag, TRANSACTION_COMMIT)
-    born = half.born_ms, half.born_host, half.reconsume_times, half.log_offset
-    bulk = decode_bulk_batch(half.body)
-    if bulk is not None:
-        return [bulk.to_run(topic, queue_id, marks, sys_flag, *born)]
-    return [
-        NewRecord(
-            topic,
-            queue_id,
-            item.body,  # type: ignore[arg-type]  # a view: it is appended before this turn ends
-            item.properties + marks,
-            item.flag,
-            sys_flag,
-            *born,
+        return JournalEntry(
+            half_offset, JOURNAL_EVENTS[event], check_number, peer, record.stored_ms
         )
-        for item in decode_batch(half.body)
-    ]
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
+        raise CorruptRecord(record.log_offset, f"not a journal entry: {error}") from error

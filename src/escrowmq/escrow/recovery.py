@@ -1,31 +1,20 @@
-"""The escrow again, from the log: after a stop, after a crash, after RocketMQ had the directory.
+"""Rebuild the coordinator from the log: after a stop, a crash, or a time under RocketMQ.
 
-    halves   all of them are open
-    ops      those are not; ours say how they ended
-    finals   one whose op a crash cut off lies at the very end of the log: its half is committed
-    steps    how often each was asked about
+    halves     every half is open,
+    ops        unless an op says that it is decided; ours also say how
+    journal    how often each half was checked
+    decisions  writers, and group decisions that may not be carried out yet
+    finals     final and op are one append, so only the very last record of the log can be a final
+               without its op; its half is committed
 
-Where RocketMQ was before us an op may be missing for other reasons, and a half may have older
-copies; a half is then looked for among the delivered messages before anybody is asked about it.
+A snapshot makes this short: it holds the states of all halves, and how far the queues were read
+for them. The undecided halves themselves are always read from the log. The snapshot is derived and
+disposable; without it everything is read, with the same result.
 
-What a start of the escrow reads of the log.
-
-Keys of settled halves after a start: a send that comes late once more is still recognised.
-
-Only so many of the last halves are looked at, without their bodies, so that a start takes no
-longer the longer the log is.
-
-What became of transactions while RocketMQ had the directory.
-
-It asks about a copy of a half, a new one each time, and settles that copy; the half itself, and
-copies that an end passed by, stay as they were. A stop saves how far it was, a crash does not. So
-a half that looks open is over if any copy of it is, or if its message was delivered or discarded.
-
-What the escrow knows, in a small file, so that a start need not read every op there ever was.
-
-It holds the two bits of every half and how far the queues were read for them; the open halves
-themselves are read again from the log, which is where they are. Derived and disposable: without it
-everything is read again, and comes out the same.
+If RocketMQ ran on this directory, an op may be missing for other reasons. RocketMQ appends a half
+again for every check and decides the newest copy, and older copies stay as they were. It saves its
+cursors when it stops, but not in a crash. A half that looks open is therefore decided if any copy
+of it is, or if its message was delivered or discarded.
 """
 
 from __future__ import annotations
@@ -39,7 +28,7 @@ from zlib import crc32
 import msgspec
 
 from escrowmq.errors import CorruptRecord, RecordNotFound
-from escrowmq.escrow.coordinator import HalfLog, TransactionCoordinator
+from escrowmq.escrow.coordinator import Decision, HalfLog, TransactionCoordinator
 from escrowmq.escrow.half_table import Half, HalfStates
 from escrowmq.escrow.records import (
     HalfProperties,
@@ -47,8 +36,6 @@ from escrowmq.escrow.records import (
     decode_op,
     is_escrowmq_half,
     is_packed,
-    make_finals,
-    make_op,
     parse_half,
 )
 from escrowmq.escrow.writers import DecisionRecord, WriterTable, decode_decision
@@ -57,11 +44,19 @@ from escrowmq.message.batch import iter_records
 from escrowmq.message.names import CHECK_TIMES
 from escrowmq.message.properties import find_property
 from escrowmq.message.record import TRANSACTION_COMMIT, NewRecord, StoredRecord, transaction_type
-from escrowmq.message.transaction import TransactionState
+from escrowmq.message.transaction import COMMITTED, ROLLED_BACK, STRANDED, TransactionState
+
+log = logging.getLogger(__name__)
+
+# Up to this many open halves are looked up among the delivered messages at every start, which
+# takes a quarter of a second. RocketMQ may have delivered a half that we parked and have lost the
+# op in a crash; then the delivered message is the only trace of it.
+TAKEOVER_LOOKUPS_MAX: Final = 10_000
+RECENT_HALVES_MAX: Final = 16_384  # whose keys are read at a start, in a fraction of a second
 
 
 class HalfSummary(Protocol):
-    """A record's place and properties, without its body."""
+    """Position and properties of a record, without its body."""
 
     @property
     def queue_offset(self) -> int: ...
@@ -75,10 +70,15 @@ class HalfSummary(Protocol):
     def properties(self) -> bytes: ...
 
 
-class RecoveryLog(HalfLog, Protocol):
+class KeyLookup(Protocol):
+    def find_by_key(self, topic: str, key: str, *, count_max: int = 32) -> list[StoredRecord]: ...
+
+
+class RecoveryLog(HalfLog, KeyLookup, Protocol):
+    """The part of the store that recovery reads."""
+
     def min_offset(self, topic: str, queue_id: int) -> int: ...
     def max_offset(self, topic: str, queue_id: int) -> int: ...
-    def find_by_key(self, topic: str, key: str, *, count_max: int = 32) -> list[StoredRecord]: ...
 
     def record_summaries(
         self, topic: str, queue_id: int, begin: int, end: int
@@ -88,71 +88,15 @@ class RecoveryLog(HalfLog, Protocol):
     def last_record_offset(self) -> int: ...
 
 
-RECENT_HALVES_MAX: Final = 16_384  # halves: a fraction of a second of a start
-
-
-def load_recent_keys(coordinator: TransactionCoordinator, store: RecoveryLog) -> None:
-    """Of several with one key, the last is the one that lived."""
-    end = coordinator.states.next_offset
-    begin = max(store.min_offset(names.HALF_TOPIC, 0), end - RECENT_HALVES_MAX)
-    for half in store.record_summaries(names.HALF_TOPIC, 0, begin, end):
-        state = coordinator.states.get(half.queue_offset)
-        if state is None or not state.is_decided:
-            continue
-        facts = parse_half(half)
-        if facts is not None and facts.key:
-            group = coordinator.halves.intern_name(facts.group)
-            coordinator.recent_keys[facts.key] = group, half.queue_offset, half.log_offset
-
-
-_CHECK_TIMES_KEY = f"{CHECK_TIMES}\x01".encode()
-
-
-class KeyLookup(Protocol):
-    def find_by_key(self, topic: str, key: str, *, count_max: int = 32) -> list[StoredRecord]: ...
-
-
-class RocketMQTakeover:
-    """Notes of a start: was RocketMQ here, and what has it settled?"""
-
-    def __init__(self) -> None:
-        self.is_detected = False
-        self._states: dict[tuple[str, bytes], TransactionState] = {}
-
-    def add_decided(self, properties: HalfProperties | None, state: TransactionState) -> None:
-        """One of its ops says so, of this half or of a copy of it."""
-        self.is_detected = True
-        if properties is not None and properties.key:
-            self._states[properties.group, properties.key] = state
-
-    def inspect_half(self, properties: bytes) -> None:
-        """The properties of a half that looks open."""
-        if _CHECK_TIMES_KEY in properties or not is_escrowmq_half(properties):
-            self.is_detected = True
-
-    def decided_state(self, half: Half, store: KeyLookup) -> TransactionState | None:
-        """None: it is as open as it looks."""
-        if not half.key:
-            return None
-        key = half.key.decode("utf-8", "replace")
-        for record in store.find_by_key(half.topic, key):
-            is_final = transaction_type(record.sys_flag) == TRANSACTION_COMMIT
-            if is_final and find_property(record.properties, b"PGROUP") == half.group.encode():
-                return TransactionState.COMMITTED
-        settled = self._states.get((half.group, half.key))
-        if settled is not None:
-            return settled
-        for record in store.find_by_key(names.STRANDED_TOPIC, key):
-            if record.log_offset > half.log_offset:  # else it was resumed since
-                return TransactionState.STRANDED
-        return None
-
+# --- snapshot ------------------------------------------------------------------------------------
 
 SNAPSHOT_PATH: Final = "escrowmq.escrow"
 
 
 class CoordinatorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    log_offset: int  # all of it speaks of the log below
+    """The state of a coordinator that has seen the log below `log_offset`."""
+
+    log_offset: int
     halves_read: int
     steps_read: int
     decisions_read: int
@@ -160,7 +104,7 @@ class CoordinatorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     bits: bytes
     half_cursor: int
     op_cursor: int
-    checks: dict[int, tuple[int, int]]  # of halves that were asked about: how often, when last
+    checks: dict[int, tuple[int, int]]  # by half: number of checks, time of the last one
     aliases: dict[int, int]
     writers: bytes = b""
 
@@ -171,36 +115,36 @@ def encode_snapshot(snapshot: CoordinatorSnapshot) -> bytes:
 
 
 def decode_snapshot(content: bytes, log_begin: int, log_end: int) -> CoordinatorSnapshot | None:
-    """None if there is none that fits this log: it can be done without."""
+    """Return the snapshot in this file; None if it is damaged or does not fit the log."""
     data = content[4:]
     if len(content) <= 4 or crc32(data) != int.from_bytes(content[:4], "big"):
         return None
     try:
         snapshot = msgspec.msgpack.decode(data, type=CoordinatorSnapshot)
-    except msgspec.MsgspecError:  # of another version
+    except msgspec.MsgspecError:  # written by another version
         return None
-    # Of what the log has lost it must not speak, nor of another log.
+    # One that is ahead of the log, or of another log, would report transactions as decided whose
+    # ops do not exist.
     return snapshot if log_begin <= snapshot.log_offset <= log_end else None
 
 
-log = logging.getLogger(__name__)
-
-# So many open halves are looked up at every start, which takes a quarter of a second. RocketMQ may
-# have delivered one that we parked and have lost the op in a crash: then nothing shows that it was
-# here but the message itself.
-TAKEOVER_LOOKUPS_MAX: Final = 10_000
+# --- recovery ------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class RecoveryResult:
+    """What was read, and what has to be appended before the broker serves requests.
+
+    Append `decisions` and then `move_ops`, in one append. The decisions come first, because the
+    next recovery finds a commit without op only if its final is the last record of the log.
+    """
+
     half_count: int = 0
     op_count: int = 0
-    open_count: int = 0
-    records: list[NewRecord] = field(default_factory=list)  # what the crash cut off
-    unfinished_decisions: list[DecisionRecord] = field(
-        default_factory=list
-    )  # that may not be carried out yet
-    takeover: RocketMQTakeover = field(default_factory=RocketMQTakeover)
+    decisions: list[Decision] = field(default_factory=list)  # that a crash cut off
+    move_ops: list[NewRecord] = field(default_factory=list)  # of halves replaced by a copy
+    unfinished_decisions: list[DecisionRecord] = field(default_factory=list)
+    takeover: RocketMQTakeover = field(default_factory=lambda: RocketMQTakeover())
 
 
 def recover(
@@ -211,115 +155,49 @@ def recover(
     *,
     now_ms: int,
 ) -> RecoveryResult:
-    """Fill an empty escrow. The records it returns are to be appended before anybody is served.
+    """Fill an empty coordinator from the log.
 
-    `cursor`: the first half that RocketMQ would look at, if it has been here; it never stands
-    behind a half that is open.
+    `rocketmq_cursor` is the first half that RocketMQ would look at, if it has run here. No open
+    half is before it.
     """
-    found = RecoveryResult()
-    first = store.min_offset(names.HALF_TOPIC, 0)
-    ops_from, steps_from = (
-        store.min_offset(names.OP_TOPIC, 0),
-        store.min_offset(names.JOURNAL_TOPIC, 0),
-    )
-    asked: dict[int, tuple[int, int]] = {}
+    result = RecoveryResult()
+    first_half = store.min_offset(names.HALF_TOPIC, 0)
+    first_op = store.min_offset(names.OP_TOPIC, 0)
+    first_journal_entry = store.min_offset(names.JOURNAL_TOPIC, 0)
+    checks: dict[int, tuple[int, int]] = {}
     if snapshot is None:
-        coordinator.states = HalfStates(first, first)
+        coordinator.states = HalfStates(first_half, first_half)
     else:
         coordinator.states = HalfStates(snapshot.base, snapshot.halves_read, snapshot.bits)
-        coordinator.states.purge_below(first)
+        coordinator.states.purge_below(first_half)
         coordinator.aliases = dict(snapshot.aliases)
         coordinator.writers = WriterTable.load(snapshot.writers)
-        ops_from = max(ops_from, snapshot.op_cursor)  # those it has read already, for the cursor
-        steps_from = max(steps_from, snapshot.steps_read)
-        asked = dict(snapshot.checks)
+        # Ops from the cursor on are read again, although their states are known, for the cursor.
+        first_op = max(first_op, snapshot.op_cursor)
+        first_journal_entry = max(first_journal_entry, snapshot.steps_read)
+        checks = dict(snapshot.checks)
     coordinator.states.extend_to(store.max_offset(names.HALF_TOPIC, 0) - 1)
-    coordinator.cursors.half_offset = max(first, snapshot.half_cursor if snapshot else 0)
-    _read_ops(coordinator, store, ops_from, found)
-    asked |= _read_checks(store, steps_from)
-    passed = _mark_passed(coordinator, store, first, rocketmq_cursor)
-    _read_open_halves(coordinator, store, first, asked, found, now_ms)
+    coordinator.cursors.half_offset = max(first_half, snapshot.half_cursor if snapshot else 0)
+    _read_ops(coordinator, store, first_op, result)
+    checks |= _read_checks(store, first_journal_entry)
+    passed = _mark_passed(coordinator, store, first_half, rocketmq_cursor)
+    _read_undecided_halves(coordinator, store, first_half, checks, result, now_ms)
     _alias_passed_copies(coordinator, store, passed)
-    _complete_last_record(coordinator, store, found, now_ms)
+    _complete_last_record(coordinator, store, result, now_ms)
     if (
         snapshot is None
-        or found.takeover.is_detected
+        or result.takeover.is_detected
         or len(coordinator.halves) <= TAKEOVER_LOOKUPS_MAX
     ):
-        _complete_takeover(coordinator, store, found, now_ms)
-    _read_decisions(coordinator, store, 0 if snapshot is None else snapshot.decisions_read, found)
-    load_recent_keys(coordinator, store)
+        _complete_takeover(coordinator, store, result, now_ms)
+    _read_decisions(coordinator, store, 0 if snapshot is None else snapshot.decisions_read, result)
+    _load_recent_keys(coordinator, store)
     coordinator.advance_cursors()
-    found.open_count = len(coordinator.halves)
-    return found
-
-
-def _read_decisions(
-    coordinator: TransactionCoordinator, store: RecoveryLog, begin: int, result: RecoveryResult
-) -> None:
-    first = max(begin, store.min_offset(names.DECISION_TOPIC, 0))
-    for _, record in _read_records(store, names.DECISION_TOPIC, first):
-        try:
-            decision = decode_decision(record)
-        except CorruptRecord as error:
-            log.error("decision unreadable: %s", error)
-            continue
-        coordinator.writers.apply(decision, record.log_offset)
-        halves = (*decision.commits, *decision.rolls_back)
-        if any(coordinator.halves.find(coordinator.aliases.get(half, half)) for half in halves):
-            result.unfinished_decisions.append(decision)
-
-
-def _mark_passed(
-    coordinator: TransactionCoordinator,
-    store: RecoveryLog,
-    first_offset: int,
-    rocketmq_cursor: int | None,
-) -> list[int]:
-    """What RocketMQ has passed is over, though nothing says how: it kept no memory of that. What
-    we stranded and then appended again was passed too, and only its own record says so."""
-    passed = []
-    for queue_offset in range(
-        first_offset, min(rocketmq_cursor or 0, coordinator.states.next_offset)
-    ):
-        if coordinator.states.get(queue_offset) is not TransactionState.OPEN:
-            continue
-        facts = _half_properties_at(store, queue_offset)
-        if facts is not None and facts.check_state is not None and facts.check_state.is_stranded:
-            coordinator.states.put(queue_offset, TransactionState.STRANDED)
-        else:
-            coordinator.states.put(queue_offset, TransactionState.ROLLED_BACK)
-            passed.append(queue_offset)
-    return passed
-
-
-def _half_properties_at(store: RecoveryLog, queue_offset: int) -> HalfProperties | None:
-    """None if the half cannot be read."""
-    log_offset = store.log_offset_of(names.HALF_TOPIC, 0, queue_offset)
-    if log_offset is None:
-        return None
-    try:
-        return parse_half(store.record_at(log_offset))
-    except (RecordNotFound, CorruptRecord):
-        return None
-
-
-def _alias_passed_copies(
-    coordinator: TransactionCoordinator, store: RecoveryLog, passed_offsets: list[int]
-) -> None:
-    """It appends a half anew for every check: a late end may name any of the older copies."""
-    for queue_offset in passed_offsets:
-        facts = _half_properties_at(store, queue_offset)
-        living = (
-            coordinator.halves.find_by_key(facts.key, facts.group) if facts is not None else None
-        )
-        if living is not None:
-            coordinator.states.put(queue_offset, TransactionState.STRANDED)
-            coordinator.aliases[queue_offset] = living.queue_offset
-            living.previous_offsets += (queue_offset,)
+    return result
 
 
 def _read_records(store: RecoveryLog, topic: str, begin: int) -> Iterator[tuple[int, StoredRecord]]:
+    """Yield queue offset and record; log those that cannot be read."""
     for queue_offset in range(begin, store.max_offset(topic, 0)):
         log_offset = store.log_offset_of(topic, 0, queue_offset)
         if log_offset is None:
@@ -327,75 +205,84 @@ def _read_records(store: RecoveryLog, topic: str, begin: int) -> Iterator[tuple[
         try:
             yield queue_offset, store.record_at(log_offset)
         except (RecordNotFound, CorruptRecord) as error:
-            log.error("unreadable topic=%s queue_offset=%d: %s", topic, queue_offset, error)
+            log.error("record unreadable topic=%s queue_offset=%d: %s", topic, queue_offset, error)
 
 
 def _read_ops(
     coordinator: TransactionCoordinator, store: RecoveryLog, begin: int, result: RecoveryResult
 ) -> None:
     coordinator.cursors.op_offset = begin
-    for queue_offset, record in _read_records(store, names.OP_TOPIC, begin):
+    for op_offset, record in _read_records(store, names.OP_TOPIC, begin):
         op = decode_op(record)
         result.op_count += 1
         if op is None:
-            coordinator.cursors.add_op(queue_offset, -1)
+            coordinator.cursors.add_op(op_offset, -1)
             continue
-        coordinator.cursors.add_op(queue_offset, max(op.half_offsets))
-        for half in op.half_offsets:
-            known = coordinator.states.get(half)
-            if known is None or known.is_decided:
-                continue  # below the log; or RocketMQ wrote it twice: the first decision stands
+        coordinator.cursors.add_op(op_offset, max(op.half_offsets))
+        for queue_offset in op.half_offsets:
+            recorded = coordinator.states.get(queue_offset)
+            if recorded is None or recorded.is_decided:
+                continue  # expired; or RocketMQ wrote two ops, and the first decision stands
             state = op.state
             if state is None:
-                facts, state = _decided_state(store, half)
-                result.takeover.add_decided(facts, state)
-            # Moved: not open and not decided here; its copy says more.
+                properties, state = _decided_state(store, queue_offset)
+                result.takeover.add_decided(properties, state)
+            # OPEN means moved: neither open nor decided at this position.
             coordinator.states.put(
-                half, TransactionState.STRANDED if state is TransactionState.OPEN else state
+                queue_offset, STRANDED if state is TransactionState.OPEN else state
             )
-            for old in op.previous_offsets:
-                coordinator.states.put(old, state)
+            for previous_offset in op.previous_offsets:
+                coordinator.states.put(previous_offset, state)
 
 
 def _decided_state(
     store: RecoveryLog, queue_offset: int
 ) -> tuple[HalfProperties | None, TransactionState]:
-    """How a half ended of which RocketMQ only says that it did: was it delivered?"""
+    """Find out how a half ended for which RocketMQ wrote an op: it is committed if delivered."""
+    half = _read_half(store, queue_offset)
+    properties = None if half is None else parse_half(half)
+    if half is None or properties is None:
+        return None, ROLLED_BACK
+    is_delivered = _has_final(store, properties.topic, properties.key, half.log_offset)
+    return properties, COMMITTED if is_delivered else ROLLED_BACK
+
+
+def _has_final(store: RecoveryLog, topic: str, key: bytes, half_log_offset: int) -> bool:
+    return any(
+        transaction_type(record.sys_flag) == TRANSACTION_COMMIT
+        and record.prepared_offset == half_log_offset
+        for record in (store.find_by_key(topic, key.decode("utf-8", "replace")) if key else ())
+    )
+
+
+def _read_half(store: RecoveryLog, queue_offset: int) -> StoredRecord | None:
+    """Return the record of a half; None if it cannot be read."""
     log_offset = store.log_offset_of(names.HALF_TOPIC, 0, queue_offset)
     if log_offset is None:
-        return None, TransactionState.ROLLED_BACK
+        return None
     try:
-        facts = parse_half(store.record_at(log_offset))
+        return store.record_at(log_offset)
     except (RecordNotFound, CorruptRecord):
-        return None, TransactionState.ROLLED_BACK
-    is_there = (
-        facts is not None and _find_final(store, facts.topic, facts.key, log_offset) is not None
-    )
-    return facts, TransactionState.COMMITTED if is_there else TransactionState.ROLLED_BACK
-
-
-def _find_final(store: RecoveryLog, topic: str, key: bytes, half_log_offset: int) -> object | None:
-    for record in store.find_by_key(topic, key.decode("utf-8", "replace")) if key else ():
-        is_final = transaction_type(record.sys_flag) == TRANSACTION_COMMIT
-        if is_final and record.prepared_offset == half_log_offset:
-            return record
-    return None
+        return None
 
 
 def _read_checks(store: RecoveryLog, begin: int) -> dict[int, tuple[int, int]]:
-    """By half: how often it was asked about, and when last."""
-    found: dict[int, tuple[int, int]] = {}
+    """Return the number of checks and the time of the last one, by half."""
+    checks: dict[int, tuple[int, int]] = {}
     for _, record in _read_records(store, names.JOURNAL_TOPIC, begin):
         try:
-            step = decode_journal_entry(record)
+            entry = decode_journal_entry(record)
         except CorruptRecord:
             continue
-        if step.event == "asked":
-            found[step.half_offset] = step.check_number, step.stored_ms
-    return found
+        if entry.event == "asked":
+            checks[entry.half_offset] = entry.check_number, entry.stored_ms
+    return checks
 
 
-def _read_open_halves(
+# --- undecided halves ----------------------------------------------------------------------------
+
+
+def _read_undecided_halves(
     coordinator: TransactionCoordinator,
     store: RecoveryLog,
     first_offset: int,
@@ -403,48 +290,49 @@ def _read_open_halves(
     result: RecoveryResult,
     now_ms: int,
 ) -> None:
-    for glance in _read_undecided(coordinator, store, first_offset):
-        queue_offset = glance.queue_offset
+    for summary in _undecided_summaries(coordinator, store, first_offset):
+        queue_offset = summary.queue_offset
         state = coordinator.states.get(queue_offset)
         result.half_count += 1
-        facts = parse_half(glance)
-        result.takeover.inspect_half(glance.properties)
-        if state is None or facts is None:
+        properties = parse_half(summary)
+        result.takeover.inspect_half(summary.properties)
+        if state is None or properties is None:
             continue
-        older: tuple[int, ...] = ()
-        before = coordinator.halves.find_by_key(facts.key, facts.group)
-        if before is not None:
-            # Appended again, by us or by RocketMQ: the newest is the one that lives.
-            if coordinator.states.get(before.queue_offset) is TransactionState.OPEN:
-                moved = make_op(before.queue_offset, TransactionState.OPEN, "broker", now_ms=now_ms)
-                result.records.append(moved)
-            older = _replace_copy(coordinator, before, queue_offset)
-        half = _restore_half(coordinator, glance, facts, state, checks.get(queue_offset))
-        # A place that the log has lost still leads to it: whoever parked it may know no other.
-        half.previous_offsets = tuple(dict.fromkeys((*facts.previous_offsets, *older)))
-        coordinator.aliases.update(dict.fromkeys(facts.previous_offsets, queue_offset))
+        replaced_offsets: tuple[int, ...] = ()
+        previous = coordinator.halves.find_by_key(properties.key, properties.group)
+        if previous is not None:
+            # Appended again, by us or by RocketMQ: the newest copy is the half.
+            if coordinator.states.get(previous.queue_offset) is TransactionState.OPEN:
+                result.move_ops.append(coordinator.make_move_op(previous, now_ms=now_ms))
+            replaced_offsets = _replace_copy(coordinator, previous, queue_offset)
+        half = _restore_half(coordinator, summary, properties, state, checks.get(queue_offset))
+        # Positions that the log has lost lead to it too: its producer may know no other one.
+        half.previous_offsets = tuple(
+            dict.fromkeys((*properties.previous_offsets, *replaced_offsets))
+        )
+        coordinator.aliases.update(dict.fromkeys(properties.previous_offsets, queue_offset))
 
 
-def _read_undecided(
+def _undecided_summaries(
     coordinator: TransactionCoordinator, store: RecoveryLog, first_offset: int
 ) -> Iterator[HalfSummary]:
-    """Run by run: most of a long queue may be settled, and then nothing of it is read."""
-    at = first_offset
-    while (at := coordinator.states.first_undecided(at)) < coordinator.states.next_offset:
-        end = coordinator.states.first_decided(at)
-        for glance in store.record_summaries(names.HALF_TOPIC, 0, at, end):
-            _report_gap(coordinator, at, glance.queue_offset)
-            at = glance.queue_offset + 1
-            yield glance
-        _report_gap(coordinator, at, end)
-        at = end
+    """Yield run by run. Most of a long queue may be decided, and none of that is read."""
+    offset = first_offset
+    while (offset := coordinator.states.first_undecided(offset)) < coordinator.states.next_offset:
+        end = coordinator.states.first_decided(offset)
+        for summary in store.record_summaries(names.HALF_TOPIC, 0, offset, end):
+            _report_gap(coordinator, offset, summary.queue_offset)
+            offset = summary.queue_offset + 1
+            yield summary
+        _report_gap(coordinator, offset, end)
+        offset = end
 
 
 def _report_gap(coordinator: TransactionCoordinator, begin: int, end: int) -> None:
-    """Halves that nothing says are settled, and that the log cannot give."""
+    """Report halves that no op decides and that the log cannot read."""
     if begin < end:
         coordinator.counters.unreadable_halves += end - begin
-        log.error("halves unreadable queue_offsets=%d..%d: lost", begin, end - 1)
+        log.error("half messages lost: unreadable queue_offsets=%d..%d", begin, end - 1)
 
 
 def _restore_half(
@@ -465,11 +353,11 @@ def _restore_half(
         half.parked_ms, half.due_ms, half.checks, is_stranded = properties.check_state
         coordinator.schedule.add(half.queue_offset, half.due_ms)
         if is_stranded and state is TransactionState.OPEN:
-            state = TransactionState.STRANDED
+            state = STRANDED
             coordinator.states.put(half.queue_offset, state)
-    if state is TransactionState.STRANDED:
+    if state is STRANDED:
         coordinator.halves.strand(half)
-        half.reason = "stranded before this start"
+        half.reason = "stranded before the broker started"
         half.checks = half.checks if check is None else check[0]
     elif check is not None:
         half.checks = check[0] - 1
@@ -480,106 +368,212 @@ def _restore_half(
 def _replace_copy(
     coordinator: TransactionCoordinator, previous: Half, queue_offset: int
 ) -> tuple[int, ...]:
+    """Let all positions of a half lead to its newer copy, and return them."""
     coordinator.halves.remove(previous)
     coordinator.remove_from_attempt(previous)
-    coordinator.states.put(previous.queue_offset, TransactionState.STRANDED)
-    older = (*previous.previous_offsets, previous.queue_offset)
-    for place in older:
-        coordinator.aliases[place] = queue_offset
-    return older
+    coordinator.states.put(previous.queue_offset, STRANDED)
+    replaced_offsets = (*previous.previous_offsets, previous.queue_offset)
+    for replaced_offset in replaced_offsets:
+        coordinator.aliases[replaced_offset] = queue_offset
+    return replaced_offsets
+
+
+# --- decisions that a crash cut off --------------------------------------------------------------
 
 
 def _complete_last_record(
     coordinator: TransactionCoordinator, store: RecoveryLog, result: RecoveryResult, now_ms: int
 ) -> None:
-    """Final and op are one append, in this order: only the last record of all can lack its op."""
+    """Complete the last record of the log, if it is a final or a stranded message without op."""
     if store.last_record_offset < 0:
         return
     try:
-        last = store.record_at(store.last_record_offset)
+        last_record = store.record_at(store.last_record_offset)
     except (RecordNotFound, CorruptRecord):
         return
-    if transaction_type(last.sys_flag) == TRANSACTION_COMMIT:
-        _complete_commit(coordinator, store, last, result, now_ms)
-    elif last.topic == names.STRANDED_TOPIC:
-        _complete_stranded(coordinator, last, result, now_ms)
+    decision: Decision | None = None
+    if transaction_type(last_record.sys_flag) == TRANSACTION_COMMIT:
+        decision = _complete_commit(coordinator, store, last_record, now_ms)
+    elif last_record.topic == names.STRANDED_TOPIC:
+        decision = _complete_stranded(coordinator, last_record, now_ms)
+    if decision is not None:
+        result.decisions.append(decision)
 
 
 def _complete_commit(
-    coordinator: TransactionCoordinator,
-    store: RecoveryLog,
-    last_record: StoredRecord,
-    result: RecoveryResult,
-    now_ms: int,
-) -> None:
+    coordinator: TransactionCoordinator, store: RecoveryLog, final: StoredRecord, now_ms: int
+) -> Decision | None:
     try:
-        record = store.record_at(last_record.prepared_offset)
+        record = store.record_at(final.prepared_offset)
     except (RecordNotFound, CorruptRecord):
-        return
-    half = (
-        coordinator.halves.find(record.queue_offset) if record.topic == names.HALF_TOPIC else None
-    )
-    if half is None or half.log_offset != last_record.prepared_offset:
-        return
-    key = find_property(last_record.properties, b"UNIQ_KEY") or b""
+        return None
+    if record.topic != names.HALF_TOPIC:
+        return None
+    half = coordinator.halves.find(record.queue_offset)
+    if half is None or half.log_offset != final.prepared_offset:
+        return None
+    key = find_property(final.properties, b"UNIQ_KEY") or b""
+    missing_finals: list[NewRecord] = []
     if is_packed(record.properties):
-        finals = list(iter_records(make_finals(record, half.topic, half.queue_id)))
-        keys = [find_property(final.properties, b"UNIQ_KEY") for final in finals]
+        finals = list(iter_records(coordinator.make_finals(half, record, now_ms)))
+        keys = [find_property(record.properties, b"UNIQ_KEY") for record in finals]
         if key not in keys:
-            return
-        result.records += finals[keys.index(key) + 1 :]  # they are one append as well: a prefix
+            return None
+        # The finals of a packed half are one append too: those up to the last record are stored.
+        missing_finals = finals[keys.index(key) + 1 :]
     elif key != half.key:
-        return  # a message that only says that it was committed; the first half of all lies at 0
-    why, older = "its final was there", half.previous_offsets
-    result.records.append(
-        make_op(
-            half.queue_offset,
-            TransactionState.COMMITTED,
-            "broker",
-            why,
-            previous_offsets=older,
-            now_ms=now_ms,
-        )
+        # An ordinary message with this flag. Its prepared offset 0 is also that of the first half.
+        return None
+    return coordinator.complete(
+        half, COMMITTED, "its final was stored", missing_finals, now_ms=now_ms
     )
-    coordinator.states.put(half.queue_offset, TransactionState.COMMITTED)
-    coordinator.close(half, TransactionState.COMMITTED)
 
 
 def _complete_stranded(
-    coordinator: TransactionCoordinator,
-    last_record: StoredRecord,
-    result: RecoveryResult,
-    now_ms: int,
+    coordinator: TransactionCoordinator, stranded: StoredRecord, now_ms: int
+) -> Decision | None:
+    properties = parse_half(stranded)
+    if properties is None:
+        return None
+    half = coordinator.halves.find_by_key(properties.key, properties.group)
+    if half is None or half.is_stranded:
+        return None
+    return coordinator.complete(half, STRANDED, "stranded before the broker started", now_ms=now_ms)
+
+
+def _read_decisions(
+    coordinator: TransactionCoordinator, store: RecoveryLog, begin: int, result: RecoveryResult
 ) -> None:
-    facts = parse_half(last_record)
-    half = coordinator.halves.find_by_key(facts.key, facts.group) if facts is not None else None
-    if half is not None and not half.is_stranded:
-        coordinator.halves.strand(half)
-        half.reason = "stranded before this start"
-        coordinator.states.put(half.queue_offset, TransactionState.STRANDED)
-        result.records.append(
-            make_op(
-                half.queue_offset, TransactionState.STRANDED, "broker", half.reason, now_ms=now_ms
-            )
-        )
+    first = max(begin, store.min_offset(names.DECISION_TOPIC, 0))
+    for _, record in _read_records(store, names.DECISION_TOPIC, first):
+        try:
+            decision = decode_decision(record)
+        except CorruptRecord as error:
+            log.error("decision record unreadable: %s", error)
+            continue
+        coordinator.writers.apply(decision, record.log_offset)
+        halves = (*decision.commits, *decision.rolls_back)
+        if any(coordinator.halves.find(coordinator.aliases.get(half, half)) for half in halves):
+            result.unfinished_decisions.append(decision)
+
+
+# --- RocketMQ ------------------------------------------------------------------------------------
+
+_CHECK_TIMES_KEY = f"{CHECK_TIMES}\x01".encode()
+
+
+class RocketMQTakeover:
+    """What a recovery finds out about the time under RocketMQ, if there was any."""
+
+    def __init__(self) -> None:
+        self.is_detected = False
+        self._states: dict[tuple[str, bytes], TransactionState] = {}
+
+    def add_decided(self, properties: HalfProperties | None, state: TransactionState) -> None:
+        """Add a half, or a copy of one, for which RocketMQ wrote an op."""
+        self.is_detected = True
+        if properties is not None and properties.key:
+            self._states[properties.group, properties.key] = state
+
+    def inspect_half(self, properties: bytes) -> None:
+        """Look for RocketMQ's marks in the properties of a half that looks open."""
+        if _CHECK_TIMES_KEY in properties or not is_escrowmq_half(properties):
+            self.is_detected = True
+
+    def decided_state(self, half: Half, store: KeyLookup) -> TransactionState | None:
+        """Return the state in which RocketMQ left a half that looks open; None if it is open."""
+        if not half.key:
+            return None
+        key = half.key.decode("utf-8", "replace")
+        for record in store.find_by_key(half.topic, key):
+            is_final = transaction_type(record.sys_flag) == TRANSACTION_COMMIT
+            if is_final and find_property(record.properties, b"PGROUP") == half.group.encode():
+                return COMMITTED
+        state = self._states.get((half.group, half.key))
+        if state is not None:
+            return state
+        for record in store.find_by_key(names.STRANDED_TOPIC, key):
+            if record.log_offset > half.log_offset:  # otherwise it was resumed since
+                return STRANDED
+        return None
+
+
+def _mark_passed(
+    coordinator: TransactionCoordinator,
+    store: RecoveryLog,
+    first_offset: int,
+    rocketmq_cursor: int | None,
+) -> list[int]:
+    """Mark halves before RocketMQ's cursor as rolled back, and return them.
+
+    They are done, but RocketMQ does not record how. Our own stranded and moved halves are before
+    the cursor too; their properties say that they are stranded.
+    """
+    passed = []
+    for queue_offset in range(
+        first_offset, min(rocketmq_cursor or 0, coordinator.states.next_offset)
+    ):
+        if coordinator.states.get(queue_offset) is not TransactionState.OPEN:
+            continue
+        half = _read_half(store, queue_offset)
+        properties = None if half is None else parse_half(half)
+        check_state = None if properties is None else properties.check_state
+        if check_state is not None and check_state.is_stranded:
+            coordinator.states.put(queue_offset, STRANDED)
+        else:
+            coordinator.states.put(queue_offset, ROLLED_BACK)
+            passed.append(queue_offset)
+    return passed
+
+
+def _alias_passed_copies(
+    coordinator: TransactionCoordinator, store: RecoveryLog, passed_offsets: list[int]
+) -> None:
+    """Let older copies lead to the newest: RocketMQ appends a half again for every check, and a
+    late END may name any of the copies."""
+    for queue_offset in passed_offsets:
+        record = _read_half(store, queue_offset)
+        properties = None if record is None else parse_half(record)
+        if properties is None:
+            continue
+        half = coordinator.halves.find_by_key(properties.key, properties.group)
+        if half is not None:
+            coordinator.states.put(queue_offset, STRANDED)
+            coordinator.aliases[queue_offset] = half.queue_offset
+            half.previous_offsets += (queue_offset,)
 
 
 def _complete_takeover(
     coordinator: TransactionCoordinator, store: RecoveryLog, result: RecoveryResult, now_ms: int
 ) -> None:
-    """Without our memory, or where RocketMQ was: what is over is not asked about."""
-    for half in list(coordinator.halves):
+    """Write ops for halves that RocketMQ has finished, so that no check is sent for them."""
+    for half in coordinator.halves:
+        if half.is_stranded or half.is_being_decided:
+            continue
         state = result.takeover.decided_state(half, store)
-        if state is None or half.is_stranded:
+        if state is not None:
+            decision = coordinator.complete(half, state, "decided by RocketMQ", now_ms=now_ms)
+            result.decisions.append(decision)
+
+
+# --- recent keys ---------------------------------------------------------------------------------
+
+
+def _load_recent_keys(coordinator: TransactionCoordinator, store: RecoveryLog) -> None:
+    """Remember the keys of the last decided halves, so that a late repeated send is recognised.
+
+    Only a bounded number of halves is read, without bodies, so that the time for a start does not
+    grow with the log.
+    """
+    end = coordinator.states.next_offset
+    begin = max(store.min_offset(names.HALF_TOPIC, 0), end - RECENT_HALVES_MAX)
+    for summary in store.record_summaries(names.HALF_TOPIC, 0, begin, end):
+        state = coordinator.states.get(summary.queue_offset)
+        if state is None or not state.is_decided:
             continue
-        why = "so RocketMQ left it"
-        older = half.previous_offsets if state.is_decided else ()
-        result.records.append(
-            make_op(half.queue_offset, state, "broker", why, previous_offsets=older, now_ms=now_ms)
-        )
-        coordinator.states.put(half.queue_offset, state)
-        if state is TransactionState.STRANDED:
-            coordinator.halves.strand(half)
-            half.reason = why
-            continue
-        coordinator.close(half, state)
+        properties = parse_half(summary)
+        if properties is not None and properties.key:
+            group = coordinator.halves.intern_name(properties.group)
+            position = summary.queue_offset, summary.log_offset
+            # Of several copies with one key, the last one wins: it was the living half.
+            coordinator.recent_keys[properties.key] = group, *position

@@ -286,7 +286,7 @@ def test_a_stranded_one_is_asked_about_again_once_resumed(hasty: Served) -> None
         [entry] = listed(hasty, "--checks", "2")
         assert (entry["state"], entry["next_due"], entry["checks"]) == ("stranded", None, 2)
         text = explained(hasty, "A")
-        assert "why:   asked 2 times without an answer; it waits for an operator" in text
+        assert "why:   checked 2 times without an answer; it waits for an operator" in text
         assert "escrowmq transaction resume|commit|rollback A" in text
         asked = [client._receive()[0]["code"] for _ in range(2)]
         result = run(hasty, "resume", "A", "--yes", "--as", "ann", "--reason", "fixed it")

@@ -223,7 +223,7 @@ def test_a_topic_that_is_missing_and_may_not_be_made_is_named(tmp_path: Path) ->
 def test_what_a_broker_refuses_is_told(tmp_path: Path) -> None:
     with Served(tmp_path, conf={"rejectTransactionMessage": "true"}, wait_s=90) as served:
         query = Query(served.namesrv_address, "t")
-        with pytest.raises(RequestRefused, match="does not take transactional messages"):
+        with pytest.raises(RequestRefused, match="does not accept transactional messages"):
             query.task("r1", 0, numbers(0, 5))
 
 

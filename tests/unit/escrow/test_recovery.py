@@ -10,7 +10,6 @@ import pytest
 from escrowmq.message import names
 from escrowmq.message.properties import change_properties, encode_properties
 from escrowmq.message.record import NewRecord, StoredRecord, copy_record
-from escrowmq.message.transaction import TransactionState
 from tests.support.broker_requests import a_send, bodies, stored
 from tests.support.escrows import (
     COMMIT,
@@ -24,6 +23,7 @@ from tests.support.escrows import (
     a_writer_query,
     an_end,
     an_end_of_many,
+    append_final_without_op,
     questions,
     writer_of,
 )
@@ -156,10 +156,7 @@ def test_a_final_of_the_first_half_is_seen_as_such() -> None:
     bench = EscrowBench()
     place = bench.park("k")
     [half] = bench.escrow.halves
-    final, _ = bench.escrow.make_decision(
-        half, TransactionState.COMMITTED, by="", now_ms=NOW_MS
-    ).records
-    bench.store.append([final], now_ms=NOW_MS)
+    append_final_without_op(bench, half)
     assert bench.killed().state(place) == COMMITTED
 
 
@@ -169,10 +166,7 @@ def test_a_moved_half_whose_op_is_cut_off_is_committed_in_all_its_places() -> No
     renew(bench, [old])
     [half] = bench.escrow.halves
     new = Place(half.queue_offset, half.log_offset)
-    final, _ = bench.escrow.make_decision(
-        half, TransactionState.COMMITTED, by="", now_ms=NOW_MS
-    ).records
-    bench.store.append([final], now_ms=NOW_MS)
+    append_final_without_op(bench, half)
     for with_note in (True, False):
         bench = bench.killed(with_note=with_note)
         assert [bench.end(place, COMMIT).code for place in (old, new)] == [0, 0]

@@ -133,7 +133,7 @@ def test_an_unreadable_record_is_reported(caplog: pytest.LogCaptureFixture) -> N
     make_unreadable(bench, stored(bench.store, names.OP_TOPIC)[0])
     with caplog.at_level(logging.ERROR):
         bench.killed(with_note=False)
-    assert f"unreadable topic={names.OP_TOPIC} queue_offset=0" in caplog.text
+    assert f"record unreadable topic={names.OP_TOPIC} queue_offset=0" in caplog.text
 
 
 # --- decisions and questions ---------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_a_decision_that_makes_no_sense_is_reported_and_passed_over(
     append(bench, names.DECISION_TOPIC, b"")
     with caplog.at_level(logging.ERROR):
         again = bench.killed(with_note=False)
-    assert caplog.text.count("decision unreadable") == 2
+    assert caplog.text.count("decision record unreadable") == 2
     assert writer_of(again.asks(a_writer_query())).batch == 4
 
 

@@ -21,9 +21,8 @@ from escrowmq.errors import (
     RecordNotFound,
     RequestRefused,
 )
-from escrowmq.escrow.coordinator import AlreadyDecided
-from escrowmq.escrow.half_table import Half
-from escrowmq.escrow.records import JournalEntry, make_journal_record, parse_half
+from escrowmq.escrow.coordinator import AlreadyDecided, InProgress
+from escrowmq.escrow.records import DecidedBy, JournalEntry, make_journal_record, parse_half
 from escrowmq.message import names
 from escrowmq.message.record import StoredRecord
 from escrowmq.message.transaction import TransactionState, Verdict
@@ -198,90 +197,102 @@ class TransactionAdmin:
                 ResponseCode.INVALID_PARAMETER,
                 f"commitOrRollback {fields.commit_or_rollback} is not 8 or 12",
             )
-        by, reason = (
-            _operator_name(fields.operator, channel),
-            _validate_reason(fields.reason, is_required=True),
-        )
-        named = self._locate(fields.transaction_id)
-        if named.half is not None:
-            _check_not_being_decided(named.half)
-        change = self._coordinator.decide(
-            *(named.queue_offset, named.log_offset, None, verdict),
-            by=by,
+        operator = _operator_name(fields.operator, channel)
+        reason = _validate_reason(fields.reason, is_required=True)
+        located = self._locate(fields.transaction_id)
+        result = self._coordinator.decide(
+            located.queue_offset,
+            located.log_offset,
+            verdict,
+            group=None,
+            by=DecidedBy.OPERATOR,
+            by_name=operator,
             reason=reason,
             now_ms=now_ms,
         )
-        already = isinstance(change, AlreadyDecided)
-        told = SettleTransactionResponse(
-            transaction_id=fields.transaction_id, state=change.state.text, already=already
+        if isinstance(result, InProgress):
+            raise _being_decided()
+        header = SettleTransactionResponse(
+            transaction_id=fields.transaction_id,
+            state=result.state.text,
+            already=isinstance(result, AlreadyDecided),
         )
 
-        def done(code: int, _: object) -> None:
+        def on_done(code: int, _: object) -> None:
             if code:
                 _respond_not_durable(channel, request, code)
             else:
-                channel.respond(request, told)
+                channel.respond(request, header)
 
-        if isinstance(change, AlreadyDecided):
-            self._turn.add_records([], done)
+        if isinstance(result, AlreadyDecided):
+            self._turn.add_records([], on_done)
             return
         log.info(
-            "by hand id=%s state=%s by=%r reason=%r peer=%s",
-            *(fields.transaction_id, change.state.text, by, reason, channel.address),
+            "transaction decided by an operator id=%s state=%s operator=%r reason=%r peer=%s",
+            fields.transaction_id,
+            result.state.text,
+            operator,
+            reason,
+            channel.address,
         )
-        self._transactions.append_decision(change, done, now_ms=now_ms)
+        self._transactions.append_decision(result, on_done, now_ms=now_ms)
 
     def resume_transaction(
         self, channel: Channel, request: Request[ResumeTransaction], now_ms: int
     ) -> None:
         fields = request.head.fields
-        by, reason = (
-            _operator_name(fields.operator, channel),
-            _validate_reason(fields.reason, is_required=False),
-        )
-        self._resume(channel, request, self._locate(fields.transaction_id), by, reason, now_ms)
+        operator = _operator_name(fields.operator, channel)
+        reason = _validate_reason(fields.reason, is_required=False)
+        located = self._locate(fields.transaction_id)
+        self._resume(channel, request, located, operator, reason, now_ms)
 
     def resume_check_half(
         self, channel: Channel, request: Request[ResumeCheckHalfMessage], now_ms: int
     ) -> None:
-        """RocketMQ's way: by the offset id of the message in the topic of stranded ones."""
-        named = self._locate(request.head.fields.msg_id)
-        self._resume(channel, request, named, _operator_name("", channel), "", now_ms)
+        """Handle RocketMQ's own request: it names the stranded message by its offset id."""
+        located = self._locate(request.head.fields.msg_id)
+        self._resume(channel, request, located, _operator_name("", channel), "", now_ms)
 
     def _resume(
         self,
         channel: Channel,
         request: Request[Any],
         located: LocatedTransaction,
-        by: str,
+        operator: str,
         reason: str,
         now_ms: int,
     ) -> None:
         half = located.half
         if half is None or not half.is_stranded:
-            state = self._coordinator.states.get(located.queue_offset) or TransactionState.OPEN
+            state = TransactionState.OPEN
+            if half is None:
+                state = self._coordinator.states.get(located.queue_offset) or state
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
-                f"it is {state.text if half is None else TransactionState.OPEN.text}, and "
-                "only stranded "
-                "transactions can be resumed",
+                f"the transaction is {state.text}; only stranded transactions can be resumed",
             )
-        _check_not_being_decided(half)
+        if half.is_being_decided:
+            raise _being_decided()
         if self._coordinator.read_half(half) is None:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, half.reason)
         log.info(
-            "resumed by hand id=%s by=%r reason=%r peer=%s", half.key, by, reason, channel.address
+            "transaction resumed by an operator id=%s operator=%r reason=%r peer=%s",
+            half.key.decode("utf-8", "replace"),
+            operator,
+            reason,
+            channel.address,
         )
-        step = JournalEntry(half.queue_offset, "resumed", half.checks, f"{by}\n{reason}")
-        self._turn.add_records([make_journal_record(step, now_ms=now_ms)], waits_for_flush=False)
+        peer = f"{DecidedBy.OPERATOR} {operator}\n{reason}"
+        entry = JournalEntry(half.queue_offset, "resumed", half.checks, peer)
+        self._turn.add_records([make_journal_record(entry, now_ms=now_ms)], waits_for_flush=False)
 
-        def done(code: int) -> None:
+        def on_done(code: int) -> None:
             if code:
                 _respond_not_durable(channel, request, code)
             else:
                 channel.respond(request)
 
-        self._transactions.move_half(half, now_ms, done)
+        self._transactions.move_half(half, now_ms, on_done)
 
     def _locate(self, name: str) -> LocatedTransaction:
         named = self._history_reader.find(name)
@@ -303,19 +314,20 @@ def _matcher(fields: ListTransactions, now_ms: int) -> Callable[[str, str, int],
     return wants
 
 
-def _check_not_being_decided(half: Half) -> None:
-    if half.is_being_decided:
-        raise RequestRefused(ResponseCode.SYSTEM_BUSY, "it is being decided just now: ask again")
+def _being_decided() -> RequestRefused:
+    return RequestRefused(
+        ResponseCode.SYSTEM_BUSY, "the transaction is being decided right now; try again"
+    )
 
 
 def _operator_name(name: str, channel: Channel) -> str:
-    """As it is recorded: who says so, or where he sits."""
+    """Return the name to record: the given one, or else the address of the client."""
     if len(name) > OPERATOR_NAME_LENGTH_MAX or not name.isprintable():
         raise RequestRefused(
             ResponseCode.INVALID_PARAMETER,
             f"an operator's name has at most {OPERATOR_NAME_LENGTH_MAX} printable characters",
         )
-    return f"operator {name.strip() or channel.address}"
+    return name.strip() or channel.address
 
 
 def _validate_reason(text: str, *, is_required: bool) -> str:

@@ -1,6 +1,15 @@
-"""Transactional messages: sends that are parked, ends that decide, checks that ask.
+"""END_TRANSACTION and everything else that decides one half or moves it.
 
-The protocol is in `escrow/`; here requests become calls of it, and its records go to the turn.
+The protocol is in `escrow/coordinator.py`. Here requests become calls of it, and the records it
+returns go to the turn:
+
+    decide  ─▶ Decision ─▶ Turn.add(PendingDecision) ─┬▶ stored: coordinator.apply, respond
+                                                      └▶ not stored: coordinator.cancel, refuse
+            ─▶ AlreadyDecided: respond when the turn is durable
+            ─▶ InProgress: decide again after the turn
+
+`EndProcessor` also puts the parts of the transaction service together and owns what happens now
+and then: checks, snapshots, and moving halves out of segments that expire.
 """
 
 from __future__ import annotations
@@ -17,20 +26,23 @@ from escrowmq.broker.dispatch import Channel, ErrorCodes, Handler, RequestPermis
 from escrowmq.broker.statistics import BrokerCounters
 from escrowmq.broker.transactions.check import TransactionChecker
 from escrowmq.broker.transactions.park import HalfProcessor
-from escrowmq.broker.transactions.persistence import CoordinatorStorage, Redirect, redirect_finals
+from escrowmq.broker.transactions.persistence import CoordinatorStorage
 from escrowmq.broker.turn import DoneCallback, Turn
 from escrowmq.consume.members import ProducerGroups
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import EscrowError, RequestRefused, TransactionConflict, TransactionNotFound
 from escrowmq.escrow.checks import CoordinatorRules
-from escrowmq.escrow.coordinator import AlreadyDecided, Decision, TransactionCoordinator
-from escrowmq.escrow.half_table import CachedFinal, Half
-from escrowmq.escrow.records import BY_PRODUCER
+from escrowmq.escrow.coordinator import (
+    AlreadyDecided,
+    Decision,
+    TransactionCoordinator,
+)
+from escrowmq.escrow.half_table import Half
+from escrowmq.escrow.records import BY_PRODUCER, DecidedBy, Redirect
 from escrowmq.escrow.writers import Writer, make_decision_record
-from escrowmq.message.batch import Appendable
 from escrowmq.message.keys import encode_offset_id
-from escrowmq.message.record import TRANSACTION_COMMIT, LogOffset, NewRecord
-from escrowmq.message.transaction import COMMIT, STATE_BY_VERDICT, TransactionState, Verdict
+from escrowmq.message.record import LogOffset
+from escrowmq.message.transaction import TransactionState, Verdict
 from escrowmq.remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from escrowmq.remoting.headers import EndTransaction, EndTransactionResponse
 from escrowmq.remoting.requests import Request
@@ -66,28 +78,26 @@ class EndProcessor:
         counters: BrokerCounters,
         *,
         store_host: bytes,
-        redirect: Redirect = lambda record, now_ms: record,
+        redirect: Redirect | None = None,
     ) -> None:
         self._store = store
         self._turn = turn
         self.store_host = store_host
-        self._redirect = redirect
-        self._moved_log_end = LogOffset(0)  # of the log, when a half was last appended again
+        self._moved_log_end = LogOffset(0)  # the end of the log after the last move
         self.storage = CoordinatorStorage(store, disk, offsets, rules.coordinator, redirect)
-        escrow = self.storage.coordinator
-        self.coordinator = escrow
+        self.coordinator = self.storage.coordinator
         self.half_processor = HalfProcessor(
             turn,
-            escrow,
+            self.coordinator,
             counters,
             rejects_transactions=rules.rejects_transactions,
         )
         self.checker = TransactionChecker(
-            escrow, turn, producers, self.append_decision, store_host=store_host
+            self.coordinator, turn, producers, self.append_decision, store_host=store_host
         )
 
     def change_rules(self, rules: TransactionRules) -> None:
-        """A half that is due already stays due then; limits count from now on."""
+        """Apply new settings. Due times that are set already do not change."""
         self.coordinator.rules = rules.coordinator
         self.half_processor.rejects_transactions = rules.rejects_transactions
 
@@ -96,62 +106,70 @@ class EndProcessor:
             Handler(RequestCode.END_TRANSACTION, self.end, RequestPermissions.end, END_ERRORS),
         ]
 
-    # --- ending ----------------------------------------------------------------------------------
+    # --- END_TRANSACTION -------------------------------------------------------------------------
 
     def end(self, channel: Channel, request: Request[EndTransaction], now_ms: int) -> None:
+        """Decide the half that the request names."""
         fields = request.head.fields
         verdict = _VERDICTS.get(fields.commit_or_rollback)
-        half = self.coordinator.halves.find(fields.tran_state_table_offset)
-        if (
-            half is None
-            or half.log_offset != fields.commit_log_offset
-            or half.group != fields.producer_group
-            or half.is_being_decided
-            or fields.from_transaction_check
-            or not verdict
-        ):
-            self._end_validated(channel, request, verdict, now_ms)
-            return
-        fresh = self.half_processor.final_cache.take(half.queue_offset)
-        final = None
-        if fresh is not None and verdict is COMMIT and not half.previous_offsets:
-            final = _make_final(half, fresh)
-        self._decide(channel, request, half, verdict, now_ms, final)
-
-    def _end_validated(
-        self,
-        channel: Channel,
-        request: Request[EndTransaction],
-        verdict: Verdict | None,
-        now_ms: int,
-    ) -> None:
-        """Anything may be wrong with it, or it is not the first."""
-        fields = request.head.fields
-        if verdict is None:
-            raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR,
-                f"commitOrRollback {fields.commit_or_rollback} is not 0, 8 or 12",
+        by = BY_PRODUCER
+        if fields.from_transaction_check or not verdict:  # UNKNOWN is 0
+            if verdict is None:
+                raise RequestRefused(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"commitOrRollback is {fields.commit_or_rollback}, not 0, 8 or 12",
+                )
+            self._receive_answer(channel, request, verdict, now_ms)
+            if verdict is Verdict.UNKNOWN:
+                return
+            if fields.from_transaction_check:
+                by = DecidedBy.CHECK
+        try:
+            result = self.coordinator.decide(
+                fields.tran_state_table_offset,
+                fields.commit_log_offset,
+                verdict,
+                group=fields.producer_group,
+                by=by,
+                born_host=channel.peer_host,
+                now_ms=now_ms,
             )
-        half = self.coordinator.find_open(fields.tran_state_table_offset, fields.commit_log_offset)
-        if half is not None and half.group != fields.producer_group:
-            raise TransactionNotFound(
-                f"the half at {fields.tran_state_table_offset} is of producer group "
-                f"{half.group}, not {fields.producer_group}"
-            )
-        if half is not None and fields.from_transaction_check:
-            unknown = verdict is Verdict.UNKNOWN
-            self.checker.check_answered(half, channel, is_unknown=unknown, now_ms=now_ms)
-        if verdict is Verdict.UNKNOWN:
-            self._respond_state(channel, request, half)
-        elif half is None:
-            self._repeat_decision(channel, request, verdict)
-        elif half.is_being_decided:
-            # Somebody is faster by less than a turn: what he decided is the answer.
+        except TransactionConflict as error:
+            log.warning("decision contradicted peer=%s: %s", channel.address, error)
+            raise
+        if type(result) is Decision:
+            on_done = None
+            if not request.head.flag & FLAG_ONEWAY:
+                on_done = partial(self._respond_decided, channel, request, result)
+            self.append_decision(result, on_done, now_ms=now_ms)
+        elif isinstance(result, AlreadyDecided):
+            self._respond_when_durable(channel, request, result.state)
+        else:
+            # Another request of this turn decides the half: its outcome is the response.
             self._turn.add_records(
                 [], lambda code, _: self._end_after_turn(channel, request, now_ms)
             )
-        else:
-            self._decide(channel, request, half, verdict, now_ms)
+
+    def _receive_answer(
+        self, channel: Channel, request: Request[EndTransaction], verdict: Verdict, now_ms: int
+    ) -> None:
+        """Note the answer to a check. If it is UNKNOWN, respond with the state of the half."""
+        fields = request.head.fields
+        queue_offset = fields.tran_state_table_offset
+        half = self.coordinator.find_open(
+            queue_offset, fields.commit_log_offset, fields.producer_group
+        )
+        is_unknown = verdict is Verdict.UNKNOWN
+        if half is not None and fields.from_transaction_check:
+            self.checker.check_answered(half, channel, is_unknown=is_unknown, now_ms=now_ms)
+        if not is_unknown:
+            return
+        state = self.coordinator.states.get(queue_offset)
+        if half is not None:
+            state = TransactionState.STRANDED if half.is_stranded else TransactionState.OPEN
+        if state is None:
+            raise TransactionNotFound(f"no half message at queue offset {queue_offset}")
+        self._respond_when_durable(channel, request, state)
 
     def _end_after_turn(
         self, channel: Channel, request: Request[EndTransaction], now_ms: int
@@ -161,64 +179,14 @@ class EndProcessor:
         except EscrowError as error:
             respond_error(channel, request, error, END_ERRORS)
 
-    def _repeat_decision(
-        self, channel: Channel, request: Request[EndTransaction], verdict: Verdict
-    ) -> None:
-        """It is not open: the recorded outcome again, or a refusal."""
-        fields = request.head.fields
-        queue_offset, log_offset = fields.tran_state_table_offset, fields.commit_log_offset
-        try:
-            recorded = self.coordinator.find_decision(
-                queue_offset, log_offset, STATE_BY_VERDICT[verdict]
-            )
-        except TransactionConflict as error:
-            log.warning("contradiction peer=%s: %s", channel.address, error)
-            raise
-        self._turn.add_records(
-            [], lambda code, _: self._respond_already_decided(channel, request, recorded, code)
-        )
-
-    def _decide(
-        self,
-        channel: Channel,
-        request: Request[EndTransaction],
-        half: Half,
-        verdict: Verdict,
-        now_ms: int,
-        final: NewRecord | None = None,
-    ) -> None:
-        by = "check" if request.head.fields.from_transaction_check else BY_PRODUCER
-        change = self.coordinator.make_decision(
-            half,
-            STATE_BY_VERDICT[verdict],
-            by=by,
-            born_host=channel.peer_host,
-            now_ms=now_ms,
-            final=final,
-        )
-        done = None
-        if not request.head.flag & FLAG_ONEWAY:
-            done = partial(self._respond_decided, channel, request, change)
-        if final is None:
-            self.append_decision(change, done, now_ms=now_ms)
-        else:  # nothing in its properties asks for another place than its own
-            settling = _PendingDecision(self.coordinator, change, done, now_ms, len(change.records))
-            self._turn.add(settling, change.records)
-
     def append_decision(
-        self,
-        decision: Decision,
-        on_done: DoneCallback | None = None,
-        *,
-        now_ms: int,
+        self, decision: Decision, on_done: DoneCallback | None = None, *, now_ms: int
     ) -> None:
-        """The records of a change go with this turn; then it is so, or it is as it was."""
-        records = redirect_finals(decision, self._redirect, now_ms)
-        settling = _PendingDecision(self.coordinator, decision, on_done, now_ms, len(records))
-        self._turn.add(settling, records)
-
-    def redirect_finals(self, decision: Decision, now_ms: int) -> list[Appendable]:
-        return redirect_finals(decision, self._redirect, now_ms)
+        """Add the records of a decision to this turn, and apply or cancel it afterwards."""
+        records = decision.records
+        self._turn.add(
+            PendingDecision(self.coordinator, decision, on_done, now_ms, len(records)), records
+        )
 
     def _respond_decided(
         self,
@@ -234,46 +202,28 @@ class EndProcessor:
         half, final = decision.half, None
         if decision.state is TransactionState.COMMITTED:
             final = results[0]
-        channel.respond(request, self._make_response(half, decision.state, final))
-
-    def _respond_already_decided(
-        self,
-        channel: Channel,
-        request: Request[EndTransaction],
-        already_decided: AlreadyDecided,
-        code: int,
-    ) -> None:
-        if code != ResponseCode.SUCCESS:
-            channel.respond(request, code=code, remark="the decision is not durable yet")
-            return
-        channel.respond(request, EndTransactionResponse(state=already_decided.state.text))
-
-    def _respond_state(
-        self, channel: Channel, request: Request[EndTransaction], half: Half | None
-    ) -> None:
-        queue_offset = request.head.fields.tran_state_table_offset
-        state = self.coordinator.states.get(queue_offset)
-        if half is not None:
-            state = TransactionState.STRANDED if half.is_stranded else TransactionState.OPEN
-        if state is None:
-            raise TransactionNotFound(f"no half was parked at {queue_offset}")
-        recorded = AlreadyDecided(queue_offset, request.head.fields.commit_log_offset, state)
-        self._turn.add_records(
-            [], lambda code, _: self._respond_already_decided(channel, request, recorded, code)
-        )
-
-    def _make_response(
-        self, half: Half, state: TransactionState, final: AppendResult | None
-    ) -> EndTransactionResponse:
-        host = self.store_host
-        return EndTransactionResponse(
-            state=state.text,
+        header = EndTransactionResponse(
+            state=decision.state.text,
             transaction_id=half.key.decode("utf-8", "replace"),
             topic=half.topic,
             queue_id=half.queue_id,
             queue_offset=None if final is None else final.queue_offset,
-            msg_id=None if final is None else encode_offset_id(host, final.log_offset),
+            msg_id=None if final is None else encode_offset_id(self.store_host, final.log_offset),
         )
+        channel.respond(request, header)
+
+    def _respond_when_durable(
+        self, channel: Channel, request: Request[EndTransaction], state: TransactionState
+    ) -> None:
+        """Respond with a state that is in the log, but perhaps not flushed yet."""
+
+        def on_done(code: int, _: Sequence[AppendResult]) -> None:
+            if code == ResponseCode.SUCCESS:
+                channel.respond(request, EndTransactionResponse(state=state.text))
+            else:
+                channel.respond(request, code=code, remark="the decision is not durable yet")
+
+        self._turn.add_records([], on_done)
 
     # --- now and then ----------------------------------------------------------------------------
 
@@ -284,16 +234,20 @@ class EndProcessor:
     def save(self, *, force: bool = False) -> None:
         self.storage.save(force=force)
 
+    def channel_closed(self, channel: Channel) -> None:
+        self.checker.channel_closed(channel)
+
+    # --- segments that expire --------------------------------------------------------------------
+
     def oldest_needed_offset(self) -> LogOffset | None:
-        """Halves that are open, and the last word of each writer, are in the log from here on."""
-        if (
-            self.coordinator.unfinished_decisions
-        ):  # something is out of sight: it must not go before it is seen
-            return self._store.begin
-        if (
-            self._store.flushed_offset < self._moved_log_end
-        ):  # what was moved is not safe where it is now
-            return self._store.begin
+        """Return the log offset below which no undecided half and no writer is stored.
+
+        None: nothing is needed. The start of the log: nothing may be deleted now.
+        """
+        if self.coordinator.unfinished_decisions:
+            return self._store.begin  # hidden messages must not expire before they are visible
+        if self._store.flushed_offset < self._moved_log_end:
+            return self._store.begin  # the copies of moved halves are not durable yet
         needed = [writer.log_offset for writer in self.coordinator.writers if not writer.is_last]
         half = self.coordinator.halves.oldest()
         if half is not None:
@@ -301,7 +255,11 @@ class EndProcessor:
         return LogOffset(min(needed)) if needed else None
 
     def move_halves_below(self, log_offset: int, now_ms: int) -> None:
-        """The log below has to go: what is open there is appended again, a slice at a time."""
+        """Append undecided halves below `log_offset` again, up to 1,000 per call, and writers.
+
+        An unreadable half is rolled back: its message is lost already, and keeping the log for it
+        would fill the disk.
+        """
         for half in self.coordinator.open_halves_below(log_offset)[:MOVED_PER_CALL_MAX]:
             if not half.is_being_decided:
                 self.move_half(half, now_ms, is_resume=False)
@@ -311,27 +269,6 @@ class EndProcessor:
             if writer.log_offset < log_offset and not writer.is_last:
                 self._move_writer(writer, now_ms)
 
-    def _roll_back_unreadable(self, half: Half, now_ms: int) -> None:
-        """Its message is lost already. To keep the log for it would lose the disk too."""
-        log.error("half given up queue_offset=%d: %s", half.queue_offset, half.reason)
-        change = self.coordinator.make_decision(
-            half, TransactionState.ROLLED_BACK, by="broker", reason=half.reason, now_ms=now_ms
-        )
-        self.append_decision(change, now_ms=now_ms)
-
-    def _move_writer(self, writer: Writer, now_ms: int) -> None:
-        writers = self.coordinator.writers
-        decision = writers.make_copy(writer)
-        if decision is not None:
-
-            def stored(places: Sequence[AppendResult]) -> None:
-                writers.apply(decision, places[0].log_offset)
-                self._moved_log_end = self._store.end
-
-            self._turn.add_records(
-                [make_decision_record(decision, now_ms=now_ms)], on_stored=stored
-            )
-
     def move_half(
         self,
         half: Half,
@@ -340,46 +277,64 @@ class EndProcessor:
         *,
         is_resume: bool = True,
     ) -> None:
+        """Append a half again. `on_done` is called with the response code.
+
+        Does nothing, and does not call `on_done`, if the half cannot be read.
+        """
         record = self.coordinator.read_half(half)
         if record is None:
             return
-        past, records = self.coordinator.move(half, record, is_resume=is_resume, now_ms=now_ms)
+        check_state, records = self.coordinator.move(
+            half, record, is_resume=is_resume, now_ms=now_ms
+        )
 
-        def stored(places: Sequence[AppendResult]) -> None:
-            copy, op = places
-            self.coordinator.moved(half, past, copy.queue_offset, copy.log_offset, op.queue_offset)
+        def on_stored(results: Sequence[AppendResult]) -> None:
+            copy, op = results
+            self.coordinator.moved(half, check_state, copy, op)
             self._moved_log_end = self._store.end
 
-        def answered(code: int, places: Sequence[AppendResult]) -> None:
-            if not places:
-                half.is_being_decided = False
+        def on_appended(code: int, results: Sequence[AppendResult]) -> None:
+            if not results:
+                self.coordinator.move_failed(half)
             if on_done is not None:
                 on_done(code)
 
-        self._turn.add_records(records, answered, on_stored=stored)
+        self._turn.add_records(records, on_appended, on_stored=on_stored)
 
-    def channel_closed(self, channel: Channel) -> None:
-        self.checker.channel_closed(channel)
+    def _roll_back_unreadable(self, half: Half, now_ms: int) -> None:
+        log.error(
+            "unreadable half message rolled back queue_offset=%d: %s",
+            half.queue_offset,
+            half.reason,
+        )
+        decision = self.coordinator.decide(
+            half.queue_offset,
+            half.log_offset,
+            Verdict.ROLLBACK,
+            group=None,
+            by=DecidedBy.BROKER,
+            reason=half.reason,
+            now_ms=now_ms,
+        )
+        assert isinstance(decision, Decision), "the half is open"
+        self.append_decision(decision, now_ms=now_ms)
+
+    def _move_writer(self, writer: Writer, now_ms: int) -> None:
+        writers = self.coordinator.writers
+        record = writers.make_copy(writer)
+        if record is not None:
+
+            def on_stored(results: Sequence[AppendResult]) -> None:
+                writers.apply(record, results[0].log_offset)
+                self._moved_log_end = self._store.end
+
+            self._turn.add_records(
+                [make_decision_record(record, now_ms=now_ms)], on_stored=on_stored
+            )
 
 
-def _make_final(half: Half, cached_final: CachedFinal) -> NewRecord:
-    return NewRecord(
-        half.topic,
-        half.queue_id,
-        cached_final.body,
-        cached_final.properties,
-        cached_final.flag,
-        cached_final.sys_flag | TRANSACTION_COMMIT,
-        cached_final.born_ms,
-        cached_final.born_host,
-        cached_final.reconsume_times,
-        half.log_offset,
-        cached_final.tags_and_keys,
-    )
-
-
-class _PendingDecision(msgspec.Struct, gc=False):
-    """A change on its way into the log: afterwards it is so, or it is as it was."""
+class PendingDecision(msgspec.Struct, gc=False):
+    """A decision whose records are in the turn's batch. A `PendingAppend`."""
 
     coordinator: TransactionCoordinator
     decision: Decision
@@ -390,8 +345,7 @@ class _PendingDecision(msgspec.Struct, gc=False):
     first_index: int = 0
 
     def on_stored(self, results: Sequence[AppendResult]) -> None:
-        op = results[self.first_index + self.count - 1]
-        self.coordinator.apply(self.decision, op.queue_offset, now_ms=self.now_ms)
+        self.coordinator.apply(self.decision, results, self.first_index, now_ms=self.now_ms)
 
     def on_done(self, code: int, results: Sequence[AppendResult]) -> None:
         if not results:

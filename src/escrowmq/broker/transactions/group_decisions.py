@@ -1,16 +1,24 @@
-"""One request, many halves: group decisions, and the batches of a writer.
+"""END_TRANSACTIONS, DECIDE_BATCH, REGISTER_WRITER: one request that decides many halves.
 
-A decision and what follows from it go to the log in one append. If that would be more than a
-megabyte it goes in pieces, one per turn, so that others are served in between; what has been
-delivered stays out of sight until the last piece is there.
+The decision record and its consequences (finals and ops) go to the log in one append. If that is
+more than a megabyte they go in pieces, one per turn, so that other requests are served in between:
+
+    turn 1    [decision record, finals, ops]    from here on everything is decided
+    turn 2    [finals, ops]
+    turn n    [finals, ops]                     the response; all messages become visible
+
+The messages of the first pieces are hidden from consumers until the last piece is stored, so that
+consumers see all of them or none.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions, respond_error
 from escrowmq.broker.transactions.end import END_ERRORS, EndProcessor
@@ -18,21 +26,17 @@ from escrowmq.broker.turn import Turn
 from escrowmq.errors import EscrowError, RequestRefused
 from escrowmq.escrow.coordinator import (
     DECISION_HALVES_MAX,
-    Decision,
-    apply_piece,
-    check_readable,
-    decide_many,
-    decision_pieces,
-    decision_queues,
-    is_being_decided,
-    mark_being_decided,
-    unmark_being_decided,
+    AlreadyDecided,
+    DecisionPiece,
+    GroupDecision,
+    InProgress,
 )
-from escrowmq.escrow.writers import DecisionRecord, Winner, Writer, make_decision_record
+from escrowmq.escrow.records import DecidedBy
+from escrowmq.escrow.writers import DecisionRecord, Winner, Writer
 from escrowmq.message import names
 from escrowmq.message.batch import Appendable
 from escrowmq.message.record import NewRecord
-from escrowmq.message.transaction import TransactionState, Verdict
+from escrowmq.message.transaction import STATE_BY_VERDICT, Verdict
 from escrowmq.remoting.bodies import (
     BatchWinners,
     HalfPositions,
@@ -53,10 +57,9 @@ from escrowmq.remoting.requests import Request
 from escrowmq.store.commit_log import AppendResult
 from escrowmq.store.store import MessageStore
 
-log = logging.getLogger(__name__)
-
 _VERDICTS = {verdict.value: verdict for verdict in (Verdict.COMMIT, Verdict.ROLLBACK)}
 CodeCallback = Callable[[int], None]
+GroupResult = GroupDecision | AlreadyDecided | InProgress
 
 
 class GroupDecisions:
@@ -67,16 +70,12 @@ class GroupDecisions:
         transactions: EndProcessor,
         messages_arrived: Callable[[Sequence[Appendable]], None],
     ) -> None:
+        self.coordinator = transactions.coordinator
         self._store = store
         self._turn = turn
-        self._transactions = transactions
-        self._coordinator = transactions.coordinator
         self._messages_arrived = messages_arrived
         self._unfinished: deque[_UnfinishedDecision] = deque()
-        self._is_blocked = False  # a piece could not be stored; `tick` tries again
-        # Where something is out of sight, or will be. Whoever else decides over several halves and
-        # has one there waits: it would be seen in part, or keep another's part back.
-        self._hidden_queues: set[tuple[str, int]] = set()
+        self._is_blocked = False  # a piece could not be stored; `tick` allows another attempt
 
     def handlers(self) -> list[Handler]:
         code, writer = RequestCode, RequestPermissions.writer
@@ -99,197 +98,192 @@ class GroupDecisions:
     ) -> None:
         fields = request.head.fields
         verdict = _VERDICTS.get(fields.commit_or_rollback)
-        places = decode_body(HalfPositions, request.body).halves
-        if verdict is None or not places or len(places) > DECISION_HALVES_MAX:
+        positions = decode_body(HalfPositions, request.body).halves
+        if verdict is None or not positions or len(positions) > DECISION_HALVES_MAX:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
-                f"commitOrRollback must be 8 or 12, and of 1 to {DECISION_HALVES_MAX} halves",
+                f"commitOrRollback must be 8 or 12 and the body must name 1 to "
+                f"{DECISION_HALVES_MAX} half messages",
             )
-        decision = decide_many(
-            self._coordinator,
-            places,
-            fields.producer_group,
+        result = self.coordinator.decide_many(
+            positions,
             verdict,
-            by=f"group {channel.address}",
+            group=fields.producer_group,
+            by=DecidedBy.GROUP,
+            by_name=channel.address,
+            now_ms=now_ms,
         )
-        if self._defer_if_busy(decision, self.end_transactions, channel, request, now_ms):
-            return
-        state = (
-            TransactionState.COMMITTED
-            if verdict is Verdict.COMMIT
-            else TransactionState.ROLLED_BACK
+        header = EndTransactionsResponse(
+            state=STATE_BY_VERDICT[verdict].text,
+            count=result.half_count if isinstance(result, GroupDecision) else 0,
         )
-        count = 0 if decision is None else len(decision.commits) + len(decision.rolls_back)
-        fields_back = EndTransactionsResponse(state=state.text, count=count)
-        self._decide(
-            decision, lambda code: _respond_end(channel, request, code, fields_back), now_ms
-        )
+
+        def on_done(code: int) -> None:
+            if code == ResponseCode.SUCCESS:
+                channel.respond(request, header)
+            else:
+                channel.respond(request, code=code, remark="the decision was not stored")
+
+        if isinstance(result, InProgress):
+            self._retry_after_turn(self.end_transactions, channel, request, now_ms)
+        else:
+            self._append(result, on_done, now_ms)
 
     def register_writer(
         self, channel: Channel, request: Request[RegisterWriter], now_ms: int
     ) -> None:
-        """A new fence for a writer: whoever had the one before decides nothing any more."""
+        """Give a writer a new fence. A process with an older fence can decide nothing any more."""
         fields = request.head.fields
         name, run = _check_writer_name(fields.writer), fields.run
         if run:
             _check_writer_name(run)
-        writers = self._coordinator.writers
-        decision = writers.make_registration(name, run, fields.fence)
-        # His own fence, not the one of whoever registers before this is durable.
-        told = _writer_state(name, decision or writers.find(name))
-        self._decide(decision, lambda code: _respond_writer(channel, request, code, told), now_ms)
+        result = self.coordinator.register_writer(name, run, fields.fence, now_ms=now_ms)
+        self._append_and_respond(name, result, self.register_writer, channel, request, now_ms)
 
     def decide_batch(self, channel: Channel, request: Request[DecideBatch], now_ms: int) -> None:
         fields, body = request.head.fields, decode_body(BatchWinners, request.body)
         name = _check_writer_name(fields.writer)
         if fields.batch < 0:
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, "batches are numbered from 0 on")
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER, f"batch is {fields.batch}; batches count from 0"
+            )
         winners = [Winner(winner.attempt, winner.count) for winner in body.winners]
-        decision = self._coordinator.writers.decide_batch(
+        result = self.coordinator.decide_batch(
             name,
             fields.batch,
             fields.fence,
             winners,
             body.fingerprint,
-            f"writer {name}",
             is_last=fields.last,
+            now_ms=now_ms,
         )
-        if self._defer_if_busy(decision, self.decide_batch, channel, request, now_ms):
-            return
-        told = _writer_state(name, decision or self._coordinator.writers.find(name))
-        self._decide(decision, lambda code: _respond_writer(channel, request, code, told), now_ms)
+        self._append_and_respond(name, result, self.decide_batch, channel, request, now_ms)
 
     def query_writer(self, channel: Channel, request: Request[WriterHeader], now_ms: int) -> None:
         name = request.head.fields.writer
-        told = WriterState(writer=name)
+        state = WriterState(writer=name)
 
-        # What it says must be durable, a decision that is read is acted on: so it says what is in
-        # the log when this turn ends, and not what has come to it when that is flushed.
-        def stored(_: Sequence[AppendResult]) -> None:
-            nonlocal told
-            told = _writer_state(name, self._coordinator.writers.find(name))
+        # A client acts on the decision that it reads, so the response must be durable. Read the
+        # state when this turn is stored, not when it is flushed: by then another turn, which is
+        # not flushed yet, may have changed it.
+        def on_stored(_: Sequence[AppendResult]) -> None:
+            nonlocal state
+            state = _writer_state(name, self.coordinator.writers.find(name))
 
         self._turn.add_records(
             [],
-            lambda code, _: _respond_writer(channel, request, code, told),
-            on_stored=stored,
+            lambda code, _: _respond_writer(channel, request, code, state),
+            on_stored=on_stored,
         )
 
-    # --- what follows ----------------------------------------------------------------------------
-
-    def _defer_if_busy(
+    def _append_and_respond(
         self,
-        decision_record: DecisionRecord | None,
+        name: str,
+        result: GroupResult,
         handler: Callable[[Channel, Request[Any], int], None],
         channel: Channel,
         request: Request[Any],
         now_ms: int,
-    ) -> bool:
-        """Whether somebody is faster with one of its halves, or one of its queues: then it is
-        looked at again once he is done."""
-        if decision_record is None:
-            return False
-        is_behind = self._hidden_queues and not self._hidden_queues.isdisjoint(
-            decision_queues(self._coordinator, decision_record)
-        )
-        if not is_behind and not is_being_decided(self._coordinator, decision_record):
-            return False
+    ) -> None:
+        if isinstance(result, InProgress):
+            self._retry_after_turn(handler, channel, request, now_ms)
+            return
+        # Respond with the state that this request has caused. A later request may have changed it
+        # again before this one is durable.
+        writer: Writer | DecisionRecord | None
+        if isinstance(result, GroupDecision):
+            writer = result.record
+        else:
+            writer = self.coordinator.writers.find(name)
+        state = _writer_state(name, writer)
+        self._append(result, lambda code: _respond_writer(channel, request, code, state), now_ms)
 
-        def once_more(code: int, _: Sequence[AppendResult]) -> None:
+    def _retry_after_turn(
+        self,
+        handler: Callable[[Channel, Request[Any], int], None],
+        channel: Channel,
+        request: Request[Any],
+        now_ms: int,
+    ) -> None:
+        """Handle a request again, because another one is deciding a half or using a queue of it."""
+
+        def retry(code: int, _: Sequence[AppendResult]) -> None:
             try:
                 handler(channel, request, now_ms)
             except EscrowError as error:
                 respond_error(channel, request, error, END_ERRORS)
 
-        self._turn.add_records([], once_more)
-        return True
+        self._turn.add_records([], retry)
 
-    def _decide(self, decision: DecisionRecord | None, on_done: CodeCallback, now_ms: int) -> None:
-        if decision is None:  # it is decided; told again, once that is durable
-            self._turn.add_records([], lambda code, _: on_done(code))
-            return
-        check_readable(self._coordinator, decision)
-        mark_being_decided(self._coordinator, decision)
-        unfinished = _UnfinishedDecision(
-            decision, decision_pieces(self._coordinator, decision, now_ms=now_ms), on_done
-        )
-        self._coordinator.writers.stage(decision)
-        self._append_piece(unfinished, [make_decision_record(decision, now_ms=now_ms)], now_ms)
+    # --- pieces ----------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """There may be room again."""
+        """Try pieces again that could not be stored: there may be disk space now."""
         self._is_blocked = False
 
     @property
     def has_pending_pieces(self) -> bool:
-        """Whether another turn would bring something forward."""
+        """Whether another turn would store a piece."""
         return bool(self._unfinished) and not self._is_blocked
 
     def end_turn(self, now_ms: int) -> None:
-        """The next piece of whatever is under way."""
+        """Add the next piece of every unfinished decision to the turn."""
         for _ in range(len(self._unfinished) if self.has_pending_pieces else 0):
-            self._append_piece(self._unfinished.popleft(), [], now_ms)
+            self._append_piece(self._unfinished.popleft(), now_ms)
 
-    def _append_piece(
-        self, unfinished: _UnfinishedDecision, leading_records: list[Appendable], now_ms: int
+    def _append(
+        self, result: GroupDecision | AlreadyDecided, on_done: CodeCallback, now_ms: int
     ) -> None:
-        piece = unfinished.next_piece()
-        records: list[Appendable] = list(leading_records)
-        for change in piece:
-            records += self._transactions.redirect_finals(change, now_ms)
-        following = unfinished.peek()
-        if following is not None and leading_records:
-            unfinished.queues = set(decision_queues(self._coordinator, unfinished.decision_record))
-            self._hidden_queues |= unfinished.queues
+        if isinstance(result, GroupDecision):
+            self._append_piece(_UnfinishedDecision(result, on_done), now_ms)
+        else:  # decided before: respond when that is durable
+            self._turn.add_records([], lambda code, _: on_done(code))
 
-        def stored(places: Sequence[AppendResult]) -> None:
-            if following is not None:
-                self._hide(
-                    unfinished, records[len(leading_records) :], places[len(leading_records) :]
-                )
-            offsets = [place.queue_offset for place in places[len(leading_records) :]]
-            apply_piece(self._coordinator, piece, offsets, now_ms=now_ms)
-            if leading_records:
-                self._coordinator.writers.apply(unfinished.decision_record, places[0].log_offset)
-                unfinished.queue_offset = places[0].queue_offset
-            if following is not None:
-                self._coordinator.unfinished_decisions.add(unfinished.queue_offset)
-                self._unfinished.append(unfinished)
-            else:
-                self._coordinator.unfinished_decisions.discard(unfinished.queue_offset)
-                self._unhide(unfinished)
+    def _append_piece(self, unfinished: _UnfinishedDecision, now_ms: int) -> None:
+        piece = unfinished.decision.next_piece()
+        pending = PendingPiece(self, unfinished, piece, now_ms, len(piece.records))
+        self._turn.add(pending, piece.records)
 
-        def answered(code: int, places: Sequence[AppendResult]) -> None:
-            if places:
-                if following is None:
-                    unfinished.on_done(code)
-            elif leading_records:  # it was never decided
-                unmark_being_decided(self._coordinator, unfinished.decision_record)
-                self._coordinator.writers.unstage(unfinished.decision_record)
-                self._unhide(unfinished)
-                unfinished.on_done(code)
-            else:  # decided, and the rest could not be stored now: it will be
-                unfinished.put_back(piece)
-                self._unfinished.append(unfinished)
-                self._is_blocked = True
+    def piece_stored(
+        self,
+        unfinished: _UnfinishedDecision,
+        piece: DecisionPiece,
+        results: Sequence[AppendResult],
+        now_ms: int,
+    ) -> None:
+        if not piece.is_last:
+            self._hide(unfinished, piece.records, results)
+        self.coordinator.apply_piece(unfinished.decision, piece, results, now_ms=now_ms)
+        if piece.is_last:
+            self._unhide(unfinished)
+        else:
+            self._unfinished.append(unfinished)
 
-        self._turn.add_records(records, answered, on_stored=stored)
+    def piece_failed(
+        self, unfinished: _UnfinishedDecision, piece: DecisionPiece, code: int
+    ) -> None:
+        self.coordinator.cancel_piece(unfinished.decision, piece)
+        if piece.has_decision_record:  # nothing is decided
+            unfinished.on_done(code)
+        else:
+            self._unfinished.append(unfinished)
+            self._is_blocked = True
 
     def _hide(
         self,
         unfinished: _UnfinishedDecision,
-        records: list[Appendable],
+        records: Sequence[Appendable],
         results: Sequence[AppendResult],
     ) -> None:
-        """Nobody has seen them yet: they were appended in this very turn."""
-        for record, place in zip(records, results, strict=True):
+        """Hide new messages. No consumer has seen them: they were appended in this very turn."""
+        for record, result in zip(records, results, strict=True):
             queue = record.topic, record.queue_id
-            if record.topic != names.OP_TOPIC and queue not in unfinished.hidden_queues:
+            is_final = record.topic not in (names.OP_TOPIC, names.DECISION_TOPIC)
+            if is_final and queue not in unfinished.hidden_queues:
                 unfinished.hidden_queues.add(queue)
-                self._store.hide(*queue, place.queue_offset)
+                self._store.hide(*queue, result.queue_offset)
 
     def _unhide(self, unfinished: _UnfinishedDecision) -> None:
-        self._hidden_queues -= unfinished.queues
         for topic, queue_id in unfinished.hidden_queues:
             self._store.unhide(topic, queue_id)
         if unfinished.hidden_queues:
@@ -298,47 +292,42 @@ class GroupDecisions:
             )
 
 
+@dataclass(slots=True)
 class _UnfinishedDecision:
-    """A decision, and the pieces that are left of it."""
+    """A group decision of which not all pieces are stored."""
 
-    def __init__(
-        self,
-        decision_record: DecisionRecord,
-        piece_iterator: Iterator[list[Decision]],
-        on_done: CodeCallback,
-    ) -> None:
-        self.decision_record = decision_record
-        self.on_done = on_done
-        self.queue_offset = -1  # of the decision, in its queue
-        self.queues: set[tuple[str, int]] = set()  # all that it will be seen in
-        self.hidden_queues: set[tuple[str, int]] = set()
-        self._piece_iterator = piece_iterator
-        self._following_piece: list[Decision] | None = next(piece_iterator, None)
+    decision: GroupDecision
+    on_done: CodeCallback
+    hidden_queues: set[tuple[str, int]] = field(default_factory=set)
 
-    def peek(self) -> list[Decision] | None:
-        return self._following_piece
 
-    def next_piece(self) -> list[Decision]:
-        piece, self._following_piece = self._following_piece or [], None
-        if piece:
-            self._following_piece = next(self._piece_iterator, None)
-        return piece
+class PendingPiece(msgspec.Struct):
+    """A piece of a group decision whose records are in the turn's batch. A `PendingAppend`."""
 
-    def put_back(self, piece: list[Decision]) -> None:
-        later = self._piece_iterator
-        ahead = [self._following_piece] if self._following_piece is not None else []
+    group_decisions: GroupDecisions
+    unfinished: _UnfinishedDecision
+    piece: DecisionPiece
+    now_ms: int
+    count: int
+    waits_for_flush: bool = True
+    first_index: int = 0
 
-        def again() -> Iterator[list[Decision]]:
-            yield from ahead
-            yield from later
+    def on_stored(self, results: Sequence[AppendResult]) -> None:
+        own_results = results[self.first_index : self.first_index + self.count]
+        self.group_decisions.piece_stored(self.unfinished, self.piece, own_results, self.now_ms)
 
-        self._piece_iterator, self._following_piece = again(), piece
+    def on_done(self, code: int, results: Sequence[AppendResult]) -> None:
+        if not results:
+            self.group_decisions.piece_failed(self.unfinished, self.piece, code)
+        elif self.piece.is_last:
+            self.unfinished.on_done(code)
 
 
 def _check_writer_name(name: str) -> str:
     if not 1 <= len(name) <= 255 or not name.isprintable():
         raise RequestRefused(
-            ResponseCode.INVALID_PARAMETER, "a writer's name has 1 to 255 printable characters"
+            ResponseCode.INVALID_PARAMETER,
+            "the name of a writer or of a run must have 1 to 255 printable characters",
         )
     return name
 
@@ -359,14 +348,5 @@ def _writer_state(name: str, writer: Writer | DecisionRecord | None) -> WriterSt
 def _respond_writer(channel: Channel, request: Request[Any], code: int, state: WriterState) -> None:
     if code == ResponseCode.SUCCESS:
         channel.respond(request, body=encode_body(state))
-    else:
-        channel.respond(request, code=code, remark="the decision was not stored")
-
-
-def _respond_end(
-    channel: Channel, request: Request[Any], code: int, fields: EndTransactionsResponse
-) -> None:
-    if code == ResponseCode.SUCCESS:
-        channel.respond(request, fields)
     else:
         channel.respond(request, code=code, remark="the decision was not stored")

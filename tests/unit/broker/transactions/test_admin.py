@@ -295,7 +295,7 @@ def test_stories_survive_a_restart(in_order: bool) -> None:
         story["transaction"].pop("why", None)
     assert after == before
     assert again.steps("S") == ["parked", "asked", "asked", "stranded"]
-    assert "asked 2 times" in again.story("S")["pendingBecause"]
+    assert "checked 2 times" in again.story("S")["pendingBecause"]
     assert again.ids(checks_min=2) == ["S"]
 
 

@@ -6,18 +6,18 @@ import msgspec
 import pytest
 
 from escrowmq.escrow import half_table as freshhalves
-from escrowmq.escrow.half_table import CACHED_BODY_BYTES_MAX, CachedFinal, FinalCache
-from escrowmq.message.record import StoredRecord
+from escrowmq.escrow.half_table import CACHED_BODY_BYTES_MAX, FinalCache
+from escrowmq.message.record import NewRecord, StoredRecord
 from tests.support.escrows import COMMIT, ROLLBACK, EscrowBench, a_half, place_of
 
-FRESH = CachedFinal(b"", b"", None, 0, 0, 0, b"", 0)
+FINAL = NewRecord("T", 0, b"")
 
 
 def test_the_last_ones_are_there_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(freshhalves, "CACHE_GENERATION_SIZE", 3)
     fresh = FinalCache()
     for offset in range(10):
-        fresh.put(offset, FRESH)
+        fresh.put(offset, FINAL)
     found = [offset for offset in range(10) if fresh.take(offset) is not None]
     assert found[-3:] == [7, 8, 9]
     assert len(found) <= 6
@@ -54,7 +54,7 @@ def test_one_that_is_rolled_back_is_not_kept() -> None:
     bench = EscrowBench()
     place = bench.park("k")
     assert bench.end(place, ROLLBACK).code == 0
-    assert bench.broker.transactions.half_processor.final_cache.take(place[0]) is None
+    assert bench.escrow.final_cache.take(place[0]) is None
     assert bench.messages() == []
 
 

@@ -118,7 +118,7 @@ def test_unknown_for_a_half_that_was_never_parked_is_refused(check: bool) -> Non
     never_parked = (parked.queue_offset + 1, parked.log_offset)
     answer = bench.end(never_parked, UNKNOWN, check=check)
     assert answer.code == 1
-    assert f"no half was parked at {never_parked[0]}" in answer.remark
+    assert f"no half message at queue offset {never_parked[0]}" in answer.remark
     assert bench.state(parked) == "open"
 
 

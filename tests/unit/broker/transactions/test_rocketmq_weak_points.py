@@ -19,7 +19,6 @@ from escrowmq.escrow.checks import UNANSWERED_CHECKS_MAX
 from escrowmq.message import names
 from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import NewRecord, decode_record
-from escrowmq.message.transaction import TransactionState
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import SettleTransaction
 from escrowmq.store.store import MessageStore
@@ -33,6 +32,7 @@ from tests.support.escrows import (
     Place,
     a_half,
     an_end,
+    append_final_without_op,
     place_of,
     questions,
 )
@@ -129,10 +129,7 @@ def test_w03_a_crash_between_final_and_op_delivers_once(
     bench.store.flush()
     bench.broker.transactions.save(force=True)
     [half] = bench.escrow.halves
-    final, _ = bench.escrow.make_decision(
-        half, TransactionState.COMMITTED, by="", now_ms=NOW_MS
-    ).records
-    bench.store.append([final], now_ms=NOW_MS)
+    append_final_without_op(bench, half)
     again = bench.killed(with_note=with_note)
     again.heartbeat(again.line, "p")
     again.tick(10 * INTERVAL_MS)

@@ -39,7 +39,7 @@ def test_it_does_not_keep_its_log_file(is_known: bool, caplog: pytest.LogCapture
     with caplog.at_level(logging.ERROR):
         while bench.store.begin == 0:
             assert bench.remove_log_file()
-    assert "half given up queue_offset=0: unreadable" in caplog.text
+    assert "unreadable half message rolled back queue_offset=0" in caplog.text
     assert bench.escrow.counters.unreadable_halves == 1
     assert [half.key for half in bench.escrow.halves] == [b"whole"]
     assert bench.state_in_memory(whole) == "open"
@@ -76,7 +76,7 @@ def test_a_start_reports_what_it_cannot_read(
     damage(bench, lost, 4)  # its magic: it does not even look like a record
     with caplog.at_level(logging.ERROR):
         bench = bench.killed(with_note=with_note)
-    assert "halves unreadable queue_offsets=0..0" in caplog.text
+    assert "half messages lost: unreadable queue_offsets=0..0" in caplog.text
     assert bench.escrow.counters.unreadable_halves == 1
     assert bench.state_in_memory(whole) == "open"
     while bench.store.begin == 0:
