@@ -1,4 +1,4 @@
-"""Signatures and guard, for any request: what was signed passes, what was changed does not."""
+"""Signatures and the access validator: signed requests pass, changed requests do not."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ RULES = parse_rules(
 WRITE = Permission(ResourceType.TOPIC, "orders", Action.PUB)
 
 
-def test_it_is_rocketmqs_signature() -> None:
+def test_the_signature_is_that_of_rocketmq() -> None:
     assert compute_signature(b"RocketMQ", b"12345678") == b"IUc8rrO/0gDch8CjObLQsW2rsiA="
 
 
 @given(FIELDS, st.binary(max_size=50), SECRETS)
-def test_what_is_signed_fits(fields: dict[str, str], body: bytes, secret: str) -> None:
+def test_a_signed_request_is_valid(fields: dict[str, str], body: bytes, secret: str) -> None:
     signed = Signer("key", Secret(secret), Secret("token"))(fields, body)
     assert has_valid_signature(signed, body, secret.encode())
     assert has_valid_signature(signed, memoryview(body), secret.encode())
@@ -43,7 +43,7 @@ def test_what_is_signed_fits(fields: dict[str, str], body: bytes, secret: str) -
 
 
 @given(FIELDS, st.binary(max_size=50), SECRETS, st.data())
-def test_what_was_changed_since_does_not(
+def test_a_request_that_was_changed_after_signing_is_not_valid(
     fields: dict[str, str], body: bytes, secret: str, data: st.DataObject
 ) -> None:
     signed = Signer("key", Secret(secret), Secret(""))(fields, body)
@@ -63,8 +63,8 @@ def content(fields: dict[str, str]) -> bytes:
     return signed_content({name: fields[name] for name in fields if name != "Signature"}, b"")
 
 
-def asked(serializer: int, *, secret: str = SECRET, key: str = KEY) -> Request[SendMessageV2]:
-    """A send, over the wire to where headers are kept."""
+def signed_send(serializer: int, *, secret: str = SECRET, key: str = KEY) -> Request[SendMessageV2]:
+    """Return a send as a server receives it, with the header that was signed."""
     sign = Signer(key, Secret(secret), Secret(""))
     fields = SendMessageV2(producer_group="g", topic="orders", queue_id=0, properties="größer\x01")
     sender = Connection(serializer=serializer, sign=sign)
@@ -76,59 +76,63 @@ def asked(serializer: int, *, secret: str = SECRET, key: str = KEY) -> Request[S
 
 
 @pytest.mark.parametrize("serializer", [JSON, ROCKETMQ])
-def test_the_guard_reads_both_headers(serializer: int) -> None:
-    AccessValidator(RULES).check(asked(serializer), "10.0.0.1:1", lambda _: [WRITE])
+def test_both_header_encodings_are_validated(serializer: int) -> None:
+    AccessValidator(RULES).check(signed_send(serializer), "10.0.0.1:1", lambda _: [WRITE])
 
 
 @pytest.mark.parametrize(
-    ("request_", "need"),
+    ("request_", "permission"),
     [
-        (asked(JSON, secret="another-one"), WRITE),
-        (asked(JSON, key="nobody"), WRITE),
-        (asked(JSON), WRITE._replace(name="others")),
-        (asked(JSON), WRITE._replace(actions=Action.SUB)),
-        (asked(JSON), Permission(ResourceType.CLUSTER, "DefaultCluster", Action.UPDATE)),
+        (signed_send(JSON, secret="another-one"), WRITE),
+        (signed_send(JSON, key="missing"), WRITE),
+        (signed_send(JSON), WRITE._replace(name="others")),
+        (signed_send(JSON), WRITE._replace(actions=Action.SUB)),
+        (signed_send(JSON), Permission(ResourceType.CLUSTER, "DefaultCluster", Action.UPDATE)),
     ],
 )
-def test_the_guard_refuses(request_: Request[SendMessageV2], need: Permission) -> None:
-    guard = AccessValidator(RULES)
-    for _ in range(2):  # a refusal is not remembered as a permission
+def test_a_request_is_refused_each_time(
+    request_: Request[SendMessageV2], permission: Permission
+) -> None:
+    validator = AccessValidator(RULES)
+    for _ in range(2):  # a refusal must not be cached as a permission
         with pytest.raises(AccessRefused) as caught:
-            guard.check(request_, "10.0.0.1:1", lambda _: [need])
+            validator.check(request_, "10.0.0.1:1", lambda _: [permission])
         assert caught.value.code == 16
         assert SECRET not in caught.value.remark
 
 
-def test_what_is_needed_is_not_looked_up_for_who_did_not_sign() -> None:
-    def needs(_: object) -> list[Permission]:
-        raise AssertionError("the store was asked on behalf of a stranger")
+def test_permissions_are_not_looked_up_for_an_invalid_signature() -> None:
+    def required(_: object) -> list[Permission]:
+        raise AssertionError("the store was read for an unknown client")
 
     with pytest.raises(AccessRefused):
-        AccessValidator(RULES).check(asked(JSON, secret="another-one"), "10.0.0.1:1", needs)
+        AccessValidator(RULES).check(
+            signed_send(JSON, secret="another-one"), "10.0.0.1:1", required
+        )
 
 
-def test_new_rules_hold_from_the_next_request_on() -> None:
-    guard = AccessValidator(RULES)
-    guard.check(asked(JSON), "10.0.0.1:1", lambda _: [WRITE])
-    guard.replace_rules(parse_rules(""))
+def test_new_rules_apply_from_the_next_request_on() -> None:
+    validator = AccessValidator(RULES)
+    validator.check(signed_send(JSON), "10.0.0.1:1", lambda _: [WRITE])
+    validator.replace_rules(parse_rules(""))
     with pytest.raises(AccessRefused):
-        guard.check(asked(JSON), "10.0.0.1:1", lambda _: [WRITE])
+        validator.check(signed_send(JSON), "10.0.0.1:1", lambda _: [WRITE])
 
 
 @given(st.text(max_size=60))
-def test_any_text_is_rules_or_an_error(text: str) -> None:
+def test_any_text_gives_rules_or_an_error(text: str) -> None:
     with contextlib.suppress(InvalidAccessRules):
         assert parse_rules(text).accounts is not None
 
 
 @given(st.text(alphabet="0123456789abcdef.:*-{},/", max_size=20), st.ip_addresses())
-def test_any_text_is_a_pattern_or_an_error(text: str, address: object) -> None:
+def test_any_text_gives_a_pattern_or_an_error(text: str, address: object) -> None:
     with contextlib.suppress(ValueError):
         assert isinstance(str(address) in AddressPatterns([text]), bool)
 
 
 @given(st.ip_addresses(v=4))
-def test_an_address_fits_itself_and_its_net(address: object) -> None:
+def test_an_address_matches_itself_and_its_network(address: object) -> None:
     text = str(address)
     head = text.rpartition(".")[0]
     for pattern in (text, f"{head}.*", f"{text}/24", f"{head}.0-255", "*"):
@@ -136,7 +140,7 @@ def test_an_address_fits_itself_and_its_net(address: object) -> None:
 
 
 def test_base64_is_compared_as_text() -> None:
-    """Another spelling of the same bytes is another signature."""
+    """Another encoding of the same bytes is not the same signature."""
     signed = Signer(KEY, Secret(SECRET), Secret(""))({}, b"")
     loose = {**signed, "Signature": signed["Signature"].rstrip("=") + "\n="}
     assert base64.b64decode(signed["Signature"])

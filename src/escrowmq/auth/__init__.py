@@ -1,9 +1,22 @@
-"""Who may do what: signatures, rules, the files they are written in. It opens nothing.
+"""Authentication and authorisation of requests. No socket, file or clock: values in, values out.
 
-Read in this order:
-  1. rules.py       what a request needs, what an account grants
-  2. addresses.py   patterns of client addresses
-  3. files.py       text to rules: RocketMQ's plain_acl.yml, and its users and policies
-  4. signature.py   how a request is signed
-  5. guard.py       one request in; a refusal, or nothing
+    ACL file --> acl.py: accounts, policies --> AccessRules
+                                                    |
+    request, peer address ----------------> validator.py --> access key, or AccessRefused
+                                                    |
+                                             signature.py
+
+1. Load.       The text of an ACL file becomes AccessRules: accounts, what each may do, and
+               addresses that are trusted.                                           (acl.py)
+2. Sign.       A client adds its access key and a signature to every request.  (signature.py)
+3. Validate.   The broker or name server finds the account, verifies the signature and compares
+               the permissions that the request requires with those of the account.
+                                                                            (validator.py)
+
+What always holds:
+  - what no rule allows is refused;
+  - a file that cannot be read changes nothing: the old rules stay in force;
+  - no error message and no log line contains a secret, or tells whether an access key exists.
+
+`broker/dispatch.py` says which permissions each request requires.
 """

@@ -1,24 +1,15 @@
-"""What a request needs, and what an account grants.
+"""Accounts, their permissions, and the ACL file that lists them.
 
-Two kinds of account, as RocketMQ has them: one of `plain_acl.yml` (4.x), with a permission for each
-topic and group and one for the rest; and a user with policies (5.x). Either is asked the same: may
-it do one of these actions to this?
+RocketMQ has two kinds of account, and one file may contain both:
 
-What no rule allows is refused.
+    PlainAccount   plain_acl.yml of 4.x: one permission per topic and group, and a default
+    User           users of 5.x: policies with patterns, client addresses, Allow and Deny
 
-Patterns of client addresses, as RocketMQ's two generations write them.
+Both implement `Account.allows()`. What no rule allows is refused.
 
-    *                       everybody               192.168.0.{1,7,9}     one of them
-    192.168.0.7             one                     10.0.0.1,10.0.0.2     several
-    192.168.0.*             a net                   192.168.1-10.*        a range, then all below
-    192.168.0.0/24          a net (5.x)             fe80:0:0:0:1:*        the same with colons
-
-A pattern that is empty fits nobody. An IPv4 address that came over IPv6 is an IPv4 address.
-
-Rules from text: YAML, and so JSON too.
-
-`globalWhiteRemoteAddresses` and `accounts` are RocketMQ's plain_acl.yml as it stands. `users` and
-`acls` hold what its 5.x `mqadmin createUser` and `createAcl` send, under the same names:
+The file is YAML, and so JSON is accepted too. `globalWhiteRemoteAddresses` and `accounts` are
+RocketMQ's plain_acl.yml unchanged. `users` and `acls` contain what its 5.x commands `mqadmin
+createUser` and `createAcl` send, under the same names:
 
     users:
       - {username: billing, password: 0123456789, userType: Normal, userStatus: enable}
@@ -29,8 +20,7 @@ Rules from text: YAML, and so JSON too.
             entries:
               - {resource: "Topic:o*", actions: [Sub], sourceIps: [10.0.0.0/8], decision: Allow}
 
-A name that is not known here is an error: a rule that is misspelt must not be one that is missing.
-No message repeats what the text says, but for names: there are secrets in it.
+An unknown key is an error: a misspelt rule must not count as a missing one.
 """
 
 from __future__ import annotations
@@ -40,7 +30,7 @@ import ipaddress
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, NoReturn, Protocol
+from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
 
 import msgspec
 import yaml
@@ -48,8 +38,10 @@ import yaml
 from escrowmq.errors import InvalidAccessRules
 from escrowmq.secret import Secret
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-_Matcher = Callable[[Address], bool]
+# --- client addresses ----------------------------------------------------------------------------
+
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+_Matcher: TypeAlias = Callable[[Address], bool]
 _COMMA_OUTSIDE_BRACES: Final = re.compile(r",(?![^{]*\})")
 _PART_PATTERN: Final = re.compile(
     r"[0-9A-Fa-f]{1,4}|[0-9A-Fa-f]{1,4}-[0-9A-Fa-f]{1,4}|\*|\{[^{}]*\}"
@@ -57,9 +49,18 @@ _PART_PATTERN: Final = re.compile(
 
 
 class AddressPatterns:
-    """Those that one of the patterns fits. ValueError says which pattern cannot be read."""
+    """A set of client addresses, in the notations of both RocketMQ generations.
+
+        *                 all addresses           192.168.0.{1,7,9}     alternatives
+        192.168.0.7       one address             10.0.0.1,10.0.0.2     several patterns
+        192.168.0.*       a network               192.168.1-10.*        a range
+        192.168.0.0/24    a network (5.x)         fe80:0:0:0:1:*        IPv6
+
+    An empty pattern matches no address. An IPv4 address that is mapped into IPv6 counts as IPv4.
+    """
 
     def __init__(self, patterns: Iterable[str]) -> None:
+        """Raise ValueError for a pattern that cannot be read."""
         self.patterns = tuple(pattern.strip() for pattern in patterns)
         self._matchers = [
             _parse_pattern(part.strip())
@@ -72,7 +73,7 @@ class AddressPatterns:
         if not self._matchers:
             return False
         address = _parse_address(host)
-        return address is not None and any(fits(address) for fits in self._matchers)
+        return address is not None and any(matches(address) for matches in self._matchers)
 
     def __bool__(self) -> bool:
         return bool(self._matchers)
@@ -99,26 +100,24 @@ def _parse_pattern(pattern: str) -> _Matcher:
             return lambda address: address == exact
         return _parse_parts_pattern(pattern)
     except ValueError as error:
-        raise ValueError(f"{pattern!r} is no pattern of addresses") from error
+        raise ValueError(f"{pattern!r} is not an address pattern") from error
 
 
 def _parse_parts_pattern(pattern: str) -> _Matcher:
-    is_new = ":" in pattern
-    count, base, most = (8, 16, 0xFFFF) if is_new else (4, 10, 255)
-    texts = _split_parts(pattern, ":" if is_new else ".", count)
-    allowed = [_parse_numbers(text, base, most) for text in texts]
-    version = 6 if is_new else 4
+    is_ipv6 = ":" in pattern
+    count, base, maximum = (8, 16, 0xFFFF) if is_ipv6 else (4, 10, 255)
+    texts = _split_parts(pattern, ":" if is_ipv6 else ".", count)
+    allowed = [_parse_numbers(text, base, maximum) for text in texts]
+    version, size = (6, 2) if is_ipv6 else (4, 1)
 
-    def fits(address: Address) -> bool:
-        if address.version != version:
-            return False
-        packed, size = address.packed, 2 if is_new else 1
-        return all(
-            int.from_bytes(packed[at * size : (at + 1) * size]) in allowed[at]
-            for at in range(count)
+    def matches(address: Address) -> bool:
+        packed = address.packed
+        return address.version == version and all(
+            int.from_bytes(packed[index * size : (index + 1) * size]) in allowed[index]
+            for index in range(count)
         )
 
-    return fits
+    return matches
 
 
 def _split_parts(pattern: str, separator: str, count: int) -> list[str]:
@@ -128,7 +127,7 @@ def _split_parts(pattern: str, separator: str, count: int) -> list[str]:
         texts = [*before, *["0"] * (count - len(before) - len(after)), *after]
     else:
         texts = pattern.split(separator)
-    if texts[-1] == "*":  # the rest too
+    if texts[-1] == "*":  # it stands for all remaining parts
         texts += ["*"] * (count - len(texts))
     if len(texts) != count or not all(_PART_PATTERN.fullmatch(text) for text in texts):
         raise ValueError(pattern)
@@ -139,10 +138,10 @@ def _parse_numbers(text: str, base: int, maximum: int) -> range | frozenset[int]
     if text == "*":
         return range(maximum + 1)
     if text.startswith("{"):
-        found = frozenset(int(part.strip(), base) for part in text[1:-1].split(","))
-        if not all(0 <= number <= maximum for number in found):
+        numbers = frozenset(int(part.strip(), base) for part in text[1:-1].split(","))
+        if not all(0 <= number <= maximum for number in numbers):
             raise ValueError(text)
-        return found
+        return numbers
     first, _, last = text.partition("-")
     begin, end = int(first, base), int(last or first, base)
     if not 0 <= begin <= end <= maximum:
@@ -151,6 +150,8 @@ def _parse_numbers(text: str, base: int, maximum: int) -> range | frozenset[int]
 
 
 NO_ADDRESSES: Final = AddressPatterns(())
+
+# --- permissions ---------------------------------------------------------------------------------
 
 
 class ResourceType(enum.Enum):
@@ -172,40 +173,43 @@ class Action(enum.IntFlag):
 
 
 class Permission(NamedTuple):
-    """One of these actions, on this."""
+    """Any one of these actions on a resource."""
 
     resource_type: ResourceType
     name: str
     actions: Action
 
     def __str__(self) -> str:
-        wanted = " or ".join(str(action.name) for action in Action if action & self.actions)
-        return f"{wanted} on {self.resource_type.value.lower()} {self.name}"
+        actions = " or ".join(str(action.name) for action in Action if action & self.actions)
+        return f"{actions} on {self.resource_type.value.lower()} {self.name}"
 
 
 class Account(Protocol):
+    """What a client authenticates as."""
+
     @property
     def access_key(self) -> str: ...
     @property
     def secret_key(self) -> Secret: ...
     @property
     def trusted_addresses(self) -> AddressPatterns:
-        """From there it needs no signature, and may do everything."""
+        """From these addresses the account needs no signature and may do everything."""
 
     @property
     def is_enabled(self) -> bool: ...
     def allows(self, permission: Permission, host: str) -> bool: ...
 
 
-# --- 4.x -----------------------------------------------------------------------------------------
+# --- accounts of 4.x -----------------------------------------------------------------------------
 
-_CLIENT_ACTIONS: Final = (
-    Action.PUB | Action.SUB | Action.GET
-)  # what is not an administrator's alone
+# All other actions are for administrators.
+_CLIENT_ACTIONS: Final = Action.PUB | Action.SUB | Action.GET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainAccount:
+    """An account of plain_acl.yml."""
+
     access_key: str
     secret_key: Secret
     is_admin: bool = False
@@ -217,7 +221,7 @@ class PlainAccount:
     is_enabled: bool = True
 
     def allows(self, permission: Permission, host: str) -> bool:
-        # As in RocketMQ: an administrator with no permissions of his own has all of them.
+        # As in RocketMQ: an administrator without listed permissions has all of them.
         if self.is_admin and not self.topic_actions and not self.group_actions:
             return True
         if (
@@ -232,12 +236,15 @@ class PlainAccount:
         return bool(permission.actions & granted)
 
 
-# --- 5.x -----------------------------------------------------------------------------------------
+# --- users of 5.x --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyEntry:
-    """`kind` None is any; `name` ends with a star if it is a prefix, and is one if it is any."""
+    """One rule of a policy.
+
+    A `resource_type` of None matches every resource. A `name` that ends with a star is a prefix.
+    """
 
     resource_type: ResourceType | None
     name: str
@@ -260,20 +267,25 @@ class PolicyEntry:
 
     @property
     def specificity(self) -> tuple[bool, bool, int, bool]:
-        """The closest entry decides: a name, the longest prefix, a kind, anything. Of two that are
-        as close, the one that denies."""
+        """Return a sort key: the matching entry with the greatest one decides.
+
+        A name is more specific than a prefix, a longer prefix than a shorter one, a resource type
+        than none. Of two entries that are equally specific, the one that denies decides.
+        """
         is_name = self.resource_type is not None and not self.name.endswith("*")
         return self.resource_type is not None, is_name, len(self.name), not self.is_allow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
+    """A user with policies."""
+
     access_key: str
     secret_key: Secret
     is_super: bool = False
     is_enabled: bool = True
     custom_policy: Sequence[PolicyEntry] = ()
-    default_policy: Sequence[PolicyEntry] = ()  # asked if no custom one matches
+    default_policy: Sequence[PolicyEntry] = ()  # applies if no custom entry matches
     trusted_addresses: AddressPatterns = NO_ADDRESSES
 
     def allows(self, permission: Permission, host: str) -> bool:
@@ -288,13 +300,15 @@ class User:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessRules:
-    """`trusted_addresses`: whoever comes from there is not asked who he is."""
+    """The content of an ACL file. Requests from `trusted_addresses` are not checked."""
 
     accounts: Mapping[str, Account] = field(default_factory=dict)
     trusted_addresses: AddressPatterns = NO_ADDRESSES
 
 
-KEY_CHARS_MIN: Final = 7  # RocketMQ's
+# --- the ACL file --------------------------------------------------------------------------------
+
+KEY_CHARS_MIN: Final = 7  # as RocketMQ
 _PLAIN_PERMISSIONS: Final = {
     "DENY": Action.NONE,
     "PUB": Action.PUB,
@@ -307,7 +321,29 @@ _ACTIONS: Final = {
     "all": Action.ALL,
     "any": Action.ALL,
 }
-_RESOURCE_TYPES: Final = {kind.value.lower(): kind for kind in ResourceType}
+_RESOURCE_TYPES: Final = {member.value.lower(): member for member in ResourceType}
+
+
+def parse_rules(text: str) -> AccessRules:
+    """Parse an ACL file. Raise InvalidAccessRules with the place of the mistake.
+
+    The message quotes names but no other values, because the file contains secrets. For the same
+    reason the original error is suppressed: its traceback would show the text.
+    """
+    try:
+        # The base loader reads every scalar as text: a secret of digits keeps its leading zeros.
+        content = yaml.load(text, Loader=yaml.BaseLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        location = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+        raise InvalidAccessRules(f"{location}{error.problem or 'not YAML'}") from None
+    except (yaml.YAMLError, RecursionError, ValueError):
+        raise InvalidAccessRules("not YAML") from None
+    try:
+        file = msgspec.convert(content or {}, _File, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidAccessRules(str(error)) from None
+    return _make_rules(file)
 
 
 class _FileStruct(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
@@ -352,45 +388,28 @@ class _Acl(_FileStruct):
 class _File(_FileStruct):
     global_white_remote_addresses: list[str] | str = []
     accounts: list[_PlainAccount] | str = []
-    data_version: Any = None  # RocketMQ's own note
+    data_version: Any = None  # written by RocketMQ's tools, not used
     users: list[_User] | str = []
     acls: list[_Acl] | str = []
 
 
-def parse_rules(text: str) -> AccessRules:
-    """Raises AccessRulesBroken, which says where."""
-    try:
-        # Every scalar is text: a secret of digits keeps its zeros.
-        content = yaml.load(text, Loader=yaml.BaseLoader)
-    except yaml.MarkedYAMLError as error:
-        at = error.problem_mark
-        where = f"line {at.line + 1}, column {at.column + 1}: " if at is not None else ""
-        raise InvalidAccessRules(f"{where}{error.problem or 'not YAML'}") from None
-    except (yaml.YAMLError, RecursionError, ValueError):
-        raise InvalidAccessRules("not YAML") from None
-    try:
-        file = msgspec.convert(content or {}, _File, strict=False)
-    except msgspec.ValidationError as error:
-        raise InvalidAccessRules(str(error)) from None
-    return _make_rules(file)
-
-
 def _make_rules(file: _File) -> AccessRules:
-    accounts: dict[str, Account] = {}
     entries = _entries_by_user(_as_list(file.acls))
-    made: list[Account] = [_make_plain_account(account) for account in _as_list(file.accounts)]
-    made += [
+    accounts: list[Account] = [_make_plain_account(account) for account in _as_list(file.accounts)]
+    accounts += [
         _make_user(user, entries.pop(user.username, ([], []))) for user in _as_list(file.users)
     ]
-    for account in made:
-        if account.access_key in accounts:
-            raise InvalidAccessRules(f"{account.access_key} is there twice")
-        accounts[account.access_key] = account
+    by_key: dict[str, Account] = {}
+    for account in accounts:
+        if account.access_key in by_key:
+            raise InvalidAccessRules(f"{account.access_key} is listed twice")
+        by_key[account.access_key] = account
     if entries:
         raise InvalidAccessRules(f"acls: there is no user {min(entries)}")
-    where = "globalWhiteRemoteAddresses"
-    trusted = _parse_addresses(_as_list(file.global_white_remote_addresses), where)
-    return AccessRules(accounts=accounts, trusted_addresses=trusted)
+    trusted = _parse_addresses(
+        _as_list(file.global_white_remote_addresses), "globalWhiteRemoteAddresses"
+    )
+    return AccessRules(accounts=by_key, trusted_addresses=trusted)
 
 
 def _make_plain_account(account: _PlainAccount) -> PlainAccount:
@@ -428,24 +447,24 @@ def _parse_named_permission(text: str, location: str) -> tuple[str, Action]:
 
 
 def _parse_permission(text: str, location: str) -> Action:
-    perm = _PLAIN_PERMISSIONS.get(text.strip() or "DENY")
-    if perm is None:
+    actions = _PLAIN_PERMISSIONS.get(text.strip() or "DENY")
+    if actions is None:
         raise InvalidAccessRules(f"{location}: must be PUB, SUB, PUB|SUB or DENY")
-    return perm
+    return actions
 
 
 def _make_user(user: _User, entries: tuple[list[PolicyEntry], list[PolicyEntry]]) -> User:
     name = user.username
     _check_lengths(name, user.password, name_chars_min=1)
-    kind, status = user.user_type.lower(), user.user_status.lower()
-    if kind not in ("super", "normal"):
+    user_type, status = user.user_type.lower(), user.user_status.lower()
+    if user_type not in ("super", "normal"):
         raise InvalidAccessRules(f"{name}: userType must be Super or Normal")
     if status not in ("enable", "disable"):
         raise InvalidAccessRules(f"{name}: userStatus must be enable or disable")
     return User(
         access_key=name,
         secret_key=Secret(user.password),
-        is_super=kind == "super",
+        is_super=user_type == "super",
         is_enabled=status == "enable",
         custom_policy=entries[0],
         default_policy=entries[1],
@@ -453,37 +472,38 @@ def _make_user(user: _User, entries: tuple[list[PolicyEntry], list[PolicyEntry]]
 
 
 def _entries_by_user(acls: list[_Acl]) -> dict[str, tuple[list[PolicyEntry], list[PolicyEntry]]]:
-    found: dict[str, tuple[list[PolicyEntry], list[PolicyEntry]]] = {}
+    """Return the custom and the default entries of each user."""
+    by_user: dict[str, tuple[list[PolicyEntry], list[PolicyEntry]]] = {}
     for acl in acls:
-        kind, _, user = acl.subject.partition(":")
-        if kind.lower() != "user" or not user:
+        subject_type, _, user = acl.subject.partition(":")
+        if subject_type.lower() != "user" or not user:
             raise InvalidAccessRules("acls: a subject must be User:name")
-        custom, default = found.setdefault(user, ([], []))
+        custom, default = by_user.setdefault(user, ([], []))
         for policy in acl.policies:
             match policy.policy_type.lower():
                 case "custom":
-                    into = custom
+                    entries = custom
                 case "default":
-                    into = default
+                    entries = default
                 case _:
                     raise InvalidAccessRules(f"{user}: policyType must be Custom or Default")
-            into += (_make_entry(entry, user) for entry in policy.entries)
-    return found
+            entries += (_make_entry(entry, user) for entry in policy.entries)
+    return by_user
 
 
 def _make_entry(entry: _Entry, username: str) -> PolicyEntry:
-    kind, name = _parse_resource(entry.resource, username)
+    resource_type, name = _parse_resource(entry.resource, username)
     actions = Action.NONE
     for word in _split_words(entry.actions):
         if word.lower() not in _ACTIONS:
-            known = "Pub, Sub, Create, Update, Delete, Get, List or All"
-            raise InvalidAccessRules(f"{username}: an action must be {known}")
+            names = "Pub, Sub, Create, Update, Delete, Get, List or All"
+            raise InvalidAccessRules(f"{username}: an action must be {names}")
         actions |= _ACTIONS[word.lower()]
     if entry.decision.lower() not in ("allow", "deny"):
         raise InvalidAccessRules(f"{username}: decision must be Allow or Deny")
     patterns = _split_words(entry.source_ips)
     return PolicyEntry(
-        resource_type=kind,
+        resource_type=resource_type,
         name=name,
         actions=actions,
         addresses=_parse_addresses(patterns, f"{username}: sourceIps") if patterns else None,
@@ -494,11 +514,11 @@ def _make_entry(entry: _Entry, username: str) -> PolicyEntry:
 def _parse_resource(text: str, username: str) -> tuple[ResourceType | None, str]:
     if text == "*":
         return None, "*"
-    word, _, name = text.partition(":")
-    kind = _RESOURCE_TYPES.get(word.lower())
-    if kind is None or not name or "*" in name[:-1]:
+    type_name, _, name = text.partition(":")
+    resource_type = _RESOURCE_TYPES.get(type_name.lower())
+    if resource_type is None or not name or "*" in name[:-1]:
         _raise_invalid_resource(username)
-    return kind, name
+    return resource_type, name
 
 
 def _raise_invalid_resource(username: str) -> NoReturn:
@@ -510,9 +530,9 @@ def _raise_invalid_resource(username: str) -> NoReturn:
 
 def _check_lengths(name: str, secret: str, *, name_chars_min: int = KEY_CHARS_MIN) -> None:
     if len(name) < name_chars_min or not name.isprintable():
-        raise InvalidAccessRules(f"an access key has {name_chars_min} characters at least")
+        raise InvalidAccessRules(f"an access key has less than {name_chars_min} characters")
     if len(secret) < KEY_CHARS_MIN:
-        raise InvalidAccessRules(f"{name}: its secret has {KEY_CHARS_MIN} characters at least")
+        raise InvalidAccessRules(f"{name}: the secret key has less than {KEY_CHARS_MIN} characters")
 
 
 def _parse_addresses(patterns: list[str], location: str) -> AddressPatterns:
@@ -528,9 +548,9 @@ def _split_words(value: list[str] | str) -> list[str]:
 
 
 def _as_list(value: list[Any] | str) -> list[Any]:
-    """A key with nothing behind it is an empty list."""
+    """Return the list. A YAML key without a value arrives as an empty text."""
     if isinstance(value, list):
         return value
     if value.strip():
-        raise InvalidAccessRules("a list is expected where there is a text")
+        raise InvalidAccessRules("expected a list, found a text")
     return []

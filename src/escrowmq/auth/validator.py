@@ -1,14 +1,20 @@
-"""One request in: nothing, or a refusal.
+"""Decide whether a request is allowed.
 
-In RocketMQ's order: who comes from a trusted address is let through; then the account must be
-known, its signature right, and what the request needs granted. What was granted once is remembered
-until the rules change.
+The checks are those of RocketMQ, in its order:
+
+1. A request from a trusted address passes.
+2. The access key must be that of an enabled account.
+3. A request from an address that the account trusts passes.
+4. The signature must be valid.
+5. The account must have every permission that the request requires.
+
+Granted permissions are cached until the rules change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from escrowmq.auth.acl import AccessRules, Account, Permission
 from escrowmq.auth.signature import ACCESS_KEY, has_valid_signature
@@ -20,62 +26,62 @@ from escrowmq.secret import Secret
 
 CACHE_MAX: Final = 10_000
 
-RequiredPermissions = Callable[[Request[Any]], Iterable[Permission]]
+RequiredPermissions: TypeAlias = Callable[[Request[Any]], Iterable[Permission]]
 
 
 class AccessValidator:
     def __init__(self, rules: AccessRules) -> None:
         self._rules = rules
         self._internal_accounts: dict[str, Account] = {}
+        # By access key, host and permission. Reading every policy for each send would be slow.
         self._granted_cache: set[tuple[str, str, Permission]] = set()
         self._trusted_cache: dict[str, bool] = {}
 
     @property
     def accounts(self) -> Iterable[Account]:
-        """Those of the file, as it is now."""
+        """The accounts of the ACL file as last loaded."""
         return self._rules.accounts.values()
 
     def replace_rules(self, rules: AccessRules) -> None:
-        """From the next request on."""
+        """Apply other rules from the next request on."""
         self._rules = rules
         self._granted_cache.clear()
         self._trusted_cache.clear()
 
     def add_internal_account(self, account: Account) -> None:
-        """One that is in no file: the brokers', towards the name server that they belong to."""
+        """Add an account that is in no file: brokers use it towards their own name server."""
         self._internal_accounts[account.access_key] = account
 
     def check(
-        self, request: Request[Any], peer: str, required_permissions: RequiredPermissions
+        self, request: Request[Any], address: str, required_permissions: RequiredPermissions
     ) -> str:
-        """The access key, which a trusted address need not have. Raises AccessRefused. `peer` is
-        ip:port."""
-        host = peer.rpartition(":")[0]
+        """Return the access key of an allowed request, or "" from a trusted address.
+
+        `address` is the peer's ip:port. `required_permissions` is called only after the signature
+        was verified, because it may read the store. Raise AccessRefused.
+        """
+        host = address.rpartition(":")[0]
         if self._is_trusted(host):
             return ""
         ext_fields = decode_command(request.serializer, request.raw_header).ext_fields
-        key = ext_fields.get(ACCESS_KEY, "")
-        if not key:
-            raise _access_refused("this broker wants requests with an access key and a signature")
-        account = self._internal_accounts.get(key) or self._rules.accounts.get(key)
-        if account is not None and account.is_enabled and host in account.trusted_addresses:
-            return key
-        if (
-            account is None
-            or not account.is_enabled
-            or not _is_signed_by(ext_fields, request, account)
-        ):
-            # The same words for each: which keys there are is not for everybody.
+        access_key = ext_fields.get(ACCESS_KEY, "")
+        if not access_key:
             raise _access_refused(
-                "the access key, or the signature made with its secret key, is wrong"
+                "this server requires an access key and a signature; configure both in the client"
             )
-        for need in required_permissions(request):
-            self._require(account, need, host)
-        return key
+        account = self._find_account(access_key)
+        if account is not None and host in account.trusted_addresses:
+            return access_key
+        if account is None or not _is_signed_by(ext_fields, request, account):
+            # The same text for both, so that it does not tell which access keys exist.
+            raise _access_refused("the access key or the signature is wrong; check both keys")
+        for permission in required_permissions(request):
+            self._require(account, permission, host)
+        return access_key
 
-    def is_permitted(self, access_key: str, peer: str, permission: Permission) -> bool:
-        """Whether who showed this key from there has this permission, by the rules of now."""
-        host = peer.rpartition(":")[0]
+    def is_permitted(self, access_key: str, address: str, permission: Permission) -> bool:
+        """Return whether an account that was verified before has a permission by today's rules."""
+        host = address.rpartition(":")[0]
         if self._is_trusted(host):
             return True
         account = self._rules.accounts.get(access_key)
@@ -86,31 +92,35 @@ class AccessValidator:
     def is_allowed_with_secret(
         self, access_key: str, secret_key: str, permission: Permission, peer_host: str
     ) -> bool:
-        """For who shows his secret instead of a signature, as HTTP's Basic scheme does."""
+        """Return whether a client that shows its secret, as in HTTP Basic, has a permission."""
         if self._is_trusted(peer_host):
             return True
-        account = self._internal_accounts.get(access_key) or self._rules.accounts.get(access_key)
-        if account is None or not account.is_enabled:
+        account = self._find_account(access_key)
+        if account is None:
             return False
         return account.secret_key == Secret(secret_key) and account.allows(permission, peer_host)
 
+    def _find_account(self, access_key: str) -> Account | None:
+        account = self._internal_accounts.get(access_key) or self._rules.accounts.get(access_key)
+        return account if account is not None and account.is_enabled else None
+
     def _is_trusted(self, host: str) -> bool:
-        known = self._trusted_cache.get(host)
-        if known is None:
+        is_trusted = self._trusted_cache.get(host)
+        if is_trusted is None:
             if len(self._trusted_cache) >= CACHE_MAX:
                 self._trusted_cache.clear()
-            known = self._trusted_cache[host] = host in self._rules.trusted_addresses
-        return known
+            is_trusted = self._trusted_cache[host] = host in self._rules.trusted_addresses
+        return is_trusted
 
     def _require(self, account: Account, permission: Permission, host: str) -> None:
-        asked = (account.access_key, host, permission)
-        if asked in self._granted_cache:
+        key = account.access_key, host, permission
+        if key in self._granted_cache:
             return
         if not account.allows(permission, host):
             raise _access_refused(f"{account.access_key} has no permission: {permission}")
         if len(self._granted_cache) >= CACHE_MAX:
             self._granted_cache.clear()
-        self._granted_cache.add(asked)
+        self._granted_cache.add(key)
 
 
 def _is_signed_by(ext_fields: dict[str, str], request: Request[Any], account: Account) -> bool:

@@ -78,7 +78,7 @@ def test_a_command_shows_who_it_is(tmp_path: Path, certificates: Certificates) -
             assert str(error) == "it ended well", output
         file.write_text(f"secretKey {ADMIN[1]}")
         refusals = {
-            "wants requests with an access key": escrowmq(*asked),
+            "requires an access key": escrowmq(*asked),
             "belong together": escrowmq(*asked, environment={"ESCROWMQ_SECRET_KEY": ADMIN[1]}),
             "is wrong": escrowmq(*asked, "--access-key", ADMIN[0], "--secret-key", "wrong-wrong"),
             "must have the lines": escrowmq(*asked, "--credentials", str(file)),

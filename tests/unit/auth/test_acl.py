@@ -1,4 +1,4 @@
-"""What accounts grant, by the two kinds of file, and which texts are no rules."""
+"""ACL files of both RocketMQ generations: what accounts may do, and which files are refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ADMIN = Permission(ResourceType.CLUSTER, "DefaultCluster", Action.UPDATE)
 
 
 @pytest.mark.parametrize(
-    ("need", "granted"),
+    ("permission", "granted"),
     [
         (topic("topicA", Action.PUB), False),
         (topic("topicA", Action.SUB), False),
@@ -64,17 +64,19 @@ ADMIN = Permission(ResourceType.CLUSTER, "DefaultCluster", Action.UPDATE)
     ],
     ids=str,
 )
-def test_an_account_of_plain_acl_has_what_it_says(need: Permission, granted: bool) -> None:
+def test_a_plain_account_has_the_permissions_that_are_listed(
+    permission: Permission, granted: bool
+) -> None:
     rules = parse_rules(PLAIN)
-    assert rules.accounts["RocketMQ"].allows(need, HERE) is granted
-    assert rules.accounts["rocketmq2"].allows(need, HERE) is True
+    assert rules.accounts["RocketMQ"].allows(permission, HERE) is granted
+    assert rules.accounts["rocketmq2"].allows(permission, HERE) is True
 
 
-def test_a_secret_of_digits_keeps_its_zero() -> None:
+def test_a_secret_of_digits_keeps_its_leading_zero() -> None:
     assert parse_rules(PLAIN).accounts["RocketMQ"].secret_key.reveal() == "01234567"
 
 
-def test_an_administrator_with_permissions_has_only_those() -> None:
+def test_an_administrator_with_listed_permissions_has_only_those() -> None:
     """As in RocketMQ."""
     account = parse_rules(
         "accounts: [{accessKey: operator, secretKey: 12345678, admin: true, topicPerms: [a=SUB]}]"
@@ -107,48 +109,50 @@ acls:
 
 
 @pytest.mark.parametrize(
-    ("need", "host", "granted"),
+    ("permission", "host", "granted"),
     [
         (topic("orders", Action.PUB), HERE, True),
-        (topic("orders-secret", Action.PUB), HERE, False),  # the closest entry decides
+        (topic("orders-secret", Action.PUB), HERE, False),  # the most specific entry decides
         (topic("inner", Action.SUB), "10.1.2.3", True),
         (topic("inner", Action.SUB), "11.1.2.3", False),
         (topic("any", Action.GET), HERE, True),  # no custom entry matches
         (topic("any", Action.PUB), HERE, False),
         (topic("orders", Action.GET), HERE, True),
         (group("g", Action.SUB), HERE, True),
-        (group("g", Action.SUB), "192.168.9.9", False),  # of two as close, the one that denies
+        (group("g", Action.SUB), "192.168.9.9", False),  # of two equally specific ones, Deny wins
         (Permission(ResourceType.CLUSTER, "DefaultCluster", Action.GET), HERE, True),
         (ADMIN, HERE, False),
     ],
     ids=str,
 )
-def test_a_user_has_what_its_policies_say(need: Permission, host: str, granted: bool) -> None:
+def test_a_user_has_the_permissions_of_its_policies(
+    permission: Permission, host: str, granted: bool
+) -> None:
     rules = parse_rules(USERS)
-    assert rules.accounts["alice"].allows(need, host) is granted
-    assert rules.accounts["root"].allows(need, host) is True
+    assert rules.accounts["alice"].allows(permission, host) is granted
+    assert rules.accounts["root"].allows(permission, host) is True
     assert rules.accounts["gone"].is_enabled is False
 
 
-ALMOST_SECRET = "hush-hush-1234"
+SECRET = "hush-hush-1234"
 
 
 @pytest.mark.parametrize(
-    ("text", "wrong"),
+    ("text", "message"),
     [
         ("accounts: [{accessKey: abcdefg}]", "secretKey"),
-        ("accounts: [{accessKey: abc, secretKey: hush-hush-1234}]", "7 characters"),
-        ("accounts: [{accessKey: abcdefg, secretKey: hush}]", "its secret has 7"),
+        ("accounts: [{accessKey: abc, secretKey: hush-hush-1234}]", "less than 7 characters"),
+        ("accounts: [{accessKey: abcdefg, secretKey: hush}]", "less than 7 characters"),
         ("accounts: [{accessKey: abcdefg, secretKey: hush-hush-1234, admn: true}]", "admn"),
         ("accounts: [{accessKey: abcdefg, secretKey: hush-hush-1234, admin: maybe}]", "bool"),
         ("accounts: [{accessKey: abcdefg, secretKey: hush-hush-1234, topicPerms: [a]}]", "name="),
         ("accounts: [{accessKey: abcdefg, secretKey: hush-hush-1234, topicPerms: [a=X]}]", "PUB"),
         ("accounts: [{accessKey: abcdefg, secretKey: hush-hush-1234\n", "line"),
         ("acounts: []", "acounts"),
-        ("globalWhiteRemoteAddresses: [10.0.0.300]", "no pattern"),
+        ("globalWhiteRemoteAddresses: [10.0.0.300]", "not an address pattern"),
         ("[1, 2]", "object"),
         ("users: [{username: a, password: hush-hush-1234, userType: King}]", "userType"),
-        ("acls: [{subject: 'User:nobody'}]", "no user nobody"),
+        ("acls: [{subject: 'User:missing'}]", "no user missing"),
         (
             "users: [{username: a, password: hush-hush-1234}, "
             "{username: a, password: hush-hush-1234}]",
@@ -162,10 +166,10 @@ ALMOST_SECRET = "hush-hush-1234"
         ),
     ],
 )
-def test_what_is_no_rule_is_refused_and_no_secret_repeated(text: str, wrong: str) -> None:
-    with pytest.raises(InvalidAccessRules, match=wrong) as caught:
+def test_an_invalid_file_is_refused_without_quoting_secrets(text: str, message: str) -> None:
+    with pytest.raises(InvalidAccessRules, match=message) as caught:
         parse_rules(text)
-    assert ALMOST_SECRET not in f"{caught.value!r}"
+    assert SECRET not in f"{caught.value!r}"
     assert caught.value.__context__ is None or caught.value.__suppress_context__
 
 
@@ -190,7 +194,9 @@ def test_rules_do_not_show_their_secrets() -> None:
         ("", [], ["127.0.0.1"]),
     ],
 )
-def test_a_pattern_fits_its_addresses(pattern: str, inside: list[str], outside: list[str]) -> None:
+def test_a_pattern_matches_its_addresses(
+    pattern: str, inside: list[str], outside: list[str]
+) -> None:
     addresses = AddressPatterns([pattern])
     assert [host for host in inside if host not in addresses] == []
     assert [host for host in outside if host in addresses] == []
@@ -199,6 +205,6 @@ def test_a_pattern_fits_its_addresses(pattern: str, inside: list[str], outside: 
 @pytest.mark.parametrize(
     "pattern", ["10.0.0", "10.0.0.256", "10.0.0.9-1", "a.b.c.d", "10.0.0.{}", "10.0.0.0/64", "1:2"]
 )
-def test_what_is_no_pattern_is_refused(pattern: str) -> None:
-    with pytest.raises(ValueError, match="no pattern of addresses"):
+def test_an_invalid_pattern_is_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match="not an address pattern"):
         AddressPatterns([pattern])
