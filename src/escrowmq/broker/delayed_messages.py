@@ -1,17 +1,19 @@
-"""Messages that are delivered later: RocketMQ's delay levels, and any time at all.
+"""Messages that are delivered later: RocketMQ's delay levels, and timers for any time.
 
 A delayed message is first stored under a topic of the broker's own, with its real topic and queue
 in its properties:
 
-    DELAY n                   SCHEDULE_TOPIC_XXXX, queue n - 1     in the order of the queue
-    TIMER_DELIVER_MS, …       rmq_sys_wheel_timer, queue 0         by time, from a heap
+    DELAY n                   SCHEDULE_TOPIC_XXXX, queue n - 1     delivered in queue order
+    TIMER_DELIVER_MS, …       rmq_sys_wheel_timer, queue 0         delivered by time, from a heap
 
-A level counts from when the message was stored, a timer names a time: both by the wall. If that is
-set back, a message of a level would wait for the difference too; it waits for its level instead,
-counted from when this was found out.
+    redirect() --> stored there --> find_due() --> appended to its real topic --> mark_delivered()
 
-When it is due it is appended again, under its real topic. How far each queue has been delivered is
-kept in delayOffset.json. A crash in between delivers what was delivered since the last save again.
+A level counts from the time the message was stored; a timer names a time. Both use the wall clock.
+If the clock is set back, a message with a level would have to wait for the difference as well. It
+waits for its level instead, counted from the moment the broker notices.
+
+How far each queue was delivered is saved in delayOffset.json. After a crash, messages that were
+delivered since the last save are delivered again.
 """
 
 from __future__ import annotations
@@ -46,8 +48,9 @@ _DELAY_PROPERTIES: Final = (
     TIMER_DELAY_SEC,
     TIMER_DELAY_MS,
 )
-_DELIVERED_TIMERS_KEY: Final = "escrowDeliveredTimers"  # beside RocketMQ's tables, which ignores it
-_TIMER_LEVEL: Final = 0  # its key in delayOffset.json; levels begin at 1
+# In delayOffset.json. RocketMQ ignores the first key; its levels begin at 1.
+_DELIVERED_TIMERS_KEY: Final = "escrowDeliveredTimers"
+_TIMER_LEVEL: Final = 0
 DELIVERED_PER_TURN_MAX: Final = 1000
 
 
@@ -60,10 +63,10 @@ class DelayRules:
 
 @dataclass(slots=True)
 class DueMessages:
-    """Messages whose time has come, and how far that brings each queue."""
+    """Messages to deliver now, and what `mark_delivered()` will remember of them."""
 
     records: list[NewRecord] = field(default_factory=list)
-    next_offsets: dict[int, int] = field(default_factory=dict)
+    next_offsets: dict[int, int] = field(default_factory=dict)  # by level
     timers: list[tuple[int, int, int]] = field(default_factory=list)
 
 
@@ -79,39 +82,49 @@ class DelayedMessages:
         self._wall_ms = wall_ms
         self._file = file
         self._rules = rules
-        self._next_offsets: dict[int, int] = (
-            file.int_keys()
-        )  # by level: the queue offset to deliver next
+        # By level: the queue offset to deliver next.
+        self._next_offsets: dict[int, int] = file.int_keys()
         self._timers_read_offset = self._next_offsets.get(_TIMER_LEVEL, 0)
-        # Timers that were delivered although an earlier one of their queue was not.
-        self._delivered_timers = {int(at) for at in file.content.get(_DELIVERED_TIMERS_KEY, [])}
-        self._timers: list[tuple[int, int, int]] = []  # due, queue offset, log offset
-        self._undelivered: set[int] = set()  # queue offsets of the timer queue
-        # By level: up to which queue offset messages are from "later than now", and when they go.
+        # Queue offsets of timers that were delivered before an earlier one of their queue.
+        self._delivered_timers = {
+            int(offset) for offset in file.content.get(_DELIVERED_TIMERS_KEY, [])
+        }
+        self._timers: list[tuple[int, int, int]] = []  # a heap: due_ms, queue offset, log offset
+        self._undelivered: set[int] = set()  # queue offsets of timers
+        # By level, after the clock was set back: the end of the messages that were stored "later
+        # than now", and the time at which they are delivered.
         self._clock_set_back: dict[int, tuple[int, int]] = {}
-        self._delivered_log_end = 0  # of the log, after what was delivered last
+        self._delivered_log_end = 0  # the end of the log after the last delivery
         self.is_dirty = False
 
-    # --- at the moment of sending ----------------------------------------------------------------
+    # --- when a message is sent ------------------------------------------------------------------
 
     def redirect(self, record: NewRecord, now_ms: int) -> NewRecord:
-        """Where a record with delay properties is stored first."""
+        """Return the record to store first for a record with delay properties.
+
+        Return the record itself if it is not delayed. Raise RequestRefused for a delay that is
+        invalid, too long or not served.
+        """
         now_ms = self._wall_ms(now_ms)
         properties = decode_properties(record.properties)
         text = properties.get(names.DELAY_LEVEL, "").encode()
         level = delay_level(text, len(self._rules.levels_ms))
         if level > 0:
-            put = {names.DELAY_LEVEL: str(level)}
-            return _redirected_record(record, put, names.SCHEDULE_TOPIC, level - 1)
+            changes = {names.DELAY_LEVEL: str(level)}
+            return _redirected_record(record, changes, names.SCHEDULE_TOPIC, level - 1)
         due_ms = self._timer_due_ms(properties, now_ms)
         if due_ms is None or due_ms <= now_ms:
             return record
         if not self._rules.has_timers:
-            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "timers are switched off here")
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "timers are disabled on this broker (timerWheelEnable)",
+            )
         if due_ms - now_ms > self._rules.timer_max_ms:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"a delay of {due_ms - now_ms} ms, limit {self._rules.timer_max_ms}",
+                f"the delay is {due_ms - now_ms} ms, the limit is {self._rules.timer_max_ms} ms "
+                "(timerMaxDelaySec)",
             )
         return _redirected_record(record, {TIMER_OUT_MS: str(due_ms)}, TIMER_TOPIC, 0)
 
@@ -130,24 +143,24 @@ class DelayedMessages:
                 return begin_ms + int(text) * unit_ms
         return None
 
-    # --- later -----------------------------------------------------------------------------------
+    # --- when it is due --------------------------------------------------------------------------
 
     def find_due(self, now_ms: int) -> DueMessages:
-        """What is to be delivered now. It counts as delivered when `delivered` is told so."""
-        found = DueMessages()
+        """Return the messages to deliver now. Call `mark_delivered()` when they are in the log."""
+        due = DueMessages()
         for level in range(1, len(self._rules.levels_ms) + 1):
-            self._find_due_in_level(level, now_ms, found)
-        self._find_due_timers(self._wall_ms(now_ms), found)
-        return found
+            self._find_due_in_level(level, now_ms, due)
+        self._find_due_timers(self._wall_ms(now_ms), due)
+        return due
 
     def mark_delivered(self, due: DueMessages) -> None:
-        """It is in the log, at the end of it as it is now."""
+        """Remember that these messages are in the log now."""
         self._next_offsets.update(due.next_offsets)
-        for entry in due.timers:
-            self._undelivered.discard(entry[1])
-            self._delivered_timers.add(entry[1])
-        gone = set(due.timers)
-        self._timers = [entry for entry in self._timers if entry not in gone]
+        for _, queue_offset, _ in due.timers:
+            self._undelivered.discard(queue_offset)
+            self._delivered_timers.add(queue_offset)
+        delivered = set(due.timers)
+        self._timers = [timer for timer in self._timers if timer not in delivered]
         heapq.heapify(self._timers)
         self._delivered_log_end = self._store.end
         self.is_dirty = True
@@ -155,22 +168,22 @@ class DelayedMessages:
     def _find_due_in_level(self, level: int, now_ms: int, due: DueMessages) -> None:
         topic, queue_id = names.SCHEDULE_TOPIC, level - 1
         end = self._store.max_offset(topic, queue_id)
-        at = max(self._next_offsets.get(level, 0), self._store.min_offset(topic, queue_id))
+        offset = max(self._next_offsets.get(level, 0), self._store.min_offset(topic, queue_id))
         level_ms, wall_ms = self._rules.levels_ms[level - 1], self._wall_ms(now_ms)
         released = self._released_offset(level, now_ms)
-        while at < end and len(due.records) < DELIVERED_PER_TURN_MAX:
-            record = self._read_record(topic, queue_id, at)
+        while offset < end and len(due.records) < DELIVERED_PER_TURN_MAX:
+            record = self._read_record(topic, queue_id, offset)
             if record is not None:
-                if at >= released and record.stored_ms + level_ms > wall_ms:
+                if offset >= released and record.stored_ms + level_ms > wall_ms:
                     if record.stored_ms > wall_ms and level not in self._clock_set_back:
                         self._clock_set_back[level] = end, now_ms + level_ms
                     return
                 due.records.append(_delivery_record(record))
-            at += 1
-            due.next_offsets[level] = at
+            offset += 1
+            due.next_offsets[level] = offset
 
     def _released_offset(self, level: int, now_ms: int) -> int:
-        """Up to where messages go whatever the wall says: it was set back, and they have waited."""
+        """Return the end of the messages to deliver although the clock, set back, says later."""
         end, release_ms = self._clock_set_back.get(level, (0, 0))
         if now_ms < release_ms:
             return 0
@@ -182,44 +195,46 @@ class DelayedMessages:
         self._read_new_timers()
         if not self._timers or self._timers[0][0] > now_ms:
             return
-        for entry in sorted(entry for entry in self._timers if entry[0] <= now_ms):
+        for timer in sorted(timer for timer in self._timers if timer[0] <= now_ms):
             if len(due.records) >= DELIVERED_PER_TURN_MAX:
                 return
-            due.timers.append(entry)
+            due.timers.append(timer)
             try:
-                due.records.append(_delivery_record(self._store.record_at(entry[2])))
+                due.records.append(_delivery_record(self._store.record_at(timer[2])))
             except (RecordNotFound, CorruptRecord):
-                continue
+                continue  # it cannot be delivered; do not try again
 
     def _read_new_timers(self) -> None:
         end = self._store.max_offset(TIMER_TOPIC, 0)
-        at = max(self._timers_read_offset, self._store.min_offset(TIMER_TOPIC, 0))
-        while at < end:
-            record = self._read_record(TIMER_TOPIC, 0, at)
-            if record is not None and at not in self._delivered_timers:
+        offset = max(self._timers_read_offset, self._store.min_offset(TIMER_TOPIC, 0))
+        while offset < end:
+            record = self._read_record(TIMER_TOPIC, 0, offset)
+            if record is not None and offset not in self._delivered_timers:
                 due_ms = _parse_number(decode_properties(record.properties).get(TIMER_OUT_MS))
-                heapq.heappush(self._timers, (due_ms, at, record.log_offset))
-                self._undelivered.add(at)
-            at += 1
-        self._timers_read_offset = at
+                heapq.heappush(self._timers, (due_ms, offset, record.log_offset))
+                self._undelivered.add(offset)
+            offset += 1
+        self._timers_read_offset = offset
 
     def _read_record(self, topic: str, queue_id: int, queue_offset: int) -> StoredRecord | None:
-        found = self._store.log_offset_of(topic, queue_id, queue_offset)
-        if found is None:
+        log_offset = self._store.log_offset_of(topic, queue_id, queue_offset)
+        if log_offset is None:
             return None
         try:
-            return self._store.record_at(found)
+            return self._store.record_at(log_offset)
         except (RecordNotFound, CorruptRecord):
             return None
 
     def save(self) -> None:
-        """Not before what was delivered is durable: a power cut would lose it otherwise."""
+        """Save how far messages were delivered, if the deliveries are durable. Raise StoreError."""
+        # Saved earlier, a power cut would lose the messages: delivered by the file, but not in the
+        # log.
         if self._store.flushed_offset < self._delivered_log_end:
             return
         self.is_dirty = False
         first = min(self._undelivered, default=self._timers_read_offset)
         self._next_offsets[_TIMER_LEVEL] = first
-        self._delivered_timers = {at for at in self._delivered_timers if at >= first}
+        self._delivered_timers = {offset for offset in self._delivered_timers if offset >= first}
         self._file.save(
             offsetTable=self._next_offsets,
             **{_DELIVERED_TIMERS_KEY: sorted(self._delivered_timers)},
@@ -245,5 +260,5 @@ def _delivery_record(record: StoredRecord) -> NewRecord:
 
 
 def _parse_number(text: str | None) -> int:
-    """0 for what is no number, or one that nobody can mean."""
+    """Return the number, or 0 if the text is not a number or is absurdly long."""
     return int(text) if text is not None and text.isdecimal() and len(text) <= 18 else 0

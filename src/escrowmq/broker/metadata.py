@@ -1,10 +1,11 @@
-"""The topics of a broker: what exists, what may be created, what goes to the name server.
+"""The topics and the subscription groups that exist, as tables with a file each.
 
-A producer that asks for an unknown topic names a template (`TBW102`); if the template may be
-inherited from, the topic is made with as many queues as both sides allow. Every change moves the
-data version, by which name servers notice it.
+A send to an unknown topic names a template (`TBW102`). If topics may inherit from the template,
+the topic is created with as many queues as the client asks for and the template allows. Every
+change advances the data version, by which name servers notice it.
 
-Consumer groups as they are configured; who is connected is in `consume/members.py`.
+Subscription groups are the configuration of consumer groups. `consume/members.py` knows which
+members are connected.
 """
 
 from __future__ import annotations
@@ -41,23 +42,32 @@ from escrowmq.message.topic_config import (
 from escrowmq.remoting.codes import ResponseCode
 from escrowmq.store.config_files import ConfigFile, GroupConfig
 
-_NAME_PATTERN = re.compile(r"[%|a-zA-Z0-9_-]+")
-_TOPIC_LENGTH_MAX = 127
-_GROUP_TOPIC_LENGTH_MAX = 255
+GROUP_NAME_LENGTH_MAX: Final = 120
+_NAME_PATTERN: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+_TOPIC_LENGTH_MAX: Final = 127
+_GROUP_TOPIC_LENGTH_MAX: Final = 255  # retry and dead-letter topics
 
 
 def check_topic_name(topic: str) -> None:
-    long = is_group_topic(topic)
-    limit = _GROUP_TOPIC_LENGTH_MAX if long else _TOPIC_LENGTH_MAX
+    """Raise RequestRefused if a topic cannot have this name."""
+    length_max = _GROUP_TOPIC_LENGTH_MAX if is_group_topic(topic) else _TOPIC_LENGTH_MAX
     if not _NAME_PATTERN.fullmatch(topic):
         raise RequestRefused(
             ResponseCode.INVALID_PARAMETER,
-            f"the topic {topic[:100]!r} may only have letters, digits and %|_-",
+            f"topic name {topic[:100]!r} may contain only letters, digits and %|_-",
         )
-    if len(topic) > limit:
+    if len(topic) > length_max:
         raise RequestRefused(
-            ResponseCode.INVALID_PARAMETER, f"a topic of {len(topic)} characters, limit {limit}"
+            ResponseCode.INVALID_PARAMETER,
+            f"topic name has {len(topic)} characters, the limit is {length_max}",
         )
+
+
+def is_valid_group_name(name: str) -> bool:
+    return bool(_NAME_PATTERN.fullmatch(name)) and len(name) <= GROUP_NAME_LENGTH_MAX
+
+
+# --- topics --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +81,7 @@ class TopicTableRules:
 
 
 class TopicTable:
-    """`changed` is called after every change, so that name servers hear of it at once."""
+    """The topics that exist. `on_changed` is called after every change, to inform name servers."""
 
     def __init__(
         self,
@@ -85,13 +95,13 @@ class TopicTable:
         self._topics = file.entries("topicConfigTable", TopicConfig)
         self.version: DataVersion = file.version()
         self.is_dirty = False
-        # How many queues a topic has, if anybody may send to it: asked for every send.
+        # Number of queues of each topic that clients may send to. Every send reads it.
         self.sendable_queue_counts: dict[str, int] = {}
         self._create_system_topics()
         self._update_all_queue_counts()
 
     def is_system(self, topic: str) -> bool:
-        """Also those that have the name of the broker or of its cluster."""
+        """Return whether the broker owns a topic, by its name or by that of its cluster."""
         cluster, broker = self._rules.cluster, self._rules.broker_name
         return is_system_topic(topic) or topic in (cluster, broker, reply_topic(cluster))
 
@@ -127,35 +137,30 @@ class TopicTable:
     def get_or_create(
         self, topic: str, *, template: str, queue_count: int, now_ms: int
     ) -> TopicConfig | None:
-        """The topic, made from its template if that is allowed; None if it is not."""
-        found = self._topics.get(topic)
-        if found is not None:
-            return found
+        """Return the topic, created from its template if need be; None if that is not allowed."""
+        config = self._topics.get(topic)
+        if config is not None:
+            return config
         if topic.startswith(RETRY_PREFIX):
             return self.ensure(topic, queue_count=1, now_ms=now_ms)
-        pattern = self._topics.get(template)
-        if pattern is None or not pattern.perm & PERM_INHERIT:
+        parent = self._topics.get(template)
+        if parent is None or not parent.perm & PERM_INHERIT:
             return None
         if template == TEMPLATE_TOPIC and not self._rules.auto_create:
             return None
-        count = max(0, min(queue_count, pattern.write_queue_nums))
-        return self.ensure(
-            topic, queue_count=count, perm=pattern.perm & ~PERM_INHERIT, now_ms=now_ms
-        )
+        count = max(0, min(queue_count, parent.write_queue_nums))
+        perm = parent.perm & ~PERM_INHERIT
+        return self.ensure(topic, queue_count=count, perm=perm, now_ms=now_ms)
 
     def ensure(
         self, topic: str, *, queue_count: int, now_ms: int, perm: int = PERM_READ | PERM_WRITE
     ) -> TopicConfig:
-        found = self._topics.get(topic)
-        if found is None:
-            found = TopicConfig(
-                topic_name=topic,
-                read_queue_nums=queue_count,
-                write_queue_nums=queue_count,
-                perm=perm,
-            )
-            self.put(found, now_ms=now_ms)
-        return found
+        """Return the topic, created if need be. Its template is not asked for."""
+        config = self._topics.get(topic)
+        if config is None:
+            config = _new_topic(topic, queue_count, perm)
+            self.put(config, now_ms=now_ms)
+        return config
 
     def save(self) -> None:
         self._file.save(topicConfigTable=self._topics, dataVersion=self.version)
@@ -167,8 +172,8 @@ class TopicTable:
 
     def _update_queue_count(self, config: TopicConfig) -> None:
         name = config.topic_name
-        closed = name in BROKER_ONLY_TOPICS or name.startswith(RETRY_PREFIX)
-        if closed or not config.perm & PERM_WRITE:
+        is_closed = name in BROKER_ONLY_TOPICS or name.startswith(RETRY_PREFIX)
+        if is_closed or not config.perm & PERM_WRITE:
             self.sendable_queue_counts.pop(name, None)
         else:
             self.sendable_queue_counts[name] = max(config.read_queue_nums, config.write_queue_nums)
@@ -179,47 +184,50 @@ class TopicTable:
         self._on_changed()
 
     def _create_system_topics(self) -> None:
-        rules, open_to_all = self._rules, PERM_READ | PERM_WRITE | PERM_INHERIT
-        wanted = [
-            (SELF_TEST_TOPIC, 1, PERM_READ | PERM_WRITE),
-            (BENCHMARK_TOPIC, 1024, PERM_READ | PERM_WRITE),
-            *([(rules.cluster, 16, open_to_all)] if rules.has_cluster_topic else []),
-            *([(rules.broker_name, 1, open_to_all)] if rules.has_broker_topic else []),
-            (OFFSET_MOVED_TOPIC, 1, PERM_READ | PERM_WRITE),
-            (names.SCHEDULE_TOPIC, 18, PERM_READ | PERM_WRITE),
-            (reply_topic(rules.cluster), 1, PERM_READ | PERM_WRITE),
-            (names.HALF_TOPIC, 1, PERM_READ | PERM_WRITE),
-            (names.OP_TOPIC, 1, PERM_READ | PERM_WRITE),
-            (names.STRANDED_TOPIC, 1, PERM_READ | PERM_WRITE),
-            (names.JOURNAL_TOPIC, 1, PERM_READ | PERM_WRITE),
-            (names.DECISION_TOPIC, 1, PERM_READ | PERM_WRITE),
-            (TIMER_TOPIC, 1, PERM_READ | PERM_WRITE),
+        rules, read_write = self._rules, PERM_READ | PERM_WRITE
+        inheritable = read_write | PERM_INHERIT
+        system_topics = [
+            (SELF_TEST_TOPIC, 1, read_write),
+            (BENCHMARK_TOPIC, 1024, read_write),
+            *([(rules.cluster, 16, inheritable)] if rules.has_cluster_topic else []),
+            *([(rules.broker_name, 1, inheritable)] if rules.has_broker_topic else []),
+            (OFFSET_MOVED_TOPIC, 1, read_write),
+            (names.SCHEDULE_TOPIC, 18, read_write),
+            (reply_topic(rules.cluster), 1, read_write),
+            (names.HALF_TOPIC, 1, read_write),
+            (names.OP_TOPIC, 1, read_write),
+            (names.STRANDED_TOPIC, 1, read_write),
+            (names.JOURNAL_TOPIC, 1, read_write),
+            (names.DECISION_TOPIC, 1, read_write),
+            (TIMER_TOPIC, 1, read_write),
         ]
         template = self._topics.get(TEMPLATE_TOPIC)
         if rules.auto_create and template is None:
-            wanted.append((TEMPLATE_TOPIC, rules.template_queue_count, open_to_all))
+            system_topics.append((TEMPLATE_TOPIC, rules.template_queue_count, inheritable))
         elif template is not None and rules.auto_create != bool(template.perm & PERM_INHERIT):
-            # Clients ask for the template and look at this bit before they use it.
+            # Clients look at this bit to see whether they may send to unknown topics.
             self._topics[TEMPLATE_TOPIC] = msgspec.structs.replace(
                 template, perm=template.perm ^ PERM_INHERIT
             )
             self.is_dirty = True
-        for topic, queues, perm in wanted:
+        for topic, queue_count, perm in system_topics:
             if topic not in self._topics:
-                self._topics[topic] = TopicConfig(
-                    topic_name=topic, read_queue_nums=queues, write_queue_nums=queues, perm=perm
-                )
+                self._topics[topic] = _new_topic(topic, queue_count, perm)
                 self.is_dirty = True
 
 
-GROUP_NAME_LENGTH_MAX: Final = 120
+def _new_topic(name: str, queue_count: int, perm: int) -> TopicConfig:
+    return TopicConfig(
+        topic_name=name, read_queue_nums=queue_count, write_queue_nums=queue_count, perm=perm
+    )
 
 
-def is_valid_group_name(name: str) -> bool:
-    return bool(_NAME_PATTERN.fullmatch(name)) and len(name) <= GROUP_NAME_LENGTH_MAX
+# --- groups --------------------------------------------------------------------------------------
 
 
 class SubscriptionGroups:
+    """The consumer groups that exist, with their settings."""
+
     def __init__(self, file: ConfigFile, *, auto_create: bool) -> None:
         self._file = file
         self.auto_create = auto_create
@@ -233,12 +241,12 @@ class SubscriptionGroups:
         return self._groups.get(name)
 
     def get_or_create(self, name: str, *, now_ms: int) -> GroupConfig | None:
-        """None if it may not be made: by the settings, or by its name."""
-        found = self._groups.get(name)
-        if found is None and self.auto_create and is_valid_group_name(name):
-            found = GroupConfig(group_name=name)
-            self.put(found, now_ms=now_ms)
-        return found
+        """Return the group, created if need be; None if the settings or its name forbid that."""
+        config = self._groups.get(name)
+        if config is None and self.auto_create and is_valid_group_name(name):
+            config = GroupConfig(group_name=name)
+            self.put(config, now_ms=now_ms)
+        return config
 
     def put(self, config: GroupConfig, *, now_ms: int) -> None:
         self._groups[config.group_name] = config

@@ -1,4 +1,12 @@
-"""Pulls: answer with slices of the log, or hold the line until there is something to say."""
+"""PULL_MESSAGE: respond with slices of the log, or hold the pull until a message arrives.
+
+    pull() --> filter of the subscription --> read the store --> found: respond with slices
+                                                             --> nothing yet: hold
+    messages_arrived(), expire() --> read once more --> respond, whatever the result
+
+`consume/pull.py` decides what a pull may read and how its result is named, and
+`consume/long_polling.py` keeps the held pulls.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +40,8 @@ from escrowmq.consume.subscription import MessageFilter
 from escrowmq.message.batch import Appendable, RecordRun
 from escrowmq.message.keys import has_queue_entry, tags_and_keys
 from escrowmq.message.record import QueueOffset
-from escrowmq.message.topic_config import PERM_READ
-from escrowmq.remoting.codes import RequestCode
+from escrowmq.message.topic_config import PERM_READ, PERM_WRITE
+from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import PullMessage, PullMessageResponse
 from escrowmq.remoting.requests import Request
 from escrowmq.store.store import MessageStore
@@ -41,7 +49,7 @@ from escrowmq.store.store import MessageStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullRules:
-    perm: int = PERM_READ | 2
+    perm: int = PERM_READ | PERM_WRITE  # brokerPermission
     long_polling: bool = True
     short_hold_ms: int = SHORT_POLLING_MS
     count_max: int = COUNT_MAX
@@ -96,9 +104,11 @@ class PullProcessor:
         self._read(channel, request, message_filter, now_ms, is_first_read=True)
 
     def messages_arrived(self, records: Sequence[Appendable], now_ms: int) -> None:
-        """New messages can be read: wake those who waited for them."""
+        """Respond to the held pulls that match new messages."""
         if not len(self._long_polls):
             return
+        # The tags code is computed only for queues on which a pull is held: every append passes
+        # here, and most have no waiting consumer.
         arrivals_by_queue: dict[tuple[str, int], list[Arrival]] = {}
         for record in records:
             queue = record.topic, record.queue_id
@@ -115,16 +125,15 @@ class PullProcessor:
                 self._read_held(pull, now_ms)
 
     def expire(self, now_ms: int) -> None:
+        """Respond to the held pulls whose time is over."""
         for pull in self._long_polls.expire(now_ms):
             self._read_held(pull, now_ms)
-
-    def next_due_ms(self) -> int | None:
-        return self._long_polls.next_due_ms()
 
     def channel_closed(self, channel: Channel) -> None:
         self._long_polls.channel_closed(channel)
 
     def release_all(self, now_ms: int) -> None:
+        """Respond to all held pulls, because the broker stops."""
         for pull in self._long_polls.release_all():
             self._read_held(pull, now_ms)
 
@@ -171,16 +180,16 @@ class PullProcessor:
         is_first_read: bool,
     ) -> None:
         fields = request.head.fields
-        bounds = self._read_limits(fields)
-        found = self._store.read(
+        limits = self._read_limits(fields)
+        queue_read = self._store.read(
             fields.topic,
             fields.queue_id,
             fields.queue_offset,
-            count_max=bounds.count_max,
-            bytes_max=bounds.bytes_max,
+            count_max=limits.count_max,
+            bytes_max=limits.bytes_max,
             message_filter=message_filter,
         )
-        code, remark = pull_result(found.status, fields.queue_offset)
+        code, remark = pull_result(queue_read.status, fields.queue_offset)
         if code != SUCCESS and is_first_read:
             wait_ms = hold_ms(
                 code,
@@ -194,25 +203,28 @@ class PullProcessor:
             if wait_ms and self._hold(channel, request, message_filter, now_ms + wait_ms):
                 return
         if code == SUCCESS:
-            self._counters.record_pull(fields.topic, fields.consumer_group, found.count, found.size)
+            self._counters.record_pull(
+                fields.topic, fields.consumer_group, queue_read.count, queue_read.size
+            )
         else:
             self._counters.refused[request.head.code, code] += 1
         channel.respond_pull(
             request,
-            next_offset=found.next_offset,
-            min_offset=found.min_offset,
-            max_offset=found.max_offset,
+            next_offset=queue_read.next_offset,
+            min_offset=queue_read.min_offset,
+            max_offset=queue_read.max_offset,
             code=code,
             remark=remark,
-            slices=found.slices,
+            slices=queue_read.slices,
         )
 
     def _read_limits(self, fields: PullMessage) -> ReadLimits:
         if fields.bulk:
             return bulk_read_limits(fields.max_msg_nums)
-        asked = read_limits(fields.max_msg_nums, fields.max_msg_bytes)
+        requested = read_limits(fields.max_msg_nums, fields.max_msg_bytes)
         return ReadLimits(
-            min(asked.count_max, self.rules.count_max), min(asked.bytes_max, self.rules.bytes_max)
+            min(requested.count_max, self.rules.count_max),
+            min(requested.bytes_max, self.rules.bytes_max),
         )
 
     def _hold(
@@ -222,6 +234,7 @@ class PullProcessor:
         message_filter: MessageFilter,
         due_ms: int,
     ) -> bool:
+        """Hold a pull. Return False if too many are held; it is then responded to at once."""
         fields = request.head.fields
         return self._long_polls.add(
             HeldPull(
@@ -242,7 +255,7 @@ class PullProcessor:
     def _refuse(
         self, channel: Channel, request: Request[PullMessage], refusal: PullRefusal
     ) -> None:
-        # Clients read the four offsets off every pull answer, also a refusal.
+        # Clients expect the four offsets in every response to a pull, also in a refusal.
         fields = PullMessageResponse(
             suggest_which_broker_id=0,
             next_begin_offset=request.head.fields.queue_offset,
@@ -256,12 +269,13 @@ class PullProcessor:
     def _respond_offset_reset(
         self, channel: Channel, request: Request[PullMessage], queue_offset: QueueOffset
     ) -> None:
+        """Send the consumer to an offset that an operator has set."""
         fields = request.head.fields
         channel.respond_pull(
             request,
             next_offset=queue_offset,
             min_offset=self._store.min_offset(fields.topic, fields.queue_id),
             max_offset=self._store.max_offset(fields.topic, fields.queue_id),
-            code=21,
+            code=ResponseCode.PULL_OFFSET_MOVED,
             remark="OFFSET_RESET",
         )
