@@ -1,11 +1,9 @@
-"""What can be asked of a broker, by RocketMQ's names where it has one: made when it is asked.
+"""Metrics of a broker and of its transactions, under RocketMQ's names where it has one.
 
     registry.add(BrokerMetrics(broker, clock.now_ms).collect)
 
-Whoever reads the samples may let the broker work in between, so nothing here holds on to a table
-while it walks: it walks a copy.
-
-What can be asked of the escrow: RocketMQ's four by their names, and what it does not know.
+Families are generated while a page is written, and the broker may work in between. Therefore every
+table is copied before it is iterated.
 """
 
 from __future__ import annotations
@@ -51,16 +49,18 @@ class BrokerMetrics:
         topics, groups = self._broker.topics.configs(), self._broker.groups.configs()
         yield Gauge(
             "rocketmq_broker_permission",
-            "4 to be read, 2 to be written, 6 for both.",
+            "Permission of the broker: 4 read, 2 write, 6 both.",
             [({}, self._permission)],
         )
-        yield Gauge("rocketmq_topic_number", "Topics.", [({}, len(topics))])
-        yield Gauge("rocketmq_consumer_group_number", "Consumer groups.", [({}, len(groups))])
-        dead = [topic for topic in topics if topic.startswith(DLQ_PREFIX)]
+        yield Gauge("rocketmq_topic_number", "Number of topics.", [({}, len(topics))])
+        yield Gauge(
+            "rocketmq_consumer_group_number", "Number of consumer groups.", [({}, len(groups))]
+        )
+        dlq_topics = [topic for topic in topics if topic.startswith(DLQ_PREFIX)]
         yield Counter(
             "rocketmq_send_to_dlq_messages_total",
-            "Dead letters: messages that their group gave up, in all its time.",
-            (self._dead_letters(topic) for topic in dead),
+            "Messages that a group could not process and that went to its dead-letter topic.",
+            (self._dead_letters(topic) for topic in dlq_topics),
         )
 
     def _dead_letters(self, topic: str) -> tuple[Labels, float]:
@@ -71,32 +71,32 @@ class BrokerMetrics:
         return {"consumer_group": group, "is_system": _bool_label(_is_system("", group))}, total
 
     def _message_metrics(self) -> Iterator[Family]:
-        came = list(self._broker.counters.messages_in.items())
-        went = list(self._broker.counters.messages_out.items())
+        messages_in = list(self._broker.counters.messages_in.items())
+        messages_out = list(self._broker.counters.messages_out.items())
         yield Counter(
             "rocketmq_messages_in_total",
             "Messages that producers sent and that were stored.",
-            ((_topic_labels(*key), sizes.count) for key, sizes in came),
+            ((_topic_labels(*key), sizes.count) for key, sizes in messages_in),
         )
         yield Counter(
             "rocketmq_throughput_in_total",
-            "Bytes of them, as stored.",
-            ((_topic_labels(*key), sizes.sum) for key, sizes in came),
+            "Bytes of the messages that producers sent, as stored.",
+            ((_topic_labels(*key), sizes.sum) for key, sizes in messages_in),
         )
         yield Histogram(
             "rocketmq_message_size",
-            "Bytes of one, as stored.",
-            ((_topic_labels(*key), sizes) for key, sizes in came),
+            "Bytes of a message, as stored.",
+            ((_topic_labels(*key), sizes) for key, sizes in messages_in),
         )
         yield Counter(
             "rocketmq_messages_out_total",
             "Messages that consumers pulled.",
-            ((_group_labels(*key), messages) for key, (messages, _) in went),
+            ((_group_labels(*key), messages) for key, (messages, _) in messages_out),
         )
         yield Counter(
             "rocketmq_throughput_out_total",
-            "Bytes of them.",
-            ((_group_labels(*key), size) for key, (_, size) in went),
+            "Bytes of the messages that consumers pulled.",
+            ((_group_labels(*key), size) for key, (_, size) in messages_out),
         )
 
     def _connection_metrics(self) -> Iterator[Family]:
@@ -104,13 +104,13 @@ class BrokerMetrics:
         count = sum(len(producers.members(name)) for name in producers.names())
         yield Gauge(
             "rocketmq_producer_connections",
-            "Producers that are connected.",
+            "Connected producers.",
             [({"protocol_type": "remoting"}, count)],
         )
-        groups = [found for name in consumers.names() if (found := consumers.find(name))]
+        groups = [group for name in consumers.names() if (group := consumers.find(name))]
         yield Gauge(
             "rocketmq_consumer_connections",
-            "Consumers of a group that are connected.",
+            "Connected consumers of a group.",
             (
                 (
                     {
@@ -126,7 +126,7 @@ class BrokerMetrics:
         )
 
     def _lag_metrics(self) -> Iterator[Family]:
-        """Of every group that has noted how far it is, connected or not."""
+        """Yield the lag of every group with committed offsets, connected or not."""
         latencies: list[tuple[Labels, float]] = []
         yield Gauge(
             "rocketmq_consumer_lag_messages",
@@ -135,8 +135,8 @@ class BrokerMetrics:
         )
         yield Gauge(
             "rocketmq_consumer_lag_latency",
-            "Milliseconds since the oldest of them was stored.",
-            latencies,  # filled while those above were read
+            "Milliseconds since the oldest message that a group has not consumed was stored.",
+            latencies,  # filled while the samples above were read
         )
 
     def _lag_samples(self, latencies: list[tuple[Labels, float]]) -> Iterator[tuple[Labels, float]]:
@@ -154,13 +154,12 @@ class BrokerMetrics:
     def _lag_of(self, topic: str, queues: Mapping[int, QueueOffset]) -> tuple[int, int | None]:
         store = self._broker.store
         lag, oldest_ms = 0, None
-        for queue_id, wanted in queues.items():
-            behind = store.max_offset(topic, queue_id) - max(
-                wanted, store.min_offset(topic, queue_id)
-            )
-            if behind > 0:
-                lag += behind
-                stored_ms = self._stored_ms(topic, queue_id, wanted)
+        for queue_id, committed in queues.items():
+            next_offset = max(committed, store.min_offset(topic, queue_id))
+            queue_lag = store.max_offset(topic, queue_id) - next_offset
+            if queue_lag > 0:
+                lag += queue_lag
+                stored_ms = self._stored_ms(topic, queue_id, committed)
                 if stored_ms is not None and (oldest_ms is None or stored_ms < oldest_ms):
                     oldest_ms = stored_ms
         return lag, oldest_ms
@@ -169,7 +168,7 @@ class BrokerMetrics:
         try:
             return self._broker.store.stored_ms(topic, queue_id, queue_offset)
         except (RecordNotFound, CorruptRecord):
-            return None  # one bad record costs its own figure, not all of them
+            return None  # a bad record must not break all other metrics
 
     def _log_metrics(self) -> Iterator[Family]:
         store = self._broker.store
@@ -183,20 +182,20 @@ class BrokerMetrics:
             "Milliseconds since the oldest message was stored.",
             self._oldest_message_age(),
         )
-        for name, meaning, value in (
-            ("begin", "Where the oldest record of the log lies.", store.begin),
-            ("end", "Where the next record of the log will lie.", store.end),
-            ("flushed", "Up to where the log is durable.", store.flushed_offset),
+        for name, help_text, value in (
+            ("begin", "Log offset of the oldest record.", store.begin),
+            ("end", "Log offset of the next record.", store.end),
+            ("flushed", "Log offset up to which the log is durable.", store.flushed_offset),
             (
                 "checkpointed",
-                "Up to where queues and index are in their files.",
+                "Log offset up to which queues and index are in their files.",
                 store.checkpointed_offset,
             ),
         ):
-            yield Gauge(f"escrowmq_log_{name}_bytes", meaning, [({}, value)])
+            yield Gauge(f"escrowmq_log_{name}_bytes", help_text, [({}, value)])
         yield Gauge(
             "escrowmq_store_writable",
-            "1 if messages are taken, 0 if the disk is nearly full or has failed.",
+            "1 if the store accepts messages, 0 if the disk is nearly full or has failed.",
             [({}, int(store.is_writable))],
         )
 
@@ -211,15 +210,15 @@ class BrokerMetrics:
         )
 
     def _request_metrics(self) -> Iterator[Family]:
-        counts = self._broker.counters
+        counters = self._broker.counters
         yield Gauge(
             "escrowmq_waiting_pulls",
-            "Pulls that wait for a message.",
+            "Pulls that are held until a message arrives.",
             [({}, self._broker.pull_processor.held_count)],
         )
         yield Counter(
             "escrowmq_busy_refusals_total",
-            "Sends that were refused with SYSTEM_BUSY, by the limit that they met.",
+            "Sends that were refused with SYSTEM_BUSY, by the limit that was reached.",
             [
                 ({"limit": limit}, self._broker.flow_control.refused_by_limit[limit])
                 for limit in (CONNECTION, TOPIC, UNFLUSHED)
@@ -228,33 +227,33 @@ class BrokerMetrics:
         yield Histogram(
             "escrowmq_append_records",
             "Records in one write of the log.",
-            [({}, counts.records_per_append)],
+            [({}, counters.records_per_append)],
         )
         yield Histogram(
             "escrowmq_send_seconds",
-            "From the begin of the turn that read a send to its answer.",
-            [({}, counts.send_seconds)],
+            "Seconds from the start of the turn that received a send to its response.",
+            [({}, counters.send_seconds)],
         )
         yield Counter(
             "escrowmq_requests_total",
-            "Requests that could be read.",
+            "Requests that could be decoded.",
             [
                 ({"request_code": _request_code_name(code)}, count)
-                for code, count in sorted(counts.requests.items())
+                for code, count in sorted(counters.requests.items())
             ],
         )
         yield Counter(
             "escrowmq_refusals_total",
-            "Answers other than SUCCESS; a pull that found nothing is one.",
+            "Responses other than SUCCESS, also to pulls without a message.",
             [
                 (
                     {
                         "request_code": _request_code_name(code),
-                        "response_code": response_code_name(why),
+                        "response_code": response_code_name(response_code),
                     },
                     count,
                 )
-                for (code, why), count in sorted(counts.refused.items())
+                for (code, response_code), count in sorted(counters.refused.items())
             ],
         )
 
@@ -298,6 +297,9 @@ def response_code_name(code: int) -> str:
         return str(code)
 
 
+# --- transactions --------------------------------------------------------------------------------
+
+
 class TransactionMetrics:
     def __init__(
         self,
@@ -316,108 +318,114 @@ class TransactionMetrics:
         yield from self._check_metrics()
 
     def _rocketmq_metrics(self) -> Iterator[Family]:
-        counts = self._coordinator.counters
+        counters = self._coordinator.counters
         yield Gauge(
             "rocketmq_half_messages",
-            "Transactions that are not decided, stranded ones included.",
+            "Open transactions, including stranded ones.",
             _by_topic(self._coordinator.halves.count_by_topic),
         )
         yield Counter(
             "rocketmq_commit_messages_total",
-            "Transactions that were committed.",
-            _by_topic(counts.committed),
+            "Committed transactions.",
+            _by_topic(counters.committed),
         )
         yield Counter(
             "rocketmq_rollback_messages_total",
-            "Transactions that were rolled back.",
-            _by_topic(counts.rolled_back),
+            "Rolled back transactions.",
+            _by_topic(counters.rolled_back),
         )
         yield Histogram(
             "rocketmq_finish_message_latency",
-            "Seconds from a half to its decision.",
-            [({}, counts.finish_seconds)],
+            "Seconds from a half message to its decision.",
+            [({}, counters.finish_seconds)],
         )
 
     def _open_metrics(self) -> Iterator[Family]:
-        escrow = self._coordinator
-        first = escrow.halves.oldest()
-        age = 0.0 if first is None else max(0, self._now_ms() - first.parked_ms) / 1000
+        halves = self._coordinator.halves
+        oldest = halves.oldest()
+        age_s = 0.0 if oldest is None else max(0, self._now_ms() - oldest.parked_ms) / 1000
         yield Gauge(
             "escrowmq_open_transactions",
-            "Transactions that are not decided, stranded ones included.",
-            [({}, len(escrow.halves))],
+            "Open transactions, including stranded ones.",
+            [({}, len(halves))],
         )
         yield Gauge(
             "escrowmq_open_transaction_bytes",
-            "Bytes of the log that they take.",
-            [({}, escrow.halves.total.size)],
+            "Bytes of the log that open transactions take.",
+            [({}, halves.total.size)],
         )
         yield Gauge(
-            "escrowmq_oldest_transaction_seconds", "Age of the oldest of them.", [({}, age)]
+            "escrowmq_oldest_transaction_seconds",
+            "Age of the oldest open transaction.",
+            [({}, age_s)],
         )
         yield Gauge(
             "escrowmq_stranded_transactions",
-            "Those that nobody is asked about any more: they wait for an operator.",
-            [({}, escrow.halves.stranded_count)],
+            "Transactions that are not checked any more and wait for an operator.",
+            [({}, halves.stranded_count)],
         )
 
     def _decision_metrics(self) -> Iterator[Family]:
-        counts = self._coordinator.counters
-        yield Counter("escrowmq_parked_total", "Halves that were parked.", [({}, counts.parked)])
+        counters = self._coordinator.counters
         yield Counter(
-            "escrowmq_stranded_total", "Transactions that were set aside.", [({}, counts.stranded)]
+            "escrowmq_parked_total", "Half messages that were parked.", [({}, counters.parked)]
+        )
+        yield Counter(
+            "escrowmq_stranded_total",
+            "Transactions that became stranded.",
+            [({}, counters.stranded)],
         )
         yield Counter(
             "escrowmq_repeated_sends_total",
-            "Halves that were sent again and answered with the first.",
-            [({}, counts.duplicate_sends)],
+            "Half messages that were sent again and got the response of the first send.",
+            [({}, counters.duplicate_sends)],
         )
         yield Counter(
             "escrowmq_repeated_ends_total",
-            "Decisions that were told again and answered as recorded.",
-            [({}, counts.repeated_ends)],
+            "Ends of transactions that were decided before in the same way.",
+            [({}, counters.repeated_ends)],
         )
         yield Counter(
             "escrowmq_contradictions_total",
-            "Decisions that were refused: it had been decided otherwise.",
-            [({}, counts.conflicts)],
+            "Ends that were refused because the transaction was decided differently.",
+            [({}, counters.conflicts)],
         )
         yield Counter(
             "escrowmq_unreadable_halves_total",
-            "Halves that the log could not give back.",
-            [({}, counts.unreadable_halves)],
+            "Half messages that could not be read back from the log.",
+            [({}, counters.unreadable_halves)],
         )
 
     def _check_metrics(self) -> Iterator[Family]:
-        counts = self._checker.counters
-        yield Counter("escrowmq_checks_sent_total", "Questions that left.", [({}, counts.sent)])
+        counters = self._checker.counters
+        yield Counter("escrowmq_checks_sent_total", "Checks that were sent.", [({}, counters.sent)])
         yield Counter(
             "escrowmq_checks_unsent_total",
-            "Halves that were due while nobody of their group was there.",
-            [({}, counts.unsent)],
+            "Half messages whose check was due while no producer of the group was connected.",
+            [({}, counters.unsent)],
         )
         yield Counter(
             "escrowmq_checks_answered_total",
-            "Answers to questions, by what they said.",
+            "Answers to checks, by their content.",
             [
-                ({"answer": "decided"}, counts.answered - counts.unknown),
-                ({"answer": "unknown"}, counts.unknown),
+                ({"answer": "decided"}, counters.answered - counters.unknown),
+                ({"answer": "unknown"}, counters.unknown),
             ],
         )
         yield Gauge(
             "escrowmq_checks_waiting",
-            "Halves that are due and wait for room, or for somebody to ask.",
+            "Half messages whose check is due and waits for a producer.",
             [({}, self._checker.backlog_size())],
         )
         yield Histogram(
             "escrowmq_check_lateness_seconds",
-            "Seconds from when a question was due to when it left.",
-            [({}, counts.lateness_seconds)],
+            "Seconds from the time a check was due to the time it was sent.",
+            [({}, counters.lateness_seconds)],
         )
 
 
 def _by_topic(table: dict[str, int]) -> list[tuple[Labels, float]]:
     return [
-        ({"topic": topic, "is_system": "true" if is_system_topic(topic) else "false"}, count)
+        ({"topic": topic, "is_system": _bool_label(is_system_topic(topic))}, count)
         for topic, count in table.items()
     ]

@@ -1,14 +1,11 @@
-"""What the broker has done, as plain numbers: moved once per turn, per pull or per request.
+"""What the broker has done, as counters and as rates.
 
-`broker/metrics.py` reads them when somebody asks.
+    BrokerCounters   totals since the start, updated once per turn, per pull or per request;
+                     `broker/metrics.py` reads them
+    Statistics       rates of the last minute, hour and day, as RocketMQ's tools show them
 
-What is kept for each topic and group is bounded by those that exist: `forget` drops the rest.
-
-Rates and totals of the last minute, hour and day, as RocketMQ's tools show them.
-
-Nothing is counted here: the counters that there are anyway are looked at every ten seconds, and
-a rate is what they have moved since. Samples of topics and groups cost memory only for those that
-had traffic.
+Statistics counts nothing itself: it samples the counters every ten seconds and compares samples.
+Topics and groups take memory only while they exist (`BrokerCounters.purge()`) and had traffic.
 """
 
 from __future__ import annotations
@@ -29,9 +26,8 @@ from escrowmq.store.commit_log import AppendResult
 NORMAL: Final = "normal"
 DELAY: Final = "delay"
 TRANSACTION: Final = "transaction"
-_DELAYED_TOPICS: Final = frozenset(
-    (names.SCHEDULE_TOPIC, TIMER_TOPIC)
-)  # where delayed messages wait
+# Where delayed messages are stored until they are due.
+_DELAYED_TOPICS: Final = frozenset((names.SCHEDULE_TOPIC, TIMER_TOPIC))
 
 KIB: Final = 1024
 MESSAGE_BYTES_BUCKETS: Final = (KIB, 4 * KIB, 512 * KIB, KIB * KIB, 2 * KIB * KIB, 4 * KIB * KIB)
@@ -39,7 +35,7 @@ APPEND_RECORDS_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class AppendedSend(Protocol):
-    """A send whose records were appended: `count` of them from `first` on, or one run."""
+    """A send whose records were appended: `count` of them from `first_index` on, or one run."""
 
     request: Request[Any]
     first_index: int
@@ -48,14 +44,19 @@ class AppendedSend(Protocol):
 
 
 class BrokerCounters:
+    """Totals since the start."""
+
     def __init__(self, elapsed_s: Callable[[], float] = lambda: 0.0) -> None:
         self._elapsed_s = elapsed_s
-        self.turn_start_s: Callable[[], float] = elapsed_s  # whoever makes the turns knows better
+        self.turn_start_s: Callable[[], float] = elapsed_s  # the server replaces it
         self.requests: defaultdict[int, int] = defaultdict(int)  # by request code
-        self.refused: defaultdict[tuple[int, int], int] = defaultdict(int)  # and response code
-        self.messages_in: dict[tuple[str, str], Distribution] = {}  # topic, kind: their sizes
-        self.messages_out: dict[tuple[str, str], list[int]] = {}  # topic, group: messages, bytes
-        self.stored_messages = 0  # messages, of any topic
+        # By request code and response code.
+        self.refused: defaultdict[tuple[int, int], int] = defaultdict(int)
+        # By topic and message type: the sizes of the messages.
+        self.messages_in: dict[tuple[str, str], Distribution] = {}
+        # By topic and group: messages and bytes.
+        self.messages_out: dict[tuple[str, str], list[int]] = {}
+        self.stored_messages = 0
         self.fetched_messages = 0
         self.records_per_append = Distribution(APPEND_RECORDS_BUCKETS)
         self.send_seconds = Distribution(LATENCY_BOUNDS_S)
@@ -66,55 +67,58 @@ class BrokerCounters:
         records: Sequence[Appendable],
         results: Sequence[AppendResult],
     ) -> None:
-        """Once per append: how much came for each topic."""
+        """Count the records of one append, and the messages of its sends by topic."""
         if records:
-            count = len(records) + sum([len(place.run.sizes) - 1 for place in results if place.run])
+            in_runs = sum([len(result.run.sizes) - 1 for result in results if result.run])
+            count = len(records) + in_runs
             self.records_per_append.observe(count)
             self.stored_messages += count
-        usual = 0
-        fresh: dict[tuple[str, int], int] = {}
+        # The sends of a turn are often alike, so count them by topic and size first: one
+        # observation for hundreds of messages.
+        plain_count = 0
+        counts: dict[tuple[str, int], int] = {}
         for send in sends:
             if send.is_single:
-                alike = records[send.first_index].topic, results[send.first_index].size
-                fresh[alike] = fresh.get(alike, 0) + 1
-        for (topic, size), times in fresh.items():
+                key = records[send.first_index].topic, results[send.first_index].size
+                counts[key] = counts.get(key, 0) + 1
+        for (topic, size), count in counts.items():
             if topic not in _DELAYED_TOPICS:
-                self._message_sizes(topic, NORMAL).observe(size, times)
-                usual += times
-        if usual < len(sends):
-            self._record_unusual_sends(sends, records, results)
+                self._message_sizes(topic, NORMAL).observe(size, count)
+                plain_count += count
+        if plain_count < len(sends):
+            self._record_other_sends(sends, records, results)
 
-    def _record_unusual_sends(
+    def _record_other_sends(
         self,
         sends: Sequence[AppendedSend],
         records: Sequence[Appendable],
         results: Sequence[AppendResult],
     ) -> None:
-        """Batches, and what is delayed: it counts for the topic it was sent to."""
+        """Count batches, and delayed messages under the topic they were sent to."""
         for send in sends:
             topic = records[send.first_index].topic
             if topic in _DELAYED_TOPICS:
                 topic = send.request.head.fields.topic
                 self.record_message(topic, DELAY, results[send.first_index].size)
             elif not send.is_single:
-                places = results[send.first_index : send.first_index + send.count]
-                run = places[0].run
-                sizes = run.sizes if run else [place.size for place in places]
-                for size, times in Counter(sizes).items():
-                    self._message_sizes(topic, NORMAL).observe(size, times)
+                own_results = results[send.first_index : send.first_index + send.count]
+                run = own_results[0].run
+                sizes = run.sizes if run else [result.size for result in own_results]
+                for size, count in Counter(sizes).items():
+                    self._message_sizes(topic, NORMAL).observe(size, count)
 
     def record_message(self, topic: str, message_type: str, size: int) -> None:
-        """One message that was stored."""
+        """Count one stored message."""
         self._message_sizes(topic, message_type).observe(size)
 
     def _message_sizes(self, topic: str, message_type: str) -> Distribution:
-        found = self.messages_in.get((topic, message_type))
-        if found is None:
-            found = self.messages_in[topic, message_type] = Distribution(MESSAGE_BYTES_BUCKETS)
-        return found
+        sizes = self.messages_in.get((topic, message_type))
+        if sizes is None:
+            sizes = self.messages_in[topic, message_type] = Distribution(MESSAGE_BYTES_BUCKETS)
+        return sizes
 
     def record_responses(self, sends: Sequence[AppendedSend], code: int, start_s: float) -> None:
-        """Once per turn, or per flush that it waited for."""
+        """Count the responses to the sends of a turn, which had to wait until now."""
         if sends:
             self.send_seconds.observe(self._elapsed_s() - start_s, len(sends))
         if code != ResponseCode.SUCCESS:
@@ -122,40 +126,43 @@ class BrokerCounters:
                 self.refused[send.request.head.code, code] += 1
 
     def record_pull(self, topic: str, group: str, messages: int, size: int) -> None:
-        counted = self.messages_out.get((topic, group))
-        if counted is None:
-            counted = self.messages_out[topic, group] = [0, 0]
+        traffic = self.messages_out.get((topic, group))
+        if traffic is None:
+            traffic = self.messages_out[topic, group] = [0, 0]
         self.fetched_messages += messages
-        counted[0] += messages
-        counted[1] += size
+        traffic[0] += messages
+        traffic[1] += size
 
     def purge(self, topics: Container[str], groups: Container[str]) -> None:
-        """Everything but these, which are there."""
-        for came in [key for key in self.messages_in if key[0] not in topics]:
-            del self.messages_in[came]
-        for went in [
+        """Drop the counters of topics and groups that do not exist any more."""
+        for in_key in [key for key in self.messages_in if key[0] not in topics]:
+            del self.messages_in[in_key]
+        for out_key in [
             key for key in self.messages_out if key[0] not in topics or key[1] not in groups
         ]:
-            del self.messages_out[went]
+            del self.messages_out[out_key]
+
+
+# --- rates ---------------------------------------------------------------------------------------
 
 
 MINUTE_STEP_MS: Final = 10_000
 HOUR_STEP_MS: Final = 600_000
 DAY_STEP_MS: Final = 3_600_000
 _DAY_MS: Final = 86_400_000
-_PULLS: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
+_PULL_CODES: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 
 Traffic = tuple[int, int]  # messages, bytes
 NO_TRAFFIC: Final[Traffic] = (0, 0)
 
 
 class Totals(NamedTuple):
-    """Since the start."""
+    """Totals of the whole broker since its start, by RocketMQ's names."""
 
     put: int = 0  # messages stored
     fetched: int = 0  # messages pulled
-    found: int = 0  # pulls that brought something
-    missed: int = 0  # pulls that did not
+    found: int = 0  # pulls with messages
+    missed: int = 0  # pulls without
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,27 +184,28 @@ def utc_day(now_ms: int) -> int:
 
 
 class Statistics:
+    """Samples of the counters, and the rates between them."""
+
     def __init__(
         self, counters: BrokerCounters, *, now_ms: int = 0, day_of: Callable[[int], int] = utc_day
     ) -> None:
         self._counters = counters
         self._day_of = day_of
         first = self.take_sample(now_ms)
-        self._minute_samples: deque[TrafficSample] = deque(
-            [first], maxlen=60
-        )  # ten minutes, in fact
+        # The samples of every ten seconds reach back ten minutes.
+        self._minute_samples: deque[TrafficSample] = deque([first], maxlen=60)
         self._hour_samples: deque[TrafficSample] = deque([first], maxlen=6)
         self._day_samples: deque[TrafficSample] = deque([first], maxlen=24)
         self._today = day_of(now_ms)
         self.morning = self.yesterday_morning = first.totals
 
     def tick(self, now_ms: int) -> None:
-        """Now and then; most times there is nothing to do."""
+        """Take a sample if one is due."""
         if 0 <= now_ms - self._minute_samples[-1].taken_ms < MINUTE_STEP_MS:
             return
         sample = self.take_sample(now_ms)
         if now_ms < self._minute_samples[-1].taken_ms or self._minute_samples[0].taken_ms == 0:
-            # The clock was set back, or this is the first time that we hear of it.
+            # The clock was set back, or this is the first tick with a real time.
             for samples in (self._minute_samples, self._hour_samples, self._day_samples):
                 samples.clear()
         for samples, step_ms in (
@@ -212,52 +220,55 @@ class Statistics:
             self.yesterday_morning, self.morning = self.morning, sample.totals
 
     def take_sample(self, now_ms: int) -> TrafficSample:
-        counts = self._counters
-        came: dict[str, Traffic] = {}
-        for (topic, _), sizes in counts.messages_in.items():
-            count, size = came.get(topic, NO_TRAFFIC)
-            came[topic] = count + sizes.count, size + int(sizes.sum)
-        went = {key: (count, size) for key, (count, size) in counts.messages_out.items()}
-        pulls = sum(counts.requests.get(code, 0) for code in _PULLS)
+        counters = self._counters
+        traffic_in: dict[str, Traffic] = {}
+        for (topic, _), sizes in counters.messages_in.items():
+            count, size = traffic_in.get(topic, NO_TRAFFIC)
+            traffic_in[topic] = count + sizes.count, size + int(sizes.sum)
+        traffic_out = {key: (count, size) for key, (count, size) in counters.messages_out.items()}
+        pulls = sum(counters.requests.get(code, 0) for code in _PULL_CODES)
         missed = sum(
             count
-            for (code, why), count in counts.refused.items()
-            if code in _PULLS and why != ResponseCode.SUCCESS
+            for (code, response_code), count in counters.refused.items()
+            if code in _PULL_CODES and response_code != ResponseCode.SUCCESS
         )
         totals = Totals(
-            counts.stored_messages, counts.fetched_messages, max(0, pulls - missed), missed
+            counters.stored_messages, counters.fetched_messages, max(0, pulls - missed), missed
         )
-        return TrafficSample(now_ms, totals, came, went)
-
-    # --- what is asked ---------------------------------------------------------------------------
+        return TrafficSample(now_ms, totals, traffic_in, traffic_out)
 
     def rates(self, field: str, now_ms: int) -> tuple[float, float, float]:
-        """Of a field of Totals, over ten seconds, one minute and ten minutes."""
-        present = self.take_sample(now_ms)
+        """Return the rates per second of a field of Totals over 10 s, one and ten minutes."""
+        current = self.take_sample(now_ms)
         return (
-            self._rate(self._sample_before(now_ms, MINUTE_STEP_MS), present, field),
-            self._rate(self._sample_before(now_ms, 60_000), present, field),
-            self._rate(self._sample_before(now_ms, 600_000), present, field),
+            self._rate(self._sample_before(now_ms, MINUTE_STEP_MS), current, field),
+            self._rate(self._sample_before(now_ms, 60_000), current, field),
+            self._rate(self._sample_before(now_ms, 600_000), current, field),
         )
 
     def topic_rates(
         self, topic: str, index: int, now_ms: int
     ) -> tuple[TrafficRate, TrafficRate, TrafficRate]:
-        """What came in a minute, an hour, a day: 0 counts messages, 1 bytes."""
-        present = self.take_sample(now_ms)
-        return self._rates_by_span(lambda s: s.traffic_in.get(topic, NO_TRAFFIC)[index], present)
+        """Return what was sent to a topic in the last minute, hour and day.
+
+        `index` 0 counts messages, 1 counts bytes.
+        """
+        current = self.take_sample(now_ms)
+        return self._rates_by_span(
+            lambda sample: sample.traffic_in.get(topic, NO_TRAFFIC)[index], current
+        )
 
     def group_rates(
         self, topic: str, group: str, index: int, now_ms: int
     ) -> tuple[TrafficRate, TrafficRate, TrafficRate]:
-        present = self.take_sample(now_ms)
+        current = self.take_sample(now_ms)
         return self._rates_by_span(
-            lambda s: s.traffic_out.get((topic, group), NO_TRAFFIC)[index], present
+            lambda sample: sample.traffic_out.get((topic, group), NO_TRAFFIC)[index], current
         )
 
     def broker_rates(self, field: str, now_ms: int) -> tuple[TrafficRate, TrafficRate, TrafficRate]:
-        present = self.take_sample(now_ms)
-        return self._rates_by_span(lambda s: int(getattr(s.totals, field)), present)
+        current = self.take_sample(now_ms)
+        return self._rates_by_span(lambda sample: int(getattr(sample.totals, field)), current)
 
     def _rates_by_span(
         self, value: Callable[[TrafficSample], int], current: TrafficSample
@@ -271,7 +282,7 @@ class Statistics:
         return minute, hour, day
 
     def _sample_before(self, now_ms: int, span_ms: int) -> TrafficSample:
-        """The newest sample that is at least so old; the oldest if none is."""
+        """Return the newest sample that is at least `span_ms` old, or else the oldest one."""
         for sample in reversed(self._minute_samples):
             if now_ms - sample.taken_ms >= span_ms:
                 return sample
@@ -279,13 +290,15 @@ class Statistics:
 
     @staticmethod
     def _rate(earlier: TrafficSample, current: TrafficSample, field: str) -> float:
-        return _rate_between(lambda s: int(getattr(s.totals, field)), earlier, current).per_s
+        return _rate_between(
+            lambda sample: int(getattr(sample.totals, field)), earlier, current
+        ).per_s
 
 
 def _rate_between(
     value: Callable[[TrafficSample], int], earlier: TrafficSample, current: TrafficSample
 ) -> TrafficRate:
-    # A topic that was deleted and made again begins at 0.
+    # The counters of a topic that was deleted and created again begin at 0.
     count = max(0, value(current) - value(earlier))
     elapsed_ms = max(1_000, current.taken_ms - earlier.taken_ms)
     return TrafficRate(count, count * 1000 / elapsed_ms)
