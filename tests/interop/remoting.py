@@ -1,10 +1,10 @@
-"""A small blocking remoting client, to judge ours by.
+"""A small blocking remoting client, as an independent judge of ours.
 
     | length 4 | serializer 1, header length 3 | JSON header | body |
 
-It shares no code with `escrowmq.wire`: where the two read the same bytes differently, one of
-them is wrong. One request is under way at a time. What the broker asks on the same line
-meanwhile (a check, say) is kept in `Client.unasked`.
+It shares no code with `escrowmq.remoting`: where the two read the same bytes differently, one of
+them is wrong. One request is in flight at a time. Requests of the broker that arrive meanwhile
+(a check, for example) are collected in `Client.unasked`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ HEADER_VERSION = 401  # RocketMQ 4.9.4: from here up a name server answers stric
 OLD_VERSION = 399  # 4.9.3
 RESPONSE, ONE_WAY = 1, 2  # bits of `flag`
 
-SUCCESS, PULL_NOT_FOUND, QUERY_NOT_FOUND = 0, 19, 22
+SUCCESS, SYSTEM_BUSY, PULL_NOT_FOUND, QUERY_NOT_FOUND = 0, 2, 19, 22
+# How Apache's broker refuses a request that waited too long in its queue. Nothing was stored, and
+# every real client sends it again.
+FLOW_CONTROL_REMARKS = ("[TIMEOUT_CLEAN_QUEUE]", "[PCBUSY_CLEAN_QUEUE]")
+FLOW_CONTROL_RETRIES, FLOW_CONTROL_PAUSE_S = 20, 0.25
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 PREPARED = 4  # sysFlag of a half
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -40,7 +44,7 @@ class Answer(NamedTuple):
 
 
 class Refused(Exception):
-    """The peer answered with a code that the caller did not expect."""
+    """The peer answered with a code that the caller does not allow."""
 
     def __init__(self, request_code: int, answer: Answer) -> None:
         super().__init__(f"request {request_code} was answered {answer.code}: {answer.remark}")
@@ -116,6 +120,11 @@ class Client:
         allowed: tuple[int, ...] = (SUCCESS,),
     ) -> Answer:
         answer = self.request(code, ext_fields, body)
+        for _ in range(FLOW_CONTROL_RETRIES):
+            if not _is_flow_control(answer) or SYSTEM_BUSY in allowed:
+                break
+            time.sleep(FLOW_CONTROL_PAUSE_S)  # the back-off of a real client
+            answer = self.request(code, ext_fields, body)
         if answer.code not in allowed:
             raise Refused(code, answer)
         return answer
@@ -139,7 +148,7 @@ class Client:
         return self._opaque
 
     def next_frame(self) -> tuple[dict[str, Any], bytes]:
-        """Whatever comes next, asked for or not."""
+        """Return the next frame, whether it is a response or a request of the peer."""
         return self.unasked.pop(0) if self.unasked else self._receive()
 
     def _receive(self) -> tuple[dict[str, Any], bytes]:
@@ -148,7 +157,7 @@ class Client:
         self.received_frame = length_field + rest
         serializer, header_length = rest[0], int.from_bytes(rest[1:4], "big")
         if serializer != 0:
-            raise ValueError(f"serializer {serializer}, but we asked in JSON")
+            raise ValueError(f"serializer {serializer} in the response to a JSON request")
         return loads(rest[4 : 4 + header_length].decode()), rest[4 + header_length :]
 
     def _read(self, size: int) -> bytes:
@@ -163,7 +172,7 @@ class Client:
     # Name server.
 
     def route(self, topic: str) -> dict[str, Any] | None:
-        """What the name server knows of a topic, or None if it knows nothing."""
+        """Return the route of a topic, or None if the name server has none."""
         answer = self.expect(105, {"topic": topic}, allowed=(SUCCESS, 17))
         return loads(answer.body.decode()) if answer.code == SUCCESS else None
 
@@ -232,7 +241,7 @@ class Client:
             message_id=fields["msgId"],
             queue_id=int(fields["queueId"]),
             queue_offset=int(fields["queueOffset"]),
-            # 4.x does not tell it; clients take their own key then, which it is anyway.
+            # 4.x does not return it; its clients use their own unique key, which is the same.
             transaction_id=fields.get("transactionId") or (properties or {}).get("UNIQ_KEY", ""),
         )
 
@@ -246,7 +255,7 @@ class Client:
         group: str = "interop-producers",
         born_ms: int | None = None,
     ) -> Sent:
-        """`properties` must hold UNIQ_KEY, as every client's do."""
+        """Send a half message. `properties` must contain UNIQ_KEY, as those of every client do."""
         marked = {**properties, "TRAN_MSG": "true", "PGROUP": group}
         return self.send(
             *(topic, body, marked),
@@ -259,7 +268,7 @@ class Client:
     def end_transaction(
         self, half: Sent, verdict: int, *, topic: str, group: str = "interop-producers"
     ) -> Answer:
-        """As a request, so that the answer is seen. An UNKNOWN verdict gets no answer at all."""
+        """End a transaction by a request. The verdict UNKNOWN gets no response from RocketMQ."""
         return self.request(
             37,
             {
@@ -287,7 +296,7 @@ class Client:
         kind: str = "TAG",
         most: int = 32,
     ) -> Answer:
-        """One pull that does not wait; the subscription travels with it."""
+        """Pull once without waiting. The subscription is part of the request."""
         return self.request(
             11,
             {
@@ -349,7 +358,7 @@ class Client:
         answer = self.expect(code, {"topic": topic, "queueId": queue_id, **more})
         return int(answer.ext_fields["offset"])
 
-    # Broker: how far a group has read.
+    # Broker: committed offsets.
 
     def commit_offset(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
         fields = {"consumerGroup": group, "topic": topic, "queueId": queue_id}
@@ -361,7 +370,11 @@ class Client:
         return int(answer.ext_fields["offset"]) if answer.code == SUCCESS else None
 
 
-# JSON as fastjson writes it: numbers may stand bare as keys, `{0:"127.0.0.1:10911"}`.
+def _is_flow_control(answer: Answer) -> bool:
+    return answer.code == SYSTEM_BUSY and answer.remark.startswith(FLOW_CONTROL_REMARKS)
+
+
+# JSON as fastjson writes it: numeric keys may be without quotes, `{0:"127.0.0.1:10911"}`.
 
 _STRING_OR_BARE_KEY = re.compile(r'"(?:\\.|[^"\\])*"|([{,]\s*)(-?\d+)(?=\s*:)')
 
@@ -372,7 +385,7 @@ def loads(text: str) -> dict[str, Any]:
     )
     value = json.loads(quoted)
     if not isinstance(value, dict):
-        raise ValueError(f"an object was expected, not {quoted[:40]}")
+        raise ValueError(f"expected a JSON object, got {quoted[:40]}")
     return value
 
 
