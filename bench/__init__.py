@@ -1,1 +1,1 @@
-"""Figures, as ratios measured in one run. `python -m bench` runs all of them."""
+"""Benchmarks: ratios measured in one run. `python -m bench` runs those of the store."""

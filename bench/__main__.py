@@ -1,4 +1,4 @@
-"""Run the figures: `python -m bench [--quick] [part ...]`; without parts, the store's."""
+"""Run benchmarks: `python -m bench [--quick] [part ...]`; without parts, those of the store."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ from bench import (
     store_write,
     visible,
 )
-from bench.broker import Told
+from bench.broker import ResultTable
 from bench.generator import NoCompiler, built
 from bench.measure import QUICK, Plan, keep, keep_table, machine
 from bench.servers import HEAP, JVM
 from tests.interop.jars import find, java_release
 
 
-def _spark_read(plan: Plan) -> Told:
+def _spark_read(plan: Plan) -> ResultTable:
     from bench import spark_read  # Spark is an extra
 
     return spark_read.rows(plan)
 
 
-def _pipeline(plan: Plan) -> Told:
-    from bench import pipeline  # likewise
+def _pipeline(plan: Plan) -> ResultTable:
+    from bench import pipeline  # Spark is an extra
 
     return pipeline.rows(plan)
 
 
-def _spark_kafka(plan: Plan) -> Told:
+def _spark_kafka(plan: Plan) -> ResultTable:
     from bench import spark_kafka
 
     return spark_kafka.rows(plan)
 
 
 STORE = {"write": store_write.rows, "read": store_read.rows, "open": store_open.rows}
-BROKER: dict[str, tuple[str, Callable[[Plan], Told]]] = {
+BROKER: dict[str, tuple[str, Callable[[Plan], ResultTable]]] = {
     "broker": ("The broker", broker.rows),
     "broker-sync": ("The broker: answered when flushed", broker.sync_rows),
     "broker-growth": ("The broker: many topics, a long log", broker_growth.rows),
@@ -65,18 +65,18 @@ BROKER: dict[str, tuple[str, Callable[[Plan], Told]]] = {
     "escrow": ("The escrow: very many open transactions", escrow.rows),
     "spark-read": ("Reading into Spark", _spark_read),
 }
-BINDING: dict[str, tuple[str, Callable[[Plan], Told]]] = {
+BINDING: dict[str, tuple[str, Callable[[Plan], ResultTable]]] = {
     "outbox": ("The database binding beside an outbox table", outbox.rows),
     "clients": ("The client beside those from PyPI", clients.rows),
 }
-ALONE: dict[str, tuple[str, Callable[[Plan], Told]]] = {
+ALONE: dict[str, tuple[str, Callable[[Plan], ResultTable]]] = {
     "scale": ("The broker: many topics, connections, groups", scale.rows),
     "pipeline": ("Pipelines: ledger and reconcile", _pipeline),
     "spark-kafka": ("Spark: our source and sink beside Kafka's", _spark_kafka),
     "neighbours": ("The broker: latency of others while one client misbehaves", neighbours.rows),
 }
 NEEDS_NO_LOAD = ("spark-read",)
-GIB_A_SECOND = 2.0  # of a round: what three brokers write in one second each of all the loads
+GIB_A_SECOND = 2.0  # per round: what three brokers write in one second of every load
 QUICK_NOTE = "One short round, a JVM that is not warm: these figures show that it runs, no more."
 STORE_NOTES = [
     "Variants take turns; a figure is the median of its rounds. Compare ratios: absolute rates "
@@ -88,8 +88,8 @@ STORE_NOTES = [
 def main() -> int:
     given = arguments().parse_args()
     plan = plan_from(given)
-    wanted: list[str] = given.parts or list(STORE)
-    if any(part in BROKER and part not in NEEDS_NO_LOAD for part in wanted):
+    parts: list[str] = given.parts or list(STORE)
+    if any(part in BROKER and part not in NEEDS_NO_LOAD for part in parts):
         try:
             built("load")
         except NoCompiler as error:
@@ -98,10 +98,10 @@ def main() -> int:
         if why := lack_of_space(plan):
             print(why, file=sys.stderr)
             return 2
-    if "outbox" in wanted and (why := outbox.lack()):
+    if "outbox" in parts and (why := outbox.lack()):
         print(why, file=sys.stderr)
         return 2
-    for part in wanted:
+    for part in parts:
         run = run_store if part in STORE else run_broker if part in BROKER else run_alone
         run(part, plan)
     return 0
@@ -117,23 +117,23 @@ def run_broker(part: str, plan: Plan) -> None:
     title, measure = BROKER[part]
     rounds = "1 round" if plan.rounds == 1 else f"{plan.rounds} rounds"
     conditions = f"{machine()}, {beside(plan)}, {rounds} of {plan.seconds:g} s"
-    told = measure(plan)
-    notes = [*([QUICK_NOTE] if plan.quick else []), *told.notes]
-    keep_table(kept_as(part, plan), title, told.columns, told.rows, notes, conditions)
+    table = measure(plan)
+    notes = [*([QUICK_NOTE] if plan.quick else []), *table.notes]
+    keep_table(kept_as(part, plan), title, table.columns, table.rows, notes, conditions)
 
 
 def run_alone(part: str, plan: Plan) -> None:
-    """No Apache RocketMQ beside it."""
+    """Return whether Apache RocketMQ is left out."""
     title, measure = (BINDING | ALONE)[part]
     rounds = "1 round" if plan.rounds == 1 else f"{plan.rounds} rounds"
     conditions = f"{machine()}, {rounds} of {plan.seconds:g} s"
-    told = measure(plan)
-    notes = [*([QUICK_NOTE] if plan.quick else []), *told.notes]
-    keep_table(kept_as(part, plan), title, told.columns, told.rows, notes, conditions)
+    table = measure(plan)
+    notes = [*([QUICK_NOTE] if plan.quick else []), *table.notes]
+    keep_table(kept_as(part, plan), title, table.columns, table.rows, notes, conditions)
 
 
 def lack_of_space(plan: Plan) -> str:
-    """Why the measurements would not fit on the disk, or nothing."""
+    """Return why the measurements would not fit on the disk, or an empty text."""
     needed_gib = plan.rounds * plan.seconds * GIB_A_SECOND
     place = os.environ.get("ESCROWMQ_BENCH_DIR") or tempfile.gettempdir()
     free_gib = shutil.disk_usage(place).free / (1 << 30)

@@ -1,4 +1,4 @@
-"""What signatures and TLS cost: the same sends, plain, signed, through TLS, and both."""
+"""The cost of signatures and TLS: the same sends plain, signed, through TLS, and both."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.broker import Told
+from bench.broker import ResultTable
 from bench.measure import Plan
 from bench.samples import directory
 from tests.support.brokers import Served
@@ -50,7 +50,7 @@ class Variant:
         self._frames = self._client.sent_frame * WINDOW
 
     def run(self, seconds: float) -> tuple[float, float]:
-        """Messages a second, and microseconds of the server for each."""
+        """Return messages per second and the server's CPU time per message in microseconds."""
         began_s, cpu_s, count = time.monotonic(), self._cpu_s(), 0
         while time.monotonic() - began_s < seconds:
             self._client._socket.sendall(self._frames)
@@ -67,7 +67,7 @@ class Variant:
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def rows(plan: Plan) -> Told:
+def rows(plan: Plan) -> ResultTable:
     with directory() as path, contextlib.ExitStack() as stack:
         certificates = Certificates(path / "certificates")
         variants = {
@@ -79,17 +79,17 @@ def rows(plan: Plan) -> Told:
         for variant in variants.values():
             variant.start(stack)
             variant.run(plan.warm_up_s)
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
+        results: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
         for _ in range(plan.rounds):
             for name, variant in variants.items():
-                found[name].append(variant.run(plan.seconds))
-    return Told(list(_table(found)), list(NOTES), COLUMNS)
+                results[name].append(variant.run(plan.seconds))
+    return ResultTable(list(_table(results)), list(NOTES), COLUMNS)
 
 
-def _table(found: dict[str, list[tuple[float, float]]]) -> list[Sequence[str]]:
+def _table(results: dict[str, list[tuple[float, float]]]) -> list[Sequence[str]]:
     medians = {
         name: tuple(statistics.median(values) for values in zip(*rounds, strict=True))
-        for name, rounds in found.items()
+        for name, rounds in results.items()
     }
     plain_us = medians["plain"][1]
     return [

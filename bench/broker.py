@@ -1,4 +1,4 @@
-"""The broker under load, beside Apache RocketMQ 4.9.7 and 5.5.0 and the limit of the sockets."""
+"""The broker under load, beside Apache RocketMQ 4.9.7 and 5.5.0 and a plain echo server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from bench.servers import (
 )
 
 QUEUES = 4
-SHAPES = ((1, 1), (16, 1), (64, 1), (16, 32))  # connections, requests under way on each
+SHAPES = ((1, 1), (16, 1), (64, 1), (16, 32))  # connections, requests in flight on each
 PULL_SHAPES = ((16, 1), (16, 4))
 COLUMNS = ("what", OURS, *APACHE.values(), "limit", "to the better Apache", "to the limit")
 NOTES = (
@@ -58,53 +58,53 @@ MEMORY_NOTES = (
 
 
 @dataclass(frozen=True)
-class Told:
-    """A part's table, and what a reader has to know about it."""
+class ResultTable:
+    """A table of results, and the notes that a reader needs."""
 
     rows: list[Sequence[str]]
     notes: list[str]
     columns: Sequence[str] = COLUMNS
 
 
-def rows(plan: Plan) -> Told:
-    """Start and memory, pulls, and sends that are answered when they are written."""
+def rows(plan: Plan) -> ResultTable:
+    """Measure start, memory, pulls, and sends with ASYNC_FLUSH."""
     with directory() as path:
         servers = brokers(path, alone=plan.alone)
         echo = Echo(path)
         with Arena([*servers, echo]) as arena:
-            found = [start(arena, servers, plan), memory(arena, servers, "idle")]
+            results = [start(arena, servers, plan), memory(arena, servers, "idle")]
             prepare(arena, servers, plan)
             for connections, depth in PULL_SHAPES:
-                found.append(pull_row(arena, servers, plan, connections, depth))
+                results.append(pull_row(arena, servers, plan, connections, depth))
             for connections, depth in PULL_SHAPES:
-                found.append(pull_row(arena, servers, plan, connections, depth, queues=1))
+                results.append(pull_row(arena, servers, plan, connections, depth, queues=1))
             for connections, depth in SHAPES:
-                found.append(send_row(arena, servers, echo, plan, connections, depth))
-            found.append(memory(arena, servers, "after this load"))
+                results.append(send_row(arena, servers, echo, plan, connections, depth))
+            results.append(memory(arena, servers, "after this load"))
         notes = [*NOTES, *MEMORY_NOTES, busy(arena)]
-    return Told(found, notes)
+    return ResultTable(results, notes)
 
 
-def sync_rows(plan: Plan) -> Told:
-    """Sends that are answered when they are on the disk."""
+def sync_rows(plan: Plan) -> ResultTable:
+    """Measure sends with SYNC_FLUSH."""
     with directory() as path:
         servers = brokers(path, {"flushDiskType": "SYNC_FLUSH"}, alone=plan.alone)
         echo = Echo(path)
         with Arena([*servers, echo]) as arena:
             prepare(arena, servers, plan)
-            found = [
+            results = [
                 send_row(arena, servers, echo, plan, connections, depth)
                 for connections, depth in SHAPES
             ]
-        found.append(raw_flush_row(path, plan))
+        results.append(raw_flush_row(path, plan))
         notes = [*NOTES, "`flushDiskType=SYNC_FLUSH` for every broker.", busy(arena)]
-    return Told(found, notes)
+    return ResultTable(results, notes)
 
 
 def in_turns(
     arena: Arena, turns: Mapping[str, tuple[Server, Load]], rounds: int
 ) -> dict[str, Figures]:
-    """The figures of each server under its load, by the names given; they take turns."""
+    """Return the figures of each server under its load, by name. The servers take turns."""
     outcomes: dict[str, list[Outcome]] = {name: [] for name in turns}
     failures: dict[str, Counter[str]] = {name: Counter() for name in turns}
     for _ in range(rounds):
@@ -113,7 +113,7 @@ def in_turns(
                 outcomes[name].append(arena.put(load, server))
             except (
                 LoadFailed
-            ) as error:  # one broker that gives up must not cost the others' figures
+            ) as error:  # a broker that fails must not cost the figures of the others
                 failures[name][f"a round, {error}"] += 1
     return {name: summary(outcomes[name], failures[name]) for name in turns}
 
@@ -127,8 +127,8 @@ def send_row(
     load = shaped("send", plan, connections, depth)
     turns: dict[str, tuple[Server, Load]] = {server.name: (server, load) for server in servers}
     turns[ECHO] = (echo, replace(load, mode="echo"))
-    found = in_turns(arena, turns, plan.rounds)
-    return table_row(f"send, {connections} x {depth}", found, sent)
+    results = in_turns(arena, turns, plan.rounds)
+    return table_row(f"send, {connections} x {depth}", results, sent)
 
 
 def pull_row(
@@ -140,30 +140,34 @@ def pull_row(
     *,
     queues: int = QUEUES,
 ) -> Sequence[str]:
-    """Of several queues, whose messages lie among each other's in the log, or of one."""
+    """Pull from several queues, whose messages are interleaved in the log, or from one."""
     topic = "bench-pull" if queues == QUEUES else "bench-one"
     load = replace(shaped("pull", plan, connections, depth), topic=topic, queues=queues)
-    found = in_turns(arena, {server.name: (server, load) for server in servers}, plan.rounds)
+    results = in_turns(arena, {server.name: (server, load) for server in servers}, plan.rounds)
     what = "one queue" if queues == 1 else f"{queues} queues"
-    return table_row(f"pull 32 messages of {what}, {connections} x {depth}", found, pulled)
+    return table_row(f"pull 32 messages of {what}, {connections} x {depth}", results, pulled)
 
 
 def table_row(
-    what: str, found: dict[str, Figures], words: Callable[[Figures], str]
+    what: str, results: dict[str, Figures], words: Callable[[Figures], str]
 ) -> Sequence[str]:
-    cells = [words(found[name]) if name in found else NOTHING for name in (OURS, *APACHE.values())]
-    echo = found.get(ECHO)
+    cells = [
+        words(results[name]) if name in results else NOTHING for name in (OURS, *APACHE.values())
+    ]
+    echo = results.get(ECHO)
     return (
         what,
         *cells,
         sent(echo) if echo else NOTHING,
-        to_the_better(found[OURS], [found[name] for name in APACHE.values() if name in found]),
-        f"rate {ratio(found[OURS].rate, echo.rate)}" if echo else NOTHING,
+        to_the_better(
+            results[OURS], [results[name] for name in APACHE.values() if name in results]
+        ),
+        f"rate {ratio(results[OURS].rate, echo.rate)}" if echo else NOTHING,
     )
 
 
 def start(arena: Arena, servers: list[Server], plan: Plan) -> Sequence[str]:
-    """How long a start takes, on a store that holds hardly anything."""
+    """Measure the start on a nearly empty store."""
     took: dict[str, float] = {}
     for server in servers:
         with arena.turn(server):
@@ -184,7 +188,7 @@ def memory(arena: Arena, servers: list[Server], when: str) -> Sequence[str]:
     for server in servers:
         with arena.turn(server):
             if when == "idle":
-                time.sleep(2)  # let it settle: a JVM still compiles
+                time.sleep(2)  # let it settle: a JVM is still compiling
             pid = server.pids[0]
             resident[server.name] = memory_bytes(pid)
             own = memory_bytes(pid, "RssAnon")
@@ -205,7 +209,7 @@ def memory(arena: Arena, servers: list[Server], when: str) -> Sequence[str]:
 
 
 def prepare(arena: Arena, servers: list[Server], plan: Plan) -> None:
-    """The topics with as many queues everywhere, messages to pull, and a warm JVM."""
+    """Create topics with equal numbers of queues, send messages to pull, warm up the JVMs."""
     for server in servers:
         with arena.turn(server), clients(server) as admins:
             for admin in admins:
@@ -236,14 +240,14 @@ def shaped(mode: str, plan: Plan, connections: int, depth: int) -> Load:
 
 
 def busy(arena: Arena) -> str:
-    """How much the machine did beside this, which no figure can be better than."""
+    """Return a note on how much CPU other processes used during the measurement."""
     most = max(arena.others_cores, default=0.0)
     middle = statistics.median(arena.others_cores or [0.0])
     return f"Others used {middle:.1f} cores (median of all measurements) and at most {most:.1f}."
 
 
 def raw_flush_row(path: Path, plan: Plan) -> Sequence[str]:
-    """What a disk does that has nothing else to do: the limit of 1 x 1, and of nothing else."""
+    """Measure flushes on an idle disk: the limit of one connection with one request."""
     block = b"x" * 1024
     descriptor = os.open(path / "raw", os.O_RDWR | os.O_CREAT)
     os.posix_fallocate(descriptor, 0, 64 << 20)

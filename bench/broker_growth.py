@@ -1,6 +1,6 @@
-"""Does a message cost more when there are many topics, or when the log is long?
+"""Whether a message costs more with many topics or with a long log.
 
-For each broker two of a kind stand side by side, one small and one large, and take turns.
+Each broker runs twice, once with a small and once with a large store, and both take turns.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bench.broker import NOTES, QUEUES, Told, busy, in_turns, shaped, warm_java
+from bench.broker import NOTES, QUEUES, ResultTable, busy, in_turns, shaped, warm_java
 from bench.figures import NOTHING, Figures, failed, ratio
 from bench.generator import Load
 from bench.measure import Plan
@@ -29,8 +29,8 @@ GROWTH_NOTES = (
 Pair = tuple[Server, Server]
 
 
-def rows(plan: Plan) -> Told:
-    found: list[Sequence[str]] = []
+def rows(plan: Plan) -> ResultTable:
+    results: list[Sequence[str]] = []
     notes = [*GROWTH_NOTES, NOTES[2]]
     for measure in (_topics, _log):
         for make in kinds(alone=plan.alone):
@@ -38,9 +38,9 @@ def rows(plan: Plan) -> Told:
                 row, note = measure(
                     path, (make(path / "small", {}), make(path / "large", {})), plan
                 )
-            found.append(row)
+            results.append(row)
             notes += [note] if note else []
-    return Told(found, notes, COLUMNS)
+    return ResultTable(results, notes, COLUMNS)
 
 
 def _topics(path: Path, pair: Pair, plan: Plan) -> tuple[Sequence[str], str]:
@@ -48,26 +48,28 @@ def _topics(path: Path, pair: Pair, plan: Plan) -> tuple[Sequence[str], str]:
     names = [f"bench{number}" for number in range(plan.topics)]
     lay_topics(small.data, names[:1], queues=1)
     lay_topics(large.data, names, queues=1)
-    one = replace(shaped("send", plan, 64, 1), topics=1, queues=1)
+    single_topic = replace(shaped("send", plan, 64, 1), topics=1, queues=1)
     with Arena(pair) as arena:
-        many = replace(one, topics=plan.topics)
-        for server, load in ((small, one), (large, many)):
+        many_topics = replace(single_topic, topics=plan.topics)
+        for server, load in ((small, single_topic), (large, many_topics)):
             if server.name != OURS:
                 arena.put(replace(load, seconds=plan.java_warm_up_s), server)
             _touch(arena, server, load)
-        found = in_turns(arena, {"small": (small, one), "large": (large, many)}, plan.rounds)
+        results = in_turns(
+            arena, {"small": (small, single_topic), "large": (large, many_topics)}, plan.rounds
+        )
         what = f"1 topic, {plan.topics:,} topics"
-        return _row(what, small.name, found), f"{small.name}, topics: {busy(arena)}"
+        return _row(what, small.name, results), f"{small.name}, topics: {busy(arena)}"
 
 
 def _touch(arena: Arena, server: Server, load: Load) -> None:
-    """Every queue has its file before anything is measured."""
+    """Send to every queue, so that its file exists before the measurement."""
     taken = 0
     while taken < 2 * load.topics:
-        told = arena.put(load, server)
-        if told.errors or told.messages_in_all == 0:
-            raise RuntimeError(f"{server.name} refuses messages to {load.topics} topics: {told}")
-        taken += told.messages_in_all
+        report = arena.put(load, server)
+        if report.errors or report.messages_in_all == 0:
+            raise RuntimeError(f"{server.name} refuses messages to {load.topics} topics: {report}")
+        taken += report.messages_in_all
 
 
 def _log(path: Path, pair: Pair, plan: Plan) -> tuple[Sequence[str], str]:
@@ -86,8 +88,8 @@ def _log(path: Path, pair: Pair, plan: Plan) -> tuple[Sequence[str], str]:
             if server.name != OURS:
                 warm_java(arena, server, plan, "send")
             _fill(arena, server, load, int(gib * GIB))
-        found = in_turns(arena, {"small": (small, load), "large": (large, load)}, plan.rounds)
-        return _row(what, small.name, found), f"{small.name}, logs: {busy(arena)}"
+        results = in_turns(arena, {"small": (small, load), "large": (large, load)}, plan.rounds)
+        return _row(what, small.name, results), f"{small.name}, logs: {busy(arena)}"
 
 
 def _fill(arena: Arena, server: Server, load: Load, log_bytes: int) -> None:
@@ -103,8 +105,8 @@ def _log_end(arena: Arena, server: Server) -> int:
         return sender.send("bench", b"where does the log end?").log_offset
 
 
-def _row(what: str, broker: str, found: dict[str, Figures]) -> Sequence[str]:
-    small, large = found["small"], found["large"]
+def _row(what: str, broker: str, results: dict[str, Figures]) -> Sequence[str]:
+    small, large = results["small"], results["large"]
     return (
         what,
         broker,

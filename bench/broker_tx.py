@@ -1,7 +1,8 @@
-"""Transactions: a half, and its commit once the half is answered.
+"""Transactions: a half message, and its commit when the half is answered.
 
-As Java producers do it the commit is one-way: nobody hears if it is thrown away. So after each
-run we wait until all that was committed can be read, and say how many messages cannot.
+The commit is one-way, as in Java producers, so a dropped commit is not noticed by the producer.
+After each run the benchmark waits until every committed message can be read, and reports how many
+cannot.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bench.broker import NOTES, QUEUES, Told, busy, shaped
+from bench.broker import NOTES, QUEUES, ResultTable, busy, shaped
 from bench.figures import NOTHING, Figures, sent, summary, to_the_better
 from bench.generator import Load, LoadFailed, Outcome
 from bench.measure import Plan
@@ -45,8 +46,8 @@ class Shape:
 SHAPES = (Shape(64, 1), Shape(16, 32), Shape(64, 1, acknowledged=True))
 
 
-def rows(plan: Plan) -> Told:
-    found: list[Sequence[str]] = []
+def rows(plan: Plan) -> ResultTable:
+    results: list[Sequence[str]] = []
     notes = [*TX_NOTES, *NOTES]
     for flush in ("ASYNC_FLUSH", "SYNC_FLUSH"):
         with directory() as path:
@@ -57,13 +58,13 @@ def rows(plan: Plan) -> Told:
                 warm(arena, able, plan)
                 for shape in SHAPES:
                     figures = in_turns(arena, able, shape, plan)
-                    found.append(_row(f"transactions, {flush}, {shape}", figures, refusals))
+                    results.append(_row(f"transactions, {flush}, {shape}", figures, refusals))
             notes.append(f"{flush}: {busy(arena)}")
-    return Told(found, notes, COLUMNS)
+    return ResultTable(results, notes, COLUMNS)
 
 
 def refusal(arena: Arena, server: Server) -> str:
-    """Why this server has no transactions, or nothing if one goes through at each broker."""
+    """Return why this server has no transactions, or an empty text if each broker completes one."""
     with arena.turn(server), clients(server) as producers:
         return next(filter(None, map(_refusal, producers)), "")
 
@@ -111,7 +112,7 @@ def _load(shape: Shape, plan: Plan) -> Load:
 
 
 def _readable(arena: Arena, server: Server) -> int:
-    """How many messages of the topic consumers can have by now."""
+    """Return how many messages of the topic are visible to consumers now."""
     with arena.turn(server), clients(server) as askers:
         return sum(map(_offsets, askers))
 
@@ -130,12 +131,12 @@ def _missing(arena: Arena, server: Server, expected: int) -> int:
             time.sleep(0.05)
 
 
-def _row(what: str, found: dict[str, Figures], refusals: dict[str, str]) -> Sequence[str]:
+def _row(what: str, results: dict[str, Figures], refusals: dict[str, str]) -> Sequence[str]:
     def cell(name: str) -> str:
-        if name in found:
-            return sent(found[name])
+        if name in results:
+            return sent(results[name])
         return refusals.get(name) or NOTHING
 
-    apache = [found[name] for name in APACHE.values() if name in found]
-    better = to_the_better(found[OURS], apache) if OURS in found else NOTHING
+    apache = [results[name] for name in APACHE.values() if name in results]
+    better = to_the_better(results[OURS], apache) if OURS in results else NOTHING
     return (what, cell(OURS), *(cell(name) for name in APACHE.values()), better)

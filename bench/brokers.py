@@ -1,7 +1,7 @@
 """Several broker processes beside one, and beside Apache RocketMQ, on the same cores.
 
 Each broker gets the same number of connections; rates are those of all, and p99 is over all
-answers, whichever broker gave them.
+responses of all brokers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench import broker, broker_tx
-from bench.broker import NOTES, Told, busy, prepare, shaped
+from bench.broker import NOTES, ResultTable, busy, prepare, shaped
 from bench.broker_tx import TX_NOTES, Shape
 from bench.figures import NOTHING, Figures, sent, to_the_better
 from bench.measure import Plan
@@ -27,21 +27,21 @@ COUNT_NOTE = (
 )
 
 
-def rows(plan: Plan) -> Told:
+def rows(plan: Plan) -> ResultTable:
     with directory() as path:
         several = EscrowMQ(path / "several", {}, brokers=COUNT)
         servers = [several, *brokers(path, alone=plan.alone)]
         with Arena(servers) as arena:
             prepare(arena, servers, plan)
-            found = [_sends(arena, servers, plan, shape) for shape in SHAPES]
+            results = [_sends(arena, servers, plan, shape) for shape in SHAPES]
             refusals = {server.name: broker_tx.refusal(arena, server) for server in servers}
             able = [server for server in servers if not refusals[server.name]]
             broker_tx.warm(arena, able, plan)
             for shape in SHAPES:
                 figures = broker_tx.in_turns(arena, able, shape, plan)
-                found.append(_row(f"transactions, {shape}", figures, refusals))
+                results.append(_row(f"transactions, {shape}", figures, refusals))
         notes = [COUNT_NOTE, *TX_NOTES, *NOTES[:1], busy(arena)]
-    return Told(found, notes, COLUMNS)
+    return ResultTable(results, notes, COLUMNS)
 
 
 def _sends(arena: Arena, servers: Sequence[Server], plan: Plan, shape: Shape) -> Sequence[str]:
@@ -50,12 +50,12 @@ def _sends(arena: Arena, servers: Sequence[Server], plan: Plan, shape: Shape) ->
     return _row(f"send, {shape}", broker.in_turns(arena, turns, plan.rounds), {})
 
 
-def _row(what: str, found: dict[str, Figures], refusals: dict[str, str]) -> Sequence[str]:
+def _row(what: str, results: dict[str, Figures], refusals: dict[str, str]) -> Sequence[str]:
     def cell(name: str) -> str:
-        return sent(found[name]) if name in found else refusals.get(name) or NOTHING
+        return sent(results[name]) if name in results else refusals.get(name) or NOTHING
 
     def beside(name: str) -> str:
-        both = name in found and MANY in found
-        return to_the_better(found[MANY], [found[name]]) if both else NOTHING
+        both = name in results and MANY in results
+        return to_the_better(results[MANY], [results[name]]) if both else NOTHING
 
     return (what, *map(cell, COLUMNS[1:-2]), beside(OURS), beside(NEWEST))

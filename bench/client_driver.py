@@ -1,12 +1,12 @@
-"""One client under load, in a process of its own and in that client's own environment.
+"""One client under load, in its own process and virtual environment.
 
     python client_driver.py CLIENT ADDRESS TOPIC KIND WAY COUNT WARM_UP_S SECONDS
 
 KIND is send or transaction, WAY is threads or flying.
-`threads`: so many threads, each waits for its answer. `flying`: so many are under way at once, by
-what the client has for that: coroutines, callbacks or futures. The last line of its output is JSON:
-how many were done, in how long, for how much processor time of this process. Nothing but the
-client and the standard library is imported: the others do not have our package.
+`threads`: COUNT threads, each waits for its response. `flying`: COUNT requests are in flight, by
+the means of the client: coroutines, callbacks or futures. The last line of the output is JSON: the
+number of completed requests, the elapsed time and the CPU time of this process. Only the client and
+the standard library are imported, because the environments of other clients lack our package.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Work = Callable[[], Any]
 
 
 class Ours:
-    """`escrowmq`; its coroutines run on uvloop, as its blocking client does by itself."""
+    """`escrowmq`. Its coroutines run on uvloop, as those of its blocking client do."""
 
     def __init__(self, address: str, topic: str) -> None:
         self._address = address
@@ -54,18 +54,20 @@ class Ours:
                     async with producer.transaction(self._message):
                         pass
 
-                one = transaction if kind == "transaction" else lambda: producer.send(self._message)
-                await one()
+                operation = (
+                    transaction if kind == "transaction" else lambda: producer.send(self._message)
+                )
+                await operation()
                 load.begin()
-                await asyncio.gather(*(self._worker(one, load) for _ in range(load.count)))
+                await asyncio.gather(*(self._worker(operation, load) for _ in range(load.count)))
 
         factory = importlib.import_module("uvloop").new_event_loop
         with asyncio.Runner(loop_factory=factory) as runner:
             runner.run(run())
 
-    async def _worker(self, one: Callable[[], Awaitable[Any]], load: Load) -> None:
+    async def _worker(self, operation: Callable[[], Awaitable[Any]], load: Load) -> None:
         while load.goes_on():
-            await one()
+            await operation()
             load.finished()
 
 
@@ -173,7 +175,7 @@ class Grpc:
 
 
 class Load:
-    """How much was done between the end of the warm-up and the end."""
+    """Count what is completed between the end of the warm-up and the end."""
 
     def __init__(self, count: int, warm_up_s: float, seconds: float) -> None:
         self.count = count
@@ -186,7 +188,7 @@ class Load:
         self._ended: tuple[float, float, int] | None = None
 
     def begin(self) -> None:
-        """A first one is done: connections and routes are there from here on."""
+        """Complete a first request, so that connections and routes exist."""
         self._from_s = time.monotonic() + self._warm_up_s
         self._until_s = self._from_s + self._seconds
 
@@ -207,7 +209,7 @@ class Load:
         used = resource.getrusage(resource.RUSAGE_SELF)
         return time.monotonic(), used.ru_utime + used.ru_stime, self._done
 
-    def told(self) -> dict[str, float]:
+    def report(self) -> dict[str, float]:
         assert self._began is not None
         assert self._ended is not None
         seconds, cpu_s, done = (
@@ -216,11 +218,11 @@ class Load:
         return {"done": done, "seconds": seconds, "cpu_s": cpu_s, "failed": self.failed}
 
 
-def in_threads(one: Work, load: Load) -> None:
+def in_threads(operation: Work, load: Load) -> None:
     def work() -> None:
         while load.goes_on():
             try:
-                one()
+                operation()
             except Exception as error:
                 load.failed += 1
                 sys.stderr.write(f"{error!r}\n")
@@ -247,15 +249,15 @@ def main() -> None:
     client = CLIENTS[name](address, topic)
     load = Load(int(count), float(warm_up_s), float(seconds))
     if way == "threads":
-        one = client.blocking(kind)
-        one()
+        operation = client.blocking(kind)
+        operation()
         load.begin()
-        in_threads(one, load)
+        in_threads(operation, load)
     else:
         client.flying(kind, load)
-    sys.stdout.write(json.dumps(load.told()) + "\n")
+    sys.stdout.write(json.dumps(load.report()) + "\n")
     sys.stdout.flush()
-    os._exit(0)  # some of these libraries do not end well
+    os._exit(0)  # some of these libraries do not exit cleanly
 
 
 if __name__ == "__main__":

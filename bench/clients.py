@@ -1,9 +1,9 @@
-"""Our client beside those from PyPI, on the same broker: how many a second, for how much processor.
+"""Our client beside those from PyPI, on the same broker: rate and CPU time.
 
     on EscrowMQ            the two wrappers of RocketMQ's C++ client
     on Apache RocketMQ     the official client, which speaks gRPC to a proxy in front of the broker
 
-Each measurement is a process of its own (`bench/client_driver.py`), in an environment that is made
+Each measurement is a separate process (`bench/client_driver.py`) in an environment that is created
 on first use (`tests/interop/clients/environments.py`).
 """
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from bench.broker import Told
+from bench.broker import ResultTable
 from bench.figures import NOTHING, ratio
 from bench.measure import Plan
 from bench.proxy import Proxied
@@ -31,7 +31,7 @@ from tests.interop.jars import find
 from tests.interop.remoting import Client as Remoting
 
 DRIVER: Final = Path(__file__).with_name("client_driver.py")
-# By kind, with the type that the official client asks for.
+# By kind, with the message type that the official client requires.
 TOPICS: Final = {
     "send": ("bench-send", "+message.type=NORMAL"),
     "transaction": ("bench-transaction", "+message.type=TRANSACTION"),
@@ -62,15 +62,15 @@ LOADS: Final = (
 
 @dataclass
 class Client:
-    name: str  # as the driver knows it
+    name: str  # its name in the driver
     title: str = ""
-    packages: tuple[str, ...] = ()  # none: our own interpreter
+    packages: tuple[str, ...] = ()  # None: our own interpreter
     library_of: str = ""
-    cannot: tuple[tuple[str, str], ...] = ()  # kinds and ways that it has nothing for
+    cannot: tuple[tuple[str, str], ...] = ()  # combinations that the client does not support
     rates: dict[Load, list[float]] = field(default_factory=dict)
     cpu_us: dict[Load, list[float]] = field(default_factory=dict)
     failed: dict[Load, int] = field(default_factory=dict)
-    reasons: set[str] = field(default_factory=set)  # of measurements that came to nothing
+    reasons: set[str] = field(default_factory=set)  # errors of failed measurements
     lack: str = ""  # why it was not measured
 
     def python(self) -> list[str]:
@@ -97,17 +97,17 @@ class Client:
                 timeout=DRIVER_S + warm_up_s + plan.seconds,
                 check=False,
             )
-            told = json.loads(done.stdout.splitlines()[-1])
+            report = json.loads(done.stdout.splitlines()[-1])
         except subprocess.TimeoutExpired:
             self._fell(load, "it did not end")
             return
         except (ValueError, IndexError):
             self._fell(load, (done.stderr.strip().splitlines() or ["it said nothing"])[-1])
             return
-        self.failed[load] = self.failed.get(load, 0) + int(told["failed"])
-        self.rates.setdefault(load, []).append(told["done"] / told["seconds"])
-        if told["done"]:
-            self.cpu_us.setdefault(load, []).append(told["cpu_s"] * 1e6 / told["done"])
+        self.failed[load] = self.failed.get(load, 0) + int(report["failed"])
+        self.rates.setdefault(load, []).append(report["done"] / report["seconds"])
+        if report["done"]:
+            self.cpu_us.setdefault(load, []).append(report["cpu_s"] * 1e6 / report["done"])
 
     def _fell(self, load: Load, why: str) -> None:
         self.failed[load] = self.failed.get(load, 0) + 1
@@ -127,7 +127,7 @@ class Client:
         return f"{self.rate(load):,.0f}/s, {cpu_us:.0f} us{words}"
 
 
-def rows(plan: Plan) -> Told:
+def rows(plan: Plan) -> ResultTable:
     ours, theirs = Client("ours"), cpp_clients()
     ours_there, grpc = Client("ours"), grpc_client()
     make_ready([*theirs, grpc])
@@ -216,7 +216,7 @@ def take_turns(
                 client.measure(load, address, plan, directory)
 
 
-def table(ours: Client, theirs: Sequence[Client], ours_there: Client, grpc: Client) -> Told:
+def table(ours: Client, theirs: Sequence[Client], ours_there: Client, grpc: Client) -> ResultTable:
     cells: list[Sequence[str]] = []
     for load in LOADS:
         pairs = [(ours, client, CPP_GOAL) for client in theirs]
@@ -227,11 +227,11 @@ def table(ours: Client, theirs: Sequence[Client], ours_there: Client, grpc: Clie
             figures = mine.rate(load), other.rate(load)
             beside = [other.title, mine.cell(load), other.cell(load)]
             cells.append([load.what, *beside, ratio(*figures), goal])
-    return Told(cells, notes([ours, *theirs, ours_there, grpc]), COLUMNS)
+    return ResultTable(cells, notes([ours, *theirs, ours_there, grpc]), COLUMNS)
 
 
 def notes(clients: Sequence[Client]) -> list[str]:
-    found = [
+    results = [
         "How many a second, and for how much processor time of the client each. 1 KiB bodies, one "
         "process. Threads wait for each answer. In flight: coroutines on uvloop "
         "(ours), callbacks (C++), futures (gRPC); a hyphen: the client has nothing for it.",
@@ -244,12 +244,12 @@ def notes(clients: Sequence[Client]) -> list[str]:
     ]
     for client in clients:
         if client.lack:
-            found.append(f"{client.title or 'Ours on Apache'} was not measured: {client.lack}")
-        found += [f"Came to nothing: {reason}" for reason in sorted(client.reasons)]
+            results.append(f"{client.title or 'Ours on Apache'} was not measured: {client.lack}")
+        results += [f"Came to nothing: {reason}" for reason in sorted(client.reasons)]
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > 2 * cores:
-        found.append(
+        results.append(
             f"**Others used this machine meanwhile: load {load:.0f} on {cores} cores.** Figures "
             "and ratios change from run to run then; take them again when it is quiet."
         )
-    return found
+    return results

@@ -1,4 +1,4 @@
-"""The escrow with very many open transactions: memory, restart, and all of them due at once."""
+"""Very many open transactions: memory, restart, and all of them due at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.broker import QUEUES, Told, shaped
+from bench.broker import QUEUES, ResultTable, shaped
 from bench.generator import Outcome, run
 from bench.measure import Plan
 from bench.samples import directory
@@ -34,7 +34,7 @@ NOTES = (
 )
 
 
-def rows(plan: Plan) -> Told:
+def rows(plan: Plan) -> ResultTable:
     count = plan.halves
     with directory() as path:
         bytes_of = _log_bytes(path / "bytes")
@@ -44,7 +44,7 @@ def rows(plan: Plan) -> Told:
         with _running(empty):
             idle_bytes = memory_bytes(empty.pids[0], "RssAnon")
             idle = _sends(empty, plan)
-        with _running(full):  # the first start looks for what another broker may have left
+        with _running(full):  # the first start looks for halves that another broker may have left
             pass
         start_s = first_send_s(full)  # starts it
         try:
@@ -56,7 +56,7 @@ def rows(plan: Plan) -> Told:
         with _running(overdue), _answering(overdue) as answering:
             busy = _sends(overdue, plan)
             asked_s = answering.wait_for(count)
-    found: list[Sequence[str]] = [
+    results: list[Sequence[str]] = [
         (f"memory for each of {count:,} open halves", f"{per_half:.0f} bytes", "at most 500"),
         (f"start with {count:,} open halves, to the first send", f"{start_s:.1f} s", "under 10 s"),
         (
@@ -68,7 +68,7 @@ def rows(plan: Plan) -> Told:
         (f"all {count:,} asked about and answered", f"{asked_s:.0f} s", ""),
         *bytes_of,
     ]
-    return Told(found, list(NOTES), COLUMNS)
+    return ResultTable(results, list(NOTES), COLUMNS)
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def _lay_halves(data: Path, count: int) -> None:
 
 @dataclass
 class _Answering:
-    """A producer that knows one answer: rollback."""
+    """A producer that answers every check with ROLLBACK."""
 
     caller: Client
     answered: int = 0
@@ -120,19 +120,19 @@ class _Answering:
                 if header.get("code") == 39:
                     self._answer(header["extFields"])
         except OSError:
-            return  # closed: it is over
+            return  # closed: the benchmark is over
 
-    def _answer(self, asked: dict[str, str]) -> None:
+    def _answer(self, checks: dict[str, str]) -> None:
         self.caller.one_way(
             37,
             {
                 "producerGroup": GROUP,
-                "tranStateTableOffset": asked["tranStateTableOffset"],
-                "commitLogOffset": asked["commitLogOffset"],
+                "tranStateTableOffset": checks["tranStateTableOffset"],
+                "commitLogOffset": checks["commitLogOffset"],
                 "commitOrRollback": 12,
                 "fromTransactionCheck": True,
-                "msgId": asked["msgId"],
-                "transactionId": asked["transactionId"],
+                "msgId": checks["msgId"],
+                "transactionId": checks["transactionId"],
             },
         )
         self.answered += 1
@@ -158,7 +158,7 @@ def _answering(server: EscrowMQ) -> Iterator[_Answering]:
 
 
 def _log_bytes(path: Path) -> list[Sequence[str]]:
-    """What a commit and a check add to the log."""
+    """Measure how many bytes a commit and a check add to the log."""
     server = EscrowMQ(path, {"transactionTimeOut": 500, "transactionCheckInterval": 500})
     with _running(server), client(server) as producer:
         producer.create_topic("bench", queues=1)
@@ -171,10 +171,10 @@ def _log_bytes(path: Path) -> list[Sequence[str]]:
         began = _end(producer)
         time.sleep(5)
         grown = _end(producer) - began - _probe_bytes(producer)
-        asked = sum(1 for header, _ in producer.unasked if header["code"] == 39)
+        checks = sum(1 for header, _ in producer.unasked if header["code"] == 39)
     return [
         ("log for a committed 1 KiB message", f"{commit:,} bytes", "at most 2,740"),
-        ("log for a check", f"{grown / asked:.0f} bytes", "at most 150"),
+        ("log for a check", f"{grown / checks:.0f} bytes", "at most 150"),
     ]
 
 

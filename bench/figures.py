@@ -1,7 +1,4 @@
-"""What comes of several rounds: medians, ratios to the better one, and the words for them.
-
-Nothing here measures anything.
-"""
+"""Results of several rounds: medians, ratios to the better competitor, and their text."""
 
 from __future__ import annotations
 
@@ -17,13 +14,13 @@ NOTHING = "-"
 
 @dataclass(frozen=True)
 class Figures:
-    """The medians of some rounds, and everything that went wrong in any of them."""
+    """The medians of some rounds, and every failure in any of them."""
 
-    rate: float  # messages a second
+    rate: float  # messages per second
     answer_rate: float
     p50_us: float
     p99_us: float
-    cpu_us: float  # of the server, for each message
+    cpu_us: float  # CPU time of the server per message
     failures: dict[str, int] = field(default_factory=dict)
 
 
@@ -56,7 +53,7 @@ def ratio(mine: float, theirs: float) -> str:
 
 
 def to_the_better(mine: Figures, others: Sequence[Figures]) -> str:
-    """Each figure beside the best that any of the others has, whichever that is."""
+    """Return each figure relative to the best value of any competitor."""
     sound = [figures for figures in others if figures.rate > 0]
     if not sound or mine.rate == 0:
         return NOTHING
@@ -71,7 +68,7 @@ def latency(us: float) -> str:
 
 
 def sent(figures: Figures) -> str:
-    """Messages a second, p50, p99, the server's processor time for each; and what failed."""
+    """Format messages per second, p50, p99, the server's CPU time per message, and failures."""
     return (
         f"{figures.rate:,.0f}/s, {latency(figures.p50_us)}, {latency(figures.p99_us)}, "
         f"{figures.cpu_us:.1f} us{failed(figures)}"
@@ -79,7 +76,7 @@ def sent(figures: Figures) -> str:
 
 
 def pulled(figures: Figures) -> str:
-    """The same for pulls: answers a second, and the processor time for each of their messages."""
+    """Format the same for pulls: responses per second, and CPU time per message."""
     return (
         f"{figures.answer_rate:,.0f}/s, {latency(figures.p50_us)}, {latency(figures.p99_us)}, "
         f"{figures.cpu_us:.2f} us{failed(figures)}"

@@ -1,6 +1,6 @@
-"""The load generator in `load/`: built when first wanted, run, and its outcome read.
+"""The load generator in `load/`: build it on first use, run it, and read its result.
 
-What was built is kept under the user's cache, by a digest of its source.
+The program is kept in the user's cache, by a digest of its source.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import msgspec
 
 SOURCE = Path(__file__).parent / "load"
 FLAGS = ("-O2", "-std=gnu11", "-Wall", "-Wextra")
-GRACE_S = 30  # beyond the load's own time: connecting, and waiting for the last answers
+GRACE_S = 30  # in addition to the load: connecting, and waiting for the last responses
 
 
 class NoCompiler(Exception):
-    """The generator cannot be built here; the text is one line that says why."""
+    """The generator cannot be built here. The text is one line with the reason."""
 
 
 class LoadFailed(Exception):
-    """The generator gave up; the text is what it said."""
+    """The generator failed. The text is its output."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What to do to a server: so many connections, each with so many requests under way."""
+    """A load: a number of connections, each with a number of requests in flight."""
 
     mode: str  # echo, send, pull or tx
     connections: int = 1
@@ -40,10 +40,10 @@ class Load:
     seconds: float = 5.0
     warm_up_s: float = 1.0
     topic: str = "bench"
-    topics: int = 0  # 0: the topic itself; else so many, named by it and a number
+    topics: int = 0  # 0: the topic itself; otherwise this many topics, with a number after the name
     queues: int = 4
     body_bytes: int = 1024
-    acknowledged: bool = False  # tx: the commit is a request that is waited for
+    acknowledged: bool = False  # tx: wait for the response to the commit
 
     def arguments(self) -> list[str]:
         words = {
@@ -61,12 +61,12 @@ class Load:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """One run. The first figures are of the measured seconds, the last of the whole run."""
+    """The result of one run. The first fields cover the measured seconds, the last ones all."""
 
     seconds: float
     messages: int
     answers: int
-    rate: float  # messages a second
+    rate: float  # messages per second
     answer_rate: float
     p50_us: float
     p99_us: float
@@ -80,20 +80,20 @@ class Outcome(msgspec.Struct, frozen=True):
     messages_in_all: int
     unanswered: int
     broker_requests: int
-    errors: dict[str, int]  # by the code of the answer
-    unasked: dict[str, int]  # answers to one-way requests: the broker threw them away
+    errors: dict[str, int]  # by response code
+    unasked: dict[str, int]  # responses to one-way requests: the broker dropped them
 
     @property
     def others_cores(self) -> float:
-        """How many cores went to neither the server nor the generator."""
+        """Return how many cores other processes used."""
         known_s = self.server_cpu_s + self.generator_cpu_s
         return max(0.0, self.machine_cpu_s - known_s) / self.seconds
 
 
 def run(load: Load, ports: Sequence[int], pids: Sequence[int]) -> Outcome:
-    """Put the load on these ports of 127.0.0.1, whose turns the connections take.
+    """Run the load against these ports of 127.0.0.1; connections are spread over them in turn.
 
-    The processor time of these processes is taken.
+    The CPU time of the given processes is measured.
     """
     command = [str(built("load")), *load.arguments(), f"--port={','.join(map(str, ports))}"]
     if pids:
@@ -112,7 +112,7 @@ def run(load: Load, ports: Sequence[int], pids: Sequence[int]) -> Outcome:
 
 @functools.cache
 def built(name: str) -> Path:
-    """The program made from `load/<name>.c`. Raises NoCompiler."""
+    """Return the program built from `load/<name>.c`. Raises NoCompiler."""
     digest = hashlib.sha256(" ".join(FLAGS).encode())
     for path in sorted(SOURCE.glob("*.[ch]")):
         digest.update(path.read_bytes())
@@ -127,18 +127,18 @@ def _compile(source: Path, program: Path) -> None:
     if compiler is None:
         raise NoCompiler("the load generator needs a C compiler, and there is no `cc` on the path")
     program.parent.mkdir(parents=True, exist_ok=True)
-    # Two runs may build at once: each into a file of its own, and the last one is as good.
+    # Two runs may build at the same time: each writes its own file, and either is good.
     with tempfile.TemporaryDirectory(dir=program.parent) as scratch:
-        made = Path(scratch) / program.name
-        command = [compiler, *FLAGS, "-o", str(made), str(source)]
+        built = Path(scratch) / program.name
+        command = [compiler, *FLAGS, "-o", str(built), str(source)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise NoCompiler(f"`cc` could not build {source.name}: {_first_error(done.stderr)}")
-        made.rename(program)
+        built.rename(program)
 
 
-def _first_error(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def _first_error(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     return next((line for line in lines if "error" in line), lines[0] if lines else "no reason")
 
 

@@ -1,7 +1,7 @@
 """A Kafka of one node on loopback, and the source and sink that Spark has for it.
 
-All of it comes from Maven Central. Nothing is tuned: heap and collector are those of Kafka's start
-script, the rest is its defaults.
+All jars come from Maven Central. Nothing is tuned: heap and collector are those of Kafka's start
+script, everything else has its default.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tests.interop.jars import Artifact, fetch_all
 from tests.support.brokers import free_ports
 
 KAFKA: Final = "4.3.1"
-CONNECTOR: Final = "4.2.0"  # of the Spark it was made for; no newer one is out
+CONNECTOR: Final = "4.2.0"  # of the Spark that it was built for; there is no newer one
 SERVER_JARS: Final = (Artifact("org.apache.kafka", "kafka_2.13", KAFKA),)
 SPARK_JARS: Final = (
-    # Each alone: Spark brings the rest. The token provider of 4.2.0 is not everywhere.
+    # Without dependencies: Spark contains them. The token provider of 4.2.0 is not in every mirror.
     Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", CONNECTOR, alone=True),
     Artifact("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0", alone=True),
     Artifact("org.apache.kafka", "kafka-clients", "3.9.2", alone=True),
@@ -34,11 +34,11 @@ JVM: Final = (
     *("-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent"),
 )
 FORMAT_S: Final = 120
-TOPICS_S: Final = 5  # until the broker has heard of new topics, also a slow one
+TOPICS_S: Final = 5  # until the broker knows new topics, on a slow machine too
 
 
 def connector_jars() -> list[Path]:
-    """Raises Unavailable."""
+    """Fetch the jars. Raises Unavailable."""
     return sorted(fetch_all("Spark's Kafka source", SPARK_JARS, _cache() / "spark").glob("*.jar"))
 
 
@@ -62,7 +62,7 @@ class Kafka:
         return [self._process.pid] if self._process is not None else []
 
     def start(self) -> None:
-        """Raises Unavailable, or BrokerFailed."""
+        """Start Kafka. Raises Unavailable or BrokerFailed."""
         jars = fetch_all(self.name, SERVER_JARS, _cache() / KAFKA)
         self.directory.mkdir(parents=True, exist_ok=True)
         settings = self.directory / "server.properties"
@@ -70,9 +70,13 @@ class Kafka:
         java = ["java", *JVM, "-cp", f"{jars}/*"]
         cluster = base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
         make = [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)]
-        made = subprocess.run(make, capture_output=True, text=True, timeout=FORMAT_S, check=False)
-        if made.returncode != 0:
-            raise BrokerFailed(f"{self.name} cannot lay its store: {made.stdout}{made.stderr}")
+        formatted = subprocess.run(
+            make, capture_output=True, text=True, timeout=FORMAT_S, check=False
+        )
+        if formatted.returncode != 0:
+            raise BrokerFailed(
+                f"{self.name} cannot lay its store: {formatted.stdout}{formatted.stderr}"
+            )
         command = [*java, "kafka.Kafka", str(settings)]
         output = self.directory / "kafka.out"
         self._process = Leashed(command, name=self.name, output=output)
@@ -84,17 +88,22 @@ class Kafka:
             process.kill()  # its files are removed anyway
 
     def create_topics(self, jvm: Any, *topics: str) -> None:
-        """By the client that Spark has. Made by its first send, a topic may miss its first batch
-        for ever: the sender is told of it before the broker is."""
+        """Create topics with the client that Spark contains.
+
+        A topic that is created by its first send can lose that batch: the sender learns of the
+        topic before the broker does.
+        """
         settings = jvm.java.util.Properties()
         settings.put("bootstrap.servers", self.address)
         admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
-        wanted = jvm.java.util.ArrayList()
+        topics_to_create = jvm.java.util.ArrayList()
         for topic in topics:
             partitions = jvm.java.util.Optional.of(self._partitions)
-            copies = jvm.java.util.Optional.empty()  # the broker's own number, one
-            wanted.add(jvm.org.apache.kafka.clients.admin.NewTopic(topic, partitions, copies))
-        admin.createTopics(wanted).all().get()
+            copies = jvm.java.util.Optional.empty()  # the broker's own id, 1
+            topics_to_create.add(
+                jvm.org.apache.kafka.clients.admin.NewTopic(topic, partitions, copies)
+            )
+        admin.createTopics(topics_to_create).all().get()
         admin.close()
         time.sleep(TOPICS_S)
 

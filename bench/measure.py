@@ -1,7 +1,7 @@
-"""Rounds, medians, a table, and a file that keeps it.
+"""Rounds, medians, a table, and a file that stores it.
 
-Variants of one figure take turns, so that whatever else the machine does hits all of them; a
-figure is the median of its rounds, and what counts is its ratio to the yardstick beside it.
+Variants of one figure take turns, so that other work on the machine affects all of them. A figure
+is the median of its rounds; what counts is its ratio to the reference beside it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ COLUMNS = ("what", "figure", "yardstick", "ratio", "goal")
 
 @dataclass(frozen=True)
 class Plan:
-    """How long and how thoroughly a run measures."""
+    """How long a run measures, and in how many rounds."""
 
     rounds: int = 5
-    seconds: float = 4.0  # of each measurement, after
-    warm_up_s: float = 1.0  # of the same load
-    java_warm_up_s: float = 20.0  # of load before the first measurement of a JVM
+    seconds: float = 4.0  # duration of each measurement, after
+    warm_up_s: float = 1.0  # this warm-up with the same load
+    java_warm_up_s: float = 20.0  # load before the first measurement of a JVM
     topics: int = 10_000
     log_gib: float = 20.0
     halves: int = 1_000_000
     transactions: tuple[int, ...] = (1_000_000, 10_000_000)
-    work: str = ""  # where input and finished steps are kept
-    alone: bool = False  # without Apache RocketMQ beside it
+    work: str = ""  # directory for input and finished steps
+    alone: bool = False  # without Apache RocketMQ
     quick: bool = False
 
 
@@ -63,12 +63,12 @@ class Row:
 
 
 def alternate(variants: dict[str, Callable[[], float]], *, rounds: int) -> dict[str, float]:
-    """The median of each variant over some rounds, in which they take turns."""
-    found: dict[str, list[float]] = {name: [] for name in variants}
+    """Return the median of each variant over some rounds, in which they take turns."""
+    results: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(rounds):
         for name, run in variants.items():
-            found[name].append(run())
-    return {name: statistics.median(values) for name, values in found.items()}
+            results[name].append(run())
+    return {name: statistics.median(values) for name, values in results.items()}
 
 
 def machine() -> str:
@@ -82,7 +82,7 @@ def machine() -> str:
 
 
 def keep(name: str, title: str, rows: Iterable[Row], notes: list[str], conditions: str) -> None:
-    """Print the table of the store's figures, and keep it."""
+    """Print the table of the store's figures and store it."""
     cells = [(row.what, row.figure, row.yardstick, row.ratio, row.goal) for row in rows]
     keep_table(name, title, COLUMNS, cells, notes, conditions)
 
@@ -101,7 +101,7 @@ def keep_table(
     notes: Sequence[str],
     conditions: str,
 ) -> None:
-    """Print a table, and keep it under bench/results."""
+    """Print a table and store it under bench/results."""
     rows = list(rows)
     table = Table(title=title)
     for column in columns:

@@ -1,8 +1,8 @@
-"""Memory as on a machine that has been up for a while: full of file pages.
+"""Fill memory with file pages, as on a machine that has been running for a while.
 
-On a virtual machine that is fresh, or has memory free, every page of a log that grows is one that
-the host must find first, here at about one and a half microseconds of system time for each KiB.
-That is the host's price, and who writes at which moment pays it or does not.
+On a fresh virtual machine with free memory, the host must provide every new page of a growing log
+first, here at about 1.5 us of system time per KiB. That is a cost of the host, and whether it hits
+a measurement depends on when it runs.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-SHARE: Final = 0.85  # of what is free; the rest is for the brokers and Spark
+SHARE: Final = 0.85  # of the free memory; the remainder is for the brokers and Spark
 CHUNK_BYTES: Final = 1 << 20
 
 
 @contextmanager
 def full_of_pages(directory: Path) -> Iterator[None]:
-    """Reads a file of nothing that is as large. Its pages make room for others when they come."""
+    """Read a sparse file of that size. The kernel evicts its pages when others need memory."""
     size = int(_free_bytes() * SHARE)
     hole = directory / "hole"
     with hole.open("wb") as file:
@@ -34,6 +34,6 @@ def full_of_pages(directory: Path) -> Iterator[None]:
 
 
 def _free_bytes() -> int:
-    found = re.search(r"^MemFree:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1]) * 1024
+    match = re.search(r"^MemFree:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    assert match is not None
+    return int(match[1]) * 1024

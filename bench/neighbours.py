@@ -1,6 +1,6 @@
-"""Latency of others while one client misbehaves, as a ratio to quiet.
+"""Latency of a client while another one misbehaves, relative to a quiet broker.
 
-The one that misbehaves is a process of its own; the one that is measured sends and waits.
+The misbehaving client is a separate process; the measured one sends and waits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
-from bench.broker import Told
+from bench.broker import ResultTable
 from bench.measure import Plan
 from bench.others import Latency, latency_of_others
 from bench.scale import _fields, allow_files
@@ -26,7 +26,7 @@ READY_S = 60.0
 MIB = 1 << 20
 IDLE = 5_000
 
-Misbehaviour = Callable[[str], Iterator[None]]  # each step of it is a yield
+Misbehaviour = Callable[[str], Iterator[None]]  # each step ends with a yield
 
 
 def idle_crowd(address: str) -> Iterator[None]:
@@ -39,7 +39,7 @@ def idle_crowd(address: str) -> Iterator[None]:
 
 
 def half_frames(address: str) -> Iterator[None]:
-    """A hundred lines with the beginning of a long request each, byte after byte."""
+    """Open a hundred connections and send the beginning of a long request on each, byte by byte."""
     with contextlib.ExitStack() as stack:
         lines = [stack.enter_context(Client(address, timeout_s=60)) for _ in range(100)]
         begin = (4 * MIB).to_bytes(4, "big") + (100).to_bytes(4, "big") + b" " * 100_000
@@ -51,7 +51,7 @@ def half_frames(address: str) -> Iterator[None]:
 
 
 def deaf(address: str) -> Iterator[None]:
-    """Asks for far more than it ever reads."""
+    """Request far more than it reads."""
     fields = {
         "consumerGroup": "deaf",
         "topic": "long",
@@ -75,7 +75,7 @@ def deaf(address: str) -> Iterator[None]:
 
 
 def never_acknowledging(address: str) -> Iterator[None]:
-    """Pulls the same messages for ever."""
+    """Pull the same messages again and again."""
     with Client(address, timeout_s=60) as line:
         for _ in range(32):
             line.send("unread", b"x" * 1000)
@@ -85,7 +85,7 @@ def never_acknowledging(address: str) -> Iterator[None]:
 
 
 def poison(address: str) -> Iterator[None]:
-    """Properties that are too long, again and again."""
+    """Send properties that are too long, again and again."""
     with Client(address, timeout_s=60) as line:
         while True:
             line.request(310, {**_fields("poison"), "i": "a\x01" + "x" * 60_000 + "\x02"}, b"x")
@@ -93,7 +93,7 @@ def poison(address: str) -> Iterator[None]:
 
 
 def greedy(address: str) -> Iterator[None]:
-    """Sixty-four sends under way at any time."""
+    """Keep sixty-four sends in flight."""
     with Client(address, timeout_s=60) as line:
         for _ in range(64):
             line._send(310, _fields("greedy"), b"x" * 1000, flag=0)
@@ -114,12 +114,12 @@ CASES: Sequence[tuple[str, Misbehaviour, Mapping[str, object]]] = (
 )
 
 
-def rows(plan: Plan) -> Told:
+def rows(plan: Plan) -> ResultTable:
     allow_files()
-    told: list[Sequence[str]] = []
+    report: list[Sequence[str]] = []
     for what, misbehave, settings in CASES:
         quiet, loud = measured(misbehave, settings, plan)
-        told.append(
+        report.append(
             (
                 what,
                 f"{loud} (quiet: {quiet})",
@@ -132,7 +132,7 @@ def rows(plan: Plan) -> Told:
         "speed from a process of its own. On few cores the two processes also share those, so a "
         "ratio counts the machine as well as the broker.",
     ]
-    return Told(told, notes, COLUMNS)
+    return ResultTable(report, notes, COLUMNS)
 
 
 def measured(
@@ -166,7 +166,7 @@ def measured(
 
 
 def _others(server: EscrowMQ, seconds: float, limited: bool) -> Latency:
-    """Where sends are limited, the well-behaved one stays below the limit by itself."""
+    """Measure with a rate limit that the well-behaved client stays below."""
     return latency_of_others(server, seconds, pause_s=0.002 if limited else 0.0)
 
 
@@ -176,4 +176,4 @@ def _misbehave(misbehave: Misbehaviour, address: str, ready: Event) -> None:
         if step == 10:
             ready.set()
         if misbehave is idle_crowd and step > 10:
-            multiprocessing.Event().wait()  # it does nothing: that is the point
+            multiprocessing.Event().wait()  # does nothing: the quiet reference

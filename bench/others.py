@@ -1,4 +1,4 @@
-"""The latency that a well-behaved client sees: one send after the other, each waited for."""
+"""The latency of a well-behaved client: one send after the other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Latency:
 def latency_of_others(server: EscrowMQ, seconds: float, *, pause_s: float = 0.0) -> Latency:
     taken: list[float] = []
     with client(server, timeout_s=60) as sender:
-        for _ in range(50):  # warm
+        for _ in range(50):  # warm-up
             sender.send(TOPIC, b"x" * 200)
         end = time.perf_counter() + seconds
         while (began := time.perf_counter()) < end:
@@ -38,7 +38,7 @@ def latency_of_others(server: EscrowMQ, seconds: float, *, pause_s: float = 0.0)
 
 
 def own_mib(server: EscrowMQ) -> float:
-    """Resident memory that is not mapped from files."""
+    """Return resident memory without mapped files."""
     status = Path(f"/proc/{server.pids[0]}/status").read_text()
     [kib] = [line.split()[1] for line in status.splitlines() if line.startswith("RssAnon")]
     return int(kib) / 1024

@@ -1,8 +1,8 @@
 """Transfers with a message each: through `Escrow`, and through an outbox table with a poller.
 
-Both run in this process, on one PostgreSQL that makes its commits durable and one broker. An outbox
-is what people write by hand: the message is a row of the same transaction; a poller looks every
-100 ms, sends what it finds and removes it.
+Both run in this process, on one PostgreSQL with durable commits and one broker. An outbox is the
+usual hand-written solution: the message is a row of the same transaction; a poller runs every
+100 ms, sends the rows and deletes them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sqlalchemy import (
     update,
 )
 
-from bench.broker import Told
+from bench.broker import ResultTable
 from bench.figures import latency, ratio
 from bench.measure import Plan
 from escrowmq import Message
@@ -49,7 +49,7 @@ THREADS = 8
 ACCOUNTS = 1_000
 POLL_S = 0.1
 POLLED_MAX = 500
-PACED_S = 0.04  # between two transfers whose latency counts; not a multiple of the poller's pause
+PACED_S = 0.04  # between two measured transfers; not a multiple of the poller's interval
 IDLE_S = 5.0
 DRAIN_S = 60.0
 COLUMNS = ("what", "Escrow", "outbox, 100 ms poller", "Escrow / outbox", "goal")
@@ -73,10 +73,10 @@ def lack() -> str:
     return Postgres.lack()
 
 
-# --- the two ways --------------------------------------------------------------------------------
+# --- the two variants ----------------------------------------------------------------------------
 
 
-class Way(ABC):
+class Variant(ABC):
     topic: str
 
     @abstractmethod
@@ -89,7 +89,7 @@ def debit(account: int) -> Update:
     return update(accounts).where(accounts.c.id == account).values(balance=accounts.c.balance - 1)
 
 
-class ByEscrow(Way):
+class ByEscrow(Variant):
     topic = "by-escrow"
 
     def __init__(self, engine: Engine, namesrv: str) -> None:
@@ -104,7 +104,7 @@ class ByEscrow(Way):
         self._escrow.close()
 
 
-class ByOutbox(Way):
+class ByOutbox(Variant):
     topic = "by-outbox"
 
     def __init__(self, engine: Engine, namesrv: str) -> None:
@@ -127,13 +127,13 @@ class ByOutbox(Way):
     def _send_some(self) -> int:
         first = select(outbox).order_by(outbox.c.id).limit(POLLED_MAX)
         with self._engine.begin() as connection:
-            found = connection.execute(first.with_for_update(skip_locked=True)).all()
-            for row in found:
+            results = connection.execute(first.with_for_update(skip_locked=True)).all()
+            for row in results:
                 self._producer.send(Message(self.topic, row.name.encode()))
-            if found:
-                ids = [row.id for row in found]
+            if results:
+                ids = [row.id for row in results]
                 connection.execute(delete(outbox).where(outbox.c.id.in_(ids)))
-        return len(found)
+        return len(results)
 
     def close(self) -> None:
         self._stopped.set()
@@ -141,12 +141,12 @@ class ByOutbox(Way):
         self._producer.close()
 
 
-# --- what is measured ----------------------------------------------------------------------------
+# --- measurements ----------------------------------------------------------------------------
 
 
 @dataclass
 class Arrivals:
-    """When each message came, by its body."""
+    """Record when each message arrived, by its body."""
 
     at_s: dict[str, float] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -162,14 +162,14 @@ class Arrivals:
 
 
 @dataclass
-class Found:
+class Measurement:
     rate: float
     p50_us: float
     p99_us: float
-    idle: float  # statements a second
+    idle: float  # statements per second
 
 
-def measure(way: Way, engine: Engine, namesrv: str, plan: Plan, number: int) -> Found:
+def measure(way: Variant, engine: Engine, namesrv: str, plan: Plan, number: int) -> Measurement:
     arrivals, stop = Arrivals(), f"stop-{number}"
     group = f"{way.topic}-{number}"
     with Consumer(
@@ -191,7 +191,7 @@ def measure(way: Way, engine: Engine, namesrv: str, plan: Plan, number: int) -> 
         idle = idle_rate(engine)
         way.pay(0, stop)
         taker.join(DRAIN_S)
-    return Found(rate, statistics.median(took_us), took_us[int(len(took_us) * 0.99)], idle)
+    return Measurement(rate, statistics.median(took_us), took_us[int(len(took_us) * 0.99)], idle)
 
 
 def wait_until_there(arrivals: Arrivals, names: list[str]) -> None:
@@ -201,8 +201,8 @@ def wait_until_there(arrivals: Arrivals, names: list[str]) -> None:
             raise TimeoutError(f"{missing} of {len(names)} messages missing after {DRAIN_S} s")
 
 
-def crowd(way: Way, word: str, seconds: float) -> list[str]:
-    """So many threads pay as fast as they can."""
+def crowd(way: Variant, word: str, seconds: float) -> list[str]:
+    """Let the given number of threads pay as fast as they can."""
     until_s = time.monotonic() + seconds
 
     def pay(thread: int) -> list[str]:
@@ -217,8 +217,8 @@ def crowd(way: Way, word: str, seconds: float) -> list[str]:
         return [name for names in pool.map(pay, range(THREADS)) for name in names]
 
 
-def pace(way: Way, word: str, seconds: float) -> dict[str, float]:
-    """One after the other with a pause: when each began to commit."""
+def pace(way: Variant, word: str, seconds: float) -> dict[str, float]:
+    """Pay one after the other with a pause; return when each began to commit."""
     begun_s: dict[str, float] = {}
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s:
@@ -244,7 +244,7 @@ def note_commit(_: object) -> None:
 
 
 def idle_rate(engine: Engine) -> float:
-    """Statements a second while nobody pays."""
+    """Return statements per second while no transfer runs."""
     statements: list[object] = []
 
     def count(*given: object) -> None:
@@ -259,8 +259,8 @@ def idle_rate(engine: Engine) -> float:
 # --- the table -----------------------------------------------------------------------------------
 
 
-def rows(plan: Plan) -> Told:
-    found: dict[type[Way], list[Found]] = {ByEscrow: [], ByOutbox: []}
+def rows(plan: Plan) -> ResultTable:
+    results: dict[type[Variant], list[Measurement]] = {ByEscrow: [], ByOutbox: []}
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         served = stack.enter_context(Served(directory))
@@ -274,20 +274,20 @@ def rows(plan: Plan) -> Told:
                 insert(accounts), [{"id": at, "balance": 0} for at in range(ACCOUNTS)]
             )
         with Producer(served.namesrv_address, group="bench-topics") as producer:
-            for kind in found:
+            for kind in results:
                 producer.send(Message(kind.topic, b"makes the topic"))
         for number in range(plan.rounds):
             for kind in (ByEscrow, ByOutbox):
                 way = kind(engine, served.namesrv_address)
                 try:
-                    found[kind].append(measure(way, engine, served.namesrv_address, plan, number))
+                    results[kind].append(measure(way, engine, served.namesrv_address, plan, number))
                 finally:
                     way.close()
-    return table(found[ByEscrow], found[ByOutbox])
+    return table(results[ByEscrow], results[ByOutbox])
 
 
-def table(ours: list[Found], theirs: list[Found]) -> Told:
-    def both(figure: Callable[[Found], float]) -> tuple[float, float]:
+def table(ours: list[Measurement], theirs: list[Measurement]) -> ResultTable:
+    def both(figure: Callable[[Measurement], float]) -> tuple[float, float]:
         return statistics.median(map(figure, ours)), statistics.median(map(figure, theirs))
 
     rate, p50, p99 = both(lambda f: f.rate), both(lambda f: f.p50_us), both(lambda f: f.p99_us)
@@ -312,4 +312,4 @@ def table(ours: list[Found], theirs: list[Found]) -> Told:
             f"**Others used this machine meanwhile: load {load:.0f} on {cores} cores.** Figures "
             "and ratios change from run to run then; take them again when it is quiet."
         )
-    return Told([list(row) for row in cells], notes, COLUMNS)
+    return ResultTable([list(row) for row in cells], notes, COLUMNS)

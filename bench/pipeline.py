@@ -1,10 +1,10 @@
-"""Ledger and reconcile as people run them, with one size and with ten times as much.
+"""Ledger and reconcile as commands, with one size and with ten times as much.
 
-Each step is the command itself in a process of its own, on two cores and with Spark's own
-settings: `escrowmq pipeline ledger` over a broker's files, `escrowmq pipeline reconcile` with the
-books of two banks. What it found must be what was planted.
+Each step is the command itself in its own process, on two cores and with Spark's default settings:
+`escrowmq pipeline ledger` over a broker's files, `escrowmq pipeline reconcile` with the books of
+two banks. The differences that it reports must be those that were planted.
 
-Steps that are done stay done in the directory given by --work: a long run can be cut into several.
+Finished steps are kept in the directory given by --work, so a long run can be split into several.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.broker import Told
+from bench.broker import ResultTable
 from bench.measure import Plan
 from bench.pipeline_input import BOOKS, expected, make_input
 from bench.samples import directory
@@ -29,14 +29,14 @@ from bench.spark_read import Meter, family_of
 
 COLUMNS = ("transactions", "step", "minutes", "processor time", "peak memory", "on disk")
 LOOK_S = 2.0
-LOOK_MAX_S = 10.0  # what is longer was a pause
+LOOK_MAX_S = 10.0  # longer gaps were pauses
 STEPS = ("input", "ledger", "reconcile")
 GOAL = 11.0
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step took. `load`: of the machine at its end."""
+    """The cost of one step. `load` is the load average of the machine at its end."""
 
     seconds: float
     cpu_s: float
@@ -45,7 +45,7 @@ class Step:
     load: float
 
 
-def rows(plan: Plan) -> Told:
+def rows(plan: Plan) -> ResultTable:
     with ExitStack() as stack:
         work = Path(plan.work) if plan.work else stack.enter_context(directory())
         done = {
@@ -53,9 +53,9 @@ def rows(plan: Plan) -> Told:
             for count in plan.transactions
         }
     cells = [
-        [f"{count:,}", name, *_words(one)]
+        [f"{count:,}", name, *_words(step)]
         for count, steps in done.items()
-        for name, one in steps.items()
+        for name, step in steps.items()
         if name != "input"
     ]
     small, large = min(done), max(done)
@@ -69,17 +69,17 @@ def rows(plan: Plan) -> Told:
         goal = f"goal {large / small * GOAL / 10:.1f}x" if name == "seconds" else ""
         words = [f"{small:,} to {large:,}", what, f"{ratio:.1f}x", goal, "", ""]
         cells.append(words)
-    return Told(list(cells), _notes(done), COLUMNS)
+    return ResultTable(list(cells), _notes(done), COLUMNS)
 
 
 def step(work: Path, name: str, count: int) -> Step:
-    """Once; after that what it took."""
-    kept = work / f"{name}.json"
-    if not kept.exists():
+    """Run a step once; later return its stored cost."""
+    stored = work / f"{name}.json"
+    if not stored.exists():
         work.mkdir(parents=True, exist_ok=True)
-        took = {"input": _input, "ledger": _ledger, "reconcile": _reconcile}[name](work, count)
-        kept.write_text(json.dumps(asdict(took)))
-    return msgspec.json.decode(kept.read_bytes(), type=Step)
+        cost = {"input": _input, "ledger": _ledger, "reconcile": _reconcile}[name](work, count)
+        stored.write_text(json.dumps(asdict(cost)))
+    return msgspec.json.decode(stored.read_bytes(), type=Step)
 
 
 def _input(work: Path, count: int) -> Step:
@@ -95,11 +95,11 @@ def _ledger(work: Path, count: int) -> Step:
     out = work / "ledger"
     shutil.rmtree(out, ignore_errors=True)
     words = ["ledger", "--path", str(work / "data"), "--out", str(out), "--json"]
-    took, code, said = _run([*words, "--master", "local[2]"], work)
-    assert code == 0, said
-    told = json.loads(said.splitlines()[-1])
-    assert told["rows"] == count, told
-    return replace(took, disk_bytes=_bytes_below(out))
+    cost, code, output = _run([*words, "--master", "local[2]"], work)
+    assert code == 0, output
+    summary = json.loads(output.splitlines()[-1])
+    assert summary["rows"] == count, summary
+    return replace(cost, disk_bytes=_bytes_below(out))
 
 
 def _reconcile(work: Path, count: int) -> Step:
@@ -107,24 +107,26 @@ def _reconcile(work: Path, count: int) -> Step:
     words += ["--database", f"sqlite:///{work / 'bob.db'}", "--sql", BOOKS]
     words += ["--receiver", f"sqlite:///{work / 'smith.db'}", "--receiver-sql", BOOKS]
     out = work / "differences"
-    took, code, said = _run([*words, "--json", "--out", str(out), "--master", "local[2]"], work)
-    assert code == 1, said
-    told = json.loads(said.splitlines()[-1])
-    assert told["transactions"] == count, told
-    found = {kind: number for kind, number in told["differences"].items() if number}
-    assert found == expected(count), (found, expected(count))
-    return replace(took, disk_bytes=_bytes_below(out))
+    cost, code, output = _run([*words, "--json", "--out", str(out), "--master", "local[2]"], work)
+    assert code == 1, output
+    summary = json.loads(output.splitlines()[-1])
+    assert summary["transactions"] == count, summary
+    differences = {kind: number for kind, number in summary["differences"].items() if number}
+    assert differences == expected(count), (differences, expected(count))
+    return replace(cost, disk_bytes=_bytes_below(out))
 
 
 def _run(words: list[str], work: Path) -> tuple[Step, int, str]:
-    """One command: what it took, its exit code, what it said. Whoever stops us and it meanwhile,
-    so that others have their turn, is not counted."""
+    """Run a command; return its cost, exit code and output.
+
+    Time in which this process and the command were stopped together is not counted.
+    """
     command = [sys.executable, "-m", "escrowmq.cli.main", "pipeline", *words]
-    # Else Spark takes a pause for the death of its worker.
+    # Otherwise Spark would take a pause for the death of its worker.
     command += ["--conf", "spark.network.timeout=36000s"]
     environment = {**os.environ, "SPARK_LOCAL_DIRS": str(work / "spark")}
-    with (work / "said").open("w") as said, (work / "errors").open("w") as errors:
-        process = subprocess.Popen(command, stdout=said, stderr=errors, env=environment)
+    with (work / "said").open("w") as output, (work / "errors").open("w") as errors:
+        process = subprocess.Popen(command, stdout=output, stderr=errors, env=environment)
         meter = Meter(process.pid)
         before, seconds, spent, peak = time.monotonic(), 0.0, 0.0, 0
         try:
@@ -137,50 +139,52 @@ def _run(words: list[str], work: Path) -> tuple[Step, int, str]:
                 before = now
         finally:
             process.kill()
-    took = Step(seconds, spent, peak, 0, os.getloadavg()[0])
+    cost = Step(seconds, spent, peak, 0, os.getloadavg()[0])
     text = (work / "said").read_text()
     if process.returncode not in (0, 1):
         text += (work / "errors").read_text()
-    return took, process.returncode, text
+    return cost, process.returncode, text
 
 
 def _memory_bytes(pid: int) -> int:
-    """Its share of what it has in memory: pages of several processes count once altogether."""
+    """Return the proportional set size: shared pages count once in total."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
-        return 0  # it has ended
+        return 0  # the process has ended
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")), 0)
 
 
 def _bytes_below(path: Path) -> int:
-    return sum(one.stat().st_size for one in path.rglob("*") if one.is_file())
+    return sum(step.stat().st_size for step in path.rglob("*") if step.is_file())
 
 
 def _total(steps: dict[str, Step], name: str = "seconds") -> float:
     return float(getattr(steps["ledger"], name) + getattr(steps["reconcile"], name))
 
 
-def _words(one: Step) -> list[str]:
+def _words(step: Step) -> list[str]:
     return [
-        f"{one.seconds / 60:.1f}",
-        f"{one.cpu_s:,.0f} s",
-        f"{one.peak_bytes / (1 << 30):.1f} GiB",
-        f"{one.disk_bytes / (1 << 20):,.0f} MiB",
+        f"{step.seconds / 60:.1f}",
+        f"{step.cpu_s:,.0f} s",
+        f"{step.peak_bytes / (1 << 30):.1f} GiB",
+        f"{step.disk_bytes / (1 << 20):,.0f} MiB",
     ]
 
 
 def _notes(done: dict[int, dict[str, Step]]) -> list[str]:
-    made = done[max(done)]["input"]
-    loads = [one.load for steps in done.values() for name, one in steps.items() if name != "input"]
+    input_step = done[max(done)]["input"]
+    loads = [
+        step.load for steps in done.values() for name, step in steps.items() if name != "input"
+    ]
     return [
-        "Each step is the command in a process of its own, `--master local[2]`, with the start of "
+        "Each step is the command in its own process, `--master local[2]`, with the start of "
         "Spark and Spark's own heap (1 GiB). Ledger: `--path`, from a broker's log files. "
         "Reconcile: markers, inbox and amounts of two SQLite files over SQLAlchemy.",
-        f"The log of {max(done):,} transactions has {made.disk_bytes / (1 << 30):.1f} GiB. Of a "
-        "thousand 74 were rolled back, 30 were asked about and 7 differ; all that was planted was "
-        "found, and nothing else.",
-        "Peak memory: driver, JVM and Python workers together (Pss, looked at every two seconds).",
+        f"The log of {max(done):,} transactions has {input_step.disk_bytes / (1 << 30):.1f} GiB. "
+        "Of a thousand, 74 were rolled back, 30 were checked and 7 differ; exactly the planted "
+        "differences were reported.",
+        "Peak memory: driver, JVM and Python workers together (Pss, sampled every two seconds).",
         f"Load of the machine at the end of steps: {min(loads):.1f} to {max(loads):.1f}. Above 2 "
         "the minutes are others' too; processor time is the steadier figure.",
     ]

@@ -1,10 +1,10 @@
-"""A night's work for the pipelines: a log of very many transactions, and the books of two banks.
+"""Input for the pipelines: a log of very many transactions, and the books of two banks.
 
-Records of one kind differ in a few numbers of fixed width, so each kind is encoded once by the
-store's own codec, and the numbers are put into ten thousand copies at a time. The first and last of
-them are compared with what the codec makes. The books are made by SQLite itself.
+Records of one kind differ only in a few numbers of fixed width, so each kind is encoded once by the
+store's codec, and the numbers are written into ten thousand copies at a time. The first and last
+copies are compared with the codec's output. SQLite itself generates the books.
 
-Of a thousand transactions about seventy are rolled back, thirty were asked about and eight differ.
+Of a thousand transactions about seventy are rolled back, thirty were checked and eight differ.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BORN = encode_host("127.0.0.1", 50_000)
 FILE_BYTES = 1 << 30
 BEGAN_MS = 1_700_000_000_000
 SPAN_MS = 2 * 86_400_000
-FIRST_HALF = 10_000_000  # its queue offset: as if older ones had expired; all have eight digits
+FIRST_HALF = 10_000_000  # first queue offset, as if older ones had expired; all have eight digits
 COUNT_MAX = 90_000_000
 QUEUES = 8
 AT_ONCE = 10_000
@@ -45,9 +45,9 @@ BODY = b"x" * 100
 GROUP = "bank"
 TOPIC = "transfers"
 ASKED_MS = 60_000
-PLANTED = {  # number in each thousand: what is wrong with it
+PLANTED = {  # number within each thousand: its planted difference
     11: "row_without_message",  # the database committed, the broker rolled back
-    222: "row_without_message",  # the message is not there
+    222: "row_without_message",  # the message is missing
     333: "message_without_row",
     444: "delivered_twice",  # both databases have an inbox row
     555: "consumed_without_effect",
@@ -58,7 +58,7 @@ BOOKS = "SELECT transaction_id, cents AS amount, at_ms FROM transfer"
 
 
 def make_input(work: Path, count: int) -> int:
-    """`work`/data is a broker's directory, `work`/bob.db and smith.db the books. The log's end."""
+    """Write a broker's directory to `work`/data and the books beside it; return the log's end."""
     assert count <= COUNT_MAX
     log = Log(work / "data" / "commitlog")
     for first in range(0, count, AT_ONCE):
@@ -69,18 +69,18 @@ def make_input(work: Path, count: int) -> int:
 
 
 def expected(count: int) -> dict[str, int]:
-    """How many differences of each kind are planted."""
-    found: dict[str, int] = dict.fromkeys(PLANTED.values(), 0)
+    """Return how many differences of each kind are planted."""
+    counts: dict[str, int] = dict.fromkeys(PLANTED.values(), 0)
     for at, kind in PLANTED.items():
-        found[kind] += count // 1000 + (count % 1000 > at)
-    return found
+        counts[kind] += count // 1000 + (count % 1000 > at)
+    return counts
 
 
 # --- one transaction -----------------------------------------------------------------------------
 
 
 def name_of(number: int) -> str:
-    """Scattered, as random names are, so that nothing is in order by chance."""
+    """Return a scattered id, so that nothing is sorted by chance."""
     return f"escrow-{number * 2654435761 % (1 << 32):08x}{number:024x}"
 
 
@@ -140,7 +140,7 @@ def _op(state: TransactionState, by: str) -> Callable[[int, int], NewRecord]:
 
 
 class Stamp:
-    """Many records of one kind, from one that the codec has made."""
+    """Many records of one kind, copied from one that the codec encoded."""
 
     def __init__(self, make: Callable[[int, int], NewRecord]) -> None:
         self._make = make
@@ -155,12 +155,18 @@ class Stamp:
     def rows(
         self, numbers: Longs, place: int, offsets: Longs, at_ms: Longs, prepared: Longs
     ) -> NDArray[np.uint8]:
-        """From this place in the log on; `offsets` are those of their queues."""
+        """Return records from this log offset on; `offsets` are their queue offsets."""
         rows = np.tile(np.frombuffer(self._one, np.uint8), (len(numbers), 1))
-        places = place + np.arange(len(numbers), dtype=np.int64) * self.size
+        log_offsets = place + np.arange(len(numbers), dtype=np.int64) * self.size
         if self.topic == TOPIC:
             _put(rows, 12, (numbers % QUEUES).astype(">i4"))
-        for at, values in ((20, offsets), (28, places), (40, at_ms), (56, at_ms), (76, prepared)):
+        for at, values in (
+            (20, offsets),
+            (28, log_offsets),
+            (40, at_ms),
+            (56, at_ms),
+            (76, prepared),
+        ):
             _put(rows, at, values.astype(">i8"))
         self._put_names(rows, numbers)
         if self._record.body != BODY:
@@ -168,11 +174,13 @@ class Stamp:
             bodies = (crc32(row) & CRC_MASK for row in np.ascontiguousarray(rows[:, 88:end]))
             _put(rows, 8, np.fromiter(bodies, ">u4", len(rows)))
         for at in {0, len(numbers) - 1}:
-            made = msgspec.structs.replace(
+            record = msgspec.structs.replace(
                 self._make(int(numbers[at]), int(at_ms[at])), prepared_offset=int(prepared[at])
             )
-            right = encode_record(made, int(offsets[at]), int(places[at]), int(at_ms[at]), HOST)
-            assert rows[at].tobytes() == right
+            expected_bytes = encode_record(
+                record, int(offsets[at]), int(log_offsets[at]), int(at_ms[at]), HOST
+            )
+            assert rows[at].tobytes() == expected_bytes
         return rows
 
     def _put_names(self, rows: NDArray[np.uint8], numbers: Longs) -> None:
@@ -203,10 +211,10 @@ def _put(rows: NDArray[np.uint8], at: int, values: NDArray[Any]) -> None:
 
 
 def _put_digits(rows: NDArray[np.uint8], at: int, values: Longs, width: int, digits: bytes) -> None:
-    known = np.frombuffer(digits, np.uint8)
+    digit_values = np.frombuffer(digits, np.uint8)
     for place in range(at + width - 1, at - 1, -1):
         values, digit = np.divmod(values, len(digits))
-        rows[:, place] = known[digit]
+        rows[:, place] = digit_values[digit]
 
 
 HALF, FINAL, QUESTION = Stamp(_half), Stamp(_final), Stamp(_question)
@@ -218,14 +226,14 @@ OPS = [
 
 
 class Log:
-    """Files as a broker has them. Ten thousand halves, then what became of them, by kind."""
+    """Write the files of a broker: ten thousand halves, then their outcomes, by kind."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True)
         self._directory = directory
         self._file: BinaryIO | None = None
         self._file_end = 0
-        self._lengths = {HALF.topic: FIRST_HALF}  # of queues
+        self._lengths = {HALF.topic: FIRST_HALF}  # next offsets of the queues
         self.end = 0
 
     def append(self, numbers: Longs, count: int) -> None:
@@ -253,7 +261,7 @@ class Log:
         halves: Longs | None = None,
         queue: int = 0,
     ) -> Longs:
-        """Where they lie."""
+        """Return the positions of the records."""
         if not len(numbers):
             return numbers
         name = f"{stamp.topic}/{queue}" if queue else stamp.topic
@@ -263,9 +271,9 @@ class Log:
         prepared = np.zeros(len(numbers), np.int64) if halves is None else halves
         assert self._file is not None
         self._file.write(stamp.rows(numbers, self.end, first + each, at_ms, prepared).data)
-        places = self.end + each * stamp.size
+        log_offsets = self.end + each * stamp.size
         self.end += len(numbers) * stamp.size
-        return places
+        return log_offsets
 
     def _next_file(self) -> None:
         if self._file is not None:

@@ -1,4 +1,4 @@
-"""Apache RocketMQ 5.5.0 with its gRPC proxy in front, for clients that speak nothing else."""
+"""Apache RocketMQ 5.5.0 with its gRPC proxy, for clients that only speak gRPC."""
 
 from __future__ import annotations
 

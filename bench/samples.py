@@ -1,4 +1,4 @@
-"""Messages and stores for the figures: 1 KiB bodies with the properties that clients send."""
+"""Messages and stores for the benchmarks: 1 KiB bodies with the usual properties."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOPIC = "TopicTest"
 
 @cache
 def _body(size: int) -> bytes:
-    """The same one each time: a broker has just read it from a socket, so it is in the cache."""
+    """Return the same record each time: a broker has just read it, so it is in the CPU cache."""
     return b"x" * size
 
 
@@ -45,7 +45,7 @@ def open_store(directory: Path, settings: StoreConfig | None = None) -> MessageS
 
 @contextmanager
 def directory() -> Iterator[Path]:
-    """A fresh directory; ESCROWMQ_BENCH_DIR says on which file system."""
+    """Create a new directory on the file system given by ESCROWMQ_BENCH_DIR."""
     path = Path(
         tempfile.mkdtemp(prefix="escrowmq-bench-", dir=os.environ.get("ESCROWMQ_BENCH_DIR"))
     )

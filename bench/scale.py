@@ -1,4 +1,4 @@
-"""How start, memory and the latency of others grow with topics, connections and groups."""
+"""How start, memory and latency grow with topics, connections and groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.broker import Told
+from bench.broker import ResultTable
 from bench.measure import Plan
 from bench.others import Latency, latency_of_others, own_mib
 from bench.servers import EscrowMQ, client, first_send_s, lay_topics
@@ -35,15 +35,15 @@ class Figure:
     others: Latency
 
 
-def rows(plan: Plan) -> Told:
+def rows(plan: Plan) -> ResultTable:
     allow_files()
-    told: list[Sequence[str]] = []
+    report: list[Sequence[str]] = []
     for what, sizes in (QUICK_SIZES if plan.quick else SIZES).items():
         first: Figure | None = None
         for count in sizes:
             figure = measured(KINDS[what], count, plan)
             first = first or figure
-            told.append(row(what, count, figure, first))
+            report.append(row(what, count, figure, first))
     notes = [
         "Topics have a message each; connections have each sent a heartbeat; a group has a member "
         "on a connection of its own, with a pull that waits.",
@@ -53,7 +53,7 @@ def rows(plan: Plan) -> Told:
         f"Files on {_file_system()}.",
         "To the first: start, memory and p50 as ratios to the first row of the same kind.",
     ]
-    return Told(told, notes, COLUMNS)
+    return ResultTable(report, notes, COLUMNS)
 
 
 def _file_system() -> str:
@@ -83,7 +83,7 @@ Filled = Callable[[EscrowMQ, int], "contextlib.AbstractContextManager[None]"]
 
 
 def measured(filled: Filled, count: int, plan: Plan) -> Figure:
-    """A server with so many of them: first what a start costs, then what it is like."""
+    """Measure a server of that size: first the start, then memory and latency."""
     with tempfile.TemporaryDirectory(prefix="escrowmq-scale-") as name:
         server = EscrowMQ(Path(name), SETTINGS)
         if filled is topics:

@@ -1,7 +1,7 @@
-"""The servers that are compared, each as processes on loopback, and whose turn it is.
+"""The servers that are compared, each as processes on loopback, and the switch between them.
 
-All of them are up during a run, but only one moves: the others are stopped with SIGSTOP. That
-makes taking turns cheap, and a server that spins when idle does not disturb the others.
+All of them run during a measurement, but only one is active: the others are stopped with SIGSTOP.
+Switching is cheap that way, and a server that spins when idle does not disturb the others.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ OURS: Final = "EscrowMQ"
 ECHO: Final = "echo"
 APACHE: Final = {version: f"Apache {version}" for version in sorted(VERSIONS)}
 HEAP: Final = "2g"
-JVM: Final = ("-XX:+UseG1GC",)  # and the compilers as they are by default
+JVM: Final = ("-XX:+UseG1GC",)  # with the default compilers
 FIRST_SEND_S: Final = 90
-STOP_S: Final = 600  # a slow disk flushes ten thousand queue files before it is over
+STOP_S: Final = 600  # a slow disk needs time to flush ten thousand queue files
 
 
 class Server(Protocol):
-    """Something that listens on 127.0.0.1. Its pids begin with the one that matters.
+    """A server on 127.0.0.1. Its list of pids begins with that of the main process.
 
     It has a port for each of its brokers; `port` is the first.
     """
@@ -60,7 +60,7 @@ class Server(Protocol):
 class EscrowMQ:
     """`escrowmq serve` with its default settings.
 
-    Name server and broker are one process; of several brokers, each is a process of its own.
+    Name server and broker are one process; several brokers are one process each.
     """
 
     def __init__(
@@ -122,12 +122,12 @@ class Apache(ApacheRocketMQ):
         return [self.port]
 
     def stop(self) -> None:
-        self.kill()  # a stop in order takes it many seconds, for files that are removed anyway
+        self.kill()  # a clean stop would take many seconds, and the files are removed anyway
         super().stop()
 
 
 class Echo:
-    """The server that only gives back what it gets."""
+    """The server that only echoes what it receives."""
 
     name = ECHO
 
@@ -159,11 +159,11 @@ class Echo:
 
 
 class Arena:
-    """Servers that are all up, of which one at most moves."""
+    """Running servers, of which at most one is active."""
 
     def __init__(self, servers: Sequence[Server]) -> None:
         self.servers = list(servers)
-        self.others_cores: list[float] = []  # what else went on while it was measured
+        self.others_cores: list[float] = []  # what other processes did during the measurement
 
     def __enter__(self) -> Arena:
         try:
@@ -179,7 +179,7 @@ class Arena:
         self._stop_all()
 
     def _stop_all(self) -> None:
-        with contextlib.ExitStack() as stack:  # each is stopped, even if another one does not stop
+        with contextlib.ExitStack() as stack:  # stop each, even if another one does not stop
             for server in self.servers:
                 stack.callback(server.stop)
                 stack.callback(_signal, server, signal.SIGCONT)
@@ -196,26 +196,26 @@ class Arena:
         with self.turn(server):
             outcome = run(load, server.ports, family(server.pids))
         self.others_cores.append(outcome.others_cores)
-        # What this one wrote must not go to the disk while the next one is measured.
+        # Flush now: what this one wrote must not reach the disk during the next measurement.
         os.sync()
         return outcome
 
 
 def kinds(*, alone: bool = False) -> list[Callable[[Path, Mapping[str, object]], Server]]:
-    """Ours, and both releases of Apache's unless it is to be alone or they cannot run here.
+    """Return our server, and both Apache releases unless they are left out or cannot run here.
 
-    Each is made from its directory and its settings.
+    Each is created from its directory and its settings.
     """
-    found: list[Callable[[Path, Mapping[str, object]], Server]] = [EscrowMQ]
+    results: list[Callable[[Path, Mapping[str, object]], Server]] = [EscrowMQ]
     if not alone and find() is None:
-        found += [partial(Apache, version) for version in APACHE]
-    return found
+        results += [partial(Apache, version) for version in APACHE]
+    return results
 
 
 def brokers(
     directory: Path, settings: Mapping[str, object] | None = None, *, alone: bool = False
 ) -> list[Server]:
-    """One of each kind."""
+    """Start one server of each kind."""
     makers = enumerate(kinds(alone=alone))
     return [make(directory / f"broker-{number}", settings or {}) for number, make in makers]
 
@@ -226,14 +226,14 @@ def client(server: Server, *, timeout_s: float = 30.0) -> Client:
 
 @contextlib.contextmanager
 def clients(server: Server) -> Iterator[list[Client]]:
-    """One for each of its brokers."""
+    """Return one client per broker."""
     with contextlib.ExitStack() as stack:
         each = (Client(f"127.0.0.1:{port}", timeout_s=30.0) for port in server.ports)
         yield [stack.enter_context(one) for one in each]
 
 
 def lay_topics(data: Path, names: Sequence[str], *, queues: int) -> None:
-    """Make topics before the start: asking for thousands one by one takes Apache minutes."""
+    """Create topics before the start, because thousands of requests would take Apache minutes."""
     table = {
         name: {
             "topicName": name,
@@ -253,9 +253,9 @@ def lay_topics(data: Path, names: Sequence[str], *, queues: int) -> None:
 
 
 def first_send_s(server: Server) -> float:
-    """Stop the broker, start it again, and tell after how long it took a message.
+    """Restart the broker, and return the time until it accepted a message.
 
-    Apache's name server stays up meanwhile: only the broker's own start counts.
+    Apache's name server keeps running: only the start of the broker counts.
     """
     server.stop_broker()
     starting = threading.Thread(target=server.start)
@@ -273,7 +273,7 @@ def first_send_s(server: Server) -> float:
 
 
 def memory_bytes(pid: int, field: str = "VmRSS") -> int:
-    """Resident memory; `RssAnon` is the part that is not pages of mapped files."""
+    """Return resident memory; `RssAnon` is the part without mapped files."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
@@ -281,16 +281,16 @@ def memory_bytes(pid: int, field: str = "VmRSS") -> int:
 
 
 def family(pids: Sequence[int]) -> list[int]:
-    """These processes and their children."""
-    found = list(pids)
-    for pid in found:  # grows meanwhile
+    """Return these processes and their children."""
+    results = list(pids)
+    for pid in results:  # grows during the loop
         for children in Path(f"/proc/{pid}/task").glob("*/children"):
-            found += [int(word) for word in children.read_text().split()]
-    return found
+            results += [int(word) for word in children.read_text().split()]
+    return results
 
 
 def _ports_in_steps(count: int) -> list[int]:
-    """As `--brokers` takes them; nobody listens on any of them now."""
+    """Return free ports in the distances that `--brokers` uses."""
     while True:
         (first,) = free_ports(1)
         ports = [first + PORT_STEP * number for number in range(count)]
@@ -309,6 +309,6 @@ def _signal(server: Server, number: signal.Signals) -> None:
 
 def _answers(port: int) -> bool:
     with contextlib.suppress(OSError), Client(f"127.0.0.1:{port}", timeout_s=5) as asker:
-        asker.request(43)  # anything: that it answers is what counts
+        asker.request(43)  # any response will do
         return True
     return False

@@ -1,7 +1,7 @@
 """Our source and sink beside Spark's own for Kafka: the same rows, machine, session and round.
 
-What counts is the processor time of everybody together for each row: the JVM of Spark, its Python
-workers (Kafka has none) and the broker, user and system, until the broker is at rest again.
+What counts is the CPU time of all processes per row: the JVM of Spark, its Python workers (Kafka
+has none) and the broker, user and system, until the broker is idle again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.broker import Told
+from bench.broker import ResultTable
 from bench.figures import ratio
 from bench.kafka import CONNECTOR, KAFKA, Kafka, connector_jars
 from bench.measure import Plan
@@ -30,10 +30,10 @@ from bench.spark_read import Meter, session
 COLUMNS: Final = ("what", "rows/s", "CPU us/row", "Spark", "broker", "CPU to Kafka's", "goal")
 BODY_BYTES: Final = 1024
 QUEUES: Final = 8
-# What Kafka's source has, but for the kind of its time.
+# The columns of Kafka's source, except for the type of its time.
 LIKE_KAFKA: Final = "keys,body,topic,queue_id,queue_offset,store_time"
-READS: Final = 2  # times as many rows as are written: a read is over soon
-WARM_UPS: Final = 6  # runs of each: a cold JVM costs ten times more, and two are too few
+READS: Final = 2  # more rows than are written, because a read is fast
+WARM_UPS: Final = 6  # warm-up runs of each: a cold JVM costs ten times more, and two are too few
 REST_S: Final = 1.5
 KAFKA_READ, KAFKA_WRITE = "Kafka: read", "Kafka: write"
 READ: Final = "ours: read, the same columns"
@@ -43,7 +43,7 @@ GOALS: Final = {READ: 1.0, AT_LEAST_ONCE: 1.2, EXACTLY_ONCE: 2.0}
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one run, for each row."""
+    """CPU time of one run per row."""
 
     rate: float
     spark_us: float
@@ -60,11 +60,11 @@ class Variant:
     broker: Kafka | EscrowMQ
     beside: str
     rows: int
-    rest_s: float = 0.0  # our broker writes its indexes once a second
+    rest_s: float = 0.0  # our broker writes its index once a second
 
 
-def rows(plan: Plan) -> Told:
-    """Raises Unavailable where Kafka cannot be had."""
+def rows(plan: Plan) -> ResultTable:
+    """Run the benchmark. Raises Unavailable if Kafka cannot be fetched."""
     count = 50_000 if plan.quick else 200_000
     jars = connector_jars()
     with directory() as path, nullcontext() if plan.quick else full_of_pages(path):
@@ -75,13 +75,13 @@ def rows(plan: Plan) -> Told:
             kafka.start()
             ours.start()
             spark = session(jars)
-            found = _measured(spark, _variants(spark, kafka, ours, count), plan)
+            results = _measured(spark, _variants(spark, kafka, ours, count), plan)
         finally:
             if spark is not None:
                 spark.stop()
             ours.stop()
             kafka.stop()
-    return Told(_table(found), _notes(count), COLUMNS)
+    return ResultTable(_table(results), _notes(count), COLUMNS)
 
 
 def _variants(spark: SparkSession, kafka: Kafka, ours: EscrowMQ, count: int) -> dict[str, Variant]:
@@ -140,18 +140,18 @@ def _discard(table: DataFrame) -> None:
 def _measured(
     spark: SparkSession, variants: dict[str, Variant], plan: Plan
 ) -> dict[str, tuple[Cost, str]]:
-    """The median of each, and what it is compared with."""
+    """Return the median of each, and its ratio to Kafka."""
     jvm: Any = spark.sparkContext._jvm
     pid = int(jvm.java.lang.ProcessHandle.current().pid())
-    found: dict[str, list[Cost]] = {name: [] for name in variants}
+    results: dict[str, list[Cost]] = {name: [] for name in variants}
     for number in range(plan.rounds + WARM_UPS):
         for name, variant in variants.items():
             cost = _cost(pid, variant)
-            told = f"{cost.spark_us:.1f} + {cost.broker_us:.1f} us/row"
-            print(f"round {number - WARM_UPS + 1}, {name}: {told}", file=sys.stderr, flush=True)
+            report = f"{cost.spark_us:.1f} + {cost.broker_us:.1f} us/row"
+            print(f"round {number - WARM_UPS + 1}, {name}: {report}", file=sys.stderr, flush=True)
             if number >= WARM_UPS:
-                found[name].append(cost)
-    return {name: (_median(costs), variants[name].beside) for name, costs in found.items()}
+                results[name].append(cost)
+    return {name: (_median(costs), variants[name].beside) for name, costs in results.items()}
 
 
 def _cost(jvm: int, variant: Variant) -> Cost:
@@ -174,7 +174,7 @@ def _median(costs: Sequence[Cost]) -> Cost:
     )
 
 
-def _table(found: dict[str, tuple[Cost, str]]) -> list[Sequence[str]]:
+def _table(results: dict[str, tuple[Cost, str]]) -> list[Sequence[str]]:
     return [
         (
             name,
@@ -182,10 +182,10 @@ def _table(found: dict[str, tuple[Cost, str]]) -> list[Sequence[str]]:
             f"{cost.cpu_us:.1f}",
             f"{cost.spark_us:.1f}",
             f"{cost.broker_us:.1f}",
-            ratio(cost.cpu_us, found[beside][0].cpu_us),
+            ratio(cost.cpu_us, results[beside][0].cpu_us),
             f"{GOALS[name]:.1f}" if name in GOALS else "",
         )
-        for name, (cost, beside) in found.items()
+        for name, (cost, beside) in results.items()
     ]
 
 

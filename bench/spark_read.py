@@ -1,7 +1,7 @@
-"""Our broker and its files read into Spark, beside Arrow batches that cost nothing to make.
+"""Our broker and its files read into Spark, beside ready-made Arrow batches.
 
-The limit is a source that yields the same columns ready-made: what is left is Spark itself. Every
-variant writes to `noop` in one session on two cores; they take turns.
+The limit is a source that yields the same columns ready-made, so that only the cost of Spark itself
+remains. Every variant writes to `noop` in one session on two cores; they take turns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from bench.broker import Told
+from bench.broker import ResultTable
 from bench.measure import Plan
 from bench.samples import NOW_MS, TOPIC, directory, open_store, sample
 from bench.servers import EscrowMQ
@@ -45,15 +45,15 @@ class Ready(InputPartition):
 
 
 class ReadyMade(DataSource):
-    """The same columns, made once in each task."""
+    """A source of the same columns, built once per task."""
 
     @classmethod
     def name(cls) -> str:
         return "readymade"
 
     def _columns(self) -> Columns:
-        wanted = self.options.get("columns")
-        return MESSAGE_COLUMNS.select(wanted.split(",")) if wanted else MESSAGE_COLUMNS
+        requested = self.options.get("columns")
+        return MESSAGE_COLUMNS.select(requested.split(",")) if requested else MESSAGE_COLUMNS
 
     def schema(self) -> StructType:
         return self._columns().spark_schema()
@@ -86,7 +86,7 @@ def _block() -> Records:
     return Records.from_buffer(np.frombuffer(data, np.uint8))
 
 
-def rows(plan: Plan) -> Told:
+def rows(plan: Plan) -> ResultTable:
     count = 50_000 if plan.quick else 400_000
     rounds = plan.rounds
     with directory() as path:
@@ -143,14 +143,14 @@ class Figure:
         return f"{self.rate:,.0f}/s, {self.rate / limit:.0%} of the limit, {cpu:.1f} us"
 
 
-def measured(spark: SparkSession, server: EscrowMQ, count: int, rounds: int) -> Told:
+def measured(spark: SparkSession, server: EscrowMQ, count: int, rounds: int) -> ResultTable:
     jvm = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
-    told: dict[str, list[str]] = {}
+    report: dict[str, list[str]] = {}
     kinds = ("limit", "broker", "files")
     for columns in (SOME, ""):
         frames = {kind: frame(spark, server, kind, columns, count) for kind in kinds}
         figures = {kind: Figure([], []) for kind in kinds}
-        for frame_ in frames.values():  # the first run of each pays for imports and compilers
+        for frame_ in frames.values():  # the first run of each includes imports and compilation
             frame_.write.format("noop").mode("overwrite").save()
         for _ in range(rounds):
             for kind in kinds:
@@ -161,10 +161,10 @@ def measured(spark: SparkSession, server: EscrowMQ, count: int, rounds: int) -> 
                 figures[kind].cpu_us.append(meter.spent_s() * 1e6 / count)
         limit = figures["limit"].rate
         for kind in kinds:
-            told.setdefault(kind, []).append(figures[kind].words(limit))
+            report.setdefault(kind, []).append(figures[kind].words(limit))
     names = {"limit": "Arrow batches, ready-made", "broker": "our broker", "files": "its log files"}
     goals = {"limit": "", "broker": "40 %", "files": "60 %"}
-    cells = [(names[kind], *told[kind], goals[kind]) for kind in kinds]
+    cells = [(names[kind], *report[kind], goals[kind]) for kind in kinds]
     notes = [
         f"{count:,} messages with bodies of 1 KiB in {QUEUES} queues, local[2], to `noop`. A cell: "
         "messages a second, their share of the limit beside it, processor time for each (JVM, "
@@ -173,7 +173,7 @@ def measured(spark: SparkSession, server: EscrowMQ, count: int, rounds: int) -> 
         "turns; a figure is the median of its rounds. The broker shares the two cores with Spark.",
         f"Load of the machine at the end: {os.getloadavg()[0]:.1f}.",
     ]
-    return Told(list(cells), notes, COLUMNS)
+    return ResultTable(list(cells), notes, COLUMNS)
 
 
 def frame(spark: SparkSession, server: EscrowMQ, kind: str, columns: str, count: int) -> DataFrame:
@@ -187,10 +187,10 @@ def frame(spark: SparkSession, server: EscrowMQ, kind: str, columns: str, count:
 
 
 class Meter:
-    """The processor time of some processes and all that they start, from now on.
+    """The CPU time of some processes and all their descendants from now on.
 
-    By process, not as a sum: Spark ends Python workers that have been idle for a minute, and
-    nobody keeps their time.
+    It is kept by process, not as a sum: Spark ends Python workers that were idle for a minute, and
+    the time of an ended process is lost otherwise.
     """
 
     def __init__(self, *pids: int) -> None:
@@ -204,24 +204,24 @@ class Meter:
 
 
 def family_of(*pids: int) -> set[int]:
-    """These processes and all that they started."""
+    """Return these processes and all their descendants."""
     return _families(_stats(), pids)
 
 
 def _ticks(*pids: int) -> dict[int, int]:
-    """User and system, its own and its dead children's, of each of these and their families."""
+    """Return user and system time, with ended children, of each process and its descendants."""
     stats = _stats()
     families = _families(stats, pids)
     return {pid: sum(map(int, stats[pid][11:15])) for pid in families if pid in stats}
 
 
 def _stats() -> dict[int, list[str]]:
-    """Of every process what its `stat` says behind its name."""
-    found = {}
+    """Return the fields of every process's `stat` after its name."""
+    results = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            found[int(path.parent.name)] = path.read_text().rpartition(")")[2].split()
-    return found
+            results[int(path.parent.name)] = path.read_text().rpartition(")")[2].split()
+    return results
 
 
 def _families(stats: dict[int, list[str]], pids: Sequence[int]) -> set[int]:

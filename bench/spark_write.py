@@ -1,7 +1,7 @@
 """The Spark sink: rows of 1 KiB to a topic, at least once and exactly once, on local[2].
 
-What counts is the processor time of everybody together, JVM, Python workers and broker, for each
-row: it changes little with whatever else the machine does. A rate does.
+What counts is the CPU time of all processes (JVM, Python workers, broker) per row: unlike a rate,
+it hardly depends on other work on the machine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from bench.broker import Told
+from bench.broker import ResultTable
 from bench.figures import ratio
 from bench.measure import Plan
 from bench.memory import full_of_pages
@@ -22,7 +22,7 @@ from bench.servers import EscrowMQ, client
 COLUMNS = ("what", "rows/s", "CPU us/row", "of which broker", "to at-least-once", "goal")
 BODY_BYTES = 1024
 QUEUES = 8
-WARM_UPS = 4  # rounds: a cold JVM costs several times more
+WARM_UPS = 4  # warm-up rounds: a cold JVM costs several times more
 NOTES = (
     "Rows are made by the JVM (`range`, a constant body). Variants take turns; a figure is the "
     "median of its rounds. Processor time is that of the JVM, its Python workers and the broker, "
@@ -31,13 +31,13 @@ NOTES = (
 )
 
 
-def rows(plan: Plan) -> Told:
+def rows(plan: Plan) -> ResultTable:
     from bench.spark_read import session  # Spark is an extra
 
     count = 50_000 if plan.quick else 300_000
     spark = session()
     kinds = ("noop", "at-least-once", "exactly-once")
-    found: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
+    results: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
     with directory() as path, nullcontext() if plan.quick else full_of_pages(path):
         server = EscrowMQ(path / "server", {})
         server.start()
@@ -46,17 +46,17 @@ def rows(plan: Plan) -> Told:
                 for kind in kinds:
                     figures = _measured(spark, server, kind, count, f"bench-{kind}")
                     if number >= WARM_UPS:
-                        found[kind].append(figures)
+                        results[kind].append(figures)
         finally:
             server.stop()
             spark.stop()
-    return Told(_table(found), list(NOTES), COLUMNS)
+    return ResultTable(_table(results), list(NOTES), COLUMNS)
 
 
 def _measured(
     spark: Any, server: EscrowMQ, kind: str, count: int, topic: str
 ) -> tuple[float, float, float]:
-    """Rows a second, and microseconds of processor time a row: of all, and of the broker."""
+    """Return rows per second, and CPU microseconds per row: of all, and of the broker."""
     from bench.spark_read import Meter  # Spark is an extra
 
     jvm = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
@@ -76,10 +76,10 @@ def _measured(
     return count / took_s, (spark_s + broker_s) * 1e6 / count, broker_s * 1e6 / count
 
 
-def _table(found: dict[str, list[tuple[float, float, float]]]) -> list[Sequence[str]]:
+def _table(results: dict[str, list[tuple[float, float, float]]]) -> list[Sequence[str]]:
     medians = {
         kind: tuple(statistics.median(column) for column in zip(*rounds, strict=True))
-        for kind, rounds in found.items()
+        for kind, rounds in results.items()
     }
     base = medians["at-least-once"]
     goals = {"at-least-once": "8-9 us", "exactly-once": "15 us, rate 0.50"}

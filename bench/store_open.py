@@ -1,4 +1,4 @@
-"""How long a start takes after kill -9, and how much memory. Each start is a process of its own."""
+"""Time and memory of a start after kill -9. Each start is a separate process."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pathlib import Path
 from bench.measure import Row, alternate
 from bench.samples import NOW_MS, directory, open_store, sample
 
-TAIL = 20_000  # records behind the last checkpoint: some tenths of a second of full load
+TAIL = 20_000  # records after the last checkpoint: some tenths of a second of full load
 
 
 def fill(path: Path, total_bytes: int, body_bytes: int) -> None:
-    """A log of that length, with checkpoints, stopped in order."""
+    """Write a log of that length with checkpoints, and stop cleanly."""
     store = open_store(path)
     number = 0
     while store.end < total_bytes:
@@ -43,17 +43,17 @@ def open_and_tell(path: Path) -> None:
     began = time.perf_counter()
     store = open_store(path)
     took_s = time.perf_counter() - began
-    told = {
+    report = {
         "took_s": took_s,
         "walked": store.recovery.records,
         "memory_bytes": anonymous_bytes() - before,
     }
-    print(json.dumps(told))
+    print(json.dumps(report))
     store.abandon()
 
 
 def anonymous_bytes() -> int:
-    """Resident memory that is not a mapped file."""
+    """Return resident memory without mapped files."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -68,8 +68,8 @@ def child(command: str, path: Path, *arguments: int) -> subprocess.CompletedProc
 def opened(path: Path) -> dict[str, float]:
     done = child("open", path)
     assert done.returncode == 0, done.stderr
-    told: dict[str, float] = json.loads(done.stdout)
-    return told
+    report: dict[str, float] = json.loads(done.stdout)
+    return report
 
 
 def after_kill(path: Path) -> float:
@@ -85,7 +85,7 @@ def rebuilt(path: Path) -> float:
 
 
 def rows(*, quick: bool, rounds: int) -> list[Row]:
-    found = []
+    results = []
     megabytes = (16, 64) if quick else (64, 256, 1024)
     for size in megabytes:
         with directory() as path:
@@ -94,7 +94,7 @@ def rows(*, quick: bool, rounds: int) -> list[Row]:
                 {"kill": partial(after_kill, path), "rebuild": partial(rebuilt, path)},
                 rounds=min(rounds, 3),
             )
-        found.append(
+        results.append(
             Row(
                 f"open a log of {size} MiB after kill -9, {TAIL:,} records behind the checkpoint",
                 f"{took['kill']:.2f} s",
@@ -106,17 +106,17 @@ def rows(*, quick: bool, rounds: int) -> list[Row]:
     size = 256 if quick else 10 * 1024
     with directory() as path:
         assert child("fill", path, size << 20, 4096).returncode == 0
-        told = opened(path)
-    found.append(
+        report = opened(path)
+    results.append(
         Row(
             f"open a directory of {size / 1024:g} GiB: memory that is not mapped files",
-            f"{told['memory_bytes'] / (1 << 20):.0f} MiB",
-            f"{told['took_s']:.2f} s",
+            f"{report['memory_bytes'] / (1 << 20):.0f} MiB",
+            f"{report['took_s']:.2f} s",
             "",
             "100 MiB",
         )
     )
-    return found
+    return results
 
 
 if __name__ == "__main__":

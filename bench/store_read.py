@@ -1,4 +1,4 @@
-"""How fast 32-message slices come out of the store, beside copying the same bytes."""
+"""Reading slices of 32 messages, beside copying the same bytes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from escrowmq.store.store import MessageStore
 
 
 def read_all(store: MessageStore, queues: int, *, copied: bool) -> float:
-    """Bytes a second, every queue from its first message to its last."""
+    """Return bytes per second of reading every queue from its first message to its last."""
     total = 0
     began = time.perf_counter()
     for queue_id in range(queues):
         at, end = 0, store.max_offset(TOPIC, queue_id)
         while at < end:
-            found = store.read(TOPIC, queue_id, at, count_max=32)
-            total += len(b"".join(found.slices)) if copied else found.size
-            at = found.next_offset
+            results = store.read(TOPIC, queue_id, at, count_max=32)
+            total += len(b"".join(results.slices)) if copied else results.size
+            at = results.next_offset
     return total / (time.perf_counter() - began)
 
 
 def copy_all(store: MessageStore) -> float:
-    """The log itself, copied in pieces of 32 messages."""
+    """Return bytes per second of copying the log in pieces of 32 messages."""
     piece = 32 * 1200
     total = 0
     views = [
@@ -40,7 +40,7 @@ def copy_all(store: MessageStore) -> float:
 
 def rows(*, quick: bool, rounds: int) -> list[Row]:
     count = 20_000 if quick else 200_000
-    found = []
+    results = []
     for queues in (1, 4):
         with directory() as path:
             store = open_store(path)
@@ -59,7 +59,7 @@ def rows(*, quick: bool, rounds: int) -> list[Row]:
             store.abandon()
         lie = "side by side" if queues == 1 else "between those of three other queues"
         for variant, words in (("slices", "handed out as slices"), ("joined", "and copied")):
-            found.append(
+            results.append(
                 Row(
                     f"read 32 messages that lie {lie}, {words}",
                     f"{rate[variant] / 1e9:.2f} GB/s",
@@ -68,4 +68,4 @@ def rows(*, quick: bool, rounds: int) -> list[Row]:
                     "1 GB/s or copying / 2",
                 )
             )
-    return found
+    return results

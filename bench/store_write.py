@@ -1,4 +1,4 @@
-"""How fast the store takes messages, beside the file calls it cannot do without."""
+"""Appending messages, beside the bare file calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WRITERS = 64
 def append_rate(
     count: int, batch: int, *, body_bytes: int = 1024, checkpoint: bool = False
 ) -> float:
-    """Records a second into a fresh store."""
+    """Return records per second into a new store."""
     records = [sample(number, body_bytes=body_bytes) for number in range(count)]
     with directory() as path:
         store = open_store(path)
@@ -38,7 +38,7 @@ def append_rate(
 
 
 def raw_rate(count: int, batch: int, *, body_bytes: int = 1024) -> float:
-    """The same bytes with one pwrite per batch, and nothing else."""
+    """Return records per second of one pwrite per batch and nothing else."""
     size = len(encode_record(sample(0, body_bytes=body_bytes), 0, 0, NOW_MS, HOST))
     data = b"x" * size * batch
     with directory() as path:
@@ -53,7 +53,7 @@ def raw_rate(count: int, batch: int, *, body_bytes: int = 1024) -> float:
 
 
 def fsync_each_rate(count: int) -> float:
-    """One writer, one fsync per message."""
+    """Return records per second of one writer with one fsync per message."""
     with directory() as path:
         store = open_store(path)
         store.append([sample(0)], now_ms=NOW_MS)
@@ -68,7 +68,7 @@ def fsync_each_rate(count: int) -> float:
 
 
 def group_commit_rate(count: int) -> float:
-    """Many writers, each waiting for its own message to be durable before it sends the next."""
+    """Return records per second of many writers that each wait until their message is durable."""
     with directory() as path:
         return uvloop.run(_group_commit(path, [sample(number) for number in range(count)]))
 
@@ -85,8 +85,8 @@ async def _group_commit(path: Path, records: list[NewRecord]) -> float:
 
 
 class Writers:
-    """As a broker serves them: what arrives in one turn of the loop goes into one append, and
-    each writer is answered on its own once its message is durable."""
+    """Serve writers as a broker does: one append per turn of the loop, and each writer is answered
+    when its message is durable."""
 
     def __init__(self, store: MessageStore, group: GroupCommit, records: list[NewRecord]) -> None:
         self.group = group
@@ -124,7 +124,7 @@ class Writers:
 
 def rows(*, quick: bool, rounds: int) -> list[Row]:
     count = 10_000 if quick else 100_000
-    found = []
+    results = []
     for batch, body_bytes, goal in (
         (1, 1024, "100,000/s"),
         (64, 1024, "raw / 2"),
@@ -139,7 +139,7 @@ def rows(*, quick: bool, rounds: int) -> list[Row]:
             rounds=rounds,
         )
         what = "one by one" if batch == 1 else f"in batches of {batch}"
-        found.append(
+        results.append(
             Row(
                 f"append {body_bytes // 1024} KiB records {what}",
                 f"{rate['store']:,.0f}/s",
@@ -155,7 +155,7 @@ def rows(*, quick: bool, rounds: int) -> list[Row]:
         },
         rounds=rounds,
     )
-    found.append(
+    results.append(
         Row(
             f"the same, with the checkpoint of {count:,} records",
             f"{with_checkpoint['with']:,.0f}/s",
@@ -170,7 +170,7 @@ def rows(*, quick: bool, rounds: int) -> list[Row]:
         },
         rounds=rounds,
     )
-    found.append(
+    results.append(
         Row(
             f"durable sends, {WRITERS} writers waiting",
             f"{durable['group']:,.0f}/s",
@@ -179,4 +179,4 @@ def rows(*, quick: bool, rounds: int) -> list[Row]:
             "20",
         )
     )
-    return found
+    return results

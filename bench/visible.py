@@ -1,4 +1,4 @@
-"""How soon a committed message is with a consumer that waits for it: alone, and beside others."""
+"""Latency from a commit to a waiting consumer: alone, and beside other transactions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bench.broker import Told, shaped
+from bench.broker import ResultTable, shaped
 from bench.generator import Outcome, run
 from bench.measure import Plan
 from bench.samples import directory
@@ -25,8 +25,8 @@ NOTES = (
 )
 
 
-def rows(plan: Plan) -> Told:
-    found: list[Sequence[str]] = []
+def rows(plan: Plan) -> ResultTable:
+    results: list[Sequence[str]] = []
     notes = list(NOTES)
     with directory() as path:
         server = EscrowMQ(path / "ours", {})
@@ -35,9 +35,9 @@ def rows(plan: Plan) -> Told:
             with client(server) as admin:
                 admin.create_topic(TOPIC, queues=1)
                 admin.create_topic(OTHERS, queues=4)
-            found.append(_row("alone", _seconds(server)))
+            results.append(_row("alone", _seconds(server)))
             beside = _Beside(server, plan)
-            found.append(_row("beside other transactions", _seconds(server)))
+            results.append(_row("beside other transactions", _seconds(server)))
             outcome = beside.outcome()
         finally:
             server.stop()
@@ -46,11 +46,11 @@ def rows(plan: Plan) -> Told:
         f"The others: {outcome.rate:,.0f} transactions a second on two connections; the broker "
         f"used {share:.0%} of its core."
     )
-    return Told(found, notes, COLUMNS)
+    return ResultTable(results, notes, COLUMNS)
 
 
 class _Beside(threading.Thread):
-    """Transactions of others, as long as it takes."""
+    """Run other transactions until the measurement ends."""
 
     def __init__(self, server: EscrowMQ, plan: Plan) -> None:
         super().__init__(daemon=True)
