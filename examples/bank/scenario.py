@@ -17,7 +17,8 @@ from typing import Final
 
 from sqlalchemy import Engine
 
-from escrowmq.cli.cluster import ClusterTransactions
+from escrowmq.admin import Cluster
+from escrowmq.admin.transactions import list_transactions
 from escrowmq.clock import SystemClock
 from escrowmq.remoting.headers import ListTransactions
 from examples.bank.banks import BOB, SMITH, create_bank, open_bank, transfer_count
@@ -184,10 +185,10 @@ class Scenario:
         return self._count(ListTransactions(state=state))
 
     def _count(self, request: ListTransactions) -> int:
-        cluster = ClusterTransactions(self.broker.servers, None)
-        count = sum(1 for _ in cluster.list_transactions([request]))
+        with Cluster(self.broker.servers) as cluster:
+            count = sum(1 for _ in list_transactions(cluster, [request]))
         if cluster.failures:
-            raise DemoFailed("; ".join(cluster.failures))
+            raise DemoFailed("; ".join(map(str, cluster.failures)))
         return count
 
     def _tried_count(self, payers: list[PayerRun]) -> int:

@@ -338,7 +338,8 @@ def test_a_name_server_with_the_brokers_port_hears_of_its_own(tmp_path: Path) ->
     path = written(tmp_path, "listenPort=9999")
     (warning,) = role_warnings(load_config(path), "namesrv")
     assert (
-        warning == f"{path}:1: listenPort is the broker's; the name server's is escrowNamesrvPort"
+        warning == f"{path}:1: listenPort is the port of the broker; "
+        "the name server has escrowNamesrvPort"
     )
     assert role_warnings(load_config(path), "all") == []
     assert role_warnings(load_config(path, {}, {"--namesrv-port": "1"}), "namesrv") == []

@@ -8,13 +8,13 @@ from typing import Any
 import click
 import pytest
 
-from escrowmq.cli.call import find_cluster
+from escrowmq.admin import Cluster
 from escrowmq.cli.commands.pipeline import SinceParam
 from escrowmq.client.connection import ConnectionPool
 from escrowmq.client.routes import Routes
 from escrowmq.clock import ManualClock, epoch_ms
 from escrowmq.config.setting_types import AddressList
-from escrowmq.errors import BrokenBody, NotSent
+from escrowmq.errors import BrokenBody
 from escrowmq.parsing import (
     did_you_mean,
     format_duration,
@@ -62,8 +62,8 @@ def test_client_spark_and_settings_split_a_server_list_alike(text: str) -> None:
 def test_a_server_list_without_addresses_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected host:port"):
         parse_servers(text)
-    with pytest.raises(NotSent, match="expected host:port"):
-        find_cluster(text)
+    with pytest.raises(ValueError, match="expected host:port"):
+        Cluster(text)
 
 
 def test_an_address_has_a_host_and_a_port() -> None:

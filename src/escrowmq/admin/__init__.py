@@ -2,14 +2,22 @@
 
 The command line is written with this package; programs may use it too.
 
-    Cluster(servers, access) ── name servers: brokers, routes, topics
+    Cluster(servers, access) ─── name servers: brokers(), route(topic), topics()
         │
-        └─ ask_all(question) ── one SyncConnection per broker ── question(connection) ── values
+        └─ ask_all(question) ─── for each broker: question(SyncConnection) → values
+                                 a broker that cannot answer → Cluster.failures
 
-A broker that cannot be asked is listed in `Cluster.failures`; the others are asked all the same.
-Nothing here prints, and nothing here is imported from the broker or the store.
+What always holds: a broker that fails never hides the answers of the others, and is always listed
+in `Cluster.failures`. Nothing here prints or asks a user, and nothing here imports the broker or
+the store.
 
-`cluster.py`: brokers, routes and topics of a cluster; ask all brokers.
+Modules in reading order:
+
+    cluster.py        brokers, routes and topics of a cluster; ask all brokers
+    queries.py        questions to one broker: topics, groups, lag, runtime figures, settings
+    offsets.py        plan and apply a reset of a consumer group
+    messages.py       find messages, follow a topic
+    transactions.py   list, explain and decide transactions
 """
 
 from __future__ import annotations

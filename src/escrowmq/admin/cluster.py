@@ -9,7 +9,7 @@ with Cluster("10.0.0.1:9876;10.0.0.2:9876", Access(...)) as cluster:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
@@ -81,7 +81,7 @@ class Cluster:
         self.access = access
         self.timeout_s = timeout_s
         self.failures: list[BrokerFailure] = []  # of ask_all, each once
-        self._broker = broker
+        self.selected_broker = broker
         self._brokers: list[BrokerAddress] | None = None
         self._connections: dict[str, SyncConnection] = {}
 
@@ -111,6 +111,10 @@ class Cluster:
         if self._brokers is None or fresh:
             self._brokers = self._find_brokers()
         return self._brokers
+
+    def broker_names(self) -> str:
+        """Return the names of the brokers, for messages: `a, b`."""
+        return ", ".join(broker.name for broker in self.brokers())
 
     def info(self) -> ClusterInfo:
         """Return what the first name server says that knows any broker. Raises NotSent."""
@@ -164,14 +168,14 @@ class Cluster:
         raise NotSent(f"no name server answers: {reason}")
 
     def _find_brokers(self) -> list[BrokerAddress]:
-        if self._broker is None:
+        if self.selected_broker is None:
             return masters(self.info())
-        if ":" in self._broker:
-            return [BrokerAddress(self._broker, self._broker)]
-        named = [broker for broker in masters(self.info()) if broker.name == self._broker]
+        if ":" in self.selected_broker:
+            return [BrokerAddress(self.selected_broker, self.selected_broker)]
+        named = [broker for broker in masters(self.info()) if broker.name == self.selected_broker]
         if not named:
             raise NotSent(
-                f"no broker is named {self._broker!r}: `escrowmq broker list` shows the names"
+                f"no broker is named {self.selected_broker!r}: `escrowmq broker list` shows them"
             )
         return named
 
@@ -194,15 +198,16 @@ class Cluster:
         self,
         question: Callable[[SyncConnection], T],
         *,
+        brokers: Iterable[BrokerAddress] | None = None,
         ignored_codes: Collection[int] = (),
     ) -> list[tuple[BrokerAddress, T]]:
-        """Return what the question returns for each broker.
+        """Return what the question returns for each broker, or for these `brokers` only.
 
         A broker that fails is added to `failures` and does not hide the answers of the others. A
         broker that refuses with one of `ignored_codes` has nothing to say, and is left out.
         """
         answers = []
-        for broker in self.brokers():
+        for broker in self.brokers() if brokers is None else brokers:
             try:
                 answers.append((broker, question(self.connection(broker.address))))
             except EscrowError as error:

@@ -1,8 +1,11 @@
-"""`escrowmq`: put the command groups together and turn errors into one line and an exit code.
+"""`escrowmq`: the entry point. Loads the command, turns errors into one line and an exit code.
 
-0  as it should be
-1  looked, and found damage or a problem
-2  could not do what was asked
+Exit codes of all commands:
+
+0    success
+1    a check found damage or a problem
+2    the command failed, or could not do all of its work
+130  the user answered "no" to a confirmation
 """
 
 from __future__ import annotations
@@ -12,12 +15,13 @@ from importlib import import_module
 from typing import Final
 
 import click
+from click.shell_completion import get_completion_class
 
 from escrowmq.errors import EscrowError
 
+# A command is an attribute of the module of the same name in `escrowmq.cli.commands`.
 COMMAND_NAMES: Final = (
     "broker",
-    "completion",
     "config",
     "doctor",
     "group",
@@ -31,18 +35,23 @@ COMMAND_NAMES: Final = (
 
 
 class LazyCommandGroup(click.Group):
-    """Each is a module of its name, imported when it is wanted: all of them together take as long
-    as a broker takes to start."""
+    """Import the module of a command when it is used.
+
+    Importing all of them takes as long as a broker takes to start.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMAND_NAMES)
+        return sorted([*COMMAND_NAMES, *super().list_commands(ctx)])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in COMMAND_NAMES:
             return _load_command(cmd_name)
-        for name in COMMAND_NAMES:  # so that click can say which of them was meant
-            self.add_command(_load_command(name))
-        return None
+        command = super().get_command(ctx, cmd_name)
+        if command is None:
+            # click compares the wrong name with the commands that it has, for "Did you mean …?"
+            for name in COMMAND_NAMES:
+                self.add_command(_load_command(name))
+        return command
 
 
 def _load_command(name: str) -> click.Command:
@@ -53,7 +62,27 @@ def _load_command(name: str) -> click.Command:
 @click.group(cls=LazyCommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="escrowmq", prog_name="escrowmq")
 def cli() -> None:
-    """Transactional messages that commit together with your database."""
+    """Run and operate EscrowMQ: messages that commit together with your database."""
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print a script that completes commands, topics, groups and brokers.
+
+    \b
+    bash   eval "$(escrowmq completion bash)"     in ~/.bashrc
+    zsh    eval "$(escrowmq completion zsh)"      in ~/.zshrc
+    fish   escrowmq completion fish > ~/.config/fish/completions/escrowmq.fish
+
+    Names come from the name server given with -n or $NAMESRV_ADDR. If it does not respond within
+    a second, no names are completed.
+    """
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None
+    root = context.find_root().command
+    click.echo(completion_class(root, {}, "escrowmq", "_ESCROWMQ_COMPLETE").source())
 
 
 def main() -> None:
@@ -65,7 +94,10 @@ def main() -> None:
     except click.Abort:
         code = 130
     except EscrowError as error:
-        click.echo(f"escrowmq: {error}", err=True)
+        # Imported here because it brings rich along, and most commands do not fail.
+        from escrowmq.cli.output import printable
+
+        click.echo(f"escrowmq: {printable(str(error))}", err=True)
         code = 2
     sys.exit(code)
 

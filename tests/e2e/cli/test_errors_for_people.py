@@ -141,7 +141,7 @@ def test_a_group_is_shown_reset_and_deleted(client: Client) -> None:
     assert (queue["read"], queue["end"], queue["lag"]) == (3, 5, 2)
     assert ISO.fullmatch(queue["read_up_to"])
     assert next(row for row in told("group", "lag") if row["group"] == "pay")["lag"] == 2
-    assert "nobody of it is connected" in did("group", "show", "pay").out
+    assert "no member is connected" in did("group", "show", "pay").out
     assert "group lag" not in refused("group", "show", "nope")
 
     planned = told("group", "reset", "pay", "--to", "earliest", "--dry-run")
@@ -478,14 +478,14 @@ def test_doctor_finds_what_waits_for_an_operator(tmp_path: Path) -> None:
         code, found = examined(*where)
     assert code == 1
     assert details(found["problem"]) == (
-        "1 transaction is stranded: nobody is asked about them any more"
+        "1 transaction is stranded: the broker does not check them any more"
     )
     warned = details(found["warning"])
-    assert "group gone has not read 1 messages, and nobody of it is connected" in warned
-    assert "group gone has 1 dead letters" in warned
-    assert "listens on 0.0.0.0 and asks nobody who he is" in warned
-    assert "its clock agrees with ours" in details(found["ok"])
-    assert "a broker runs on it" in details(found["ok"])
+    assert "group gone has 1 unread messages and no connected member" in warned
+    assert "group gone has 1 dead letter:" in warned
+    assert "listens on 0.0.0.0 and accepts every client without an account" in warned
+    assert "its clock agrees with this machine's clock" in details(found["ok"])
+    assert "a broker is running on it" in details(found["ok"])
 
 
 def test_doctor_finds_what_is_wrong_with_a_machine(tmp_path: Path, served: Served) -> None:
@@ -494,16 +494,16 @@ def test_doctor_finds_what_is_wrong_with_a_machine(tmp_path: Path, served: Serve
     conf.write_text(f"listenPort={port}\nbindAddress=0.0.0.0\nescrowNamesrvPort=0\n")
     code, found = examined("--local", "-c", str(conf), "--data", str(tmp_path / "data"))
     assert code == 1
-    assert "no broker runs on the data directory" in details(found["problem"])
+    assert "no broker is running on the data directory" in details(found["problem"])
     assert "0.0.0.0 without accounts: serve refuses to start" in details(found["problem"])
-    assert "the first start makes it" in details(found["ok"])
+    assert "the first start creates it" in details(found["ok"])
 
     (tmp_path / "left").mkdir()
     (tmp_path / "left" / "abort").touch()
     conf.write_text("listenPort=0\nescrowNamesrvPort=0\n")
     code, found = examined("--local", "-c", str(conf), "--data", str(tmp_path / "left"))
     assert code == 0
-    assert "did not stop in order" in details(found["warning"])
+    assert "was not shut down properly" in details(found["warning"])
 
     conf.write_text("listenPort=many\n")
     code, found = examined("--local", "-c", str(conf))

@@ -142,10 +142,10 @@ def test_the_story_of_a_check_says_who_was_asked_and_what_he_said(tmp_path: Path
         peer = steps[0]["who"]
         assert steps[1]["who"] == peer
         text = explained(served, "A")
-    assert f"asked           {peer} (check 1)" in text
-    assert f"unknown, says {peer} (check 1)" in text
+    assert f"checked         asked {peer} (check 1)" in text
+    assert f"answered        {peer} does not know yet (check 1)" in text
     assert f"committed       by check {peer}; delivered to queue 0 of orders at 0" in text
-    assert "next:  nothing: it is settled for good" in text
+    assert "next:  nothing: the transaction is decided" in text
     assert all(ISO.search(line) for line in text.splitlines()[1:5])
 
 
@@ -171,7 +171,7 @@ def test_an_open_one_is_explained(patient: Served) -> None:
         text = explained(patient, "A")
     assert "transaction A of group pay for topic orders" in text.splitlines()[0]
     assert "why:   its producer has not decided yet" in text
-    assert f"asked when due: {listed(patient)[0]['next_due']}" in text
+    assert f"the broker checks with the producer at {listed(patient)[0]['next_due']}" in text
     fields = run(patient, "show", "A").stdout
     assert re.search(r"^state +open$", fields, re.MULTILINE)
 
@@ -257,7 +257,7 @@ def answered(served: Served, answer: str, *arguments: str) -> str:
         pytest.param(("commit", "--reason", "r", "--yes"), "--all", id="nothing named"),
         pytest.param(("commit", "A", "--all", "--reason", "r", "--yes"), "--all", id="both"),
         pytest.param(("commit", "A", "--topic", "T", "--reason", "r", "--yes"), "--all", id="mix"),
-        pytest.param(("list", "--older-than", "soon"), "no duration", id="no duration"),
+        pytest.param(("list", "--older-than", "soon"), "not a duration", id="no duration"),
         pytest.param(("list", "--broker", "nowhere"), "HOST:PORT", id="no address"),
     ],
 )
@@ -376,7 +376,7 @@ def test_a_broker_that_knows_no_such_request_is_named() -> None:
         result = run(None, "list", "--json", "--broker", f"127.0.0.1:{port}")
         answering.join(WAIT_S)
     assert result.returncode == 2
-    assert "does not know LIST_TRANSACTIONS: it is no EscrowMQ broker" in result.stderr
+    assert "does not support LIST_TRANSACTIONS: it is not an EscrowMQ broker" in result.stderr
 
 
 def refuse_one(server: socket.socket) -> None:

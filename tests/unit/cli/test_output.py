@@ -1,8 +1,13 @@
-"""Tables as wide as the terminal: some columns give way, ids never do."""
+"""Tables that fit the terminal, fields in columns, and widths in terminal cells."""
 
 from __future__ import annotations
 
-from escrowmq.cli.output import TableColumn, field_lines, table_lines
+from collections.abc import Iterator
+
+import pytest
+from rich.cells import cell_len
+
+from escrowmq.cli.output import TableColumn, field_lines, printable, table_lines, truncate
 
 COLUMNS = (
     TableColumn("ID"),
@@ -16,7 +21,7 @@ ROWS = [
 ]
 
 
-def test_a_program_sees_everything() -> None:
+def test_a_table_for_a_program_is_not_cut() -> None:
     assert list(table_lines(COLUMNS, ROWS, None)) == [
         "ID          TOPIC                     GROUP                 LAG",
         "0123456789  a-topic-with-a-long-name  short                   7",
@@ -24,7 +29,7 @@ def test_a_program_sees_everything() -> None:
     ]
 
 
-def test_the_widest_columns_give_way_first() -> None:
+def test_the_widest_columns_shrink_first() -> None:
     assert list(table_lines(COLUMNS, ROWS, 50)) == [
         "ID          TOPIC            GROUP             LAG",
         "0123456789  a-topic-with-a…  short               7",
@@ -38,23 +43,56 @@ def test_ids_and_numbers_are_never_cut() -> None:
     assert lines[2].endswith("a-group…  1234")
 
 
-def test_nothing_has_no_heads() -> None:
+def test_a_table_without_rows_has_no_heading() -> None:
     assert list(table_lines(COLUMNS, [], 80)) == []
 
 
-def test_rows_are_printed_as_they_come() -> None:
-    def endless() -> object:
+def test_the_first_rows_are_printed_before_the_last_ones_are_known() -> None:
+    def endless() -> Iterator[tuple[str, ...]]:
         while True:
             yield ROWS[1]
 
-    lines = table_lines(COLUMNS, endless(), 80)  # type: ignore[arg-type]
+    lines = table_lines(COLUMNS, endless(), 80)
     assert next(lines).startswith("ID")
     assert next(lines).startswith("1 ")
 
 
-def test_fields_stand_in_a_column() -> None:
+@pytest.mark.parametrize("width", [None, 40, 30])
+def test_chinese_text_lines_up_with_ascii_text(width: int | None) -> None:
+    columns = (
+        TableColumn("TOPIC", can_shrink=True),
+        TableColumn("GROUP", can_shrink=True),
+        TableColumn("LAG", is_number=True),
+    )
+    rows = [
+        ("订单创建事件主题", "付款服务消费组", "7"),
+        ("orders-created", "payments", "12345"),
+        ("订单-orders", "付款", "0"),
+    ]
+    heading, *lines = table_lines(columns, rows, width)
+    group_column = cell_len(heading[: heading.index("GROUP")])
+    for line, (_, group, _) in zip(lines, rows, strict=True):
+        begin = line.index("  " + group[:2]) + 2
+        assert cell_len(line[:begin]) == group_column
+        assert cell_len(line) == cell_len(heading)
+        assert width is None or cell_len(line) <= width
+
+
+def test_a_wide_character_that_does_not_fit_is_not_cut_in_half() -> None:
+    assert truncate("订单创建", 8) == "订单创建"
+    assert truncate("订单创建", 6) == "订单 …"  # the third character would take cells 5 and 6
+    assert cell_len(truncate("订单创建", 6)) == 6
+
+
+def test_values_of_fields_stand_in_one_column() -> None:
     assert list(field_lines([("a", "1"), ("long", ""), ("b", "2")])) == [
         "a     1",
         "long  -",
         "b     2",
     ]
+    assert list(field_lines([("主题", "x"), ("topic", "y")])) == ["主题   x", "topic  y"]
+
+
+def test_control_characters_are_escaped() -> None:
+    assert printable("a\x1b[2Jb\n") == "a\\x1b[2Jb\\n"
+    assert printable("订单") == "订单"

@@ -1,20 +1,16 @@
-"""What commands make of values: times, durations, rates, messages, checkups."""
+"""Texts that commands print: times, messages, rates, results of `doctor`."""
 
 from __future__ import annotations
 
 import click
 import pytest
 
-from escrowmq.cli.commands.broker import (
-    ClusterSample,
-    compare_samples,
-    disk_used_ratio,
-    recent_rate,
-    uptime_s,
-)
+from escrowmq.admin.messages import MessageView, decode_messages
+from escrowmq.admin.queries import disk_used_ratio, recent_rate, uptime_s
+from escrowmq.cli.commands.broker import ClusterSample, compare_samples
 from escrowmq.cli.commands.doctor_checks import check_lines, ok, problem, warning
 from escrowmq.cli.options import parse_duration_option, parse_start_option
-from escrowmq.cli.rendering import MessageView, decode_messages, message_line, message_lines
+from escrowmq.cli.rendering import message_line, message_lines
 from escrowmq.errors import CorruptRecord
 from escrowmq.message.keys import encode_host
 from escrowmq.message.properties import encode_properties
@@ -40,8 +36,8 @@ def message(body: bytes, **properties: str) -> MessageView:
         properties=encode_properties(properties),
         born_host=HOST,
     )
-    [found] = decode_messages(encode_record(new, 7, 4096, 1_000, HOST), "broker-a")
-    return found
+    [decoded] = decode_messages(encode_record(new, 7, 4096, 1_000, HOST), "broker-a")
+    return decoded
 
 
 # --- times ---------------------------------------------------------------------------------------
@@ -61,12 +57,12 @@ def test_a_time_without_a_zone_is_utc(text: str, ms: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["yesterday", "", "2026-13-01", "10m"])
-def test_what_is_no_time_says_what_one_is(text: str) -> None:
+def test_a_text_that_is_no_time_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(click.BadParameter, match="2026-01-01T00:00"):
         parse_start_option(CONTEXT, OPTION, text)
 
 
-def test_places_in_time_have_names() -> None:
+def test_earliest_and_latest_are_positions() -> None:
     assert parse_start_option(CONTEXT, OPTION, "earliest") == "earliest"
     assert parse_start_option(CONTEXT, OPTION, None) is None
     assert parse_duration_option(CONTEXT, OPTION, "90s") == 90_000
@@ -91,7 +87,7 @@ def test_a_line_fits_the_terminal() -> None:
     assert len(message_line(message(b"x" * 500), 80)) == 80
 
 
-def test_what_is_no_record_is_refused() -> None:
+def test_bytes_that_are_no_record_are_refused() -> None:
     with pytest.raises(CorruptRecord):
         list(decode_messages(b"\0" * 100, "broker-a"))
 
@@ -99,7 +95,7 @@ def test_what_is_no_record_is_refused() -> None:
 # --- figures -------------------------------------------------------------------------------------
 
 
-def test_figures_are_read_out_of_texts() -> None:
+def test_runtime_figures_are_parsed_from_texts() -> None:
     table = {
         "runtime": "[ 1 days, 2 hours, 3 minutes, 4 seconds ]",
         "putTps": "12.50 3.00 1.00",
@@ -121,7 +117,7 @@ def test_tables_by_queue_are_read_as_they_are_written() -> None:
     assert read["topicPutTps"] == 0.5
 
 
-def test_rates_are_counted_between_two_looks_and_never_negative() -> None:
+def test_rates_are_measured_between_two_samples_and_never_negative() -> None:
     before = ClusterSample(10.0, max_offsets={("a", "t"): 100, ("a", "u"): 50}, min_offsets={})
     now = ClusterSample(
         12.0,
@@ -129,7 +125,7 @@ def test_rates_are_counted_between_two_looks_and_never_negative() -> None:
             ("a", "t"): 110,
             ("b", "t"): 70,
             ("a", "u"): 0,
-        },  # u was made again, b came back
+        },  # u was created again, b is back
         min_offsets={("a", "t"): 10, ("b", "t"): 0, ("a", "u"): 0},
     )
     topics = compare_samples(before, now)["topics"]
@@ -139,7 +135,7 @@ def test_rates_are_counted_between_two_looks_and_never_negative() -> None:
     ]
 
 
-def test_a_checkup_has_a_remedy_below_it() -> None:
+def test_a_remedy_stands_below_its_result() -> None:
     lines = list(
         check_lines([ok("a", "fine"), warning("bb", "odd", "do this"), problem("c", "bad", "do")])
     )
@@ -152,4 +148,4 @@ def test_a_checkup_has_a_remedy_below_it() -> None:
         "",
         "1 problem, 1 warning",
     ]
-    assert list(check_lines([])) == ["nothing is wrong"]
+    assert list(check_lines([])) == ["no problems"]

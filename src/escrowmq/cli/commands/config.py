@@ -1,8 +1,7 @@
-"""`escrowmq config`: every setting, its value, and where that came from."""
+"""`escrowmq config`: show every setting, its value and its origin."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -10,37 +9,34 @@ from pathlib import Path
 
 import click
 
-from escrowmq.cli.output import ignore_broken_pipe
+from escrowmq.cli.options import config_file_option
+from escrowmq.cli.output import ignore_broken_pipe, print_json, print_lines
 from escrowmq.config import SETTINGS, ResolvedConfig, ResolvedSetting, load_config
 from escrowmq.config.properties_file import write_property
 
 
 @click.command()
-@click.option(
-    "-c", "file", metavar="FILE", type=click.Path(path_type=Path), help="broker.conf or TOML."
-)
-@click.option("--changed", is_flag=True, help="Only what is not at its default.")
-@click.option("--json", "in_json", is_flag=True, help="One JSON object instead of text.")
-@click.option("--example", is_flag=True, help="Print a file with every setting instead.")
-def config(file: Path | None, changed: bool, in_json: bool, example: bool) -> None:
-    """Print every setting, its value and where that came from.
+@config_file_option
+@click.option("--changed", is_flag=True, help="Only settings that differ from their defaults.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+@click.option("--example", is_flag=True, help="Print an example file with every setting.")
+def config(config_file: Path | None, changed: bool, as_json: bool, example: bool) -> None:
+    """Print every setting with its value and its origin.
 
-    Later sources win: defaults, the file, ESCROWMQ_… variables. A setting that only RocketMQ has
-    is a warning; one that nobody has is an error, with exit code 2.
+    ESCROWMQ_… variables override the file, and the file overrides the defaults. A setting that
+    only RocketMQ has is reported as a warning. An unknown setting is an error with exit code 2.
     """
     with ignore_broken_pipe():
         if example:
-            for line in example_lines():
-                click.echo(line)
+            print_lines(example_lines())
             return
-        resolved = load_config(file, os.environ)
+        resolved = load_config(config_file, os.environ)
         print_warnings(resolved)
         entries = [entry for entry in resolved.entries() if entry.is_changed or not changed]
-        if in_json:
-            click.echo(json.dumps({"settings": [setting_json(entry) for entry in entries]}))
+        if as_json:
+            print_json({"settings": [setting_json(entry) for entry in entries]})
         else:
-            for line in setting_lines(entries):
-                click.echo(line)
+            print_lines(setting_lines(entries))
 
 
 def print_warnings(resolved: ResolvedConfig) -> None:
@@ -59,7 +55,7 @@ def setting_lines(entries: Iterable[ResolvedSetting]) -> Iterator[str]:
 
 
 def setting_json(entry: ResolvedSetting) -> dict[str, object]:
-    """Numbers and truth as such, the rest as a file spells it."""
+    """Return numbers and booleans as JSON has them, every other value as a file spells it."""
     setting = entry.setting
     return {
         "key": setting.key,
@@ -75,8 +71,9 @@ def setting_json(entry: ResolvedSetting) -> dict[str, object]:
 
 
 def example_lines() -> Iterator[str]:
-    yield "# Every setting of EscrowMQ at its default. Take away a # to change one."
-    yield "# Names are RocketMQ's, but for those that begin with escrow."
+    """Yield a configuration file with every setting, commented out."""
+    yield "# Every setting of EscrowMQ with its default. Remove a # to change a setting."
+    yield "# The names are RocketMQ's, except for those that begin with escrow."
     for group, members in groupby(SETTINGS, lambda setting: setting.group):
         yield ""
         yield f"# --- {group} ---"

@@ -1,15 +1,14 @@
-"""`escrowmq doctor`: what is wrong with this installation, and how to mend it."""
+"""`escrowmq doctor`: find what is wrong with this installation and its cluster."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import click
 
-from escrowmq.cli.access import access_options
 from escrowmq.cli.commands.doctor_checks import (
     CheckLevel,
     CheckResult,
@@ -21,86 +20,92 @@ from escrowmq.cli.commands.doctor_checks import (
     check_settings,
     problem,
 )
-from escrowmq.cli.options import json_option
-from escrowmq.cli.output import ignore_broken_pipe
+from escrowmq.cli.options import (
+    DEFAULT_NAMESRV,
+    access_options,
+    config_file_option,
+    json_option,
+    open_cluster,
+)
+from escrowmq.cli.output import ignore_broken_pipe, print_json, print_lines
 from escrowmq.config import Config, load_config
 from escrowmq.config.setting_types import WILDCARD_ADDRESSES
 from escrowmq.errors import ConfigError
 
+_TIMEOUT_S: Final = 5.0
+
 
 @click.command()
-@click.option(
-    "-c", "file", metavar="FILE", type=click.Path(path_type=Path), help="broker.conf or TOML."
-)
-@click.option("--data", metavar="DIR", help="Where messages are kept.  [of the settings]")
+@config_file_option
+@click.option("--data", metavar="DIR", help="Data directory.  [from the configuration]")
 @click.option(
     *("-n", "--namesrv"),
     envvar="NAMESRV_ADDR",
+    show_envvar=True,
     metavar="ADDR",
-    help="The name server.  [of the settings]",
+    help="Name servers of the cluster.  [from the configuration]",
 )
-@click.option("--local", is_flag=True, help="This machine alone: ask no server.")
-@click.option("--quiet", is_flag=True, help="Only what is wrong.")
+@click.option("--local", is_flag=True, help="Check only this machine; connect to no server.")
+@click.option("--quiet", is_flag=True, help="Print only warnings and problems.")
 @json_option
 @access_options
 @click.pass_context
 def doctor(
     context: click.Context,
-    file: Path | None,
+    config_file: Path | None,
     data: str | None,
     namesrv: str | None,
     local: bool,
     quiet: bool,
-    in_json: bool,
+    as_json: bool,
 ) -> None:
-    """Say what is wrong with this installation, and how to mend it.
+    """Find what is wrong with this installation, and say how to fix it.
 
-    Looks at Python and what is installed, the settings, ports and the data directory of this
-    machine, then at the name server, its brokers, their disks, clocks, transactions and groups.
-    Changes nothing.
+    Checks Python, the configuration, the ports and the data directory of this machine, then the
+    name servers, their brokers, disks, clocks, transactions and consumer groups. Changes nothing.
 
-    Exit code 0 if there is no problem (there may be warnings), 1 if there is one.
+    Exit code 0: no problems, perhaps warnings. 1: there is a problem.
     """
-    seen = list(_run_checks(file, data, namesrv, local))
-    shown = [one for one in seen if not quiet or one.level is not CheckLevel.OK]
+    results = list(_run_checks(config_file, data, namesrv, local))
+    shown = [result for result in results if not quiet or result.level is not CheckLevel.OK]
     with ignore_broken_pipe():
-        if in_json:
-            click.echo(json.dumps([one.as_json() for one in shown]))
+        if as_json:
+            print_json([result.as_json() for result in shown])
         else:
-            for line in check_lines(shown):
-                click.echo(line)
-    context.exit(1 if any(one.level is CheckLevel.PROBLEM for one in seen) else 0)
+            print_lines(check_lines(shown))
+    context.exit(1 if any(result.level is CheckLevel.PROBLEM for result in results) else 0)
 
 
 def _run_checks(
-    file: Path | None, data: str | None, namesrv: str | None, local: bool
+    config_file: Path | None, data: str | None, namesrv: str | None, local: bool
 ) -> Iterator[CheckResult]:
     yield from check_python()
     flags = {} if data is None else {"--data": data}
     config: Config | None = None
     try:
-        resolved = load_config(file, os.environ, flags)
+        resolved = load_config(config_file, os.environ, flags)
     except ConfigError as error:
         yield problem(
             "settings",
             str(error),
-            "mend that line; escrowmq config --example has every setting and what it may be",
+            "correct the setting; `escrowmq config --example` lists all and their values",
         )
     else:
         config = resolved.config
         yield from check_settings(resolved)
         is_running = False
-        for checkup, runs in check_directory(config):
-            is_running = is_running or runs
-            yield checkup
+        for result, shows_broker in check_directory(config):
+            is_running = is_running or shows_broker
+            yield result
         yield from check_ports(config, is_running=is_running)
     if not local:
-        yield from check_cluster(namesrv or _default_namesrv(config))
+        servers = namesrv or _default_namesrv(config)
+        yield from check_cluster(open_cluster(servers, timeout_s=_TIMEOUT_S))
 
 
 def _default_namesrv(config: Config | None) -> str:
     if config is None:
-        return "127.0.0.1:9876"
+        return DEFAULT_NAMESRV
     if config.broker.namesrv_addresses:
         return ";".join(config.broker.namesrv_addresses)
     host = config.network.bind_address

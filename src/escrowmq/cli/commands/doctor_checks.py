@@ -1,10 +1,6 @@
-"""One thing that `escrowmq doctor` looked at: how it is, and what to do about it.
+"""The checks of `escrowmq doctor`: this machine, its configuration, and a cluster.
 
-What may be wrong with a cluster: servers, disks, clocks, transactions, groups.
-
-What may be wrong with this machine: Python, packages, ports, the data directory.
-
-What may be wrong with the settings of a server.
+Every check yields a CheckResult: ok, warning or problem, with a remedy unless it is ok.
 """
 
 from __future__ import annotations
@@ -22,25 +18,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from escrowmq.cli.call import (
-    BrokerAddress,
-    SyncConnection,
-    error_text,
-    find_cluster,
-    master_brokers,
-    parse_name_servers,
-)
-from escrowmq.cli.commands.broker import disk_used_ratio, uptime_s
-from escrowmq.cli.figures import (
+from escrowmq.admin.cluster import BrokerAddress, Cluster, error_text
+from escrowmq.admin.queries import (
     all_progress,
     broker_runtime,
     broker_settings,
     consumer_connections,
+    disk_used_ratio,
+    message_count,
     topic_configs,
     topic_offsets,
     total_lag,
+    uptime_s,
 )
-from escrowmq.cli.rendering import printable
+from escrowmq.cli.output import printable
+from escrowmq.client.sync_connection import SyncConnection
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.config import Config, ResolvedConfig
 from escrowmq.config.loading import is_loopback
@@ -60,11 +52,13 @@ from escrowmq.remoting.headers import ListTransactions
 from escrowmq.store.disk import RealDisk
 from escrowmq.store.store import ABORT_PATH, LOCK_PATH
 
+# --- results -------------------------------------------------------------------------------------
+
 
 class CheckLevel(enum.Enum):
     OK = "ok"
-    WARNING = "warning"  # it works, but look after it
-    PROBLEM = "problem"  # something does not work, or will not for long
+    WARNING = "warning"  # it works, but needs attention
+    PROBLEM = "problem"  # it does not work, or will soon stop working
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,179 +97,412 @@ _LEVEL_LABELS: Final = {
 
 
 def check_lines(results: Iterable[CheckResult]) -> Iterator[str]:
-    seen = list(results)
-    width = max((len(one.subject) for one in seen), default=0)
-    for one in seen:
-        yield f"{_LEVEL_LABELS[one.level]}  {one.subject:<{width}}  {one.detail}"
-        if one.remedy:
-            yield f"{'':<{width + 11}}-> {one.remedy}"
-    problems = sum(one.level is CheckLevel.PROBLEM for one in seen)
-    warnings = sum(one.level is CheckLevel.WARNING for one in seen)
-    if seen:
+    """Yield a line for each result, its remedy below it, and a summary."""
+    shown = list(results)
+    width = max((len(result.subject) for result in shown), default=0)
+    for result in shown:
+        yield f"{_LEVEL_LABELS[result.level]}  {result.subject:<{width}}  {result.detail}"
+        if result.remedy:
+            yield f"{'':<{width + 11}}-> {result.remedy}"
+    problems = sum(result.level is CheckLevel.PROBLEM for result in shown)
+    warnings = sum(result.level is CheckLevel.WARNING for result in shown)
+    if shown:
         yield ""
     if problems or warnings:
         yield f"{_count_text(problems, 'problem')}, {_count_text(warnings, 'warning')}"
     else:
-        yield "nothing is wrong"
+        yield "no problems"
 
 
 def _count_text(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-_TIMEOUT_S: Final = 5.0
+# --- Python --------------------------------------------------------------------------------------
+
+_MIN_PYTHON: Final = (3, 11)
+_REQUIRED_PACKAGES: Final = ("click", "lz4", "msgspec", "yaml", "rich")
+_EXTRAS: Final = {
+    "spark": ("pyspark", "pyarrow"),
+    "sql": ("sqlalchemy",),
+    "django": ("django",),
+    "otel": ("opentelemetry",),
+    "fast": ("isal",),
+}
+
+
+def check_python() -> Iterator[CheckResult]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < _MIN_PYTHON:
+        yield problem("Python", version, "install Python 3.11 or newer, and escrowmq with it")
+    else:
+        yield ok("Python", f"{version}, escrowmq {importlib.metadata.version('escrowmq')}")
+    missing = [name for name in _REQUIRED_PACKAGES if find_spec(name) is None]
+    if missing:
+        yield problem("packages", f"not installed: {', '.join(missing)}", "pip install escrowmq")
+    if find_spec("uvloop") is None:
+        yield problem(
+            "packages", "uvloop is not installed: serve cannot start", "pip install escrowmq"
+        )
+    installed = [extra for extra, names in _EXTRAS.items() if all(map(find_spec, names))]
+    absent = [extra for extra in _EXTRAS if extra not in installed]
+    detail = ", ".join(installed) or "none"
+    if absent:
+        detail += f"; not installed: {', '.join(absent)} (pip install escrowmq[NAME] if needed)"
+    yield ok("extras", detail)
+    if "spark" in installed:
+        yield _check_spark()
+
+
+def _check_spark() -> CheckResult:
+    from escrowmq.spark.session import check_java, check_pyspark
+
+    try:
+        check_pyspark()
+        release = check_java()
+    except (SparkNotAvailable, OSError) as error:
+        return warning("Spark", str(error), "needed only for the Spark source and the pipelines")
+    return ok("Spark", f"PySpark and Java {release}")
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+_RESERVED_FILES: Final = 200  # open files of a broker besides its connections
+
+
+def check_settings(resolved: ResolvedConfig) -> Iterator[CheckResult]:
+    config = resolved.config
+    for text in resolved.warnings:
+        yield warning("settings", text, "`escrowmq config` shows every setting and its origin")
+    if not resolved.warnings:
+        changed = sum(entry.is_changed for entry in resolved.entries())
+        yield ok("settings", f"{changed} differ from their defaults")
+    yield _check_bind_address(config)
+    if config.security.acl_file is not None and config.security.is_acl_on:
+        yield _check_accounts(config.security.acl_file)
+    yield _check_open_files(config)
+
+
+def _check_bind_address(config: Config) -> CheckResult:
+    address = config.network.bind_address
+    if is_loopback(address):
+        return ok("access", f"only this machine can connect ({address})")
+    if config.security.is_acl_on:
+        if config.security.has_tls:
+            return ok("access", f"{address}, with accounts and TLS")
+        return warning(
+            "access",
+            f"{address}, with accounts but without TLS: messages can be read on the network",
+            "set tls.server.certPath and tls.server.keyPath (docs/security.md)",
+        )
+    remedy = "set aclEnable=true and escrowAclFile (docs/security.md), or listen on 127.0.0.1"
+    if config.security.insecure:
+        detail = f"{address} is open to every machine that reaches it, because escrowInsecure=true"
+        return warning("access", detail, remedy)
+    return problem("access", f"{address} without accounts: serve refuses to start", remedy)
+
+
+def _check_accounts(file: Path) -> CheckResult:
+    # Imported here because it brings the whole server along.
+    from escrowmq.server.security import load_acl_file
+
+    try:
+        rules = load_acl_file(file)
+        mode = file.stat().st_mode
+    except (EscrowError, OSError) as error:
+        return problem("accounts", str(error), "correct the file (docs/security.md, Accounts)")
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        return warning("accounts", f"other users can read {file}", f"chmod 600 {file}")
+    return ok("accounts", f"{len(rules.accounts)} in {file}")
+
+
+def _check_open_files(config: Config) -> CheckResult:
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = config.network.connections_max + _RESERVED_FILES
+    if hard_limit != resource.RLIM_INFINITY and hard_limit < needed:
+        return warning(
+            "open files",
+            f"the limit is {hard_limit}, too low for "
+            f"escrowConnectionsMax={config.network.connections_max}",
+            f"ulimit -Hn {needed}, or LimitNOFILE={needed} in the systemd unit",
+        )
+    return ok("open files", "the limit is high enough for escrowConnectionsMax")
+
+
+# --- the data directory --------------------------------------------------------------------------
+
+
+def check_directory(config: Config) -> Iterator[tuple[CheckResult, bool]]:
+    """Yield each result with whether it shows that a broker is running on the directory."""
+    root = Path(config.store.root_dir)
+    if not root.exists():
+        yield _check_can_create(root), False
+        return
+    for directory in (root, *sorted(root.glob("broker-*"))):  # --brokers N has one for each
+        if directory.is_dir():
+            yield _check_data_directory(directory)
+    yield _check_disk_space(root, config), False
+
+
+def _check_can_create(root: Path) -> CheckResult:
+    parent = next(path for path in root.absolute().parents if path.exists())
+    if os.access(parent, os.W_OK | os.X_OK):
+        return ok("data", f"{root} does not exist yet; the first start creates it")
+    return problem(
+        "data",
+        f"{root} does not exist, and this user cannot write to {parent}",
+        _ownership_remedy(parent),
+    )
+
+
+def _check_data_directory(directory: Path) -> tuple[CheckResult, bool]:
+    subject = f"data {directory.name}"
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        detail = f"this user cannot write to {directory}"
+        return problem(subject, detail, _ownership_remedy(directory)), False
+    disk = RealDisk(directory)
+    if disk.exists(LOCK_PATH):
+        try:
+            disk.lock(LOCK_PATH, b"lock").release()
+        except StoreLocked:
+            return ok(subject, f"{directory}: a broker is running on it"), True
+        except StoreError as error:
+            return problem(subject, str(error), _ownership_remedy(directory)), False
+    if disk.exists(ABORT_PATH):
+        return (
+            warning(
+                subject,
+                f"{directory}: its broker was not shut down properly",
+                "the next start repairs it; `escrowmq store check` shows what it will find",
+            ),
+            False,
+        )
+    return ok(subject, f"{directory}: no broker is running on it"), False
+
+
+def _ownership_remedy(directory: Path) -> str:
+    return f"give the broker's user write access: chown -R USER {directory}"
+
+
+_DISK_REMEDY: Final = "free disk space, use a larger disk, or reduce fileReservedTime"
+
+
+def _check_disk_space(root: Path, config: Config) -> CheckResult:
+    try:
+        usage = RealDisk(root).usage()
+    except StoreError as error:
+        return problem("disk", str(error), "repair the file system")
+    detail = f"{usage.used_ratio:.0%} used, {usage.free_bytes / (1 << 30):.1f} GiB free"
+    expire_ratio = config.store.force_expire_percent / 100
+    refuse_ratio = config.store.refuse_percent / 100
+    if usage.used_ratio >= refuse_ratio:
+        detail += f": messages are refused above {refuse_ratio:.0%}"
+        return problem("disk", detail, _DISK_REMEDY)
+    if usage.used_ratio >= expire_ratio:
+        detail += f": above {expire_ratio:.0%} old messages are deleted early"
+        return warning("disk", detail, _DISK_REMEDY)
+    return ok("disk", detail)
+
+
+# --- ports ---------------------------------------------------------------------------------------
+
+
+def check_ports(config: Config, *, is_running: bool) -> Iterator[CheckResult]:
+    """Check that the ports are free, or in use if a broker is running on the data directory."""
+    ports = {
+        "listenPort": config.network.listen_port,
+        "escrowNamesrvPort": config.namesrv.namesrv_port,
+    }
+    for setting, port in ports.items():
+        subject = f"port {port}"
+        if port == 0:
+            yield ok(subject, f"{setting}: any free port")
+            continue
+        bind_error = _bind_error(config.network.bind_address, port)
+        if bind_error is None and is_running:
+            yield warning(
+                subject,
+                f"{setting}: not in use, although a broker is running on the data directory",
+                "it is still starting, or was started with other settings: compare "
+                "`escrowmq config`",
+            )
+        elif bind_error is None:
+            yield ok(subject, f"{setting} is free")
+        elif is_running:
+            yield ok(subject, f"{setting} is in use, because a broker is running here")
+        else:
+            yield problem(
+                subject,
+                f"{setting}: {bind_error}, and no broker is running on the data directory",
+                f"stop the program that uses it (ss -ltnp 'sport = :{port}'), or change {setting}",
+            )
+
+
+def _bind_error(host: str, port: int) -> str | None:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+# --- the cluster ---------------------------------------------------------------------------------
+
+_DISK_WARNING_RATIO: Final = 0.85
 MAX_CLOCK_SKEW_MS: Final = 5_000
-MAX_OPEN_MS: Final = 3_600_000
-MAX_LAG: Final = 10_000
-_MAX_SHOWN_GROUPS: Final = 10  # groups of each kind
 
 
-def check_cluster(namesrv: str, clock: Clock | None = None) -> Iterator[CheckResult]:
+def check_cluster(cluster: Cluster, clock: Clock | None = None) -> Iterator[CheckResult]:
+    """Check every name server, then every broker that they know."""
     reachable = []
-    for address in parse_name_servers(namesrv):
-        checkup = _check_name_server(address)
-        yield checkup
-        if not checkup.remedy:
+    for address in cluster.servers:
+        result = _check_name_server(cluster, address)
+        yield result
+        if result.level is CheckLevel.OK:
             reachable.append(address)
     if not reachable:
         return
     try:
-        brokers = master_brokers(find_cluster(";".join(reachable), timeout_s=_TIMEOUT_S))
+        brokers = cluster.brokers()
     except EscrowError as error:
         yield problem(
             "brokers",
             error_text(error),
-            "start one: escrowmq serve; one that runs elsewhere needs this address as namesrvAddr",
+            "start one with `escrowmq serve`; on another machine, set namesrvAddr to this address",
         )
         return
     for broker in brokers:
-        yield from _check_broker(broker, clock or SystemClock())
+        yield from _check_broker(cluster, broker, clock or SystemClock())
 
 
-def _check_name_server(address: str) -> CheckResult:
-    what = f"name server {address}"
+def _check_name_server(cluster: Cluster, address: str) -> CheckResult:
+    subject = f"name server {address}"
     try:
-        with SyncConnection(address, timeout_s=_TIMEOUT_S) as caller:
-            caller.call(RequestCode.GET_BROKER_CLUSTER_INFO)
+        cluster.connection(address).call(RequestCode.GET_BROKER_CLUSTER_INFO)
     except EscrowError as error:
-        return problem(what, error_text(error), _connection_remedy(error))
-    return ok(what, "answers")
+        return problem(subject, error_text(error), _connection_remedy(error))
+    return ok(subject, "responds")
 
 
 def _connection_remedy(error: EscrowError) -> str:
     if isinstance(error, RequestRefused) and error.code == ResponseCode.NO_PERMISSION:
-        return "show who you are: --credentials FILE, or $ESCROWMQ_ACCESS_KEY and its secret"
-    return "start it (escrowmq serve), or say where it is: -n HOST:PORT; with TLS: --tls"
+        return "give an account: --credentials FILE, or $ESCROWMQ_ACCESS_KEY and its secret key"
+    return "start it with `escrowmq serve`, or give its address with -n; with TLS, add --tls"
 
 
-def _check_broker(broker: BrokerAddress, clock: Clock) -> Iterator[CheckResult]:
-    what = f"broker {printable(broker.name)}"
+def _check_broker(cluster: Cluster, broker: BrokerAddress, clock: Clock) -> Iterator[CheckResult]:
+    subject = f"broker {printable(broker.name)}"
+    checks = (
+        _check_runtime,
+        _check_access,
+        _check_transactions,
+        _check_groups,
+        _check_dead_letters,
+    )
     try:
-        with SyncConnection(broker.address, timeout_s=_TIMEOUT_S) as caller:
-            for examine in (
-                _check_runtime,
-                _check_access,
-                _check_transactions,
-                _check_groups,
-                _check_dead_letters,
-            ):
-                try:
-                    yield from examine(caller, what, clock)
-                except UnknownRequest:
-                    continue  # Apache's: it has nothing of the kind
+        connection = cluster.connection(broker.address)
+        for check in checks:
+            try:
+                yield from check(connection, subject, clock)
+            except UnknownRequest:
+                continue  # Apache RocketMQ has no such request
     except RequestRefused as error:
-        yield problem(what, f"{broker.address}: {error_text(error)}", _connection_remedy(error))
+        yield problem(subject, f"{broker.address}: {error_text(error)}", _connection_remedy(error))
     except EscrowError as error:
         yield problem(
-            what,
+            subject,
             error_text(error),
-            "look at its log; if it listens on another address than it tells, set brokerIP1",
+            "look at its log; if it registers a wrong address, set brokerIP1",
         )
 
 
 def _check_runtime(connection: SyncConnection, subject: str, clock: Clock) -> Iterator[CheckResult]:
-    table = broker_runtime(connection)
+    runtime = broker_runtime(connection)
     now_ms = clock.now_ms()
-    version, up = table.get("brokerVersionDesc", "?"), uptime_s(table)
-    if table.get("brokerActive", "true") != "true":
+    version, seconds = runtime.get("brokerVersionDesc", "?"), uptime_s(runtime)
+    if runtime.get("brokerActive", "true") != "true":
         yield problem(
             subject,
-            f"{connection.address} takes no messages: its disk is full, or has failed",
-            "look at its log; make room; after a failed disk restart it",
+            f"{connection.address} refuses messages: its disk is full or has failed",
+            "look at its log and free disk space; restart it after a disk failure",
         )
     else:
-        yield ok(
-            subject, f"{connection.address} answers, {printable(version)}, up {_uptime_text(up)}"
-        )
-    yield from _check_broker_disk(table, subject)
-    yield _check_clock(table, up, now_ms, subject)
+        uptime = format_rough_duration(seconds * 1000)
+        yield ok(subject, f"{connection.address} responds, {printable(version)}, up {uptime}")
+    used_ratio = disk_used_ratio(runtime)
+    if used_ratio is not None and used_ratio >= _DISK_WARNING_RATIO:
+        yield warning(subject, f"its disk is {used_ratio:.0%} full", _DISK_REMEDY)
+    yield _check_clock(runtime, seconds, now_ms, subject)
 
 
-def _uptime_text(seconds: int) -> str:
-    return format_rough_duration(seconds * 1000)
-
-
-def _check_broker_disk(table: dict[str, str], subject: str) -> Iterator[CheckResult]:
-    used = disk_used_ratio(table)
-    if used is not None and used >= 0.85:
-        text = f"its disk is {used:.0%} full"
-        yield warning(subject, text, "make room, a larger disk, or a shorter fileReservedTime")
-
-
-def _check_clock(table: dict[str, str], uptime_s: int, now_ms: int, subject: str) -> CheckResult:
-    """It says when it started and how long ago, in whole seconds."""
-    booted_ms = int(table.get("bootTimestamp") or 0)
+def _check_clock(
+    runtime: dict[str, str], uptime_seconds: int, now_ms: int, subject: str
+) -> CheckResult:
+    """Compare clocks. A broker reports its start time, and its uptime in whole seconds."""
+    booted_ms = int(runtime.get("bootTimestamp") or 0)
     if not booted_ms:
-        return ok(subject, "does not say what time it is")
-    skew_ms = now_ms - (booted_ms + uptime_s * 1000)
+        return ok(subject, "does not report its time")
+    skew_ms = now_ms - (booted_ms + uptime_seconds * 1000)
     if abs(skew_ms) <= MAX_CLOCK_SKEW_MS:
-        return ok(subject, "its clock agrees with ours")
-    order = "behind" if skew_ms > 0 else "ahead of"
+        return ok(subject, "its clock agrees with this machine's clock")
+    direction = "behind" if skew_ms > 0 else "ahead of"
     return problem(
         subject,
-        f"its clock is {format_rough_duration(abs(skew_ms))} {order} ours",
-        "run NTP (chrony, systemd-timesyncd) on both: delays, expiry and --to TIME go by clocks",
+        f"its clock is {format_rough_duration(abs(skew_ms))} {direction} this machine's clock",
+        "run NTP (chrony, systemd-timesyncd) on both: delays, expiry and --to TIME depend on it",
     )
 
 
 def _check_access(connection: SyncConnection, subject: str, clock: Clock) -> Iterator[CheckResult]:
-    told = broker_settings(connection)
-    address = told.get("bindAddress", "")
-    names = ("aclEnable", "authenticationEnabled", "authorizationEnabled")
-    is_guarded = any(told.get(name) == "true" for name in names)
-    if address and not is_loopback(address) and not is_guarded:
+    settings = broker_settings(connection)
+    address = settings.get("bindAddress", "")
+    switches = ("aclEnable", "authenticationEnabled", "authorizationEnabled")
+    has_accounts = any(settings.get(name) == "true" for name in switches)
+    if address and not is_loopback(address) and not has_accounts:
         yield warning(
             subject,
-            f"listens on {address} and asks nobody who he is",
+            f"listens on {address} and accepts every client without an account",
             "set aclEnable=true and escrowAclFile (docs/security.md), or listen on 127.0.0.1",
         )
 
 
-# --- what waits ----------------------------------------------------------------------------------
+# --- transactions and groups of a broker ---------------------------------------------------------
+
+MAX_OPEN_MS: Final = 3_600_000
+MAX_LAG: Final = 10_000
+_LIST_LIMIT: Final = 1_000
+_MAX_SHOWN_GROUPS: Final = 10  # of those without members, and of those that are slow
 
 
 def _check_transactions(
     connection: SyncConnection, subject: str, clock: Clock
 ) -> Iterator[CheckResult]:
-    stranded = _list_transactions(connection, ListTransactions(state="stranded", count_max=1_000))
+    stranded = _list_transactions(
+        connection, ListTransactions(state="stranded", count_max=_LIST_LIMIT)
+    )
     if stranded:
         yield problem(
             subject,
-            f"{_transactions_text(stranded)} stranded: nobody is asked about them any more",
+            f"{_transactions_text(stranded)} stranded: the broker does not check them any more",
             "escrowmq transaction list --state stranded; then commit, rollback or resume",
         )
-    wanted = ListTransactions(state="open", older_than_ms=MAX_OPEN_MS, count_max=1_000)
-    old = _list_transactions(connection, wanted)
+    old = _list_transactions(
+        connection,
+        ListTransactions(state="open", older_than_ms=MAX_OPEN_MS, count_max=_LIST_LIMIT),
+    )
     if old:
         age = format_rough_duration(clock.now_ms() - min(entry.parked_at for entry in old))
         yield warning(
             subject,
             f"{_transactions_text(old)} open for more than an hour, the oldest for {age}",
-            "is the producer up, and does it answer checks? escrowmq transaction explain "
+            "is the producer running, and does it answer checks? escrowmq transaction explain "
             f"{printable(old[0].transaction_id)}",
         )
     if not stranded and not old:
-        yield ok(subject, "no transaction is stranded, none is old")
+        yield ok(subject, "no transaction is stranded or open for more than an hour")
 
 
 def _list_transactions(
@@ -288,7 +515,7 @@ def _list_transactions(
 def _transactions_text(entries: list[TransactionEntry]) -> str:
     if len(entries) == 1:
         return "1 transaction is"
-    return f"{len(entries)}{' or more' if len(entries) >= 1_000 else ''} transactions are"
+    return f"{len(entries)}{' or more' if len(entries) >= _LIST_LIMIT else ''} transactions are"
 
 
 def _check_groups(connection: SyncConnection, subject: str, clock: Clock) -> Iterator[CheckResult]:
@@ -304,258 +531,35 @@ def _check_groups(connection: SyncConnection, subject: str, clock: Clock) -> Ite
     for group in absent[:_MAX_SHOWN_GROUPS]:
         yield warning(
             subject,
-            f"group {printable(group)} has not read {lags[group]} messages, "
-            "and nobody of it is connected",
-            f"start its consumers; if it is given up: escrowmq group delete {printable(group)}",
+            f"group {printable(group)} has {lags[group]} unread messages and no connected member",
+            "start its consumers; if it is not used any more: escrowmq group delete "
+            f"{printable(group)}",
         )
     for group in slow[:_MAX_SHOWN_GROUPS]:
         yield warning(
             subject,
             f"group {printable(group)} is {lags[group]} messages behind",
-            f"more consumers, up to one per queue: escrowmq group lag {printable(group)} --watch",
+            "start more consumers, up to one per queue: escrowmq group lag "
+            f"{printable(group)} --watch",
         )
     more = len(absent[_MAX_SHOWN_GROUPS:]) + len(slow[_MAX_SHOWN_GROUPS:])
     if more:
         yield warning(subject, f"{more} more groups are behind", "escrowmq group lag")
     if not absent and not slow:
-        yield ok(subject, f"{len(lags)} groups, none far behind")
+        yield ok(subject, f"{_count_text(len(lags), 'group')}, none far behind")
 
 
 def _check_dead_letters(
     connection: SyncConnection, subject: str, clock: Clock
 ) -> Iterator[CheckResult]:
     topics = [name for name in topic_configs(connection) if name.startswith(DLQ_PREFIX)]
-    for topic, count in _message_counts(connection, topics):
-        group = printable(topic.removeprefix(DLQ_PREFIX))
-        yield warning(
-            subject,
-            f"group {group} has {count} dead letters: it failed on them again and again",
-            f"escrowmq message tail '{printable(topic)}' --from earliest --no-follow",
-        )
-
-
-def _message_counts(connection: SyncConnection, topics: list[str]) -> Iterable[tuple[str, int]]:
     for topic, offsets in topic_offsets(connection, topics).items():
-        count = sum(one.max_offset - one.min_offset for one in offsets.values())
+        count = message_count(offsets)
         if count:
-            yield topic, count
-
-
-_MIN_PYTHON: Final = (3, 11)
-_REQUIRED_PACKAGES: Final = ("click", "lz4", "msgspec", "yaml", "rich")
-_EXTRAS: Final = {
-    "spark": ("pyspark", "pyarrow"),
-    "sql": ("sqlalchemy",),
-    "django": ("django",),
-    "otel": ("opentelemetry",),
-    "fast": ("isal",),
-}
-
-
-# --- Python --------------------------------------------------------------------------------------
-
-
-def check_python() -> Iterator[CheckResult]:
-    version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < _MIN_PYTHON:
-        yield problem("Python", version, "install Python 3.11 or newer, and escrowmq with it")
-    else:
-        yield ok("Python", f"{version}, escrowmq {importlib.metadata.version('escrowmq')}")
-    missing = [name for name in _REQUIRED_PACKAGES if find_spec(name) is None]
-    if missing:
-        yield problem("packages", f"{', '.join(missing)} missing", "pip install escrowmq")
-    if find_spec("uvloop") is None:
-        yield problem("packages", "uvloop is missing: serve cannot start", "pip install escrowmq")
-    there = [extra for extra, names in _EXTRAS.items() if all(map(find_spec, names))]
-    absent = [extra for extra in _EXTRAS if extra not in there]
-    detail = ", ".join(there) or "none"
-    if absent:
-        detail += f"; not installed: {', '.join(absent)} (pip install escrowmq[NAME] if needed)"
-    yield ok("extras", detail)
-    if "spark" in there:
-        yield _check_spark()
-
-
-def _check_spark() -> CheckResult:
-    from escrowmq.spark.session import check_java, check_pyspark
-
-    try:
-        check_pyspark()
-        release = check_java()
-    except (SparkNotAvailable, OSError) as error:
-        return warning("Spark", str(error), "without it everything works but the Spark source")
-    return ok("Spark", f"PySpark and Java {release}")
-
-
-# --- ports ---------------------------------------------------------------------------------------
-
-
-def check_ports(config: Config, *, is_running: bool) -> Iterator[CheckResult]:
-    """A port in use is as it should be, if a broker runs on the directory."""
-    ports = {
-        "listenPort": config.network.listen_port,
-        "escrowNamesrvPort": config.namesrv.namesrv_port,
-    }
-    for name, port in ports.items():
-        what = f"port {port}"
-        why = _bind_error(config.network.bind_address, port)
-        if port == 0:
-            yield ok("port 0", f"{name}: any that is free")
-        elif why is None and is_running:
+            group = printable(topic.removeprefix(DLQ_PREFIX))
             yield warning(
-                what,
-                f"{name}: nobody listens, though a broker runs on the data directory",
-                "it was started with other settings, or still starts: compare escrowmq config",
+                subject,
+                f"group {group} has {_count_text(count, 'dead letter')}: all their deliveries "
+                "failed",
+                f"escrowmq message tail '{printable(topic)}' --from earliest --no-follow",
             )
-        elif why is None:
-            yield ok(what, f"{name} is free")
-        elif is_running:
-            yield ok(what, f"{name} is in use, as a broker runs here")
-        else:
-            yield problem(
-                what,
-                f"{name}: {why}, and no broker runs on the data directory",
-                f"stop who has it (ss -ltnp 'sport = :{port}'), or set another {name}",
-            )
-
-
-def _bind_error(host: str, port: int) -> str | None:
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
-
-
-# --- the data directory --------------------------------------------------------------------------
-
-
-def check_directory(config: Config) -> Iterator[tuple[CheckResult, bool]]:
-    """And whether a broker runs on it."""
-    root = Path(config.store.root_dir)
-    if not root.exists():
-        yield _check_can_create(root), False
-        return
-    for directory in (root, *sorted(root.glob("broker-*"))):
-        if directory.is_dir():
-            yield _check_data_directory(directory)
-    yield _check_disk_space(root, config), False
-
-
-def _check_can_create(root: Path) -> CheckResult:
-    parent = next(path for path in root.absolute().parents if path.exists())
-    if os.access(parent, os.W_OK | os.X_OK):
-        return ok("data", f"{root} is not there; the first start makes it")
-    return problem(
-        "data", f"{root} is not there, and {parent} cannot be written", _ownership_remedy(parent)
-    )
-
-
-def _ownership_remedy(directory: Path) -> str:
-    return f"let the user of the broker write there: chown -R USER {directory}"
-
-
-def _check_data_directory(directory: Path) -> tuple[CheckResult, bool]:
-    what = f"data {directory.name}"
-    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-        return problem(
-            what, f"{directory} cannot be written by this user", _ownership_remedy(directory)
-        ), False
-    disk = RealDisk(directory)
-    if disk.exists(LOCK_PATH):
-        try:
-            disk.lock(LOCK_PATH, b"lock").release()
-        except StoreLocked:
-            return ok(what, f"{directory}: a broker runs on it"), True
-        except StoreError as error:
-            return problem(what, str(error), _ownership_remedy(directory)), False
-    if disk.exists(ABORT_PATH):
-        return (
-            warning(
-                what,
-                f"{directory}: its broker did not stop in order",
-                "the next start mends it; escrowmq store check says what it will find",
-            ),
-            False,
-        )
-    return ok(what, f"{directory}: nobody runs on it"), False
-
-
-def _check_disk_space(root: Path, config: Config) -> CheckResult:
-    try:
-        usage = RealDisk(root).usage()
-    except StoreError as error:
-        return problem("disk", str(error), "mend the file system")
-    text = f"{usage.used_ratio:.0%} used, {usage.free_bytes / (1 << 30):.1f} GiB free"
-    limit = config.store.force_expire_percent / 100
-    refuse = config.store.refuse_percent / 100
-    remedy = "make room, a larger disk, or a shorter fileReservedTime"
-    if usage.used_ratio >= refuse:
-        return problem("disk", f"{text}: sends are refused from {refuse:.0%} on", remedy)
-    if usage.used_ratio >= limit:
-        return warning("disk", f"{text}: from {limit:.0%} on old messages go early", remedy)
-    return ok("disk", text)
-
-
-_RESERVED_FILES: Final = 200  # beside connections
-
-
-def check_settings(resolved: ResolvedConfig) -> Iterator[CheckResult]:
-    config = resolved.config
-    for text in resolved.warnings:
-        yield warning("settings", text, "escrowmq config shows every setting and where it is from")
-    if not resolved.warnings:
-        changed = sum(entry.is_changed for entry in resolved.entries())
-        yield ok("settings", f"{changed} not at their defaults")
-    yield _check_bind_address(config)
-    if config.security.acl_file is not None and config.security.is_acl_on:
-        yield _check_accounts(config.security.acl_file)
-    yield _check_open_files(config)
-
-
-def _check_bind_address(config: Config) -> CheckResult:
-    address = config.network.bind_address
-    if is_loopback(address):
-        return ok("access", f"serves this machine alone ({address})")
-    if config.security.is_acl_on:
-        if config.security.has_tls:
-            return ok("access", f"{address}, with accounts and TLS")
-        return warning(
-            "access",
-            f"{address}, with accounts but without TLS: who reads the wire reads messages",
-            "set tls.server.certPath and tls.server.keyPath (docs/security.md)",
-        )
-    remedy = "set aclEnable=true and escrowAclFile (docs/security.md), or listen on 127.0.0.1"
-    if config.security.insecure:
-        text = f"{address} is open to every machine that reaches it, as escrowInsecure says"
-        return warning("access", text, remedy)
-    return problem("access", f"{address} without accounts: serve refuses to start", remedy)
-
-
-def _check_accounts(file: Path) -> CheckResult:
-    # Not before: it brings the server along, which is not looked at otherwise.
-    from escrowmq.server.security import load_acl_file
-
-    try:
-        rules = load_acl_file(file)
-        mode = file.stat().st_mode
-    except (EscrowError, OSError) as error:
-        return problem("accounts", str(error), "mend the file (docs/security.md, Accounts)")
-    if mode & (stat.S_IRGRP | stat.S_IROTH):
-        return warning("accounts", f"{file} can be read by others", f"chmod 600 {file}")
-    return ok("accounts", f"{len(rules.accounts)} in {file}")
-
-
-def _check_open_files(config: Config) -> CheckResult:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = config.network.connections_max + _RESERVED_FILES
-    if hard != resource.RLIM_INFINITY and hard < wanted:
-        return warning(
-            "open files",
-            f"{hard} may be open, and escrowConnectionsMax={config.network.connections_max}",
-            f"ulimit -Hn {wanted}, or LimitNOFILE={wanted} in the unit",
-        )
-    return ok("open files", "enough for escrowConnectionsMax")

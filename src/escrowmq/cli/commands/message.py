@@ -1,49 +1,148 @@
-"""`escrowmq message …`: send messages, follow them, and find one among millions.
-
-Send what a command was given: one body, a file, or line after line.
-"""
+"""`escrowmq message …`: send messages, follow a topic, find and show messages."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 import click
 
-from escrowmq.cli.access import access_options, current_access
-from escrowmq.cli.brokers import Cluster, exit_with_failures
-from escrowmq.cli.call import parse_name_servers
-from escrowmq.cli.lookups import (
+from escrowmq.admin.cluster import Cluster
+from escrowmq.admin.messages import (
     MAX_TIMESTAMP_MS,
+    MessageTail,
+    MessageView,
+    TailRequest,
     find_by_id,
     find_by_key,
     find_by_offset,
     find_by_unique_key,
     message_not_found,
 )
+from escrowmq.admin.offsets import StartPosition
 from escrowmq.cli.options import (
+    access_options,
     cluster_options,
     complete_topic,
+    current_access,
+    dry_run_option,
+    json_option,
     namesrv_option,
     parse_duration_option,
+    parse_pair,
     parse_start_option,
     parse_time_option,
 )
-from escrowmq.cli.output import ignore_broken_pipe, terminal_width
-from escrowmq.cli.rendering import MessageView, message_json, message_line, message_lines
-from escrowmq.cli.tail import MessageTail, TailRequest
+from escrowmq.cli.output import (
+    exit_with_failures,
+    ignore_broken_pipe,
+    pause,
+    print_json,
+    print_lines,
+    terminal_width,
+)
+from escrowmq.cli.rendering import message_json, message_line, message_lines
 from escrowmq.client.access import Access
 from escrowmq.message.names import TOOLS_PRODUCER_GROUP
+from escrowmq.parsing import parse_servers
 from escrowmq.remoting.headers import QueryMessage
+
+_topic_argument = click.argument("topic", metavar="TOPIC", shell_complete=complete_topic)
+
+
+@click.group()
+def message() -> None:
+    """Send messages, follow a topic, find and show messages."""
+
+
+# --- send ----------------------------------------------------------------------------------------
+
+
+@message.command()
+@_topic_argument
+@click.option("--body", metavar="TEXT", help="The body of one message.")
+@click.option("--file", type=click.File("rb"), help="Send the content of this file as one message.")
+@click.option("--key", "keys", multiple=True, help="A key to find it by. Repeat for several.")
+@click.option("--tag", default="", help="The tag that consumers filter by.")
+@click.option(
+    "--property",
+    "properties",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A property of the message. Repeat for several.",
+)
+@click.option(
+    "--sharding-key",
+    default="",
+    help="Messages with the same sharding key go to the same queue, in order.",
+)
+@click.option(
+    "--delay",
+    "delay_ms",
+    callback=parse_duration_option,
+    metavar="TIME",
+    help="Deliver the message after this time, such as 90s, 10m or 2h.",
+)
+@dry_run_option
+@namesrv_option
+@json_option
+@access_options
+@click.pass_context
+def send(
+    context: click.Context,
+    /,
+    topic: str,
+    body: str | None,
+    file: BinaryIO | None,
+    keys: tuple[str, ...],
+    tag: str,
+    properties: tuple[str, ...],
+    sharding_key: str,
+    delay_ms: int | None,
+    dry_run: bool,
+    namesrv: str,
+    as_json: bool,
+) -> None:
+    """Send one message, or every line of standard input as a message.
+
+    \b
+    escrowmq message send orders --body '{"order": 1}' --key 1 --tag new
+    generate | escrowmq message send orders
+    """
+    if body is not None and file is not None:
+        raise click.UsageError("give --body or --file, not both")
+    template = MessageTemplate(
+        topic=topic,
+        keys=keys,
+        tag=tag,
+        properties=dict(parse_pair("--property", text) for text in properties),
+        sharding_key=sharding_key,
+        delay_s=(delay_ms or 0) / 1000,
+    )
+    if body is None and file is None and sys.stdin.isatty():
+        click.echo("type one message per line; Ctrl-D ends", err=True)
+    bodies = read_bodies(body, file, sys.stdin.buffer)
+    count = 0
+    with ignore_broken_pipe():
+        for sent in send_bodies(
+            _parse_servers(namesrv), current_access(), template, bodies, dry_run
+        ):
+            count += 1
+            if as_json:
+                print_json(sent.as_json())
+            else:
+                click.echo(sent.text)
+    if not count:
+        raise click.UsageError("nothing to send: give --body, --file, or lines on standard input")
+    context.exit(0)
 
 
 @dataclass(frozen=True, slots=True)
 class MessageTemplate:
-    """All of a message but its body."""
+    """Everything of a message except its body."""
 
     topic: str
     keys: Sequence[str]
@@ -55,6 +154,8 @@ class MessageTemplate:
 
 @dataclass(frozen=True, slots=True)
 class SentMessage:
+    """The result of one send. A dry run knows only the size."""
+
     body_bytes: int
     message_id: str = ""
     offset_id: str = ""
@@ -67,9 +168,9 @@ class SentMessage:
     def text(self) -> str:
         if not self.offset_id:
             return f"would send {self.body_bytes} bytes"
-        place = f"{self.broker}/{self.queue_id}#{self.queue_offset}"
-        stored = "" if self.status == "SEND_OK" else f"  {self.status}"
-        return f"{self.message_id}  {place}  id {self.offset_id}{stored}"
+        position = f"{self.broker}/{self.queue_id}#{self.queue_offset}"
+        status = "" if self.status == "SEND_OK" else f"  {self.status}"
+        return f"{self.message_id}  {position}  id {self.offset_id}{status}"
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -84,7 +185,7 @@ class SentMessage:
 
 
 def read_bodies(body: str | None, file: BinaryIO | None, lines: BinaryIO) -> Iterator[bytes]:
-    """Empty lines are no messages."""
+    """Yield the bodies to send. Empty lines are skipped."""
     if body is not None:
         yield body.encode("utf-8", "surrogateescape")
     elif file is not None:
@@ -100,11 +201,11 @@ def send_bodies(
     bodies: Iterable[bytes],
     dry_run: bool,
 ) -> Iterator[SentMessage]:
-    """One after the other, each stored before the next is sent."""
+    """Send one message after the other; each is stored before the next one is sent."""
     if dry_run:
         yield from (SentMessage(len(body)) for body in bodies)
         return
-    # Not before: it starts a thread and an event loop, which other commands need not wait for.
+    # Imported here because it brings asyncio along, and other commands start faster without.
     from escrowmq.blocking import Producer
     from escrowmq.client.messages import Message
 
@@ -132,96 +233,16 @@ def send_bodies(
             )
 
 
-_topic_argument = click.argument("topic", metavar="TOPIC", shell_complete=complete_topic)
+def _parse_servers(namesrv: str) -> list[str]:
+    try:
+        return parse_servers(namesrv)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="-n") from None
 
 
-@click.group()
-def message() -> None:
-    """Send messages, follow them as they come, find them and look at one."""
+# --- tail ----------------------------------------------------------------------------------------
 
-
-# --- sending -------------------------------------------------------------------------------------
-
-
-@message.command()
-@_topic_argument
-@click.option("--body", metavar="TEXT", help="The message itself.")
-@click.option("--file", type=click.File("rb"), help="One message: all that is in this file.")
-@click.option("--key", "keys", multiple=True, help="To find it by; may be given again.")
-@click.option("--tag", default="", help="For filters of consumers.")
-@click.option(
-    "--property",
-    "properties",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="May be given again.",
-)
-@click.option("--sharding-key", default="", help="The same one: the same queue, in order.")
-@click.option(
-    "--delay", callback=parse_duration_option, metavar="TIME", help="Not before: 90s, 10m, 2h."
-)
-@click.option("--dry-run", is_flag=True, help="Say what would be sent, and send nothing.")
-@namesrv_option
-@click.option("--json", "in_json", is_flag=True, help="JSON instead of text.")
-@access_options
-@click.pass_context
-def send(
-    context: click.Context,
-    /,
-    topic: str,
-    body: str | None,
-    file: BinaryIO | None,
-    keys: tuple[str, ...],
-    tag: str,
-    properties: tuple[str, ...],
-    sharding_key: str,
-    delay: int | None,
-    dry_run: bool,
-    namesrv: str,
-    in_json: bool,
-) -> None:
-    """Send one message, or every line of standard input as one.
-
-    \b
-    escrowmq message send orders --body '{"order": 1}' --key 1 --tag new
-    generate | escrowmq message send orders
-    """
-    if body is not None and file is not None:
-        raise click.UsageError("--body or --file, not both")
-    draft = MessageTemplate(
-        topic=topic,
-        keys=keys,
-        tag=tag,
-        properties=_parse_properties(properties),
-        sharding_key=sharding_key,
-        delay_s=(delay or 0) / 1000,
-    )
-    if body is None and file is None and sys.stdin.isatty():
-        click.echo("one message a line; Ctrl-D ends", err=True)
-    bodies = read_bodies(body, file, sys.stdin.buffer)
-    count = 0
-    with ignore_broken_pipe():
-        for result in send_bodies(
-            parse_name_servers(namesrv), current_access(), draft, bodies, dry_run
-        ):
-            count += 1
-            click.echo(json.dumps(result.as_json()) if in_json else result.text)
-    if not count:
-        raise click.UsageError("nothing to send: --body, --file, or lines on standard input")
-    context.exit(0)
-
-
-def _parse_properties(texts: Iterable[str]) -> dict[str, str]:
-    pairs = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not name or not equals or not value:
-            raise click.UsageError(f"--property {text!r} is not NAME=VALUE")
-        pairs[name] = value
-    return pairs
-
-
-# --- looking -------------------------------------------------------------------------------------
+_POLL_INTERVAL_S: Final = 0.2
 
 
 @message.command()
@@ -233,62 +254,99 @@ def _parse_properties(texts: Iterable[str]) -> dict[str, str]:
     callback=parse_start_option,
     show_default=True,
     metavar="TIME|earliest|latest",
-    help="Where to begin; a time is UTC.",
+    help="Where to begin. A TIME is UTC unless it has an offset.",
 )
-@click.option("--tag", default="*", help="Only with this tag, or A || B.")
-@click.option("--sql", metavar="EXPRESSION", help="Only what this matches (SQL92).")
-@click.option("--limit", type=click.IntRange(min=1), help="So many, then end.")
-@click.option("--no-follow", is_flag=True, help="End where the topic ends now.")
+@click.option("--tag", default="*", help="Only messages with this tag, or with A || B.")
+@click.option("--sql", metavar="EXPRESSION", help="Only messages that match this SQL92 expression.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", help="Stop after this many messages."
+)
+@click.option("--no-follow", is_flag=True, help="Stop at the current end of the topic.")
 @cluster_options
 @click.pass_context
 def tail(
     context: click.Context,
     topic: str,
-    start: str | int,
+    start: StartPosition,
     tag: str,
     sql: str | None,
     limit: int | None,
     no_follow: bool,
-    namesrv: str,
-    broker: str | None,
-    in_json: bool,
+    cluster: Cluster,
+    as_json: bool,
 ) -> None:
-    """Print the messages of a topic as they come, until Ctrl-C.
+    """Print the messages of a topic as they arrive, until Ctrl-C.
 
-    No consumer group is moved and nobody notices. Bodies that are no text are shown in hex. With
-    access control it needs SUB on the topic, and on the group TOOLS_CONSUMER.
+    No consumer group is involved and no offset moves. Bodies that are not text are printed in
+    hexadecimal. With access control, the account needs SUB on the topic and on the group
+    TOOLS_CONSUMER.
     """
     if sql is not None and tag != "*":
-        raise click.UsageError("--tag or --sql, not both")
-    brokers = Cluster(namesrv, broker)
-    kind = "TAG" if sql is None else "SQL92"
-    wish = TailRequest(topic, start, sql or tag, kind, follow=not no_follow)
-    following = MessageTail(brokers, wish)
+        raise click.UsageError("give --tag or --sql, not both")
+    expression_type = "TAG" if sql is None else "SQL92"
+    request = TailRequest(topic, start, sql or tag, expression_type)
+    messages = _tail_messages(MessageTail(cluster, request), follow=not no_follow)
     try:
         with ignore_broken_pipe():
-            for found in islice(following.messages(), limit):
-                _print_message(found, in_json)
+            for message in islice(messages, limit):
+                _print_message(message, as_json)
     except KeyboardInterrupt:
-        pass
-    finally:
-        following.close()
-    exit_with_failures(context, brokers)
+        pass  # the usual end of a command that follows
+    exit_with_failures(context, cluster)
+
+
+def _tail_messages(tail: MessageTail, *, follow: bool) -> Iterator[MessageView]:
+    while True:
+        messages = tail.poll()
+        yield from messages
+        if not messages:
+            if not follow:
+                return
+            pause(_POLL_INTERVAL_S)
+
+
+# --- find and show -------------------------------------------------------------------------------
 
 
 @message.command()
 @_topic_argument
-@click.option("--key", help="With this key.")
-@click.option("--unique-key", help="What its sender calls it.")
-@click.option("--id", "offset_id", metavar="ID", help="Where it lies: the id that a send answers.")
-@click.option("--offset", type=click.IntRange(min=0), help="At this place of --queue.")
-@click.option("--queue", type=click.IntRange(min=0), help="A queue's number.  [0]")
+@click.option("--key", help="Messages with this key.")
+@click.option("--unique-key", help="The message with this unique key, given by its producer.")
 @click.option(
-    "--since", callback=parse_time_option, metavar="TIME", help="Stored then or later; with --key."
+    "--id", "offset_id", metavar="ID", help="The message with this offset id, as a send prints it."
 )
 @click.option(
-    "--until", callback=parse_time_option, metavar="TIME", help="Stored until then; with --key."
+    "--offset",
+    "queue_offset",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="The message at this queue offset of --queue.",
 )
-@click.option("--limit", type=click.IntRange(1, 10_000), default=64, show_default=True)
+@click.option(
+    "--queue", "queue_id", type=click.IntRange(min=0), metavar="N", help="A queue id.  [0]"
+)
+@click.option(
+    "--since",
+    "since_ms",
+    callback=parse_time_option,
+    metavar="TIME",
+    help="With --key: stored at this time or later.",
+)
+@click.option(
+    "--until",
+    "until_ms",
+    callback=parse_time_option,
+    metavar="TIME",
+    help="With --key: stored at this time or before.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="Print at most this many messages.",
+)
 @cluster_options
 @click.pass_context
 def find(
@@ -298,82 +356,80 @@ def find(
     key: str | None,
     unique_key: str | None,
     offset_id: str | None,
-    offset: int | None,
-    queue: int | None,
-    since: int | None,
-    until: int | None,
+    queue_offset: int | None,
+    queue_id: int | None,
+    since_ms: int | None,
+    until_ms: int | None,
     limit: int,
-    namesrv: str,
-    broker: str | None,
-    in_json: bool,
+    cluster: Cluster,
+    as_json: bool,
 ) -> None:
-    """Find messages of a topic: by key, unique key, id, or place in a queue."""
-    asked = [key, unique_key, offset_id, offset]
-    if sum(one is not None for one in asked) != 1:
-        raise click.UsageError("by what? one of --key, --unique-key, --id, --offset")
-    brokers = Cluster(namesrv, broker)
+    """Find messages of a topic by key, unique key, id or queue offset."""
+    criteria = [key, unique_key, offset_id, queue_offset]
+    if sum(criterion is not None for criterion in criteria) != 1:
+        raise click.UsageError("give one of --key, --unique-key, --id, --offset")
     if key is not None:
-        end_ms = MAX_TIMESTAMP_MS if until is None else until
         query = QueryMessage(
-            topic=topic, key=key, max_num=limit, begin_timestamp=since or 0, end_timestamp=end_ms
+            topic=topic,
+            key=key,
+            max_num=limit,
+            begin_timestamp=since_ms or 0,
+            end_timestamp=MAX_TIMESTAMP_MS if until_ms is None else until_ms,
         )
-        found, what = find_by_key(brokers, query), f"of {topic} with key {key}"
+        messages, description = find_by_key(cluster, query), f"of {topic} with key {key}"
     elif unique_key is not None:
-        found = find_by_unique_key(brokers, unique_key, topic)
-        what = f"of {topic} with unique key {unique_key}"
+        messages = find_by_unique_key(cluster, unique_key, topic)
+        description = f"of {topic} with unique key {unique_key}"
     elif offset_id is not None:
-        found, what = find_by_id(brokers, offset_id, topic), f"of {topic} with id {offset_id}"
-        found = [one for one in found if one.record.topic == topic]
+        found = find_by_id(cluster, offset_id, topic)
+        messages = [message for message in found if message.record.topic == topic]
+        description = f"of {topic} with id {offset_id}"
     else:
-        assert offset is not None
-        found = find_by_offset(brokers, topic, queue or 0, offset)
-        what = f"at {offset} in queue {queue or 0} of {topic}"
-    if not found and not brokers.failures:
-        raise message_not_found(brokers, what)
+        assert queue_offset is not None
+        messages = find_by_offset(cluster, topic, queue_id or 0, queue_offset)
+        description = f"at offset {queue_offset} in queue {queue_id or 0} of {topic}"
+    if not messages and not cluster.failures:
+        raise message_not_found(cluster, description)
     with ignore_broken_pipe():
-        for one in found[:limit]:
-            _print_message(one, in_json)
-    exit_with_failures(context, brokers)
+        for message in messages[:limit]:
+            _print_message(message, as_json)
+    exit_with_failures(context, cluster)
 
 
 @message.command()
-@click.argument("name", metavar="ID")
+@click.argument("message_id", metavar="ID")
 @click.option(
-    "--topic", help="Look there alone: quicker, for a unique key.", shell_complete=complete_topic
+    "--topic",
+    help="Search only this topic, which is faster for a unique key.",
+    shell_complete=complete_topic,
 )
 @cluster_options
 @click.pass_context
 def show(
-    context: click.Context,
-    name: str,
-    topic: str | None,
-    namesrv: str,
-    broker: str | None,
-    in_json: bool,
+    context: click.Context, message_id: str, topic: str | None, cluster: Cluster, as_json: bool
 ) -> None:
-    """Print all of one message. ID is where it lies, or its unique key: a send answers both."""
-    brokers = Cluster(namesrv, broker)
-    found = find_by_id(brokers, name, topic)
-    if not found and not brokers.failures:
-        raise message_not_found(brokers, name)
+    """Print everything about a message.
+
+    ID is the offset id or the unique key of the message; `escrowmq message send` prints both.
+    """
+    messages = find_by_id(cluster, message_id, topic)
+    if not messages and not cluster.failures:
+        raise message_not_found(cluster, message_id)
     with ignore_broken_pipe():
-        for number, one in enumerate(found):
-            if in_json:
-                click.echo(json.dumps(message_json(one)))
+        for number, message in enumerate(messages):
+            if as_json:
+                print_json(message_json(message))
                 continue
             if number:
                 click.echo("\n---\n")
-            for line in message_lines(one):
-                click.echo(line)
-    exit_with_failures(context, brokers)
+            print_lines(message_lines(message))
+    exit_with_failures(context, cluster)
 
 
-def _print_message(message: MessageView, in_json: bool) -> None:
-    """At once: who reads a pipe waits for it."""
-    text = (
-        json.dumps(message_json(message))
-        if in_json
-        else message_line(message, terminal_width(sys.stdout))
-    )
-    click.echo(text)
-    sys.stdout.flush()
+def _print_message(message: MessageView, as_json: bool) -> None:
+    """Print one line at once, for programs that read a pipe line by line."""
+    if as_json:
+        print_json(message_json(message))
+    else:
+        click.echo(message_line(message, terminal_width()))
+        sys.stdout.flush()

@@ -1,10 +1,6 @@
-"""`escrowmq pipeline …`: work on Spark over topics and transactions.
+"""`escrowmq pipeline …`: ledgers, archives, replays and reconciliation on Spark.
 
-Spark is imported when a pipeline runs: the other commands do without it.
-
-Options that several pipelines have on the command line.
-
-`escrowmq pipeline reconcile`: the nightly proof, with an exit code for schedulers.
+Spark is imported when a pipeline runs, so that `--help` and the other commands do without it.
 """
 
 from __future__ import annotations
@@ -14,18 +10,18 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import reduce
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from escrowmq.cli.options import combine_options
 from escrowmq.clock import SystemClock, Timestamp, epoch_ms
 from escrowmq.errors import ReconcileFailed
 from escrowmq.parsing import parse_duration_ms, parse_timestamp
@@ -40,31 +36,49 @@ if TYPE_CHECKING:
     from escrowmq.pipeline.reconcile.job import ReconcileRequest, ReconcileResult, ReconcileSummary
 
 
-def parse_pairs_option(
-    context: click.Context, param: click.Parameter, value: Sequence[str]
+@click.group
+def pipeline() -> None:
+    """Ledgers, archives, replays and reconciliation on Spark."""
+
+
+# --- options -------------------------------------------------------------------------------------
+
+
+def _parse_pairs_option(
+    context: click.Context, param: click.Parameter, values: Sequence[str]
 ) -> dict[str, str]:
-    found = dict(one.partition("=")[::2] for one in value)
-    for name, text in found.items():
-        if not name or not text:
-            raise click.BadParameter(f"NAME=VALUE is wanted, not {name!r}")
-    return found
+    pairs = dict(value.partition("=")[::2] for value in values)
+    for name, value in pairs.items():
+        if not name or not value:
+            raise click.BadParameter(f"expected NAME=VALUE, not {name!r}")
+    return pairs
 
 
-spark_conf_option = click.option(
-    "--conf",
-    multiple=True,
-    callback=parse_pairs_option,
-    metavar="NAME=VALUE",
-    help="A setting of Spark, as spark.jars=driver.jar or spark.driver.memory=4g.",
-)
+def _parse_time_option(
+    context: click.Context, param: click.Parameter, value: str | None
+) -> Timestamp | None:
+    if value is None:
+        return None
+    try:
+        return parse_timestamp(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
-TERMINAL_ROWS: Final = 20
-REPORT_ROWS: Final = 500
+def _parse_consumers_option(
+    context: click.Context, param: click.Parameter, values: Sequence[str]
+) -> dict[str, list[str]]:
+    consumers: dict[str, list[str]] = {}
+    for value in values:
+        group, equals, topics = value.partition("=")
+        if not (group and equals and topics):
+            raise click.BadParameter(f"{value!r} is not GROUP=TOPIC or GROUP=TOPIC,TOPIC")
+        consumers.setdefault(group, []).extend(topics.split(","))
+    return consumers
 
 
 class DurationParam(click.ParamType[int]):
-    """30s, 15m, 72h, 7d."""
+    """A duration such as 30s, 15m, 72h or 7d, in milliseconds."""
 
     name = "duration"
 
@@ -78,7 +92,8 @@ class DurationParam(click.ParamType[int]):
 class SinceParam(DurationParam):
     """A duration back from now, `all`, or a time (ISO 8601; UTC unless it has an offset).
 
-    The value is in milliseconds since 1970, or negative: so many milliseconds before now.
+    The value is in milliseconds since 1970. A negative value is a number of milliseconds before
+    now.
     """
 
     name = "since"
@@ -94,32 +109,278 @@ class SinceParam(DurationParam):
         return -super().convert(value, param, context)
 
 
-def _parse_consumers_option(_: Any, __: Any, values: tuple[str, ...]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for value in values:
-        group, equals, topics = value.partition("=")
-        if not (group and equals and topics):
-            raise click.BadParameter(f"{value!r}: say GROUP=TOPIC or GROUP=TOPIC,TOPIC")
-        found.setdefault(group, []).extend(topics.split(","))
-    return found
+_NAMESRV_HELP: Final = "Name servers of the cluster, HOST:PORT, separated by `;` or `,`."
+_namesrv_option = click.option("-n", "--namesrv", required=True, metavar="ADDR", help=_NAMESRV_HELP)
+_conf_option = click.option(
+    "--conf",
+    multiple=True,
+    callback=_parse_pairs_option,
+    metavar="NAME=VALUE",
+    help="A setting of Spark, such as spark.jars=driver.jar or spark.driver.memory=4g.",
+)
+_master_option = click.option("--master", metavar="URL", help="Master of Spark.  [local[*]]")
+_spark_options = combine_options(
+    _master_option,
+    _conf_option,
+    click.option(
+        "--json", "as_json", is_flag=True, help="Print progress and result as lines of JSON."
+    ),
+)
+_stream_options = combine_options(
+    click.option(
+        "--once/--follow",
+        default=True,
+        help="Stop at the current end, or keep running.  [--once]",
+    ),
+    click.option(
+        *("--every", "interval_s"),
+        type=click.FloatRange(min=0.1),
+        default=30.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="With --follow: time between two rounds.",
+    ),
+    click.option(
+        *("-o", "--option", "options"),
+        multiple=True,
+        callback=_parse_pairs_option,
+        metavar="NAME=VALUE",
+        help="An option of the Spark source, such as accessKey, tls or failOnDataLoss.",
+    ),
+)
 
 
-@click.command()
-@click.option("--ledger", required=True, help="What `pipeline ledger` wrote.")
-@click.option("--database", "databases", multiple=True, required=True, help="SQLAlchemy or JDBC.")
-@click.option("--sql", help="The senders' books: transaction_id, and perhaps amount and at_ms.")
-@click.option("--receiver", "receivers", multiple=True, help="A database on the other side.")
-@click.option("--receiver-sql", help="The receivers' books, with the same columns.")
-@click.option("--only-sql", is_flag=True, help="Leave marker and inbox tables aside.")
-@click.option("--amount", is_flag=True, help="Insist that both queries have amounts to compare.")
-@click.option("--group", "groups", multiple=True, help="Producer groups; else those with markers.")
+# --- ledger --------------------------------------------------------------------------------------
+
+
+@pipeline.command()
+@click.option("-n", "--namesrv", metavar="ADDR", help=_NAMESRV_HELP)
+@click.option(
+    *("--path", "paths"),
+    multiple=True,
+    metavar="DIR",
+    help="Read the files of a broker in this directory instead. Repeat for several brokers.",
+)
+@click.option("--out", required=True, metavar="DIR", help="Directory of the ledger.")
+@click.option(
+    *("--format", "table_format"),
+    type=click.Choice(FORMATS),
+    default=PARQUET,
+    show_default=True,
+    help="Also write the ledger as a table of this format.",
+)
+@_stream_options
+@_spark_options
+def ledger(
+    namesrv: str | None,
+    paths: tuple[str, ...],
+    out: str,
+    table_format: str,
+    once: bool,
+    interval_s: float,
+    options: dict[str, str],
+    master: str | None,
+    conf: dict[str, str],
+    as_json: bool,
+) -> None:
+    """Write one row for each transaction, as Parquet by day."""
+    if (namesrv is None) == (not paths):
+        raise click.UsageError("give a cluster with -n, or files with --path")
+    if paths and not once:
+        raise click.UsageError("--follow needs -n: files are read once")
+    source = None if namesrv is None else _cluster_source(namesrv, options)
+    conf = {**format_settings(table_format), **conf}
+    with _pipeline_run("ledger", master, conf, as_json, is_following=not once) as (
+        spark,
+        on_progress,
+        stop,
+    ):
+        from escrowmq.pipeline.ledger.job import run_ledger
+
+        result = run_ledger(
+            spark,
+            out,
+            source=source,
+            paths=paths,
+            interval_s=None if once else interval_s,
+            stop=stop,
+            on_progress=on_progress,
+            table_format=table_format,
+        )
+    days = f"{len(result.days)} {'day' if len(result.days) == 1 else 'days'}"
+    _print_outcome(
+        f"{result.records:,} records read; {days} rebuilt, {result.rows:,} transactions, in {out}",
+        {"done": "ledger", "out": out, **asdict(result)},
+        as_json,
+    )
+
+
+# --- archive and replay --------------------------------------------------------------------------
+
+
+@pipeline.command()
+@_namesrv_option
+@click.option(
+    "--topic", "topics", required=True, multiple=True, help="A topic. Repeat for several."
+)
+@click.option("--out", required=True, metavar="DIR", help="Directory of the archive.")
+@click.option("--compact", is_flag=True, help="Merge small files, however few they are.")
+@_stream_options
+@_spark_options
+def archive(
+    namesrv: str,
+    topics: tuple[str, ...],
+    out: str,
+    compact: bool,
+    once: bool,
+    interval_s: float,
+    options: dict[str, str],
+    master: str | None,
+    conf: dict[str, str],
+    as_json: bool,
+) -> None:
+    """Write each message of topics exactly once, as Parquet by day and hour."""
+    source = _cluster_source(namesrv, options)
+    with _pipeline_run("archive", master, conf, as_json, is_following=not once) as (
+        spark,
+        on_progress,
+        stop,
+    ):
+        from escrowmq.pipeline.archive import run_archive
+
+        result = run_archive(
+            spark,
+            out,
+            source=source,
+            topics=topics,
+            interval_s=None if once else interval_s,
+            compact=compact,
+            stop=stop,
+            on_progress=on_progress,
+        )
+    _print_outcome(
+        f"{result.messages:,} messages archived in {out}",
+        {"done": "archive", "out": out, **asdict(result)},
+        as_json,
+    )
+
+
+@pipeline.command()
+@click.option(
+    "--from", "archive_dir", required=True, metavar="DIR", help="Directory of an archive."
+)
+@_namesrv_option
+@click.option("--topic", required=True, help="The topic to send to.")
+@click.option(
+    "--since",
+    callback=_parse_time_option,
+    metavar="TIME",
+    help="Only messages stored at this time (UTC) or later.",
+)
+@click.option(
+    "--until",
+    callback=_parse_time_option,
+    metavar="TIME",
+    help="Only messages stored before this time (UTC).",
+)
+@click.option(
+    "--where",
+    default="",
+    metavar="SQL",
+    help="Only messages that match this Spark SQL condition, such as \"tags = 'a'\".",
+)
+@click.option(
+    "--rate", type=click.IntRange(min=1), metavar="N", help="Send at most N messages per second."
+)
+@click.option(
+    "--name",
+    default="",
+    help="Name of the replay. The same name continues it and sends nothing twice.",
+)
+@click.option(
+    "--at-least-once",
+    is_flag=True,
+    help="Allow duplicates, for Apache RocketMQ, which cannot send exactly once.",
+)
+@_spark_options
+def replay(
+    archive_dir: str,
+    namesrv: str,
+    topic: str,
+    since: Timestamp | None,
+    until: Timestamp | None,
+    where: str,
+    rate: int | None,
+    name: str,
+    at_least_once: bool,
+    master: str | None,
+    conf: dict[str, str],
+    as_json: bool,
+) -> None:
+    """Send the messages of an archive to a topic, each exactly once."""
+    check_cluster(namesrv, {})
+    with _pipeline_run("replay", master, conf, as_json) as (spark, on_progress, _):
+        from escrowmq.pipeline.archive import ReplayRequest, run_replay
+
+        request = ReplayRequest(
+            *(archive_dir, namesrv, topic, since, until, where, name),
+            rate=rate or 0,
+            at_least_once=at_least_once,
+        )
+        result = run_replay(spark, request, on_progress=on_progress)
+    text = f"{result.messages:,} messages sent to {topic} by replay {result.name}"
+    if result.was_done:
+        text = f"replay {result.name} is already done: nothing sent; use a new --name to send again"
+    _print_outcome(text, {"done": "replay", "topic": topic, **asdict(result)}, as_json)
+
+
+# --- reconcile -----------------------------------------------------------------------------------
+
+TERMINAL_ROWS: Final = 20
+REPORT_ROWS: Final = 500
+
+
+@pipeline.command()
+@click.option(
+    "--ledger", required=True, metavar="DIR", help="The directory that `pipeline ledger` wrote."
+)
+@click.option(
+    "--database",
+    "databases",
+    multiple=True,
+    required=True,
+    metavar="URL",
+    help="A database of the senders, SQLAlchemy or JDBC. Repeat for several.",
+)
+@click.option(
+    "--sql",
+    help="Query for what the senders recorded: transaction_id, and optionally amount and at_ms.",
+)
+@click.option(
+    "--receiver",
+    "receivers",
+    multiple=True,
+    metavar="URL",
+    help="A database of the receivers. Repeat for several.",
+)
+@click.option(
+    "--receiver-sql", help="Query for what the receivers recorded, with the same columns."
+)
+@click.option("--only-sql", is_flag=True, help="Ignore the marker and inbox tables.")
+@click.option("--amount", is_flag=True, help="Fail unless both queries have amounts to compare.")
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    help="A producer group. Repeat for several.  [those with markers]",
+)
 @click.option(
     "--consumer",
     "consumers",
     multiple=True,
     callback=_parse_consumers_option,
     metavar="GROUP=TOPIC[,TOPIC]",
-    help="Who must have an effect; else what inboxes show.",
+    help="A consumer group that must have processed these topics.  [from the inboxes]",
 )
 @click.option(
     "--since",
@@ -129,21 +390,37 @@ def _parse_consumers_option(_: Any, __: Any, values: tuple[str, ...]) -> dict[st
     help="A duration back from now, `all`, or a time (UTC unless it has an offset).",
 )
 @click.option(
-    "--grace", type=DurationParam(), default="10m", show_default=True, help="Still under way."
+    "--grace",
+    type=DurationParam(),
+    default="10m",
+    show_default=True,
+    help="Differences younger than this may still be in progress and do not count.",
 )
-@click.option("--open-limit", type=DurationParam(), default="1h", show_default=True)
-@click.option("--report", type=click.Path(path_type=Path), help="An HTML file.")
-@click.option("--out", help="All differences, as Parquet and CSV, in this directory.")
-@click.option("--json", "as_json", is_flag=True, help="The summary, for machines.")
-@click.option("--master", help="Where Spark runs; this machine unless given.")
-@spark_conf_option
+@click.option(
+    "--open-limit",
+    type=DurationParam(),
+    default="1h",
+    show_default=True,
+    help="A transaction that is open for longer is a difference.",
+)
+@click.option(
+    "--report", type=click.Path(path_type=Path), help="Write an HTML report to this file."
+)
+@click.option(
+    "--out", metavar="DIR", help="Write all differences to this directory, as Parquet and CSV."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@_master_option
+@_conf_option
 def reconcile(**options: Any) -> None:
-    """Compare the ledger with the databases. Exit code 0: they agree, 1: they do not, 2: it could
-    not be done."""
+    """Compare the ledger with databases.
+
+    Exit code 0: they agree. 1: they differ. 2: they could not be compared.
+    """
     if options["receiver_sql"] and not options["receivers"]:
-        raise click.UsageError("--receiver-sql needs a --receiver to ask")
+        raise click.UsageError("--receiver-sql needs --receiver")
     if options["amount"] and not (options["sql"] and options["receiver_sql"]):
-        raise click.UsageError("--amount compares --sql with --receiver-sql: give both")
+        raise click.UsageError("--amount needs --sql and --receiver-sql")
     if options["only_sql"] and not (options["sql"] or options["receiver_sql"]):
         raise click.UsageError("--only-sql needs --sql or --receiver-sql")
     check_pyspark()
@@ -153,23 +430,23 @@ def reconcile(**options: Any) -> None:
 
     from escrowmq.pipeline.reconcile.job import run_reconcile
 
-    is_ours = SparkSession.getActiveSession() is None
+    is_own_session = SparkSession.getActiveSession() is None
     spark = pipeline_session("reconcile", options["master"], options["conf"])
     try:
         with run_reconcile(spark, _reconcile_request(options)) as result:
             if options["amount"] and set(result.summary.sums) != {"sent", "received"}:
-                raise ReconcileFailed("--amount: a query has no column amount; name it with AS")
+                raise ReconcileFailed("--amount: a query has no column named amount")
             print_result(result, as_json=options["as_json"])
             if options["out"]:
                 write_differences(result.differences, options["out"])
             if options["report"]:
                 write_report(result, options["report"])
                 click.echo(f"report: {options['report']}", err=True)
-            agree = result.summary.is_consistent
+            is_consistent = result.summary.is_consistent
     finally:
-        if is_ours:
+        if is_own_session:
             spark.stop()
-    sys.exit(0 if agree else 1)
+    sys.exit(0 if is_consistent else 1)
 
 
 def _reconcile_request(options: dict[str, Any]) -> ReconcileRequest:
@@ -226,12 +503,13 @@ def summary_table(summary: ReconcileSummary) -> Table:
 
 
 def write_differences(differences: DataFrame, directory: str) -> None:
-    """From the executors; what an earlier run left there goes."""
+    """Write the differences from the executors, and replace those of an earlier run."""
     differences.write.mode("overwrite").parquet(f"{directory}/parquet")
     differences.write.mode("overwrite").option("header", "true").csv(f"{directory}/csv")
 
 
 def write_report(result: ReconcileResult, path: Path, *, title: str = "Reconciliation") -> None:
+    """Write an HTML report with the first differences. Raises ReconcileFailed."""
     from escrowmq.pipeline.reconcile.report import render_html
 
     rows = [row.asDict() for row in result.head(REPORT_ROWS)]
@@ -242,219 +520,7 @@ def write_report(result: ReconcileResult, path: Path, *, title: str = "Reconcili
         raise ReconcileFailed(f"the report cannot be written: {error}") from error
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-@click.group
-def pipeline() -> None:
-    """Ledgers, archives, replays and reconciliation, on Spark."""
-
-
-pipeline.add_command(reconcile)
-
-
-# --- options -------------------------------------------------------------------------------------
-
-
-def _parse_time_option(
-    context: click.Context, param: click.Parameter, value: str | None
-) -> Timestamp | None:
-    if value is None:
-        return None
-    try:
-        return parse_timestamp(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def _combine_options(*options: Callable[[F], F]) -> Callable[[F], F]:
-    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
-
-
-_NAMESRV_HELP = "Name servers, host:port, separated by `;` or `,`."
-_namesrv_option = click.option("-n", "--namesrv", required=True, metavar="ADDR", help=_NAMESRV_HELP)
-_spark_options = _combine_options(
-    click.option("--master", metavar="URL", help="Of Spark.  [default: local[*]]"),
-    spark_conf_option,
-    click.option("--json", "as_json", is_flag=True, help="Progress and result as lines of JSON."),
-)
-_stream_options = _combine_options(
-    click.option("--once/--follow", default=True, help="What is there now, or for ever."),
-    click.option(
-        *("--every", "every_s"),
-        type=click.FloatRange(min=0.1),
-        default=30.0,
-        show_default=True,
-        metavar="SECONDS",
-        help="With --follow: between two rounds.",
-    ),
-    click.option(
-        *("-o", "--option", "options"),
-        multiple=True,
-        callback=parse_pairs_option,
-        metavar="NAME=VALUE",
-        help="An option of the Spark source: accessKey, tls, failOnDataLoss, …",
-    ),
-)
-
-
-# --- commands ------------------------------------------------------------------------------------
-
-
-@pipeline.command()
-@click.option("-n", "--namesrv", metavar="ADDR", help=_NAMESRV_HELP)
-@click.option(
-    *("--path", "paths"),
-    multiple=True,
-    metavar="DIR",
-    help="A broker's directory: read its files instead. More than once for several brokers.",
-)
-@click.option("--out", required=True, metavar="DIR", help="Where the ledger is kept.")
-@click.option(
-    *("--format", "table_format"),
-    type=click.Choice(FORMATS),
-    default=PARQUET,
-    show_default=True,
-    help="Also as a table of this kind, in DIR.",
-)
-@_stream_options
-@_spark_options
-def ledger(
-    namesrv: str | None,
-    paths: tuple[str, ...],
-    out: str,
-    table_format: str,
-    once: bool,
-    every_s: float,
-    options: dict[str, str],
-    master: str | None,
-    conf: dict[str, str],
-    as_json: bool,
-) -> None:
-    """One row for each transaction, as Parquet by day."""
-    if (namesrv is None) == (not paths):
-        raise click.UsageError("a ledger is made from a cluster (-n) or from files (--path)")
-    if paths and not once:
-        raise click.UsageError("files are read once: --follow needs -n")
-    source = None if namesrv is None else _cluster_source(namesrv, options)
-    conf = {**format_settings(table_format), **conf}
-    with _pipeline_run("ledger", master, conf, as_json, is_following=not once) as (
-        spark,
-        report,
-        stop,
-    ):
-        from escrowmq.pipeline.ledger.job import run_ledger
-
-        done = run_ledger(
-            spark,
-            out,
-            source=source,
-            paths=paths,
-            interval_s=None if once else every_s,
-            stop=stop,
-            on_progress=report,
-            table_format=table_format,
-        )
-    days = f"{len(done.days)} {'day' if len(done.days) == 1 else 'days'}"
-    _print_outcome(
-        f"{done.records:,} records read; {days} built anew, {done.rows:,} transactions, in {out}",
-        {"done": "ledger", "out": out, **asdict(done)},
-        as_json,
-    )
-
-
-@pipeline.command()
-@_namesrv_option
-@click.option("--topic", "topics", required=True, multiple=True, help="More than once for several.")
-@click.option("--out", required=True, metavar="DIR", help="Where the archive is kept.")
-@click.option("--compact", is_flag=True, help="Put small parts together, however few they are.")
-@_stream_options
-@_spark_options
-def archive(
-    namesrv: str,
-    topics: tuple[str, ...],
-    out: str,
-    compact: bool,
-    once: bool,
-    every_s: float,
-    options: dict[str, str],
-    master: str | None,
-    conf: dict[str, str],
-    as_json: bool,
-) -> None:
-    """Topics to Parquet by day and hour, each message once."""
-    source = _cluster_source(namesrv, options)
-    with _pipeline_run("archive", master, conf, as_json, is_following=not once) as (
-        spark,
-        report,
-        stop,
-    ):
-        from escrowmq.pipeline.archive import run_archive
-
-        done = run_archive(
-            spark,
-            out,
-            source=source,
-            topics=topics,
-            interval_s=None if once else every_s,
-            compact=compact,
-            stop=stop,
-            on_progress=report,
-        )
-    _print_outcome(
-        f"{done.messages:,} messages archived in {out}",
-        {"done": "archive", "out": out, **asdict(done)},
-        as_json,
-    )
-
-
-@pipeline.command()
-@click.option("--from", "archive_dir", required=True, metavar="DIR", help="An archive.")
-@_namesrv_option
-@click.option("--topic", required=True, help="Where the messages go.")
-@click.option(
-    "--since", callback=_parse_time_option, metavar="TIME", help="Stored then or later; UTC."
-)
-@click.option(
-    "--until", callback=_parse_time_option, metavar="TIME", help="Stored before that; UTC."
-)
-@click.option("--where", default="", metavar="SQL", help="Spark SQL over columns: \"tags = 'a'\".")
-@click.option("--rate", type=click.IntRange(min=1), help="At most so many messages a second.")
-@click.option("--name", default="", help="The same name goes on, and sends nothing twice.")
-@click.option("--at-least-once", is_flag=True, help="To Apache RocketMQ, which cannot do more.")
-@_spark_options
-def replay(
-    archive_dir: str,
-    namesrv: str,
-    topic: str,
-    since: Timestamp | None,
-    until: Timestamp | None,
-    where: str,
-    rate: int | None,
-    name: str,
-    at_least_once: bool,
-    master: str | None,
-    conf: dict[str, str],
-    as_json: bool,
-) -> None:
-    """An archive back into a topic, each message once."""
-    check_cluster(namesrv, {})
-    with _pipeline_run("replay", master, conf, as_json) as (spark, report, _):
-        from escrowmq.pipeline.archive import ReplayRequest, run_replay
-
-        wanted = ReplayRequest(
-            *(archive_dir, namesrv, topic, since, until, where, name),
-            rate=rate or 0,
-            at_least_once=at_least_once,
-        )
-        done = run_replay(spark, wanted, on_progress=report)
-    said = f"{done.messages:,} messages sent to {topic}, as replay {done.name}"
-    if done.was_done:
-        said = f"replay {done.name} was done before: nothing sent. To send again, give a new --name"
-    _print_outcome(said, {"done": "replay", "topic": topic, **asdict(done)}, as_json)
-
-
-# --- running -------------------------------------------------------------------------------------
+# --- running a pipeline --------------------------------------------------------------------------
 
 
 def _cluster_source(servers: str, options: dict[str, str]) -> ClusterSource:
@@ -473,14 +539,17 @@ def _pipeline_run(
     *,
     is_following: bool = False,
 ) -> Iterator[tuple[SparkSession, Any, threading.Event]]:
-    """Spark, where to report to, and what ends a pipeline that follows: SIGINT or SIGTERM."""
+    """Provide a Spark session, a callback for progress, and an event that stops the pipeline.
+
+    SIGINT and SIGTERM set the event, so that a pipeline that follows ends after its round.
+    """
     stop = threading.Event()
-    with progress_output(as_json=as_json) as report:
+    with progress_output(as_json=as_json) as on_progress:
         spark = pipeline_session(name, master, conf)
         for number in (signal.SIGINT, signal.SIGTERM) if is_following else ():
             signal.signal(number, lambda *_: stop.set())
         try:
-            yield spark, report, stop
+            yield spark, on_progress, stop
         finally:
             spark.stop()
 

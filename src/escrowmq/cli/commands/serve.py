@@ -1,4 +1,4 @@
-"""`escrowmq serve`: put flags, environment and file together, and start the server."""
+"""`escrowmq serve`: combine flags, environment and file, and start the server."""
 
 from __future__ import annotations
 
@@ -10,25 +10,22 @@ from pathlib import Path
 import click
 
 from escrowmq.cli.commands.config import print_warnings
+from escrowmq.cli.options import config_file_option
 from escrowmq.config import ResolvedConfig, Source, load_config
 
 
 @click.command()
+@config_file_option
+@click.option("--data", metavar="DIR", help="Directory for messages.  [./escrowmq-data]")
+@click.option("--host", metavar="ADDR", help="Address to listen on and to announce.  [127.0.0.1]")
+@click.option("--port", metavar="N", help="Port of the broker.  [10911]")
+@click.option("--namesrv-port", metavar="N", help="Port of the name server.  [9876]")
 @click.option(
-    "-c", "file", metavar="FILE", type=click.Path(path_type=Path), help="broker.conf or TOML."
-)
-@click.option("--data", metavar="DIR", help="Where messages are kept.  [./escrowmq-data]")
-@click.option("--host", metavar="ADDR", help="Listen there, and tell clients so.  [127.0.0.1]")
-@click.option("--port", metavar="N", help="The broker's port.  [10911]")
-@click.option("--namesrv-port", metavar="N", help="The name server's port.  [9876]")
-@click.option(
-    "--metrics-port", metavar="N", help="Serve /metrics and /health there.  [0, which is nowhere]"
+    "--metrics-port", metavar="N", help="HTTP port for /metrics and /health.  [0: disabled]"
 )
 @click.option("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR.  [INFO]")
-@click.option("--log-format", metavar="text|json", help="What log lines look like.  [text]")
-@click.option(
-    "--insecure", is_flag=True, help="Serve others than this machine without asking who they are."
-)
+@click.option("--log-format", metavar="text|json", help="Format of the log.  [text]")
+@click.option("--insecure", is_flag=True, help="Serve other machines without accounts.")
 @click.option(
     "--role",
     type=click.Choice(["all", "broker", "namesrv"]),
@@ -38,16 +35,17 @@ from escrowmq.config import ResolvedConfig, Source, load_config
 )
 @click.option(
     "--brokers",
+    "broker_count",
     metavar="N",
     type=click.IntRange(1, 64),
-    help="So many brokers, a process each, as one cluster; for more than one core.",
+    help="Run N brokers as one cluster, each in its own process, to use several cores.",
 )
 @click.option("--metrics-socket", type=int, hidden=True)
 @click.option("--own-namesrv", hidden=True)
 @click.pass_context
 def serve(
     context: click.Context,
-    file: Path | None,
+    config_file: Path | None,
     data: str | None,
     host: str | None,
     port: str | None,
@@ -57,14 +55,14 @@ def serve(
     log_level: str | None,
     log_format: str | None,
     role: str,
-    brokers: int | None,
+    broker_count: int | None,
     metrics_socket: int | None,
     own_namesrv: str | None,
 ) -> None:
-    """Run a broker and a name server, or one of them, or many brokers.
+    """Run a broker and a name server, one of them, or several brokers.
 
-    Flags win over ESCROWMQ_… variables, and these over the file; `escrowmq config` shows what comes
-    of the latter two.
+    Flags override ESCROWMQ_… variables, and these override the file. `escrowmq config` shows the
+    result of the variables and the file.
     """
     flags = {
         "--data": data,
@@ -78,23 +76,23 @@ def serve(
     }
     given = {flag: text for flag, text in flags.items() if text is not None}
 
-    def reread() -> ResolvedConfig:
-        return load_config(file, os.environ, given)
+    def reload_config() -> ResolvedConfig:
+        return load_config(config_file, os.environ, given)
 
-    resolved = reread()
+    resolved = reload_config()
     print_warnings(resolved)
     for warning in role_warnings(resolved, role):
         click.echo(f"escrowmq: warning: {warning}", err=True)
-    if brokers is not None:
-        context.exit(_run_supervisor(resolved, role, brokers, reread))
+    if broker_count is not None:
+        context.exit(_run_supervisor(resolved, role, broker_count, reload_config))
 
-    # Not before: other commands need no event loop.
+    # Imported here because other commands need no event loop.
     from escrowmq.server.serve import run
     from escrowmq.server.supervisor import check_single_broker_store
 
     if role != "namesrv":
         check_single_broker_store(resolved.config.store.root_dir)
-    context.exit(run(resolved, role, file, reread, metrics_socket, own_namesrv))
+    context.exit(run(resolved, role, config_file, reload_config, metrics_socket, own_namesrv))
 
 
 def _run_supervisor(
@@ -106,13 +104,15 @@ def _run_supervisor(
     from escrowmq.server.supervisor import supervise
 
     if role == "namesrv":
-        raise click.UsageError("--brokers goes with --role all or broker, not namesrv")
+        raise click.UsageError("--brokers needs --role all or --role broker")
     return supervise(resolved.config, role, broker_count, sys.argv[1:], reload_config)
 
 
 def role_warnings(resolved: ResolvedConfig, role: str) -> list[str]:
-    """RocketMQ's name server has a file of its own, in which listenPort is its port."""
-    port, own = resolved.origins["listenPort"], resolved.origins["escrowNamesrvPort"]
-    if role != "namesrv" or port.source is Source.DEFAULT or own.source is not Source.DEFAULT:
+    """Warn about listenPort in a file for a name server: RocketMQ's means another port there."""
+    port = resolved.origins["listenPort"]
+    namesrv_port = resolved.origins["escrowNamesrvPort"]
+    is_port_set = port.source is not Source.DEFAULT
+    if role != "namesrv" or not is_port_set or namesrv_port.source is not Source.DEFAULT:
         return []
-    return [f"{port}: listenPort is the broker's; the name server's is escrowNamesrvPort"]
+    return [f"{port}: listenPort is the port of the broker; the name server has escrowNamesrvPort"]

@@ -1,25 +1,23 @@
-"""`escrowmq store …`: look at a store's directory, and copy it, without changing it.
-
-`escrowmq store backup` and `store restore`.
-"""
+"""`escrowmq store …`: check, dump, back up and restore a store directory."""
 
 from __future__ import annotations
 
-import json
 import secrets
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 import click
 from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from escrowmq.cli.call import SyncConnection, error_text
-from escrowmq.cli.output import PlainConsole, ignore_broken_pipe
+from escrowmq.admin.cluster import error_text
+from escrowmq.cli.options import access_options, current_access
+from escrowmq.cli.output import PlainConsole, ignore_broken_pipe, print_json
 from escrowmq.cli.rendering import record_json, record_text
+from escrowmq.client.sync_connection import SyncConnection
 from escrowmq.clock import SystemClock
 from escrowmq.errors import EscrowError, RequestRefused, StoreError, StoreLocked
 from escrowmq.message.keys import tags_and_keys
@@ -40,185 +38,45 @@ from escrowmq.store.disk import Disk, RealDisk, read_file
 from escrowmq.store.log_files import DamagedRange, LogFiles
 from escrowmq.store.store import LOCK_PATH
 
-
-@click.command("backup")
-@click.argument("directory", type=click.Path())
-@click.argument("backup", type=click.Path())
-@click.option(
-    "--broker",
-    metavar="ADDR",
-    default="127.0.0.1:10911",
-    show_default=True,
-    help="The broker that runs on DIRECTORY, if one does.",
+_json_object_option: Final = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object instead of text."
 )
-@click.option("--json", "in_json", is_flag=True, help="One JSON object instead of text.")
-def backup_command(directory: str, backup: str, broker: str, in_json: bool) -> None:
-    """Copy the store in DIRECTORY to BACKUP, a new directory, and examine the copy.
-
-    A broker may run on DIRECTORY and goes on serving; what it had acknowledged as durable when
-    this began is in the backup. Exits with 2 if there is no whole backup.
-    """
-    source, target = RealDisk(directory), RealDisk(backup)
-    if not is_store(source):
-        raise StoreError(f"{directory}: not a store: there is no commitlog in it")
-    with _ProgressBar("copying the log", quiet=in_json) as told:
-        try:
-            check_target_is_empty(target)
-            manifest, report = _run_backup(source, target, directory, broker, told)
-        except StoreError as error:
-            raise StoreError(f"{directory} to {backup}: {error}") from error
-    _print_outcome("backed up", backup, manifest, report, in_json=in_json)
-
-
-@click.command("restore")
-@click.argument("backup", type=click.Path())
-@click.argument("directory", type=click.Path())
-@click.option("--json", "in_json", is_flag=True, help="One JSON object instead of text.")
-def restore_command(backup: str, directory: str, in_json: bool) -> None:
-    """Make DIRECTORY, a new one, from BACKUP, and examine it.
-
-    Then start a broker on it. The first start reads the log once, to make queues and index anew.
-    """
-    with _ProgressBar("copying the log", quiet=in_json) as told:
-        try:
-            manifest, report = restore(RealDisk(backup), RealDisk(directory), on_progress=told)
-        except StoreError as error:
-            raise StoreError(f"{backup} to {directory}: {error}") from error
-    _print_outcome("restored", directory, manifest, report, in_json=in_json)
-    if not in_json:
-        click.echo(f"start a broker on it: escrowmq serve --data {directory}")
-
-
-def _run_backup(
-    source: Disk, target: Disk, directory: str, broker: str, on_progress: ProgressCallback
-) -> tuple[BackupManifest, CheckReport]:
-    now_ms = SystemClock().now_ms()
-    try:
-        lock = source.lock(LOCK_PATH, b"lock")
-    except StoreLocked:
-        prepare_backup(broker, source, directory)  # so that what is copied first is of this moment
-        return back_up(
-            source,
-            target,
-            lambda: prepare_backup(broker, source, directory),
-            now_ms=now_ms,
-            source_name=directory,
-            on_progress=on_progress,
-        )
-    try:
-        return back_up(
-            source,
-            target,
-            lambda: _log_end(source),
-            now_ms=now_ms,
-            source_name=directory,
-            on_progress=on_progress,
-        )
-    finally:
-        lock.release()
-
-
-def prepare_backup(address: str, source: Disk, directory: str) -> int:
-    """Where the log ends that the broker on `directory` has made durable."""
-    token = secrets.token_hex(16)
-    try:
-        with SyncConnection(address) as caller:
-            reply = caller.call(RequestCode.PREPARE_BACKUP, PrepareBackup(token=token))
-        answer = decode_header(PrepareBackupResponse, reply.ext_fields)
-    except EscrowError as error:
-        why = error_text(error)
-        if isinstance(error, RequestRefused):
-            why = f"{address} refused: {why}"
-        raise StoreError(
-            f"a broker runs on {directory}, and has to be asked: {why} (--broker HOST:PORT)"
-        ) from error
-    if read_file(source, TOKEN_PATH) != token.encode():
-        raise StoreError(
-            f"the broker at {address} does not run on {directory}, another does "
-            "(--broker HOST:PORT)"
-        )
-    return answer.log_end
-
-
-def _log_end(source: Disk) -> int:
-    log = LogFiles(source)
-    try:
-        for _ in log.scan():
-            pass
-        return log.end
-    finally:
-        log.close()
-
-
-def _print_outcome(
-    verb: str, directory: str, manifest: BackupManifest, report: CheckReport, *, in_json: bool
-) -> None:
-    if in_json:
-        found = {
-            "directory": directory,
-            "log_begin": manifest.log_begin,
-            "log_end": manifest.log_end,
-            "records": report.records,
-            "clean": report.is_clean,
-        }
-        click.echo(json.dumps(found))
-        return
-    click.echo(
-        f"{verb} to {directory}: {report.records} records, log {manifest.log_begin} to "
-        f"{manifest.log_end}, every one of them examined"
-    )
-
-
-class _ProgressBar:
-    """A bar on a terminal, nothing elsewhere."""
-
-    def __init__(self, label: str, *, quiet: bool) -> None:
-        self._bar = Progress(transient=True, disable=quiet or not sys.stdout.isatty())
-        self._task = self._bar.add_task(label)
-
-    def __enter__(self) -> ProgressCallback:
-        self._bar.start()
-        return lambda done, whole: self._bar.update(self._task, completed=done, total=whole)
-
-    def __exit__(self, *ended: object) -> None:
-        self._bar.stop()
-
-
-_SEVERITY_STYLES = {Severity.DAMAGE: "bold red", Severity.NOTE: "yellow"}
 
 
 @click.group()
 def store() -> None:
-    """Look at a store's directory, ours or RocketMQ's, and back it up. It is not changed."""
+    """Check, dump, back up and restore a store directory of EscrowMQ or RocketMQ.
+
+    These commands never change the directory that they read.
+    """
 
 
-store.add_command(backup_command)
-store.add_command(restore_command)
-
-
-# --- check -----------------------------------------------------------------------------------
+# --- check ---------------------------------------------------------------------------------------
 
 
 @store.command()
 @click.argument("directory", type=click.Path())
-@click.option("--json", "in_json", is_flag=True, help="One JSON object instead of text.")
+@_json_object_option
 @click.pass_context
-def check(context: click.Context, directory: str, in_json: bool) -> None:
-    """Examine DIRECTORY: log, queues, index and the small files.
+def check(context: click.Context, directory: str, as_json: bool) -> None:
+    """Check the log, queues, index and configuration files in DIRECTORY.
 
-    Exits with 0 if all that was written is there, 1 if not, 2 if it cannot be looked at: it is
-    missing, unreadable, no store, or a broker runs on it.
+    Exit code 0: everything that was written is there. 1: something is damaged. 2: DIRECTORY cannot
+    be checked, because it is missing, unreadable, not a store, or in use by a broker.
     """
     try:
         report = check_store(_open_disk(directory))
     except StoreError as error:
         raise StoreError(f"{directory}: {error}") from error
     with ignore_broken_pipe():
-        if in_json:
-            click.echo(json.dumps(_report_json(report)))
+        if as_json:
+            print_json(_report_json(report))
         else:
             print_report(PlainConsole(), report)
     context.exit(0 if report.is_clean else 1)
+
+
+_SEVERITY_STYLES: Final = {Severity.DAMAGE: "bold red", Severity.NOTE: "yellow"}
 
 
 def print_report(console: Console, report: CheckReport) -> None:
@@ -245,24 +103,34 @@ def _report_summary(report: CheckReport) -> str:
 
 
 def _report_json(report: CheckReport) -> dict[str, Any]:
+    # The names of the fields are the keys, so the fields of CheckReport and Finding keep theirs.
     content = asdict(report)
     for finding in content["findings"]:
         finding["severity"] = finding["severity"].value
     return {"clean": report.is_clean, **content}
 
 
-# --- dump ------------------------------------------------------------------------------------
+# --- dump ----------------------------------------------------------------------------------------
 
 
 @store.command()
 @click.argument("directory", type=click.Path())
 @click.option("--topic", help="Only records of this topic.")
-@click.option("--queue", "queue_id", type=int, help="Only records of this queue id.")
+@click.option("--queue", "queue_id", type=int, metavar="N", help="Only records of this queue id.")
 @click.option("--key", help="Only records with this key or unique key.")
-@click.option("--from", "begin", type=click.IntRange(min=0), default=0, help="A log offset.")
-@click.option("--limit", type=click.IntRange(min=0), help="So many records, and no more.")
-@click.option("--body/--no-body", "with_body", default=True, help="Bodies too, which is usual.")
-@click.option("--json", "in_json", is_flag=True, help="One JSON object per line.")
+@click.option(
+    "--from",
+    "begin",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="LOG_OFFSET",
+    help="Start at this log offset.",
+)
+@click.option(
+    "--limit", type=click.IntRange(min=0), metavar="N", help="Print at most this many records."
+)
+@click.option("--body/--no-body", "with_body", default=True, help="Print bodies.  [--body]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def dump(
     directory: str,
     topic: str | None,
@@ -271,50 +139,51 @@ def dump(
     begin: int,
     limit: int | None,
     with_body: bool,
-    in_json: bool,
+    as_json: bool,
 ) -> None:
-    """Print the records of DIRECTORY, in the order of the log.
+    """Print the records in DIRECTORY in the order of the log.
 
-    A broker may run on it. What does not check out is named, and the records behind it are printed
-    too.
+    A broker may be running on DIRECTORY. Damaged parts are reported, and the records after them
+    are printed too.
     """
     try:
         disk = _open_disk(directory)
-        if not is_store(disk):
-            raise StoreError("not a store: there is no commitlog in it")
+        _require_store(disk)
         log = LogFiles(disk)
         with ignore_broken_pipe():
-            for met in _limit_records(_matching_records(log, begin, topic, queue_id, key), limit):
-                if isinstance(met, DamagedRange):
-                    _print_damage(log, met, in_json=in_json)
-                elif in_json:
-                    click.echo(json.dumps(record_json(met, with_body=with_body)))
+            items = _matching_items(log, begin, topic, queue_id, key)
+            for item in _limit_records(items, limit):
+                if isinstance(item, DamagedRange):
+                    _print_damage(log, item, as_json=as_json)
+                elif as_json:
+                    print_json(record_json(item, with_body=with_body))
                 else:
-                    click.echo(record_text(met, with_body=with_body))
+                    click.echo(record_text(item, with_body=with_body))
     except StoreError as error:
         raise StoreError(f"{directory}: {error}") from error
 
 
-def _matching_records(
+def _matching_items(
     log: LogFiles, begin: int, topic: str | None, queue_id: int | None, key: str | None
 ) -> Iterator[StoredRecord | DamagedRange]:
-    # `begin` need not be a boundary: the first record from there on.
+    """Yield the records that match, and every damaged range."""
+    # `begin` need not be the beginning of a record: start with the first one from there on.
     first = log.begin if begin <= log.begin else log.next_valid_record(begin)
     if first is None:
         return
-    for met in log.scan(first):
-        if isinstance(met, DamagedRange) or _matches(met, topic, queue_id, key):
-            yield met
+    for item in log.scan(first):
+        if isinstance(item, DamagedRange) or _matches(item, topic, queue_id, key):
+            yield item
 
 
 def _limit_records(
-    records: Iterator[StoredRecord | DamagedRange], limit: int | None
+    items: Iterator[StoredRecord | DamagedRange], limit: int | None
 ) -> Iterator[StoredRecord | DamagedRange]:
-    """Bad places do not count."""
+    """Stop after `limit` records. Damaged ranges do not count."""
     count = 0
-    for met in records if limit != 0 else ():
-        yield met
-        count += isinstance(met, StoredRecord)
+    for item in items if limit != 0 else ():
+        yield item
+        count += isinstance(item, StoredRecord)
         if count == limit:
             return
 
@@ -328,23 +197,154 @@ def _matches(
         return False
     if key is None:
         return True
-    return key.encode() in tags_and_keys(record.topic, record.properties, record.stored_ms)[1]
+    _, keys = tags_and_keys(record.topic, record.properties, record.stored_ms)
+    return key.encode() in keys
 
 
-def _print_damage(log: LogFiles, damage: DamagedRange, *, in_json: bool) -> None:
+def _print_damage(log: LogFiles, damage: DamagedRange, *, as_json: bool) -> None:
     path, position = log.locate(damage.begin)
-    if in_json:
-        found = {
-            "log_offset": damage.begin,
-            "where": path,
-            "position": position,
-            "bad": damage.reason,
-        }
-        click.echo(json.dumps(found))
+    if as_json:
+        print_json(
+            {
+                "log_offset": damage.begin,
+                "where": path,
+                "position": position,
+                "bad": damage.reason,
+            }
+        )
         return
-    goes_on = "nothing good follows" if damage.is_last else f"going on at {damage.end}"
-    what = f"{damage.begin:>12}  NO RECORD: {damage.reason} ({path} at byte {position}); {goes_on}"
-    click.echo(click.style(what, fg="red"))
+    following = "no valid record follows" if damage.is_last else f"continuing at {damage.end}"
+    text = (
+        f"{damage.begin:>12}  NO RECORD: {damage.reason} ({path} at byte {position}); {following}"
+    )
+    click.echo(click.style(text, fg="red"))
+
+
+# --- backup --------------------------------------------------------------------------------------
+
+
+@store.command("backup")
+@click.argument("directory", type=click.Path())
+@click.argument("backup", type=click.Path())
+@click.option(
+    "--broker",
+    metavar="ADDR",
+    default="127.0.0.1:10911",
+    show_default=True,
+    help="Address of the broker that runs on DIRECTORY, if there is one.",
+)
+@_json_object_option
+@access_options
+def backup_command(directory: str, backup: str, broker: str, as_json: bool) -> None:
+    """Copy the store in DIRECTORY to the new directory BACKUP, and check the copy.
+
+    A broker may be running on DIRECTORY and keeps serving. Everything that it had acknowledged as
+    durable when the backup started is in the backup. Exit code 2: there is no complete backup.
+    """
+    source, target = RealDisk(directory), RealDisk(backup)
+    try:
+        _require_store(source)
+        with _ProgressBar("copying the log", quiet=as_json) as on_progress:
+            check_target_is_empty(target)
+            manifest, report = _run_backup(source, target, directory, broker, on_progress)
+    except StoreError as error:
+        raise StoreError(f"{directory} to {backup}: {error}") from error
+    _print_outcome("backed up", backup, manifest, report, as_json=as_json)
+
+
+def _run_backup(
+    source: Disk, target: Disk, directory: str, broker: str, on_progress: ProgressCallback
+) -> tuple[BackupManifest, CheckReport]:
+    now_ms = SystemClock().now_ms()
+    try:
+        lock = source.lock(LOCK_PATH, b"lock")
+    except StoreLocked:
+        # The first call flushes, so that what is copied first is of this moment; `back_up` calls
+        # again after it has copied what must not be ahead of the log.
+        prepare_backup(broker, source, directory)
+        return back_up(
+            source,
+            target,
+            lambda: prepare_backup(broker, source, directory),
+            now_ms=now_ms,
+            source_name=directory,
+            on_progress=on_progress,
+        )
+    try:
+        return back_up(
+            source,
+            target,
+            lambda: _log_end(source),
+            now_ms=now_ms,
+            source_name=directory,
+            on_progress=on_progress,
+        )
+    finally:
+        lock.release()
+
+
+def prepare_backup(address: str, source: Disk, directory: str) -> int:
+    """Let the broker on `directory` flush, and return the log offset up to which all is durable.
+
+    The broker writes a token into its directory. A token that does not appear in `directory` means
+    that the broker at `address` runs on another one. Raises StoreError.
+    """
+    token = secrets.token_hex(16)
+    try:
+        with SyncConnection(address, current_access()) as connection:
+            reply = connection.call(RequestCode.PREPARE_BACKUP, PrepareBackup(token=token))
+        response = decode_header(PrepareBackupResponse, reply.ext_fields)
+    except EscrowError as error:
+        reason = error_text(error)
+        if isinstance(error, RequestRefused):
+            reason = f"{address} refused: {reason}"
+        raise StoreError(
+            f"a broker runs on {directory} and has to prepare the backup: {reason} "
+            "(give its address with --broker HOST:PORT)"
+        ) from error
+    if read_file(source, TOKEN_PATH) != token.encode():
+        raise StoreError(
+            f"the broker at {address} does not run on {directory}, but another one does "
+            "(give its address with --broker HOST:PORT)"
+        )
+    return response.log_end
+
+
+def _log_end(source: Disk) -> int:
+    log = LogFiles(source)
+    try:
+        for _ in log.scan():  # finds the end by reading everything
+            pass
+        return log.end
+    finally:
+        log.close()
+
+
+# --- restore -------------------------------------------------------------------------------------
+
+
+@store.command("restore")
+@click.argument("backup", type=click.Path())
+@click.argument("directory", type=click.Path())
+@_json_object_option
+def restore_command(backup: str, directory: str, as_json: bool) -> None:
+    """Create the new directory DIRECTORY from BACKUP, and check it.
+
+    Then start a broker on it. The first start reads the whole log to rebuild queues and index.
+    """
+    try:
+        with _ProgressBar("copying the log", quiet=as_json) as on_progress:
+            manifest, report = restore(
+                RealDisk(backup), RealDisk(directory), on_progress=on_progress
+            )
+    except StoreError as error:
+        raise StoreError(f"{backup} to {directory}: {error}") from error
+    _print_outcome("restored", directory, manifest, report, as_json=as_json)
+    if not as_json:
+        click.echo(f"start a broker on it: escrowmq serve --data {directory}")
+
+
+# --- shared by the commands ----------------------------------------------------------------------
 
 
 def _open_disk(directory: str) -> Disk:
@@ -352,3 +352,43 @@ def _open_disk(directory: str) -> Disk:
     if not disk.exists(""):
         raise StoreError("no such directory")
     return disk
+
+
+def _require_store(disk: Disk) -> None:
+    if not is_store(disk):
+        raise StoreError("not a store: it has no directory commitlog")
+
+
+def _print_outcome(
+    verb: str, directory: str, manifest: BackupManifest, report: CheckReport, *, as_json: bool
+) -> None:
+    if as_json:
+        print_json(
+            {
+                "directory": directory,
+                "log_begin": manifest.log_begin,
+                "log_end": manifest.log_end,
+                "records": report.records,
+                "clean": report.is_clean,
+            }
+        )
+        return
+    click.echo(
+        f"{verb} to {directory}: {report.records} records, log {manifest.log_begin} to "
+        f"{manifest.log_end}, all of them checked"
+    )
+
+
+class _ProgressBar:
+    """A progress bar on a terminal; nothing elsewhere."""
+
+    def __init__(self, label: str, *, quiet: bool) -> None:
+        self._bar = Progress(transient=True, disable=quiet or not sys.stdout.isatty())
+        self._task = self._bar.add_task(label)
+
+    def __enter__(self) -> ProgressCallback:
+        self._bar.start()
+        return lambda done, total: self._bar.update(self._task, completed=done, total=total)
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()

@@ -1,25 +1,22 @@
-"""`escrowmq topic …`: which topics there are, and to make, change and delete them.
-
-Topics as people and programs read them, put together from what all brokers say.
-"""
+"""`escrowmq topic …`: list and show topics; create, change and delete them."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import click
+import msgspec
 
-from escrowmq.cli.brokers import Cluster, exit_with_failures
-from escrowmq.cli.call import BrokerAddress, SyncConnection, error_text, parse_name_servers
-from escrowmq.cli.figures import (
+from escrowmq.admin.cluster import BrokerAddress, Cluster
+from escrowmq.admin.queries import (
     NOT_FOUND_CODES,
     GroupProgress,
     QueueOffsets,
     group_progress,
     groups_of_topic,
+    message_count,
     system_topics,
     topic_config,
     topic_configs,
@@ -32,17 +29,23 @@ from escrowmq.cli.options import (
     complete_topic,
     confirm,
     confirm_options,
+    dry_run_option,
+    parse_pair,
 )
 from escrowmq.cli.output import (
     QueryContext,
+    QueryResult,
     TableColumn,
+    exit_with_failures,
     field_lines,
     ignore_broken_pipe,
+    print_json,
+    printable,
     query_command,
     table_lines,
     terminal_width,
 )
-from escrowmq.cli.rendering import printable
+from escrowmq.client.sync_connection import SyncConnection
 from escrowmq.errors import EscrowError, NoRoute
 from escrowmq.message.names import is_group_topic
 from escrowmq.message.topic_config import TopicConfig
@@ -50,40 +53,81 @@ from escrowmq.parsing import format_timestamp
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers_admin import CreateTopic, DeleteTopicInNamesrv, TopicHeader
 
+_PERMISSIONS: Final = {"rw": 6, "r": 4, "w": 2, "none": 0}
+_MAX_QUEUES: Final = 65_536
+_DEFAULT_QUEUES: Final = 4
+
+_topic_argument = click.argument("topic", metavar="TOPIC", shell_complete=complete_topic)
+_config_options = combine_options(
+    click.option(
+        "--queues",
+        type=click.IntRange(1, _MAX_QUEUES),
+        metavar="N",
+        help="Number of queues on each broker.",
+    ),
+    click.option(
+        "--perm",
+        type=click.Choice(list(_PERMISSIONS)),
+        help="Whether the topic can be read and written.",
+    ),
+    click.option(
+        "--attribute",
+        "attributes",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="RocketMQ's topic attributes. Repeat for several; an empty VALUE removes one.",
+    ),
+)
+
+
+@click.group()
+def topic() -> None:
+    """List and show topics; create, change and delete them."""
+
+
+# --- list ----------------------------------------------------------------------------------------
+
+
+@topic.command("list")
+@click.option(
+    "--all",
+    "include_system",
+    is_flag=True,
+    help="Include the topics of the system, of retries and of dead letters.",
+)
+@click.option(
+    "-l", "--long", is_flag=True, help="Add the number of messages and the time of the last one."
+)
+@query_command
+def list_(query: QueryContext, include_system: bool, long: bool) -> None:
+    """List the topics of all brokers."""
+    query.show(list_topics, include_system=include_system, long=long)
+
+
 _LIST_COLUMNS: Final = (
     TableColumn("TOPIC", can_shrink=True),
     TableColumn("QUEUES", is_number=True),
     TableColumn("PERM"),
     TableColumn("BROKERS", can_shrink=True),
 )
-_LONG_COLUMNS: Final = (TableColumn("MESSAGES", is_number=True), TableColumn("LAST"))
-_QUEUE_COLUMNS: Final = (
-    TableColumn("BROKER", can_shrink=True),
-    TableColumn("QUEUE", is_number=True),
-    TableColumn("FIRST", is_number=True),
-    TableColumn("END", is_number=True),
-    TableColumn("MESSAGES", is_number=True),
-    TableColumn("LAST"),
-)
-_GROUP_COLUMNS: Final = (TableColumn("GROUP", can_shrink=True), TableColumn("LAG", is_number=True))
+_LONG_COLUMNS: Final = (TableColumn("MESSAGES", is_number=True), TableColumn("LAST MESSAGE"))
 
 
-def list_topics(
-    cluster: Cluster, *, with_own: bool, long: bool
-) -> tuple[list[dict[str, Any]], Iterable[str]]:
-    def question(caller: SyncConnection) -> tuple[dict[str, TopicConfig], dict[str, QueueOffsets]]:
-        own = set() if with_own else system_topics(caller)
+def list_topics(cluster: Cluster, *, include_system: bool, long: bool) -> QueryResult:
+    def fetch(connection: SyncConnection) -> tuple[list[TopicConfig], dict[str, QueueOffsets]]:
+        hidden = set() if include_system else system_topics(connection)
         configs = {
             name: config
-            for name, config in topic_configs(caller).items()
-            if with_own or not (name in own or is_group_topic(name))
+            for name, config in topic_configs(connection).items()
+            if include_system or not (name in hidden or is_group_topic(name))
         }
-        return configs, topic_offsets(caller, list(configs)) if long else {}
+        offsets = topic_offsets(connection, list(configs)) if long else {}
+        return list(configs.values()), offsets
 
     rows: dict[str, dict[str, Any]] = {}
-    for place, (configs, offsets) in cluster.ask_all(question):
-        for name, config in configs.items():
-            _add_topic(rows, place, config, offsets.get(name))
+    for broker, (configs, offsets) in cluster.ask_all(fetch):
+        for config in configs:
+            _add_topic(rows, broker, config, offsets.get(config.topic_name))
     content = [rows[name] for name in sorted(rows)]
     return content, _list_lines(content, long)
 
@@ -94,13 +138,15 @@ def _add_topic(
     config: TopicConfig,
     offsets: QueueOffsets | None,
 ) -> None:
+    """Add what one broker has of a topic to the row of the topic."""
+    permission = permission_text(config.perm)
     row = rows.setdefault(
         config.topic_name,
         {
             "topic": config.topic_name,
             "read_queues": 0,
             "write_queues": 0,
-            "perm": perm_text(config.perm),
+            "perm": permission,
             "order": config.order,
             "brokers": [],
         },
@@ -108,20 +154,21 @@ def _add_topic(
     row["read_queues"] += config.read_queue_nums
     row["write_queues"] += config.write_queue_nums
     row["brokers"].append(broker.name)
-    if row["perm"] != perm_text(config.perm):
+    if row["perm"] != permission:
         row["perm"] = "differs"
     if offsets is not None:
-        last = max((one.last_update_timestamp for one in offsets.values()), default=0)
-        known = row.get("last_stored")
+        last_ms = max((queue.last_update_timestamp for queue in offsets.values()), default=0)
+        # ISO 8601 texts sort as the times do.
+        last_stored = max(timestamp_or_none(last_ms) or "", row.get("last_stored") or "")
         row["messages"] = row.get("messages", 0) + message_count(offsets)
-        row["last_stored"] = max(format_utc_or_none(last) or "", known or "") or None
+        row["last_stored"] = last_stored or None
 
 
 def _list_lines(content: list[dict[str, Any]], long: bool) -> Iterator[str]:
     if not content:
         yield "no topics"
     columns = (*_LIST_COLUMNS, *_LONG_COLUMNS) if long else _LIST_COLUMNS
-    yield from table_lines(columns, (_list_cells(row, long) for row in content), _stdout_width())
+    yield from table_lines(columns, (_list_cells(row, long) for row in content), terminal_width())
 
 
 def _list_cells(row: dict[str, Any], long: bool) -> list[str]:
@@ -137,30 +184,51 @@ def _list_cells(row: dict[str, Any], long: bool) -> list[str]:
     return cells
 
 
-# --- one of them ---------------------------------------------------------------------------------
+# --- show ----------------------------------------------------------------------------------------
 
 
-def show_topic(cluster: Cluster, name: str) -> tuple[dict[str, Any], Iterable[str]]:
-    def question(
-        caller: SyncConnection,
+@topic.command()
+@_topic_argument
+@query_command
+def show(query: QueryContext, topic: str) -> None:
+    """Print the settings of a topic, its queues, and the lag of its groups."""
+    query.show(show_topic, topic)
+
+
+_QUEUE_COLUMNS: Final = (
+    TableColumn("BROKER", can_shrink=True),
+    TableColumn("QUEUE", is_number=True),
+    TableColumn("FIRST", is_number=True),
+    TableColumn("END", is_number=True),
+    TableColumn("MESSAGES", is_number=True),
+    TableColumn("LAST MESSAGE"),
+)
+_GROUP_COLUMNS: Final = (TableColumn("GROUP", can_shrink=True), TableColumn("LAG", is_number=True))
+
+
+def show_topic(cluster: Cluster, topic: str) -> QueryResult:
+    def fetch(
+        connection: SyncConnection,
     ) -> tuple[TopicConfig, QueueOffsets, dict[str, GroupProgress]]:
-        config = topic_config(caller, name)
+        config = topic_config(connection, topic)
         groups = {
-            group: group_progress(caller, group, name) for group in groups_of_topic(caller, name)
+            group: group_progress(connection, group, topic)
+            for group in groups_of_topic(connection, topic)
         }
-        return config, topic_offsets(caller, [name]).get(name, {}), groups
+        return config, topic_offsets(connection, [topic]).get(topic, {}), groups
 
-    found = cluster.ask_all(question, ignored_codes=NOT_FOUND_CODES)
-    if not found and not cluster.failures:
-        asked = ", ".join(place.name for place in cluster.brokers)
-        raise NoRoute(f"no topic {printable(name)} on {asked}: escrowmq topic list shows them")
+    answers = cluster.ask_all(fetch, ignored_codes=NOT_FOUND_CODES)
+    if not answers and not cluster.failures:
+        raise topic_not_found(cluster, topic)
     lags: dict[str, int] = {}
-    for _, (_, _, groups) in found:
+    for _, (_, _, groups) in answers:
         for group, progress in groups.items():
             lags[group] = lags.get(group, 0) + total_lag(progress.values())
     content = {
-        "topic": name,
-        "brokers": [_broker_json(place, *told[:2]) for place, told in found],
+        "topic": topic,
+        "brokers": [
+            _broker_json(broker, config, offsets) for broker, (config, offsets, _) in answers
+        ],
         "groups": [{"group": group, "lag": lags[group]} for group in sorted(lags)],
     }
     return content, _show_lines(content)
@@ -173,336 +241,222 @@ def _broker_json(
         "broker": broker.name,
         "read_queues": config.read_queue_nums,
         "write_queues": config.write_queue_nums,
-        "perm": perm_text(config.perm),
+        "perm": permission_text(config.perm),
         "order": config.order,
         "attributes": config.attributes,
         "messages": message_count(offsets),
         "queues": [
             {
                 "queue": queue.queue_id,
-                "first": one.min_offset,
-                "end": one.max_offset,
-                "last_stored": format_timestamp(one.last_update_timestamp)
-                if one.last_update_timestamp
-                else None,
+                "first": bounds.min_offset,
+                "end": bounds.max_offset,
+                "last_stored": timestamp_or_none(bounds.last_update_timestamp),
             }
-            for queue, one in sorted(offsets.items(), key=lambda item: item[0].queue_id)
+            for queue, bounds in sorted(offsets.items(), key=lambda item: item[0].queue_id)
         ],
     }
 
 
 def _show_lines(content: dict[str, Any]) -> Iterator[str]:
     yield f"topic {printable(content['topic'])}"
-    for told in content["brokers"]:
-        attributes = ", ".join(f"{name}={value}" for name, value in told["attributes"].items())
+    for broker in content["brokers"]:
+        attributes = ", ".join(f"{name}={value}" for name, value in broker["attributes"].items())
         yield ""
         yield from field_lines(
             [
-                ("broker", printable(told["broker"])),
-                ("queues", f"{told['read_queues']} to read, {told['write_queues']} to write"),
-                ("perm", told["perm"] + (", in order" if told["order"] else "")),
-                ("messages", str(told["messages"])),
+                ("broker", printable(broker["broker"])),
+                ("queues", f"{broker['read_queues']} to read, {broker['write_queues']} to write"),
+                ("perm", broker["perm"] + (", ordered" if broker["order"] else "")),
+                ("messages", str(broker["messages"])),
                 *([("attributes", printable(attributes))] if attributes else []),
             ]
         )
-    rows = [
+    queue_rows = (
         (
-            printable(told["broker"]),
+            printable(broker["broker"]),
             *(str(queue[field]) for field in ("queue", "first", "end")),
             str(queue["end"] - queue["first"]),
             queue["last_stored"] or "-",
         )
-        for told in content["brokers"]
-        for queue in told["queues"]
-    ]
+        for broker in content["brokers"]
+        for queue in broker["queues"]
+    )
     yield ""
-    yield from table_lines(_QUEUE_COLUMNS, rows, _stdout_width())
+    yield from table_lines(_QUEUE_COLUMNS, queue_rows, terminal_width())
     yield ""
-    groups = [(printable(one["group"]), str(one["lag"])) for one in content["groups"]]
-    if not groups:
-        yield "nobody has read it"
-    yield from table_lines(_GROUP_COLUMNS, groups, _stdout_width())
+    if not content["groups"]:
+        yield "no group has read this topic"
+    group_rows = ((printable(row["group"]), str(row["lag"])) for row in content["groups"])
+    yield from table_lines(_GROUP_COLUMNS, group_rows, terminal_width())
 
 
-# --- small things --------------------------------------------------------------------------------
+# --- create and update ---------------------------------------------------------------------------
 
 
-def message_count(offsets: QueueOffsets) -> int:
-    return sum(one.max_offset - one.min_offset for one in offsets.values())
+@dataclass(frozen=True, slots=True)
+class _ConfigChange:
+    """The configuration that one broker is to have of a topic; `old` is None for a new topic."""
 
+    broker: BrokerAddress
+    old: TopicConfig | None
+    new: TopicConfig
 
-def perm_text(perm: int) -> str:
-    return ("r" if perm & 4 else "") + ("w" if perm & 2 else "") or "none"
-
-
-def format_utc_or_none(stored_ms: int) -> str | None:
-    return format_timestamp(stored_ms) if stored_ms > 0 else None
-
-
-def _stdout_width() -> int | None:
-    return terminal_width(sys.stdout)
-
-
-_PERMS: Final = {"rw": 6, "r": 4, "w": 2, "none": 0}
-_MAX_QUEUES: Final = 65_536
-
-_name_argument = click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
-_settings_options = combine_options(
-    click.option(
-        "--queues",
-        type=click.IntRange(1, _MAX_QUEUES),
-        metavar="N",
-        help="Queues on each broker.  [4]",
-    ),
-    click.option(
-        "--perm", type=click.Choice(list(_PERMS)), help="Whether it is read and written.  [rw]"
-    ),
-    click.option(
-        "--attribute",
-        "attributes",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="RocketMQ's attributes; may be given again. An empty value takes one away.",
-    ),
-)
-
-
-@click.group()
-def topic() -> None:
-    """Which topics there are; make, change and delete them."""
-
-
-# --- looking -------------------------------------------------------------------------------------
-
-
-@topic.command("list")
-@click.option("--all", "with_own", is_flag=True, help="Also those of the broker and of groups.")
-@click.option("-l", "--long", is_flag=True, help="Also messages and the time of the last one.")
-@query_command
-def list_(view: QueryContext, with_own: bool, long: bool) -> None:
-    """List topics, one line each over all brokers."""
-    view.show(list_topics, with_own=with_own, long=long)
+    @property
+    def text(self) -> str:
+        before = "" if self.old is None else f"{_config_text(self.old)} -> "
+        return before + _config_text(self.new)
 
 
 @topic.command()
-@_name_argument
-@query_command
-def show(view: QueryContext, name: str) -> None:
-    """Print the settings of a topic, its queues, and how far its groups are."""
-    view.show(show_topic, name)
-
-
-# --- changing ------------------------------------------------------------------------------------
-
-
-@topic.command()
-@click.argument("name", metavar="TOPIC")
-@_settings_options
-@click.option("--order", is_flag=True, help="Say that its messages are in order by queue.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.argument("topic", metavar="TOPIC")
+@_config_options
+@click.option("--order", is_flag=True, help="Mark the topic as ordered by queue.")
+@dry_run_option
 @cluster_options
 @click.pass_context
 def create(
     context: click.Context,
-    name: str,
+    topic: str,
     queues: int | None,
     perm: str | None,
     attributes: tuple[str, ...],
     order: bool,
     dry_run: bool,
-    namesrv: str,
-    broker: str | None,
-    in_json: bool,
+    cluster: Cluster,
+    as_json: bool,
 ) -> None:
-    """Make a topic, on every broker."""
-    brokers = Cluster(namesrv, broker)
-    there = _existing_configs(brokers, name)
-    brokers.require_all_answered()
-    if there:
-        places = ", ".join(place.name for place, _ in there)
-        raise click.UsageError(f"{name} is there already, on {places}: escrowmq topic update")
-    count = 4 if queues is None else queues
-    wanted = TopicConfig(
-        topic_name=name,
-        read_queue_nums=count,
-        write_queue_nums=count,
-        perm=_PERMS[perm or "rw"],
+    """Create a topic on every broker.
+
+    It has 4 queues and can be read and written, unless options say otherwise.
+    """
+    existing = _existing_configs(cluster, topic)
+    if existing:
+        names = ", ".join(broker.name for broker, _ in existing)
+        raise click.UsageError(
+            f"the topic {topic} already exists on {names}: use `escrowmq topic update`"
+        )
+    queue_count = _DEFAULT_QUEUES if queues is None else queues
+    config = TopicConfig(
+        topic_name=topic,
+        read_queue_nums=queue_count,
+        write_queue_nums=queue_count,
+        perm=_PERMISSIONS[perm or "rw"],
         order=order,
     )
-    changes = [(place, wanted, "") for place in brokers.brokers]
-    _apply_changes(
-        context, brokers, changes, "created", attributes, dry_run=dry_run, in_json=in_json
-    )
+    changes = [_ConfigChange(broker, None, config) for broker in cluster.brokers()]
+    _apply_changes(cluster, changes, "created", attributes, dry_run=dry_run, as_json=as_json)
+    exit_with_failures(context, cluster)
 
 
 @topic.command()
-@_name_argument
-@_settings_options
+@_topic_argument
+@_config_options
 @confirm_options
 @cluster_options
 @click.pass_context
 def update(
     context: click.Context,
-    name: str,
+    topic: str,
     queues: int | None,
     perm: str | None,
     attributes: tuple[str, ...],
     dry_run: bool,
     yes: bool,
-    namesrv: str,
-    broker: str | None,
-    in_json: bool,
+    cluster: Cluster,
+    as_json: bool,
 ) -> None:
-    """Change settings of a topic, on every broker that has it.
+    """Change settings of a topic on every broker that has it.
 
-    Fewer queues hide the messages of those that are left out; that is asked about first.
+    Reducing the number of queues hides the messages of the removed queues, and asks for a
+    confirmation.
     """
     if queues is None and perm is None and not attributes:
-        raise click.UsageError("nothing to change: --queues, --perm or --attribute")
-    brokers = Cluster(namesrv, broker)
-    there = _existing_configs(brokers, name)
-    brokers.require_all_answered()
-    if not there:
-        raise _topic_not_found(name, brokers)
+        raise click.UsageError("nothing to change: give --queues, --perm or --attribute")
+    existing = _existing_configs(cluster, topic)
+    if not existing:
+        raise topic_not_found(cluster, topic)
     changes = []
-    for place, before in there:
-        wanted = TopicConfig(
-            topic_name=name,
-            read_queue_nums=before.read_queue_nums if queues is None else queues,
-            write_queue_nums=before.write_queue_nums if queues is None else queues,
-            perm=before.perm if perm is None else _PERMS[perm],
-            topic_filter_type=before.topic_filter_type,
-            topic_sys_flag=before.topic_sys_flag,
-            order=before.order,
+    for broker, old in existing:
+        new = msgspec.structs.replace(
+            old,
+            topic_name=topic,
+            read_queue_nums=old.read_queue_nums if queues is None else queues,
+            write_queue_nums=old.write_queue_nums if queues is None else queues,
+            perm=old.perm if perm is None else _PERMISSIONS[perm],
         )
-        changes.append((place, wanted, f"{_config_text(before)} -> "))
-    fewer = queues is not None and any(queues < before.read_queue_nums for _, before in there)
-    if fewer and not dry_run:
-        for place, wanted, before_text in changes:
-            click.echo(f"{place.name}: {name}: {before_text}{_config_text(wanted)}", err=True)
-        confirm("Hide the messages of the queues that are left out?", yes=yes)
-    _apply_changes(
-        context, brokers, changes, "updated", attributes, dry_run=dry_run, in_json=in_json
+        changes.append(_ConfigChange(broker, old, new))
+    has_fewer_queues = queues is not None and any(
+        queues < old.read_queue_nums for _, old in existing
     )
+    if has_fewer_queues and not dry_run:
+        for change in changes:
+            click.echo(f"{change.broker.name}: {topic}: {change.text}", err=True)
+        confirm("Hide the messages of the queues that are removed?", yes=yes)
+    _apply_changes(cluster, changes, "updated", attributes, dry_run=dry_run, as_json=as_json)
+    exit_with_failures(context, cluster)
 
 
-@topic.command()
-@click.argument("names", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topic)
-@confirm_options
-@cluster_options
-@click.pass_context
-def delete(
-    context: click.Context,
-    names: tuple[str, ...],
-    dry_run: bool,
-    yes: bool,
-    namesrv: str,
-    broker: str | None,
-    in_json: bool,
-) -> None:
-    """Delete topics with their messages and offsets, on every broker, for good."""
-    brokers = Cluster(namesrv, broker)
-    found = brokers.ask_all(lambda caller: topic_offsets(caller, names))
-    brokers.require_all_answered()
-    for name in names:
-        counts = [
-            sum(queue.max_offset - queue.min_offset for queue in tables[name].values())
-            for _, tables in found
-            if name in tables
-        ]
-        if not counts:
-            raise _topic_not_found(name, brokers)
-        text = f"{name}: {sum(counts)} messages on {_broker_count_text(len(counts))}"
-        click.echo(f"{text}, would be deleted" if dry_run else text, err=not dry_run)
-    if dry_run:
-        context.exit(0)
-    what = names[0] if len(names) == 1 else f"these {len(names)} topics"
-    confirm(f"Delete {what} for good?", yes=yes)
-    with ignore_broken_pipe():
-        for name in names:
-            _delete_topic(brokers, name, namesrv if broker is None else "", in_json)
-    exit_with_failures(context, brokers)
-
-
-def _delete_topic(cluster: Cluster, name: str, namesrv: str, in_json: bool) -> None:
-    code, asked = RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic=name)
-    done = cluster.ask_all(lambda caller: caller.call(code, asked), ignored_codes=NOT_FOUND_CODES)
-    for address in parse_name_servers(namesrv):
-        try:
-            with SyncConnection(address) as caller:
-                caller.call(RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicInNamesrv(topic=name))
-        except EscrowError as error:
-            cluster.failures.append(f"{address}: {error_text(error)}")
-    if in_json:
-        click.echo(json.dumps({"topic": name, "deleted_on": [place.name for place, _ in done]}))
-    else:
-        click.echo(f"{name}  deleted on {_broker_count_text(len(done))}")
+def _existing_configs(cluster: Cluster, topic: str) -> list[tuple[BrokerAddress, TopicConfig]]:
+    """Return the configuration of a topic on each broker. Raises if a broker does not answer."""
+    configs = cluster.ask_all(
+        lambda connection: topic_config(connection, topic), ignored_codes=NOT_FOUND_CODES
+    )
+    cluster.require_all_answered()
+    return configs
 
 
 def _apply_changes(
-    context: click.Context,
     cluster: Cluster,
-    changes: list[tuple[BrokerAddress, TopicConfig, str]],
+    changes: Sequence[_ConfigChange],
     verb: str,
     attributes: tuple[str, ...],
     *,
     dry_run: bool,
-    in_json: bool,
+    as_json: bool,
 ) -> None:
-    told = _encode_attributes(attributes)
-    by_place = {place: (wanted, before) for place, wanted, before in changes}
-    cluster.brokers = list(by_place)
-    configs = {place.address: wanted for place, wanted, _ in changes}
+    """Write the configurations, unless this is a dry run, and print one line for each broker."""
+    encoded_attributes = _encode_attributes(attributes)
+    change_by_address = {change.broker.address: change for change in changes}
 
-    def put(caller: SyncConnection) -> None:
+    def write(connection: SyncConnection) -> _ConfigChange:
+        change = change_by_address[connection.address]
         if not dry_run:
-            _put_config(caller, configs[caller.address], told)
+            header = _create_header(change.new, encoded_attributes)
+            connection.call(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        return change
 
+    action = f"would be {verb}" if dry_run else verb
     with ignore_broken_pipe():
-        for place, _ in cluster.ask_all(put):
-            wanted, before = by_place[place]
-            word = f"would be {verb}" if dry_run else verb
-            if in_json:
-                content = {"topic": wanted.topic_name, "broker": place.name, "done": not dry_run}
-                click.echo(json.dumps({**content, **_config_json(wanted)}))
-            else:
-                text = (
-                    f"{wanted.topic_name}  {word} on {place.name}: {before}{_config_text(wanted)}"
-                )
-                click.echo(f"{text}, {told}" if told else text)
-    exit_with_failures(context, cluster)
+        for broker, change in cluster.ask_all(write, brokers=[c.broker for c in changes]):
+            topic = change.new.topic_name
+            if as_json:
+                outcome = {"topic": topic, "broker": broker.name, "done": not dry_run}
+                print_json({**outcome, **_config_json(change.new)})
+                continue
+            line = f"{topic}  {action} on {broker.name}: {change.text}"
+            click.echo(f"{line}, {encoded_attributes}" if encoded_attributes else line)
 
 
-def _put_config(connection: SyncConnection, config: TopicConfig, attributes: str | None) -> None:
-    connection.call(
-        RequestCode.UPDATE_AND_CREATE_TOPIC,
-        CreateTopic(
-            topic=config.topic_name,
-            read_queue_nums=config.read_queue_nums,
-            write_queue_nums=config.write_queue_nums,
-            perm=config.perm,
-            topic_filter_type=config.topic_filter_type,
-            topic_sys_flag=config.topic_sys_flag,
-            order=config.order,
-            attributes=attributes,
-        ),
+def _create_header(config: TopicConfig, attributes: str | None) -> CreateTopic:
+    return CreateTopic(
+        topic=config.topic_name,
+        read_queue_nums=config.read_queue_nums,
+        write_queue_nums=config.write_queue_nums,
+        perm=config.perm,
+        topic_filter_type=config.topic_filter_type,
+        topic_sys_flag=config.topic_sys_flag,
+        order=config.order,
+        attributes=attributes,
     )
 
 
-# --- small things --------------------------------------------------------------------------------
-
-
-def _existing_configs(cluster: Cluster, name: str) -> list[tuple[BrokerAddress, TopicConfig]]:
-    return cluster.ask_all(lambda caller: topic_config(caller, name), ignored_codes=NOT_FOUND_CODES)
-
-
-def _encode_attributes(pairs: tuple[str, ...]) -> str | None:
-    """As the request wants them: +name=value,-name."""
+def _encode_attributes(texts: tuple[str, ...]) -> str | None:
+    """Return attributes as the request has them, `+name=value,-name`; None without any."""
     parts = []
-    for text in pairs:
-        name, equals, value = text.partition("=")
-        if not name or not equals or "," in text:
-            raise click.UsageError(f"--attribute {text!r} is not NAME=VALUE")
+    for text in texts:
+        name, value = parse_pair("--attribute", text, allow_empty=True)
+        if "," in text:
+            raise click.UsageError(f"--attribute {text!r} must not contain a comma")
         parts.append(f"+{name}={value}" if value else f"-{name}")
     return ",".join(parts) or None
 
@@ -510,7 +464,7 @@ def _encode_attributes(pairs: tuple[str, ...]) -> str | None:
 def _config_text(config: TopicConfig) -> str:
     read, write = config.read_queue_nums, config.write_queue_nums
     queues = f"{read} queues" if read == write else f"{read} queues to read, {write} to write"
-    return f"{queues}, {perm_text(config.perm)}"
+    return f"{queues}, {permission_text(config.perm)}"
 
 
 def _config_json(config: TopicConfig) -> dict[str, Any]:
@@ -522,10 +476,78 @@ def _config_json(config: TopicConfig) -> dict[str, Any]:
     }
 
 
+# --- delete --------------------------------------------------------------------------------------
+
+
+@topic.command()
+@click.argument(
+    "topics", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topic
+)
+@confirm_options
+@cluster_options
+@click.pass_context
+def delete(
+    context: click.Context,
+    topics: tuple[str, ...],
+    dry_run: bool,
+    yes: bool,
+    cluster: Cluster,
+    as_json: bool,
+) -> None:
+    """Delete topics with their messages and offsets on every broker. This cannot be undone."""
+    offsets = cluster.ask_all(lambda connection: topic_offsets(connection, topics))
+    cluster.require_all_answered()
+    for topic in topics:
+        counts = [message_count(tables[topic]) for _, tables in offsets if topic in tables]
+        if not counts:
+            raise topic_not_found(cluster, topic)
+        text = f"{topic}: {sum(counts)} messages on {_broker_count_text(len(counts))}"
+        click.echo(f"{text}, would be deleted" if dry_run else text, err=not dry_run)
+    if dry_run:
+        context.exit(0)
+    target = topics[0] if len(topics) == 1 else f"these {len(topics)} topics"
+    confirm(f"Delete {target} permanently?", yes=yes)
+    with ignore_broken_pipe():
+        for topic in topics:
+            _delete_topic(cluster, topic, as_json)
+    exit_with_failures(context, cluster)
+
+
+def _delete_topic(cluster: Cluster, topic: str, as_json: bool) -> None:
+    code, header = RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic=topic)
+    deleted = cluster.ask_all(
+        lambda connection: connection.call(code, header), ignored_codes=NOT_FOUND_CODES
+    )
+    # With --broker the topic stays on other brokers, so the name servers keep its route.
+    for address in cluster.servers if cluster.selected_broker is None else ():
+        try:
+            cluster.connection(address).call(
+                RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicInNamesrv(topic=topic)
+            )
+        except EscrowError as error:
+            cluster.report_failure(BrokerAddress(address, address), error)
+    if as_json:
+        print_json({"topic": topic, "deleted_on": [broker.name for broker, _ in deleted]})
+    else:
+        click.echo(f"{topic}  deleted on {_broker_count_text(len(deleted))}")
+
+
+# --- shared by the commands ----------------------------------------------------------------------
+
+
+def permission_text(perm: int) -> str:
+    return ("r" if perm & 4 else "") + ("w" if perm & 2 else "") or "none"
+
+
+def timestamp_or_none(stored_ms: int) -> str | None:
+    return format_timestamp(stored_ms) if stored_ms > 0 else None
+
+
+def topic_not_found(cluster: Cluster, topic: str) -> NoRoute:
+    return NoRoute(
+        f"there is no topic {topic} on {cluster.broker_names()}: `escrowmq topic list` shows them"
+    )
+
+
 def _broker_count_text(count: int) -> str:
     return "1 broker" if count == 1 else f"{count} brokers"
-
-
-def _topic_not_found(name: str, cluster: Cluster) -> NoRoute:
-    asked = ", ".join(place.name for place in cluster.brokers)
-    return NoRoute(f"no topic {name} on {asked}: escrowmq topic list shows them")

@@ -1,7 +1,4 @@
-"""`escrowmq transaction …`: what is pending and why, and decisions by hand.
-
-Transactions as people and programs read them: rows of a table, fields, a story, JSON.
-"""
+"""`escrowmq transaction …`: list and explain transactions, and decide them by hand."""
 
 from __future__ import annotations
 
@@ -15,21 +12,34 @@ from typing import Any, Final
 
 import click
 
-from escrowmq.cli.brokers import exit_with_failures
-from escrowmq.cli.cluster import (
-    ClusterTransactions,
+from escrowmq.admin.cluster import Cluster
+from escrowmq.admin.transactions import (
     DecisionResult,
     TransactionListing,
     TransactionView,
+    decide_transactions,
+    list_transactions,
+    transaction_histories,
 )
 from escrowmq.cli.options import (
     cluster_options,
     combine_options,
     complete_topic,
+    confirm,
     parse_duration_option,
+    yes_option,
 )
-from escrowmq.cli.output import TableColumn, ignore_broken_pipe, table_lines, terminal_width
-from escrowmq.cli.rendering import printable
+from escrowmq.cli.output import (
+    TableColumn,
+    exit_with_failures,
+    field_lines,
+    ignore_broken_pipe,
+    print_json,
+    print_lines,
+    printable,
+    table_lines,
+    terminal_width,
+)
 from escrowmq.clock import SystemClock
 from escrowmq.errors import OutcomeUnknown, TransactionNotFound
 from escrowmq.parsing import format_rough_duration, format_timestamp
@@ -37,20 +47,167 @@ from escrowmq.remoting.bodies import TransactionEntry, TransactionStep
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import Header, ListTransactions, ResumeTransaction, SettleTransaction
 
+_STATES: Final = ("open", "stranded", "committed", "rolled_back")
+_DECIDED_STATES: Final = frozenset(("committed", "rolled_back"))
+_PAGE_SIZE: Final = 1_000
+_DEFAULT_DECIDED_LIMIT: Final = 1_000  # without --limit: a log may hold millions
+
+_filter_options = combine_options(
+    click.option(
+        "--older-than",
+        callback=parse_duration_option,
+        metavar="TIME",
+        help="Only transactions that were parked at least this long ago: 90s, 10m, 2h.",
+    ),
+    click.option("--topic", help="Only messages for this topic.", shell_complete=complete_topic),
+    click.option("--group", help="Only this producer group."),
+    click.option(
+        "--checks",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Only transactions that were checked at least N times.",
+    ),
+    click.option(
+        "--state",
+        "states",
+        type=click.Choice(_STATES),
+        multiple=True,
+        help="Only this state. Repeat for several.  [open and stranded]",
+    ),
+)
+_target_options = combine_options(
+    click.argument("ids", nargs=-1, metavar="[ID]..."),
+    click.option(
+        "--all", "select_all", is_flag=True, help="All transactions that the filters find."
+    ),
+    _filter_options,
+    yes_option,
+    click.option("--as", "operator", metavar="NAME", help="The name to record.  [the login name]"),
+    cluster_options,
+)
+_reason_option = click.option(
+    "--reason", required=True, metavar="TEXT", help="The reason, stored with the decision."
+)
+
+
+@click.group()
+def transaction() -> None:
+    """List and explain transactions; commit, roll back or resume them by hand."""
+
+
+# --- list ----------------------------------------------------------------------------------------
+
+
+@transaction.command("list")
+@_filter_options
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="List at most N.")
+@cluster_options
+@click.pass_context
+def list_(
+    context: click.Context,
+    /,
+    limit: int | None,
+    cluster: Cluster,
+    as_json: bool,
+    **filters: Any,
+) -> None:
+    """List the transactions that are not decided, the oldest first.
+
+    Decided transactions are listed with --state committed or --state rolled_back, the newest
+    first.
+    """
+    requests = _list_requests(**filters)
+    if limit is None and any(request.state in _DECIDED_STATES for request in requests):
+        limit = _DEFAULT_DECIDED_LIMIT
+    listings = list_transactions(cluster, requests)
+    with ignore_broken_pipe():
+        shown = islice(listings, limit)
+        if as_json:
+            _print_json_array(map(listing_json, shown))
+        else:
+            _print_table(shown)
+    if limit is not None and next(listings, None) is not None:
+        click.echo(f"escrowmq: there are more than {limit}; raise --limit to see them", err=True)
+    exit_with_failures(context, cluster)
+
+
 _LIST_COLUMNS: Final = (
-    TableColumn("TRANSACTION"),  # never cut, or nobody could copy it
+    TableColumn("TRANSACTION"),  # never cut, because users copy it
     TableColumn("STATE"),
     TableColumn("GROUP", can_shrink=True),
     TableColumn("TOPIC", can_shrink=True),
     TableColumn("AGE"),
     TableColumn("CHECKS"),
-    TableColumn("NEXT DUE"),
+    TableColumn("NEXT CHECK"),
 )
-_DECIDED_STATES: Final = ("committed", "rolled_back")
-_STEP_LABELS: Final = {"unknown": "answered", "appended_again": "appended again"}
 
 
-# --- for programs --------------------------------------------------------------------------------
+def _list_requests(
+    *,
+    older_than: int | None,
+    topic: str | None,
+    group: str | None,
+    checks: int | None,
+    states: Sequence[str],
+) -> list[ListTransactions]:
+    """Return a request for each state. One request without a state finds all undecided ones."""
+    selected: list[str | None] = list(dict.fromkeys(states))
+    if {"open", "stranded"} <= set(selected) or not selected:
+        selected = [None, *(state for state in selected if state in _DECIDED_STATES)]
+    return [
+        ListTransactions(
+            state=state,
+            topic=topic,
+            group=group,
+            older_than_ms=older_than,
+            checks_min=checks,
+            count_max=_PAGE_SIZE,
+        )
+        for state in selected
+    ]
+
+
+def _print_json_array(items: Iterable[dict[str, Any]]) -> None:
+    """Print each item when it arrives: there may be a million."""
+    separator = "["
+    for item in items:
+        click.echo(f"{separator}{json.dumps(item)}", nl=False)
+        separator = ",\n "
+    click.echo("[]" if separator == "[" else "]")
+
+
+def _print_table(listings: Iterable[TransactionListing]) -> None:
+    is_empty = True
+    for line in _table_lines(listings, terminal_width()):
+        click.echo(line)
+        is_empty = False
+    if is_empty:
+        click.echo("no transactions")
+
+
+def _table_lines(listings: Iterable[TransactionListing], width: int | None) -> Iterator[str]:
+    now_ms = SystemClock().now_ms()
+    rows = (
+        (
+            printable(entry.transaction_id),
+            entry.state,
+            printable(entry.group),
+            printable(entry.topic),
+            format_rough_duration(now_ms - entry.parked_at),
+            str(entry.checks),
+            _due_text(entry, now_ms),
+        )
+        for entry in (listing.entry for listing in listings)
+    )
+    return table_lines(_LIST_COLUMNS, rows, width)
+
+
+def _due_text(entry: TransactionEntry, now_ms: int) -> str:
+    if entry.next_due is None:
+        return "-"
+    remaining_ms = entry.next_due - now_ms
+    duration = format_rough_duration(abs(remaining_ms))
+    return f"in {duration}" if remaining_ms > 0 else f"due for {duration}"
 
 
 def listing_json(listing: TransactionListing) -> dict[str, Any]:
@@ -72,11 +229,62 @@ def listing_json(listing: TransactionListing) -> dict[str, Any]:
     }
 
 
+# --- show and explain ----------------------------------------------------------------------------
+
+
+@transaction.command()
+@click.argument("transaction_id", metavar="ID")
+@cluster_options
+@click.pass_context
+def show(context: click.Context, transaction_id: str, cluster: Cluster, as_json: bool) -> None:
+    """Print the fields of a transaction, decided or not."""
+    _print_histories(context, cluster, transaction_id, as_json, transaction_lines)
+
+
+@transaction.command()
+@click.argument("transaction_id", metavar="ID")
+@cluster_options
+@click.pass_context
+def explain(context: click.Context, transaction_id: str, cluster: Cluster, as_json: bool) -> None:
+    """Print the history of a transaction: its checks, who decided it, and what happens next."""
+    _print_histories(context, cluster, transaction_id, as_json, history_lines)
+
+
+def _print_histories(
+    context: click.Context,
+    cluster: Cluster,
+    transaction_id: str,
+    as_json: bool,
+    render: Callable[[TransactionView], Iterator[str]],
+) -> None:
+    views = _require_histories(cluster, transaction_id)
+    with ignore_broken_pipe():
+        for view in views:
+            if as_json:
+                print_json(history_json(view))
+            else:
+                print_lines(render(view))
+    exit_with_failures(context, cluster)
+
+
+def _require_histories(cluster: Cluster, transaction_id: str) -> list[TransactionView]:
+    views = transaction_histories(cluster, transaction_id)
+    if views:
+        return views
+    if cluster.failures:
+        raise OutcomeUnknown("; ".join(map(str, cluster.failures)))
+    addresses = ", ".join(broker.address for broker in cluster.brokers())
+    raise TransactionNotFound(
+        f"there is no transaction {transaction_id} on {addresses}: it was never parked there, or "
+        "its log files have expired"
+    )
+
+
 def history_json(view: TransactionView) -> dict[str, Any]:
-    story = view.history
+    history = view.history
     return {
-        **listing_json(TransactionListing(view.broker, story.transaction)),
-        "pending_because": story.pending_because,
+        **listing_json(TransactionListing(view.broker, history.transaction)),
+        "pending_because": history.pending_because,
         "steps": [
             {
                 "at": format_timestamp(step.at) if step.at else None,
@@ -85,211 +293,77 @@ def history_json(view: TransactionView) -> dict[str, Any]:
                 "reason": step.reason,
                 "detail": step.detail,
             }
-            for step in story.steps
+            for step in history.steps
         ],
     }
 
 
-# --- a table -------------------------------------------------------------------------------------
-
-
-def listing_lines(
-    rows: Iterable[TransactionListing], now_ms: int, width: int | None
-) -> Iterator[str]:
-    return table_lines(
-        _LIST_COLUMNS, (_listing_cells(listed.entry, now_ms) for listed in rows), width
-    )
-
-
-def _listing_cells(entry: TransactionEntry, now_ms: int) -> tuple[str, ...]:
-    return (
-        printable(entry.transaction_id),
-        entry.state,
-        printable(entry.group),
-        printable(entry.topic),
-        format_rough_duration(now_ms - entry.parked_at),
-        str(entry.checks),
-        _due_text(entry, now_ms),
-    )
-
-
-def _due_text(entry: TransactionEntry, now_ms: int) -> str:
-    if entry.next_due is None:
-        return "-"
-    left_ms = entry.next_due - now_ms
-    duration = format_rough_duration(abs(left_ms))
-    return f"in {duration}" if left_ms > 0 else f"since {duration}"
-
-
-# --- one of them ---------------------------------------------------------------------------------
-
-
-def transaction_field_lines(view: TransactionView) -> Iterator[str]:
+def transaction_lines(view: TransactionView) -> Iterator[str]:
     fields = history_json(view)
     steps = fields.pop("steps")
-    for name, value in fields.items():
-        yield f"{name:<16} {'-' if value in (None, '') else printable(str(value))}"
-    yield f"{'steps':<16} {', '.join(step['what'] for step in steps)}"
+    yield from field_lines(
+        [
+            *((name, _field_text(value)) for name, value in fields.items()),
+            ("steps", ", ".join(step["what"] for step in steps)),
+        ]
+    )
+
+
+def _field_text(value: object) -> str:
+    return "" if value is None else printable(str(value))
+
+
+_STEP_LABELS: Final = {"asked": "checked", "unknown": "answered", "appended_again": "moved"}
 
 
 def history_lines(view: TransactionView) -> Iterator[str]:
+    """Yield what happened to a transaction, one line per step, then why it waits and what is next.
+
+    2026-01-01T00:00:00.000Z  parked          3 messages; sent from 10.0.0.7:52110
+    """
     entry = view.history.transaction
-    name = printable(entry.transaction_id)
+    transaction_id = printable(entry.transaction_id)
     yield (
-        f"transaction {name} of group {printable(entry.group)} for topic "
+        f"transaction {transaction_id} of group {printable(entry.group)} for topic "
         f"{printable(entry.topic)}, on {view.broker.name}: {entry.state}"
     )
     for step in view.history.steps:
-        at = format_timestamp(step.at) if step.at else f"{'(time not noted)':<24}"
-        yield f"  {at}  {_STEP_LABELS.get(step.what, step.what):<14}  {printable(_step_text(step))}"
+        time = format_timestamp(step.at) if step.at else f"{'(time unknown)':<24}"
+        label = _STEP_LABELS.get(step.what, step.what)
+        yield f"  {time}  {label:<14}  {printable(_step_text(step))}"
     if view.history.pending_because:
         yield f"why:   {printable(view.history.pending_because)}"
-    yield f"next:  {_next_step_text(entry, name)}"
+    yield f"next:  {_next_step_text(entry, transaction_id)}"
 
 
 def _step_text(step: TransactionStep) -> str:
-    reason = f': "{step.reason}"' if step.reason else ""
     match step.what:
         case "parked":
             return f"{step.detail}; sent from {step.who}"
         case "asked":
-            return f"{step.who} ({step.detail})"
+            return f"asked {step.who} ({step.detail})"
         case "unknown":
-            return f"unknown, says {step.who} ({step.detail})"
+            return f"{step.who} does not know yet ({step.detail})"
+    reason = f': "{step.reason}"' if step.reason else ""
     detail = f"; {step.detail}" if step.detail else ""
-    return f"by {step.who or 'somebody who left no name'}{reason}{detail}"
+    return f"by {step.who or 'an unknown operator'}{reason}{detail}"
 
 
 def _next_step_text(entry: TransactionEntry, transaction_id: str) -> str:
     if entry.state in _DECIDED_STATES:
-        return "nothing: it is settled for good"
+        return "nothing: the transaction is decided"
     if entry.next_due is None:
-        return f"nothing by itself: escrowmq transaction resume|commit|rollback {transaction_id}"
-    return f"if nobody decides, its producer is asked when due: {format_timestamp(entry.next_due)}"
+        return (
+            "nothing happens by itself; use `escrowmq transaction resume|commit|rollback "
+            f"{transaction_id}`"
+        )
+    return f"the broker checks with the producer at {format_timestamp(entry.next_due)}"
 
 
-_MAX_CONFIRM_ROWS: Final = 20  # of those that a confirmation asks about
-_DEFAULT_DECIDED_LIMIT: Final = 1_000  # listed, if nobody says how many: the log may hold millions
-_STATES: Final = ("open", "stranded", "committed", "rolled_back")
-_COMMIT, _ROLLBACK = 8, 12
+# --- commit, rollback, resume --------------------------------------------------------------------
 
-
-_filter_options = combine_options(
-    click.option(
-        "--older-than",
-        callback=parse_duration_option,
-        metavar="TIME",
-        help="Parked so long ago: 90s, 10m, 2h.",
-    ),
-    click.option("--topic", help="Only for this topic.", shell_complete=complete_topic),
-    click.option("--group", help="Only of this producer group."),
-    click.option("--checks", type=click.IntRange(min=0), help="Asked about so often, or more."),
-    click.option(
-        "--state",
-        "states",
-        type=click.Choice(_STATES),
-        multiple=True,
-        help="Only these; may be given again.  [open and stranded]",
-    ),
-)
-_target_options = combine_options(
-    click.argument("ids", nargs=-1, metavar="[ID]..."),
-    click.option("--all", "take_all", is_flag=True, help="All that the filters find."),
-    _filter_options,
-    click.option("--yes", is_flag=True, help="Do not ask."),
-    click.option("--as", "operator", metavar="NAME", help="Who decides.  [the login name]"),
-    cluster_options,
-)
-_reason_option = click.option(
-    "--reason", required=True, metavar="TEXT", help="Why; it is kept for good."
-)
-
-
-@click.group()
-def transaction() -> None:
-    """Which transactions are pending, why, and what is to become of them."""
-
-
-# --- looking -------------------------------------------------------------------------------------
-
-
-@transaction.command("list")
-@_filter_options
-@click.option("--limit", type=click.IntRange(min=1), help="So many, and no more.")
-@cluster_options
-@click.pass_context
-def list_(
-    context: click.Context,
-    /,
-    limit: int | None,
-    namesrv: str,
-    broker: str | None,
-    in_json: bool,
-    **filters: Any,
-) -> None:
-    """List the transactions that are not settled, the oldest first.
-
-    Settled ones are listed with --state committed or --state rolled_back, the newest first.
-    """
-    cluster = ClusterTransactions(namesrv, broker)
-    wanted = _list_requests(**filters)
-    if limit is None and any(one.state in ("committed", "rolled_back") for one in wanted):
-        limit = _DEFAULT_DECIDED_LIMIT
-    rows = cluster.list_transactions(wanted)
-    with ignore_broken_pipe():
-        shown = islice(rows, limit)
-        if in_json:
-            _print_json_array(map(listing_json, shown))
-        else:
-            _print_table(shown)
-    if limit is not None and next(rows, None) is not None:
-        click.echo(f"escrowmq: there are more than {limit}: --limit shows them", err=True)
-    exit_with_failures(context, cluster)
-
-
-@transaction.command()
-@click.argument("name", metavar="ID")
-@cluster_options
-@click.pass_context
-def show(
-    context: click.Context, name: str, namesrv: str, broker: str | None, in_json: bool
-) -> None:
-    """Print the fields of one transaction, settled or not."""
-    _print_histories(
-        context, ClusterTransactions(namesrv, broker), name, in_json, transaction_field_lines
-    )
-
-
-@transaction.command()
-@click.argument("name", metavar="ID")
-@cluster_options
-@click.pass_context
-def explain(
-    context: click.Context, name: str, namesrv: str, broker: str | None, in_json: bool
-) -> None:
-    """Tell the story of one transaction: every check, who decided, and what happens next."""
-    _print_histories(context, ClusterTransactions(namesrv, broker), name, in_json, history_lines)
-
-
-def _print_histories(
-    context: click.Context,
-    cluster: ClusterTransactions,
-    transaction_id: str,
-    in_json: bool,
-    render: Callable[[TransactionView], Iterator[str]],
-) -> None:
-    stories = _require_histories(cluster, transaction_id)
-    with ignore_broken_pipe():
-        for told in stories:
-            if in_json:
-                click.echo(json.dumps(history_json(told)))
-            else:
-                for line in render(told):
-                    click.echo(line)
-    exit_with_failures(context, cluster)
-
-
-# --- deciding ------------------------------------------------------------------------------------
+_COMMIT, _ROLLBACK = 8, 12  # as END_TRANSACTION encodes the verdict
+_MAX_CONFIRM_ROWS: Final = 20  # rows to show before a confirmation
 
 
 @transaction.command()
@@ -297,11 +371,10 @@ def _print_histories(
 @_reason_option
 @click.pass_context
 def commit(context: click.Context, /, reason: str, **options: Any) -> None:
-    """Deliver the messages of transactions, by hand and for good."""
-    request = partial(_settle_request, _COMMIT, reason)
-    _change_transactions(
-        context, "commit", RequestCode.SETTLE_TRANSACTION, "committed", request, **options
-    )
+    """Deliver the messages of transactions. This cannot be undone."""
+    make_header = partial(_settle_header, _COMMIT, reason)
+    code = RequestCode.SETTLE_TRANSACTION
+    _change_transactions(context, "commit", code, "committed", make_header, **options)
 
 
 @transaction.command()
@@ -309,147 +382,135 @@ def commit(context: click.Context, /, reason: str, **options: Any) -> None:
 @_reason_option
 @click.pass_context
 def rollback(context: click.Context, /, reason: str, **options: Any) -> None:
-    """Drop the messages of transactions, by hand and for good."""
-    request = partial(_settle_request, _ROLLBACK, reason)
-    _change_transactions(
-        context, "roll back", RequestCode.SETTLE_TRANSACTION, "rolled_back", request, **options
-    )
+    """Drop the messages of transactions. This cannot be undone."""
+    make_header = partial(_settle_header, _ROLLBACK, reason)
+    code = RequestCode.SETTLE_TRANSACTION
+    _change_transactions(context, "roll back", code, "rolled_back", make_header, **options)
 
 
 @transaction.command()
 @_target_options
-@click.option("--reason", default="", metavar="TEXT", help="Why; it is kept.")
+@click.option(
+    "--reason", default="", metavar="TEXT", help="The reason, stored with the transaction."
+)
 @click.pass_context
 def resume(context: click.Context, /, reason: str, **options: Any) -> None:
-    """Let the producers of stranded transactions be asked again, from the first check on."""
-    request = partial(_resume_request, reason)
+    """Check stranded transactions again, starting with the first check."""
+    make_header = partial(_resume_header, reason)
     options["states"] = options["states"] or ("stranded",)
-    _change_transactions(
-        context, "resume", RequestCode.RESUME_TRANSACTION, "open", request, **options
-    )
+    code = RequestCode.RESUME_TRANSACTION
+    _change_transactions(context, "resume", code, "open", make_header, **options)
 
 
-def _settle_request(verdict: int, reason: str, transaction_id: str, operator: str) -> Header:
+def _settle_header(verdict: int, reason: str, transaction_id: str, operator: str) -> Header:
     return SettleTransaction(
         transaction_id=transaction_id, commit_or_rollback=verdict, reason=reason, operator=operator
     )
 
 
-def _resume_request(reason: str, transaction_id: str, operator: str) -> Header:
+def _resume_header(reason: str, transaction_id: str, operator: str) -> Header:
     return ResumeTransaction(transaction_id=transaction_id, reason=reason, operator=operator)
 
 
 def _change_transactions(
     context: click.Context,
     verb: str,
-    code: int,
+    code: RequestCode,
     state: str,
-    make_request: Callable[[str, str], Header],
+    make_header: Callable[[str, str], Header],
     *,
     ids: tuple[str, ...],
-    take_all: bool,
+    select_all: bool,
     yes: bool,
     operator: str | None,
-    namesrv: str,
-    broker: str | None,
-    in_json: bool,
+    cluster: Cluster,
+    as_json: bool,
     **filters: Any,
 ) -> None:
-    if bool(ids) == take_all:
-        raise click.UsageError("name transactions by ID, or take --all that the filters find")
-    if ids and any(
-        value for name, value in filters.items() if (name, verb) != ("states", "resume")
-    ):
-        raise click.UsageError("filters go with --all, not with an ID")
+    """Select transactions, ask for a confirmation, and decide or resume them.
+
+    `make_header(transaction_id, operator)` returns the request; `state` is the state afterwards.
+    """
+    if bool(ids) == select_all:
+        raise click.UsageError("give the IDs of transactions, or --all with filters")
+    # `resume` has set `states` itself.
+    given = [
+        name for name, value in filters.items() if value and (name, verb) != ("states", "resume")
+    ]
+    if ids and given:
+        raise click.UsageError("filters need --all, and cannot be used with an ID")
     if not yes and not sys.stdin.isatty():
-        raise click.UsageError(f"nobody is there to confirm: --yes to {verb} without asking")
-    cluster = ClusterTransactions(namesrv, broker)
-    targets = _find_by_id(cluster, ids) if ids else _find_by_filters(cluster, filters)
-    if cluster.failures and take_all:
-        exit_with_failures(context, cluster)  # not a part of what was meant
-    if targets and not yes:
-        _confirm_change(verb, targets)
+        raise click.UsageError(
+            "this needs a confirmation, and standard input is not a terminal: use --yes to "
+            f"{verb} without asking"
+        )
+    listings = _find_by_id(cluster, ids) if ids else _find_by_filters(cluster, filters)
+    if cluster.failures and select_all:
+        exit_with_failures(context, cluster)  # rather than change a part of what was meant
+    if listings and not yes:
+        _confirm_change(verb, listings)
     name = _login_name() if operator is None else operator
-    requests = [(target, make_request(target.entry.transaction_id, name)) for target in targets]
-    outcomes = cluster.apply(code, state, requests)
-    _print_results(context, cluster, outcomes, in_json)
+    targets = [(listing, make_header(listing.entry.transaction_id, name)) for listing in listings]
+    results = decide_transactions(cluster, code, state, targets)
+    _print_results(context, cluster, results, as_json)
 
 
-def _find_by_id(cluster: ClusterTransactions, ids: Sequence[str]) -> list[TransactionListing]:
-    targets = []
-    for name in dict.fromkeys(ids):
-        stories = _require_histories(cluster, name)
-        if len(stories) > 1:
-            places = ", ".join(told.broker.address for told in stories)
+def _find_by_id(cluster: Cluster, ids: Sequence[str]) -> list[TransactionListing]:
+    listings = []
+    for transaction_id in dict.fromkeys(ids):
+        views = _require_histories(cluster, transaction_id)
+        if len(views) > 1:
+            addresses = ", ".join(view.broker.address for view in views)
             raise TransactionNotFound(
-                f"{name} is on several brokers ({places}): choose by --broker"
+                f"{transaction_id} is on several brokers ({addresses}): choose one with --broker"
             )
-        targets.append(TransactionListing(stories[0].broker, stories[0].history.transaction))
-    return targets
+        [view] = views
+        listings.append(TransactionListing(view.broker, view.history.transaction))
+    return listings
 
 
-def _find_by_filters(
-    cluster: ClusterTransactions, filters: dict[str, Any]
-) -> list[TransactionListing]:
-    if not {"committed", "rolled_back"}.isdisjoint(filters["states"]):
-        raise click.UsageError("what is settled stays as it is: --state open or --state stranded")
-    return list(cluster.list_transactions(_list_requests(**filters)))
+def _find_by_filters(cluster: Cluster, filters: dict[str, Any]) -> list[TransactionListing]:
+    if not _DECIDED_STATES.isdisjoint(filters["states"]):
+        raise click.UsageError("a decision cannot be changed: use --state open or --state stranded")
+    return list(list_transactions(cluster, _list_requests(**filters)))
 
 
-def _require_histories(cluster: ClusterTransactions, transaction_id: str) -> list[TransactionView]:
-    stories = cluster.histories(transaction_id)
-    if stories:
-        return stories
-    if cluster.failures:
-        raise OutcomeUnknown("; ".join(cluster.failures))
-    asked = ", ".join(broker.address for broker in cluster.brokers)
-    raise TransactionNotFound(
-        f"no transaction {printable(transaction_id)} on {asked}: it never was there, or "
-        "the log has lost it"
-    )
-
-
-def _confirm_change(verb: str, targets: Sequence[TransactionListing]) -> None:
-    for line in listing_lines(
-        targets[:_MAX_CONFIRM_ROWS], SystemClock().now_ms(), terminal_width(sys.stderr)
-    ):
+def _confirm_change(verb: str, listings: Sequence[TransactionListing]) -> None:
+    for line in _table_lines(listings[:_MAX_CONFIRM_ROWS], terminal_width(sys.stderr)):
         click.echo(line, err=True)
-    if len(targets) > _MAX_CONFIRM_ROWS:
-        click.echo(f"… and {len(targets) - _MAX_CONFIRM_ROWS} more", err=True)
-    count = "this transaction" if len(targets) == 1 else f"these {len(targets)} transactions"
-    if not click.confirm(f"{verb.capitalize()} {count}?", err=True):
-        click.echo("Nothing was changed.", err=True)
-        raise click.Abort
+    if len(listings) > _MAX_CONFIRM_ROWS:
+        click.echo(f"… and {len(listings) - _MAX_CONFIRM_ROWS} more", err=True)
+    count = "this transaction" if len(listings) == 1 else f"these {len(listings)} transactions"
+    confirm(f"{verb.capitalize()} {count}?", yes=False)
 
 
 def _print_results(
-    context: click.Context,
-    cluster: ClusterTransactions,
-    results: Iterable[DecisionResult],
-    in_json: bool,
+    context: click.Context, cluster: Cluster, results: Iterable[DecisionResult], as_json: bool
 ) -> None:
     done = failed = 0
     with ignore_broken_pipe():
-        kept = []
-        for outcome in results:
-            done, failed = done + (not outcome.error), failed + bool(outcome.error)
-            if in_json:
-                kept.append(_result_json(outcome))
+        json_rows = []
+        for result in results:
+            done += not result.error
+            failed += bool(result.error)
+            if as_json:
+                json_rows.append(_result_json(result))
             else:
-                _print_result(outcome)
-        if in_json:
-            _print_json_array(kept)
+                _print_result(result)
+        if as_json:
+            _print_json_array(json_rows)
         elif done + failed != 1:
             click.echo(f"{done} done, {failed} refused")
     exit_with_failures(context, cluster, 2 if failed else 0)
 
 
 def _print_result(result: DecisionResult) -> None:
-    name = printable(result.listing.entry.transaction_id)
+    transaction_id = printable(result.listing.entry.transaction_id)
     if result.error:
-        click.echo(f"escrowmq: {name}: {printable(result.error)}", err=True)
+        click.echo(f"escrowmq: {transaction_id}: {printable(result.error)}", err=True)
     else:
-        click.echo(f"{name}  {'already ' if result.was_already_decided else ''}{result.state}")
+        already = "already " if result.was_already_decided else ""
+        click.echo(f"{transaction_id}  {already}{result.state}")
 
 
 def _result_json(result: DecisionResult) -> dict[str, Any]:
@@ -462,54 +523,8 @@ def _result_json(result: DecisionResult) -> dict[str, Any]:
     }
 
 
-# --- small things --------------------------------------------------------------------------------
-
-
-def _list_requests(
-    *,
-    older_than: int | None,
-    topic: str | None,
-    group: str | None,
-    checks: int | None,
-    states: Sequence[str],
-) -> list[ListTransactions]:
-    """One question per state; those that are not settled can be asked for together."""
-    asked: list[str | None] = list(dict.fromkeys(states))
-    if {"open", "stranded"} <= set(asked) or not asked:
-        asked = [None, *(state for state in asked if state not in ("open", "stranded"))]
-    return [
-        ListTransactions(
-            state=state,
-            topic=topic,
-            group=group,
-            older_than_ms=older_than,
-            checks_min=checks,
-            count_max=1_000,
-        )
-        for state in asked
-    ]
-
-
-def _print_json_array(items: Iterable[dict[str, Any]]) -> None:
-    """As they come: there may be a million."""
-    before = "["
-    for item in items:
-        click.echo(f"{before}{json.dumps(item)}", nl=False)
-        before = ",\n "
-    click.echo("[]" if before == "[" else "]")
-
-
-def _print_table(rows: Iterable[TransactionListing]) -> None:
-    is_empty = True
-    for line in listing_lines(rows, SystemClock().now_ms(), terminal_width(sys.stdout)):
-        click.echo(line)
-        is_empty = False
-    if is_empty:
-        click.echo("no transactions")
-
-
 def _login_name() -> str:
     try:
         return getpass.getuser()
     except (OSError, KeyError):
-        return ""  # the broker notes the address instead
+        return ""  # the broker records the address of the connection instead

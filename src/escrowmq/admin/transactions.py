@@ -1,0 +1,152 @@
+"""List and explain the transactions of a cluster, and decide them by hand.
+
+Only EscrowMQ's brokers have these requests; a RocketMQ broker is reported as a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from escrowmq.admin.cluster import BrokerAddress, Cluster, error_text
+from escrowmq.client.sync_connection import OutgoingRequest, SyncConnection
+from escrowmq.errors import EscrowError
+from escrowmq.remoting.bodies import (
+    TransactionEntry,
+    TransactionHistory,
+    TransactionList,
+    decode_body,
+)
+from escrowmq.remoting.codes import RequestCode, ResponseCode
+from escrowmq.remoting.connection import Reply
+from escrowmq.remoting.headers import (
+    Header,
+    ListTransactions,
+    SettleTransactionResponse,
+    TransactionHeader,
+    decode_header,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionListing:
+    """A transaction of a list, and the broker that has it."""
+
+    broker: BrokerAddress
+    entry: TransactionEntry
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionView:
+    """The history of one transaction on one broker."""
+
+    broker: BrokerAddress
+    history: TransactionHistory
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionResult:
+    """The result of one request to decide or resume a transaction: a state, or an error."""
+
+    listing: TransactionListing
+    state: str = ""
+    was_already_decided: bool = False
+    error: str = ""
+
+
+def list_transactions(
+    cluster: Cluster, filters: Sequence[ListTransactions]
+) -> Iterator[TransactionListing]:
+    """Yield the transactions that match any of the filters, broker by broker, page by page.
+
+    Brokers that fail are listed in `cluster.failures`.
+    """
+    for broker in cluster.brokers():
+        try:
+            connection = cluster.connection(broker.address)
+            for request in filters:
+                for entry in _list_on_broker(connection, request):
+                    yield TransactionListing(broker, entry)
+        except EscrowError as error:
+            cluster.report_failure(broker, error)
+
+
+def transaction_histories(cluster: Cluster, transaction_id: str) -> list[TransactionView]:
+    """Return the history of a transaction from each broker that has it.
+
+    More than one broker has it if the send was repeated on another broker.
+    """
+
+    def fetch(connection: SyncConnection) -> TransactionHistory:
+        header = TransactionHeader(transaction_id=transaction_id)
+        body = connection.call(RequestCode.SHOW_TRANSACTION, header).body
+        return decode_body(TransactionHistory, body)
+
+    histories = cluster.ask_all(fetch, ignored_codes=(ResponseCode.QUERY_NOT_FOUND,))
+    return [TransactionView(broker, history) for broker, history in histories]
+
+
+def decide_transactions(
+    cluster: Cluster,
+    code: RequestCode,
+    state: str,
+    targets: Sequence[tuple[TransactionListing, Header]],
+) -> Iterator[DecisionResult]:
+    """Send SETTLE_TRANSACTION or RESUME_TRANSACTION for each target, and yield the results.
+
+    `state` is the state afterwards, for responses that do not name it. Results come broker by
+    broker. If a connection breaks, its remaining targets get an error: they may have been decided.
+    """
+    for broker in cluster.brokers():
+        pending = [target for target in targets if target[0].broker == broker]
+        if not pending:
+            continue
+        done = 0
+        try:
+            connection = cluster.connection(broker.address)
+            requests = (OutgoingRequest(code, header) for _, header in pending)
+            replies = connection.call_many(requests)
+            for (listing, _), reply in zip(pending, replies, strict=True):
+                yield _decision_result(connection, code, listing, reply, state)
+                done += 1
+        except EscrowError as error:
+            text = f"{error_text(error)}; look at the transaction again before you retry"
+            for listing, _ in pending[done:]:
+                yield DecisionResult(listing, error=text)
+
+
+def _list_on_broker(
+    connection: SyncConnection, request: ListTransactions
+) -> Iterator[TransactionEntry]:
+    # Decided transactions are read from the log, the newest first. A half that was moved is in the
+    # log twice, and its older copy comes in a later page.
+    seen: set[str] = set()
+    while True:
+        body = connection.call(RequestCode.LIST_TRANSACTIONS, request).body
+        page = decode_body(TransactionList, body)
+        for entry in page.transactions:
+            if entry.state in ("open", "stranded"):
+                yield entry
+            elif entry.transaction_id not in seen:
+                seen.add(entry.transaction_id)
+                yield entry
+        if not page.more:
+            return
+        request = msgspec.structs.replace(request, after=page.next_after)
+
+
+def _decision_result(
+    connection: SyncConnection,
+    code: RequestCode,
+    listing: TransactionListing,
+    reply: Reply,
+    state: str,
+) -> DecisionResult:
+    if reply.code:
+        return DecisionResult(listing, error=connection.refusal(code, reply).remark)
+    if "state" not in reply.ext_fields:
+        return DecisionResult(listing, state)
+    response = decode_header(SettleTransactionResponse, reply.ext_fields)
+    return DecisionResult(listing, response.state, response.already)
