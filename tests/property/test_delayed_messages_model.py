@@ -13,25 +13,26 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from escrowmq.broker.delayed_messages import DelayedMessages, DelayRules, DueMessages
+from escrowmq.broker.delayed_messages import DelayedMessages, DueMessages
+from escrowmq.config import DelayConfig
 from escrowmq.message.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from escrowmq.store.config_files import delay_offsets_file
 from escrowmq.testing.disks import FaultyDisk
 from tests.support.stores import NOW_MS, assert_clean, open_store, properties, sample
 
 TOPIC = "T"
-LEVELS_MS = (10, 500)
+LEVELS_MS = (1_000, 50_000)
 DELAYS = {  # by the property that asks for it, how long it is
-    ("TIMER_DELAY_MS", "10"): 10,
-    ("TIMER_DELAY_MS", "400"): 400,
-    ("TIMER_DELAY_MS", "60000"): 60_000,
+    ("TIMER_DELAY_MS", "1000"): 1_000,
+    ("TIMER_DELAY_MS", "40000"): 40_000,
+    ("TIMER_DELAY_MS", "6000000"): 6_000_000,
     ("DELAY", "1"): LEVELS_MS[0],
     ("DELAY", "2"): LEVELS_MS[1],
 }
-LONG_ENOUGH_MS = 100_000  # after which every message is due
+LONG_ENOUGH_MS = 10_000_000  # after which every message is due
 
 delays = st.sampled_from(sorted(DELAYS))
-steps_ms = st.sampled_from([10, 400])
+steps_ms = st.sampled_from([1_000, 40_000])
 
 
 class DelaysMachine(RuleBasedStateMachine):
@@ -49,7 +50,7 @@ class DelaysMachine(RuleBasedStateMachine):
         self.disk = disk
         self.store = open_store(disk)
         self.delays = DelayedMessages(
-            self.store, delay_offsets_file(disk), DelayRules(levels_ms=LEVELS_MS)
+            self.store, delay_offsets_file(disk), DelayConfig(delay_levels_ms=LEVELS_MS)
         )
 
     # --- sends and deliveries --------------------------------------------------------------------

@@ -45,7 +45,7 @@ SMALL = StoreConfig(
     index_entries=40,
     message_bytes_max=2048,
 )
-RULES = replace(ESCROW, checks_max=2, age_max_ms=10**12)
+CONFIG = replace(ESCROW, checks_max=2)
 GROUPS = ("p", "q")
 OPEN, STRANDED, COMMITTED, ROLLED_BACK = "open", "stranded", "committed", "rolled_back"
 STATE_OF = {COMMIT: COMMITTED, ROLLBACK: ROLLED_BACK}
@@ -87,7 +87,7 @@ class Step:
 class EscrowMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.bench = EscrowBench(settings=SMALL, rules=RULES, sync=True)
+        self.bench = EscrowBench(settings=SMALL, config=CONFIG, sync=True)
         self.all: dict[str, Transaction] = {}
         self.delivered: dict[int, list[str]] = {0: [], 1: []}
         self.writer = (0, -1)  # fence, last batch
@@ -194,7 +194,7 @@ class EscrowMachine(RuleBasedStateMachine):
 
     def send(self, queue_id: int, group: str, line: int, more: dict[str, Any]) -> Transaction:
         self.count += 1
-        due_ms = self.bench.now_ms + RULES.immunity_ms
+        due_ms = self.bench.now_ms + CONFIG.immunity_ms
         one = Transaction(f"k{self.count}", group, queue_id, due_ms)
         passing = FakeLine("sends and goes")
         sender = self.lines[line % len(self.lines)] if self.lines else passing
@@ -409,9 +409,9 @@ class EscrowMachine(RuleBasedStateMachine):
                 assert one.batch is None, "asked about what its writer decides"
                 assert place == self.living(one)
                 assert self.bench.now_ms >= one.not_before_ms, "asked before it is due"
-                one.not_before_ms = self.bench.now_ms + RULES.interval_ms
+                one.not_before_ms = self.bench.now_ms + CONFIG.check_interval_ms
                 one.checks += 1
-                assert one.checks <= RULES.checks_max
+                assert one.checks <= CONFIG.checks_max
                 one.places.append(place)
                 found.append(key)
         return found
@@ -427,7 +427,7 @@ class EscrowMachine(RuleBasedStateMachine):
                     one.may_also_be.add(one.state)
                     one.state = ROLLED_BACK
                 elif half.is_stranded:
-                    assert one.checks >= RULES.checks_max, "given up too early"
+                    assert one.checks >= CONFIG.checks_max, "given up too early"
                     one.may_also_be.add(one.state)
                     one.state = STRANDED
 
@@ -435,7 +435,7 @@ class EscrowMachine(RuleBasedStateMachine):
     def everybody_is_asked_in_the_end(self) -> None:
         """Whatever happened before: with somebody there, and after a while."""
         self.connect(list(GROUPS))
-        self.bench.now_ms = self.latest_ms + RULES.interval_ms + 2_000
+        self.bench.now_ms = self.latest_ms + CONFIG.check_interval_ms + 2_000
         open_ones = [one for one in self.all.values() if one.state == OPEN and one.batch is None]
         asked: set[str] = set()
         for _ in range(3):

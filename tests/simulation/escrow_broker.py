@@ -10,14 +10,10 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from escrowmq.broker.broker import Broker, BrokerRules
-from escrowmq.broker.metadata import TopicTableRules
-from escrowmq.broker.processors.send import SendRules
-from escrowmq.broker.transactions.end import TransactionRules
+from escrowmq.broker.broker import Broker
 from escrowmq.clock import ManualClock
-from escrowmq.config import StoreConfig
+from escrowmq.config import BrokerConfig, Config, StoreConfig, TransactionConfig
 from escrowmq.errors import FlushTimeout, StoreError, StoreFailed
-from escrowmq.escrow.checks import CoordinatorRules
 from escrowmq.message.keys import UniqueKeyGenerator, encode_host
 from escrowmq.message.record import LogOffset
 from escrowmq.remoting.connection import InvalidRequest
@@ -43,9 +39,9 @@ STORE = StoreConfig(
     index_entries=200,
     message_bytes_max=2048,
 )
-ESCROW = CoordinatorRules(
-    immunity_ms=400, interval_ms=300, checks_max=4, age_max_ms=60_000, piece_bytes=700
-)
+ESCROW = TransactionConfig(immunity_ms=400, check_interval_ms=300, checks_max=4)
+AGE_MAX_MS = 60_000  # no retention time of a store is that short
+PIECE_BYTES = 700
 
 
 class Complaints(logging.Handler):
@@ -69,7 +65,7 @@ class BrokerProcess:
         clock: ManualClock,
         *,
         settings: StoreConfig = STORE,
-        rules: CoordinatorRules = ESCROW,
+        config: TransactionConfig = ESCROW,
     ) -> None:
         self.disk = disk
         self.clock = clock
@@ -83,14 +79,17 @@ class BrokerProcess:
         self.broker = Broker(
             disk,
             self.store,
-            BrokerRules(
-                topics=TopicTableRules(cluster="C", broker_name="broker-a"),
-                sends=SendRules(cluster="C", store_host=HOST),
-                transactions=TransactionRules(coordinator=rules),
+            Config(
+                broker=BrokerConfig(cluster_name="C"),
+                store=settings,
+                transaction=config,
             ),
             UniqueKeyGenerator(address="10.0.0.1", process_id=1, salt=1),
+            store_host=HOST,
             when_flushed=self._when_flushed,
+            decision_piece_bytes=PIECE_BYTES,
         )
+        self.broker.transactions.coordinator.age_max_ms = AGE_MAX_MS
 
     # --- its lines -------------------------------------------------------------------------------
 

@@ -190,7 +190,7 @@ class Truth:
             assert now_ms >= half.parked_ms + ESCROW.immunity_ms, f"{key} was immune"
         if key in self.asked_ms:
             waited_ms = now_ms - self.asked_ms[key]
-            assert waited_ms >= ESCROW.interval_ms, f"{key} asked again after {waited_ms} ms"
+            assert waited_ms >= ESCROW.check_interval_ms, f"{key} asked again after {waited_ms} ms"
         self.just_asked.add(key)
         self.unnoted.discard(key)  # every line of the journal has the whole count
         self.asked_ms[key] = now_ms

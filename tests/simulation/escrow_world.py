@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from random import Random
 
 from escrowmq.clock import ManualClock
+from escrowmq.config import TransactionConfig
 from escrowmq.errors import StoreError, StoreFailed, StoreFull
-from escrowmq.escrow.checks import CoordinatorRules
 from escrowmq.testing.disks import FaultyDisk, PowerCut, Survival
 from escrowmq.testing.network import NO_FAULTS, Endpoint, Network, NetworkFaults
 from tests.simulation.escrow_actors import Client, Consumer, Driver, How, Operator, Producer
@@ -48,7 +48,7 @@ class World:
         *,
         producers: int = 2,
         weather: NetworkFaults = NO_FAULTS,
-        rules: CoordinatorRules = ESCROW,
+        config: TransactionConfig = ESCROW,
         is_wild: bool = False,
     ) -> None:
         self.rng = Random(seed)
@@ -58,7 +58,7 @@ class World:
         self.disk = FaultyDisk(clock=self.clock, seed=seed)
         self.network = Network(Random(seed + 1), self.clock, weather)
         self.truth = Truth()
-        self.rules = rules
+        self.config = config
         self.process: BrokerProcess | None = None
         self._starts_s = 0.0  # when it is started again
         self._names = 0
@@ -156,7 +156,7 @@ class World:
 
     def start(self) -> None:
         try:
-            process = BrokerProcess(self.disk, self.clock, rules=self.rules)
+            process = BrokerProcess(self.disk, self.clock, config=self.config)
         except StoreError as error:
             raise AssertionError(f"it does not start: {error}") from error
         self.process = process

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from escrowmq.broker.metadata import TopicTableRules
 from escrowmq.errors import LocalProtocolError
 from escrowmq.message.keys import encode_host, encode_offset_id, encode_offset_ids
 from escrowmq.message.properties import decode_properties
@@ -26,7 +25,6 @@ from escrowmq.store.store import MessageStore
 from tests.interop.remoting import Answer
 from tests.support.stores import HOST
 
-RULES = TopicTableRules(cluster="DefaultCluster", broker_name="broker-a")
 VERSION = 401
 
 _opaques = itertools.count(1)

@@ -9,16 +9,14 @@ assert bench.bodies() == [b"k1"]
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any, NamedTuple
 
-from escrowmq.broker.broker import Broker, BrokerRules
-from escrowmq.broker.processors.send import SendRules
-from escrowmq.broker.transactions.end import TransactionRules
-from escrowmq.config import StoreConfig
+from escrowmq.broker.broker import Broker
+from escrowmq.config import BrokerConfig, Config, StoreConfig, TransactionConfig
 from escrowmq.errors import StoreError
-from escrowmq.escrow.checks import CoordinatorRules
-from escrowmq.escrow.coordinator import Decision
+from escrowmq.escrow.coordinator import DECISION_PIECE_BYTES, Decision
 from escrowmq.escrow.half_table import Half
 from escrowmq.escrow.records import DecidedBy
 from escrowmq.message.keys import UniqueKeyGenerator, decode_offset_id
@@ -53,7 +51,7 @@ from escrowmq.store.commit_log import LogFlush
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import FaultyDisk, Survival
 from tests.interop.remoting import Answer
-from tests.support.broker_requests import RULES, FakeLine, a_send, ask
+from tests.support.broker_requests import FakeLine, a_send, ask
 from tests.support.stores import HOST, NOW_MS
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
@@ -67,7 +65,7 @@ SETTINGS = StoreConfig(
     index_entries=2000,
     message_bytes_max=1 << 19,
 )
-ESCROW = CoordinatorRules(immunity_ms=6_000, interval_ms=30_000, checks_max=3)
+ESCROW = TransactionConfig(immunity_ms=6_000, check_interval_ms=30_000, checks_max=3)
 
 
 class Place(NamedTuple):
@@ -85,25 +83,29 @@ class EscrowBench:
         disk: FaultyDisk | None = None,
         *,
         settings: StoreConfig = SETTINGS,
-        rules: CoordinatorRules = ESCROW,
+        config: TransactionConfig = ESCROW,
+        piece_bytes: int = DECISION_PIECE_BYTES,
         now_ms: int = NOW_MS,
         sync: bool = False,
     ) -> None:
         self.disk = FaultyDisk() if disk is None else disk
-        self.settings, self.rules, self.sync = settings, rules, sync
+        self.settings, self.config, self.sync = settings, config, sync
+        self.piece_bytes = piece_bytes
         self.now_ms = now_ms
         self.store = MessageStore.open(self.disk, settings, store_host=HOST)
         self._waiting: list[tuple[int, Callable[[StoreError | None], None]]] = []
         self.broker = Broker(
             self.disk,
             self.store,
-            BrokerRules(
-                topics=RULES,
-                sends=SendRules(cluster="C", store_host=HOST, message_bytes_max=1 << 19),
-                transactions=TransactionRules(coordinator=rules),
+            Config(
+                broker=BrokerConfig(cluster_name="C"),
+                store=replace(settings, message_bytes_max=1 << 19),
+                transaction=config,
             ),
             UniqueKeyGenerator(address="127.0.0.1", process_id=1, salt=2),
+            store_host=HOST,
             when_flushed=self._when_flushed if sync else None,
+            decision_piece_bytes=piece_bytes,
         )
         self.escrow = self.broker.transactions.coordinator
         self.checks = self.broker.transactions.checker
@@ -147,7 +149,12 @@ class EscrowBench:
 
     def again(self, disk: FaultyDisk) -> EscrowBench:
         return EscrowBench(
-            disk, settings=self.settings, rules=self.rules, now_ms=self.now_ms, sync=self.sync
+            disk,
+            settings=self.settings,
+            config=self.config,
+            piece_bytes=self.piece_bytes,
+            now_ms=self.now_ms,
+            sync=self.sync,
         )
 
     def stopped(self) -> EscrowBench:

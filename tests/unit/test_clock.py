@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from escrowmq.broker.broker import Broker, BrokerRules
-from escrowmq.broker.processors.send import SendRules
+from escrowmq.broker.broker import Broker
 from escrowmq.clock import ManualClock, SteadyClock
+from escrowmq.config import Config
 from escrowmq.message.keys import UniqueKeyGenerator
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import NoFields
 from escrowmq.testing.disks import MemoryDisk
-from tests.support.broker_requests import RULES, FakeLine, a_pull, a_send, ask, bodies
+from tests.support.broker_requests import FakeLine, a_pull, a_send, ask, bodies
 from tests.support.escrows import EscrowBench
-from tests.support.stores import HOST, NOW_MS, open_store
+from tests.support.stores import HOST, NOW_MS, TINY, open_store
 
 HOUR_MS = 3_600_000
 JUMPS = [pytest.param(5 * HOUR_MS, id="forwards"), pytest.param(-5 * HOUR_MS, id="backwards")]
@@ -63,8 +63,9 @@ class Bench:
         self.broker = Broker(
             disk,
             self.store,
-            BrokerRules(topics=RULES, sends=SendRules(cluster="C", store_host=HOST)),
+            Config(store=TINY),
             UniqueKeyGenerator(address="127.0.0.1", process_id=1, salt=2),
+            store_host=HOST,
             wall_ms=lambda now_ms: self.clock.now_ms(),
         )
         self.line = FakeLine()

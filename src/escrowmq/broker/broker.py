@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from escrowmq.auth.acl import Action, Permission, ResourceType
 from escrowmq.auth.validator import AccessValidator
-from escrowmq.broker.delayed_messages import DelayedMessages, DelayRules
+from escrowmq.broker.delayed_messages import DelayedMessages
 from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions, respond_error
-from escrowmq.broker.flow_control import FlowControl, FlowControlRules
-from escrowmq.broker.metadata import SubscriptionGroups, TopicTable, TopicTableRules
+from escrowmq.broker.flow_control import FlowControl
+from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
 from escrowmq.broker.processors.admin_broker import (
     BackupProcessor,
     BrokerAdmin,
@@ -31,18 +30,20 @@ from escrowmq.broker.processors.admin_broker import (
 from escrowmq.broker.processors.admin_groups import ConsumerRelay, GroupAdmin, OffsetAdmin
 from escrowmq.broker.processors.admin_metadata import AccessAdmin, MetadataAdmin
 from escrowmq.broker.processors.clients import ClientProcessor
-from escrowmq.broker.processors.pull import PullProcessor, PullRules
+from escrowmq.broker.processors.pull import PullProcessor
 from escrowmq.broker.processors.query import QueryProcessor
-from escrowmq.broker.processors.send import SendProcessor, SendRules
+from escrowmq.broker.processors.send import SendProcessor
 from escrowmq.broker.processors.send_back import ReplyProcessor, SendBackProcessor
 from escrowmq.broker.statistics import BrokerCounters, Statistics, utc_day
 from escrowmq.broker.transactions.admin import TransactionAdmin
-from escrowmq.broker.transactions.end import EndProcessor, TransactionRules
+from escrowmq.broker.transactions.end import EndProcessor
 from escrowmq.broker.transactions.group_decisions import GroupDecisions
 from escrowmq.broker.turn import Turn, WhenFlushed
+from escrowmq.config import Config
 from escrowmq.consume.members import ConsumerGroups, ProducerGroups, QueueLocks
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import RequestRefused, StoreError
+from escrowmq.escrow.coordinator import DECISION_PIECE_BYTES
 from escrowmq.message.batch import Appendable
 from escrowmq.message.keys import UniqueKeyGenerator, decode_host
 from escrowmq.peer import Peer
@@ -57,29 +58,16 @@ log = logging.getLogger(__name__)
 EXPIRE_INTERVAL_MS: Final = 10_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerRules:
-    """The settings of each part, made from the configuration in one place."""
-
-    topics: TopicTableRules
-    sends: SendRules
-    pulls: PullRules = field(default_factory=PullRules)
-    delays: DelayRules = field(default_factory=DelayRules)
-    transactions: TransactionRules = field(default_factory=TransactionRules)
-    flow_control: FlowControlRules = field(default_factory=FlowControlRules)
-    auto_create_groups: bool = True
-    stores_replies: bool = True
-    version: str = "EscrowMQ"  # shown to operators
-
-
 class Broker:
     def __init__(
         self,
         disk: Disk,
         store: MessageStore,
-        rules: BrokerRules,
+        config: Config,
         unique_keys: UniqueKeyGenerator,
         *,
+        store_host: bytes,
+        version: str = "EscrowMQ",
         when_flushed: WhenFlushed | None = None,
         on_topics_changed: Callable[[], None] = lambda: None,
         flush: WhenFlushed | None = None,
@@ -87,6 +75,7 @@ class Broker:
         access_validator: AccessValidator | None = None,
         day_of: Callable[[int], int] = utc_day,
         wall_ms: Callable[[int], int] = lambda now_ms: now_ms,
+        decision_piece_bytes: int = DECISION_PIECE_BYTES,
     ) -> None:
         """Create a broker on an open store.
 
@@ -100,8 +89,10 @@ class Broker:
         self.counters = BrokerCounters() if counters is None else counters
         self.statistics = Statistics(self.counters, day_of=day_of)
         self.settings: BrokerSettings = FixedSettings()  # the server replaces them
-        self.topics = TopicTable(topics_file(disk), rules.topics, on_topics_changed)
-        self.groups = SubscriptionGroups(groups_file(disk), auto_create=rules.auto_create_groups)
+        self.topics = TopicTable(topics_file(disk), config.broker, on_topics_changed)
+        self.groups = SubscriptionGroups(
+            groups_file(disk), auto_create=config.broker.creates_groups
+        )
         self._offsets_file = offsets_file(disk)
         self.offsets = ConsumerOffsets(self._offsets_file.offsets())
         self._saved_offsets_version = self.offsets.version
@@ -109,13 +100,16 @@ class Broker:
         self.producers: ProducerGroups[Channel] = ProducerGroups()
         self._locks = QueueLocks()
         self.delayed_messages = DelayedMessages(
-            store, delay_offsets_file(disk), rules.delays, wall_ms
+            store, delay_offsets_file(disk), config.delay, wall_ms
         )
-        self.flow_control = FlowControl(store, rules.flow_control)
+        self.flow_control = FlowControl(store, config.overload)
         self._now_ms = 0
         self._last_expiry_ms = 0
-        self._create_processors(disk, rules, unique_keys, when_flushed, wall_ms)
-        self._create_admin_processors(disk, rules, flush, access_validator)
+        self._store_host = store_host
+        self._create_processors(
+            disk, config, unique_keys, when_flushed, wall_ms, decision_piece_bytes
+        )
+        self._create_admin_processors(disk, config, version, flush, access_validator)
         self._handlers = {handler.code: handler for handler in self.handlers()}
         self._access_validator = access_validator
         # The access key of each channel's last heartbeat, for checks that are sent to it later.
@@ -123,16 +117,17 @@ class Broker:
         if access_validator is not None:
             self.transactions.checker.can_read_half = self._can_read_half
         self._permissions = RequestPermissions(
-            store, self.transactions.coordinator, cluster=rules.topics.cluster
+            store, self.transactions.coordinator, cluster=config.broker.cluster_name
         )
 
     def _create_processors(
         self,
         disk: Disk,
-        rules: BrokerRules,
+        config: Config,
         unique_keys: UniqueKeyGenerator,
         when_flushed: WhenFlushed | None,
         wall_ms: Callable[[int], int],
+        decision_piece_bytes: int,
     ) -> None:
         store, redirect = self.store, self.delayed_messages.redirect
         self.pull_processor = PullProcessor(
@@ -141,8 +136,9 @@ class Broker:
             self.groups,
             self.consumers,
             self.offsets,
-            rules.pulls,
+            config.consume,
             self.counters,
+            broker_permission=config.broker.broker_permission,
         )
         self.turn = Turn(
             store,
@@ -157,10 +153,12 @@ class Broker:
             self.turn,
             self.offsets,
             self.producers,
-            rules.transactions,
+            config.transaction,
             self.counters,
             redirect=redirect,
-            store_host=rules.sends.store_host,
+            store_host=self._store_host,
+            age_max_ms=config.store.retention_ms,
+            piece_bytes=decision_piece_bytes,
         )
         self.group_decisions = GroupDecisions(
             store, self.turn, self.transactions, self._messages_arrived
@@ -171,15 +169,16 @@ class Broker:
         self.send_processor = SendProcessor(
             self.turn,
             self.topics,
-            rules.sends,
+            config.broker,
             unique_keys,
+            message_bytes_max=config.store.message_bytes_max,
             park=self.transactions.half_processor.park,
             park_plain=self.transactions.half_processor.park_plain,
             redirect=redirect,
             redirect_retry=self.send_back_processor.redirect_retry,
         )
         self._reply_processor = ReplyProcessor(
-            self.send_processor, self.producers, stores_replies=rules.stores_replies
+            self.send_processor, self.producers, stores_replies=config.broker.stores_replies
         )
         self._query_processor = QueryProcessor(store, self.topics, self.groups, self.offsets)
         self.client_processor = ClientProcessor(
@@ -189,13 +188,14 @@ class Broker:
             self.producers,
             self._locks,
             on_producer_joined=self.transactions.checker.producer_joined,
-            allows_sql=rules.pulls.allows_sql,
+            allows_sql=config.consume.filters_by_sql,
         )
 
     def _create_admin_processors(
         self,
         disk: Disk,
-        rules: BrokerRules,
+        config: Config,
+        version: str,
         flush: WhenFlushed | None,
         access_validator: AccessValidator | None,
     ) -> None:
@@ -207,7 +207,7 @@ class Broker:
             disk,
             self.statistics,
             lambda: self.settings,
-            BrokerInfo(version=rules.version, cluster=rules.topics.cluster),
+            BrokerInfo(version=version, cluster=config.broker.cluster_name),
         )
         self._backup_processor = BackupProcessor(disk, store, self.save, flush)
         self._transaction_admin = TransactionAdmin(
@@ -221,7 +221,7 @@ class Broker:
             self.consumers,
             self.producers,
             self.statistics,
-            address="{}:{}".format(*decode_host(rules.sends.store_host)),
+            address="{}:{}".format(*decode_host(self._store_host)),
         )
         self._offset_admin = OffsetAdmin(store, topics, groups, offsets, self.consumers)
         self._consumer_relay = ConsumerRelay(store, self.consumers)
@@ -350,14 +350,17 @@ class Broker:
         self.transactions.channel_closed(channel)
         self.flow_control.channel_closed(channel)
 
-    def change_rules(self, rules: BrokerRules) -> None:
+    def change_config(self, config: Config) -> None:
         """Apply changed settings of sends, pulls, transactions and automatic creation."""
-        self.topics.change_rules(rules.topics, now_ms=self._now_ms)
-        self.groups.auto_create = rules.auto_create_groups
-        self.send_processor.change_rules(rules.sends)
-        self.pull_processor.rules = rules.pulls
-        self.transactions.change_rules(rules.transactions)
-        self.flow_control.change_rules(rules.flow_control)
+        self.store.change_config(config.store)
+        self.topics.change_config(config.broker, now_ms=self._now_ms)
+        self.groups.auto_create = config.broker.creates_groups
+        self.send_processor.change_config(config.broker, config.store.message_bytes_max)
+        self.pull_processor.config = config.consume
+        self.pull_processor.broker_permission = config.broker.broker_permission
+        self.client_processor.allows_sql = config.consume.filters_by_sql
+        self.transactions.change_config(config.transaction, config.store.retention_ms)
+        self.flow_control.change_config(config.overload)
 
     # --- files beside the log --------------------------------------------------------------------
 

@@ -23,9 +23,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from escrowmq.config import DelayConfig
 from escrowmq.errors import CorruptRecord, RecordNotFound, RequestRefused
 from escrowmq.message import names
-from escrowmq.message.keys import DELAY_LEVELS_MS, delay_level
+from escrowmq.message.keys import delay_level
 from escrowmq.message.names import (
     TIMER_DELAY_MS,
     TIMER_DELAY_SEC,
@@ -54,13 +55,6 @@ _TIMER_LEVEL: Final = 0
 DELIVERED_PER_TURN_MAX: Final = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DelayRules:
-    levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
-    timer_max_ms: int = 3 * 24 * 3_600_000
-    has_timers: bool = True
-
-
 @dataclass(slots=True)
 class DueMessages:
     """Messages to deliver now, and what `mark_delivered()` will remember of them."""
@@ -75,13 +69,13 @@ class DelayedMessages:
         self,
         store: MessageStore,
         file: ConfigFile,
-        rules: DelayRules,
+        config: DelayConfig,
         wall_ms: Callable[[int], int] = lambda now_ms: now_ms,
     ) -> None:
         self._store = store
         self._wall_ms = wall_ms
         self._file = file
-        self._rules = rules
+        self._config = config
         # By level: the queue offset to deliver next.
         self._next_offsets: dict[int, int] = file.int_keys()
         self._timers_read_offset = self._next_offsets.get(_TIMER_LEVEL, 0)
@@ -108,23 +102,23 @@ class DelayedMessages:
         now_ms = self._wall_ms(now_ms)
         properties = decode_properties(record.properties)
         text = properties.get(names.DELAY_LEVEL, "").encode()
-        level = delay_level(text, len(self._rules.levels_ms))
+        level = delay_level(text, len(self._config.delay_levels_ms))
         if level > 0:
             changes = {names.DELAY_LEVEL: str(level)}
             return _redirected_record(record, changes, names.SCHEDULE_TOPIC, level - 1)
         due_ms = self._timer_due_ms(properties, now_ms)
         if due_ms is None or due_ms <= now_ms:
             return record
-        if not self._rules.has_timers:
+        if not self._config.timer_enabled:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
                 "timers are disabled on this broker (timerWheelEnable)",
             )
-        if due_ms - now_ms > self._rules.timer_max_ms:
+        limit_ms = self._config.timer_delay_max_ms
+        if due_ms - now_ms > limit_ms:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"the delay is {due_ms - now_ms} ms, the limit is {self._rules.timer_max_ms} ms "
-                "(timerMaxDelaySec)",
+                f"the delay is {due_ms - now_ms} ms, the limit is {limit_ms} ms (timerMaxDelaySec)",
             )
         return _redirected_record(record, {TIMER_OUT_MS: str(due_ms)}, TIMER_TOPIC, 0)
 
@@ -148,7 +142,7 @@ class DelayedMessages:
     def find_due(self, now_ms: int) -> DueMessages:
         """Return the messages to deliver now. Call `mark_delivered()` when they are in the log."""
         due = DueMessages()
-        for level in range(1, len(self._rules.levels_ms) + 1):
+        for level in range(1, len(self._config.delay_levels_ms) + 1):
             self._find_due_in_level(level, now_ms, due)
         self._find_due_timers(self._wall_ms(now_ms), due)
         return due
@@ -169,7 +163,7 @@ class DelayedMessages:
         topic, queue_id = names.SCHEDULE_TOPIC, level - 1
         end = self._store.max_offset(topic, queue_id)
         offset = max(self._next_offsets.get(level, 0), self._store.min_offset(topic, queue_id))
-        level_ms, wall_ms = self._rules.levels_ms[level - 1], self._wall_ms(now_ms)
+        level_ms, wall_ms = self._config.delay_levels_ms[level - 1], self._wall_ms(now_ms)
         released = self._released_offset(level, now_ms)
         while offset < end and len(due.records) < DELIVERED_PER_TURN_MAX:
             record = self._read_record(topic, queue_id, offset)

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable
-from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from escrowmq.broker.dispatch import Channel, HandlerFunction
+from escrowmq.config import OverloadConfig
 from escrowmq.errors import BrokenBody, RequestRefused
 from escrowmq.message.batch import decode_batch
 from escrowmq.remoting.codes import ResponseCode
@@ -30,61 +30,46 @@ IDLE_MS: Final = 10_000
 _REJECT_MARK: Final = "[REJECTREQUEST]"  # RocketMQ's users search their logs for it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowControlRules:
-    """Rates are per second; 0 means no limit."""
-
-    unflushed_bytes_max: int = 1 << 30
-    connection_sends_max: int = 0
-    connection_send_bytes_max: int = 0
-    topic_sends_max: int = 0
-    topic_send_bytes_max: int = 0
-
-    @property
-    def has_rates(self) -> bool:
-        return any(getattr(self, item.name) for item in fields(self)[1:])
-
-
 class FlowControl:
-    def __init__(self, store: MessageStore, rules: FlowControlRules) -> None:
+    def __init__(self, store: MessageStore, config: OverloadConfig) -> None:
         self._store = store
-        self.rules = rules
+        self._config = config
         # By what is limited (a channel or a topic name), and whether bytes are counted.
         self._buckets: dict[tuple[Hashable, bool], _Bucket] = {}
         self.refused_by_limit: defaultdict[str, int] = defaultdict(int)
         self.is_limiting = False
         self.update()
 
-    def change_rules(self, rules: FlowControlRules) -> None:
-        self.rules = rules
+    def change_config(self, config: OverloadConfig) -> None:
+        self._config = config
         self._buckets.clear()
         self.update()
 
     def update(self) -> None:
         """Find out whether sends have to be checked. Called at the end of each turn."""
-        self.is_limiting = self.rules.has_rates or self.is_disk_behind
+        self.is_limiting = self._config.has_rates or self.is_disk_behind
 
     @property
     def is_disk_behind(self) -> bool:
-        return self._store.end - self._store.flushed_offset > self.rules.unflushed_bytes_max
+        return self._store.end - self._store.flushed_offset > self._config.unflushed_bytes_max
 
     def handle(
         self, function: HandlerFunction, channel: Channel, request: Request[Any], now_ms: int
     ) -> None:
         """Call the handler function of a send, or raise RequestRefused with SYSTEM_BUSY."""
-        rules, topic = self.rules, request.head.fields.topic
+        config, topic = self._config, request.head.fields.topic
         if self.is_disk_behind:
             self._refuse(
                 UNFLUSHED,
-                f"more than escrowUnflushedBytesMax={rules.unflushed_bytes_max} bytes "
+                f"more than escrowUnflushedBytesMax={config.unflushed_bytes_max} bytes "
                 "wait for the disk",
             )
-        sends_max, bytes_max = rules.connection_sends_max, rules.connection_send_bytes_max
+        sends_max, bytes_max = config.connection_sends_max, config.connection_send_bytes_max
         limits = (
             (CONNECTION, channel, False, sends_max, "escrowConnectionSendsMax"),
             (CONNECTION, channel, True, bytes_max, "escrowConnectionSendBytesMax"),
-            (TOPIC, topic, False, rules.topic_sends_max, "escrowTopicSendsMax"),
-            (TOPIC, topic, True, rules.topic_send_bytes_max, "escrowTopicSendBytesMax"),
+            (TOPIC, topic, False, config.topic_sends_max, "escrowTopicSendsMax"),
+            (TOPIC, topic, True, config.topic_send_bytes_max, "escrowTopicSendBytesMax"),
         )
         charged: list[tuple[_Bucket, bool]] = []
         for limit, owner, counts_bytes, rate_per_s, setting in limits:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
+from escrowmq.config import BrokerConfig
 from escrowmq.errors import RequestRefused
 from escrowmq.message import names
 from escrowmq.message.names import (
@@ -70,27 +70,17 @@ def is_valid_group_name(name: str) -> bool:
 # --- topics --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicTableRules:
-    cluster: str
-    broker_name: str
-    auto_create: bool = True
-    template_queue_count: int = 8
-    has_cluster_topic: bool = True
-    has_broker_topic: bool = True
-
-
 class TopicTable:
     """The topics that exist. `on_changed` is called after every change, to inform name servers."""
 
     def __init__(
         self,
         file: ConfigFile,
-        rules: TopicTableRules,
+        config: BrokerConfig,
         on_changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._file = file
-        self._rules = rules
+        self._config = config
         self._on_changed = on_changed
         self._topics = file.entries("topicConfigTable", TopicConfig)
         self.version: DataVersion = file.version()
@@ -102,12 +92,12 @@ class TopicTable:
 
     def is_system(self, topic: str) -> bool:
         """Return whether the broker owns a topic, by its name or by that of its cluster."""
-        cluster, broker = self._rules.cluster, self._rules.broker_name
+        cluster, broker = self._config.cluster_name, self._config.broker_name
         return is_system_topic(topic) or topic in (cluster, broker, reply_topic(cluster))
 
     @property
     def broker_name(self) -> str:
-        return self._rules.broker_name
+        return self._config.broker_name
 
     def find(self, topic: str) -> TopicConfig | None:
         return self._topics.get(topic)
@@ -127,8 +117,8 @@ class TopicTable:
         self._mark_changed(now_ms)
         return True
 
-    def change_rules(self, rules: TopicTableRules, *, now_ms: int) -> None:
-        self._rules = rules
+    def change_config(self, config: BrokerConfig, *, now_ms: int) -> None:
+        self._config = config
         self._create_system_topics()
         if self.is_dirty:
             self._update_all_queue_counts()
@@ -146,7 +136,7 @@ class TopicTable:
         parent = self._topics.get(template)
         if parent is None or not parent.perm & PERM_INHERIT:
             return None
-        if template == TEMPLATE_TOPIC and not self._rules.auto_create:
+        if template == TEMPLATE_TOPIC and not self._config.creates_topics:
             return None
         count = max(0, min(queue_count, parent.write_queue_nums))
         perm = parent.perm & ~PERM_INHERIT
@@ -184,16 +174,16 @@ class TopicTable:
         self._on_changed()
 
     def _create_system_topics(self) -> None:
-        rules, read_write = self._rules, PERM_READ | PERM_WRITE
+        config, read_write = self._config, PERM_READ | PERM_WRITE
         inheritable = read_write | PERM_INHERIT
         system_topics = [
             (SELF_TEST_TOPIC, 1, read_write),
             (BENCHMARK_TOPIC, 1024, read_write),
-            *([(rules.cluster, 16, inheritable)] if rules.has_cluster_topic else []),
-            *([(rules.broker_name, 1, inheritable)] if rules.has_broker_topic else []),
+            *([(config.cluster_name, 16, inheritable)] if config.has_cluster_topic else []),
+            *([(config.broker_name, 1, inheritable)] if config.has_broker_topic else []),
             (OFFSET_MOVED_TOPIC, 1, read_write),
             (names.SCHEDULE_TOPIC, 18, read_write),
-            (reply_topic(rules.cluster), 1, read_write),
+            (reply_topic(config.cluster_name), 1, read_write),
             (names.HALF_TOPIC, 1, read_write),
             (names.OP_TOPIC, 1, read_write),
             (names.STRANDED_TOPIC, 1, read_write),
@@ -202,9 +192,9 @@ class TopicTable:
             (TIMER_TOPIC, 1, read_write),
         ]
         template = self._topics.get(TEMPLATE_TOPIC)
-        if rules.auto_create and template is None:
-            system_topics.append((TEMPLATE_TOPIC, rules.template_queue_count, inheritable))
-        elif template is not None and rules.auto_create != bool(template.perm & PERM_INHERIT):
+        if config.creates_topics and template is None:
+            system_topics.append((TEMPLATE_TOPIC, config.topic_queues, inheritable))
+        elif template is not None and config.creates_topics != bool(template.perm & PERM_INHERIT):
             # Clients look at this bit to see whether they may send to unknown topics.
             self._topics[TEMPLATE_TOPIC] = msgspec.structs.replace(
                 template, perm=template.perm ^ PERM_INHERIT

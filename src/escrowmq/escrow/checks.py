@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from escrowmq.config import TransactionConfig
 from escrowmq.escrow.half_table import Half
 from escrowmq.escrow.writers import WriterTable
 from escrowmq.metrics import Distribution
@@ -26,41 +27,6 @@ from escrowmq.peer import Peer
 FINISH_BUCKETS_S: Final = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 5, 15, 60, 300, 1800, 7200, 86400)
 
 # --- settings and counters -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorRules:
-    """How long halves wait for a decision, and how many may be open."""
-
-    immunity_ms: int = 6_000
-    interval_ms: int = 30_000
-    checks_max: int = 15
-    age_max_ms: int = 72 * 3_600_000
-    backoff: float = 1.0  # the factor by which each interval is longer than the one before
-    backoff_max_ms: int = 3_600_000
-    open_count_max: int = 2_000_000
-    open_bytes_max: int = 64 << 30
-    group_open_count_max: int = 1_000_000
-    group_open_bytes_max: int = 32 << 30
-    piece_bytes: int = 1 << 20  # a larger group decision goes to the log in pieces of this size
-    intervals_ms: dict[str, int] = field(default_factory=dict)  # by topic or group
-    immunities_ms: dict[str, int] = field(default_factory=dict)  # by topic or group
-
-    def check_immunity_ms(self, topic: str, group: str, requested_ms: int | None) -> int:
-        """Return the time before the first check. The message's own wish comes first."""
-        if requested_ms is not None:
-            return requested_ms
-        by_topic, by_group = self.immunities_ms.get(topic), self.immunities_ms.get(group)
-        return by_topic or by_group or self.immunity_ms
-
-    def check_interval_ms(self, topic: str, group: str, checks: int) -> int:
-        """Return the time to wait after this number of checks."""
-        by_topic, by_group = self.intervals_ms.get(topic), self.intervals_ms.get(group)
-        interval = by_topic or by_group or self.interval_ms
-        if self.backoff > 1 and checks > 1:
-            grown = interval * self.backoff ** min(checks - 1, 64)
-            interval = max(interval, int(min(grown, self.backoff_max_ms)))
-        return interval
 
 
 @dataclass(slots=True)
@@ -110,23 +76,23 @@ class FollowWriter:
 
 
 def next_step(
-    half: Half, now_ms: int, rules: CoordinatorRules, writers: WriterTable
+    half: Half, now_ms: int, config: TransactionConfig, writers: WriterTable, *, age_max_ms: int
 ) -> Strand | Check | Wait | FollowWriter:
     """Return what to do now with an undecided half."""
     if half.is_stranded or half.reason:  # a reason without being stranded: it is unreadable
         return Wait(None)
     if not is_check_due(half, now_ms):
         return Wait(half.due_ms if half.due_ms > now_ms else now_ms + RETRY_DELAY_MS)
-    if half.checks >= rules.checks_max:
+    if half.checks >= config.checks_max:
         return Strand(f"checked {half.checks} times without an answer")
-    if now_ms - half.parked_ms > rules.age_max_ms:
-        return Strand(f"open for more than {rules.age_max_ms // 3_600_000} hours")
+    if now_ms - half.parked_ms > age_max_ms:
+        return Strand(f"open for more than {age_max_ms // 3_600_000} hours")
     if half.attempt is not None:
         # Only the writer decides. A half whose attempt can still win is looked at again later.
         writer, batch, _, fence = half.attempt
         if writers.has_lost(writer, batch, fence):
             return FollowWriter(writer)
-        return Wait(now_ms + rules.check_interval_ms(half.topic, half.group, half.checks))
+        return Wait(now_ms + config.next_check_after_ms(half.topic, half.group, half.checks))
     return Check()
 
 

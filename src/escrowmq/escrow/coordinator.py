@@ -36,6 +36,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from escrowmq.config import TransactionConfig
 from escrowmq.errors import (
     CorruptRecord,
     RecordNotFound,
@@ -43,7 +44,7 @@ from escrowmq.errors import (
     TransactionConflict,
     TransactionNotFound,
 )
-from escrowmq.escrow.checks import CheckSchedule, CoordinatorRules, TransactionCounters
+from escrowmq.escrow.checks import CheckSchedule, TransactionCounters
 from escrowmq.escrow.half_table import FinalCache, Half, HalfStates, HalfTable, RocketMQCursors
 from escrowmq.escrow.records import (
     NO_HOST,
@@ -74,6 +75,8 @@ from escrowmq.peer import Peer
 log = logging.getLogger(__name__)
 
 RECENT_KEYS_MAX: Final = 65_536  # keys of decided halves, to recognise a late repeated send
+# A decision about many halves is stored in pieces, so that no turn appends gigabytes at once.
+DECISION_PIECE_BYTES: Final = 1 << 20
 DECISION_HALVES_MAX: Final = 1_000_000
 
 
@@ -168,10 +171,18 @@ class GroupDecision:
 
 class TransactionCoordinator:
     def __init__(
-        self, half_log: HalfLog, rules: CoordinatorRules, redirect: Redirect | None = None
+        self,
+        half_log: HalfLog,
+        config: TransactionConfig,
+        redirect: Redirect | None = None,
+        *,
+        age_max_ms: int,
+        piece_bytes: int = DECISION_PIECE_BYTES,
     ) -> None:
         """`redirect`: turns the final of a delayed message into the record to store first."""
-        self.rules = rules
+        self.config = config
+        self.age_max_ms = age_max_ms  # older halves are stranded
+        self.piece_bytes = piece_bytes
         self.halves = HalfTable()
         self.states = HalfStates()
         self.cursors = RocketMQCursors()
@@ -207,7 +218,7 @@ class TransactionCoordinator:
     ) -> Half:
         """Return a half without offsets and size; `parked()` sets them."""
         name = self.halves.intern_name
-        due_ms = parked_ms + self.rules.check_immunity_ms(topic, group, immunity_ms)
+        due_ms = parked_ms + self.config.immunity_of_ms(topic, group, immunity_ms)
         if due_ms != self._last_due_ms:  # halves that are parked together share one int object
             self._last_due_ms = due_ms
         due_ms = self._last_due_ms
@@ -289,33 +300,33 @@ class TransactionCoordinator:
         return half
 
     def _check_limits(self, group: str, size: int) -> None:
-        rules, total, group_total = self.rules, self.halves.total, self.halves.group_totals(group)
+        config, total, group_total = self.config, self.halves.total, self.halves.group_totals(group)
         if (
-            total.count < rules.open_count_max
-            and group_total.count < rules.group_open_count_max
-            and total.size + size <= rules.open_bytes_max
-            and group_total.size + size <= rules.group_open_bytes_max
+            total.count < config.open_max
+            and group_total.count < config.group_open_max
+            and total.size + size <= config.open_bytes_max
+            and group_total.size + size <= config.group_open_bytes_max
         ):
             return
         of_group = f"of producer group {group}"
         for subject, used, limit, setting in (
-            ("open transactions", total.count + 1, rules.open_count_max, "escrowOpenMax"),
+            ("open transactions", total.count + 1, config.open_max, "escrowOpenMax"),
             (
                 "bytes in open transactions",
                 total.size + size,
-                rules.open_bytes_max,
+                config.open_bytes_max,
                 "escrowOpenBytesMax",
             ),
             (
                 f"open transactions {of_group}",
                 group_total.count + 1,
-                rules.group_open_count_max,
+                config.group_open_max,
                 "escrowOpenPerGroupMax",
             ),
             (
                 f"bytes in open transactions {of_group}",
                 group_total.size + size,
-                rules.group_open_bytes_max,
+                config.group_open_bytes_max,
                 "escrowOpenBytesPerGroupMax",
             ),
         ):
@@ -664,7 +675,7 @@ class TransactionCoordinator:
                     self.read_half(half)  # reports it; the other halves are delivered
                     continue
                 size += half.size
-                if size >= self.rules.piece_bytes:
+                if size >= self.piece_bytes:
                     yield piece
                     piece, size = [], 0
         if piece:
@@ -724,7 +735,7 @@ class TransactionCoordinator:
         self.schedule.add(half.queue_offset, due_ms)
 
     def check_interval_ms(self, half: Half) -> int:
-        return self.rules.check_interval_ms(half.topic, half.group, half.checks)
+        return self.config.next_check_after_ms(half.topic, half.group, half.checks)
 
     # --- move ------------------------------------------------------------------------------------
 

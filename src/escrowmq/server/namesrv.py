@@ -53,7 +53,6 @@ from escrowmq.server.remoting_server import (
     bound_port,
     reachable_host,
 )
-from escrowmq.server.rules import server_limits, server_security
 from escrowmq.server.security import (
     AccessControl,
     client_context,
@@ -134,15 +133,22 @@ async def serve_name_server(
     )
     clock = SteadyClock(clock)  # a jump must not make every broker look gone
     service = _NameServerHandler(names, access, kept)
-    port = RemotingServer(service, clock, server_limits(config), server_security(config, access))
+    port = RemotingServer(
+        service,
+        clock,
+        config.network,
+        tls=access.tls,
+        requires_tls=config.security.requires_tls,
+        keeps_headers=access.validator is not None,
+    )
     await port.listen(bound)
     registry.add(remoting_metrics(port, "namesrv"))
-    live_config.add_listener(lambda now: port.change_limits(server_limits(now)))
+    live_config.add_listener(lambda now: port.change_config(now.network))
     log.info("name server listens address=%s:%d", host, number)
 
     async def expire() -> None:
         while True:
-            await asyncio.sleep(config.namesrv.broker_scan_interval_ms / 1000)
+            await asyncio.sleep(config.namesrv.broker_scan_interval_s)
             port.sweep_connections()
             for line in names.tick(now_ms=clock.now_ms()):
                 line.close()  # type: ignore[attr-defined]  # it is a TcpLine: we handed it in
@@ -275,7 +281,7 @@ def new_registrars(
             where,
             card,
             lambda: _topic_configs(broker),
-            interval_s=config.broker.register_interval_ms / 1000,
+            interval_s=config.broker.register_interval_s,
             sign=own_signer if where in namesrv_addresses else outgoing_signer(config),
             tls=own_tls if where in namesrv_addresses else other_tls,
         )

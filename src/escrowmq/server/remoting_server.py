@@ -25,10 +25,10 @@ import logging
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from escrowmq.clock import Clock
+from escrowmq.config import NetworkConfig
 from escrowmq.errors import NotSent, RemoteProtocolError
 from escrowmq.message.keys import encode_host
 from escrowmq.metrics import LATENCY_BOUNDS_S, Distribution
@@ -385,23 +385,6 @@ class RequestHandler(Protocol):
     def channel_closed(self, connection: ServerConnection) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLimits:
-    connections_max: int = 10_000
-    idle_max_s: float = 120
-    unsent_bytes_max: int = 256 << 20
-    connection_unsent_bytes_max: int = 1 << 20  # above it a line is not read from until it reads
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSecurity:
-    """`tls`: None where it is not served. `keeps_headers`: somebody checks signatures."""
-
-    tls: TlsContext | None = None
-    enforces_tls: bool = False
-    keeps_headers: bool = False
-
-
 class RemotingServer:
     """One listening port and the lines that came through it."""
 
@@ -409,20 +392,25 @@ class RemotingServer:
         self,
         handler: RequestHandler,
         clock: Clock,
-        limits: ServerLimits = ServerLimits(),  # noqa: B008
-        security: ServerSecurity = ServerSecurity(),  # noqa: B008
+        config: NetworkConfig,
         *,
+        tls: TlsContext | None = None,
+        requires_tls: bool = False,
+        keeps_headers: bool = False,
         send_response_encoder: SendResponseEncoder | None = None,
     ) -> None:
-        """Pass the encoder of the broker's send responses, if `handler` is a broker."""
+        """Without `tls`, TLS is not served. `keeps_headers` is for a handler that verifies
+        signatures. Pass the encoder of the broker's send responses if `handler` is a broker."""
         self.send_response_encoder = send_response_encoder or SendResponseEncoder(
             store_host=bytes(8)
         )
-        self._security = security
+        self._tls = tls
+        self._requires_tls = requires_tls
+        self._keeps_headers = keeps_headers
         self._tls_detector: TlsDetector | None = None
         self._handler = handler
         self._clock = clock
-        self._limits = limits
+        self._config = config
         self._loop = asyncio.get_running_loop()
         self._unflushed: list[ServerConnection] = []
         self._is_turn_scheduled = False
@@ -438,7 +426,7 @@ class RemotingServer:
             set()
         )  # not read from, because of what all lines hold
         self._idle_tracker: IdleTracker[ServerConnection] = IdleTracker(
-            limits.idle_max_s, now_s=clock.elapsed_s()
+            config.idle_max_s, now_s=clock.elapsed_s()
         )
         self._partial_since_s: dict[
             ServerConnection, float
@@ -452,13 +440,13 @@ class RemotingServer:
         self._calling: set[ServerConnection] = set()  # that wait for answers of their peers
 
     async def listen(self, listening_socket: socket.socket) -> None:
-        tls = self._security.tls
+        tls = self._tls
         if tls is not None:
             self._tls_detector = TlsDetector(
                 lambda: ServerConnection(self),
                 lambda: tls.ssl_context,
-                is_enforcing=self._security.enforces_tls,
-                idle_max_s=self._limits.idle_max_s,
+                is_enforcing=self._requires_tls,
+                idle_max_s=self._config.idle_max_s,
                 has_capacity=self._has_capacity,
             )
             self._tls_detector.listen(listening_socket)
@@ -489,7 +477,7 @@ class RemotingServer:
         return 0 if self._tls_detector is None else self._tls_detector.refused
 
     def _has_capacity(self, pending: int) -> bool:
-        if len(self.connections) + pending < self._limits.connections_max:
+        if len(self.connections) + pending < self._config.connections_max:
             return True
         self.refused_connections += 1
         return False
@@ -497,7 +485,7 @@ class RemotingServer:
     # --- for its lines ---------------------------------------------------------------------------
 
     def admit(self, connection: ServerConnection) -> bool:
-        if len(self.connections) >= self._limits.connections_max:
+        if len(self.connections) >= self._config.connections_max:
             self.refused_connections += 1
             return False
         self.connections.add(connection)
@@ -542,7 +530,7 @@ class RemotingServer:
             self._partial_since_s.pop(connection, None)
         if now_bytes:
             self._partial_since_s.setdefault(connection, connection.last_active_s)
-        while self.partial_bytes > self._limits.unsent_bytes_max and self._partial_since_s:
+        while self.partial_bytes > self._config.in_flight_bytes_max and self._partial_since_s:
             self._drop_partial(next(iter(self._partial_since_s)), "too much waits for its end")
 
     def _drop_partial(self, connection: ServerConnection, reason: str) -> None:
@@ -580,7 +568,7 @@ class RemotingServer:
             unsent = line.flush()
             if unsent:
                 self._unsent_bytes[line] = unsent
-                if sum(self._unsent_bytes.values()) > self._limits.unsent_bytes_max:
+                if sum(self._unsent_bytes.values()) > self._config.in_flight_bytes_max:
                     self._held_connections.add(line)
                     line.hold_reading(True)
         if was_scheduled:
@@ -591,9 +579,9 @@ class RemotingServer:
     def sweep_connections(self) -> None:
         """Now and then: close the silent ones, read on from those that were held."""
         for line in self._idle_tracker.find_idle(self._clock.elapsed_s()):
-            log.info("line closed peer=%s: silent for %d s", line.address, self._limits.idle_max_s)
+            log.info("line closed peer=%s: silent for %d s", line.address, self._config.idle_max_s)
             line.drop()
-        began_before_s = self._clock.elapsed_s() - self._limits.idle_max_s
+        began_before_s = self._clock.elapsed_s() - self._config.idle_max_s
         while (
             self._partial_since_s
             and (first := next(iter(self._partial_since_s.items())))[1] < began_before_s
@@ -602,14 +590,14 @@ class RemotingServer:
         self._unsent_bytes = {
             line: unsent for line in self._unsent_bytes if (unsent := line.unsent_bytes())
         }
-        if sum(self._unsent_bytes.values()) <= self._limits.unsent_bytes_max:
+        if sum(self._unsent_bytes.values()) <= self._config.in_flight_bytes_max:
             while self._held_connections:
                 self._held_connections.pop().hold_reading(False)
         self._calling = {line for line in self._calling if line.expire_calls(self.elapsed_s())}
 
-    def change_limits(self, limits: ServerLimits) -> None:
-        """From now on; lines that are open stay, and how long one may be silent stays as it was."""
-        self._limits = limits
+    def change_config(self, config: NetworkConfig) -> None:
+        """Apply new limits. Open connections stay open, and the idle timeout does not change."""
+        self._config = config
 
     def add_calling(self, connection: ServerConnection) -> None:
         self._calling.add(connection)
@@ -621,7 +609,7 @@ class RemotingServer:
         return self._clock.elapsed_s()
 
     def new_connection(self) -> Connection:
-        return Connection(keep_headers=self._security.keeps_headers)
+        return Connection(keep_headers=self._keeps_headers)
 
     def connection_unsent_bytes_max(self) -> int:
-        return self._limits.connection_unsent_bytes_max
+        return self._config.connection_unsent_bytes_max

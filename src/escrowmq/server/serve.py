@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,12 @@ from escrowmq.config import Config, FlushMode, ResolvedConfig
 from escrowmq.errors import EscrowError, StoreError, StoreFull
 from escrowmq.message.keys import UniqueKeyGenerator, encode_host
 from escrowmq.metrics import Registry
+from escrowmq.remoting.responses import SendResponseEncoder
 from escrowmq.server.http_server import Health, serve_http
 from escrowmq.server.live_config import LiveConfig, RuntimeSettings, configure_logging
 from escrowmq.server.metrics import access_metrics, add_broker_metrics, new_registry, store_metrics
 from escrowmq.server.namesrv import Registrar, new_registrars, serve_name_server
 from escrowmq.server.remoting_server import RemotingServer, bind, bound_port, reachable_host
-from escrowmq.server.rules import (
-    broker_rules,
-    server_limits,
-    server_security,
-)
 from escrowmq.server.security import (
     AccessControl,
     configured_internal_account,
@@ -206,8 +203,10 @@ async def _run_broker(
     broker = Broker(
         disk,
         store,
-        broker_rules(config, host),
+        config,
         _unique_keys(address),
+        store_host=host,
+        version=f"EscrowMQ_{version('escrowmq')}",
         when_flushed=group.when_flushed if config.store.flush_mode is FlushMode.SYNC else None,
         on_topics_changed=lambda: _report_topics_changed(registrars),
         flush=group.when_flushed,
@@ -219,11 +218,15 @@ async def _run_broker(
     port = RemotingServer(
         broker,
         clock,
-        server_limits(config),
-        server_security(config, access),
-        send_response_encoder=broker_rules(config, host).sends.response_encoder(),
+        config.network,
+        tls=access.tls,
+        requires_tls=config.security.requires_tls,
+        keeps_headers=access.validator is not None,
+        send_response_encoder=SendResponseEncoder(
+            store_host=host, region=config.broker.region_id, trace_on=config.broker.trace_on
+        ),
     )
-    _connect_parts(broker, port, live_config, runtime_settings, host)
+    _connect_parts(broker, port, live_config, runtime_settings)
     await port.listen(bound)
     place, signer = f"{address}:{number}", access.internal_signer
     registrars += new_registrars(config, broker, place, namesrv_addresses, signer)
@@ -257,18 +260,15 @@ def _connect_parts(
     server: RemotingServer,
     live_config: LiveConfig,
     runtime_settings: RuntimeSettings,
-    host: bytes,
 ) -> None:
     broker.settings = runtime_settings
     broker.counters.turn_start_s = lambda: server.turn_start_s
-    live_config.add_listener(lambda now: _apply_config(now, broker, server, host))
+    live_config.add_listener(lambda now: _apply_config(now, broker, server))
 
 
-def _apply_config(config: Config, broker: Broker, server: RemotingServer, host: bytes) -> None:
-    server.change_limits(server_limits(config))
-    broker.store.change_config(config.store)
-    broker.change_rules(broker_rules(config, host))
-    broker.client_processor.allows_sql = config.consume.filters_by_sql
+def _apply_config(config: Config, broker: Broker, server: RemotingServer) -> None:
+    server.change_config(config.network)
+    broker.change_config(config)
 
 
 def _unique_keys(address: str) -> UniqueKeyGenerator:

@@ -96,7 +96,7 @@ def test_clients_see_one_cluster_and_a_broker_that_is_killed_comes_back(tmp_path
 
         cluster.conf.write_text(cluster.conf.read_text() + "fileReservedTime=24\n")
         cluster.hang_up()
-        changed = "fileReservedTime is 24 from now on"  # in the supervisor, and in each broker
+        changed = "fileReservedTime changed from 72 to 24"  # in the supervisor, and in each broker
         wait_until(lambda: cluster.errors.count(changed) == 3, cluster)
 
         before = cluster.pids()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from escrowmq.broker.broker import Broker, BrokerRules
-from escrowmq.broker.processors.send import SendRules
+from escrowmq.broker.broker import Broker
+from escrowmq.config import Config
 from escrowmq.message.keys import UniqueKeyGenerator
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import ConsumerSendMessageBack, QueueHeader, UpdateConsumerOffset
@@ -17,8 +17,8 @@ from escrowmq.store.config_files import GroupConfig
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import FaultyDisk, MemoryDisk
 from tests.interop.remoting import Answer
-from tests.support.broker_requests import RULES, FakeLine, a_pull, a_send, ask, bodies
-from tests.support.stores import HOST, NOW_MS, assert_clean, open_store
+from tests.support.broker_requests import FakeLine, a_pull, a_send, ask, bodies
+from tests.support.stores import HOST, NOW_MS, TINY, assert_clean, open_store
 
 
 class Bench:
@@ -28,8 +28,9 @@ class Bench:
         self.broker = Broker(
             self.disk,
             self.store,
-            BrokerRules(topics=RULES, sends=SendRules(cluster="C", store_host=HOST)),
+            Config(store=TINY),
             UniqueKeyGenerator(address="127.0.0.1", process_id=1, salt=2),
+            store_host=HOST,
         )
         self.line = FakeLine()
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from escrowmq.broker.delayed_messages import DelayedMessages, DelayRules
+from escrowmq.broker.delayed_messages import DelayedMessages
+from escrowmq.config import DelayConfig
 from escrowmq.errors import RequestRefused
 from escrowmq.message.properties import decode_properties
 from escrowmq.message.record import NewRecord
@@ -23,14 +24,14 @@ HOUR_MS = 3_600_000
 class Bench:
     """Delays, their store, and the broker's part: what is due is appended."""
 
-    def __init__(self, rules: DelayRules | None = None) -> None:
+    def __init__(self, config: DelayConfig | None = None) -> None:
         self.disk = MemoryDisk()
-        self.rules = rules or DelayRules()
+        self.config = config or DelayConfig()
         self._open()
 
     def _open(self) -> None:
         self.store = open_store(self.disk)
-        self.delays = DelayedMessages(self.store, delay_offsets_file(self.disk), self.rules)
+        self.delays = DelayedMessages(self.store, delay_offsets_file(self.disk), self.config)
 
     def restart(self, *, saved: bool = True) -> None:
         if saved:
@@ -79,13 +80,13 @@ def test_a_level_that_is_none_delays_nothing(bench: Bench, level: str) -> None:
 
 
 def test_with_fewer_levels_the_last_one_counts() -> None:
-    bench = Bench(DelayRules(levels_ms=(1000, 2000)))
+    bench = Bench(DelayConfig(delay_levels_ms=(1000, 2000)))
     record = bench.delays.redirect(bench.record(b"x", DELAY="5"), NOW_MS)
     assert record.queue_id == 1
 
 
 def test_a_level_beyond_rocketmqs_eighteen_can_be_configured() -> None:
-    bench = Bench(DelayRules(levels_ms=tuple(range(1000, 21_000, 1000))))
+    bench = Bench(DelayConfig(delay_levels_ms=tuple(range(1000, 21_000, 1000))))
     record = bench.delays.redirect(bench.record(b"x", DELAY="20"), NOW_MS)
     assert record.queue_id == 19
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from escrowmq.broker.broker import Broker, BrokerRules
+from escrowmq.broker.broker import Broker
 from escrowmq.broker.dispatch import (
     RESPONSE_CODES,
     Handler,
@@ -15,7 +15,7 @@ from escrowmq.broker.dispatch import (
     respond_error,
     response_code,
 )
-from escrowmq.broker.processors.send import SendRules
+from escrowmq.config import Config
 from escrowmq.errors import (
     CorruptRecord,
     EscrowError,
@@ -31,7 +31,7 @@ from escrowmq.message.keys import UniqueKeyGenerator
 from escrowmq.remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from escrowmq.remoting.requests import REQUESTS
 from escrowmq.testing.disks import MemoryDisk
-from tests.support.broker_requests import RULES, FakeLine, a_pull, a_send
+from tests.support.broker_requests import FakeLine, a_pull, a_send
 from tests.support.stores import HOST, open_store
 
 # Requests that a client sends in normal operation. All others are for administrators.
@@ -74,9 +74,8 @@ CLIENT_REQUESTS = {
 @pytest.fixture(scope="module")
 def handlers() -> list[Handler]:
     disk = MemoryDisk()
-    rules = BrokerRules(topics=RULES, sends=SendRules(cluster="C", store_host=HOST))
     keys = UniqueKeyGenerator(address="127.0.0.1", process_id=1, salt=2)
-    return Broker(disk, open_store(disk), rules, keys).handlers()
+    return Broker(disk, open_store(disk), Config(), keys, store_host=HOST).handlers()
 
 
 def test_no_request_code_has_two_handlers(handlers: list[Handler]) -> None:

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from escrowmq.broker.broker import Broker, BrokerRules
-from escrowmq.broker.flow_control import FlowControlRules
-from escrowmq.broker.processors.send import SendRules
+from escrowmq.broker.broker import Broker
+from escrowmq.config import Config, OverloadConfig, StoreConfig
+from escrowmq.config.settings import FRAME_BYTES_MAX, MIB
 from escrowmq.message.keys import UniqueKeyGenerator
 from escrowmq.testing.disks import MemoryDisk
-from tests.support.broker_requests import RULES, FakeLine, a_pull, a_send, bodies
-from tests.support.stores import HOST, NOW_MS, open_store
+from tests.support.broker_requests import FakeLine, a_pull, a_send, bodies
+from tests.support.stores import HOST, NOW_MS, TINY, open_store
 
 OK, BUSY = 0, 2
 
 
 class Bench:
-    def __init__(self, **limits: int) -> None:
+    def __init__(self, store: StoreConfig = TINY, **limits: Any) -> None:
         disk = MemoryDisk()
-        self.store = open_store(disk)
-        self.rules = BrokerRules(
-            topics=RULES,
-            sends=SendRules(cluster="C", store_host=HOST),
-            flow_control=FlowControlRules(**limits),
-        )
+        self.store = open_store(disk, store)
+        self.config = Config(store=store, overload=OverloadConfig(**limits))
         keys = UniqueKeyGenerator(address="127.0.0.1", process_id=1, salt=2)
-        self.broker = Broker(disk, self.store, self.rules, keys)
+        self.broker = Broker(disk, self.store, self.config, keys, store_host=HOST)
         self.line = FakeLine()
 
     def codes(self, *requests: Any, at_ms: int = NOW_MS, line: FakeLine | None = None) -> list[int]:
@@ -62,7 +59,7 @@ def test_a_topic_has_its_rate_whoever_sends() -> None:
 
 @pytest.mark.parametrize("limit", ["connection_send_bytes_max", "topic_send_bytes_max"])
 def test_bytes_count_and_a_message_longer_than_the_rate_gets_through(limit: str) -> None:
-    bench = Bench(**{limit: 100})
+    bench = Bench(TINY, **{limit: 100})
     assert bench.codes(a_send(body=b"x" * 250)) == [OK]
     assert bench.codes(a_send(body=b"x"), at_ms=NOW_MS + 1_400) == [BUSY]
     assert bench.codes(a_send(body=b"x"), at_ms=NOW_MS + 1_600) == [OK]
@@ -87,27 +84,26 @@ def test_what_is_refused_for_another_reason_does_not_count() -> None:
 
 
 def test_while_the_disk_is_behind_sends_are_refused_and_reads_are_not() -> None:
-    bench = Bench(unflushed_bytes_max=1_000)
-    assert bench.codes(a_send(body=b"x" * 2_000)) == [OK]
+    large = replace(TINY, segment_bytes=32 * MIB, message_bytes_max=9 * MIB)
+    bench = Bench(large, unflushed_bytes_max=FRAME_BYTES_MAX)
+    assert bench.codes(*sends(2, body=b"x" * 9 * MIB)) == [OK, OK]
     assert bench.codes(a_send()) == [BUSY]
     assert bench.codes(a_pull()) == [OK]
     bench.store.flush()
     bench.broker.tick(NOW_MS + 100)
     bench.broker.end_turn(NOW_MS + 100)
     assert bench.codes(a_send()) == [OK]
-    assert len(bodies(bench.store, "T")) == 2
+    assert len(bodies(bench.store, "T")) == 3
     assert bench.broker.flow_control.refused_by_limit == {"unflushed": 1}
 
 
 def test_limits_change_while_it_runs_and_cost_nothing_when_there_are_none() -> None:
     bench = Bench()
     assert not bench.broker.flow_control.is_limiting
-    limited = BrokerRules(
-        topics=RULES, sends=bench.rules.sends, flow_control=FlowControlRules(topic_sends_max=1)
-    )
-    bench.broker.change_rules(limited)
+    limited = replace(bench.config, overload=OverloadConfig(topic_sends_max=1))
+    bench.broker.change_config(limited)
     assert sorted(bench.codes(*sends(2))) == [OK, BUSY]
-    bench.broker.change_rules(bench.rules)
+    bench.broker.change_config(bench.config)
     assert bench.codes(*sends(5)) == [OK] * 5
     assert not bench.broker.flow_control.is_limiting
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from escrowmq.broker.broker import Broker, BrokerRules
+from escrowmq.broker.broker import Broker
 from escrowmq.broker.metrics import BrokerMetrics
-from escrowmq.broker.processors.send import SendRules
 from escrowmq.broker.statistics import BrokerCounters
 from escrowmq.clock import ManualClock
+from escrowmq.config import Config
 from escrowmq.errors import FlushTimeout
 from escrowmq.message.batch import BatchItem, encode_batch
 from escrowmq.message.keys import UniqueKeyGenerator
@@ -19,9 +19,9 @@ from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import ConsumerSendMessageBack, NoFields
 from escrowmq.remoting.headers_admin import TopicHeader
 from escrowmq.testing.disks import MemoryDisk
-from tests.support.broker_requests import RULES, FakeLine, a_pull, a_send, ask
+from tests.support.broker_requests import FakeLine, a_pull, a_send, ask
 from tests.support.scraping import Page, parse
-from tests.support.stores import HOST, NOW_MS, open_store
+from tests.support.stores import HOST, NOW_MS, TINY, open_store
 
 UNIQUE = "UNIQ_KEY\x01AC\x02"  # without it a send takes the long way
 
@@ -35,8 +35,9 @@ class Bench:
         self.broker = Broker(
             disk,
             self.store,
-            BrokerRules(topics=RULES, sends=SendRules(cluster="C1", store_host=HOST)),
+            Config(store=TINY),
             UniqueKeyGenerator(address="127.0.0.1", process_id=1, salt=2),
+            store_host=HOST,
             when_flushed=(lambda _, tell: self.waiting.append(tell)) if sync else None,
             counters=BrokerCounters(self.clock.elapsed_s),
         )

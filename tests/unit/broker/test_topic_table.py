@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from escrowmq.broker.metadata import TopicTable, check_topic_name
+from escrowmq.config import BrokerConfig
 from escrowmq.errors import RequestRefused
 from escrowmq.message.names import TEMPLATE_TOPIC
 from escrowmq.message.topic_config import TopicConfig
 from escrowmq.store.config_files import topics_file
 from escrowmq.testing.disks import MemoryDisk
-from tests.support.broker_requests import RULES
 from tests.support.stores import NOW_MS
 
 
 def topics(disk: MemoryDisk | None = None, *, auto_create: bool = True) -> TopicTable:
-    rules = replace(RULES, auto_create=auto_create)
-    return TopicTable(topics_file(disk or MemoryDisk()), rules)
+    config = BrokerConfig(creates_topics=auto_create)
+    return TopicTable(topics_file(disk or MemoryDisk()), config)
 
 
 def make(table: TopicTable, name: str, *, template: str, queues: int) -> TopicConfig | None:
@@ -90,7 +88,7 @@ def test_a_known_topic_stays_as_it_is() -> None:
 
 def test_every_change_moves_the_version_and_is_told() -> None:
     told: list[int] = []
-    table = TopicTable(topics_file(MemoryDisk()), RULES, lambda: told.append(1))
+    table = TopicTable(topics_file(MemoryDisk()), BrokerConfig(), lambda: told.append(1))
     begin = table.version.counter
     table.ensure("T", queue_count=1, now_ms=NOW_MS)
     assert table.remove("T", now_ms=NOW_MS + 1)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from escrowmq.config import TransactionConfig
 from escrowmq.escrow.checks import (
     RETRY_DELAY_MS,
     Check,
-    CoordinatorRules,
     FollowWriter,
     Strand,
     Wait,
@@ -20,11 +20,9 @@ from escrowmq.escrow.writers import Writer, WriterTable
 
 NOW_MS = 1_000_000_000
 HOUR_MS = 3_600_000
-RULES = CoordinatorRules(
-    interval_ms=30_000,
-    checks_max=3,
-    age_max_ms=72 * HOUR_MS,
-    intervals_ms={"slow topic": 90_000},
+AGE_MAX_MS = 72 * HOUR_MS
+CONFIG = TransactionConfig(
+    check_interval_ms=30_000, checks_max=3, check_intervals_ms=(("slow topic", 90_000),)
 )
 WRITERS = WriterTable([Writer("w", fence=5, batch=7)])
 
@@ -97,11 +95,11 @@ TABLE: list[tuple[str, dict[str, Any], Strand | Check | Wait | FollowWriter]] = 
     ("changes", "step"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
 )
 def test_next_step(changes: dict[str, Any], step: Strand | Check | Wait | FollowWriter) -> None:
-    assert next_step(a_half(**changes), NOW_MS, RULES, WRITERS) == step
+    assert next_step(a_half(**changes), NOW_MS, CONFIG, WRITERS, age_max_ms=AGE_MAX_MS) == step
 
 
 def test_next_step_changes_nothing() -> None:
     for _, changes, _ in TABLE:
         half = a_half(**changes)
-        next_step(half, NOW_MS, RULES, WRITERS)
+        next_step(half, NOW_MS, CONFIG, WRITERS, age_max_ms=AGE_MAX_MS)
         assert half == a_half(**changes)

@@ -210,7 +210,7 @@ def test_an_immunity_is_as_odd_as_it_may_come(text: str | None, expected: int | 
 def test_an_odd_immunity_leaves_it_to_the_broker(text: str) -> None:
     bench = EscrowBench()
     bench.park("k", CHECK_IMMUNITY_TIME_IN_SECONDS=text)
-    bench.tick(bench.rules.immunity_ms - 1)
+    bench.tick(bench.config.immunity_ms - 1)
     assert bench.line.posted == []
     bench.tick(1)
     assert len(bench.line.posted) == 1

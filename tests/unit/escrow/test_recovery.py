@@ -188,12 +188,12 @@ def test_what_was_asked_is_remembered(with_note: bool) -> None:
     bench.park("k")
     bench.tick(ESCROW.immunity_ms)
     noted(bench)
-    bench.tick(ESCROW.interval_ms)
+    bench.tick(ESCROW.check_interval_ms)
     bench.store.flush()
     again = bench.killed(with_note=with_note)
     [half] = again.escrow.halves
     assert half.checks == 2
-    assert half.due_ms == again.now_ms + ESCROW.interval_ms
+    assert half.due_ms == again.now_ms + ESCROW.check_interval_ms
 
 
 def test_a_note_that_is_of_no_use_is_done_without() -> None:

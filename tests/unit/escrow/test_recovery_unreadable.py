@@ -169,13 +169,13 @@ def test_a_question_whose_record_cannot_be_read_does_not_count() -> None:
     bench.park("k")
     bench.heartbeat(bench.line, "p")
     bench.tick(ESCROW.immunity_ms)
-    bench.tick(ESCROW.interval_ms)
+    bench.tick(ESCROW.check_interval_ms)
     first, second = stored(bench.store, names.JOURNAL_TOPIC)
     append(bench, names.JOURNAL_TOPIC, b"no step")
     make_unreadable(bench, second)
     [half] = bench.killed(with_note=False).escrow.halves
     assert half.checks == 1
-    assert half.due_ms == first.stored_ms + ESCROW.interval_ms
+    assert half.due_ms == first.stored_ms + ESCROW.check_interval_ms
 
 
 # --- halves in a directory of RocketMQ's ---------------------------------------------------------

@@ -9,11 +9,11 @@ from random import Random
 import pytest
 
 from escrowmq.clock import ManualClock
+from escrowmq.config import NetworkConfig
 from escrowmq.server.remoting_server import (
     IdleTracker,
     RemotingServer,
     ServerConnection,
-    ServerLimits,
     bind,
     bound_port,
 )
@@ -125,7 +125,7 @@ def test_a_port_drops_a_silent_line_also_if_it_reads_nothing_and_keeps_the_other
     clock = ManualClock()
 
     async def watch() -> None:
-        port = RemotingServer(Nobody(), clock, ServerLimits(idle_max_s=IDLE_S))
+        port = RemotingServer(Nobody(), clock, NetworkConfig(idle_max_s=IDLE_S))
         bound = bind("127.0.0.1", 0)
         await port.listen(bound)
         loop = asyncio.get_running_loop()
@@ -158,7 +158,7 @@ def test_a_port_drops_a_silent_line_also_if_it_reads_nothing_and_keeps_the_other
 def test_a_port_makes_turns_as_long_as_they_are_wanted() -> None:
     async def watch() -> None:
         service = Nobody(turns=5)
-        port = RemotingServer(service, ManualClock(), ServerLimits())
+        port = RemotingServer(service, ManualClock(), NetworkConfig())
         port.schedule_turn()
         for _ in range(20):
             await asyncio.sleep(0)

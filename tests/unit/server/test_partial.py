@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from typing import Any
 
 from escrowmq.clock import ManualClock
-from escrowmq.server.remoting_server import RemotingServer, ServerLimits, bind, bound_port
+from escrowmq.config import NetworkConfig
+from escrowmq.config.settings import FRAME_BYTES_MAX
+from escrowmq.server.remoting_server import RemotingServer, bind, bound_port
 from tests.unit.server.test_idle_connections import Nobody
 
 IDLE_S = 100
 _HEADER = b'{"code":105,"opaque":1,"flag":0,"version":401,"extFields":{"topic":"t"}}'
-_BODY = b"x" * 1_000_000
+_BODY = b"x" * 8_000_000
 FRAME = (
     (4 + len(_HEADER) + len(_BODY)).to_bytes(4, "big")
     + len(_HEADER).to_bytes(4, "big")
@@ -28,9 +31,9 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 class Bench:
-    def __init__(self, **limits: int) -> None:
+    def __init__(self, **limits: Any) -> None:
         self.clock = ManualClock()
-        self.port = RemotingServer(Nobody(), self.clock, ServerLimits(idle_max_s=IDLE_S, **limits))
+        self.port = RemotingServer(Nobody(), self.clock, NetworkConfig(idle_max_s=IDLE_S, **limits))
         self.bound = bind("127.0.0.1", 0)
 
     async def connect(self) -> socket.socket:
@@ -62,20 +65,20 @@ async def test_half_a_request_that_trickles_is_given_up_in_time() -> None:
 
 
 async def test_parts_of_many_take_no_more_room_than_they_may_and_the_oldest_goes() -> None:
-    bench = Bench(unsent_bytes_max=2_500_000)
+    bench = Bench(in_flight_bytes_max=20_000_000, connection_in_flight_bytes_max=FRAME_BYTES_MAX)
     await bench.port.listen(bench.bound)
     peers = [await bench.connect() for _ in range(3)]
     for peer in peers[:2]:
-        await bench.send(peer, FRAME[:900_000])
-    await asyncio.to_thread(peers[2].sendall, FRAME[:900_000])
+        await bench.send(peer, FRAME[:7_200_000])
+    await asyncio.to_thread(peers[2].sendall, FRAME[:7_200_000])
     await until(
         lambda: bench.port.dropped_partial_requests == 1 and len(bench.port.connections) == 2
     )
-    await until(lambda: bench.port.partial_bytes == 1_800_000)
+    await until(lambda: bench.port.partial_bytes == 14_400_000)
     first = f"127.0.0.1:{peers[0].getsockname()[1]}"
     assert first not in {line.address for line in bench.port.connections}
     for peer in peers[1:]:
-        await asyncio.to_thread(peer.sendall, FRAME[900_000:])
+        await asyncio.to_thread(peer.sendall, FRAME[7_200_000:])
     await until(lambda: bench.port.partial_bytes == 0)
     assert bench.port.dropped_partial_requests == 1
     for peer in peers:

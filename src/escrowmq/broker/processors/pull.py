@@ -11,20 +11,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
 from escrowmq.broker.statistics import BrokerCounters
+from escrowmq.config import ConsumeConfig
 from escrowmq.consume.long_polling import Arrival, HeldPull, LongPolls
 from escrowmq.consume.members import ConsumerGroups
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.consume.pull import (
-    BYTES_MAX,
-    COUNT_MAX,
     FLAG_COMMIT_OFFSET,
     FLAG_SUBSCRIPTION,
-    SHORT_POLLING_MS,
     SUCCESS,
     PullRefusal,
     ReadLimits,
@@ -40,23 +37,10 @@ from escrowmq.consume.subscription import MessageFilter
 from escrowmq.message.batch import Appendable, RecordRun
 from escrowmq.message.keys import has_queue_entry, tags_and_keys
 from escrowmq.message.record import QueueOffset
-from escrowmq.message.topic_config import PERM_READ, PERM_WRITE
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import PullMessage, PullMessageResponse
 from escrowmq.remoting.requests import Request
 from escrowmq.store.store import MessageStore
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PullRules:
-    perm: int = PERM_READ | PERM_WRITE  # brokerPermission
-    long_polling: bool = True
-    short_hold_ms: int = SHORT_POLLING_MS
-    count_max: int = COUNT_MAX
-    bytes_max: int = BYTES_MAX
-    held_pulls_max: int = 100_000
-    allows_sql: bool = False
-
 
 _HeldRequest = tuple[Channel, Request[PullMessage]]
 
@@ -69,17 +53,20 @@ class PullProcessor:
         groups: SubscriptionGroups,
         consumers: ConsumerGroups[Channel],
         offsets: ConsumerOffsets,
-        rules: PullRules,
+        config: ConsumeConfig,
         counters: BrokerCounters | None = None,
+        *,
+        broker_permission: int,
     ) -> None:
         self._store = store
         self._topics = topics
         self._groups = groups
         self._consumers = consumers
         self._offsets = offsets
-        self.rules = rules
+        self.config = config
+        self.broker_permission = broker_permission
         self._counters = BrokerCounters() if counters is None else counters
-        self._long_polls: LongPolls[_HeldRequest] = LongPolls(pulls_max=rules.held_pulls_max)
+        self._long_polls: LongPolls[_HeldRequest] = LongPolls(pulls_max=config.waiting_pulls_max)
 
     def handlers(self) -> list[Handler]:
         return [
@@ -147,7 +134,7 @@ class PullProcessor:
             fields.consumer_group,
             fields.topic,
             fields.queue_id,
-            broker_perm=self.rules.perm,
+            broker_perm=self.broker_permission,
             group=group,
             topic=self._topics.find(fields.topic),
         )
@@ -160,14 +147,14 @@ class PullProcessor:
                 fields.subscription,
                 expression_type=fields.expression_type,
                 version=fields.sub_version,
-                sql_enabled=self.rules.allows_sql,
+                sql_enabled=self.config.filters_by_sql,
             )
         return group_filter(
             fields.topic,
             version=fields.sub_version,
             access=group,
             group=self._consumers.find(fields.consumer_group),
-            sql_enabled=self.rules.allows_sql,
+            sql_enabled=self.config.filters_by_sql,
         )
 
     def _read(
@@ -196,10 +183,10 @@ class PullProcessor:
                 fields.sys_flag,
                 fields.suspend_timeout_millis,
                 is_first_attempt=True,
-                long_polling=self.rules.long_polling,
+                long_polling=self.config.long_polling,
             )
-            if wait_ms and not self.rules.long_polling:
-                wait_ms = self.rules.short_hold_ms
+            if wait_ms and not self.config.long_polling:
+                wait_ms = self.config.short_poll_ms
             if wait_ms and self._hold(channel, request, message_filter, now_ms + wait_ms):
                 return
         if code == SUCCESS:
@@ -223,8 +210,8 @@ class PullProcessor:
             return bulk_read_limits(fields.max_msg_nums)
         requested = read_limits(fields.max_msg_nums, fields.max_msg_bytes)
         return ReadLimits(
-            min(requested.count_max, self.rules.count_max),
-            min(requested.bytes_max, self.rules.bytes_max),
+            min(requested.count_max, self.config.pull_messages_max),
+            min(requested.bytes_max, self.config.pull_bytes_max),
         )
 
     def _hold(

@@ -12,7 +12,6 @@ is sought is told apart where it matters.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Final
 
@@ -21,6 +20,7 @@ import msgspec
 from escrowmq.broker.dispatch import Channel, ErrorCodes, Handler, RequestPermissions
 from escrowmq.broker.metadata import TopicTable, check_topic_name
 from escrowmq.broker.turn import Turn
+from escrowmq.config import BrokerConfig
 from escrowmq.errors import BrokenBody, RequestRefused
 from escrowmq.message.batch import Appendable, BatchItem, decode_batch, decode_bulk_batch
 from escrowmq.message.keys import UniqueKeyGenerator
@@ -31,7 +31,6 @@ from escrowmq.message.topic_config import PERM_WRITE, TopicConfig
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import SendMessage
 from escrowmq.remoting.requests import Body, Request
-from escrowmq.remoting.responses import SendResponseEncoder
 
 
 def is_plain(properties: str) -> bool:
@@ -93,21 +92,6 @@ _SHORT_PROPERTIES_LENGTH: Final = (
 _BROKER_PROPERTIES: Final = ("POP_CK", "MSG_REGION", "TRACE_ON", "CLUSTER")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendRules:
-    cluster: str
-    store_host: bytes
-    region: str = "DefaultRegion"
-    trace_on: bool = True
-    message_bytes_max: int = 4 << 20
-    is_writable: bool = True  # brokerPermission
-
-    def response_encoder(self) -> SendResponseEncoder:
-        return SendResponseEncoder(
-            store_host=self.store_host, region=self.region, trace_on=self.trace_on
-        )
-
-
 SEND_ERRORS: Final[ErrorCodes] = {BrokenBody: ResponseCode.MESSAGE_ILLEGAL}
 
 # Looks at a record with special properties: the one to append, or a refusal.
@@ -121,9 +105,10 @@ class SendProcessor:
         self,
         turn: Turn,
         topics: TopicTable,
-        rules: SendRules,
+        config: BrokerConfig,
         unique_keys: UniqueKeyGenerator,
         *,
+        message_bytes_max: int,
         park: Park,
         park_plain: ParkPlain,
         redirect: Redirect = lambda record, now_ms: record,
@@ -140,21 +125,22 @@ class SendProcessor:
         self._redirect = redirect
         self._redirect_retry = redirect_retry
         self._random = Random(seed)
-        trace_on = "true" if rules.trace_on else "false"
+        trace_on = "true" if config.trace_on else "false"
         self._added_properties_text = (
-            f"MSG_REGION\x01{rules.region}\x02TRACE_ON\x01{trace_on}\x02"
-            f"CLUSTER\x01{rules.cluster}\x02"
+            f"MSG_REGION\x01{config.region_id}\x02TRACE_ON\x01{trace_on}\x02"
+            f"CLUSTER\x01{config.cluster_name}\x02"
         )
         self._added_properties = self._added_properties_text.encode()
         self._separated_added_properties = b"\x02" + self._added_properties
-        self.change_rules(rules)
+        self.change_config(config, message_bytes_max)
 
-    def change_rules(self, rules: SendRules) -> None:
-        """How long a message may be, and whether there may be any."""
-        self._rules = rules
+    def change_config(self, config: BrokerConfig, message_bytes_max: int) -> None:
+        """Apply what can change while the broker runs: its permission and the size limit."""
+        self._is_broker_writable = config.is_writable
+        self._message_bytes_max = message_bytes_max
         # Queues by topic, if nothing but the place and the message itself can be wrong with a send.
         self._fast_path_queue_counts: Mapping[str, int] = (
-            self._topics.sendable_queue_counts if rules.is_writable else {}
+            self._topics.sendable_queue_counts if config.is_writable else {}
         )
 
     def handlers(self) -> list[Handler]:
@@ -175,7 +161,7 @@ class SendProcessor:
         is_straight = (
             0 <= queue_id < self._fast_path_queue_counts.get(fields.topic, 0)
             and not fields.batch
-            and len(body) <= self._rules.message_bytes_max
+            and len(body) <= self._message_bytes_max
             and len(text) <= _SHORT_PROPERTIES_LENGTH
         )
         if not is_straight or not is_plain(text):
@@ -223,7 +209,7 @@ class SendProcessor:
         topic = self._topics.find(fields.topic)
         if topic is None or fields.topic in BROKER_ONLY_TOPICS or not topic.perm & PERM_WRITE:
             topic = self._resolve_topic(fields, now_ms)
-        if topic.order and not self._rules.is_writable:
+        if topic.order and not self._is_broker_writable:
             raise RequestRefused(ResponseCode.NO_PERMISSION, "this broker is not writable")
         queues = max(topic.read_queue_nums, topic.write_queue_nums)
         if fields.queue_id < 0 < topic.write_queue_nums:
@@ -375,10 +361,10 @@ class SendProcessor:
         return key
 
     def _check_body_size(self, body_bytes: int) -> None:
-        if body_bytes > self._rules.message_bytes_max:
+        if body_bytes > self._message_bytes_max:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"a body of {body_bytes} bytes, limit {self._rules.message_bytes_max}",
+                f"a body of {body_bytes} bytes, limit {self._message_bytes_max}",
             )
 
 

@@ -98,7 +98,13 @@ class TransactionChecker:
             half = coordinator.halves.find(queue_offset)
             if half is None:
                 continue  # decided
-            match next_step(half, now_ms, coordinator.rules, coordinator.writers):
+            match next_step(
+                half,
+                now_ms,
+                coordinator.config,
+                coordinator.writers,
+                age_max_ms=coordinator.age_max_ms,
+            ):
                 case Strand(reason):
                     self._strand(half, reason, now_ms)
                 case FollowWriter(writer):

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -28,10 +27,10 @@ from escrowmq.broker.transactions.check import TransactionChecker
 from escrowmq.broker.transactions.park import HalfProcessor
 from escrowmq.broker.transactions.persistence import CoordinatorStorage
 from escrowmq.broker.turn import DoneCallback, Turn
+from escrowmq.config import TransactionConfig
 from escrowmq.consume.members import ProducerGroups
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import EscrowError, RequestRefused, TransactionConflict, TransactionNotFound
-from escrowmq.escrow.checks import CoordinatorRules
 from escrowmq.escrow.coordinator import (
     AlreadyDecided,
     Decision,
@@ -56,12 +55,6 @@ _VERDICTS = {verdict.value: verdict for verdict in Verdict}
 MOVED_PER_CALL_MAX: Final = 1_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionRules:
-    coordinator: CoordinatorRules = field(default_factory=CoordinatorRules)
-    rejects_transactions: bool = False  # rejectTransactionMessage
-
-
 # RocketMQ responds with SYSTEM_ERROR to the end of a half that it cannot find.
 END_ERRORS: Final[ErrorCodes] = {TransactionNotFound: ResponseCode.SYSTEM_ERROR}
 
@@ -74,32 +67,37 @@ class EndProcessor:
         turn: Turn,
         offsets: ConsumerOffsets,
         producers: ProducerGroups[Channel],
-        rules: TransactionRules,
+        config: TransactionConfig,
         counters: BrokerCounters,
         *,
         store_host: bytes,
+        age_max_ms: int,
+        piece_bytes: int,
         redirect: Redirect | None = None,
     ) -> None:
         self._store = store
         self._turn = turn
         self.store_host = store_host
         self._moved_log_end = LogOffset(0)  # the end of the log after the last move
-        self.storage = CoordinatorStorage(store, disk, offsets, rules.coordinator, redirect)
+        self.storage = CoordinatorStorage(
+            store, disk, offsets, config, redirect, age_max_ms=age_max_ms, piece_bytes=piece_bytes
+        )
         self.coordinator = self.storage.coordinator
         self.half_processor = HalfProcessor(
             turn,
             self.coordinator,
             counters,
-            rejects_transactions=rules.rejects_transactions,
+            rejects_transactions=config.refuses_halves,
         )
         self.checker = TransactionChecker(
             self.coordinator, turn, producers, self.append_decision, store_host=store_host
         )
 
-    def change_rules(self, rules: TransactionRules) -> None:
+    def change_config(self, config: TransactionConfig, age_max_ms: int) -> None:
         """Apply new settings. Due times that are set already do not change."""
-        self.coordinator.rules = rules.coordinator
-        self.half_processor.rejects_transactions = rules.rejects_transactions
+        self.coordinator.config = config
+        self.coordinator.age_max_ms = age_max_ms
+        self.half_processor.rejects_transactions = config.refuses_halves
 
     def handlers(self) -> list[Handler]:
         return [

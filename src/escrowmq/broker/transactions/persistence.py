@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from escrowmq.config import TransactionConfig
 from escrowmq.consume.offsets import ConsumerOffsets
-from escrowmq.escrow.checks import CoordinatorRules
 from escrowmq.escrow.coordinator import TransactionCoordinator
 from escrowmq.escrow.records import Redirect
 from escrowmq.escrow.recovery import (
@@ -39,14 +39,19 @@ class CoordinatorStorage:
         store: MessageStore,
         disk: Disk,
         offsets: ConsumerOffsets,
-        rules: CoordinatorRules,
+        config: TransactionConfig,
         redirect: Redirect | None,
+        *,
+        age_max_ms: int,
+        piece_bytes: int,
     ) -> None:
         """Recover the coordinator, and complete in the log what a crash has cut off."""
         self._store = store
         self._disk = disk
         self._offsets = offsets
-        self.coordinator = TransactionCoordinator(store, rules, redirect)
+        self.coordinator = TransactionCoordinator(
+            store, config, redirect, age_max_ms=age_max_ms, piece_bytes=piece_bytes
+        )
         # Half cursor, op cursor, and the log offset that has to be flushed before they are saved.
         self._pending_cursors: tuple[int, int, int] | None = None
         self._pending_snapshot: CoordinatorSnapshot | None = None

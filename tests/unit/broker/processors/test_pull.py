@@ -8,7 +8,8 @@ import pytest
 
 from escrowmq.broker.dispatch import Channel
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
-from escrowmq.broker.processors.pull import PullProcessor, PullRules
+from escrowmq.broker.processors.pull import PullProcessor
+from escrowmq.config import BrokerConfig, ConsumeConfig
 from escrowmq.consume.members import ConsumerGroups, ConsumerGroupSettings, GroupClient
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.consume.subscription import parse_subscription
@@ -17,15 +18,17 @@ from escrowmq.store.config_files import GroupConfig, groups_file, topics_file
 from escrowmq.testing.disks import MemoryDisk
 from tests.interop.records import decode_records
 from tests.interop.remoting import Answer
-from tests.support.broker_requests import RULES, FakeLine, a_pull
+from tests.support.broker_requests import FakeLine, a_pull
 from tests.support.stores import NOW_MS, open_store, properties, sample
 
 
 class Bench:
-    def __init__(self, rules: PullRules | None = None, *, auto_create: bool = True) -> None:
+    def __init__(
+        self, config: ConsumeConfig | None = None, *, auto_create: bool = True, permission: int = 6
+    ) -> None:
         disk = MemoryDisk()
         self.store = open_store(disk)
-        self.topics = TopicTable(topics_file(disk), RULES)
+        self.topics = TopicTable(topics_file(disk), BrokerConfig())
         self.groups = SubscriptionGroups(groups_file(disk), auto_create=auto_create)
         self.connected = ConsumerGroups[Channel]()
         self.offsets = ConsumerOffsets()
@@ -35,7 +38,8 @@ class Bench:
             self.groups,
             self.connected,
             self.offsets,
-            rules or PullRules(),
+            config or ConsumeConfig(),
+            broker_permission=permission,
         )
         self.line = FakeLine()
         self.topics.ensure("T", queue_count=2, now_ms=NOW_MS)
@@ -76,25 +80,25 @@ def test_what_is_there_is_found(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rules", "changes", "code"),
+    ("permission", "changes", "code"),
     [
-        (PullRules(perm=2), {"consumer_group": "nobody"}, 16),
-        (PullRules(), {"consumer_group": "nobody", "topic": "none"}, 26),
-        (PullRules(), {"consumer_group": "off", "topic": "none"}, 16),
-        (PullRules(), {"topic": "none", "queue_id": 9}, 17),
-        (PullRules(), {"topic": "write-only", "queue_id": 9}, 16),
-        (PullRules(), {"queue_id": 2, "expression_type": "XPATH"}, 29),
-        (PullRules(), {"queue_id": -1}, 29),
-        (PullRules(), {"subscription": "||"}, 23),
-        (PullRules(), {"expression_type": "XPATH"}, 23),
-        (PullRules(), {"sys_flag": 2}, 24),
-        (PullRules(), {"subscription": "a > 1", "expression_type": "SQL92"}, 1),
+        (2, {"consumer_group": "nobody"}, 16),
+        (6, {"consumer_group": "nobody", "topic": "none"}, 26),
+        (6, {"consumer_group": "off", "topic": "none"}, 16),
+        (6, {"topic": "none", "queue_id": 9}, 17),
+        (6, {"topic": "write-only", "queue_id": 9}, 16),
+        (6, {"queue_id": 2, "expression_type": "XPATH"}, 29),
+        (6, {"queue_id": -1}, 29),
+        (6, {"subscription": "||"}, 23),
+        (6, {"expression_type": "XPATH"}, 23),
+        (6, {"sys_flag": 2}, 24),
+        (6, {"subscription": "a > 1", "expression_type": "SQL92"}, 1),
     ],
 )
 def test_the_first_thing_that_is_wrong_is_named(
-    rules: PullRules, changes: dict[str, Any], code: int
+    permission: int, changes: dict[str, Any], code: int
 ) -> None:
-    bench = Bench(rules, auto_create=False)
+    bench = Bench(auto_create=False, permission=permission)
     bench.groups.put(GroupConfig(group_name="g"), now_ms=NOW_MS)
     bench.groups.put(GroupConfig(group_name="off", consume_enable=False), now_ms=NOW_MS)
     bench.topics.put(TopicConfig(topic_name="write-only", perm=2), now_ms=NOW_MS)
@@ -205,7 +209,7 @@ def test_nobody_waits_longer_than_two_minutes(bench: Bench) -> None:
 
 
 def test_too_many_waiting_pulls_are_answered_at_once() -> None:
-    bench = Bench(PullRules(held_pulls_max=2))
+    bench = Bench(ConsumeConfig(waiting_pulls_max=2))
     assert bench.pull() == []
     assert bench.pull() == []
     [answer] = bench.pull()
@@ -272,7 +276,7 @@ SQL = {"expression_type": "SQL92", "sys_flag": 4}
 
 
 def test_sql_wakes_by_properties_and_steps_over_the_rest() -> None:
-    bench = Bench(PullRules(allows_sql=True))
+    bench = Bench(ConsumeConfig(filters_by_sql=True))
     assert bench.pull(0, subscription="TAGS IN ('b')", **{**SQL, "sys_flag": 6}) == []
     bench.send(b"0", b"1", tag="a")
     assert bench.line.answers() == []
@@ -283,7 +287,7 @@ def test_sql_wakes_by_properties_and_steps_over_the_rest() -> None:
 
 
 def test_a_long_expression_looks_at_fewer_messages_at_a_time() -> None:
-    bench = Bench(PullRules(allows_sql=True))
+    bench = Bench(ConsumeConfig(filters_by_sql=True))
     bench.send(*(b"%d" % number for number in range(100)), tag="a")
     costly = " OR ".join(f"a = {number}" for number in range(600))  # some 33 messages of 100
     seen, at = [], 0

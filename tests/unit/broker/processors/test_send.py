@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from escrowmq.broker.broker import Broker, BrokerRules
-from escrowmq.broker.processors.send import SendRules
+from escrowmq.broker.broker import Broker
+from escrowmq.config import BrokerConfig, Config
 from escrowmq.errors import FlushTimeout, StoreError, StoreFailed
 from escrowmq.message.batch import BatchItem, encode_batch
 from escrowmq.message.keys import UniqueKeyGenerator, tags_and_keys
@@ -18,7 +19,6 @@ from escrowmq.store.config_files import GroupConfig
 from escrowmq.testing.disks import MemoryDisk
 from tests.interop.remoting import Answer
 from tests.support.broker_requests import (
-    RULES,
     FakeLine,
     a_send,
     ask,
@@ -26,20 +26,23 @@ from tests.support.broker_requests import (
     properties_of,
     stored,
 )
-from tests.support.stores import HOST, NOW_MS, assert_clean, open_store
+from tests.support.stores import HOST, NOW_MS, TINY, assert_clean, open_store
 
 
 class Bench:
-    def __init__(self, *, sync: bool = False, **rules: Any) -> None:
+    def __init__(self, *, sync: bool = False, **settings: Any) -> None:
         self.disk = MemoryDisk()
         self.store = open_store(self.disk)
-        sends = SendRules(cluster="C1", store_host=HOST, message_bytes_max=2048, **rules)
         self.waiting: list[Any] = []
         self.broker = Broker(
             self.disk,
             self.store,
-            BrokerRules(topics=RULES, sends=sends),
+            Config(
+                broker=BrokerConfig(cluster_name="C1", **settings),
+                store=replace(TINY, message_bytes_max=2048),
+            ),
             UniqueKeyGenerator(address="127.0.0.1", process_id=1, salt=2),
+            store_host=HOST,
             when_flushed=(lambda _, tell: self.waiting.append(tell)) if sync else None,
         )
         self.line = FakeLine()
@@ -98,7 +101,7 @@ def test_the_first_thing_that_is_wrong_is_named(
 
 
 def test_a_broker_that_is_not_writable_refuses_ordered_topics() -> None:
-    bench = Bench(is_writable=False)
+    bench = Bench(broker_permission=4)
     bench.topic("ordered", order=True)
     assert bench.send("ordered").code == 16
 

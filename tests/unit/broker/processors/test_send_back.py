@@ -10,6 +10,7 @@ from escrowmq.broker.dispatch import response_code
 from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
 from escrowmq.broker.processors.send_back import SendBackProcessor
 from escrowmq.broker.turn import Turn
+from escrowmq.config import BrokerConfig
 from escrowmq.consume.members import QueueLocks
 from escrowmq.errors import EscrowError, RequestRefused
 from escrowmq.message.batch import iter_records
@@ -19,7 +20,7 @@ from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import ConsumerSendMessageBack, SendMessage
 from escrowmq.store.config_files import GroupConfig, groups_file, topics_file
 from escrowmq.testing.disks import MemoryDisk
-from tests.support.broker_requests import RULES, VERSION, FakeLine, ask
+from tests.support.broker_requests import VERSION, FakeLine, ask
 from tests.support.stores import HOST, NOW_MS, open_store, properties, sample
 
 MINUTE_MS = 60_000
@@ -29,7 +30,7 @@ class Bench:
     def __init__(self) -> None:
         disk = MemoryDisk()
         self.store = open_store(disk)
-        self.topics = TopicTable(topics_file(disk), RULES)
+        self.topics = TopicTable(topics_file(disk), BrokerConfig())
         self.groups = SubscriptionGroups(groups_file(disk), auto_create=True)
         self.locks = QueueLocks()
         self.made: list[NewRecord] = []

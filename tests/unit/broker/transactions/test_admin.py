@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
-from escrowmq.broker.broker import Broker, BrokerRules
-from escrowmq.broker.processors.send import SendRules
+from escrowmq.broker.broker import Broker
 from escrowmq.broker.transactions.admin import PAGE_ENTRIES_MAX
-from escrowmq.broker.transactions.end import TransactionRules
-from escrowmq.config import StoreConfig
-from escrowmq.escrow.checks import CoordinatorRules
+from escrowmq.config import Config, StoreConfig, TransactionConfig
 from escrowmq.message import names
 from escrowmq.message.keys import UniqueKeyGenerator, encode_offset_id
 from escrowmq.remoting.codes import RequestCode, ResponseCode
@@ -27,7 +24,7 @@ from escrowmq.remoting.headers import (
 )
 from escrowmq.testing.disks import MemoryDisk
 from tests.interop.remoting import COMMIT, ROLLBACK, UNKNOWN, Answer
-from tests.support.broker_requests import RULES, FakeLine, a_send, ask, bodies, stored
+from tests.support.broker_requests import FakeLine, a_send, ask, bodies, stored
 from tests.support.stores import HOST, NOW_MS, open_store
 
 SETTINGS = StoreConfig(
@@ -40,18 +37,15 @@ class Bench:
     def __init__(self, disk: MemoryDisk | None = None, now_ms: int = NOW_MS) -> None:
         self.disk = disk or MemoryDisk()
         self.store = open_store(self.disk, SETTINGS)
-        escrow = CoordinatorRules(
-            immunity_ms=IMMUNITY_MS, interval_ms=INTERVAL_MS, checks_max=CHECKS_MAX
+        config = TransactionConfig(
+            immunity_ms=IMMUNITY_MS, check_interval_ms=INTERVAL_MS, checks_max=CHECKS_MAX
         )
         self.broker = Broker(
             self.disk,
             self.store,
-            BrokerRules(
-                topics=RULES,
-                sends=SendRules(cluster="C", store_host=HOST),
-                transactions=TransactionRules(coordinator=escrow),
-            ),
+            Config(store=SETTINGS, transaction=config),
             UniqueKeyGenerator(address="127.0.0.1", process_id=1, salt=2),
+            store_host=HOST,
         )
         self.line = FakeLine()
         self.now_ms = now_ms
@@ -261,8 +255,8 @@ def test_every_check_is_told_with_its_answer() -> None:
 
 def test_more_checks_than_one_look_up_gives_are_told_all() -> None:
     bench = Bench()
-    bench.broker.transactions.coordinator.rules = CoordinatorRules(
-        immunity_ms=IMMUNITY_MS, interval_ms=INTERVAL_MS, checks_max=200
+    bench.broker.transactions.coordinator.config = TransactionConfig(
+        immunity_ms=IMMUNITY_MS, check_interval_ms=INTERVAL_MS, checks_max=200
     )
     bench.park("A")
     bench.advance(IMMUNITY_MS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from escrowmq.broker.delayed_messages import DelayRules
+from escrowmq.config import DelayConfig
 from escrowmq.remoting.codes import ResponseCode
 from tests.support.broker_requests import a_send
 from tests.support.escrows import COMMIT, EscrowBench, Place
@@ -20,12 +20,12 @@ def test_a_delay_that_is_not_served_is_refused_with_the_send() -> None:
 
 def test_a_delay_that_is_not_served_any_more_does_not_keep_a_message_back() -> None:
     bench = EscrowBench()
-    bench.broker.delayed_messages._rules = DelayRules(timer_max_ms=10**15)
+    bench.broker.delayed_messages._config = DelayConfig(timer_delay_max_s=2**31 - 1)
     bench.broker.handle(bench.line, a_send(properties=TOO_LONG), bench.now_ms)
     bench.turn()
     sent = bench.line.answer()
     assert sent.code == 0
-    bench.broker.delayed_messages._rules = DelayRules()
+    bench.broker.delayed_messages._config = DelayConfig()
     [half] = bench.escrow.halves
     bench.end(Place(half.queue_offset, half.log_offset), COMMIT, group="p")
     assert bench.bodies() == [b"body"]

@@ -22,7 +22,7 @@ from tests.support.escrows import (
     questions,
 )
 
-IMMUNITY_MS, INTERVAL_MS = ESCROW.immunity_ms, ESCROW.interval_ms
+IMMUNITY_MS, INTERVAL_MS = ESCROW.immunity_ms, ESCROW.check_interval_ms
 
 
 def test_nobody_is_told_anything_before_it_is_durable() -> None:
@@ -103,7 +103,7 @@ def test_a_half_that_is_refused_can_be_sent_again() -> None:
 
 
 def test_more_than_may_be_open_is_refused_until_some_are_decided() -> None:
-    bench = EscrowBench(rules=replace(ESCROW, open_count_max=2))
+    bench = EscrowBench(config=replace(ESCROW, open_max=2))
     first, _ = bench.park("a"), bench.park("b")
     assert bench.asks(a_half("c")).code == 2
     assert bench.park("a") == first  # that is no new one

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from escrowmq.message import names
 from tests.support.broker_requests import FakeLine, bodies, stored
 from tests.support.escrows import (
     COMMIT,
-    ESCROW,
     ROLLBACK,
     EscrowBench,
     Place,
@@ -28,7 +26,7 @@ from tests.support.escrows import (
 )
 
 CONTRADICTED, FENCED = 3701, 3702
-IN_PIECES = replace(ESCROW, piece_bytes=1000)
+PIECE_BYTES = 1000
 MANY = 8  # more than one piece
 
 
@@ -117,7 +115,7 @@ def test_a_group_that_found_no_room_is_open_as_before() -> None:
 
 
 def test_a_large_group_is_seen_only_when_all_of_it_is_there() -> None:
-    bench = EscrowBench(rules=IN_PIECES)
+    bench = EscrowBench(piece_bytes=PIECE_BYTES)
     places = park_many(bench)
     bench.turn(an_end_of_many(list(places), COMMIT))
     assert bench.bodies() == []
@@ -130,7 +128,7 @@ def test_a_large_group_is_seen_only_when_all_of_it_is_there() -> None:
 
 
 def test_a_large_group_wants_turns_until_it_is_done_and_no_tick() -> None:
-    bench = EscrowBench(rules=IN_PIECES)
+    bench = EscrowBench(piece_bytes=PIECE_BYTES)
     places = park_many(bench)
     bench.broker.handle(bench.line, an_end_of_many(list(places), COMMIT), bench.now_ms)
     turns = 1
@@ -143,7 +141,7 @@ def test_a_large_group_wants_turns_until_it_is_done_and_no_tick() -> None:
 
 
 def test_a_large_group_that_found_no_room_hides_nothing_afterwards() -> None:
-    bench = EscrowBench(rules=IN_PIECES)
+    bench = EscrowBench(piece_bytes=PIECE_BYTES)
     places = park_many(bench)
     bench.store.has_disk_space = False
     assert bench.asks(an_end_of_many(list(places), COMMIT)).code != 0
@@ -153,7 +151,7 @@ def test_a_large_group_that_found_no_room_hides_nothing_afterwards() -> None:
 
 
 def test_a_large_group_whose_later_piece_finds_no_room_gets_it_when_there_is_some() -> None:
-    bench = EscrowBench(rules=IN_PIECES)
+    bench = EscrowBench(piece_bytes=PIECE_BYTES)
     places = park_many(bench)
     bench.turn(an_end_of_many(list(places), COMMIT))
     bench.store.has_disk_space = False
@@ -169,7 +167,7 @@ def test_a_large_group_whose_later_piece_finds_no_room_gets_it_when_there_is_som
 @pytest.mark.parametrize("noted", [False, True])
 def test_a_large_group_is_carried_out_after_a_crash_in_the_middle(noted: bool) -> None:
     """Also if the escrow was noted down between two of its pieces."""
-    bench = EscrowBench(rules=IN_PIECES)
+    bench = EscrowBench(piece_bytes=PIECE_BYTES)
     places = park_many(bench)
     bench.turn(an_end_of_many(list(places), COMMIT))
     if noted:
@@ -333,7 +331,7 @@ def test_a_late_half_of_a_batch_that_is_decided_is_rolled_back_and_nobody_is_ask
     bench.asks(a_batch_decision(3, fence, []))
     late = bench.park("late", **attempt(batch=3, fence=fence))
     early = bench.park("early", **attempt(batch=4, fence=fence))
-    bench.tick(bench.rules.immunity_ms)
+    bench.tick(bench.config.immunity_ms)
     assert bench.line.posted == []
     assert [bench.state(late), bench.state(early)] == ["rolled_back", "open"]
 
@@ -344,9 +342,9 @@ def test_a_late_half_that_finds_no_room_to_be_rolled_back_is_looked_at_again() -
     bench.asks(a_batch_decision(3, fence, []))
     late = bench.park("late", **attempt(batch=3, fence=fence))
     bench.store.has_disk_space = False
-    bench.tick(bench.rules.immunity_ms)
+    bench.tick(bench.config.immunity_ms)
     bench.store.has_disk_space = True
-    bench.tick(bench.rules.interval_ms)
+    bench.tick(bench.config.check_interval_ms)
     assert bench.state(late) == "rolled_back"
 
 

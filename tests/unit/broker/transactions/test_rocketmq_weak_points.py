@@ -38,7 +38,11 @@ from tests.support.escrows import (
 )
 from tests.support.stores import NOW_MS, assert_clean
 
-IMMUNITY_MS, INTERVAL_MS, CHECKS_MAX = ESCROW.immunity_ms, ESCROW.interval_ms, ESCROW.checks_max
+IMMUNITY_MS, INTERVAL_MS, CHECKS_MAX = (
+    ESCROW.immunity_ms,
+    ESCROW.check_interval_ms,
+    ESCROW.checks_max,
+)
 CONTRADICTED = 3701
 
 
@@ -485,8 +489,10 @@ def test_w24_a_question_is_asked_when_it_is_due(bench: EscrowBench) -> None:
 
 def test_w25_waits_grow_and_differ_by_topic_and_group() -> None:
     # By configuration; without it every wait is the same, as RocketMQ's.
-    rules = replace(ESCROW, backoff=2.0, intervals_ms={"fast": 1_000}, checks_max=99)
-    bench = EscrowBench(rules=rules)
+    config = replace(
+        ESCROW, check_backoff_percent=200, check_intervals_ms=(("fast", 1_000),), checks_max=99
+    )
+    bench = EscrowBench(config=config)
     bench.park("slow")
     bench.park("quick", group="fast")
     times: dict[str, list[int]] = {"slow": [], "quick": []}
