@@ -1,6 +1,27 @@
-"""What every database binding shares, whatever speaks to the database.
+"""What all database bindings share: `escrowmq.sql` and `escrowmq.django` are built on it.
 
-marker      the protocol of the marker row: who may say what became of a transaction
-held        the messages of one local transaction
-caretaker   the work that nobody waits for: being known to brokers, removing old rows
+A binding runs one database transaction and any number of messages together: both take effect, or
+neither does.
+
+1. Begin.   The binding opens a database transaction and inserts a marker row with the
+            transaction's id.                                     (transaction.py, marker.py)
+2. Work.    The application changes its tables and sends messages. The broker parks them as half
+            messages.                                                        (transaction.py)
+3. Commit.  The database commits the work and the marker together. Then the binding tells the
+            broker the verdict.                                              (transaction.py)
+4. Check.   If the verdict does not arrive, because the process died or the network failed, the
+            broker asks any process of the group. The marker row is the answer.   (marker.py)
+5. Purge.   Markers that no check can need any more are deleted in the background.
+                                                                             (transaction.py)
+
+    application ── work ──> database: rows + marker ── commit
+         │                                ▲
+         └─ send ──> broker: halves ── check: is the marker there?
+
+What always holds:
+  - a message is delivered if and only if the marker of its transaction is committed;
+  - the answer to a check never changes: a checker that finds no marker inserts a tombstone in
+    its place, which makes a late owner fail.
+
+Read marker.py first, then transaction_steps() in transaction.py.
 """

@@ -1,13 +1,15 @@
-"""The marker: did this local transaction commit? Asked so that the answer can never change.
+"""The marker: a row that says whether a database transaction committed, once and for all.
 
-The owner inserts its id first: the row becomes visible with its work or not at all. A checker
-tries to insert a tombstone under the same id:
+The owner of a transaction inserts a marker with the transaction's id as its first statement, so
+the row becomes visible together with the work or not at all. A checker reads it. If it is not
+there, the checker tries to insert a tombstone under the same id:
 
-    it waits in vain        the owner is still at work                      UNKNOWN
-    the row is the owner's  it has committed                                COMMIT
-    the row is a tombstone  somebody has answered before                    ROLLBACK
-    it succeeds             rolled back, died, or never began               ROLLBACK for ever:
-                            an owner that wakes up late fails on its own insert
+    the insert waits, in vain        the owner is still working               UNKNOWN
+    the owner's marker is there      the owner committed                      COMMIT
+    a tombstone is there             an earlier check was answered            ROLLBACK
+    the tombstone is inserted        the owner rolled back, died or never     ROLLBACK, for ever:
+                                     began                                    the owner's own insert
+                                                                              fails from now on
 """
 
 from __future__ import annotations
@@ -37,34 +39,48 @@ _ID_PREFIX: Final = "escrow-"
 _DATABASE_SEPARATOR: Final = "@"
 
 HOUR_MS: Final = 3_600_000
-# A broker asks about a transaction for as long as it keeps its log: 72 hours unless told otherwise.
+# A broker can check a transaction as long as it keeps its log: 72 hours by default.
 MARKER_RETENTION_MS: Final = 96 * HOUR_MS
-# No transaction may be open for longer: its tombstone would be gone.
+# No transaction may be open longer than its tombstone is kept, so this is the shortest retention.
 TRANSACTION_MAX_MS: Final = HOUR_MS
-# A message comes again as long as the log has it; an operator may send a dead letter later.
+# A message can be delivered again as long as the log keeps it, and an operator may send a dead
+# letter again even later.
 INBOX_RETENTION_MS: Final = 168 * HOUR_MS
-PURGE_BATCH_ROWS: Final = 500  # that are removed in one transaction
+PURGE_BATCH_ROWS: Final = 500  # rows that are deleted in one transaction
 
 _SQLITE_BUSY, _SQLITE_LOCKED = 5, 6
-_LOCK_SQLSTATES: Final = {"55P03", "40001", "40P01"}  # lock not available; two that lost a race
-_LOCK_ERROR_NUMBERS: Final = {1205, 1213, 3572}  # waited too long; deadlock; would have to wait
+# PostgreSQL: lock not available, serialization failure, deadlock.
+_LOCK_SQLSTATES: Final = {"55P03", "40001", "40P01"}
+# MySQL and MariaDB: lock wait timeout, deadlock, NOWAIT.
+_LOCK_ERROR_NUMBERS: Final = {1205, 1213, 3572}
 
 
 def new_transaction_id(database: str = "") -> str:
-    """Of a transaction. `place`: which of several databases knows about it."""
-    found = (
-        f"{_ID_PREFIX}{secrets.token_hex(16)}{_DATABASE_SEPARATOR + database if database else ''}"
-    )
-    if len(found) > ID_CHARS_MAX:
-        raise ConfigError(f"the name of database {database!r} is too long for an id")
-    return found
+    """Return a new id for a transaction, unique and at most 64 characters long.
+
+    `database` is the name of one of several databases, for `database_of`. Raises ConfigError if
+    the name is too long.
+    """
+    suffix = _DATABASE_SEPARATOR + database if database else ""
+    transaction_id = f"{_ID_PREFIX}{secrets.token_hex(16)}{suffix}"
+    if len(transaction_id) > ID_CHARS_MAX:
+        raise ConfigError(f"the database name {database!r} is too long for a transaction id")
+    return transaction_id
+
+
+def database_of(transaction_id: str) -> str:
+    """Return the database of a transaction; empty for the default one."""
+    return transaction_id.partition(_DATABASE_SEPARATOR)[2]
 
 
 def transaction_id_of(message: ReceivedMessage) -> str | None:
-    """What to look for in the database; None, and a log, if it is no transaction of a binding."""
-    found = message.properties.get(TX_ID, "")
-    if found.startswith(_ID_PREFIX):
-        return found
+    """Return the id of the marker that belongs to a message.
+
+    None, with an error in the log, if the message was not sent by a database binding.
+    """
+    transaction_id = message.properties.get(TX_ID, "")
+    if transaction_id.startswith(_ID_PREFIX):
+        return transaction_id
     log.error(
         "message=%s was not sent through a database binding; give the binding a group of its own",
         message.message_id,
@@ -72,16 +88,15 @@ def transaction_id_of(message: ReceivedMessage) -> str | None:
     return None
 
 
-def database_of(transaction_id: str) -> str:
-    return transaction_id.partition(_DATABASE_SEPARATOR)[2]
+# --- the checker's side --------------------------------------------------------------------------
 
 
 class TombstoneResult(enum.Enum):
-    """What became of a tombstone."""
+    """The result of trying to insert a tombstone."""
 
     INSERTED = enum.auto()
-    EXISTS = enum.auto()  # somebody's row is there
-    LOCKED = enum.auto()  # somebody is at work on it
+    EXISTS = enum.auto()  # a row with this id is there: a marker or a tombstone
+    LOCKED = enum.auto()  # another transaction has inserted a row and has not ended yet
 
 
 def resolve_marker(
@@ -91,13 +106,16 @@ def resolve_marker(
     insert_tombstone: Callable[[], TombstoneResult],
     may_be_purged: bool,
 ) -> Verdict:
-    """A checker's question. `may_be_forgotten`: so old that its row may have been removed, and
-    that there is none says nothing."""
+    """Answer a check: read the marker, and insert a tombstone if there is none.
+
+    `may_be_purged`: the transaction is so old that its marker may have been deleted, so a missing
+    one means nothing and the verdict is UNKNOWN.
+    """
     outcome = read()
     if outcome is None:
         if may_be_purged:
             log.error(
-                "transaction=%s is older than markers are kept: an operator must settle it",
+                "transaction=%s is older than markers are kept; an operator must decide it",
                 transaction_id,
             )
             return Verdict.UNKNOWN
@@ -107,52 +125,57 @@ def resolve_marker(
             case TombstoneResult.LOCKED:
                 return Verdict.UNKNOWN
             case TombstoneResult.EXISTS:
-                outcome = read()  # committed while we waited
+                outcome = read()  # the owner committed while the insert waited
     return Verdict.UNKNOWN if outcome is None else _VERDICTS[outcome]
 
 
 def is_lock_error(error: BaseException | None) -> bool:
-    """Whether a driver's error says that somebody else holds the row, and nothing worse."""
+    """Return whether a database driver's error means only that another transaction has a lock."""
     if error is None:
         return False
     sqlite_code = getattr(error, "sqlite_errorcode", None)
     if sqlite_code is not None:
         return sqlite_code & 0xFF in (_SQLITE_BUSY, _SQLITE_LOCKED)
     state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-    number = error.args[0] if error.args else None  # MariaDB's drivers; its state says nothing
+    # Drivers of MySQL and MariaDB put the number first; their SQLSTATE is too general.
+    number = error.args[0] if error.args else None
     return state in _LOCK_SQLSTATES or number in _LOCK_ERROR_NUMBERS
 
 
 @contextmanager
 def short_lock_wait(database: str, scalar: Callable[[str], object]) -> Iterator[None]:
-    """Inside a transaction: its next statement waits a moment for a lock, not longer. What is
-    changed for that is as it was afterwards."""
+    """Limit the wait for locks inside a transaction to 300 ms (MySQL, MariaDB: 1 s).
+
+    A checker must not wait as long as the owner works. `scalar` executes a statement and returns
+    its single value. The setting is restored afterwards. Raises ConfigError for an unsupported
+    database.
+    """
     match database:
         case "postgresql":
             scalar("SET LOCAL lock_timeout = '300ms'")  # ends with the transaction
             yield
         case "mysql" | "mariadb":
-            before = scalar("SELECT @@SESSION.innodb_lock_wait_timeout")
-            scalar("SET SESSION innodb_lock_wait_timeout = 1")  # it counts whole seconds
+            previous = scalar("SELECT @@SESSION.innodb_lock_wait_timeout")
+            scalar("SET SESSION innodb_lock_wait_timeout = 1")  # in whole seconds
             try:
                 yield
             finally:
-                scalar(f"SET SESSION innodb_lock_wait_timeout = {before}")
+                scalar(f"SET SESSION innodb_lock_wait_timeout = {previous}")
         case "sqlite":
-            before = scalar("PRAGMA busy_timeout")
+            previous = scalar("PRAGMA busy_timeout")
             scalar("PRAGMA busy_timeout = 300")
             try:
                 yield
             finally:
-                scalar(f"PRAGMA busy_timeout = {before}")
+                scalar(f"PRAGMA busy_timeout = {previous}")
         case _:
-            raise ConfigError(f"{database}: use SQLite, PostgreSQL, MariaDB or MySQL")
+            raise ConfigError(
+                f"database {database} is not supported; use SQLite, PostgreSQL, MariaDB or MySQL"
+            )
 
 
 def check_retention_ms(retention_ms: int) -> int:
-    """Raises ConfigError if tombstones would go before their owners can have given up."""
+    """Return `retention_ms`. Raises ConfigError if it is shorter than a transaction may last."""
     if retention_ms < TRANSACTION_MAX_MS:
-        raise ConfigError(
-            f"markers are kept for {TRANSACTION_MAX_MS} ms at least, not {retention_ms}"
-        )
+        raise ConfigError(f"retention_ms must be at least {TRANSACTION_MAX_MS}, not {retention_ms}")
     return retention_ms

@@ -1,16 +1,24 @@
-"""Django: `escrow.atomic()` is `transaction.atomic()` with messages. SQLAlchemy is not needed.
+"""The Django binding: `escrow.atomic()` is `transaction.atomic()` with messages.
 
-INSTALLED_APPS = [..., "escrowmq.django"]                      # then: manage.py migrate
-ESCROWMQ = {"servers": "127.0.0.1:9876", "group": "bank"}
+    INSTALLED_APPS = [..., "escrowmq.django"]                      # then: manage.py migrate
+    ESCROWMQ = {"servers": "127.0.0.1:9876", "group": "bank"}
 
-with escrow.atomic() as tx:
-    Account.objects.filter(owner="bob").update(balance=F("balance") - 10)
-    tx.send(Message("transfers", b"bob pays smith 10"))
+    with escrow.atomic() as tx:
+        Account.objects.filter(owner="bob").update(balance=F("balance") - 10)
+        tx.send(Message("transfers", b"bob pays smith 10"))
 
-inbox = Inbox(group="bank-b")
+    inbox = Inbox(group="bank-b")
 
-@inbox.effect
-def credit(message): ...      # a message that comes again has no second effect
+    @inbox.effect
+    def credit(message): ...      # runs once for each message, however often it arrives
+
+SQLAlchemy is not needed. The tables are those of `escrowmq.sql`, so both can share a database.
+
+    escrow.py       Escrow and `escrow`: a thin face of `escrowmq.database.transaction`
+    inbox.py        Inbox
+    statements.py   all SQL statements
+    models.py       the two tables as models, for migrations/
+    apps.py         the Django application
 """
 
 from escrowmq.django.escrow import Escrow, escrow

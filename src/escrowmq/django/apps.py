@@ -1,4 +1,4 @@
-"""The application that has the two tables."""
+"""The Django application, which owns the two tables."""
 
 from __future__ import annotations
 

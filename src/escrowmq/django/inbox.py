@@ -1,4 +1,4 @@
-"""The consuming side: a message that is delivered again has no second effect."""
+"""Inbox: a message that is delivered again has no second effect."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from django.db import DEFAULT_DB_ALIAS, IntegrityError, close_old_connections, t
 
 from escrowmq.blocking import Consumer
 from escrowmq.client.messages import ReceivedMessage
-from escrowmq.clock import Clock, SystemClock
+from escrowmq.clock import Clock
 from escrowmq.database.marker import INBOX_RETENTION_MS, INBOX_TABLE
-from escrowmq.database.transaction import CleanupQueue
+from escrowmq.database.transaction import InboxRetention
 from escrowmq.django import statements
 
 log = logging.getLogger(__name__)
@@ -23,11 +23,26 @@ IdempotentHandler = Callable[[ReceivedMessage], bool]
 
 
 class _AlreadyReceived(Exception):
-    """Leaves the atomic block, which rolls back what there is: nothing."""
+    """Leaves the atomic block, which is empty and rolled back."""
 
 
-class Inbox:
-    """`kept_ms`: rows that are older are removed, by `forget` and now and then by `run`."""
+class Inbox(InboxRetention):
+    """Runs the effect of each message once, however often the message is delivered.
+
+        inbox = Inbox(group="bank-b")
+
+        @inbox.effect
+        def credit(message):
+            Account.objects.filter(...).update(...)
+
+        with Consumer(servers, group="bank-b", subscribe={"transfers": "*"}) as consumer:
+            inbox.run(consumer, credit)
+
+    `group`: the consumer group; different groups process the same message independently.
+    `using`: the alias of the database.
+    `retention_ms`: rows are deleted when they are older. It must be longer than a message can
+    be delivered again, including dead letters that are sent again.
+    """
 
     def __init__(
         self,
@@ -37,18 +52,19 @@ class Inbox:
         retention_ms: int = INBOX_RETENTION_MS,
         clock: Clock | None = None,
     ) -> None:
-        self._group = group
+        super().__init__(group=group, retention_ms=retention_ms, clock=clock)
         self._using = using
-        self._retention_ms = retention_ms
-        self._clock = clock or SystemClock()
-        self._cleanup_queue = CleanupQueue(self._clock)
 
     def effect(self, function: Effect) -> IdempotentHandler:
-        """Runs it inside an atomic block that also holds the message's identity. The function that
-        comes back takes a message and says whether it had its effect now."""
+        """Make a function idempotent; a decorator.
+
+        The function runs in an atomic block that also contains the message's id. The decorated
+        function takes a message, and returns True if it had its effect now and False if it had it
+        before. It raises what the function or the database raises; nothing has happened then.
+        """
 
         @wraps(function)
-        def once(message: ReceivedMessage) -> bool:
+        def handle_once(message: ReceivedMessage) -> bool:
             try:
                 with transaction.atomic(using=self._using):
                     self._insert_row(message)
@@ -57,7 +73,31 @@ class Inbox:
                 return False
             return True
 
-        return once
+        return handle_once
+
+    def run(
+        self, consumer: Consumer, handler: IdempotentHandler, *, limit: int | None = None
+    ) -> None:
+        """Handle the messages of a consumer until it is closed, or `limit` messages.
+
+        A message whose effect raises comes again later, and moves to the dead letters of the group
+        in the end. Deletes old rows once an hour.
+        """
+        for message in islice(consumer, limit):
+            close_old_connections()
+            try:
+                handler(message)
+            except Exception:
+                log.exception("effect failed, will retry message=%s", message.message_id)
+                consumer.retry_later(message)
+            if self._cleanup_queue.is_cleanup_due():
+                self.purge()
+
+    def purge(self, *, older_than_ms: int | None = None) -> int:
+        """Delete rows older than `retention_ms`, or another age, and return how many."""
+        return statements.purge_before(
+            self._using, INBOX_TABLE, self._purge_before_ms(older_than_ms)
+        )
 
     def _insert_row(self, message: ReceivedMessage) -> None:
         now_ms = self._clock.now_ms()
@@ -67,23 +107,3 @@ class Inbox:
             )
         except IntegrityError:
             raise _AlreadyReceived from None
-
-    def run(
-        self, consumer: Consumer, handler: IdempotentHandler, *, limit: int | None = None
-    ) -> None:
-        """Take messages for ever, or so many. One whose effect fails is given back: it comes again
-        later, and in the end goes to the dead letters of the group."""
-        for message in islice(consumer, limit):
-            close_old_connections()
-            try:
-                handler(message)
-            except Exception:
-                log.exception("effect failed, it will come again message=%s", message.message_id)
-                consumer.retry_later(message)
-            if self._cleanup_queue.is_cleanup_due():
-                self.purge()
-
-    def purge(self, *, older_than_ms: int | None = None) -> int:
-        """Remove rows of messages that can no longer come again: how many."""
-        age_ms = self._retention_ms if older_than_ms is None else older_than_ms
-        return statements.purge_before(self._using, INBOX_TABLE, self._clock.now_ms() - age_ms)

@@ -1,4 +1,4 @@
-"""The two tables of the binding; the same as those of `escrowmq.sql`, column for column."""
+"""The two tables as Django models. They equal those of `escrowmq.sql`, column by column."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ else:
 
 
 class ExactField(_Text):
-    """Text that is compared as it is: MariaDB would take "Bank" and "bank" for the same."""
+    """Text that distinguishes case. MySQL's default collation does not."""
 
     def db_parameters(self, connection: BaseDatabaseWrapper) -> Any:
-        found: Any = super().db_parameters(connection)
+        parameters: Any = super().db_parameters(connection)
         if connection.vendor == "mysql":
-            found = {**found, "collation": "utf8mb4_bin"}
-        return found
+            parameters = {**parameters, "collation": "utf8mb4_bin"}
+        return parameters
 
 
 class Marker(models.Model):
-    """There if and only if its transaction committed, or a checker has ruled that it never will."""
+    """There if and only if its transaction committed, or never will (a tombstone)."""
 
     id = ExactField(max_length=ID_CHARS_MAX, primary_key=True)
     outcome: Any = models.CharField(max_length=16)

@@ -1,4 +1,4 @@
-"""The marker protocol, the inbox and their clean-up, on a Django connection."""
+"""All SQL statements of the binding, on a Django connection. See also `sql/statements.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from escrowmq.database.marker import (
 )
 from escrowmq.message.transaction import Verdict
 
-_INSERT: Final = (
+_INSERT_MARKER: Final = (
     f"INSERT INTO {MARKER_TABLE} (id, outcome, at_ms, producer_group, messages) "
     "VALUES (%s, %s, %s, %s, %s)"
 )
@@ -28,34 +28,40 @@ _KEYS: Final = {MARKER_TABLE: ("id",), INBOX_TABLE: ("consumer_group", "message_
 
 
 def insert_marker(alias: str, transaction_id: str, *, group: str, now_ms: int) -> None:
-    """Before any message is sent. Raises IntegrityError if a checker was faster."""
-    _execute(alias, _INSERT, [transaction_id, COMMITTED, now_ms, group, 1])
+    """Insert the owner's marker. Raises IntegrityError if a checker has inserted a tombstone."""
+    _execute(alias, _INSERT_MARKER, [transaction_id, COMMITTED, now_ms, group, 1])
 
 
 def set_message_count(alias: str, transaction_id: str, message_count: int) -> None:
-    """The last statement: how many messages went with it. Nobody asks about none."""
+    """Store how many messages belong to the transaction; `insert_marker` has stored one.
+
+    Without messages the marker is deleted, because no broker can ask about it.
+    """
     if message_count == 0:
         _execute(alias, f"DELETE FROM {MARKER_TABLE} WHERE id = %s", [transaction_id])
     elif message_count != 1:
-        change = f"UPDATE {MARKER_TABLE} SET messages = %s WHERE id = %s"
-        _execute(alias, change, [message_count, transaction_id])
+        update = f"UPDATE {MARKER_TABLE} SET messages = %s WHERE id = %s"
+        _execute(alias, update, [message_count, transaction_id])
 
 
 def read_or_tombstone(
     alias: str, transaction_id: str, *, group: str, now_ms: int, may_be_purged: bool = False
 ) -> Verdict:
-    """In transactions of its own. Raises what the database raises, unless it is only a lock."""
+    """Answer a check, in short transactions; see `database/marker.py`.
+
+    Raises what the database raises, except errors that only mean that the row is locked.
+    """
 
     def read() -> str | None:
         query = f"SELECT outcome FROM {MARKER_TABLE} WHERE id = %s"
-        found = _scalar(alias, query, [transaction_id])
-        return None if found is None else str(found)
+        outcome = _scalar(alias, query, [transaction_id])
+        return None if outcome is None else str(outcome)
 
-    def bury() -> TombstoneResult:
+    def insert_tombstone() -> TombstoneResult:
         vendor = connections[alias].vendor
         try:
             with transaction.atomic(using=alias), short_lock_wait(vendor, scalar):
-                _execute(alias, _INSERT, [transaction_id, TOMBSTONE, now_ms, group, 0])
+                _execute(alias, _INSERT_MARKER, [transaction_id, TOMBSTONE, now_ms, group, 0])
         except IntegrityError:
             return TombstoneResult.EXISTS
         except (OperationalError, DatabaseError) as error:
@@ -68,31 +74,35 @@ def read_or_tombstone(
         return _scalar(alias, sql, None)
 
     return resolve_marker(
-        transaction_id, read=read, insert_tombstone=bury, may_be_purged=may_be_purged
+        transaction_id, read=read, insert_tombstone=insert_tombstone, may_be_purged=may_be_purged
     )
 
 
 def insert_inbox_row(alias: str, message_id: str, *, group: str, now_ms: int) -> None:
-    """Raises IntegrityError if it was received before."""
+    """Insert the id of a message. Raises IntegrityError if it is there already."""
     statement = f"INSERT INTO {INBOX_TABLE} (consumer_group, message_id, at_ms) VALUES (%s, %s, %s)"
     _execute(alias, statement, [group, message_id, now_ms])
 
 
 def purge_before(alias: str, table: str, before_ms: int) -> int:
-    """How many rows are gone; a few at a time, found first and removed by their keys."""
+    """Delete rows older than `before_ms` and return how many.
+
+    Rows are selected first and deleted by their keys, a batch in each transaction: other
+    transactions never wait long, and no range of the table is locked.
+    """
     keys = _KEYS[table]
-    old = f"SELECT {', '.join(keys)} FROM {table} WHERE at_ms < %s LIMIT {PURGE_BATCH_ROWS}"
-    one = f"DELETE FROM {table} WHERE {' AND '.join(f'{key} = %s' for key in keys)}"
-    gone = 0
+    select_old = f"SELECT {', '.join(keys)} FROM {table} WHERE at_ms < %s LIMIT {PURGE_BATCH_ROWS}"
+    delete_row = f"DELETE FROM {table} WHERE {' AND '.join(f'{key} = %s' for key in keys)}"
+    deleted = 0
     while True:
         with connections[alias].cursor() as cursor:
-            cursor.execute(old, [before_ms])
-            found = cursor.fetchall()
+            cursor.execute(select_old, [before_ms])
+            old = cursor.fetchall()
             with transaction.atomic(using=alias):
-                cursor.executemany(one, found)
-        gone += len(found)
-        if len(found) < PURGE_BATCH_ROWS:
-            return gone
+                cursor.executemany(delete_row, old)
+        deleted += len(old)
+        if len(old) < PURGE_BATCH_ROWS:
+            return deleted
 
 
 def _execute(alias: str, sql: str, values: list[Any]) -> None:

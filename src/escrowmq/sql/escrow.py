@@ -1,17 +1,16 @@
-"""One database transaction and any number of messages: both, or neither.
+"""Escrow and AsyncEscrow: one database transaction and any number of messages.
 
-Escrow for an async engine: the same steps, the same promises, with `await`.
+Both perform the steps of `escrowmq.database.transaction`, with a Session and an AsyncSession.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, AsyncSessionTransaction
@@ -28,30 +27,45 @@ from escrowmq.database.transaction import (
     CleanupThread,
     MarkerRetention,
     TransactionMessages,
+    run_steps,
+    run_steps_async,
+    transaction_steps,
 )
-from escrowmq.errors import CommitUnknown, Rollback, SessionEndedInBlock
+from escrowmq.errors import SessionEndedInBlock
 from escrowmq.message.transaction import Verdict
-from escrowmq.sql import statements as marker
-from escrowmq.sql.statements import create_tables as make_missing_tables
+from escrowmq.sql import statements
 from escrowmq.sql.statements import marker_table
 
 log = logging.getLogger(__name__)
 
-SESSION_ENDED_ERROR = (
-    "the block committed or rolled back its session; leave that to the block's end"
+SESSION_ENDED_ERROR: Final = (
+    "the block committed or rolled back its session; leave that to the end of the block"
 )
-COMMIT_UNKNOWN_ERROR = (
-    "the database did not say whether transaction {} has committed; check-back finds out"
-)
+SESSION_ENDED_REASON: Final = "its session was ended inside the block"
 
 
 class Escrow(MarkerRetention):
-    """Answers the broker's questions from the database, in this and any other process of its group.
+    """Commits the database and sends the messages, or does neither.
 
-    `sessions`: a sessionmaker, if not plain sessions are wanted. `make_tables=False` leaves the two
-    tables to migrations. `kept_ms`: markers are removed when they are older; longer than the
-    broker's `fileReservedTime`. `forget_acknowledged`: remove a marker as soon as the broker has
-    acknowledged its end; only with brokers that flush before they answer.
+        escrow = Escrow(engine, "127.0.0.1:9876", group="bank")
+        with escrow.transaction() as (session, tx):
+            session.execute(...)
+            tx.send(Message("transfers", payload))
+
+    It also answers the broker's checks from the database, for transactions of any process of its
+    group, so give it a producer group of its own. It may be used by several threads. Create one
+    for each process that uses the database, and close it at the end.
+
+    `servers`: addresses of name servers, "127.0.0.1:9876" or several.
+    `session_factory`: a sessionmaker, for sessions with other options.
+    `create_tables`: False leaves the two tables of `escrowmq.sql.metadata` to migrations.
+    `retention_ms`: markers are deleted when they are older. It must be longer than the brokers
+    keep their log (`fileReservedTime`) and the same in all processes.
+    `purge_acknowledged`: delete a marker soon after the broker has acknowledged the end. Use it
+    only with brokers that flush before they respond (SYNC_FLUSH).
+    `options`: further parameters of `escrowmq.Producer`.
+
+    Raises ConfigError for a database that cannot be used, and what the database raises.
     """
 
     def __init__(
@@ -75,11 +89,11 @@ class Escrow(MarkerRetention):
         )
         self._engine = engine
         self._session_factory = session_factory
-        marker.reject_memory_database(engine)
+        statements.reject_memory_database(engine)
         with engine.connect() as connection:
             if create_tables:
-                make_missing_tables(connection)
-            marker.check_transaction_support(connection)
+                statements.create_tables(connection)
+            statements.check_transaction_support(connection)
         self._producer = Producer(servers, group=group, **options)
         self._producer.checker("*")(self._check)
         self._producer.__enter__()
@@ -97,92 +111,55 @@ class Escrow(MarkerRetention):
         self.close()
 
     def close(self) -> None:
+        """Stop the clean-up and answering checks, and disconnect from the brokers."""
         self._cleanup_thread.stop()
         try:
             self._purge_acknowledged()
         finally:
             self._producer.close()
 
-    # --- the owner -------------------------------------------------------------------------------
-
     @contextmanager
     def transaction(self) -> Iterator[tuple[Session, TransactionMessages]]:
-        """A session in a transaction of its own, and where to send the messages that go with it.
+        """Run a block in a database transaction; `tx.send` sends messages that belong to it.
 
-        Leaving commits the database, then the messages. An exception rolls both back; Rollback
-        ends here. Raises CommitUnknown if the database does not say whether it has committed.
+        Leaving the block commits the database and then the messages. An exception rolls both
+        back and is propagated; `Rollback` rolls back quietly. The block must not commit or roll
+        back its session: that raises SessionEndedInBlock. Raises CommitUnknown if the database
+        does not say whether it has committed; a check finds out, and the messages follow it.
         """
         tx = TransactionMessages(self._producer.transaction(id=new_transaction_id()))
         with self._session_factory(bind=self._engine) as session:
-            own = session.begin()
+            steps, ops = transaction_steps(tx), _SessionOps(self, session, tx)
+            run_steps(steps, ops)
             try:
-                now_ms = self._clock.now_ms()
-                marker.insert_marker(session.connection(), tx.id, group=self._group, now_ms=now_ms)
                 yield session, tx
-                self._finish(session, own, tx)
             except BaseException as error:
-                self._roll_back(session, own, tx)
-                if isinstance(error, Rollback):
-                    return
-                raise
-            self._commit(session, tx)
-        tx.end(Verdict.COMMIT)  # the connection is back in its pool by now
-        self._transaction_ended(tx)
+                run_steps(steps, ops, error)
+            else:
+                run_steps(steps, ops)
 
-    def _finish(
-        self, session: Session, session_transaction: SessionTransaction, tx: TransactionMessages
-    ) -> None:
-        """Everything that can still fail and be rolled back."""
-        if session.get_transaction() is not session_transaction:
-            raise SessionEndedInBlock(SESSION_ENDED_ERROR)
-        tx.raise_if_send_failed()
-        session.flush()
-        if len(tx.halves) != 1:
-            marker.set_message_count(session.connection(), tx.id, len(tx.halves))
+    def purge(self, *, older_than_ms: int | None = None) -> int:
+        """Delete markers older than `retention_ms`, or than a longer time, and return how many.
 
-    def _roll_back(
-        self, session: Session, session_transaction: SessionTransaction, tx: TransactionMessages
-    ) -> None:
-        """The broker is told only if it is sure that the marker is not there and never will be."""
-        if session.get_transaction() is not session_transaction:
-            tx.leave_to_check_back("its session was ended inside the block")
-            return
-        try:
-            session.rollback()
-        except Exception as error:
-            log.warning("rollback failed transaction=%s: %s", tx.id, error)
-            tx.leave_to_check_back(f"the database did not answer its rollback: {error}")
-            return
-        tx.end(Verdict.ROLLBACK)
+        This happens once an hour by itself. Raises ConfigError for a time below `retention_ms`.
+        """
+        before_ms = self._purge_before_ms(older_than_ms)
+        with self._engine.connect() as connection:
+            return statements.purge_before(connection, marker_table, before_ms)
 
-    def _commit(self, session: Session, tx: TransactionMessages) -> None:
-        """If the database does not answer, or refuses, the marker knows what it did."""
-        try:
-            session.commit()
-        except Exception as error:
-            with contextlib.suppress(Exception):
-                session.rollback()
-            match self._resolve_or_unknown(tx.id):
-                case Verdict.COMMIT:
-                    log.warning("commit failed, and it is committed transaction=%s", tx.id)
-                case Verdict.ROLLBACK:
-                    tx.end(Verdict.ROLLBACK)
-                    raise
-                case Verdict.UNKNOWN:
-                    tx.leave_to_check_back(str(error))
-                    raise CommitUnknown(COMMIT_UNKNOWN_ERROR.format(tx.id)) from error
+    def clean_up(self) -> None:
+        """Delete the markers that are due. Called every ten seconds by a thread."""
+        self._purge_acknowledged()
+        if self._cleanup_queue.is_cleanup_due():
+            self.purge()
 
-    # --- the checker -----------------------------------------------------------------------------
-
-    def _resolve_or_unknown(self, transaction_id: str) -> Verdict:
-        try:
-            return self._read_or_tombstone(transaction_id, may_be_purged=False)
-        except Exception as error:
-            log.warning("the database does not answer transaction=%s: %s", transaction_id, error)
-            return Verdict.UNKNOWN
+    def _purge_acknowledged(self) -> None:
+        while transaction_ids := self._cleanup_queue.take_acknowledged():
+            with self._engine.connect() as connection:
+                statements.purge_ids(connection, transaction_ids)
 
     def _check(self, message: ReceivedMessage) -> Verdict:
-        """What it raises is logged by the client, and the broker asks again."""
+        """Answer a check. The client logs what this raises, and the broker checks again."""
         transaction_id = transaction_id_of(message)
         if transaction_id is None:
             return Verdict.UNKNOWN
@@ -190,7 +167,7 @@ class Escrow(MarkerRetention):
 
     def _read_or_tombstone(self, transaction_id: str, *, may_be_purged: bool) -> Verdict:
         with self._engine.connect() as connection:
-            return marker.read_or_tombstone(
+            return statements.read_or_tombstone(
                 connection,
                 transaction_id,
                 group=self._group,
@@ -198,29 +175,69 @@ class Escrow(MarkerRetention):
                 may_be_purged=may_be_purged,
             )
 
-    # --- clean-up --------------------------------------------------------------------------------
 
-    def purge(self, *, older_than_ms: int | None = None) -> int:
-        """Remove markers that nobody can ask about any more: how many. Raises ConfigError for an
-        age below `kept_ms`: a checker takes it that younger ones are there."""
-        before_ms = self._purge_before_ms(older_than_ms)
-        with self._engine.connect() as connection:
-            return marker.purge_before(connection, marker_table, before_ms)
+class _SessionOps:
+    """The steps of one transaction on a Session."""
 
-    def clean_up(self) -> None:
-        """What the caretaker does now and then."""
-        self._purge_acknowledged()
-        if self._cleanup_queue.is_cleanup_due():
-            self.purge()
+    def __init__(self, escrow: Escrow, session: Session, tx: TransactionMessages) -> None:
+        self._escrow = escrow
+        self._session = session
+        self._tx = tx
+        self._session_transaction: SessionTransaction | None = None
 
-    def _purge_acknowledged(self) -> None:
-        while ids := self._cleanup_queue.take_acknowledged():
-            with self._engine.connect() as connection:
-                marker.purge_ids(connection, ids)
+    def begin(self) -> None:
+        self._session_transaction = self._session.begin()
+
+    def insert_marker(self) -> None:
+        statements.insert_marker(
+            self._session.connection(),
+            self._tx.id,
+            group=self._escrow._group,
+            now_ms=self._escrow._clock.now_ms(),
+        )
+
+    def flush(self, message_count: int) -> None:
+        if not self._is_current():
+            raise SessionEndedInBlock(SESSION_ENDED_ERROR)
+        self._session.flush()
+        if message_count != 1:
+            statements.set_message_count(self._session.connection(), self._tx.id, message_count)
+
+    def commit(self) -> Verdict:
+        self._session.commit()
+        return Verdict.COMMIT
+
+    def roll_back(self, error: BaseException) -> str:
+        is_current = self._is_current()
+        self._session.rollback()
+        # If the block ended the session itself, it may have committed the marker.
+        return "" if is_current else SESSION_ENDED_REASON
+
+    def read_marker(self) -> Verdict:
+        return self._escrow._read_or_tombstone(self._tx.id, may_be_purged=False)
+
+    def release_connection(self) -> None:
+        self._session.close()
+
+    def end(self, verdict: Verdict) -> None:
+        self._tx.end(verdict)
+        if verdict is Verdict.COMMIT:
+            self._escrow._transaction_committed(self._tx)
+
+    def _is_current(self) -> bool:
+        return self._session.get_transaction() is self._session_transaction
 
 
 class AsyncEscrow(MarkerRetention):
-    """See Escrow. It begins with `async with`, in the loop that it is used in."""
+    """Escrow for an AsyncEngine; see Escrow for the parameters.
+
+        async with AsyncEscrow(engine, "127.0.0.1:9876", group="bank") as escrow:
+            async with escrow.transaction() as (session, tx):
+                await session.execute(...)
+                await tx.send(Message("transfers", payload))
+
+    It starts with `async with`, in the event loop in which it is used.
+    """
 
     def __init__(
         self,
@@ -244,7 +261,7 @@ class AsyncEscrow(MarkerRetention):
         self._engine = engine
         self._session_factory = session_factory
         self._creates_tables = create_tables
-        marker.reject_memory_database(engine.sync_engine)
+        statements.reject_memory_database(engine.sync_engine)
         self._producer = AsyncProducer(servers, group=group, **options)
         self._producer.checker("*")(self._check)
         self._cleanup_task: asyncio.Task[None] | None = None
@@ -252,8 +269,8 @@ class AsyncEscrow(MarkerRetention):
     async def __aenter__(self) -> AsyncEscrow:
         async with self._engine.connect() as connection:
             if self._creates_tables:
-                await connection.run_sync(make_missing_tables)
-            await connection.run_sync(marker.check_transaction_support)
+                await connection.run_sync(statements.create_tables)
+            await connection.run_sync(statements.check_transaction_support)
         await self._producer.__aenter__()
         self._cleanup_task = asyncio.create_task(self._cleanup_loop())
         return self
@@ -267,6 +284,7 @@ class AsyncEscrow(MarkerRetention):
         await self.close()
 
     async def close(self) -> None:
+        """Stop the clean-up and answering checks, and disconnect from the brokers."""
         if self._cleanup_task is not None:
             self._cleanup_task.cancel()
             await asyncio.gather(self._cleanup_task, return_exceptions=True)
@@ -275,90 +293,47 @@ class AsyncEscrow(MarkerRetention):
         finally:
             await self._producer.close()
 
-    # --- the owner -------------------------------------------------------------------------------
-
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[tuple[AsyncSession, AsyncTransactionMessages]]:
-        """See Escrow.transaction. A task that is cancelled while the database commits leaves its
-        messages to check-back."""
+        """Run a block in a database transaction; see `Escrow.transaction`.
+
+        If the task is cancelled while the database commits, a check decides the messages.
+        """
         tx = AsyncTransactionMessages(self._producer.transaction(id=new_transaction_id()))
         async with self._session_factory(bind=self._engine) as session:
-            own = await session.begin()
+            steps, ops = transaction_steps(tx), _AsyncSessionOps(self, session, tx)
+            await run_steps_async(steps, ops)
             try:
-                await self._insert_marker(session, tx.id)
                 yield session, tx
-                await self._finish(session, own, tx)
             except BaseException as error:
-                await self._roll_back(session, own, tx)
-                if isinstance(error, Rollback):
-                    return
-                raise
-            await self._commit(session, tx)
-        await tx.end(Verdict.COMMIT)
-        self._transaction_ended(tx)
+                await run_steps_async(steps, ops, error)
+            else:
+                await run_steps_async(steps, ops)
 
-    async def _insert_marker(self, session: AsyncSession, transaction_id: str) -> None:
-        connection = await session.connection()
-        now_ms = self._clock.now_ms()
-        await connection.run_sync(
-            marker.insert_marker, transaction_id, group=self._group, now_ms=now_ms
-        )
+    async def purge(self, *, older_than_ms: int | None = None) -> int:
+        """Delete markers by age and return how many; see `Escrow.purge`."""
+        before_ms = self._purge_before_ms(older_than_ms)
+        async with self._engine.connect() as connection:
+            return await connection.run_sync(statements.purge_before, marker_table, before_ms)
 
-    async def _finish(
-        self,
-        session: AsyncSession,
-        session_transaction: AsyncSessionTransaction,
-        tx: AsyncTransactionMessages,
-    ) -> None:
-        if not _is_current(session, session_transaction):
-            raise SessionEndedInBlock(SESSION_ENDED_ERROR)
-        tx.raise_if_send_failed()
-        await session.flush()
-        if len(tx.halves) != 1:
-            connection = await session.connection()
-            await connection.run_sync(marker.set_message_count, tx.id, len(tx.halves))
+    async def clean_up(self) -> None:
+        """Delete the markers that are due. Called every ten seconds by a task."""
+        await self._purge_acknowledged()
+        if self._cleanup_queue.is_cleanup_due():
+            await self.purge()
 
-    async def _roll_back(
-        self,
-        session: AsyncSession,
-        session_transaction: AsyncSessionTransaction,
-        tx: AsyncTransactionMessages,
-    ) -> None:
-        if not _is_current(session, session_transaction):
-            tx.leave_to_check_back("its session was ended inside the block")
-            return
-        try:
-            await session.rollback()
-        except Exception as error:
-            log.warning("rollback failed transaction=%s: %s", tx.id, error)
-            tx.leave_to_check_back(f"the database did not answer its rollback: {error}")
-            return
-        await tx.end(Verdict.ROLLBACK)
+    async def _purge_acknowledged(self) -> None:
+        while transaction_ids := self._cleanup_queue.take_acknowledged():
+            async with self._engine.connect() as connection:
+                await connection.run_sync(statements.purge_ids, transaction_ids)
 
-    async def _commit(self, session: AsyncSession, tx: AsyncTransactionMessages) -> None:
-        try:
-            await session.commit()
-        except Exception as error:
-            with contextlib.suppress(Exception):
-                await session.rollback()
-            match await self._resolve_or_unknown(tx.id):
-                case Verdict.COMMIT:
-                    log.warning("commit failed, and it is committed transaction=%s", tx.id)
-                case Verdict.ROLLBACK:
-                    await tx.end(Verdict.ROLLBACK)
-                    raise
-                case Verdict.UNKNOWN:
-                    tx.leave_to_check_back(str(error))
-                    raise CommitUnknown(COMMIT_UNKNOWN_ERROR.format(tx.id)) from error
-
-    # --- the checker -----------------------------------------------------------------------------
-
-    async def _resolve_or_unknown(self, transaction_id: str) -> Verdict:
-        try:
-            return await self._read_or_tombstone(transaction_id, may_be_purged=False)
-        except Exception as error:
-            log.warning("the database does not answer transaction=%s: %s", transaction_id, error)
-            return Verdict.UNKNOWN
+    async def _cleanup_loop(self) -> None:
+        while True:
+            await asyncio.sleep(CLEANUP_INTERVAL_S)
+            try:
+                await self.clean_up()
+            except Exception:
+                log.exception("clean-up failed, will retry")
 
     async def _check(self, message: ReceivedMessage) -> Verdict:
         transaction_id = transaction_id_of(message)
@@ -371,40 +346,69 @@ class AsyncEscrow(MarkerRetention):
     async def _read_or_tombstone(self, transaction_id: str, *, may_be_purged: bool) -> Verdict:
         async with self._engine.connect() as connection:
             return await connection.run_sync(
-                marker.read_or_tombstone,
+                statements.read_or_tombstone,
                 transaction_id,
                 group=self._group,
                 now_ms=self._clock.now_ms(),
                 may_be_purged=may_be_purged,
             )
 
-    # --- clean-up --------------------------------------------------------------------------------
 
-    async def purge(self, *, older_than_ms: int | None = None) -> int:
-        """See Escrow.forget."""
-        before_ms = self._purge_before_ms(older_than_ms)
-        async with self._engine.connect() as connection:
-            return await connection.run_sync(marker.purge_before, marker_table, before_ms)
+class _AsyncSessionOps:
+    """The steps of one transaction on an AsyncSession."""
 
-    async def clean_up(self) -> None:
-        """What the caretaker does now and then."""
-        await self._purge_acknowledged()
-        if self._cleanup_queue.is_cleanup_due():
-            await self.purge()
+    def __init__(
+        self, escrow: AsyncEscrow, session: AsyncSession, tx: AsyncTransactionMessages
+    ) -> None:
+        self._escrow = escrow
+        self._session = session
+        self._tx = tx
+        self._session_transaction: AsyncSessionTransaction | None = None
 
-    async def _purge_acknowledged(self) -> None:
-        while ids := self._cleanup_queue.take_acknowledged():
-            async with self._engine.connect() as connection:
-                await connection.run_sync(marker.purge_ids, ids)
+    async def begin(self) -> None:
+        self._session_transaction = await self._session.begin()
 
-    async def _cleanup_loop(self) -> None:
-        while True:
-            await asyncio.sleep(CLEANUP_INTERVAL_S)
-            try:
-                await self.clean_up()
-            except Exception:
-                log.exception("a round of the caretaker failed; the next one tries again")
+    async def insert_marker(self) -> None:
+        connection = await self._session.connection()
+        await connection.run_sync(
+            statements.insert_marker,
+            self._tx.id,
+            group=self._escrow._group,
+            now_ms=self._escrow._clock.now_ms(),
+        )
 
+    async def flush(self, message_count: int) -> None:
+        if not self._is_current():
+            raise SessionEndedInBlock(SESSION_ENDED_ERROR)
+        await self._session.flush()
+        if message_count != 1:
+            connection = await self._session.connection()
+            await connection.run_sync(statements.set_message_count, self._tx.id, message_count)
 
-def _is_current(session: AsyncSession, session_transaction: AsyncSessionTransaction) -> bool:
-    return session.sync_session.get_transaction() is session_transaction.sync_transaction
+    async def commit(self) -> Verdict:
+        await self._session.commit()
+        return Verdict.COMMIT
+
+    async def roll_back(self, error: BaseException) -> str:
+        is_current = self._is_current()
+        await self._session.rollback()
+        # If the block ended the session itself, it may have committed the marker.
+        return "" if is_current else SESSION_ENDED_REASON
+
+    async def read_marker(self) -> Verdict:
+        return await self._escrow._read_or_tombstone(self._tx.id, may_be_purged=False)
+
+    async def release_connection(self) -> None:
+        await self._session.close()
+
+    async def end(self, verdict: Verdict) -> None:
+        await self._tx.end(verdict)
+        if verdict is Verdict.COMMIT:
+            self._escrow._transaction_committed(self._tx)
+
+    def _is_current(self) -> bool:
+        # The AsyncSession creates a new proxy on each call, so compare what is behind it.
+        own = self._session_transaction
+        return (
+            own is not None and self._session.sync_session.get_transaction() is own.sync_transaction
+        )

@@ -1,7 +1,8 @@
-"""The marker protocol and its clean-up, on a SQLAlchemy connection that is in no transaction
-(the owner's are in one). Async engines run these through `run_sync`.
+"""The two tables of the binding, and all SQL statements on them.
 
-Two small tables in the application's own database. Their columns are a contract: docs/sql.md.
+The functions take a SQLAlchemy connection. Those of an owner expect it to be in the owner's
+transaction; the others expect it to be in none and use short transactions of their own. Async
+engines call them through `run_sync`. The tables are a contract with users: docs/sql.md.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from sqlalchemy.dialects.mysql import VARCHAR
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
+from escrowmq.client.messages import ReceivedMessage
 from escrowmq.database.marker import (
     COMMITTED,
     INBOX_TABLE,
@@ -48,13 +50,13 @@ _BINARY_COLLATION: Final = "utf8mb4_bin"
 
 
 def _exact_string(length: int) -> String:
-    """Text that is compared as it is: MariaDB would take "Bank" and "bank" for the same."""
+    """Return a text type that distinguishes case. MySQL's default collation does not."""
     exact = VARCHAR(length, charset="utf8mb4", collation=_BINARY_COLLATION)
     return String(length).with_variant(exact, "mysql", "mariadb")
 
 
-# One row per local transaction: it is there if and only if that transaction committed, or a checker
-# has ruled that it never will.
+# A row for each database transaction: there if and only if the transaction committed, or a checker
+# has decided that it never will (a tombstone).
 marker_table = Table(
     MARKER_TABLE,
     metadata,
@@ -65,7 +67,7 @@ marker_table = Table(
     Column("messages", Integer, nullable=False),
 )
 
-# One row per message that had its effect.
+# A row for each message that had its effect.
 inbox_table = Table(
     INBOX_TABLE,
     metadata,
@@ -76,36 +78,56 @@ inbox_table = Table(
 
 
 def create_tables(connection: Connection) -> None:
-    """Those that are not there. Another process may do the same at the same time."""
+    """Create the tables that do not exist. Several processes may do this at the same time."""
     try:
         with connection.begin():
             metadata.create_all(connection)
     except DBAPIError:
         with connection.begin():
-            metadata.create_all(connection)  # it finds what the other one has made, or says why not
+            # Another process has created them in between, or this says what is wrong.
+            metadata.create_all(connection)
 
 
-_INSERT: Final = insert(marker_table)  # made once: it is in every transaction
+# Built once, because every transaction uses one of them.
+_INSERT_MARKER: Final = insert(marker_table)
+_INSERT_INBOX_ROW: Final = insert(inbox_table)
 
-# --- the owner, inside its transaction -----------------------------------------------------------
+# --- the owner's transaction ---------------------------------------------------------------------
 
 
 def insert_marker(connection: Connection, transaction_id: str, *, group: str, now_ms: int) -> None:
-    """The first statement. Raises IntegrityError if a checker was faster."""
-    connection.execute(_INSERT, _row(transaction_id, COMMITTED, group, now_ms))
+    """Insert the owner's marker. Raises IntegrityError if a checker has inserted a tombstone."""
+    connection.execute(_INSERT_MARKER, _row(transaction_id, COMMITTED, group, now_ms))
 
 
 def set_message_count(connection: Connection, transaction_id: str, message_count: int) -> None:
-    """The last statement: how many messages went with it, if it is not one. Nobody asks about
-    none."""
-    mine = marker_table.c.id == transaction_id
+    """Store how many messages belong to the transaction. Not needed for one message.
+
+    Without messages the marker is deleted, because no broker can ask about it.
+    """
+    is_own = marker_table.c.id == transaction_id
     if message_count == 0:
-        connection.execute(delete(marker_table).where(mine))
+        connection.execute(delete(marker_table).where(is_own))
     else:
-        connection.execute(update(marker_table).where(mine).values(messages=message_count))
+        connection.execute(update(marker_table).where(is_own).values(messages=message_count))
 
 
-# --- a checker, in short transactions of its own -------------------------------------------------
+def insert_inbox_row(
+    connection: Connection, message: ReceivedMessage, *, group: str, now_ms: int
+) -> bool:
+    """Insert the id of a message. Return False if it is there already.
+
+    It must be the first statement of its transaction, which can only be rolled back after False.
+    """
+    row = {"consumer_group": group, "message_id": message.message_id, "at_ms": now_ms}
+    try:
+        connection.execute(_INSERT_INBOX_ROW, row)
+    except IntegrityError:
+        return False
+    return True
+
+
+# --- a checker's transactions --------------------------------------------------------------------
 
 
 def read_or_tombstone(
@@ -116,7 +138,10 @@ def read_or_tombstone(
     now_ms: int,
     may_be_purged: bool = False,
 ) -> Verdict:
-    """Raises what the database raises, unless it only says that the row is locked."""
+    """Answer a check; see `database/marker.py`.
+
+    Raises what the database raises, except errors that only mean that the row is locked.
+    """
     query = select(marker_table.c.outcome).where(marker_table.c.id == transaction_id)
     tombstone = _row(transaction_id, TOMBSTONE, group, now_ms, messages=0)
 
@@ -124,13 +149,13 @@ def read_or_tombstone(
         with connection.begin():
             return connection.execute(query).scalar_one_or_none()
 
-    def bury() -> TombstoneResult:
+    def insert_tombstone() -> TombstoneResult:
         try:
             with (
                 connection.begin(),
                 short_lock_wait(connection.dialect.name, lambda sql: _scalar(connection, sql)),
             ):
-                connection.execute(_INSERT, tombstone)
+                connection.execute(_INSERT_MARKER, tombstone)
         except IntegrityError:
             return TombstoneResult.EXISTS
         except DBAPIError as error:
@@ -140,7 +165,7 @@ def read_or_tombstone(
         return TombstoneResult.INSERTED
 
     return resolve_marker(
-        transaction_id, read=read, insert_tombstone=bury, may_be_purged=may_be_purged
+        transaction_id, read=read, insert_tombstone=insert_tombstone, may_be_purged=may_be_purged
     )
 
 
@@ -165,56 +190,63 @@ def _scalar(connection: Connection, sql: str) -> object:
 
 
 def purge_ids(connection: Connection, transaction_ids: Sequence[str]) -> None:
-    """Rows of the owner's own whose end was acknowledged."""
+    """Delete markers of this process whose end the broker has acknowledged."""
     with connection.begin():
         connection.execute(delete(marker_table).where(marker_table.c.id.in_(transaction_ids)))
 
 
 def purge_before(connection: Connection, table: Table, before_ms: int) -> int:
-    """How many rows are gone. A few at a time, found first and removed by their keys: nobody waits
-    long, and no range of the table is locked."""
+    """Delete rows older than `before_ms` and return how many.
+
+    Rows are selected first and deleted by their keys, a batch in each transaction: other
+    transactions never wait long, and no range of the table is locked.
+    """
     keys = list(table.primary_key.columns)
-    old = select(*keys).where(table.c.at_ms < before_ms).limit(PURGE_BATCH_ROWS)
-    one = delete(table).where(*(key == bindparam(f"the_{key.name}") for key in keys))
-    gone = 0
+    select_old = select(*keys).where(table.c.at_ms < before_ms).limit(PURGE_BATCH_ROWS)
+    delete_row = delete(table).where(*(key == bindparam(f"the_{key.name}") for key in keys))
+    deleted = 0
     while True:
         with connection.begin():
-            found = connection.execute(old).mappings().all()
-        if found:
-            rows = [{f"the_{name}": value for name, value in row.items()} for row in found]
+            old = connection.execute(select_old).mappings().all()
+        if old:
+            rows = [{f"the_{name}": value for name, value in row.items()} for row in old]
             with connection.begin():
-                connection.execute(one, rows)
-        gone += len(found)
-        if len(found) < PURGE_BATCH_ROWS:
-            return gone
+                connection.execute(delete_row, rows)
+        deleted += len(old)
+        if len(old) < PURGE_BATCH_ROWS:
+            return deleted
 
 
-# --- what cannot work ----------------------------------------------------------------------------
+# --- checks at the start -------------------------------------------------------------------------
 
 
 def reject_memory_database(engine: Engine) -> None:
-    """Raises ConfigError if a checker could not have a connection of its own."""
+    """Raise ConfigError if all connections share one SQLite database in memory."""
     if engine.dialect.name == "sqlite" and isinstance(
         engine.pool, StaticPool | SingletonThreadPool
     ):
-        raise ConfigError("a checker needs a connection of its own: use a SQLite file, not memory")
+        raise ConfigError(
+            "a SQLite database in memory cannot be used, because a checker needs a second "
+            "connection; use a file"
+        )
 
 
 def check_transaction_support(connection: Connection) -> None:
-    """Raises ConfigError if what is rolled back stays, or is seen before."""
+    """Raise ConfigError if the database shows uncommitted rows, or does not roll back."""
     if str(connection.get_isolation_level()).upper() == "READ UNCOMMITTED":
         raise ConfigError(
-            "isolation level READ UNCOMMITTED: a checker would believe what is not committed; "
-            'give engine.execution_options(isolation_level="READ COMMITTED"), or a higher one'
+            "with isolation level READ UNCOMMITTED a checker would see uncommitted markers; use "
+            'engine.execution_options(isolation_level="READ COMMITTED") or a higher level'
         )
     probe = f"probe-{secrets.token_hex(16)}"
     with connection.begin() as transaction:
         insert_marker(connection, probe, group="", now_ms=0)
         transaction.rollback()
     with connection.begin():
-        stayed = connection.execute(delete(marker_table).where(marker_table.c.id == probe)).rowcount
-    if stayed:
+        is_probe = marker_table.c.id == probe
+        remaining = connection.execute(delete(marker_table).where(is_probe)).rowcount
+    if remaining:
         raise ConfigError(
-            f"{connection.dialect.name}: what is rolled back stays; use an engine without "
-            "AUTOCOMMIT, and tables that know transactions"
+            f"{connection.dialect.name} did not roll back a row; use an engine without AUTOCOMMIT, "
+            "and tables that support transactions (InnoDB)"
         )

@@ -1,0 +1,211 @@
+"""The order and error handling of a database transaction with messages, for both drivers."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from escrowmq.client.producer.transaction import Transaction, TransactionOutcome
+from escrowmq.database.transaction import (
+    AsyncTransactionMessages,
+    run_steps,
+    run_steps_async,
+    transaction_steps,
+)
+from escrowmq.errors import CommitUnknown, Rollback, TransactionMessageFailed
+from escrowmq.message.transaction import Verdict
+
+
+class Ops:
+    """Records the steps. `results` by step: what to return, or an exception to raise."""
+
+    def __init__(self, tx: AsyncTransactionMessages, results: dict[str, object]) -> None:
+        self.steps: list[str] = []
+        self._tx = tx
+        self._results: dict[str, object] = {
+            "commit": Verdict.COMMIT,
+            "roll_back": "",
+            "read_marker": Verdict.UNKNOWN,
+            **results,
+        }
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def perform(*arguments: object) -> object:
+            verdicts = [a.name for a in arguments if isinstance(a, Verdict)]
+            self.steps.append(" ".join([name, *verdicts]))
+            if name == "end":
+                assert isinstance(arguments[0], Verdict)
+                self._tx.outcome = TransactionOutcome(arguments[0], True)
+            result = self._results.get(name)
+            if isinstance(result, BaseException):
+                raise result
+            return result
+
+        return perform
+
+
+class AsyncOps(Ops):
+    """The same with coroutines."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        perform = super().__getattr__(name)
+
+        async def perform_later(*arguments: object) -> object:
+            await asyncio.sleep(0)
+            return perform(*arguments)
+
+        return perform_later
+
+
+def new_messages() -> AsyncTransactionMessages:
+    async def park(*_: object) -> Any:
+        raise OSError("not sent")
+
+    ender: Any = None  # a failed send ends nothing
+    return AsyncTransactionMessages(Transaction(None, park=park, ender=ender, id="tx"))
+
+
+def run(
+    kind: type[Ops], results: dict[str, object], error: BaseException | None, **options: bool
+) -> tuple[list[str], AsyncTransactionMessages, BaseException | None]:
+    """Return the steps, the messages, and what was raised."""
+    tx = new_messages()
+    ops: Any = kind(tx, results)
+    steps = transaction_steps(tx, **options)
+
+    async def run_both_parts() -> None:
+        for failure in (None, error):
+            if kind is AsyncOps:
+                await run_steps_async(steps, ops, failure)
+            else:
+                run_steps(steps, ops, failure)
+
+    try:
+        asyncio.run(run_both_parts())
+    except BaseException as raised:
+        return ops.steps, tx, raised
+    return ops.steps, tx, None
+
+
+BEGUN = ["begin", "insert_marker"]
+FLUSHED = [*BEGUN, "flush"]
+LOST = OSError("connection lost")
+FAILED = ValueError("the block failed")
+
+CASES: list[tuple[str, dict[str, object], BaseException | None, list[str], object]] = [
+    ("commit", {}, None, [*FLUSHED, "commit", "release_connection", "end COMMIT"], None),
+    ("block fails", {}, FAILED, [*BEGUN, "roll_back", "end ROLLBACK"], FAILED),
+    ("Rollback is quiet", {}, Rollback(), [*BEGUN, "roll_back", "end ROLLBACK"], None),
+    ("flush fails", {"flush": LOST}, None, [*FLUSHED, "roll_back", "end ROLLBACK"], LOST),
+    ("rollback is uncertain", {"roll_back": "why"}, FAILED, [*BEGUN, "roll_back"], FAILED),
+    ("rollback fails", {"roll_back": LOST}, FAILED, [*BEGUN, "roll_back"], FAILED),
+    (
+        "commit fails, marker is committed",
+        {"commit": LOST, "read_marker": Verdict.COMMIT},
+        None,
+        [*FLUSHED, "commit", "roll_back", "read_marker", "release_connection", "end COMMIT"],
+        None,
+    ),
+    (
+        "commit fails, marker is a tombstone",
+        {"commit": LOST, "read_marker": Verdict.ROLLBACK},
+        None,
+        [*FLUSHED, "commit", "roll_back", "read_marker", "end ROLLBACK"],
+        LOST,
+    ),
+    (
+        "commit fails, marker is locked",
+        {"commit": LOST, "read_marker": Verdict.UNKNOWN},
+        None,
+        [*FLUSHED, "commit", "roll_back", "read_marker"],
+        CommitUnknown,
+    ),
+    (
+        "commit fails, and everything after it",
+        {"commit": LOST, "roll_back": LOST, "read_marker": LOST},
+        None,
+        [*FLUSHED, "commit", "roll_back", "read_marker"],
+        CommitUnknown,
+    ),
+    ("decided by an outer block", {"commit": None}, None, [*FLUSHED, "commit"], None),
+    (
+        "rolled back without an error",
+        {"commit": Verdict.ROLLBACK},
+        None,
+        [*FLUSHED, "commit", "release_connection", "end ROLLBACK"],
+        None,
+    ),
+]
+
+
+@pytest.mark.parametrize("kind", [Ops, AsyncOps])
+@pytest.mark.parametrize(
+    ("results", "error", "expected", "raised"),
+    [case[1:] for case in CASES],
+    ids=[case[0] for case in CASES],
+)
+def test_steps_follow_each_other(
+    kind: type[Ops],
+    results: dict[str, object],
+    error: BaseException | None,
+    expected: list[str],
+    raised: object,
+) -> None:
+    steps, tx, failure = run(kind, results, error)
+    assert steps == expected
+    if inspect.isclass(raised):
+        assert isinstance(failure, raised)
+    else:
+        assert failure is raised
+    is_left_open = not expected[-1].startswith("end") and results.get("commit", True) is not None
+    assert (tx.outcome is not None and tx.outcome.verdict is Verdict.UNKNOWN) == is_left_open
+
+
+@pytest.mark.parametrize("kind", [Ops, AsyncOps])
+def test_a_transaction_that_cannot_begin_sends_nothing(kind: type[Ops]) -> None:
+    steps, tx, failure = run(kind, {"begin": LOST}, None)
+    assert (steps, failure) == (["begin"], LOST)
+    assert tx.outcome is None
+
+
+def test_a_marker_that_cannot_be_inserted_rolls_back() -> None:
+    steps, _, failure = run(Ops, {"insert_marker": LOST}, None)
+    assert (steps, failure) == ([*BEGUN, "roll_back", "end ROLLBACK"], LOST)
+
+
+def test_a_savepoint_that_cannot_be_released_is_rolled_back_without_reading_the_marker() -> None:
+    steps, _, failure = run(Ops, {"commit": LOST}, None, is_nested=True)
+    assert (steps, failure) == ([*FLUSHED, "commit", "roll_back", "end ROLLBACK"], LOST)
+
+
+def test_an_error_after_the_commit_ended_the_messages_is_raised() -> None:
+    tx = new_messages()
+    ops: Any = Ops(tx, {})
+    steps = transaction_steps(tx)
+    run_steps(steps, ops)
+
+    def commit() -> None:
+        tx.outcome = TransactionOutcome(Verdict.COMMIT, True)
+        raise LOST
+
+    ops.commit = commit
+    with pytest.raises(OSError, match="connection lost"):
+        run_steps(steps, ops)
+    assert ops.steps == FLUSHED
+
+
+def test_a_send_that_failed_rolls_back_even_if_the_block_caught_the_error() -> None:
+    tx = new_messages()
+    ops: Any = Ops(tx, {})
+    steps = transaction_steps(tx)
+    run_steps(steps, ops)
+    message: Any = None
+    with pytest.raises(OSError, match="not sent"):
+        asyncio.run(tx.send(message))
+    with pytest.raises(TransactionMessageFailed):
+        run_steps(steps, ops)
+    assert ops.steps == [*BEGUN, "roll_back", "end ROLLBACK"]
