@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from escrowmq.broker.broker import Broker
 from escrowmq.config import BrokerConfig, Config, StoreConfig, TransactionConfig
 from escrowmq.errors import StoreError
-from escrowmq.escrow.coordinator import DECISION_PIECE_BYTES, Decision
+from escrowmq.escrow.coordinator import DECISION_PIECE_BYTES
+from escrowmq.escrow.decisions import Decision
 from escrowmq.escrow.half_table import Half
 from escrowmq.escrow.records import DecidedBy
 from escrowmq.message.keys import UniqueKeyGenerator, decode_offset_id

@@ -31,10 +31,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
-
-import msgspec
 
 from escrowmq.config import TransactionConfig
 from escrowmq.errors import (
@@ -45,6 +42,13 @@ from escrowmq.errors import (
     TransactionNotFound,
 )
 from escrowmq.escrow.checks import CheckSchedule, TransactionCounters
+from escrowmq.escrow.decisions import (
+    AlreadyDecided,
+    Decision,
+    DecisionPiece,
+    GroupDecision,
+    InProgress,
+)
 from escrowmq.escrow.half_table import FinalCache, Half, HalfStates, HalfTable, RocketMQCursors
 from escrowmq.escrow.records import (
     NO_HOST,
@@ -96,77 +100,6 @@ class StoredPosition(Protocol):
     def queue_offset(self) -> int: ...
     @property
     def size(self) -> int: ...
-
-
-class Decision(msgspec.Struct, frozen=True):
-    """The records that decide one half: its finals, if it is committed, and then its op."""
-
-    half: Half
-    state: TransactionState
-    records: list[Appendable]
-
-
-@dataclass(frozen=True, slots=True)
-class AlreadyDecided:
-    """The half was decided before, with the same verdict. Nothing has to be stored."""
-
-    state: TransactionState
-
-
-@dataclass(frozen=True, slots=True)
-class InProgress:
-    """The half is being decided in this turn. Decide again when the turn has ended."""
-
-
-class DecisionPiece(msgspec.Struct, frozen=True):
-    """The part of a group decision that goes to the log in one append."""
-
-    records: list[Appendable]
-    decisions: list[Decision]
-    has_decision_record: bool  # as the first of `records`
-    is_last: bool
-
-
-class GroupDecision:
-    """A decision about many halves: a decision record, and its consequences in pieces."""
-
-    def __init__(
-        self,
-        record: DecisionRecord,
-        pieces: Iterator[list[Decision]],
-        first_record: NewRecord | None = None,
-    ) -> None:
-        """`first_record`: the encoded decision record; None if it is in the log already."""
-        self.record = record
-        self.reserved_queues: frozenset[tuple[str, int]] = frozenset()
-        self.queue_offset = -1  # of the decision record
-        self._pieces = pieces
-        self._first_record = first_record
-        self._following = next(pieces, None)
-        self._returned_piece: DecisionPiece | None = None
-
-    @property
-    def half_count(self) -> int:
-        return len(self.record.commits) + len(self.record.rolls_back)
-
-    def next_piece(self) -> DecisionPiece:
-        piece, self._returned_piece = self._returned_piece, None
-        if piece is not None:
-            return piece
-        decisions = self._following or []
-        if decisions:
-            self._following = next(self._pieces, None)
-        records: list[Appendable] = []
-        first_record, self._first_record = self._first_record, None
-        if first_record is not None:
-            records.append(first_record)
-        for decision in decisions:
-            records += decision.records
-        return DecisionPiece(records, decisions, first_record is not None, self._following is None)
-
-    def put_back(self, piece: DecisionPiece) -> None:
-        """Let `next_piece()` return this piece again, because it is not stored yet."""
-        self._returned_piece = piece
 
 
 class TransactionCoordinator:
@@ -309,30 +242,26 @@ class TransactionCoordinator:
         ):
             return
         of_group = f"of producer group {group}"
-        for subject, used, limit, setting in (
-            ("open transactions", total.count + 1, config.open_max, "escrowOpenMax"),
+        limits = (
+            ("transactions", total.count + 1, config.open_max, "escrowOpenMax"),
+            ("bytes", total.size + size, config.open_bytes_max, "escrowOpenBytesMax"),
             (
-                "bytes in open transactions",
-                total.size + size,
-                config.open_bytes_max,
-                "escrowOpenBytesMax",
-            ),
-            (
-                f"open transactions {of_group}",
+                f"transactions {of_group}",
                 group_total.count + 1,
                 config.group_open_max,
                 "escrowOpenPerGroupMax",
             ),
             (
-                f"bytes in open transactions {of_group}",
+                f"bytes {of_group}",
                 group_total.size + size,
                 config.group_open_bytes_max,
                 "escrowOpenBytesPerGroupMax",
             ),
-        ):
+        )
+        for subject, used, limit, setting in limits:
             if used > limit:
                 raise TooManyOpenTransactions(
-                    f"too many {subject}: the limit is {limit}; commit or roll back some, "
+                    f"too many open {subject}: the limit is {limit}; commit or roll back some, "
                     f"or raise {setting}"
                 )
 

@@ -28,7 +28,8 @@ from zlib import crc32
 import msgspec
 
 from escrowmq.errors import CorruptRecord, RecordNotFound
-from escrowmq.escrow.coordinator import Decision, HalfLog, TransactionCoordinator
+from escrowmq.escrow.coordinator import HalfLog, TransactionCoordinator
+from escrowmq.escrow.decisions import Decision
 from escrowmq.escrow.half_table import Half, HalfStates
 from escrowmq.escrow.records import (
     HalfProperties,

@@ -1,14 +1,16 @@
-"""Writers: each decides its batches one after the other, every batch once.
+"""Writers: named producers that decide their halves batch by batch.
 
-A writer sends the halves of a batch in attempts, of which several may be under way (a task that is
-repeated, a driver that was thought dead). The decision on a batch names the attempts that won; all
-others of it are rolled back. The first decision on a batch stands, and is told to whoever asks
-again. Registering raises the writer's fence: whoever registered before can decide nothing any more.
-A run of a writer, one life of his, registers once however often it says so; once another has taken
-its place it never comes back.
+A writer sends the halves of a batch in attempts. Several attempts may exist, because a task was
+repeated or a driver was replaced. The decision on a batch names the attempts that won, and all
+other halves of the batch, or of earlier ones, are rolled back. The first decision on a batch stands
+and is returned to every later request.
 
-Only the last decision of a writer is kept: a batch that is past can be neither decided nor asked
-for. A writer that said that it was his last is forgotten with the log that holds it.
+A fence is the generation of a writer. Registering raises it, and a process with an older fence can
+decide nothing any more. A run is one process of a writer. Registering the same run again returns
+the same fence; a run that was replaced can never register again.
+
+Only the last decision of a writer is stored: an earlier batch can be neither decided nor queried.
+A writer whose last decision says that it is the last one is purged with the log that holds it.
 """
 
 from __future__ import annotations
@@ -22,16 +24,21 @@ from escrowmq.errors import CorruptRecord, TransactionConflict, WriterFenced
 from escrowmq.message import names
 from escrowmq.message.record import NewRecord, StoredRecord
 
-PAST_RUNS_MAX: Final = 16  # of those that are over, so that none of them registers again
+PAST_RUNS_MAX: Final = 16  # replaced runs per writer that are remembered and refused
 
 
 class Winner(msgspec.Struct, frozen=True):
+    """An attempt that won, with the number of its halves."""
+
     attempt: str
-    count: int  # of its halves
+    count: int
 
 
 class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a group of halves; with a writer, of a batch of his. Alone in the log, it decides."""
+    """A stored decision about many halves, or about a writer's batch, or a new fence.
+
+    Once it is in the log all of its halves are decided, even if their ops are missing.
+    """
 
     commits: list[int] = []
     rolls_back: list[int] = []
@@ -47,15 +54,17 @@ class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Writer(msgspec.Struct):
+    """A writer after its last decision or registration."""
+
     name: str
     fence: int = 0
     batch: int = -1
     winners: list[Winner] = []
     fingerprint: str = ""
-    log_offset: int = 0  # of the record that says so
+    log_offset: int = 0  # of the decision record
     run: str = ""
     past_runs: list[str] = []
-    is_last: bool = False  # he decides nothing after this
+    is_last: bool = False  # it will decide nothing after this
 
 
 def make_decision_record(decision_record: DecisionRecord, *, now_ms: int) -> NewRecord:
@@ -77,24 +86,24 @@ def decode_decision_body(body: bytes | memoryview, log_offset: int = -1) -> Deci
     try:
         return msgspec.msgpack.decode(body, type=DecisionRecord)
     except msgspec.MsgspecError as error:
-        raise CorruptRecord(log_offset, f"no decision: {error}") from error
+        raise CorruptRecord(log_offset, f"not a decision record: {error}") from error
 
 
 class OpenAttempts:
-    """Which open halves belong to which attempt."""
+    """The undecided halves of every attempt."""
 
     def __init__(self) -> None:
         self._offsets_by_batch: dict[tuple[str, int], dict[str, set[int]]] = {}
 
     def add(self, writer: str, batch: int, attempt: str, queue_offset: int) -> None:
-        batches = self._offsets_by_batch.setdefault((writer, batch), {})
-        batches.setdefault(attempt, set()).add(queue_offset)
+        attempts = self._offsets_by_batch.setdefault((writer, batch), {})
+        attempts.setdefault(attempt, set()).add(queue_offset)
 
     def remove(self, writer: str, batch: int, attempt: str, queue_offset: int) -> None:
         attempts = self._offsets_by_batch.get((writer, batch), {})
-        halves = attempts.get(attempt, set())
-        halves.discard(queue_offset)
-        if not halves:
+        offsets = attempts.get(attempt, set())
+        offsets.discard(queue_offset)
+        if not offsets:
             attempts.pop(attempt, None)
         if not attempts:
             self._offsets_by_batch.pop((writer, batch), None)
@@ -106,20 +115,24 @@ class OpenAttempts:
         return any(name == writer for name, _ in self._offsets_by_batch)
 
     def attempts_up_to(self, writer: str, batch: int) -> Iterator[tuple[str, set[int]]]:
-        """Every attempt at this batch or an earlier one."""
+        """Yield every attempt at this batch or an earlier one, with its halves."""
         for (name, number), attempts in self._offsets_by_batch.items():
             if name == writer and number <= batch:
                 yield from attempts.items()
 
 
 class WriterTable:
+    """All writers, as the log has them and as they will be after this turn."""
+
     def __init__(self, writers: Iterable[Writer] = ()) -> None:
         self._stored = {writer.name: writer for writer in writers}
-        self._staged = dict(self._stored)  # as they will be once this turn's decisions are stored
+        # With the decisions of this turn, which are not stored yet: a later request of the same
+        # turn has to see them.
+        self._staged = dict(self._stored)
         self.attempts = OpenAttempts()
 
     def __iter__(self) -> Iterator[Writer]:
-        """As the log has them."""
+        """Iterate over the writers as the log has them."""
         return iter(self._stored.values())
 
     def find(self, name: str) -> Writer | None:
@@ -128,18 +141,19 @@ class WriterTable:
     def make_registration(
         self, name: str, run: str = "", fence: int | None = None
     ) -> DecisionRecord | None:
-        """The next fence, and the last decision as it is; None if this run has its fence already.
+        """Return the record that raises the fence; None if this run has its fence already.
 
-        With a fence, only if that is still the one. Raises WriterFenced.
+        The last decision stays as it is. With `fence`, raises WriterFenced unless the writer still
+        has it. Raises WriterFenced if the run was replaced.
         """
         writer = self._staged.get(name) or Writer(name)
         if fence is not None and fence != writer.fence:
-            raise WriterFenced(f"writer {name} has the fence {writer.fence}, not {fence}")
+            raise WriterFenced(f"writer {name} has fence {writer.fence}, not {fence}")
         if run and run == writer.run:
             return None
         if run and run in writer.past_runs:
-            after = f"run {writer.run} has taken its place" if writer.run else "it gave up"
-            raise WriterFenced(f"run {run} of writer {name} is over: {after}")
+            successor = f"run {writer.run}" if writer.run else "a registration without a run"
+            raise WriterFenced(f"run {run} of writer {name} was replaced by {successor}")
         past_runs = [*writer.past_runs, writer.run] if writer.run else writer.past_runs
         return DecisionRecord(
             writer=name,
@@ -152,7 +166,10 @@ class WriterTable:
         )
 
     def make_copy(self, writer: Writer) -> DecisionRecord | None:
-        """The same again, for another place in the log; None while he decides something new."""
+        """Return the writer's state as a record that can be appended again.
+
+        None if a new decision of the writer is on its way to the log.
+        """
         if self._staged.get(writer.name) is not writer:
             return None
         return DecisionRecord(
@@ -177,32 +194,38 @@ class WriterTable:
         *,
         is_last: bool = False,
     ) -> DecisionRecord | None:
-        """The decision to be stored; None if this batch is decided already.
+        """Return the decision to store; None if this batch is decided already.
 
-        Raises WriterFenced, or TransactionContradicted if a winner is not all there.
+        Raises WriterFenced for an older fence or an earlier batch, and TransactionConflict if a
+        winner has not as many undecided halves as it says.
         """
         writer = self._staged.get(name) or Writer(name)
         if fence != writer.fence:
             raise WriterFenced(
-                f"writer {name} has registered again: fence {writer.fence}, and this is {fence}"
+                f"writer {name} was registered again: its fence is {writer.fence}, not {fence}"
             )
         if batch == writer.batch:
             return None
         if batch < writer.batch:
-            raise WriterFenced(f"batch {batch} of {name} is past: {writer.batch} is decided")
+            raise WriterFenced(
+                f"batch {batch} of writer {name} is too old: batch {writer.batch} is decided"
+            )
         commits: list[int] = []
         for winner in winners:
-            halves = self.attempts.half_offsets(name, batch, winner.attempt)
-            if len(halves) != winner.count:
+            offsets = self.attempts.half_offsets(name, batch, winner.attempt)
+            if len(offsets) != winner.count:
                 raise TransactionConflict(
-                    f"attempt {winner.attempt} has {len(halves)} open halves, not {winner.count}",
+                    f"attempt {winner.attempt} has {len(offsets)} open half messages, "
+                    f"not {winner.count}",
                     "rolled_back",
                 )
-            commits += sorted(halves)
+            commits += sorted(offsets)
         commits = list(dict.fromkeys(commits))
         won = set(commits)
         lost = [
-            at for _, halves in self.attempts.attempts_up_to(name, batch) for at in halves - won
+            offset
+            for _, offsets in self.attempts.attempts_up_to(name, batch)
+            for offset in offsets - won
         ]
         return DecisionRecord(
             commits=commits,
@@ -219,36 +242,36 @@ class WriterTable:
         )
 
     def purge_below(self, log_offset: int) -> None:
-        """Whoever has said his last, and the log does not have it any more."""
+        """Drop writers whose last decision is the last one and is gone from the log."""
         for writer in list(self._stored.values()):
-            is_over = writer.is_last and self._staged.get(writer.name) is writer
+            is_finished = writer.is_last and self._staged.get(writer.name) is writer
             if (
-                is_over
+                is_finished
                 and writer.log_offset < log_offset
                 and not self.attempts.has_open_halves(writer.name)
             ):
                 del self._stored[writer.name], self._staged[writer.name]
 
     def stage(self, decision_record: DecisionRecord) -> None:
-        """It goes to the log with this turn: whoever comes after it hears of it."""
+        """Show a decision of this turn to later requests, before it is stored."""
         if decision_record.writer:
             self._staged[decision_record.writer] = _make_writer(decision_record, -1)
 
     def apply(self, decision_record: DecisionRecord, log_offset: int) -> None:
-        """It is in the log."""
+        """Record a decision that is in the log."""
         if decision_record.writer:
             writer = _make_writer(decision_record, log_offset)
             self._stored[decision_record.writer] = self._staged[decision_record.writer] = writer
 
     def unstage(self, decision_record: DecisionRecord) -> None:
-        """It did not reach the log: what is there counts."""
+        """Undo `stage()`, because the decision could not be stored."""
         if decision_record.writer:
             self._staged.pop(decision_record.writer, None)
             if decision_record.writer in self._stored:
                 self._staged[decision_record.writer] = self._stored[decision_record.writer]
 
     def has_lost(self, name: str, batch: int, fence: int) -> bool:
-        """Whether an open half of an attempt can never win any more."""
+        """Whether an undecided half of this batch and fence can never be committed any more."""
         writer = self._staged.get(name)
         return writer is not None and (batch <= writer.batch or fence < writer.fence)
 

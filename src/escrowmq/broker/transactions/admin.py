@@ -21,7 +21,7 @@ from escrowmq.errors import (
     RecordNotFound,
     RequestRefused,
 )
-from escrowmq.escrow.coordinator import AlreadyDecided, InProgress
+from escrowmq.escrow.decisions import AlreadyDecided, InProgress
 from escrowmq.escrow.records import DecidedBy, JournalEntry, make_journal_record, parse_half
 from escrowmq.message import names
 from escrowmq.message.record import StoredRecord

@@ -30,7 +30,8 @@ from escrowmq.escrow.checks import (
     is_check_due,
     next_step,
 )
-from escrowmq.escrow.coordinator import Decision, TransactionCoordinator
+from escrowmq.escrow.coordinator import TransactionCoordinator
+from escrowmq.escrow.decisions import Decision
 from escrowmq.escrow.half_table import Half
 from escrowmq.escrow.records import (
     DecidedBy,

@@ -31,11 +31,8 @@ from escrowmq.config import TransactionConfig
 from escrowmq.consume.members import ProducerGroups
 from escrowmq.consume.offsets import ConsumerOffsets
 from escrowmq.errors import EscrowError, RequestRefused, TransactionConflict, TransactionNotFound
-from escrowmq.escrow.coordinator import (
-    AlreadyDecided,
-    Decision,
-    TransactionCoordinator,
-)
+from escrowmq.escrow.coordinator import TransactionCoordinator
+from escrowmq.escrow.decisions import AlreadyDecided, Decision
 from escrowmq.escrow.half_table import Half
 from escrowmq.escrow.records import BY_PRODUCER, DecidedBy, Redirect
 from escrowmq.escrow.writers import Writer, make_decision_record

@@ -24,13 +24,8 @@ from escrowmq.broker.dispatch import Channel, Handler, RequestPermissions, respo
 from escrowmq.broker.transactions.end import END_ERRORS, EndProcessor
 from escrowmq.broker.turn import Turn
 from escrowmq.errors import EscrowError, RequestRefused
-from escrowmq.escrow.coordinator import (
-    DECISION_HALVES_MAX,
-    AlreadyDecided,
-    DecisionPiece,
-    GroupDecision,
-    InProgress,
-)
+from escrowmq.escrow.coordinator import DECISION_HALVES_MAX
+from escrowmq.escrow.decisions import AlreadyDecided, DecisionPiece, GroupDecision, InProgress
 from escrowmq.escrow.records import DecidedBy
 from escrowmq.escrow.writers import DecisionRecord, Winner, Writer
 from escrowmq.message import names

@@ -1,0 +1,91 @@
+"""The results of deciding: what has to be stored, or why nothing has to be.
+
+Decision          one half: [final, op], stored in one append
+GroupDecision     many halves: a decision record, then DecisionPieces of bounded size
+AlreadyDecided    nothing to store: the same verdict was given before
+InProgress        not now: another request of this turn decides the half
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from escrowmq.escrow.half_table import Half
+from escrowmq.escrow.writers import DecisionRecord
+from escrowmq.message.batch import Appendable
+from escrowmq.message.record import NewRecord
+from escrowmq.message.transaction import TransactionState
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """The records that decide one half: its finals, if it is committed, and then its op."""
+
+    half: Half
+    state: TransactionState
+    records: list[Appendable]
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyDecided:
+    """The half was decided before, with the same verdict. Nothing has to be stored."""
+
+    state: TransactionState
+
+
+@dataclass(frozen=True, slots=True)
+class InProgress:
+    """The half is being decided in this turn. Decide again when the turn has ended."""
+
+
+class DecisionPiece(msgspec.Struct, frozen=True):
+    """The part of a group decision that goes to the log in one append."""
+
+    records: list[Appendable]
+    decisions: list[Decision]
+    has_decision_record: bool  # as the first of `records`
+    is_last: bool
+
+
+class GroupDecision:
+    """A decision about many halves: a decision record, and its consequences in pieces."""
+
+    def __init__(
+        self,
+        record: DecisionRecord,
+        pieces: Iterator[list[Decision]],
+        first_record: NewRecord | None = None,
+    ) -> None:
+        """`first_record`: the encoded decision record; None if it is in the log already."""
+        self.record = record
+        self.reserved_queues: frozenset[tuple[str, int]] = frozenset()
+        self.queue_offset = -1  # of the decision record
+        self._pieces = pieces
+        self._first_record = first_record
+        self._following = next(pieces, None)
+        self._returned_piece: DecisionPiece | None = None
+
+    @property
+    def half_count(self) -> int:
+        return len(self.record.commits) + len(self.record.rolls_back)
+
+    def next_piece(self) -> DecisionPiece:
+        piece, self._returned_piece = self._returned_piece, None
+        if piece is not None:
+            return piece
+        decisions = self._following or []
+        if decisions:
+            self._following = next(self._pieces, None)
+        records: list[Appendable] = []
+        first_record, self._first_record = self._first_record, None
+        if first_record is not None:
+            records.append(first_record)
+        for decision in decisions:
+            records += decision.records
+        return DecisionPiece(records, decisions, first_record is not None, self._following is None)
+
+    def put_back(self, piece: DecisionPiece) -> None:
+        """Let `next_piece()` return this piece again, because it is not stored yet."""
+        self._returned_piece = piece
