@@ -4,8 +4,8 @@
     next_step        what to do with a half that is due
     CheckBacklog     due halves that wait until a producer of their group has capacity
 
-`broker/transactions/check.py` executes the steps. The rules, the settings they depend on and the
-counters are here.
+`broker/transactions/check.py` executes the steps. The rules and the counters are
+here; the settings are in `config/settings.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from escrowmq.peer import Peer
 # RocketMQ's bounds for the time from half to decision, and the times in which most of ours end.
 FINISH_BUCKETS_S: Final = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 5, 15, 60, 300, 1800, 7200, 86400)
 
-# --- settings and counters -----------------------------------------------------------------------
+# --- counters ------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -130,10 +130,10 @@ def test_the_story_of_a_check_says_who_was_asked_and_what_he_said(tmp_path: Path
         half = park(client, "A")
         header, _ = client._receive()
         assert header["code"] == 39
-        assert "has not answered" in shown(served, "A")["pending_because"]
+        assert "has not been answered" in shown(served, "A")["pending_because"]
         answer_check(client, half, UNKNOWN)
         assert client.max_offset("orders", 0) == 0  # lines are read in order
-        assert "does not know" in shown(served, "A")["pending_because"]
+        assert "was answered with UNKNOWN" in shown(served, "A")["pending_because"]
         assert ids(served, "--checks", "1") == ["A"]
         answer_check(client, half, COMMIT)
         until(lambda: client.max_offset("orders", 0) == 1)
@@ -144,7 +144,8 @@ def test_the_story_of_a_check_says_who_was_asked_and_what_he_said(tmp_path: Path
         text = explained(served, "A")
     assert f"checked         asked {peer} (check 1)" in text
     assert f"answered        {peer} does not know yet (check 1)" in text
-    assert f"committed       by check {peer}; delivered to queue 0 of orders at 0" in text
+    delivery = "delivered to queue 0 of topic orders at offset 0"
+    assert f"committed       by check {peer}; {delivery}" in text
     assert "next:  nothing: the transaction is decided" in text
     assert all(ISO.search(line) for line in text.splitlines()[1:5])
 

@@ -1,8 +1,9 @@
-"""What operators ask: which transactions are pending and why, and what is to become of them.
+"""Requests of operators: list and show transactions, decide and resume them by hand.
 
-A list is given in pages, each over soon, however many are open: it walks along the half queue, past
-what is settled in great steps, and looks at a bounded number of the rest. A decision by hand
-goes the way of any other: first a record in the log, with who decided and why.
+A list is returned in pages, and a page takes a bounded time, however many transactions are open: it
+walks along the half queue, skips decided halves in large steps, and looks at a limited number of
+the others. A decision by hand is stored like any other, with the name of the operator and the
+reason.
 """
 
 from __future__ import annotations
@@ -16,11 +17,7 @@ from escrowmq.broker.transactions.end import EndProcessor
 from escrowmq.broker.transactions.history import HistoryReader, LocatedTransaction
 from escrowmq.broker.turn import Turn
 from escrowmq.consume.members import ProducerGroups
-from escrowmq.errors import (
-    CorruptRecord,
-    RecordNotFound,
-    RequestRefused,
-)
+from escrowmq.errors import CorruptRecord, RecordNotFound, RequestRefused
 from escrowmq.escrow.decisions import AlreadyDecided, InProgress
 from escrowmq.escrow.records import DecidedBy, JournalEntry, make_journal_record, parse_half
 from escrowmq.message import names
@@ -42,18 +39,16 @@ from escrowmq.store.store import MessageStore
 log = logging.getLogger(__name__)
 
 _VERDICTS = {verdict.value: verdict for verdict in (Verdict.COMMIT, Verdict.ROLLBACK)}
-_STRANDED_BY_PENDING_STATE: Final = {
-    None: None,
-    "open": False,
-    "stranded": True,
-}  # whether it is to be stranded
+# The state in a request, and the `is_stranded` that it asks for. Without a state: both.
+_STRANDED_BY_PENDING_STATE: Final = {None: None, "open": False, "stranded": True}
 _DECIDED_STATES: Final = {
     state.text: state for state in (TransactionState.COMMITTED, TransactionState.ROLLED_BACK)
 }
-PAGE_ENTRIES_MAX: Final = 2_000  # in one answer
-PAGE_SCANNED_MAX: Final = 10_000  # for one answer
-PAGE_READS_MAX: Final = 1_000  # of settled ones, which are read from the log
-PAGE_LOOKUPS_MAX: Final = 16  # of these, in the key index
+# Limits of one page:
+PAGE_ENTRIES_MAX: Final = 2_000
+PAGE_SCANNED_MAX: Final = 10_000  # states looked at
+PAGE_READS_MAX: Final = 1_000  # decided halves read from the log
+PAGE_LOOKUPS_MAX: Final = 16  # look-ups in the key index
 OPERATOR_NAME_LENGTH_MAX: Final = 100
 REASON_LENGTH_MAX: Final = 500
 
@@ -83,14 +78,17 @@ class TransactionAdmin:
             Handler(code.RESUME_CHECK_HALF_MESSAGE, self.resume_check_half),
         ]
 
-    # --- looking ---------------------------------------------------------------------------------
+    # --- list and show-----------------------------------------------------------------------------
 
     def list_transactions(
         self, channel: Channel, request: Request[ListTransactions], now_ms: int
     ) -> None:
         fields = request.head.fields
         if fields.count_max < 1:
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, "countMax must be 1 or more")
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"countMax is {fields.count_max}, and must be 1 or more",
+            )
         if fields.state in _STRANDED_BY_PENDING_STATE:
             page = self._list_pending(fields, now_ms)
         elif fields.state in _DECIDED_STATES:
@@ -98,67 +96,77 @@ class TransactionAdmin:
         else:
             states = ", ".join(state.text for state in TransactionState)
             raise RequestRefused(
-                ResponseCode.INVALID_PARAMETER, f"state {fields.state!r} is none of {states}"
+                ResponseCode.INVALID_PARAMETER,
+                f"unknown state {fields.state!r}; expected one of {states}",
             )
         channel.respond(request, body=encode_body(page))
 
     def _list_pending(self, fields: ListTransactions, now_ms: int) -> TransactionList:
-        """In the order of the half queue, from behind `after` on."""
-        escrow, wants = self._coordinator, _matcher(fields, now_ms)
+        """Return undecided transactions in the order of the half queue, after `fields.after`."""
+        coordinator, matches = self._coordinator, _matcher(fields, now_ms)
+        states = coordinator.states
         count_max = min(fields.count_max, PAGE_ENTRIES_MAX)
-        stranded = _STRANDED_BY_PENDING_STATE[fields.state]
-        found: list[TransactionEntry] = []
-        at = escrow.states.first_undecided(max(fields.after, -1) + 1)
+        is_stranded = _STRANDED_BY_PENDING_STATE[fields.state]
+        entries: list[TransactionEntry] = []
+        queue_offset = states.first_undecided(max(fields.after, -1) + 1)
         for _ in range(PAGE_SCANNED_MAX):
-            if at >= escrow.states.next_offset or len(found) >= count_max:
+            if queue_offset >= states.next_offset or len(entries) >= count_max:
                 break
-            half = escrow.halves.find(at)  # None: it lives at another place
+            half = coordinator.halves.find(queue_offset)  # None: it has moved
             if (
                 half is not None
-                and stranded in (None, half.is_stranded)
-                and wants(half.topic, half.group, half.parked_ms)
+                and is_stranded in (None, half.is_stranded)
+                and matches(half.topic, half.group, half.parked_ms)
                 and half.checks >= (fields.checks_min or 0)
             ):
-                found.append(self._history_reader.make_entry(half))
-            at = escrow.states.first_undecided(at + 1)
-        more = at < escrow.states.next_offset
-        return TransactionList(transactions=found, more=more, next_after=at - 1 if more else -1)
+                entries.append(self._history_reader.make_entry(half))
+            queue_offset = states.first_undecided(queue_offset + 1)
+        more = queue_offset < states.next_offset
+        next_after = queue_offset - 1 if more else -1
+        return TransactionList(transactions=entries, more=more, next_after=next_after)
 
     def _list_decided(
         self, fields: ListTransactions, state: TransactionState, now_ms: int
     ) -> TransactionList:
-        """The newest first; `after` is the place before which to go on."""
-        settled, wants = self._coordinator.states, _matcher(fields, now_ms)
+        """Return decided transactions, the newest first, from before `fields.after` on."""
+        states, matches = self._coordinator.states, _matcher(fields, now_ms)
         count_max = min(fields.count_max, PAGE_ENTRIES_MAX)
-        first = max(settled.base_offset, self._store.min_offset(names.HALF_TOPIC, 0))
-        found: dict[str, TransactionEntry] = {}
-        at = settled.next_offset if fields.after < 0 else min(fields.after, settled.next_offset)
-        looked_at = read = looked_up = 0
-        while at > first and len(found) < count_max:
+        first_offset = max(states.base_offset, self._store.min_offset(names.HALF_TOPIC, 0))
+        entries: dict[str, TransactionEntry] = {}
+        queue_offset = states.next_offset
+        if fields.after >= 0:
+            queue_offset = min(fields.after, queue_offset)
+        scanned = reads = lookups = 0
+        while queue_offset > first_offset and len(entries) < count_max:
             if (
-                looked_at >= PAGE_SCANNED_MAX
-                or read >= PAGE_READS_MAX
-                or looked_up >= PAGE_LOOKUPS_MAX
+                scanned >= PAGE_SCANNED_MAX
+                or reads >= PAGE_READS_MAX
+                or lookups >= PAGE_LOOKUPS_MAX
             ):
                 break
-            at -= 1
-            looked_at += 1
-            if settled.get(at) is not state:
+            queue_offset -= 1
+            scanned += 1
+            if states.get(queue_offset) is not state:
                 continue
-            read += 1
-            record = self._read_half(at)
-            facts = None if record is None else parse_half(record)
-            if record is None or facts is None:
+            reads += 1
+            record = self._read_half(queue_offset)
+            properties = None if record is None else parse_half(record)
+            if record is None or properties is None:
                 continue
-            if wants(facts.topic, facts.group, record.stored_ms):
-                looked_up += 1
-                checks = self._history_reader.count_checks(at)
+            if matches(properties.topic, properties.group, record.stored_ms):
+                lookups += 1
+                checks = self._history_reader.count_checks(queue_offset)
                 if checks >= (fields.checks_min or 0):
-                    entry = self._history_reader.make_decided_entry(record, facts, state, checks)
-                    found.setdefault(entry.transaction_id, entry)  # not its older copies
-        more = at > first
-        entries = [*found.values()]
-        return TransactionList(transactions=entries, more=more, next_after=at if more else -1)
+                    entry = self._history_reader.make_decided_entry(
+                        record, properties, state, checks
+                    )
+                    # The newest copy of a moved half comes first: ignore the others.
+                    entries.setdefault(entry.transaction_id, entry)
+        more = queue_offset > first_offset
+        next_after = queue_offset if more else -1
+        return TransactionList(
+            transactions=list(entries.values()), more=more, next_after=next_after
+        )
 
     def _read_half(self, queue_offset: int) -> StoredRecord | None:
         log_offset = self._store.log_offset_of(names.HALF_TOPIC, 0, queue_offset)
@@ -172,20 +180,21 @@ class TransactionAdmin:
     def show_transaction(
         self, channel: Channel, request: Request[TransactionHeader], now_ms: int
     ) -> None:
-        named = self._locate(request.head.fields.transaction_id)
-        story = self._history_reader.read_history(named, now_ms)
-        body = encode_body(story)
-        # What it says must be durable: who reads of a decision acts on it.
-        self._turn.add_records(
-            [],
-            lambda code, _: (
-                _respond_not_durable(channel, request, code)
-                if code
-                else channel.respond(request, body=body)
-            ),
-        )
+        located = self._locate(request.head.fields.transaction_id)
+        body = encode_body(self._history_reader.read_history(located, now_ms))
 
-    # --- deciding --------------------------------------------------------------------------------
+        # An operator acts on a decision that is shown, so it has to be durable.
+        def on_done(code: int, _: object) -> None:
+            if code:
+                channel.respond(
+                    request, code=code, remark="the state is not flushed yet; try again"
+                )
+            else:
+                channel.respond(request, body=body)
+
+        self._turn.add_records([], on_done)
+
+    # --- decide and resume -----------------------------------------------------------------------
 
     def settle_transaction(
         self, channel: Channel, request: Request[SettleTransaction], now_ms: int
@@ -195,7 +204,7 @@ class TransactionAdmin:
         if verdict is None:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
-                f"commitOrRollback {fields.commit_or_rollback} is not 8 or 12",
+                f"commitOrRollback is {fields.commit_or_rollback}, and must be 8 or 12",
             )
         operator = _operator_name(fields.operator, channel)
         reason = _validate_reason(fields.reason, is_required=True)
@@ -295,23 +304,26 @@ class TransactionAdmin:
         self._transactions.move_half(half, now_ms, on_done)
 
     def _locate(self, name: str) -> LocatedTransaction:
-        named = self._history_reader.find(name)
-        if named is None:
+        located = self._history_reader.find(name)
+        if located is None:
             raise RequestRefused(
                 ResponseCode.QUERY_NOT_FOUND,
-                f"no transaction {name[:100]!r} is here, or it is gone from the log",
+                f"this broker has no transaction {name[:100]!r}, or it has expired",
             )
-        return named
+        return located
 
 
 def _matcher(fields: ListTransactions, now_ms: int) -> Callable[[str, str, int], bool]:
-    topic, group = fields.topic, fields.group
-    newest_ms = now_ms - (fields.older_than_ms or 0)
+    latest_ms = now_ms - (fields.older_than_ms or 0)
 
-    def wants(its_topic: str, its_group: str, parked_ms: int) -> bool:
-        return parked_ms <= newest_ms and topic in (None, its_topic) and group in (None, its_group)
+    def matches(topic: str, group: str, parked_ms: int) -> bool:
+        return (
+            parked_ms <= latest_ms
+            and fields.topic in (None, topic)
+            and fields.group in (None, group)
+        )
 
-    return wants
+    return matches
 
 
 def _being_decided() -> RequestRefused:
@@ -325,7 +337,8 @@ def _operator_name(name: str, channel: Channel) -> str:
     if len(name) > OPERATOR_NAME_LENGTH_MAX or not name.isprintable():
         raise RequestRefused(
             ResponseCode.INVALID_PARAMETER,
-            f"an operator's name has at most {OPERATOR_NAME_LENGTH_MAX} printable characters",
+            f"the operator's name must have at most {OPERATOR_NAME_LENGTH_MAX} printable "
+            "characters",
         )
     return name.strip() or channel.address
 
@@ -334,15 +347,20 @@ def _validate_reason(text: str, *, is_required: bool) -> str:
     reason = text.strip()
     if is_required and not reason:
         raise RequestRefused(
-            ResponseCode.INVALID_PARAMETER, "a decision by hand needs a reason, which is kept"
+            ResponseCode.INVALID_PARAMETER, "a decision by hand needs a reason; it is stored"
         )
     if len(reason) > REASON_LENGTH_MAX or not reason.isprintable():
         raise RequestRefused(
             ResponseCode.INVALID_PARAMETER,
-            f"a reason has at most {REASON_LENGTH_MAX} printable characters, on one line",
+            f"the reason must be one line of at most {REASON_LENGTH_MAX} printable characters",
         )
     return reason
 
 
 def _respond_not_durable(channel: Channel, request: Request[Any], code: int) -> None:
-    channel.respond(request, code=code, remark="it is not durable: look again before you repeat it")
+    channel.respond(
+        request,
+        code=code,
+        remark="the decision is stored but not flushed yet; run `escrowmq transaction show` "
+        "before you retry",
+    )

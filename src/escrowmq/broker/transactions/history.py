@@ -1,11 +1,12 @@
-"""A transaction's story, as the log tells it: parked, asked about, set aside, decided by whom.
+"""The history of one transaction, as the log has it: parked, checked, stranded, decided.
 
-    half       found by its unique key; copies of it are the same transaction at later places
-    journal    who was asked when, and who answered that he does not know
-    op         how it ended, who decided and why; of a commit it lies behind the final
+    half       found by its unique key; moved copies are the same transaction at later positions
+    journal    which client was checked when, and which answered UNKNOWN
+    op         how it ended, what decided it and why; the op of a commit is right behind the final
     final      where it was delivered
 
-Nothing of this is kept in memory: a settled transaction is told of for as long as the log has it.
+Nothing of this is held in memory. The history of a decided transaction can be read for as long as
+the log has its records.
 """
 
 from __future__ import annotations
@@ -30,17 +31,16 @@ from escrowmq.remoting.bodies import TransactionEntry, TransactionHistory, Trans
 from escrowmq.store.key_index import RESULTS_MAX
 from escrowmq.store.store import MessageStore
 
-JOURNAL_ENTRIES_MAX: Final = 1_000  # of the journal, the newest
-_OP_SEARCH_RECORDS_MAX: Final = 8  # records in which its op is looked for
+JOURNAL_ENTRIES_MAX: Final = 1_000  # the newest ones
+_OP_SEARCH_RECORDS_MAX: Final = 8  # behind a final
 
-_PositionedStep = tuple[
-    int, TransactionStep
-]  # by log offset, which is the order in which it happened
+# With its log offset, because the order of the log is the order in which things happened.
+_PositionedStep = tuple[int, TransactionStep]
 
 
 @dataclass(frozen=True, slots=True)
 class LocatedTransaction:
-    """A transaction that was found: the half if it is not settled, the record if it is."""
+    """The position of a transaction. `half` is None if it is decided."""
 
     queue_offset: int
     log_offset: int
@@ -60,15 +60,14 @@ class HistoryReader:
         self._producers = producers
         self._store_host = store_host
 
-    # --- finding ---------------------------------------------------------------------------------
+    # --- find ----------------------------------------------------------------------------------
 
     def find(self, name: str) -> LocatedTransaction | None:
-        """By transaction id, or by the offset id of a half or of a stranded message."""
-        half = (
-            self._coordinator.halves.find_by_key(name.encode("utf-8", "replace")) if name else None
-        )
-        if half is not None:
-            return LocatedTransaction(half.queue_offset, half.log_offset, half)
+        """Find a transaction by its id, or by the offset id of its half or stranded message."""
+        if name:
+            half = self._coordinator.halves.find_by_key(name.encode("utf-8", "replace"))
+            if half is not None:
+                return LocatedTransaction(half.queue_offset, half.log_offset, half)
         for record in self._find_halves(name)[:1]:
             return self._locate(record)
         return self._find_by_offset_id(name)
@@ -80,26 +79,28 @@ class HistoryReader:
         except (RemoteProtocolError, RecordNotFound, CorruptRecord):
             return None
         if host not in (self._store_host, record.store_host):
-            return None  # of another broker, where something else lies at this place
+            return None  # an id of another broker, whose log has something else at this offset
         if record.topic == names.HALF_TOPIC:
             return self._locate(record)
-        facts = parse_half(record) if record.topic == names.STRANDED_TOPIC else None
-        return None if facts is None or not facts.key else self.find(_decode_key(facts.key))
+        properties = parse_half(record) if record.topic == names.STRANDED_TOPIC else None
+        if properties is None or not properties.key:
+            return None
+        return self.find(_decode_key(properties.key))
 
     def _locate(self, record: StoredRecord) -> LocatedTransaction | None:
-        place = self._coordinator.aliases.get(record.queue_offset, record.queue_offset)
-        half = self._coordinator.halves.find(place)
+        queue_offset = self._coordinator.aliases.get(record.queue_offset, record.queue_offset)
+        half = self._coordinator.halves.find(queue_offset)
         if half is not None:
             return LocatedTransaction(half.queue_offset, half.log_offset, half)
         if self._coordinator.states.get(record.queue_offset) is None:
-            return None  # the queue begins behind it
+            return None  # the half queue begins behind it
         return LocatedTransaction(record.queue_offset, record.log_offset, None)
 
     def _find_halves(self, key: str) -> list[StoredRecord]:
-        """The newest first."""
+        """Return all copies of a half, the newest first."""
         return self._store.find_by_key(names.HALF_TOPIC, key, count_max=RESULTS_MAX) if key else []
 
-    # --- one line of a list ----------------------------------------------------------------------
+    # --- entries of a list -----------------------------------------------------------------------
 
     def make_entry(self, half: Half) -> TransactionEntry:
         waits_for_operator = half.is_stranded or bool(half.reason)
@@ -135,120 +136,132 @@ class HistoryReader:
         )
 
     def count_checks(self, queue_offset: int) -> int:
-        """How often a half was asked about that is not in memory any more."""
-        found = self._store.find_by_key(names.JOURNAL_TOPIC, str(queue_offset), count_max=1)
+        """Return the number of checks of a decided half, which the table does not have any more."""
+        records = self._store.find_by_key(names.JOURNAL_TOPIC, str(queue_offset), count_max=1)
         try:
-            return decode_journal_entry(found[0]).check_number if found else 0
+            return decode_journal_entry(records[0]).check_number if records else 0
         except CorruptRecord:
             return 0
 
     def _transaction_id(self, key: bytes, log_offset: int) -> str:
-        # A half without a key can only have been written by somebody else.
+        # We give every half a key. One without can only come from RocketMQ.
         return _decode_key(key) if key else encode_offset_id(self._store_host, log_offset)
 
-    # --- the whole of it -------------------------------------------------------------------------
+    # --- the history of one -----------------------------------------------------------------------
 
     def read_history(self, located: LocatedTransaction, now_ms: int) -> TransactionHistory:
-        """Raises NoSuchRecord or CorruptRecord if the half cannot be read."""
+        """Read all steps. Raises RecordNotFound or CorruptRecord if the half cannot be read."""
         half = located.half
         record = self._store.record_at(located.log_offset)
-        facts = parse_half(record)
-        if facts is None:
-            raise CorruptRecord(record.log_offset, "no half that could be delivered")
+        properties = parse_half(record)
+        if properties is None:
+            raise CorruptRecord(record.log_offset, "the half message names no topic and queue")
         state = self._coordinator.states.get(located.queue_offset) or TransactionState.OPEN
-        copies = self._copies(record, facts)
-        steps: list[_PositionedStep] = [(copies[0].log_offset, _parked_step(copies[0], facts))]
+        steps = self._read_steps(record, properties, state)
+        if half is None:
+            checks = self.count_checks(record.queue_offset)
+            entry = self.make_decided_entry(record, properties, state, checks)
+            reason = "" if state.is_decided else "it was unreadable when the broker started"
+            return TransactionHistory(transaction=entry, steps=steps, pending_because=reason)
+        return TransactionHistory(
+            transaction=self.make_entry(half),
+            steps=steps,
+            pending_because=self._pending_reason(half, steps, now_ms),
+        )
+
+    def _read_steps(
+        self, record: StoredRecord, properties: HalfProperties, state: TransactionState
+    ) -> list[TransactionStep]:
+        copies = self._copies(record, properties)
+        steps: list[_PositionedStep] = [(copies[0].log_offset, _parked_step(copies[0], properties))]
         for copy in copies:
             steps += self._journal_steps(copy.queue_offset)
             steps += self._op_steps(copy.queue_offset)
         if state is TransactionState.COMMITTED:
-            steps.append(self._commit_step(copies, facts))
-        elif state is TransactionState.ROLLED_BACK and all(s.what != state.text for _, s in steps):
+            steps.append(self._commit_step(copies, properties))
+        elif state is TransactionState.ROLLED_BACK and all(
+            step.what != state.text for _, step in steps
+        ):
+            # RocketMQ's ops have no key, so this one cannot be found: who and when is unknown.
             steps.append((self._store.end, TransactionStep(at=0, what=state.text)))
-        steps.sort(key=lambda placed: placed[0])
-        told = [step for _, step in steps]
-        if half is None:
-            checks = self.count_checks(record.queue_offset)
-            entry = self.make_decided_entry(record, facts, state, checks)
-            why = "" if state.is_decided else "it could not be read when the broker started"
-            return TransactionHistory(transaction=entry, steps=told, pending_because=why)
-        return TransactionHistory(
-            transaction=self.make_entry(half),
-            steps=told,
-            pending_because=self._pending_reason(half, told, now_ms),
-        )
+        steps.sort(key=lambda positioned: positioned[0])
+        return [step for _, step in steps]
 
     def _copies(self, record: StoredRecord, properties: HalfProperties) -> list[StoredRecord]:
-        """The same transaction at all its places, the oldest first."""
-        found = {record.log_offset: record}
-        for other in self._find_halves(_decode_key(properties.key)):
-            about = parse_half(other)
-            if about is not None and about.group == properties.group:
-                found[other.log_offset] = other
-        return [found[at] for at in sorted(found)]
+        """Return the records of a transaction at all positions it had, the oldest first."""
+        copies = {record.log_offset: record}
+        for candidate in self._find_halves(_decode_key(properties.key)):
+            candidate_properties = parse_half(candidate)
+            if candidate_properties is not None and candidate_properties.group == properties.group:
+                copies[candidate.log_offset] = candidate
+        return [copies[log_offset] for log_offset in sorted(copies)]
 
     def _journal_steps(self, queue_offset: int) -> Iterator[_PositionedStep]:
         for record in self._find_all_by_key(names.JOURNAL_TOPIC, str(queue_offset)):
             try:
-                step = decode_journal_entry(record)
+                entry = decode_journal_entry(record)
             except CorruptRecord:
                 continue
-            who, _, reason = step.peer.partition("\n")
-            detail = f"check {step.check_number}" if step.event != "resumed" else ""
-            yield (
-                record.log_offset,
-                TransactionStep(
-                    at=step.stored_ms, what=step.event, who=who, reason=reason, detail=detail
-                ),
+            who, _, reason = entry.peer.partition("\n")
+            step = TransactionStep(
+                at=entry.stored_ms,
+                what=entry.event,
+                who=who,
+                reason=reason,
+                detail=f"check {entry.check_number}" if entry.event != "resumed" else "",
             )
+            yield record.log_offset, step
 
     def _find_all_by_key(self, topic: str, key: str) -> Iterator[StoredRecord]:
-        """All of them, the newest first: one look-up gives no more than FOUND_MAX."""
+        """Yield the newest records first. One look-up returns no more than RESULTS_MAX."""
         seen: set[int] = set()
         end_ms = 1 << 62
         while len(seen) < JOURNAL_ENTRIES_MAX:
-            found = self._store.find_by_key(topic, key, count_max=RESULTS_MAX, end_ms=end_ms)
-            new = [record for record in found if record.log_offset not in seen]
+            records = self._store.find_by_key(topic, key, count_max=RESULTS_MAX, end_ms=end_ms)
+            new = [record for record in records if record.log_offset not in seen]
             yield from new
             seen.update(record.log_offset for record in new)
-            if not new or len(found) < RESULTS_MAX:
+            if not new or len(records) < RESULTS_MAX:
                 return
             end_ms = min(record.stored_ms for record in new)
 
     def _op_steps(self, queue_offset: int) -> Iterator[_PositionedStep]:
-        """Those of commits have no key."""
+        """Yield the ops of a half, except that of a commit, which has no key."""
         for record in self._store.find_by_key(
             names.OP_TOPIC, str(queue_offset), count_max=RESULTS_MAX
         ):
             op = decode_op(record)
             if op is not None and op.state is not None:
-                what = "appended_again" if op.state is TransactionState.OPEN else op.state.text
-                yield record.log_offset, _decided_step(record, op, what)
+                is_move = op.state is TransactionState.OPEN
+                event = "appended_again" if is_move else op.state.text
+                yield record.log_offset, _decided_step(record, op, event)
 
     def _commit_step(
         self, copies: list[StoredRecord], properties: HalfProperties
     ) -> _PositionedStep:
-        places: dict[int, int] = {copy.log_offset: copy.queue_offset for copy in copies}
+        queue_offsets: dict[int, int] = {copy.log_offset: copy.queue_offset for copy in copies}
         finals = [
             record
             for topic in (properties.topic, names.SCHEDULE_TOPIC, TIMER_TOPIC)
             for record in self._store.find_by_key(
                 topic, _decode_key(properties.key), count_max=RESULTS_MAX
             )
-            if record.prepared_offset in places
+            if record.prepared_offset in queue_offsets
         ]
-        what = TransactionState.COMMITTED.text
+        event = TransactionState.COMMITTED.text
         if not finals:
-            return self._store.end, TransactionStep(at=0, what=what)
-        final = min(finals, key=lambda record: record.log_offset)
-        detail = _delivery_detail(
-            next((r for r in finals if r.topic == properties.topic), final), properties
-        )
-        for record in self._records_after(final):
+            return self._store.end, TransactionStep(at=0, what=event)
+        # A delayed message has two: the one that waits, and the one that is delivered in the end.
+        first_final = min(finals, key=lambda record: record.log_offset)
+        delivered = next((r for r in finals if r.topic == properties.topic), first_final)
+        detail = _delivery_detail(delivered, properties)
+        half_offset = queue_offsets[first_final.prepared_offset]
+        for record in self._records_after(first_final):
             op = decode_op(record) if record.topic == names.OP_TOPIC else None
-            if op is not None and places[final.prepared_offset] in op.half_offsets:
-                return record.log_offset, _decided_step(record, op, what, detail)
-        return final.log_offset, TransactionStep(at=final.stored_ms, what=what, detail=detail)
+            if op is not None and half_offset in op.half_offsets:
+                return record.log_offset, _decided_step(record, op, event, detail)
+        step = TransactionStep(at=first_final.stored_ms, what=event, detail=detail)
+        return first_final.log_offset, step
 
     def _records_after(self, record: StoredRecord) -> Iterator[StoredRecord]:
         try:
@@ -259,35 +272,37 @@ class HistoryReader:
             return
 
     def _pending_reason(self, half: Half, steps: list[TransactionStep], now_ms: int) -> str:
+        """Say why a transaction is not decided, for operators."""
         if half.is_stranded:
             reasons = [step.reason for step in steps if step.what == TransactionState.STRANDED.text]
             return f"{reasons[-1] if reasons else half.reason}; it waits for an operator"
         if half.reason:
             return half.reason
         if half.is_being_decided:
-            return "it is being decided just now"
+            return "it is being decided right now"
         if half.attempt is not None:
             writer, batch, name, _ = half.attempt
             return f"writer {writer} has not decided batch {batch} yet (attempt {name})"
-        heard = next((s.what for s in reversed(steps) if s.what in ("asked", "unknown")), "")
         if half.due_ms <= now_ms and not self._producers.members(half.group):
             return (
-                f"it is due, and nobody of producer group {half.group} is connected: "
-                "whoever connects first is asked"
+                f"a check is due, but no producer of group {half.group} is connected; "
+                "the first one that connects is checked"
             )
         if half.due_ms <= now_ms:
-            return "it is due, and is asked about as soon as its producers have answered others"
+            return "a check is due and is sent when its producers have answered earlier checks"
         if not half.checks:
-            return "its producer has not decided yet, and has time until it is due"
-        answered = "answered that it does not know" if heard == "unknown" else "has not answered"
-        return f"check {half.checks} is sent, and whoever was asked {answered}"
+            return "its producer has not decided yet; the first check is not due yet"
+        last_event = next((s.what for s in reversed(steps) if s.what in ("asked", "unknown")), "")
+        if last_event == "unknown":
+            return f"check {half.checks} was answered with UNKNOWN"
+        return f"check {half.checks} was sent and has not been answered"
 
 
 def _parked_step(record: StoredRecord, properties: HalfProperties) -> TransactionStep:
     address, port = decode_host(record.born_host)
     who = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     detail = (
-        f"by producer group {properties.group}, for queue {properties.queue_id} of "
+        f"by producer group {properties.group} for queue {properties.queue_id} of topic "
         f"{properties.topic}"
     )
     return TransactionStep(at=record.stored_ms, what="parked", who=who, detail=detail)
@@ -300,11 +315,10 @@ def _decided_step(record: StoredRecord, op: Op, event: str, detail: str = "") ->
 
 
 def _delivery_detail(final: StoredRecord, properties: HalfProperties) -> str:
+    queue = f"queue {properties.queue_id} of topic {properties.topic}"
     if final.topic != properties.topic:
-        return (
-            f"to be delivered to queue {properties.queue_id} of {properties.topic} after its delay"
-        )
-    return f"delivered to queue {final.queue_id} of {final.topic} at {final.queue_offset}"
+        return f"will be delivered to {queue} after its delay"
+    return f"delivered to {queue} at offset {final.queue_offset}"
 
 
 def _decode_key(key: bytes) -> str:
