@@ -1,58 +1,58 @@
-"""Every exception this package raises.
+"""Every exception that this package raises.
 
 EscrowError
-  ProtocolError          the bytes, or the order of the commands, break the protocol
-    LocalProtocolError     ours: a bug in the caller
-    RemoteProtocolError    theirs: close the connection
-      FrameTooLong           its length is over the limit, or too small to be a frame
-      HeaderTooLong          its header is longer than the frame that holds it
-      UnknownSerializer      its header is neither JSON nor ROCKETMQ
-      BrokenHeader           its header cannot be read
-      BrokenBody             its body cannot be read (batch, compression, record)
-  RequestRefused         the answer is no; the connection is fine
-    InvalidField           a field of the request is missing, or has the wrong type
-    UnknownRequest         nobody handles this request code
-    AccessRefused          who asks is unknown, did not sign it right, or may not
-  TransportError         the network failed
-    NotSent                nothing left this machine
-      ClientClosed           its client is closed, or was never opened
-      WrongProcess           its client was made before a fork; make one in this process
-    OutcomeUnknown         it was sent, no answer came
-    NoRoute                no broker has this topic
-    HalfNotDurable         a half was stored less safely than it should be, and is rolled back
-    PartialSend            of a batch that took several requests, only the first ones are stored
-  StoreError             the disk, or what is on it
-    StoreFull              no room; nothing was stored
-    StoreFailed            a write or flush failed; restart, so that recovery finds what is true
-    FlushTimeout           stored, but not flushed in time; it may become durable later
-    StoreLocked            another process owns the directory
-    StoreDamaged           the directory cannot be opened as it is
-    CorruptRecord          what is stored there does not check out
-    RecordRefused          a message over the size limits, or a name no file can have; not stored
-    RecordNotFound         below the oldest, past the newest, or between two records
-  ConfigError            a setting is missing, misspelt or out of range
-    InvalidAccessRules     a file of accounts or certificates cannot be read; the old rules stay
-    InvalidOption          an option of the Spark source or sink is
-  DataLost               messages that were to be read are not there any more
-  PipelineFailed         a pipeline could not do its work; it says what to change
-  SparkNotAvailable      Java or PySpark is not there, or too old
-  RowRefused             a row of a table that cannot be a message
-  InvalidSubscription    what a consumer wants of a topic cannot be read, or is not served here
-    InvalidExpression      an SQL92 expression cannot be read; it says where
-  NotComparable          a message has no number where an SQL92 expression needs one: no match
-  TableFull              a table with a bound has reached it; nothing was changed
-  TooManyOpenTransactions as many transactions are open as may be
-  TransactionNotFound    no half is where it was looked for, or it is somebody else's
-  TransactionConflict      it was decided before, and otherwise
-  TransactionMessageFailed a message could not be sent, so its database transaction is rolled back
-  SessionEndedInBlock    a database transaction was ended inside the block that it belongs to
-  CommitUnknown          the database did not say whether it has committed; check-back finds out
-  WriterFenced           a newer writer has taken over, or the batch is past
-  ReconcileFailed        the ledger, a database or a query cannot be read as it should be
-  Rollback               raised by users: roll this transaction back
+  ProtocolError            the bytes, or the order of the commands, violate the protocol
+    LocalProtocolError       this side did: a bug in the caller
+    RemoteProtocolError      the other side did: close the connection
+      FrameTooLong             the frame is longer than the limit, or too short to be a frame
+      HeaderTooLong            the header is longer than its frame
+      UnknownSerializer        the header is encoded neither as JSON nor as ROCKETMQ
+      BrokenHeader             the header cannot be decoded
+      BrokenBody               the body cannot be decoded (JSON, batch, compression, record)
+  RequestRefused           the other side refused the request; the connection is fine
+    InvalidField             a field of the request is missing or has the wrong type
+    UnknownRequest           the request code is not supported
+    AccessRefused            the account is unknown, the signature wrong, or a permission missing
+  TransportError           the network failed, or no broker could be used
+    NotSent                  nothing was sent
+      ClientClosed             the client is closed, or was never started
+      WrongProcess             the client was created before a fork; create one in each process
+    OutcomeUnknown           the request was sent, but no response was received
+    NoRoute                  no broker has the topic
+    HalfNotDurable           a half was stored less durably than required; it is rolled back
+    PartialSend              only the first messages of a large batch are stored
+  StoreError               the disk failed, or its contents are wrong
+    StoreFull                the disk is full; nothing was stored
+    StoreFailed              a write or flush failed; restart, so that recovery finds the truth
+    FlushTimeout             stored, but not flushed in time; it may become durable later
+    StoreLocked              another process uses the directory
+    StoreDamaged             the directory cannot be opened as it is
+    CorruptRecord            a stored record is damaged
+    RecordRefused            a message is too large or has an impossible name; it is not stored
+    RecordNotFound           there is no record at this offset
+  ConfigError              a setting is missing, misspelt or out of range
+    InvalidAccessRules       a file of accounts or certificates is invalid; the old rules stay
+    InvalidOption            an option of the Spark source or sink is invalid
+  DataLost                 messages were deleted before they were read
+  PipelineFailed           a pipeline cannot run; the text says what to change
+  SparkNotAvailable        Java or PySpark is missing or too old
+  RowRefused               a row of a table cannot become a message
+  InvalidSubscription      a filter is invalid, or of a type that is not supported
+    InvalidExpression        an SQL92 expression is invalid; the text says where
+  NotComparable            an SQL92 comparison needs a number that a message does not have
+  TableFull                a table has reached its limit; nothing was changed
+  TooManyOpenTransactions  the limit of open transactions is reached
+  TransactionNotFound      there is no such half, or it belongs to another producer group
+  TransactionConflict      the transaction was decided before, with the other verdict
+  TransactionMessageFailed a message could not be sent, so the database transaction is rolled back
+  SessionEndedInBlock      the block ended its own database transaction
+  CommitUnknown            it is unknown whether the database has committed; check-back finds out
+  WriterFenced             a newer run of the writer has registered, or the batch is decided
+  ReconcileFailed          a ledger, database or query cannot be read for reconciliation
+  Rollback                 raised by users to roll back a transaction
 
-Callers ask an error two things: may I retry (`retriable`), and may it have taken effect
-(`may_have_happened`)?
+Every error answers two questions of its caller: `retriable` says whether the same call may succeed
+later, and `may_have_happened` says whether the call may have taken effect despite the error.
 """
 
 from __future__ import annotations
@@ -62,138 +62,178 @@ from typing import Any, Final
 
 _SYSTEM_ERROR: Final = 1
 
-# Answers after which another broker, or the same one a little later, may do it: an error inside
-# the broker, busy, not available, not allowed here, no such topic here, wrong unit, going away.
+# Response codes after which another broker, or the same broker a little later, may accept the
+# request: SYSTEM_ERROR, SYSTEM_BUSY, SERVICE_NOT_AVAILABLE, NO_PERMISSION, TOPIC_NOT_EXIST,
+# NO_BUYER_ID, NOT_IN_CURRENT_UNIT and GO_AWAY. This module is below `remoting`, so it cannot use
+# the enum.
 _RETRIABLE_CODES: Final = frozenset((_SYSTEM_ERROR, 2, 14, 16, 17, 204, 205, 1500))
 
 
 class EscrowError(Exception):
+    """Base of all exceptions of this package."""
+
     retriable: bool = False
     may_have_happened: bool = False
 
 
+# --- protocol ------------------------------------------------------------------------------------
+
+
 class ProtocolError(EscrowError):
-    pass
+    """The bytes, or the order of the commands, violate the remoting protocol."""
 
 
 class LocalProtocolError(ProtocolError):
-    pass
+    """The caller tried to send something that the protocol does not allow. This is a bug."""
 
 
 class RemoteProtocolError(ProtocolError):
-    pass
+    """The peer violated the protocol. The connection cannot be used any more."""
 
 
 class FrameTooLong(RemoteProtocolError):
-    pass
+    """The length of a frame is over the limit, or too small to be a frame."""
 
 
 class HeaderTooLong(RemoteProtocolError):
-    pass
+    """The header of a frame is longer than the frame."""
 
 
 class UnknownSerializer(RemoteProtocolError):
-    pass
+    """The header of a frame is encoded neither as JSON nor as ROCKETMQ."""
 
 
 class BrokenHeader(RemoteProtocolError):
-    pass
+    """The header of a frame cannot be decoded."""
 
 
 class BrokenBody(RemoteProtocolError):
-    pass
+    """A body cannot be decoded: JSON, a batch, compressed data or a record."""
 
 
 class RequestRefused(EscrowError):
+    """The peer responded with an error code. The connection can still be used.
+
+    `code` is a ResponseCode, `remark` is the text of the peer.
+    """
+
     def __init__(self, code: int, remark: str) -> None:
         super().__init__(f"code={code} remark={remark!r}")
         self.code = code
         self.remark = remark
         self.retriable = code in _RETRIABLE_CODES
-        # Whatever broke inside the broker may have broken after the work was done.
+        # An internal error of the broker may have occurred after the work was done.
         self.may_have_happened = code == _SYSTEM_ERROR
 
 
 class InvalidField(RequestRefused):
-    pass
+    """A field of the request's header is missing or has the wrong type."""
 
 
 class UnknownRequest(RequestRefused):
-    pass
+    """The peer does not support this request code."""
 
 
 class AccessRefused(RequestRefused):
-    pass
+    """The account is unknown, the signature is wrong, or the account has no permission."""
+
+
+# --- network -------------------------------------------------------------------------------------
 
 
 class TransportError(EscrowError):
+    """The network failed, or no broker could be used."""
+
     retriable = True
 
 
 class NotSent(TransportError):
-    pass
+    """The request was not sent, so it has had no effect."""
 
 
 class ClientClosed(NotSent):
+    """The client is closed, or was never started."""
+
     retriable = False
 
 
 class WrongProcess(NotSent):
+    """The client was created before a fork. Create one in each process."""
+
     retriable = False
 
 
 class OutcomeUnknown(TransportError):
+    """The request was sent, but no response was received. It may have taken effect."""
+
     may_have_happened = True
 
 
 class NoRoute(TransportError):
-    pass
+    """No broker that the name servers know has the topic."""
 
 
 class HalfNotDurable(TransportError):
-    pass
+    """A half was stored, but less durably than required. It is rolled back."""
 
 
 class PartialSend(TransportError):
-    """`results` are of the messages that are stored, from the first on; `cause` is what stopped the
-    others. Send those that are left, not all of them."""
+    """Only the first messages of a batch that took several requests are stored.
+
+    `results` are the results of the stored messages, in order; `cause` is the error that stopped
+    the others. Send only the messages behind the stored ones again.
+    """
 
     may_have_happened = True
 
     def __init__(self, results: Sequence[Any], count: int, cause: EscrowError) -> None:
         super().__init__(
-            f"{len(results)} of {count} messages are stored; send the others again: {cause}"
+            f"{len(results)} of {count} messages are stored; send only the others again: {cause}"
         )
         self.results = results
         self.cause = cause
         self.retriable = cause.retriable
 
 
+# --- store ---------------------------------------------------------------------------------------
+
+
 class StoreError(EscrowError):
-    pass
+    """The disk failed, or its contents are not what they should be."""
 
 
 class StoreFull(StoreError):
+    """The disk is full. Nothing was stored."""
+
     retriable = True
 
 
 class StoreFailed(StoreError):
+    """A write or flush failed, so it is unknown what is on the disk.
+
+    The store accepts nothing more. Restart it: recovery reads back what is stored.
+    """
+
     may_have_happened = True
 
 
 class FlushTimeout(StoreError):
+    """Records are stored but were not flushed in time. They may become durable later."""
+
     may_have_happened = True
 
 
 class StoreLocked(StoreError):
-    pass
+    """Another process uses the directory."""
 
 
 class StoreDamaged(StoreError):
-    pass
+    """The directory cannot be opened as it is."""
 
 
 class CorruptRecord(StoreError):
+    """The record at `log_offset` is damaged; `reason` says how."""
+
     def __init__(self, log_offset: int, reason: str) -> None:
         super().__init__(f"log_offset={log_offset}: {reason}")
         self.log_offset = log_offset
@@ -201,103 +241,130 @@ class CorruptRecord(StoreError):
 
 
 class RecordRefused(StoreError):
-    pass
+    """A message is too large, or its topic cannot be the name of a file. It is not stored."""
 
 
 class RecordNotFound(StoreError):
-    pass
+    """There is no record at this offset.
+
+    The offset is below the oldest record, behind the newest one, or inside a record.
+    """
+
+
+# --- configuration and pipelines -----------------------------------------------------------------
 
 
 class ConfigError(EscrowError):
-    pass
+    """A setting is missing, misspelt or out of range."""
 
 
 class InvalidAccessRules(ConfigError):
-    pass
+    """A file of accounts or certificates is invalid. The rules in force do not change."""
 
 
 class InvalidOption(ConfigError):
-    pass
+    """An option of the Spark source or sink is invalid."""
 
 
 class DataLost(EscrowError):
-    pass
+    """Messages that were to be read are deleted."""
 
 
 class PipelineFailed(EscrowError):
-    pass
+    """A pipeline cannot run. The text says what to change."""
 
 
 class SparkNotAvailable(EscrowError):
-    pass
+    """Java or PySpark is missing or too old."""
 
 
 class RowRefused(EscrowError):
-    """A row of a table that cannot be a message; it says which, and why."""
+    """A row of a table cannot become a message. The text says which row and why."""
+
+
+class ReconcileFailed(EscrowError):
+    """A ledger, database or query cannot be read for reconciliation."""
+
+
+# --- consuming -----------------------------------------------------------------------------------
 
 
 class InvalidSubscription(EscrowError):
-    pass
+    """A filter is invalid, or of a type that is not supported."""
 
 
 class InvalidExpression(InvalidSubscription):
+    """An SQL92 expression is invalid. `position` is the character, counted from 1."""
+
     def __init__(self, position: int, reason: str) -> None:
         super().__init__(f"SQL92, at character {position}: {reason}")
-        self.position = position  # counted from 1
+        self.position = position
         self.reason = reason
 
 
 class NotComparable(EscrowError):
-    pass
+    """An SQL92 comparison needs a number that a message does not have: it does not match."""
 
 
 class TableFull(EscrowError):
+    """A table has reached its limit. Nothing was changed."""
+
     retriable = True
 
 
+# --- transactions --------------------------------------------------------------------------------
+
+
 class TooManyOpenTransactions(EscrowError):
-    """As many transactions are open as may be."""
+    """The limit of open transactions is reached. Nothing was parked."""
 
 
 class TransactionNotFound(EscrowError):
-    """No half is where it was looked for, or it is somebody else's."""
+    """There is no half at this position, or it belongs to another producer group."""
 
 
 class TransactionConflict(EscrowError):
-    """It was decided before, and otherwise. The first decision stands."""
+    """The transaction was decided before, with the other verdict. The first decision stands.
+
+    `state` is the state that was recorded: committed or rolled_back.
+    """
 
     def __init__(self, message: str, state: str) -> None:
         super().__init__(message)
         self.state = state
 
 
+class WriterFenced(EscrowError):
+    """A newer run of the writer has registered, or the batch is already decided."""
+
+
 class TransactionMessageFailed(EscrowError):
-    """A send failed and the block went on. Database and messages are rolled back."""
+    """A message could not be sent, but the block continued.
+
+    The database transaction and all its messages are rolled back.
+    """
 
     retriable = True
 
 
 class SessionEndedInBlock(EscrowError):
-    """The block committed or rolled back its own database transaction. Let it end by being left:
-    whatever that did, the marker knows, and the messages follow it by check-back."""
+    """The block committed or rolled back its own database transaction.
+
+    Leave the block instead. The marker shows what the database did, and check-back decides the
+    messages accordingly.
+    """
 
     may_have_happened = True
 
 
 class CommitUnknown(EscrowError):
-    """The database did not say whether it has committed. Database and messages will agree, by
-    check-back; look at the database before doing the work again."""
+    """It is unknown whether the database has committed.
+
+    Check-back makes database and messages agree. Look at the database before you repeat the work.
+    """
 
     may_have_happened = True
 
 
-class ReconcileFailed(EscrowError):
-    """The ledger, a database or a query cannot be read; it says which, and what to give."""
-
-
-class WriterFenced(EscrowError):
-    """A newer writer has taken over, or the batch is past."""
-
-
 class Rollback(EscrowError):
-    """Raise it inside a transaction's block to roll it back; it ends there."""
+    """Raise this inside the block of a transaction to roll it back. The block swallows it."""

@@ -1,16 +1,19 @@
-"""What a broker tells a name server, ours or Apache's, and what it hears back. Pure.
+"""What a broker sends to a name server, EscrowMQ's or RocketMQ's, and how it reads the responses.
 
-    at the start, every 30 s, and when a topic changes      register
-    instead of every register but the first, if wanted      query_version, and register if changed
-    at the end                                              unregister
+    at the start, every 30 s, and when a topic changes    registration_request
+    before a repeated registration, to save its body      data_version_request; register if changed
+    at the end                                            unregistration_request
 
-What Apache's name server wants, beyond ours:
-  - the first registration of a broker id has at least two topics, or it is refused;
-  - every change of a topic moves the data version, or it goes unnoticed;
-  - the body is not compressed.
-Topics that a later registration leaves out are kept, so sending only what changed is enough, with
-the new data version. A name server that restarted has forgotten everything: the answer to
-`query_version` is then `changed`, and all topics are due.
+These are pure functions; `server/namesrv.py` has the connection and the timer.
+
+RocketMQ's name server demands more than ours:
+  - the first registration of a broker id must have at least two topics, or it is refused;
+  - every change of a topic must change the data version, or it goes unnoticed;
+  - the body must not be compressed.
+
+Topics that a later registration leaves out stay registered, so it is enough to send what changed
+together with the new data version. A name server that was restarted has lost everything: it
+responds to `data_version_request` with `changed`, and all topics must be sent again.
 """
 
 from __future__ import annotations
@@ -36,19 +39,19 @@ from escrowmq.remoting.headers import H, Header, NoFields, decode_header
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerDescription:
-    """Who we are, as clients will find us."""
+    """The identity of a broker, as clients will see it."""
 
     cluster: str
     name: str
     address: str  # ip:port
     ha_address: str
     broker_id: int = 0
-    heartbeat_timeout_ms: int | None = None  # None: the name server's own, 120 s
+    heartbeat_timeout_ms: int | None = None  # None: the default of the name server, 120 s
 
 
 @dataclass(frozen=True, slots=True)
 class RegistrationRequest:
-    """A request, as wire.Connection.call takes it."""
+    """A request, with what `remoting.connection.Connection.call` takes."""
 
     code: int
     fields: Header
@@ -57,7 +60,10 @@ class RegistrationRequest:
 
 @dataclass(frozen=True, slots=True)
 class RegistrationResult:
-    """A registration was. A slave is told of its master; ordered topics come as "a:4;b:4"."""
+    """The response to a registration.
+
+    A slave gets the addresses of its master. `ordered_topics` are settings such as "a:4;b:4".
+    """
 
     master_address: str | None = None
     master_ha_address: str | None = None
@@ -66,13 +72,14 @@ class RegistrationResult:
 
 @dataclass(frozen=True, slots=True)
 class DataVersionResult:
-    has_changed: bool  # ours is not what the name server knows: register
-    version: DataVersion | None  # None: it does not know us
+    has_changed: bool  # the name server has another version: register
+    version: DataVersion | None  # None: the broker is not registered
 
 
 def registration_request(
     broker: BrokerDescription, topics: Iterable[TopicConfig], version: DataVersion
 ) -> RegistrationRequest:
+    """Return the request that registers a broker with these topics."""
     table = {topic.topic_name: topic for topic in topics}
     body = encode_body(
         RegisterBrokerBody(
@@ -96,30 +103,35 @@ def registration_request(
 
 
 def unregistration_request(broker: BrokerDescription) -> RegistrationRequest:
+    """Return the request that removes a broker at once."""
     return RegistrationRequest(RequestCode.UNREGISTER_BROKER, _identity(broker))
 
 
 def data_version_request(broker: BrokerDescription, version: DataVersion) -> RegistrationRequest:
+    """Return the request that asks whether a registration is necessary."""
     return RegistrationRequest(
         RequestCode.QUERY_DATA_VERSION, _identity(broker), encode_body(version)
     )
 
 
 def parse_registration_response(response: Command, body: bytes | memoryview) -> RegistrationResult:
-    """Raises RequestRefused if the answer is no, BadField or BrokenBody if it cannot be read."""
+    """Return the content of the response to a registration.
+
+    Raises RequestRefused if it was refused, InvalidField or BrokenBody if it cannot be decoded.
+    """
     fields = _parse_fields(headers.RegisterBrokerResponse, response)
     ordered = decode_body(KvTable, body).table if body else {}
     return RegistrationResult(fields.master_addr, fields.ha_server_addr, ordered)
 
 
 def parse_data_version_response(response: Command, body: bytes | memoryview) -> DataVersionResult:
-    """Raises as `read_registered` does."""
+    """Return the content of the response. Raises as `parse_registration_response` does."""
     fields = _parse_fields(headers.QueryDataVersionResponse, response)
     return DataVersionResult(fields.changed, decode_body(DataVersion, body) if body else None)
 
 
 def parse_unregistration_response(response: Command) -> None:
-    """Raises RequestRefused if the answer is no."""
+    """Raise RequestRefused if the request was refused."""
     _parse_fields(NoFields, response)
 
 

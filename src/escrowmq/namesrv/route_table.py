@@ -1,22 +1,20 @@
-"""Which broker has which topic, and where it is.
+"""The route table: which broker has which topic, and at which address.
 
-    cluster -> broker name -> broker id -> address          0 is the master, others its slaves
-    topic -> broker name -> queues                          as the broker registered them
-    address -> last heard of, line, data version            alive, until silent for too long
+    cluster -> broker name -> broker id -> address         id 0 is the master, others are slaves
+    topic -> broker name -> queues                         as the broker registered them
+    address -> last heartbeat, channel, data version       live, until the heartbeat is overdue
 
 What holds after every call:
-  - a broker has at least one address, a topic at least one broker;
-  - an address belongs to one broker, and every address is alive;
+  - a broker has at least one address, a topic has at least one broker;
+  - an address belongs to one broker, and every address is live;
   - a call that raises RequestRefused has changed nothing.
 
-A name belongs to one cluster. Queues are taken from the master, or, while there is none, from the
-slave with the lowest id; from a slave so old that it does not say whether it may act as master
-they are never taken. What a broker registered is kept as it is; whether clients may write to it is
-worked out when they ask, so lifting a ban gives back exactly what was there before.
+A broker name belongs to one cluster. Queues are taken from the master or, while there is none, from
+the slave with the lowest id. They are never taken from a slave so old that it does not say whether
+it may act as master. The table stores what brokers register and applies write bans only when a
+route is read, so that lifting a ban restores exactly what was there before.
 
-Times are differences only: any clock in milliseconds will do that does not jump.
-
-What a name server takes from the network, and what it refuses.
+Only differences of times are used: any clock in milliseconds will do that does not jump.
 """
 
 from __future__ import annotations
@@ -32,34 +30,6 @@ from escrowmq.message.topic_config import PERM_WRITE, DataVersion, TopicConfig
 from escrowmq.remoting.bodies import BrokerRoute, QueueRoute, TopicRoute
 from escrowmq.remoting.codes import ResponseCode
 
-NAME_LENGTH_MAX: Final = 512
-_TRUNCATED_CHARS = 64  # of a name in a remark
-
-
-def system_error(remark: str) -> RequestRefused:
-    return RequestRefused(ResponseCode.SYSTEM_ERROR, remark)
-
-
-def truncate_name(name: str) -> str:
-    """For a remark: all of a name that we would take, the beginning of one that is too long."""
-    return name if len(name) <= NAME_LENGTH_MAX else f"{name[:_TRUNCATED_CHARS]}..."
-
-
-def check_name(field_name: str, name: str, *, may_be_empty: bool = False) -> None:
-    if not name and not may_be_empty:
-        raise system_error(f"{field_name} is empty")
-    if len(name) > NAME_LENGTH_MAX:
-        raise system_error(
-            f"{field_name} has {len(name)} characters, the limit is {NAME_LENGTH_MAX}: "
-            f"{truncate_name(name)}"
-        )
-
-
-def check_number(field_name: str, number: int, minimum: int, maximum: int) -> None:
-    if not minimum <= number <= maximum:
-        raise system_error(f"{field_name} is {number}, not between {minimum} and {maximum}")
-
-
 MASTER_ID: Final = 0
 HEARTBEAT_TIMEOUT_MS: Final = 120_000
 
@@ -69,11 +39,13 @@ QUEUES_MAX: Final = 65_536
 PERM_MAX: Final = 15
 HEARTBEAT_TIMEOUT_MS_MAX: Final = 24 * 3_600_000
 BROKER_ID_MAX: Final = 2**63 - 1
+NAME_LENGTH_MAX: Final = 512
+_TRUNCATED_CHARS = 64  # of a name in a remark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRegistration:
-    """What a broker says of itself. `topics` may be only those that have changed."""
+    """What a broker registers. `topics` may be only those that have changed."""
 
     cluster: str
     name: str
@@ -81,7 +53,7 @@ class BrokerRegistration:
     address: str
     ha_address: str = ""
     zone: str | None = None
-    acting_master: bool | None = None  # None: a broker that knows nothing of this
+    acting_master: bool | None = None  # None: the broker is too old to know this
     heartbeat_timeout_ms: int = HEARTBEAT_TIMEOUT_MS
     topics: tuple[TopicConfig, ...] = ()
     version: DataVersion = field(default_factory=DataVersion)
@@ -89,7 +61,7 @@ class BrokerRegistration:
 
 @dataclass(frozen=True, slots=True)
 class MasterInfo:
-    """Told to a slave: where its master is. Empty for a master, and while there is none."""
+    """The master of a slave. Empty for a master itself, and while there is none."""
 
     master_address: str | None = None
     master_ha_address: str | None = None
@@ -107,7 +79,7 @@ class _Broker:
 
     @property
     def is_writable(self) -> bool:
-        # A slave that acts as master serves reads; it takes no messages.
+        # A slave that acts as master serves reads, but accepts no messages.
         return not self.is_write_disabled and (
             MASTER_ID in self.addresses or not self.acting_master
         )
@@ -134,6 +106,8 @@ class _LiveBroker:
 
 
 class RouteTable:
+    """Live brokers and their topics. `channel` is any object that identifies a connection."""
+
     def __init__(self, *, brokers_max: int = BROKERS_MAX, topics_max: int = TOPICS_MAX) -> None:
         self._brokers_max = brokers_max
         self._topics_max = topics_max
@@ -141,17 +115,18 @@ class RouteTable:
         self._topics: dict[str, dict[str, QueueRoute]] = {}
         self._live_brokers: dict[str, _LiveBroker] = {}
 
-    # Brokers come.
+    # --- brokers register ------------------------------------------------------------------------
 
     def register(
         self, registration: BrokerRegistration, channel: object, *, now_ms: int
     ) -> MasterInfo:
+        """Add or update a broker. Raises RequestRefused, and has changed nothing then."""
         self._check_registration(registration)
         before = self._live_brokers.get(registration.address)
         if before is not None and not self._belongs_to(
             before, registration.cluster, registration.name
         ):
-            self._remove_address(registration.address)  # it was restarted under another name
+            self._remove_address(registration.address)  # restarted with another name
             before = None
 
         broker = self._brokers.setdefault(
@@ -162,9 +137,9 @@ class RouteTable:
         broker.zone = registration.zone
         if _defines_topics(broker, registration):
             changed = is_first or before is None or before.version != registration.version
-            known = broker.topics
+            existing_topics = broker.topics
             for topic in registration.topics:
-                if changed or topic.topic_name not in known:
+                if changed or topic.topic_name not in existing_topics:
                     self._put_queues(
                         broker, topic.topic_name, _make_queue_route(registration.name, topic)
                     )
@@ -180,59 +155,67 @@ class RouteTable:
         return self._master_for(broker, registration.broker_id)
 
     def heartbeat(self, cluster: str, address: str, *, now_ms: int) -> DataVersion | None:
-        """It is alive; its data version as last registered. None: nothing is known of it."""
-        alive = self._live_brokers.get(address)
-        if alive is None or not self._belongs_to(alive, cluster, alive.name):
-            return None
-        alive.last_heartbeat_ms = now_ms
-        return alive.version
+        """Note that a broker is alive and return its registered data version.
 
-    # Brokers go.
+        Return None if the address is not registered.
+        """
+        live = self._live_brokers.get(address)
+        if live is None or not self._belongs_to(live, cluster, live.name):
+            return None
+        live.last_heartbeat_ms = now_ms
+        return live.version
+
+    # --- brokers go away -------------------------------------------------------------------------
 
     def unregister(self, cluster: str, name: str, address: str) -> bool:
-        alive = self._live_brokers.get(address)
-        if alive is None or not self._belongs_to(alive, cluster, name):
+        """Remove an address. Return whether it was registered by this broker."""
+        live = self._live_brokers.get(address)
+        if live is None or not self._belongs_to(live, cluster, name):
             return False
         self._remove_address(address)
         return True
 
     def channel_closed(self, channel: object) -> list[str]:
-        """The addresses that were registered over this line, and now are not."""
-        gone = [
-            address for address, alive in self._live_brokers.items() if alive.channel is channel
+        """Remove the addresses that were registered over this channel, and return them."""
+        addresses = [
+            address for address, live in self._live_brokers.items() if live.channel is channel
         ]
-        for address in gone:
+        for address in addresses:
             self._remove_address(address)
-        return gone
+        return addresses
 
     def expire(self, *, now_ms: int) -> dict[str, object]:
-        """Addresses that have been silent for too long, each with the line it came over."""
-        silent = {
-            address: alive.channel
-            for address, alive in self._live_brokers.items()
-            if alive.last_heartbeat_ms + alive.heartbeat_timeout_ms < now_ms
+        """Remove addresses whose heartbeat is overdue, and return them with their channels."""
+        expired = {
+            address: live.channel
+            for address, live in self._live_brokers.items()
+            if live.last_heartbeat_ms + live.heartbeat_timeout_ms < now_ms
         }
-        for address in silent:
+        for address in expired:
             self._remove_address(address)
-        return silent
+        return expired
 
-    # Topics.
+    # --- topics ----------------------------------------------------------------------------------
 
-    def register_topic(self, topic: str, queues: Iterable[QueueRoute]) -> None:
-        queues = list(queues)
+    def register_topic(self, topic: str, routes: Iterable[QueueRoute]) -> None:
+        """Add a topic to brokers that are registered already. Raises RequestRefused."""
+        routes = list(routes)
         check_name("topicName", topic)
-        for each in queues:
-            if each.broker_name not in self._brokers:
+        for queues in routes:
+            if queues.broker_name not in self._brokers:
                 raise system_error(
-                    f"topic {topic}: broker {truncate_name(each.broker_name)} is not registered"
+                    f"topic {topic}: broker {truncate_name(queues.broker_name)} is not registered"
                 )
-            _check_queues(topic, each)
+            _check_queues(topic, queues)
         self._check_topic_limit((topic,))
-        for each in queues:
-            self._put_queues(self._brokers[each.broker_name], topic, each)
+        for queues in routes:
+            self._put_queues(self._brokers[queues.broker_name], topic, queues)
 
     def delete_topic(self, topic: str, *, cluster: str | None = None) -> int:
-        """From how many brokers it was taken. One that still has it brings it back."""
+        """Remove a topic and return from how many brokers.
+
+        A broker that still has the topic adds it again with its next registration.
+        """
         names = [
             name
             for name in self._topics.get(topic, ())
@@ -244,15 +227,20 @@ class RouteTable:
         return len(names)
 
     def wipe_write_perm(self, name: str) -> int:
-        """Nobody is told to write to it, until `add_write` or another master. Its topics' count."""
+        """Remove the write permission from all routes of a broker; return the count of its topics.
+
+        The ban ends with `add_write_perm`, or when another master takes the name.
+        """
         return self._set_write_disabled(name, True)
 
     def add_write_perm(self, name: str) -> int:
+        """Lift the ban of `wipe_write_perm`; return the count of the broker's topics."""
         return self._set_write_disabled(name, False)
 
-    # Questions.
+    # --- queries ---------------------------------------------------------------------------------
 
     def route(self, topic: str) -> TopicRoute | None:
+        """Return the brokers and queues of a topic, or None if no broker has it."""
         queues = self._topics.get(topic)
         if queues is None:
             return None
@@ -263,10 +251,11 @@ class RouteTable:
         )
 
     def clusters(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
+        """Return the broker names of each cluster."""
+        names: dict[str, list[str]] = {}
         for name, broker in sorted(self._brokers.items()):
-            found.setdefault(broker.cluster, []).append(name)
-        return found
+            names.setdefault(broker.cluster, []).append(name)
+        return names
 
     def brokers(self) -> dict[str, BrokerRoute]:
         return {name: broker.route() for name, broker in sorted(self._brokers.items())}
@@ -274,17 +263,20 @@ class RouteTable:
     def topics(self, *, cluster: str | None = None) -> list[str]:
         if cluster is None:
             return sorted(self._topics)
-        mine = [broker.topics for broker in self._brokers.values() if broker.cluster == cluster]
-        return sorted(set().union(*mine))
+        topic_sets = (
+            broker.topics for broker in self._brokers.values() if broker.cluster == cluster
+        )
+        return sorted(set().union(*topic_sets))
 
     def topic_flags(self) -> Mapping[str, int]:
-        """Every topic's system flag, as the first of its brokers has it."""
+        """Return the system flag of every topic, as the first of its brokers has it."""
         return {
             topic: queues[min(queues)].topic_sys_flag
             for topic, queues in sorted(self._topics.items())
         }
 
     def members(self, cluster: str, name: str) -> dict[int, str]:
+        """Return the addresses of a broker name by broker id."""
         broker = self._brokers.get(name)
         if broker is None or broker.cluster != cluster:
             return {}
@@ -302,7 +294,7 @@ class RouteTable:
     def topic_count(self) -> int:
         return len(self._topics)
 
-    # Is it allowed?
+    # --- checks ----------------------------------------------------------------------------------
 
     def _check_registration(self, registration: BrokerRegistration) -> None:
         check_name("brokerName", registration.name)
@@ -320,14 +312,16 @@ class RouteTable:
             registration.address not in self._live_brokers
             and len(self._live_brokers) >= self._brokers_max
         ):
-            raise system_error(f"{self._brokers_max} brokers are registered, which is the limit")
+            raise system_error(f"there are {self._brokers_max} brokers, which is the limit")
         self._check_topic_limit(topic.topic_name for topic in registration.topics)
         self._check_conflicts(registration)
 
     def _check_topic_limit(self, topics: Iterable[str]) -> None:
-        more = len(set(topics) - self._topics.keys())
-        if len(self._topics) + more > self._topics_max:
-            raise system_error(f"{more} more topics would be over the limit of {self._topics_max}")
+        new_count = len(set(topics) - self._topics.keys())
+        if len(self._topics) + new_count > self._topics_max:
+            raise system_error(
+                f"{new_count} new topics would exceed the limit of {self._topics_max} topics"
+            )
 
     def _check_conflicts(self, registration: BrokerRegistration) -> None:
         broker = self._brokers.get(registration.name)
@@ -343,18 +337,16 @@ class RouteTable:
         rival = broker.addresses.get(registration.broker_id, registration.address)
         if rival == registration.address:
             return
-        known, told = (
-            self._live_brokers[rival].version.state_version,
-            registration.version.state_version,
-        )
-        if known > told:
+        # Two processes claim the same broker id. A higher state version belongs to the newer one.
+        rival_version = self._live_brokers[rival].version.state_version
+        own_version = registration.version.state_version
+        if rival_version > own_version:
             raise system_error(
                 f"broker {registration.name} id {registration.broker_id} is at {rival} "
-                f"with state version {known}; "
-                f"{registration.address} has {told}"
+                f"with state version {rival_version}; {registration.address} has {own_version}"
             )
 
-    # Changes.
+    # --- changes ---------------------------------------------------------------------------------
 
     def _belongs_to(self, live_broker: _LiveBroker, cluster: str, name: str) -> bool:
         return live_broker.name == name and self._brokers[name].cluster == cluster
@@ -362,7 +354,10 @@ class RouteTable:
     def _claim_broker_id(
         self, broker: _Broker, registration: BrokerRegistration, previous: _LiveBroker | None
     ) -> bool:
-        """Put the address under its id, whoever was there. Was nobody?"""
+        """Store the address under its broker id, and remove the address that was there.
+
+        Return whether the id was free.
+        """
         if previous is not None and previous.broker_id != registration.broker_id:
             del broker.addresses[previous.broker_id]
         rival = broker.addresses.get(registration.broker_id)
@@ -370,18 +365,18 @@ class RouteTable:
             if rival is not None:
                 del self._live_brokers[rival]
             if registration.broker_id == MASTER_ID:
-                broker.is_write_disabled = False  # that was said of another
+                broker.is_write_disabled = False  # the ban was for the previous master
         broker.addresses[registration.broker_id] = registration.address
         return rival is None
 
     def _remove_address(self, address: str) -> None:
-        alive = self._live_brokers.pop(address)
-        broker = self._brokers[alive.name]
-        del broker.addresses[alive.broker_id]
+        live = self._live_brokers.pop(address)
+        broker = self._brokers[live.name]
+        del broker.addresses[live.broker_id]
         if not broker.addresses:
-            del self._brokers[alive.name]
+            del self._brokers[live.name]
             for topic in broker.topics:
-                self._remove_queues(alive.name, topic)
+                self._remove_queues(live.name, topic)
 
     def _put_queues(self, broker: _Broker, topic: str, queues: QueueRoute) -> None:
         broker.topics.add(topic)
@@ -413,6 +408,7 @@ class RouteTable:
 
 
 def _defines_topics(broker: _Broker, registration: BrokerRegistration) -> bool:
+    """Return whether the queues of a broker are taken from this registration."""
     if registration.broker_id == MASTER_ID:
         return True
     return registration.acting_master is not None and registration.broker_id == min(
@@ -431,7 +427,7 @@ def _make_queue_route(name: str, topic: TopicConfig) -> QueueRoute:
 
 
 def _check_queues(topic: str, queues: TopicConfig | QueueRoute) -> None:
-    # A registration may have ten thousand topics, so what is right is passed quickly.
+    # A registration may have ten thousand topics, so valid ones are passed by one condition.
     if (
         0 < len(topic) <= NAME_LENGTH_MAX
         and 0 <= queues.read_queue_nums <= QUEUES_MAX
@@ -446,3 +442,33 @@ def _check_queues(topic: str, queues: TopicConfig | QueueRoute) -> None:
         check_number("perm", queues.perm, 0, PERM_MAX)
     except RequestRefused as error:
         raise system_error(f"topic {topic}: {error.remark}") from None
+
+
+# --- checks of single values, also of key-value settings ------------------------------------------
+
+
+def system_error(remark: str) -> RequestRefused:
+    """Return the error that RocketMQ's name server responds with to invalid values."""
+    return RequestRefused(ResponseCode.SYSTEM_ERROR, remark)
+
+
+def truncate_name(name: str) -> str:
+    """Return a name for a remark: a name that is too long is cut off."""
+    return name if len(name) <= NAME_LENGTH_MAX else f"{name[:_TRUNCATED_CHARS]}..."
+
+
+def check_name(field_name: str, name: str, *, may_be_empty: bool = False) -> None:
+    """Raise RequestRefused if a name is empty or too long."""
+    if not name and not may_be_empty:
+        raise system_error(f"{field_name} is empty")
+    if len(name) > NAME_LENGTH_MAX:
+        raise system_error(
+            f"{field_name} has {len(name)} characters, the limit is {NAME_LENGTH_MAX}: "
+            f"{truncate_name(name)}"
+        )
+
+
+def check_number(field_name: str, number: int, minimum: int, maximum: int) -> None:
+    """Raise RequestRefused if a number is out of bounds."""
+    if not minimum <= number <= maximum:
+        raise system_error(f"{field_name} is {number}, not between {minimum} and {maximum}")

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
+from escrowmq.auth.acl import Permission
 from escrowmq.broker.broker import Broker
 from escrowmq.clock import Clock, SteadyClock
 from escrowmq.config import Config, TlsMode
@@ -105,11 +106,16 @@ class _NameServerHandler:
         guard = self._access.validator
         if guard is not None:
             try:
-                guard.check(request, connection.address, self._access.name_server_permissions)
+                guard.check(request, connection.address, self._required_permissions)
             except RequestRefused as error:
                 connection.write(encode_error(request, error))
                 return
         connection.write(self._namesrv.handle(request, connection, now_ms=now_ms))
+
+    def _required_permissions(self, request: Request[Any]) -> tuple[Permission, ...]:
+        if self._namesrv.is_public(request.head.code):
+            return ()
+        return self._access.administrator_permissions()
 
     def end_turn(self, now_ms: int) -> bool:
         self._kv_config_file.save()

@@ -22,9 +22,9 @@ import os
 import secrets
 import socket
 import ssl
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from escrowmq.auth.acl import (
     AccessRules,
@@ -40,8 +40,6 @@ from escrowmq.config import ClientAuth, Config, SecurityConfig
 from escrowmq.config.loading import is_loopback
 from escrowmq.config.setting_types import read_credentials
 from escrowmq.errors import ConfigError, InvalidAccessRules
-from escrowmq.remoting.codes import RequestCode
-from escrowmq.remoting.requests import Request
 from escrowmq.secret import Secret
 
 _VERIFY_MODES = {
@@ -295,25 +293,6 @@ def _stamp(file: Path) -> tuple[int, int, int]:
 ACL_FILE_BYTES_MAX: Final = 16 << 20
 _OWN_KEY_BYTES: Final = 32
 
-# What clients ask a name server: any account may. The rest changes what they are told.
-_PUBLIC_REQUESTS: Final = frozenset(
-    (
-        RequestCode.GET_ROUTEINFO_BY_TOPIC,
-        RequestCode.GET_BROKER_CLUSTER_INFO,
-        RequestCode.GET_BROKER_MEMBER_GROUP,
-        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
-        RequestCode.GET_TOPICS_BY_CLUSTER,
-        RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS,
-        RequestCode.GET_UNIT_TOPIC_LIST,
-        RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST,
-        RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST,
-        RequestCode.GET_KV_CONFIG,
-        RequestCode.GET_KVLIST_BY_NAMESPACE,
-        RequestCode.QUERY_DATA_VERSION,
-    )
-)
-
-
 InternalAccount = tuple[str, Secret]  # access key and secret key
 
 
@@ -353,9 +332,8 @@ class AccessControl:
     def internal_signer(self) -> Signer | None:
         return self._internal_signer
 
-    def name_server_permissions(self, request: Request[Any]) -> Iterable[Permission]:
-        if request.head.code in _PUBLIC_REQUESTS:
-            return ()
+    def administrator_permissions(self) -> tuple[Permission, ...]:
+        """Return the permissions that only an administrator of the cluster has."""
         return (Permission(ResourceType.CLUSTER, self._cluster, Action.UPDATE),)
 
     def can_see_metrics(self, access_key: str, secret_key: str, host: str) -> bool:

@@ -73,7 +73,7 @@ def test_names_and_values_have_limits(namespace: str, key: str, value: str, why:
 def test_there_is_a_limit_to_settings_but_not_to_changing_one() -> None:
     settings = KvConfig(entries_max=1)
     settings.put("n", "k", "v")
-    with pytest.raises(RequestRefused, match="1 settings are kept"):
+    with pytest.raises(RequestRefused, match="there are 1 settings"):
         settings.put("n", "l", "v")
     settings.put("n", "k", "w")
     assert settings.dump() == {"configTable": {"n": {"k": "w"}}}

@@ -144,7 +144,7 @@ def test_a_slave_hears_of_its_master_in_the_answer(desk: Desk) -> None:
 def test_a_body_that_its_crc_does_not_fit_is_refused(desk: Desk) -> None:
     asked = registration_request(A, [topic("orders")], version())
     heard = desk.ask(asked.code, asked.fields, asked.body + b" ")
-    assert (heard.code, heard.remark) == (1, "bodyCrc32 does not fit the body")
+    assert (heard.code, heard.remark) == (1, "bodyCrc32 is not the CRC of the body")
     assert desk.server.routes.broker_count == 0
 
 
