@@ -328,7 +328,7 @@ def test_the_configuration_is_shown_and_not_changed() -> None:
     assert shown.body == b"bindAddress=127.0.0.1\nlistenPort=9876\n"
     heard = desk.ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=b"listenPort=1\n")
     assert heard.code == ResponseCode.NO_PERMISSION
-    assert "not over the network" in heard.remark
+    assert "cannot be changed over the network" in heard.remark
 
 
 @pytest.mark.parametrize("code", [10, 34, 37, 9_999])
