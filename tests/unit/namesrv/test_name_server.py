@@ -356,7 +356,7 @@ def test_an_answer_too_long_for_a_frame_is_refused(desk: Desk) -> None:
     desk.server.routes.register(many, desk.line, now_ms=NOW)
     heard = desk.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
     assert heard.code == ResponseCode.SYSTEM_ERROR
-    assert "cannot be answered" in heard.remark
+    assert "the response cannot be sent" in heard.remark
 
 
 def test_counts_tell_what_is_there_and_what_went_wrong(desk: Desk) -> None:

@@ -362,7 +362,7 @@ def test_members_of_another_cluster_are_not_shown() -> None:
 def test_there_is_a_limit_to_brokers() -> None:
     routes = RouteTable(brokers_max=1)
     routes.register(MASTER, LINE, now_ms=NOW)
-    with pytest.raises(RequestRefused, match="1 brokers are registered"):
+    with pytest.raises(RequestRefused, match="there are 1 brokers"):
         routes.register(OTHER, LINE, now_ms=NOW)
     routes.register(MASTER, LINE, now_ms=NOW)
     assert routes.clusters() == {"c": ["a"]}
@@ -371,7 +371,7 @@ def test_there_is_a_limit_to_brokers() -> None:
 def test_there_is_a_limit_to_topics() -> None:
     routes = RouteTable(topics_max=2)
     routes.register(MASTER, LINE, now_ms=NOW)
-    with pytest.raises(RequestRefused, match="1 more topics would be over the limit of 2"):
+    with pytest.raises(RequestRefused, match="1 new topics would exceed the limit of 2 topics"):
         routes.register(OTHER, LINE, now_ms=NOW)
     with pytest.raises(RequestRefused, match="over the limit"):
         routes.register_topic("stock", [queues(routes, "orders")])
