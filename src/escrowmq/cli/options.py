@@ -8,7 +8,6 @@ from the running command and the environment.
 from __future__ import annotations
 
 import os
-import ssl
 import sys
 from collections.abc import Callable, Iterable
 from functools import reduce, wraps
@@ -156,16 +155,7 @@ def current_access() -> Access:
     has_tls = bool(
         options.get("tls") or ca_file or environment.get(TLS_VARIABLE, "") not in ("", "0", "false")
     )
-    return Access(
-        access_key, secret_key, security_token, tls=_tls_context(ca_file) if has_tls else False
-    )
-
-
-def _tls_context(ca_file: str) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca_file or None)
-    except OSError as error:
-        raise ConfigError(f"{ca_file}: no certificates: {error.strerror or error}") from None
+    return Access(access_key, secret_key, security_token, tls=has_tls, ca_file=ca_file)
 
 
 def _read_credentials(file: Path) -> tuple[str, str, str]:

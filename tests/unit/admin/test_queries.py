@@ -1,0 +1,88 @@
+"""Questions to one broker: what is left out, and what is an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from escrowmq.admin import SyncConnection
+from escrowmq.admin.queries import (
+    broker_settings,
+    consumer_connections,
+    group_configs,
+    topic_offsets,
+    total_lag,
+)
+from escrowmq.errors import BrokenBody, RequestRefused
+from escrowmq.remoting.bodies import encode_body
+from escrowmq.remoting.bodies_admin import ClientEntry, ConsumeOffset, ConsumerConnections
+from escrowmq.remoting.codes import RequestCode, ResponseCode
+from escrowmq.remoting.requests import Request
+from escrowmq.remoting.responses import encode_response
+from tests.unit.admin.fake_broker import FakeBroker, json_response, queue
+
+
+def test_topics_that_do_not_exist_are_left_out() -> None:
+    with FakeBroker() as broker, SyncConnection(broker.address) as connection:
+        broker.serve_topic("orders", (0, 5), (2, 3))
+        offsets = topic_offsets(connection, ["gone", "orders"])
+    assert list(offsets) == ["orders"]
+    assert offsets["orders"][queue("orders", 1)].min_offset == 2
+
+
+def test_any_other_refusal_is_raised() -> None:
+    with FakeBroker() as broker, SyncConnection(broker.address) as connection:
+        broker.responses[RequestCode.GET_TOPIC_STATS_INFO] = lambda request: encode_response(
+            request, code=ResponseCode.NO_PERMISSION, remark="not allowed"
+        )
+        with pytest.raises(RequestRefused, match="not allowed"):
+            topic_offsets(connection, ["orders"])
+
+
+def test_groups_without_connected_members_are_left_out() -> None:
+    def respond(request: Request[Any]) -> bytes:
+        if request.head.fields.consumer_group == "asleep":
+            return encode_response(request, code=ResponseCode.CONSUMER_NOT_ONLINE)
+        client = ClientEntry(client_id="c1", client_addr="h:1", language="PYTHON", version=1)
+        body = ConsumerConnections(
+            connection_set=[client],
+            subscription_table={},
+            consume_type="CONSUME_PASSIVELY",
+            message_model="CLUSTERING",
+            consume_from_where="CONSUME_FROM_LAST_OFFSET",
+        )
+        return encode_response(request, body=encode_body(body))
+
+    with FakeBroker() as broker, SyncConnection(broker.address) as connection:
+        broker.responses[RequestCode.GET_CONSUMER_CONNECTION_LIST] = respond
+        connections = consumer_connections(connection, ["asleep", "awake"])
+    assert list(connections) == ["awake"]
+    assert [client.client_id for client in connections["awake"].connection_set] == ["c1"]
+
+
+def test_a_response_that_is_no_object_is_refused() -> None:
+    with FakeBroker() as broker, SyncConnection(broker.address) as connection:
+        broker.responses[RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG] = json_response(b"[1]")
+        with pytest.raises(BrokenBody, match="not a JSON object but list"):
+            group_configs(connection)
+
+
+def test_settings_are_read_from_properties_with_comments() -> None:
+    with FakeBroker() as broker, SyncConnection(broker.address) as connection:
+        broker.responses[RequestCode.GET_BROKER_CONFIG] = json_response(
+            b"#Wed Jan 1\nlistenPort=10911\n secret = ***\nodd line\n"
+        )
+        assert broker_settings(connection) == {"listenPort": "10911", "secret": "***"}
+
+
+def test_a_group_that_is_ahead_of_a_deleted_queue_has_no_negative_lag() -> None:
+    def offset(broker_offset: int, consumer_offset: int) -> ConsumeOffset:
+        return ConsumeOffset(
+            broker_offset=broker_offset,
+            consumer_offset=consumer_offset,
+            pull_offset=0,
+            last_timestamp=0,
+        )
+
+    assert total_lag([offset(10, 7), offset(2, 9)]) == 3
