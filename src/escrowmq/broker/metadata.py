@@ -43,6 +43,7 @@ from escrowmq.remoting.codes import ResponseCode
 from escrowmq.store.config_files import ConfigFile, GroupConfig
 
 GROUP_NAME_LENGTH_MAX: Final = 120
+_SHOWN_LENGTH_MAX: Final = 100  # of a client's text that an error repeats
 _NAME_PATTERN: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _TOPIC_LENGTH_MAX: Final = 127
 _GROUP_TOPIC_LENGTH_MAX: Final = 255  # retry and dead-letter topics
@@ -54,7 +55,7 @@ def check_topic_name(topic: str) -> None:
     if not _NAME_PATTERN.fullmatch(topic):
         raise RequestRefused(
             ResponseCode.INVALID_PARAMETER,
-            f"topic name {topic[:100]!r} may contain only letters, digits and %|_-",
+            f"topic name {topic[:_SHOWN_LENGTH_MAX]!r} may contain only letters, digits and %|_-",
         )
     if len(topic) > length_max:
         raise RequestRefused(
@@ -65,6 +66,13 @@ def check_topic_name(topic: str) -> None:
 
 def is_valid_group_name(name: str) -> bool:
     return bool(_NAME_PATTERN.fullmatch(name)) and len(name) <= GROUP_NAME_LENGTH_MAX
+
+
+def group_not_found(name: str) -> RequestRefused:
+    return RequestRefused(
+        ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+        f"group {name[:_SHOWN_LENGTH_MAX]} does not exist",
+    )
 
 
 # --- topics --------------------------------------------------------------------------------------
@@ -101,6 +109,15 @@ class TopicTable:
 
     def find(self, topic: str) -> TopicConfig | None:
         return self._topics.get(topic)
+
+    def get(self, topic: str) -> TopicConfig:
+        """Return the topic. Raise RequestRefused with TOPIC_NOT_EXIST."""
+        config = self._topics.get(topic)
+        if config is None:
+            raise RequestRefused(
+                ResponseCode.TOPIC_NOT_EXIST, f"topic {topic[:_SHOWN_LENGTH_MAX]} does not exist"
+            )
+        return config
 
     def configs(self) -> dict[str, TopicConfig]:
         return dict(self._topics)
@@ -229,6 +246,13 @@ class SubscriptionGroups:
 
     def find(self, name: str) -> GroupConfig | None:
         return self._groups.get(name)
+
+    def get(self, name: str) -> GroupConfig:
+        """Return the group. Raise RequestRefused with SUBSCRIPTION_GROUP_NOT_EXIST."""
+        config = self._groups.get(name)
+        if config is None:
+            raise group_not_found(name)
+        return config
 
     def get_or_create(self, name: str, *, now_ms: int) -> GroupConfig | None:
         """Return the group, created if need be; None if the settings or its name forbid that."""

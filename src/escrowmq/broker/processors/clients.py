@@ -1,4 +1,8 @@
-"""Who is there: heartbeats, goodbyes, member lists, queue locks, and news for the members."""
+"""Clients and their groups: heartbeats, member lists and queue locks.
+
+A heartbeat registers a client in its groups. When the members of a consumer group change, all of
+them are notified and rebalance. `consume/members.py` holds the groups and locks.
+"""
 
 from __future__ import annotations
 
@@ -74,32 +78,33 @@ class ClientProcessor:
         ]
 
     def heartbeat(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        beat = decode_body(Heartbeat, request.body)
+        heartbeat = decode_body(Heartbeat, request.body)
         client = GroupClient(
-            client_id=beat.client_id,
+            client_id=heartbeat.client_id,
             channel=channel,
             language=request.head.language,
             version=request.head.version,
         )
-        wants_subscriptions = True
-        for producer in beat.producer_data_set:
+        needs_subscriptions = True
+        for producer in heartbeat.producer_data_set:
             if self._producers.heartbeat(producer.group_name, client, now_ms=now_ms):
                 self._on_producer_joined(producer.group_name, now_ms)
-        for consumer in beat.consumer_data_set:
-            wants_subscriptions = self._register_consumer(beat, consumer, client, now_ms)
-        fields = HeartbeatResponse(is_support_heart_beat_v2=True, is_sub_change=wants_subscriptions)
-        channel.respond(request, fields)
+        for consumer in heartbeat.consumer_data_set:
+            needs_subscriptions = self._register_consumer(heartbeat, consumer, client, now_ms)
+        header = HeartbeatResponse(is_support_heart_beat_v2=True, is_sub_change=needs_subscriptions)
+        channel.respond(request, header)
 
     def _register_consumer(
         self, heartbeat: Heartbeat, entry: ConsumerEntry, client: GroupClient[Channel], now_ms: int
     ) -> bool:
+        """Return whether the next heartbeat must bring the subscriptions."""
         group = self._groups.get_or_create(entry.group_name, now_ms=now_ms)
         if group is None:
-            return True  # as RocketMQ: unknown groups are passed over
+            return True  # as RocketMQ: a group that does not exist is ignored
         self._topics.ensure(
             retry_topic(entry.group_name), queue_count=group.retry_queue_nums, now_ms=now_ms
         )
-        joined = self._consumers.heartbeat(
+        result = self._consumers.heartbeat(
             entry.group_name,
             client,
             settings=ConsumerGroupSettings(
@@ -112,9 +117,9 @@ class ClientProcessor:
             without_sub=heartbeat.without_sub,
             now_ms=now_ms,
         )
-        if joined.has_changed:
+        if result.has_changed:
             self._notify(entry.group_name)
-        return joined.needs_subscriptions
+        return result.needs_subscriptions
 
     def unregister(self, channel: Channel, request: Request[UnregisterClient], now_ms: int) -> None:
         fields = request.head.fields
@@ -127,12 +132,13 @@ class ClientProcessor:
         channel.respond(request)
 
     def check_config(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        wanted = decode_body(CheckClientConfig, request.body).subscription_data
-        kind = wanted.expression_type or TAG
-        if kind != TAG and not self.allows_sql:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, SQL_NOT_ENABLED)
-        if kind != TAG:
-            parse_subscription(wanted.topic, wanted.sub_string, expression_type=kind)
+        """Check the subscription of a consumer that starts. Raise InvalidSubscription."""
+        entry = decode_body(CheckClientConfig, request.body).subscription_data
+        expression_type = entry.expression_type or TAG
+        if expression_type != TAG:
+            if not self.allows_sql:
+                raise RequestRefused(ResponseCode.SYSTEM_ERROR, SQL_NOT_ENABLED)
+            parse_subscription(entry.topic, entry.sub_string, expression_type=expression_type)
         channel.respond(request)
 
     def list_members(
@@ -141,29 +147,27 @@ class ClientProcessor:
         group = request.head.fields.consumer_group
         ids = self._consumers.member_ids(group)
         if not ids:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"nobody of {group} is connected")
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR, f"no member of group {group} is connected"
+            )
         channel.respond(request, body=encode_body(ConsumerList(consumer_id_list=ids)))
 
     def lock(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        wanted = decode_body(LockBatch, request.body)
+        batch = decode_body(LockBatch, request.body)
+        queues = [(queue.topic, queue.queue_id) for queue in batch.mq_set]
         granted = set(
-            self._locks.lock(
-                wanted.consumer_group,
-                wanted.client_id,
-                [(queue.topic, queue.queue_id) for queue in wanted.mq_set],
-                now_ms=now_ms,
-            )
+            self._locks.lock(batch.consumer_group, batch.client_id, queues, now_ms=now_ms)
         )
-        locked = [queue for queue in wanted.mq_set if (queue.topic, queue.queue_id) in granted]
+        locked = [queue for queue in batch.mq_set if (queue.topic, queue.queue_id) in granted]
         channel.respond(request, body=encode_body(LockBatchResponse(locked=locked)))
 
     def unlock(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        wanted = decode_body(LockBatch, request.body)
-        queues = [(queue.topic, queue.queue_id) for queue in wanted.mq_set]
-        self._locks.unlock(wanted.consumer_group, wanted.client_id, queues)
+        batch = decode_body(LockBatch, request.body)
+        queues = [(queue.topic, queue.queue_id) for queue in batch.mq_set]
+        self._locks.unlock(batch.consumer_group, batch.client_id, queues)
         channel.respond(request)
 
-    # --- nobody asks for these -------------------------------------------------------------------
+    # --- without a request -----------------------------------------------------------------------
 
     def channel_closed(self, channel: Channel) -> None:
         self._producers.channel_closed(channel)
@@ -179,9 +183,9 @@ class ClientProcessor:
             self._notify(group)
 
     def _notify(self, group: str) -> None:
-        """Somebody came or went: share the queues out anew."""
-        for line in self._consumers.channels_to_notify(group):
-            line.send_oneway(
+        """Tell the members of a group to rebalance."""
+        for channel in self._consumers.channels_to_notify(group):
+            channel.send_oneway(
                 RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ConsumerGroupHeader(consumer_group=group)
             )
 
@@ -196,5 +200,8 @@ def _parse_subscriptions(entry: ConsumerEntry) -> Iterable[Subscription]:
                 version=item.sub_version,
             )
         except InvalidSubscription as error:
-            # The others of this heartbeat are still good; a pull of this one will say why.
-            log.warning("subscription passed over group=%s: %s", entry.group_name, error)
+            # The other subscriptions of the heartbeat are valid. A pull of this topic will get the
+            # error as its response.
+            log.warning(
+                "subscription ignored group=%s topic=%s: %s", entry.group_name, item.topic, error
+            )

@@ -1,4 +1,4 @@
-"""Questions about offsets and single messages."""
+"""Queries of clients: offsets of queues and groups, and single messages by key or by id."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from escrowmq.remoting.requests import Request
 from escrowmq.store.store import MessageStore
 
 UNIQUE_KEY_RESULTS_MAX = 32
-QUERY_RESULT_BYTES_MAX = 8 << 20  # of a look-up; a frame holds no more than 16 MiB
+QUERY_RESULT_BYTES_MAX = 8 << 20  # of messages in one response; a frame holds 16 MiB
 
 
 class QueryProcessor:
@@ -43,14 +43,11 @@ class QueryProcessor:
 
     def handlers(self) -> list[Handler]:
         code, permissions = RequestCode, RequestPermissions
-        query, update, read = (
-            permissions.query_offset,
-            permissions.commit_offset,
-            permissions.read_topic,
-        )
+        query, commit = permissions.query_offset, permissions.commit_offset
+        read = permissions.read_topic
         return [
             Handler(code.QUERY_CONSUMER_OFFSET, self.query_consumer_offset, query),
-            Handler(code.UPDATE_CONSUMER_OFFSET, self.update_consumer_offset, update),
+            Handler(code.UPDATE_CONSUMER_OFFSET, self.update_consumer_offset, commit),
             Handler(code.GET_MAX_OFFSET, self.get_max_offset, read),
             Handler(code.GET_MIN_OFFSET, self.get_min_offset, read),
             Handler(code.SEARCH_OFFSET_BY_TIMESTAMP, self.search_offset, read),
@@ -63,35 +60,28 @@ class QueryProcessor:
         self, channel: Channel, request: Request[QueryConsumerOffset], now_ms: int
     ) -> None:
         fields = request.head.fields
-        first = self._store.min_offset(fields.topic, fields.queue_id)
-        found = initial_offset(
+        min_offset = self._store.min_offset(fields.topic, fields.queue_id)
+        offset = initial_offset(
             self._offsets.query(fields.topic, fields.consumer_group, fields.queue_id),
-            first,
+            min_offset,
             fields.set_zero_if_not_found,
-            is_young=first == 0,
+            is_young=min_offset == 0,
         )
-        if found is None:
+        if offset is None:
             raise RequestRefused(
                 ResponseCode.QUERY_NOT_FOUND,
-                f"{fields.consumer_group} has no offset for queue {fields.queue_id} of "
-                f"{fields.topic}",
+                f"group {fields.consumer_group} has no offset for queue {fields.queue_id} of "
+                f"topic {fields.topic}",
             )
-        channel.respond(request, OffsetResponse(offset=found))
+        channel.respond(request, OffsetResponse(offset=offset))
 
     def update_consumer_offset(
         self, channel: Channel, request: Request[UpdateConsumerOffset], now_ms: int
     ) -> None:
         fields = request.head.fields
-        topic = self._topics.find(fields.topic)
-        if topic is None:
-            raise RequestRefused(
-                ResponseCode.TOPIC_NOT_EXIST, f"topic {fields.topic} does not exist"
-            )
-        if self._groups.find(fields.consumer_group) is None:
-            raise RequestRefused(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"group {fields.consumer_group} does not exist",
-            )
+        topic = self._topics.get(fields.topic)
+        self._groups.get(fields.consumer_group)  # it must exist
+        # As RocketMQ: a commit for a queue that does not exist is accepted and ignored.
         if 0 <= fields.queue_id < topic.read_queue_nums:
             self._offsets.commit(
                 fields.topic, fields.consumer_group, fields.queue_id, fields.commit_offset
@@ -128,27 +118,26 @@ class QueryProcessor:
     def query_by_key(self, channel: Channel, request: Request[QueryMessage], now_ms: int) -> None:
         fields = request.head.fields
         count_max = UNIQUE_KEY_RESULTS_MAX if fields.is_unique_key else max(1, fields.max_num)
-        found = self._store.find_by_key(
+        records = self._store.find_by_key(
             fields.topic,
             fields.key,
             count_max=count_max,
             begin_ms=fields.begin_timestamp,
             end_ms=fields.end_timestamp,
         )
-        if not found:
+        if not records:
             raise RequestRefused(
-                ResponseCode.QUERY_NOT_FOUND, f"no message of {fields.topic} has this key"
+                ResponseCode.QUERY_NOT_FOUND, f"no message of topic {fields.topic} has this key"
             )
-        last = self._store.last_record_offset
-        sizes = itertools.accumulate(record.size for record in found)
+        sizes = itertools.accumulate(record.size for record in records)
         fitting = sum(1 for size in sizes if size <= QUERY_RESULT_BYTES_MAX)
-        body = b"".join(self._store.record_bytes(record) for record in found[: max(1, fitting)])
-        about = QueryMessageResponse(
-            index_last_update_timestamp=now_ms, index_last_update_phyoffset=last
+        body = b"".join(self._store.record_bytes(record) for record in records[: max(1, fitting)])
+        header = QueryMessageResponse(
+            index_last_update_timestamp=now_ms,
+            index_last_update_phyoffset=self._store.last_record_offset,
         )
-        channel.respond(request, about, body=body)
+        channel.respond(request, header, body=body)
 
     def view_by_id(self, channel: Channel, request: Request[ViewMessage], now_ms: int) -> None:
-        offset = LogOffset(request.head.fields.offset)
-        record = self._store.record_at(offset)
+        record = self._store.record_at(LogOffset(request.head.fields.offset))
         channel.respond(request, body=self._store.record_bytes(record))

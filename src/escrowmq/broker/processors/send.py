@@ -1,12 +1,11 @@
-"""Sends: check a message as RocketMQ does, make the record, and wait for the turn to end.
+"""SEND_MESSAGE and its variants: validate a message, make its record, hand it to the turn.
 
-`accept` refuses a send or hands its records to the turn, which appends and answers.
+    send() --> plain message     --> Turn.add_send()             fast path
+           --> plain half        --> HalfProcessor.park_plain()  fast path
+           --> anything else     --> _send_validated() --> batch, delayed, retry, half, ...
 
-Questions about the properties of a message on its way in, asked of every one.
-
-Of the text as it came, not of its bytes, and one literal at a time: Python finds a literal in text
-five times faster than in bytes, and twice as fast as a pattern. What only looks like the name that
-is sought is told apart where it matters.
+A send is refused here, with RequestRefused, or its records go to the turn, which appends them and
+responds. A fast path gives the same record as `_send_validated()` would, with fewer checks.
 """
 
 from __future__ import annotations
@@ -32,70 +31,17 @@ from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import SendMessage
 from escrowmq.remoting.requests import Body, Request
 
-
-def is_plain(properties: str) -> bool:
-    """Whether nothing in them asks for more than an append: a name or a value that only looks
-    as if it did takes the long way, which looks closely."""
-    return (
-        "TRAN_MSG\x01" not in properties
-        and ("\x02UNIQ_KEY\x01" in properties or properties[:9] == "UNIQ_KEY\x01")
-        and "\0" not in properties
-        and "DELAY\x01" not in properties
-        and "TIMER_D" not in properties
-        and "WAIT\x01false" not in properties
-        and "MSG_REGION\x01" not in properties
-        and "POP_CK\x01" not in properties
-        and "UNIQ_KEY\x01\x02" not in properties
-        and properties[-1] != "\x01"
-    )
-
-
-def is_plain_half(properties: str) -> bool:
-    """Whether they make a half of the message and ask for nothing else."""
-    return (
-        ("\x02TRAN_MSG\x01true\x02" in properties or properties[:14] == "TRAN_MSG\x01true\x02")
-        and ("\x02UNIQ_KEY\x01" in properties or properties[:9] == "UNIQ_KEY\x01")
-        and properties.count("TRAN_MSG\x01") == 1
-        and "\0" not in properties
-        and "DELAY\x01" not in properties
-        and "TIMER_D" not in properties
-        and "WAIT\x01false" not in properties
-        and "MSG_REGION\x01" not in properties
-        and "POP_CK\x01" not in properties
-        and "UNIQ_KEY\x01\x02" not in properties
-        and "REAL_" not in properties
-        and "ESCROW_" not in properties
-        and "CHECK_IMMUNITY" not in properties
-        and "__transactionId__" not in properties
-        and properties[-1] != "\x01"
-    )
-
-
-def has_unique_key(properties: str) -> bool:
-    return find_property(properties.encode(), b"UNIQ_KEY") is not None
-
-
-def has_wait_false(properties: str) -> bool:
-    return find_property(properties.encode(), b"WAIT") == b"false"
-
-
-def has_special_properties(properties: str) -> bool:
-    """Whether a record has to be looked at again before it is appended."""
-    return "DELAY\x01" in properties or "TIMER_D" in properties or "TRAN_MSG\x01" in properties
-
-
-_BROKER_PROPERTIES_BYTES: Final = 512  # for what the broker itself adds
-_SHORT_PROPERTIES_LENGTH: Final = (
-    4096  # characters that are within every limit, however they are encoded
-)
-
+_BROKER_PROPERTIES_BYTES: Final = 512  # reserved for what the broker adds
+# So many characters are within every limit, however they are encoded.
+_SHORT_PROPERTIES_LENGTH: Final = 4096
 _BROKER_PROPERTIES: Final = ("POP_CK", "MSG_REGION", "TRACE_ON", "CLUSTER")
 
 
 SEND_ERRORS: Final[ErrorCodes] = {BrokenBody: ResponseCode.MESSAGE_ILLEGAL}
 
-# Looks at a record with special properties: the one to append, or a refusal.
+# Takes a record with delay properties and the time; returns the record to append instead.
 Redirect = Callable[[NewRecord, int], NewRecord]
+# HalfProcessor.park and park_plain.
 Park = Callable[[Channel, Request[SendMessage], NewRecord, int, bool, int], None]
 ParkPlain = Callable[[Channel, Request[SendMessage], int, str, int], None]
 
@@ -138,7 +84,8 @@ class SendProcessor:
         """Apply what can change while the broker runs: its permission and the size limit."""
         self._is_broker_writable = config.is_writable
         self._message_bytes_max = message_bytes_max
-        # Queues by topic, if nothing but the place and the message itself can be wrong with a send.
+        # Number of queues of each topic that accepts plain sends. The fast path checks nothing
+        # else about the topic.
         self._fast_path_queue_counts: Mapping[str, int] = (
             self._topics.sendable_queue_counts if config.is_writable else {}
         )
@@ -155,27 +102,29 @@ class SendProcessor:
         ]
 
     def send(self, channel: Channel, request: Request[SendMessage], now_ms: int) -> None:
-        """Put it into this turn's batch, or raise RequestRefused."""
+        """Add a message to this turn, or raise RequestRefused."""
         fields, body = request.head.fields, request.body
         queue_id, text = fields.queue_id, fields.properties
-        is_straight = (
+        is_ordinary = (
             0 <= queue_id < self._fast_path_queue_counts.get(fields.topic, 0)
             and not fields.batch
             and len(body) <= self._message_bytes_max
             and len(text) <= _SHORT_PROPERTIES_LENGTH
         )
-        if not is_straight or not is_plain(text):
-            if is_straight and is_plain_half(text):
+        if not is_ordinary or not is_plain(text):
+            if is_ordinary and is_plain_half(text):
                 self._park_plain(channel, request, queue_id, self._added_properties_text, now_ms)
             else:
                 self._send_validated(channel, request, now_ms)
             return
-        added = self._added_properties if text[-1] == "\x02" else self._separated_added_properties
+        added_properties = (
+            self._added_properties if text[-1] == "\x02" else self._separated_added_properties
+        )
         record = NewRecord(
             fields.topic,
             queue_id,
             body,  # type: ignore[arg-type]  # a view: it is appended before this turn ends
-            text.encode() + added,
+            text.encode() + added_properties,
             fields.flag,
             fields.sys_flag,
             fields.born_timestamp,
@@ -185,12 +134,14 @@ class SendProcessor:
         self._turn.add_send(channel, request, record, queue_id)
 
     def _send_validated(self, channel: Channel, request: Request[SendMessage], now_ms: int) -> None:
-        """Anything may be wrong with it, or special about it."""
+        """Handle every send that is not plain, or not valid."""
         fields = request.head.fields
         queue_id = self._choose_queue(fields, now_ms)
-        waits = "WAIT\x01false" not in fields.properties or not has_wait_false(fields.properties)
+        waits_for_flush = "WAIT\x01false" not in fields.properties or not has_wait_false(
+            fields.properties
+        )
         if fields.batch and "ESCROW_WRITER\x01" in fields.properties:
-            self._park_packed(channel, request, queue_id, now_ms, waits)
+            self._park_packed(channel, request, queue_id, now_ms, waits_for_flush)
             return
         if fields.batch:
             records = self._make_batch_records(channel, request, queue_id, now_ms)
@@ -198,36 +149,39 @@ class SendProcessor:
             record = self._make_record(channel, request, queue_id, now_ms)
             if has_special_properties(fields.properties):
                 if _is_half(record):
-                    self._redirect(record, now_ms)  # a delay that is not served is refused now
-                    self._park(channel, request, record, now_ms, waits, 0)
+                    # The delay begins with the commit. Refuse one that is not served now.
+                    self._redirect(record, now_ms)
+                    self._park(channel, request, record, now_ms, waits_for_flush, 0)
                     return
                 record = self._redirect(record, now_ms)
             records = [record]
-        self._turn.add_send_records(channel, request, records, queue_id, waits_for_flush=waits)
+        self._turn.add_send_records(
+            channel, request, records, queue_id, waits_for_flush=waits_for_flush
+        )
 
     def _choose_queue(self, fields: SendMessage, now_ms: int) -> int:
         topic = self._topics.find(fields.topic)
         if topic is None or fields.topic in BROKER_ONLY_TOPICS or not topic.perm & PERM_WRITE:
             topic = self._resolve_topic(fields, now_ms)
+        # As RocketMQ: without write permission, a broker refuses only ordered topics here. Other
+        # producers learn from the route that they may not send to it.
         if topic.order and not self._is_broker_writable:
             raise RequestRefused(ResponseCode.NO_PERMISSION, "this broker is not writable")
-        queues = max(topic.read_queue_nums, topic.write_queue_nums)
+        queue_count = max(topic.read_queue_nums, topic.write_queue_nums)
         if fields.queue_id < 0 < topic.write_queue_nums:
             return self._random.randrange(topic.write_queue_nums)
-        if not 0 <= fields.queue_id < queues:
+        if not 0 <= fields.queue_id < queue_count:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
-                f"queue {fields.queue_id} of {fields.topic}, which has {queues}",
+                f"topic {fields.topic} has no queue {fields.queue_id}, only {queue_count} queues",
             )
         return fields.queue_id
 
     def _resolve_topic(self, fields: SendMessage, now_ms: int) -> TopicConfig:
-        """What the straight path does not decide: an unknown topic, or one nobody may send to."""
+        """Return the topic, created if need be, or raise RequestRefused."""
         check_topic_name(fields.topic)
         if fields.topic in BROKER_ONLY_TOPICS:
-            raise RequestRefused(
-                ResponseCode.NO_PERMISSION, f"{fields.topic} belongs to the broker"
-            )
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"{fields.topic} is a system topic")
         topic = self._topics.get_or_create(
             fields.topic,
             template=fields.default_topic,
@@ -237,7 +191,7 @@ class SendProcessor:
         if topic is None:
             raise RequestRefused(
                 ResponseCode.TOPIC_NOT_EXIST,
-                f"topic {fields.topic} does not exist, and may not be made here",
+                f"topic {fields.topic} does not exist; create it, or set autoCreateTopicEnable",
             )
         if not topic.perm & PERM_WRITE:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"{fields.topic} is not writable")
@@ -265,16 +219,18 @@ class SendProcessor:
         return record
 
     def _make_properties(self, text: str, now_ms: int) -> bytes:
-        """With a unique key, and marked as this broker's."""
+        """Encode the properties, with a unique key and the properties that the broker adds."""
         if "\0" in text:
-            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a zero byte in the properties")
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "the properties contain a zero byte")
         encoded = text.encode()
-        if len(encoded) > PROPERTIES_BYTES_MAX - _BROKER_PROPERTIES_BYTES:
+        bytes_max = PROPERTIES_BYTES_MAX - _BROKER_PROPERTIES_BYTES
+        if len(encoded) > bytes_max:
             raise RequestRefused(
-                ResponseCode.MESSAGE_ILLEGAL, f"properties of {len(encoded)} bytes are too long"
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the properties are {len(encoded)} bytes, the limit is {bytes_max}",
             )
         if "POP_CK\x01" in text or "MSG_REGION\x01" in text:
-            # Sent on by a consumer: the marks of where it was consumed do not go along.
+            # A consumer forwards a message. What the first broker added does not apply here.
             encoded = change_properties(encoded, remove=_BROKER_PROPERTIES)
         if encoded and encoded[-1] != 2:
             encoded += b"\x02"
@@ -289,20 +245,20 @@ class SendProcessor:
         fields = request.head.fields
         if fields.topic.startswith(RETRY_PREFIX) or fields.sys_flag & TRANSACTION_MASK:
             raise RequestRefused(
-                ResponseCode.MESSAGE_ILLEGAL, "a batch is neither a retry nor transactional"
+                ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be a retry or transactional"
             )
         self._check_body_size(len(request.body))
         topic, sys_flag, born_ms = fields.topic, fields.sys_flag, fields.born_timestamp
         born_host, times = channel.peer_host, fields.reconsume_times
         bulk = decode_bulk_batch(request.body)
         if bulk is not None:
-            marks = self._added_properties
-            return [bulk.to_run(topic, queue_id, marks, sys_flag, born_ms, born_host, times)]
+            added = self._added_properties
+            return [bulk.to_run(topic, queue_id, added, sys_flag, born_ms, born_host, times)]
         return [
             NewRecord(
                 topic,
                 queue_id,
-                item.body,  # type: ignore[arg-type]  # a view, as that of a single message
+                item.body,  # type: ignore[arg-type]  # a view, as for a single message
                 self._make_batch_properties(item.properties, now_ms),
                 item.flag,
                 sys_flag,
@@ -316,7 +272,10 @@ class SendProcessor:
     def _make_batch_properties(self, encoded_properties: bytes, now_ms: int) -> bytes:
         text = encoded_properties.decode("utf-8", "replace")
         if has_special_properties(text):
-            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "no message of a batch is delayed")
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "a message of a batch cannot be delayed or transactional",
+            )
         return self._make_properties(text, now_ms)
 
     def _park_packed(
@@ -327,12 +286,15 @@ class SendProcessor:
         now_ms: int,
         waits_for_flush: bool,
     ) -> None:
-        """Many messages of a writer as one half. What could be wrong with one of them is said now:
-        once they are decided it is too late."""
+        """Park many messages of a writer as one half.
+
+        Validate each of them now: after the decision it would be too late to refuse one.
+        """
         record = self._make_record(channel, request, queue_id, now_ms)
         if record.topic.startswith(RETRY_PREFIX) or not _is_half(record):
             raise RequestRefused(
-                ResponseCode.MESSAGE_ILLEGAL, "a writer's batch is transactional, and no retry"
+                ResponseCode.MESSAGE_ILLEGAL,
+                "a writer's batch must be transactional and cannot be a retry",
             )
         bulk = decode_bulk_batch(request.body)
         if bulk is not None:
@@ -342,18 +304,20 @@ class SendProcessor:
             keys = [self._check_batch_item(item.properties, record, now_ms) for item in items]
         if len(set(keys)) != len(keys):
             raise RequestRefused(
-                ResponseCode.MESSAGE_ILLEGAL, "the messages of a writer's batch share a UNIQ_KEY"
+                ResponseCode.MESSAGE_ILLEGAL,
+                "two messages of a writer's batch have the same UNIQ_KEY",
             )
         self._park(channel, request, record, now_ms, waits_for_flush, len(keys))
 
     def _check_batch_item(self, encoded_properties: bytes, record: NewRecord, now_ms: int) -> bytes:
-        """Of one of a writer's batch that has other properties too: it may also be delayed."""
+        """Validate one message of a writer's batch, and return its unique key."""
         text = encoded_properties.decode("utf-8", "replace")
         key = find_property(encoded_properties, b"UNIQ_KEY")
         if encoded_properties[-1:] != b"\x02" or key is None or "TRAN_MSG\x01" in text:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
-                "each message of a writer's batch has a UNIQ_KEY, no TRAN_MSG, and ends in \\x02",
+                "the properties of each message of a writer's batch need a UNIQ_KEY, no TRAN_MSG, "
+                "and must end with \\x02",
             )
         properties = self._make_properties(text, now_ms)
         if has_special_properties(text):
@@ -364,19 +328,84 @@ class SendProcessor:
         if body_bytes > self._message_bytes_max:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"a body of {body_bytes} bytes, limit {self._message_bytes_max}",
+                f"message body is {body_bytes} bytes, "
+                f"the limit is {self._message_bytes_max} (maxMessageSize)",
             )
 
 
 def _decode_items(body: Body) -> list[BatchItem]:
     items = decode_batch(body)
     if not items:
-        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a batch of no messages")
+        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "the batch contains no message")
     return items
 
 
 def _is_half(record: NewRecord) -> bool:
-    """By the property alone, as RocketMQ; a retry that waits for its level is none."""
+    """Return whether a record is a half: by its property alone, as in RocketMQ.
+
+    A delayed retry keeps the property of its first delivery and is not a half.
+    """
     if find_property(record.properties, b"TRAN_MSG") != b"true":
         return False
     return not (record.reconsume_times and b"DELAY\x01" in record.properties)
+
+
+# --- properties ----------------------------------------------------------------------------------
+
+# These functions search the text as it was received, not its encoded bytes, and one literal at a
+# time: Python finds a literal in a str five times faster than in bytes, and twice as fast as a
+# regular expression does.
+
+
+def is_plain(properties: str) -> bool:
+    """Return whether a message can be appended as it is.
+
+    May return False for a plain message: a value that only looks like one of these names takes
+    the slow path, which parses the properties.
+    """
+    return (
+        "TRAN_MSG\x01" not in properties
+        and ("\x02UNIQ_KEY\x01" in properties or properties[:9] == "UNIQ_KEY\x01")
+        and "\0" not in properties
+        and "DELAY\x01" not in properties
+        and "TIMER_D" not in properties
+        and "WAIT\x01false" not in properties
+        and "MSG_REGION\x01" not in properties
+        and "POP_CK\x01" not in properties
+        and "UNIQ_KEY\x01\x02" not in properties
+        and properties[-1] != "\x01"
+    )
+
+
+def is_plain_half(properties: str) -> bool:
+    """Return whether a message is a half message and nothing else is special about it."""
+    return (
+        ("\x02TRAN_MSG\x01true\x02" in properties or properties[:14] == "TRAN_MSG\x01true\x02")
+        and ("\x02UNIQ_KEY\x01" in properties or properties[:9] == "UNIQ_KEY\x01")
+        and properties.count("TRAN_MSG\x01") == 1
+        and "\0" not in properties
+        and "DELAY\x01" not in properties
+        and "TIMER_D" not in properties
+        and "WAIT\x01false" not in properties
+        and "MSG_REGION\x01" not in properties
+        and "POP_CK\x01" not in properties
+        and "UNIQ_KEY\x01\x02" not in properties
+        and "REAL_" not in properties
+        and "ESCROW_" not in properties
+        and "CHECK_IMMUNITY" not in properties
+        and "__transactionId__" not in properties
+        and properties[-1] != "\x01"
+    )
+
+
+def has_unique_key(properties: str) -> bool:
+    return find_property(properties.encode(), b"UNIQ_KEY") is not None
+
+
+def has_wait_false(properties: str) -> bool:
+    return find_property(properties.encode(), b"WAIT") == b"false"
+
+
+def has_special_properties(properties: str) -> bool:
+    """Return whether a record may be delayed or a half, and has to be redirected."""
+    return "DELAY\x01" in properties or "TIMER_D" in properties or "TRAN_MSG\x01" in properties

@@ -1,8 +1,11 @@
-"""Messages that could not be processed: sent back by their consumers, or past all hope.
+"""Messages that go back: failed messages to their group, replies to the client that waits.
 
-The decisions are in `consume/retry.py`; here they become records.
+    CONSUMER_SEND_MSG_BACK   a consumer could not process a message. It is stored again in the
+                             retry topic of the group, or in its dead-letter topic.
+    SEND_REPLY_MESSAGE       a reply to a request message. It is pushed to the requester's
+                             connection and stored like any message.
 
-Replies: the answer to a request message, pushed to the client that waits for it, then stored.
+`consume/retry.py` decides where a failed message goes; here the decision becomes a record.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ class SendBackProcessor:
         self._groups = groups
         self._locks = locks
         self._redirect = redirect
-        self.turn = turn
+        self._turn = turn
         self._random = Random(seed)
 
     def handlers(self) -> list[Handler]:
@@ -59,7 +62,7 @@ class SendBackProcessor:
         self, channel: Channel, request: Request[ConsumerSendMessageBack], now_ms: int
     ) -> None:
         fields = request.head.fields
-        group = self._get_group(fields.group)
+        group = self._groups.get(fields.group)
         record = self._store.record_at(fields.offset)
         failed = FailedMessage(
             topic=record.topic,
@@ -67,46 +70,27 @@ class SendBackProcessor:
             properties=decode_properties(record.properties),
             offset_id=encode_offset_id(record.store_host, record.log_offset),
         )
-        rules = RetryPolicy(
-            retry_queue_count=group.retry_queue_nums,
-            max_reconsume_times=group.retry_max_times,
-            requested_max_times=fields.max_reconsume_times,
-            client_version=request.head.version,
-        )
-        again = send_back(failed, fields.group, rules, delay_level=fields.delay_level)
-        if again is None:
+        policy = _retry_policy(group, fields.max_reconsume_times, request.head.version)
+        redelivery = send_back(failed, fields.group, policy, delay_level=fields.delay_level)
+        if redelivery is None:  # the group has no retry queues: the message is dropped
             channel.respond(request)
             return
-        stored = self._redirect(self._make_record(again, record, now_ms), now_ms)
-        self.turn.add_records([stored], lambda code, _: _respond_stored(channel, request, code))
+        copy = self._redirect(self._make_record(redelivery, record, now_ms), now_ms)
+        self._turn.add_records([copy], lambda code, _: _respond_stored(channel, request, code))
 
     def redirect_retry(
         self, record: NewRecord, fields: SendMessage, version: int, now_ms: int
     ) -> NewRecord:
-        """A send to a retry topic: as it is, or to the dead letters."""
+        """Return the record to store for a send to a retry topic: itself, or a dead letter."""
         name = group_of_retry_topic(record.topic) or ""
-        group = self._get_group(name)
-        again = redirect(
+        redelivery = redirect(
             decode_properties(record.properties),
             name,
-            RetryPolicy(
-                retry_queue_count=group.retry_queue_nums,
-                max_reconsume_times=group.retry_max_times,
-                requested_max_times=fields.max_reconsume_times,
-                client_version=version,
-            ),
+            _retry_policy(self._groups.get(name), fields.max_reconsume_times, version),
             reconsume_times=record.reconsume_times,
             group_has_locks=self._locks.group_has_locks(name, now_ms=now_ms),
         )
-        return record if again is None else self._make_record(again, record, now_ms)
-
-    def _get_group(self, name: str) -> GroupConfig:
-        group = self._groups.find(name)
-        if group is None:
-            raise RequestRefused(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group {name} does not exist"
-            )
-        return group
+        return record if redelivery is None else self._make_record(redelivery, record, now_ms)
 
     def _make_record(
         self, redelivery: Redelivery, record: StoredRecord | NewRecord, now_ms: int
@@ -123,8 +107,19 @@ class SendBackProcessor:
         )
 
 
+def _retry_policy(
+    group: GroupConfig, max_reconsume_times: int | None, client_version: int
+) -> RetryPolicy:
+    return RetryPolicy(
+        retry_queue_count=group.retry_queue_nums,
+        max_reconsume_times=group.retry_max_times,
+        requested_max_times=max_reconsume_times,
+        client_version=client_version,
+    )
+
+
 def _respond_stored(channel: Channel, request: Request[ConsumerSendMessageBack], code: int) -> None:
-    remark = "" if code == ResponseCode.SUCCESS else "the message could not be stored again"
+    remark = "" if code == ResponseCode.SUCCESS else "the message was not stored again"
     channel.respond(request, code=code, remark=remark)
 
 
@@ -150,11 +145,8 @@ class ReplyProcessor:
         fields = request.head.fields
         client_id = decode_properties(fields.properties.encode()).get(REPLY_TO)
         if client_id is None:
-            raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR, f"a reply without the property {REPLY_TO}"
-            )
-        waiting = self._producers.channel_of_client(client_id)
-        pushed = PushReplyMessage(
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the reply has no property {REPLY_TO}")
+        header = PushReplyMessage(
             producer_group=fields.producer_group,
             topic=fields.topic,
             default_topic=fields.default_topic,
@@ -170,12 +162,13 @@ class ReplyProcessor:
             store_host=channel.address,
             store_timestamp=now_ms,
         )
-        if waiting is not None:
-            waiting.send_oneway(
-                RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, pushed, bytes(request.body)
+        requester = self._producers.channel_of_client(client_id)
+        if requester is not None:
+            requester.send_oneway(
+                RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, header, bytes(request.body)
             )
         if self._stores_replies:
-            # So that it can be found; the replier is answered like any sender.
+            # Stored so that operators can find it. The replier gets the response of a send.
             self._send_processor.send(channel, request, now_ms)
         else:
             channel.respond(request)

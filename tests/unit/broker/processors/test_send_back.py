@@ -35,16 +35,16 @@ class Bench:
         self.locks = QueueLocks()
         self.made: list[NewRecord] = []
         self.line = FakeLine()
+        self.turn = Turn(
+            self.store, messages_arrived=lambda new: self.made.extend(iter_records(new))
+        )
         self.retries = SendBackProcessor(
             self.store,
             self.topics,
             self.groups,
             self.locks,
             redirect=lambda record, _: record,  # test_delays.py has the real one
-            turn=Turn(
-                self.store,
-                messages_arrived=lambda new: self.made.extend(iter_records(new)),
-            ),
+            turn=self.turn,
         )
         self.groups.put(GroupConfig(group_name="g"), now_ms=NOW_MS)
 
@@ -59,7 +59,7 @@ class Bench:
         header = ConsumerSendMessageBack(**{**fields, **changes})
         request = ask(RequestCode.CONSUMER_SEND_MSG_BACK, header, version=version)
         self.retries.send_back(self.line, request, NOW_MS)
-        self.retries.turn.append_all(NOW_MS)
+        self.turn.append_all(NOW_MS)
         return self.line.answer().code
 
     def retried(self, record: NewRecord, *, version: int = VERSION, **changes: Any) -> NewRecord:
