@@ -1,10 +1,12 @@
-"""What operators ask about a broker as a whole: figures and settings.
+"""Administration of the broker as a whole.
 
-The broker's part in a backup: save and flush everything, and say up to where.
+    BrokerAdmin       runtime information, rates, settings
+    BackupProcessor   prepares a backup: saves and flushes everything, returns the end of the log
 
-Who copies the files asks twice. What was noted before the second answer speaks of nothing that
-lies behind the end that it gives. He sends a token, which the broker leaves in its directory: a
-broker may run anywhere, and only the one on this directory can say where its log ends.
+`escrowmq store backup` sends PREPARE_BACKUP twice: before it copies the tables and before it copies
+the log. The tables that were saved before the second response refer to nothing beyond the log end
+in that response. The request carries a token, which the broker writes to its store directory: it proves that the broker
+which responds is the one that runs on the directory being copied.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ from escrowmq.store.store import MessageStore
 
 CONFIG_CHANGE_BYTES_MAX: Final = 64 << 10
 _GIB: Final = 1 << 30
-# There are no threads that wait for work here; RocketMQ's tools look for these all the same.
+# This broker has no thread pools and no timer wheel, but RocketMQ's tools expect these keys.
 _EMPTY_THREAD_POOLS: Final = {
-    f"{name}ThreadPoolQueue{what}": "0"
-    for name in ("send", "pull", "query", "litePull", "ack")
-    for what in ("Size", "HeadWaitTimeMills")
+    f"{pool}ThreadPoolQueue{figure}": "0"
+    for pool in ("send", "pull", "query", "litePull", "ack")
+    for figure in ("Size", "HeadWaitTimeMills")
 } | {"EndTransactionQueueSize": "0", "pageCacheLockTimeMills": "0", "dispatchMaxBuffer": "0"}
 _EMPTY_TIMERS: Final = dict.fromkeys(
     (
@@ -55,23 +57,23 @@ _EMPTY_TIMERS: Final = dict.fromkeys(
 
 
 class BrokerSettings(Protocol):
-    """The settings of a running broker. `server/live_config.py` has the real ones."""
+    """The settings of a running broker. `server/live_config.py` has the implementation."""
 
     def text(self) -> str:
-        """All of them, a line each, by RocketMQ's names."""
+        """Return all settings as `key=value` lines, under RocketMQ's keys."""
 
     def change(self, text: str) -> None:
-        """Lines of the same kind. ConfigError says why not; nothing is changed then."""
+        """Apply such lines. Raise ConfigError and change nothing if one is not accepted."""
 
 
 class FixedSettings:
-    """Of a broker whose owner has given it none to show."""
+    """No settings, for a broker without a server."""
 
     def text(self) -> str:
         return ""
 
     def change(self, text: str) -> None:
-        raise ConfigError("the settings of this broker cannot be changed while it runs")
+        raise ConfigError("the settings of this broker cannot be changed at run time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +119,8 @@ class BrokerAdmin:
 
     def get_config(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         version = msgspec.json.encode(self._version).decode()
-        text = self._settings().text().encode()
-        channel.respond(request, BrokerConfigResponse(version=version), body=text)
+        body = self._settings().text().encode()
+        channel.respond(request, BrokerConfigResponse(version=version), body=body)
 
     def update_config(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         if len(request.body) > CONFIG_CHANGE_BYTES_MAX:
@@ -133,7 +135,7 @@ class BrokerAdmin:
         self._version = self._version.next(now_ms)
         channel.respond(request)
 
-    # --- figures ---------------------------------------------------------------------------------
+    # --- runtime information ---------------------------------------------------------------------
 
     def get_runtime_info(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         table = {
@@ -160,23 +162,27 @@ class BrokerAdmin:
 
     def _traffic_info(self, now_ms: int) -> dict[str, str]:
         totals = self._statistics.take_sample(now_ms).totals
-        morning, before = self._statistics.morning, self._statistics.yesterday_morning
-        pulls = zip(self._rates("found", now_ms), self._rates("missed", now_ms), strict=True)
+        today, yesterday = self._statistics.morning, self._statistics.yesterday_morning
+        found_and_missed = zip(
+            self._rates("found", now_ms), self._rates("missed", now_ms), strict=True
+        )
         stored_bytes = self._store.end - self._start_log_end
         fetched = _format_rates(self._rates("fetched", now_ms))
         return {
             "putTps": _format_rates(self._rates("put", now_ms)),
             "getFoundTps": _format_rates(self._rates("found", now_ms)),
             "getMissTps": _format_rates(self._rates("missed", now_ms)),
-            "getTotalTps": _format_rates(tuple(found + missed for found, missed in pulls)),
-            "getTransferedTps": fetched,  # so spelt before 5.0
+            "getTotalTps": _format_rates(
+                tuple(found + missed for found, missed in found_and_missed)
+            ),
+            "getTransferedTps": fetched,  # the spelling before 5.0
             "getTransferredTps": fetched,
             "msgPutTotalTodayNow": str(totals.put),
-            "msgPutTotalTodayMorning": str(morning.put),
-            "msgPutTotalYesterdayMorning": str(before.put),
+            "msgPutTotalTodayMorning": str(today.put),
+            "msgPutTotalYesterdayMorning": str(yesterday.put),
             "msgGetTotalTodayNow": str(totals.fetched),
-            "msgGetTotalTodayMorning": str(morning.fetched),
-            "msgGetTotalYesterdayMorning": str(before.fetched),
+            "msgGetTotalTodayMorning": str(today.fetched),
+            "msgGetTotalYesterdayMorning": str(yesterday.fetched),
             "putMessageTimesTotal": str(totals.put),
             "putMessageSizeTotal": str(stored_bytes),
             "putMessageAverageSize": str(stored_bytes / totals.put if totals.put else 0.0),
@@ -191,7 +197,7 @@ class BrokerAdmin:
             "commitLogMinOffset": str(store.begin),
             "commitLogMaxOffset": str(store.end),
             "remainHowManyDataToFlush": f"{store.end - store.flushed_offset} B",
-            "dispatchBehindBytes": "0",  # entries and keys are there with the message
+            "dispatchBehindBytes": "0",  # queue entries and keys are written with the message
             "earliestMessageTimeStamp": str(self._oldest_ms()),
         }
 
@@ -217,30 +223,30 @@ class BrokerAdmin:
 
     def get_stats(self, channel: Channel, request: Request[ViewBrokerStats], now_ms: int) -> None:
         fields = request.head.fields
-        spans = self._find_rates(fields.stats_name, fields.stats_key, now_ms)
-        if spans is None:
+        rates = self._find_rates(fields.stats_name, fields.stats_key, now_ms)
+        if rates is None:
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,
-                f"there are no figures {fields.stats_name[:100]} of {fields.stats_key[:100]}",
+                f"no statistics {fields.stats_name[:100]} of {fields.stats_key[:100]}",
             )
-        minute, hour, day = (Rate(sum=one.count, tps=one.per_s, avgpt=0.0) for one in spans)
-        found = Rates(stats_minute=minute, stats_hour=hour, stats_day=day)
-        channel.respond(request, body=encode_body(found))
+        minute, hour, day = (Rate(sum=rate.count, tps=rate.per_s, avgpt=0.0) for rate in rates)
+        body = Rates(stats_minute=minute, stats_hour=hour, stats_day=day)
+        channel.respond(request, body=encode_body(body))
 
     def no_op(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        """Accept CLEAN_EXPIRED_CONSUMEQUEUE and DELETE_EXPIRED_COMMITLOG, which need no request."""
+        """Respond to a request to delete expired files, which the broker does by itself."""
         channel.respond(request)
 
     def _find_rates(
         self, name: str, key: str, now_ms: int
     ) -> tuple[TrafficRate, TrafficRate, TrafficRate] | None:
         statistics = self._statistics
-        present = statistics.take_sample(now_ms)
+        sample = statistics.take_sample(now_ms)
         topic, _, group = key.partition("@")
         match name:
-            case "TOPIC_PUT_NUMS" | "TOPIC_PUT_SIZE" if key in present.traffic_in:
+            case "TOPIC_PUT_NUMS" | "TOPIC_PUT_SIZE" if key in sample.traffic_in:
                 return statistics.topic_rates(key, int(name.endswith("SIZE")), now_ms)
-            case "GROUP_GET_NUMS" | "GROUP_GET_SIZE" if (topic, group) in present.traffic_out:
+            case "GROUP_GET_NUMS" | "GROUP_GET_SIZE" if (topic, group) in sample.traffic_out:
                 return statistics.group_rates(topic, group, int(name.endswith("SIZE")), now_ms)
             case "BROKER_PUT_NUMS" if key == self._broker_info.cluster:
                 return statistics.broker_rates("put", now_ms)
@@ -250,9 +256,11 @@ class BrokerAdmin:
 
 
 def _format_rates(rates: tuple[float, ...]) -> str:
-    """Over ten seconds, a minute, ten minutes."""
+    """Format the rates of the last 10 s, one minute and ten minutes."""
     return " ".join(f"{rate:.2f}" for rate in rates)
 
+
+# --- backup --------------------------------------------------------------------------------------
 
 TOKEN_LENGTH_MAX: Final = 64
 _BACKUP_ERRORS: Final[ErrorCodes] = {StoreError: ResponseCode.SYSTEM_ERROR}
@@ -265,7 +273,7 @@ class BackupProcessor:
         self._disk = disk
         self._store = store
         self._save = save
-        self._flush = flush  # None: here and now
+        self._flush = flush  # None: flush in the call
 
     def handlers(self) -> list[Handler]:
         return [
@@ -277,7 +285,10 @@ class BackupProcessor:
     ) -> None:
         store, token = self._store, request.head.fields.token
         if len(token) > TOKEN_LENGTH_MAX:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"a token of {len(token)} characters")
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR,
+                f"the token has {len(token)} characters, the limit is {TOKEN_LENGTH_MAX}",
+            )
         replace_file(self._disk, TOKEN_PATH, token.encode())
         self._save()
         if self._flush is None:

@@ -1,12 +1,14 @@
-"""Looking after topics and groups: make, change, show, delete.
+"""Administration of topics, groups and users.
 
-A deletion is answered when it is durable, in this order: offsets, settings, queues. Whatever a
-crash leaves of it, no message is skipped, and the same request again finishes it.
+    MetadataAdmin   create, change, show and delete topics and subscription groups
+    AccessAdmin     show users and policies of 5.x
 
-Users and policies (5.x), for operators to look at. No secret leaves the broker.
+A deletion removes offsets, settings and queues, in this order, and is responded to when it is
+durable. After a crash in between no message is skipped, and the same request completes it.
 
-They live in a file that its owner edits and the broker reads again when it changes, so there is
-nothing here that changes them. Accounts of `plain_acl.yml` (4.x) are no users and are not shown.
+Users and policies live in the ACL file, which operators edit and the broker reloads. Requests that
+would change them are refused. No secret leaves the broker. Accounts of plain_acl.yml (4.x) are not
+users and are not shown.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from escrowmq.broker.metadata import (
     SubscriptionGroups,
     TopicTable,
     check_topic_name,
+    group_not_found,
     is_valid_group_name,
 )
 from escrowmq.consume.offsets import ConsumerOffsets
@@ -68,9 +71,8 @@ class MetadataAdmin:
         self._groups = groups
         self._offsets = offsets
         self._save_offsets = save_offsets
-        self._pending_deletions: list[
-            tuple[Channel, Request[TopicHeader]]
-        ] = []  # that wait for their files
+        # Deletions that wait until no checkpoint writes to the files of their topic.
+        self._pending_deletions: list[tuple[Channel, Request[TopicHeader]]] = []
 
     def handlers(self) -> list[Handler]:
         code, permissions = RequestCode, RequestPermissions
@@ -94,11 +96,13 @@ class MetadataAdmin:
         _check_topic(fields.topic)
         for count in (fields.read_queue_nums, fields.write_queue_nums):
             if not 0 <= count <= QUEUES_MAX:
-                raise _invalid_parameter(f"{count} queues, not 0 to {QUEUES_MAX}")
+                raise _invalid_parameter(f"{count} queues; a topic has 0 to {QUEUES_MAX}")
         if not 0 <= fields.perm <= 7:
-            raise _invalid_parameter(f"perm {fields.perm}: 2 is write, 4 is read, 6 is both")
-        known = self._topics.find(fields.topic)
-        wanted = TopicConfig(
+            raise _invalid_parameter(
+                f"perm {fields.perm} is not valid: 2 is write, 4 is read, 6 is both"
+            )
+        existing = self._topics.find(fields.topic)
+        config = TopicConfig(
             topic_name=fields.topic,
             read_queue_nums=fields.read_queue_nums,
             write_queue_nums=fields.write_queue_nums,
@@ -107,35 +111,38 @@ class MetadataAdmin:
             topic_sys_flag=fields.topic_sys_flag,
             order=fields.order,
             attributes=_update_attributes(
-                {} if known is None else known.attributes, fields.attributes
+                {} if existing is None else existing.attributes, fields.attributes
             ),
         )
-        if wanted != known:
-            self._topics.put(wanted, now_ms=now_ms)
+        if config != existing:
+            self._topics.put(config, now_ms=now_ms)
         channel.respond(request)
 
     def delete_topic(self, channel: Channel, request: Request[TopicHeader], now_ms: int) -> None:
         _check_topic(request.head.fields.topic)
         if len(self._pending_deletions) >= PENDING_DELETIONS_MAX:
-            raise RequestRefused(ResponseCode.SYSTEM_BUSY, "too many topics are being deleted")
+            raise RequestRefused(
+                ResponseCode.SYSTEM_BUSY,
+                f"{PENDING_DELETIONS_MAX} topics are being deleted; retry later",
+            )
         self._pending_deletions.append((channel, request))
         self.tick(now_ms)
 
     def tick(self, now_ms: int) -> None:
-        """Delete what waited until nobody writes to its files."""
-        waiting, self._pending_deletions = self._pending_deletions, []
-        for line, request in waiting:
+        """Delete the topics whose files are not in use any more."""
+        pending, self._pending_deletions = self._pending_deletions, []
+        for channel, request in pending:
             topic = request.head.fields.topic
             if not self._store.can_remove_topic(topic):
-                self._pending_deletions.append((line, request))
+                self._pending_deletions.append((channel, request))
                 continue
             try:
                 self._delete_topic(topic, now_ms)
             except StoreError as error:
-                failed = RequestRefused(ResponseCode.SYSTEM_ERROR, f"{topic} not deleted: {error}")
-                line.respond(request, code=failed.code, remark=failed.remark)
+                remark = f"topic {topic} was not deleted: {error}"
+                channel.respond(request, code=ResponseCode.SYSTEM_ERROR, remark=remark)
             else:
-                line.respond(request)
+                channel.respond(request)
 
     def _delete_topic(self, topic: str, now_ms: int) -> None:
         self._offsets.remove_topic(topic)
@@ -145,9 +152,9 @@ class MetadataAdmin:
         self._store.remove_topic(topic)
 
     def clean_unused_topics(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        """Queues of topics that are not there."""
-        known = self._topics.configs()
-        for topic in {topic for topic, _ in self._store.queues()} - set(known):
+        """Delete the queues of topics that do not exist."""
+        existing = set(self._topics.configs())
+        for topic in {topic for topic, _ in self._store.queues()} - existing:
             if not is_system_topic(topic) and self._store.can_remove_topic(topic):
                 self._store.remove_topic(topic)
         channel.respond(request)
@@ -155,13 +162,8 @@ class MetadataAdmin:
     def get_topic_config(
         self, channel: Channel, request: Request[TopicHeader], now_ms: int
     ) -> None:
-        topic = request.head.fields.topic
-        found = self._topics.find(topic)
-        if found is None:
-            raise RequestRefused(
-                ResponseCode.TOPIC_NOT_EXIST, f"topic {topic[:100]} does not exist"
-            )
-        channel.respond(request, body=_encode_json(found))
+        config = self._topics.get(request.head.fields.topic)
+        channel.respond(request, body=_encode_json(config))
 
     def list_topics(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         table = {"topicConfigTable": self._topics.configs(), "dataVersion": self._topics.version}
@@ -177,12 +179,12 @@ class MetadataAdmin:
         try:
             config = msgspec.convert(parse_lenient_json(request.body), GroupConfig, strict=False)
         except (BrokenBody, msgspec.ValidationError, RecursionError) as error:
-            raise BrokenBody(f"the group: {error}") from error
+            raise BrokenBody(f"the body is not a group: {error}") from error
         if not is_valid_group_name(config.group_name):
-            raise _invalid_parameter(f"{config.group_name[:100]!r} names no group")
+            raise _invalid_parameter(f"{config.group_name[:100]!r} is not a valid group name")
         if not 0 <= config.retry_queue_nums <= QUEUES_MAX:
             raise _invalid_parameter(
-                f"{config.retry_queue_nums} retry queues, not 0 to {QUEUES_MAX}"
+                f"{config.retry_queue_nums} retry queues; a group has 0 to {QUEUES_MAX}"
             )
         self._groups.put(config, now_ms=now_ms)
         channel.respond(request)
@@ -191,7 +193,7 @@ class MetadataAdmin:
         fields = request.head.fields
         name = fields.group_name
         if is_system_group(name):
-            raise _invalid_parameter(f"{name} belongs to the broker")
+            raise _invalid_parameter(f"{name} is a system group")
         if fields.clean_offset or fields.remove_offset:
             self._offsets.remove_group(name)
             self._save_offsets()
@@ -203,12 +205,10 @@ class MetadataAdmin:
         self, channel: Channel, request: Request[GroupHeader], now_ms: int
     ) -> None:
         name = request.head.fields.group
-        found = self._groups.get_or_create(name, now_ms=now_ms)
-        if found is None:
-            raise RequestRefused(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group {name[:100]} does not exist"
-            )
-        channel.respond(request, body=_encode_json(found))
+        config = self._groups.get_or_create(name, now_ms=now_ms)
+        if config is None:
+            raise group_not_found(name)
+        channel.respond(request, body=_encode_json(config))
 
     def list_groups(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
         table = {
@@ -226,28 +226,30 @@ def _invalid_parameter(reason: str) -> RequestRefused:
 def _check_topic(topic: str) -> None:
     check_topic_name(topic)
     if is_system_topic(topic):
-        raise _invalid_parameter(f"{topic} belongs to the broker")
+        raise _invalid_parameter(f"{topic} is a system topic")
 
 
 def _update_attributes(attributes: dict[str, str], text: str | None) -> dict[str, str]:
-    """`+name=value` sets one, `-name` takes it away; commas between them."""
-    changed = dict(attributes)
+    """Apply comma-separated changes: `+name=value` sets an attribute, `-name` removes it."""
+    updated = dict(attributes)
     for part in filter(None, (text or "").split(",")):
         name, equals, value = part[1:].partition("=")
         if part[0] == "+" and equals and name:
-            changed[name] = value
+            updated[name] = value
         elif part[0] == "-" and name and not equals:
-            changed.pop(name, None)
+            updated.pop(name, None)
         else:
             raise _invalid_parameter(f"attribute {part[:100]!r} is neither +name=value nor -name")
-    if len(changed) > ATTRIBUTES_MAX:
-        raise _invalid_parameter(f"{len(changed)} attributes, limit {ATTRIBUTES_MAX}")
-    return changed
+    if len(updated) > ATTRIBUTES_MAX:
+        raise _invalid_parameter(f"{len(updated)} attributes, the limit is {ATTRIBUTES_MAX}")
+    return updated
 
 
 def _encode_json(value: Any) -> bytes:
     return msgspec.json.encode(to_plain(value))
 
+
+# --- users and policies --------------------------------------------------------------------------
 
 _CHANGE_CODES: Final = (
     RequestCode.AUTH_CREATE_USER,
@@ -263,8 +265,7 @@ _SUBJECT_PREFIX: Final = "User:"
 def _refuse_change(channel: Channel, request: Request[Any], now_ms: int) -> None:
     raise RequestRefused(
         ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-        "users and policies are changed in the file of escrowAclFile: the broker reads it again "
-        "by itself",
+        "users and policies are changed in the ACL file (escrowAclFile); the broker reloads it",
     )
 
 
@@ -283,30 +284,30 @@ class AccessAdmin:
         ]
 
     def get_user(self, channel: Channel, request: Request[UserHeader], now_ms: int) -> None:
-        found = self._find_user(request.head.fields.username)
-        channel.respond(request, body=b"" if found is None else encode_body(_user_info(found)))
+        user = self._find_user(request.head.fields.username)
+        channel.respond(request, body=b"" if user is None else encode_body(_user_info(user)))
 
     def list_users(self, channel: Channel, request: Request[ListUsers], now_ms: int) -> None:
-        part = request.head.fields.filter
-        found = [_user_info(user) for user in self._users() if part in user.access_key]
-        channel.respond(request, body=_encode_array(found))
+        name_part = request.head.fields.filter
+        infos = [_user_info(user) for user in self._users() if name_part in user.access_key]
+        channel.respond(request, body=_encode_array(infos))
 
     def get_acl(self, channel: Channel, request: Request[AclSubject], now_ms: int) -> None:
-        found = self._find_user(request.head.fields.subject.removeprefix(_SUBJECT_PREFIX))
-        info = None if found is None else _acl_info(found, "")
+        user = self._find_user(request.head.fields.subject.removeprefix(_SUBJECT_PREFIX))
+        info = None if user is None else _acl_info(user, "")
         channel.respond(request, body=b"" if info is None else encode_body(info))
 
     def list_acls(self, channel: Channel, request: Request[ListAcls], now_ms: int) -> None:
         fields = request.head.fields
-        wanted = [user for user in self._users() if fields.subject_filter in _subject(user)]
-        found = [_acl_info(user, fields.resource_filter) for user in wanted]
-        channel.respond(request, body=_encode_array([info for info in found if info is not None]))
+        users = [user for user in self._users() if fields.subject_filter in _subject(user)]
+        infos = [_acl_info(user, fields.resource_filter) for user in users]
+        channel.respond(request, body=_encode_array([info for info in infos if info is not None]))
 
     def _users(self) -> list[User]:
         if self._access_validator is None:
             raise RequestRefused(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-                "this broker asks nobody who he is: set aclEnable and escrowAclFile first",
+                "access control is disabled; set aclEnable and escrowAclFile",
             )
         return [account for account in self._access_validator.accounts if isinstance(account, User)]
 
@@ -327,12 +328,12 @@ def _user_info(user: User) -> UserInfo:
 
 
 def _acl_info(user: User, resource_filter: str) -> AclInfo | None:
-    """None if it has no policy, or none for such a resource."""
+    """Return the policies of a user, or None if none is for such a resource."""
     policies = []
-    for kind, entries in (("Custom", user.custom_policy), ("Default", user.default_policy)):
+    for policy_type, entries in (("Custom", user.custom_policy), ("Default", user.default_policy)):
         shown = [info for info in map(_entry_info, entries) if resource_filter in info.resource]
         if shown:
-            policies.append(PolicyInfo(policy_type=kind, entries=shown))
+            policies.append(PolicyInfo(policy_type=policy_type, entries=shown))
     return AclInfo(subject=_subject(user), policies=policies) if policies else None
 
 
