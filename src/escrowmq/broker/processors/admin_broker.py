@@ -3,10 +3,10 @@
     BrokerAdmin       runtime information, rates, settings
     BackupProcessor   prepares a backup: saves and flushes everything, returns the end of the log
 
-`escrowmq store backup` sends PREPARE_BACKUP twice: before it copies the tables and before it copies
-the log. The tables that were saved before the second response refer to nothing beyond the log end
-in that response. The request carries a token, which the broker writes to its store directory: it proves that the broker
-which responds is the one that runs on the directory being copied.
+`escrowmq store backup` sends PREPARE_BACKUP before it copies and again after it has copied the
+tables. The tables it has then refer to nothing beyond the log end in the second response, up to
+which it copies the log. The request carries a token, which the broker writes to its store
+directory: it proves that the broker which responds is the one that runs on the directory.
 """
 
 from __future__ import annotations
