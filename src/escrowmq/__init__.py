@@ -1,4 +1,16 @@
-"""EscrowMQ: a message is held until your database commits, then delivered."""
+"""EscrowMQ: a message is held until your database commits, then delivered.
+
+    from escrowmq import Message, Producer, Rollback
+
+    async with Producer("127.0.0.1:9876", group="orders") as producer:
+        async with producer.transaction(Message("orders", b"o-17")):
+            ...                      # local work; leaving the block delivers the message
+
+`escrowmq` is the asyncio client and `escrowmq.blocking` the same for threads. `escrowmq.sql` and
+`escrowmq.django` bind messages to a database transaction, `escrowmq.spark` reads and writes them
+in Spark, `escrowmq.admin` looks at a cluster, `escrowmq.testing` has fakes for tests. All
+exceptions are in `escrowmq.errors`.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +36,22 @@ if TYPE_CHECKING:
         TransactionProducer,
         TransactionSendResult,
     )
-    from escrowmq.errors import Rollback
+    from escrowmq.errors import EscrowError, Rollback
     from escrowmq.message.filter import SqlFilter
     from escrowmq.message.transaction import Verdict
 
-# Where each name lives. Loaded when it is first wanted: a broker does not need the client.
-_HOMES = {
+# The module of each public name. Modules are imported on first use, so that a broker or a command
+# does not load the client.
+_MODULES = {
     "Access": "escrowmq.client.access",
     "Consumer": "escrowmq.client.consumer.consumer",
     "ConsumerLimits": "escrowmq.client.consumer.fetcher",
+    "EscrowError": "escrowmq.errors",
     "LiteConsumer": "escrowmq.client.consumer.pull_consumers",
     "Message": "escrowmq.client.messages",
-    "TransactionOutcome": "escrowmq.client.producer.transaction",
+    "MessageQueue": "escrowmq.client.messages",
     "Producer": "escrowmq.client.producer.producer",
     "PullConsumer": "escrowmq.client.consumer.pull_consumers",
-    "MessageQueue": "escrowmq.client.messages",
     "ReceivedMessage": "escrowmq.client.messages",
     "Rollback": "escrowmq.errors",
     "SendResult": "escrowmq.client.messages",
@@ -46,6 +59,7 @@ _HOMES = {
     "SqlFilter": "escrowmq.message.filter",
     "Transaction": "escrowmq.client.producer.transaction",
     "TransactionListener": "escrowmq.client.producer.transaction_producer",
+    "TransactionOutcome": "escrowmq.client.producer.transaction",
     "TransactionProducer": "escrowmq.client.producer.transaction_producer",
     "TransactionSendResult": "escrowmq.client.producer.transaction_producer",
     "Verdict": "escrowmq.message.transaction",
@@ -55,6 +69,7 @@ __all__ = [
     "Access",
     "Consumer",
     "ConsumerLimits",
+    "EscrowError",
     "LiteConsumer",
     "Message",
     "MessageQueue",
@@ -75,6 +90,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""The client for threads and frameworks: the same names, the same arguments, without `await`.
+"""The client for threads: the classes of `escrowmq` with the same arguments, without `await`.
 
     from escrowmq.blocking import Producer
 
@@ -6,388 +6,61 @@
         with producer.transaction(Message("orders", b"o-1")) as tx:
             ...
 
-One thread of this process runs an event loop for all of them; any number of threads may use one
-client. A producer also works in a child of the process that made it: there it makes its own
-connections (`blocking.py`). A consumer does not: make one in each child.
+The asyncio client is the implementation. One thread of the process runs an event loop for all
+blocking clients; a call starts a coroutine there and waits for it. Any number of threads may use
+one client.
 
-A thread with an event loop, for those who block; and what a fork does to it.
-
-A child of fork has neither the thread nor the connections of its parent: it has copies of the
-sockets, which it must not touch. So both are made anew there, when they are first wanted. Locks are
-made anew too: who held one in the parent is not there to let it go.
-
-Consumers for threads and frameworks; `escrowmq.blocking` is where to import them from.
+After a fork, a producer connects again in the child and can be used there. A consumer cannot:
+create one in each child.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import contextvars
-import importlib
 import inspect
 import os
 import signal
 import threading
-import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
+from escrowmq.client.access import Access
 from escrowmq.client.consumer import consumer as consumers
-from escrowmq.client.consumer import pull_consumers as lite
-from escrowmq.client.consumer import pull_consumers as puller
+from escrowmq.client.consumer import pull_consumers
+from escrowmq.client.consumer.fetcher import ConsumerLimits
 from escrowmq.client.consumer.handlers import MessageHandler
-from escrowmq.client.consumer.offset_store import SupportsTimestamp
+from escrowmq.client.consumer.offset_store import ConsumeFrom, SupportsTimestamp
 from escrowmq.client.consumer.queue_client import PullResult
-from escrowmq.client.messages import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
+from escrowmq.client.consumer.rebalance import AssignmentStrategy, average
+from escrowmq.client.heartbeat import HEARTBEAT_S
+from escrowmq.client.loop_thread import PerProcess, client_loop, run_on
+from escrowmq.client.messages import (
+    Message,
+    MessageQueue,
+    Namespace,
+    ReceivedMessage,
+    SendResult,
+    SendStatus,
+)
 from escrowmq.client.producer import producer as producers
 from escrowmq.client.producer import transaction as transactions
-from escrowmq.client.producer import transaction_producer as listeners
-from escrowmq.client.producer.checker import Checker, CheckResultCounts
+from escrowmq.client.producer import transaction_producer as transaction_producers
+from escrowmq.client.producer.checker import DEFAULT_CONCURRENCY, Checker, CheckResultCounts
 from escrowmq.client.producer.producer import QueueSelector
+from escrowmq.client.producer.sender import BATCH_BYTES_MAX, DEFAULT_COMPRESS_ABOVE_BYTES
+from escrowmq.client.producer.transaction import TransactionOutcome
 from escrowmq.client.producer.transaction_producer import (
     TransactionListener,
     TransactionSendResult,
     to_local_message,
     to_verdict,
 )
-from escrowmq.errors import LocalProtocolError, Rollback, WrongProcess
+from escrowmq.clock import Clock
+from escrowmq.errors import Rollback, WrongProcess
 from escrowmq.message.filter import FilterLike, Subscriptions
 from escrowmq.message.transaction import Verdict
-
-T = TypeVar("T")
-
-
-class PerProcess(Generic[T]):
-    """Something of which each process has its own, made when it is first wanted."""
-
-    _instances: ClassVar[weakref.WeakSet[PerProcess[Any]]] = weakref.WeakSet()
-
-    def __init__(self, create: Callable[[], T]) -> None:
-        self._create = create
-        self._lock = threading.Lock()
-        self._value: T | None = None
-        self._inherited: list[
-            T
-        ] = []  # the parent's, kept: letting go of it would close its sockets
-        PerProcess._instances.add(self)
-
-    def get(self) -> T:
-        made = self._value
-        if made is None:
-            with self._lock:
-                made = self._value
-                if made is None:
-                    made = self._value = self._create()
-        return made
-
-    def existing(self) -> T | None:
-        return self._value
-
-    @classmethod
-    def reset_after_fork(cls) -> None:
-        """In the child."""
-        for one in list(cls._instances):
-            one._lock = threading.Lock()
-            if one._value is not None:
-                one._inherited.append(one._value)
-                one._value = None
-
-
-os.register_at_fork(after_in_child=PerProcess.reset_after_fork)
-
-
-class _LoopThread:
-    def __init__(self) -> None:
-        self.loop = _new_loop()
-        self._thread = threading.Thread(
-            target=self.loop.run_forever, name="escrowmq-client", daemon=True
-        )
-        self._thread.start()
-
-    @property
-    def is_current(self) -> bool:
-        return threading.current_thread() is self._thread
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it is installed: a blocking call crosses to the loop and back, and its way
-    there and back is half as long."""
-    try:
-        uvloop = importlib.import_module("uvloop")
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop
-
-
-_loop_thread = PerProcess(_LoopThread)
-
-
-def client_loop() -> asyncio.AbstractEventLoop:
-    return _loop_thread.get().loop
-
-
-def run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run it there and wait for it here. What this thread has in its context, it sees."""
-    if _loop_thread.get().is_current:
-        coroutine.close()
-        raise LocalProtocolError(
-            "a blocking client was called on its own event loop, which would wait for itself: "
-            "in a coroutine use the client of `escrowmq`"
-        )
-    call = _Call(loop, coroutine)
-    loop.call_soon_threadsafe(call.start)
-    return call.wait()
-
-
-class _Call(Generic[T]):
-    """Much less than a concurrent Future: one who waits, one lock."""
-
-    __slots__ = ("_context", "_coroutine", "_done", "_loop", "_task")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:
-        self._loop = loop
-        self._coroutine = coroutine
-        self._context = contextvars.copy_context()
-        self._task: asyncio.Task[T] | None = None
-        self._done = threading.Lock()
-        self._done.acquire()
-
-    def start(self) -> None:
-        self._task = self._loop.create_task(self._coroutine, context=self._context)
-        self._task.add_done_callback(lambda _: self._done.release())
-
-    def wait(self) -> T:
-        try:
-            self._done.acquire()
-        except BaseException:  # interrupted: nobody waits any more
-            self._loop.call_soon_threadsafe(self._cancel)
-            raise
-        assert self._task is not None
-        return self._task.result()
-
-    def _cancel(self) -> None:
-        assert self._task is not None
-        self._task.cancel()
-
-
-class BlockingClient:
-    """A client that belongs to the process that made it, run on the shared loop."""
-
-    def __init__(self) -> None:
-        self._loop = client_loop()
-        self._process_id = os.getpid()
-
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        if os.getpid() != self._process_id:
-            coroutine.close()
-            raise WrongProcess("this client was made before a fork: make one in each child")
-        return run_on(self._loop, coroutine)
-
-
-async def call_on_loop(function: Callable[[], T]) -> T:
-    """On the loop's thread: what it makes belongs to the loop."""
-    return function()
-
-
-C = TypeVar("C", bound="consumers.Consumer | lite.LiteConsumer | puller.PullConsumer")
-
-
-class _BlockingConsumer(BlockingClient, Generic[C]):
-    """What all have: an inner one, that lives between `with` and `close`."""
-
-    def __init__(self, create: Callable[[], C]) -> None:
-        super().__init__()
-        self._inner: C = self._run(call_on_loop(create))
-
-    def __enter__(self) -> Self:
-        self._run(self._inner.__aenter__())
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._run(self._inner.__aexit__(exc_type, error, traceback))
-
-    def close(self) -> None:
-        self._run(self._inner.close())
-
-
-class Consumer(_BlockingConsumer[consumers.Consumer]):
-    """See `escrowmq.Consumer`."""
-
-    def __init__(
-        self,
-        servers: str | Sequence[str],
-        *,
-        group: str,
-        subscribe: Subscriptions | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            lambda: consumers.Consumer(servers, group=group, subscribe=subscribe, **options)
-        )
-
-    def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Ends when another thread closes it."""
-        while (message := self._run(self._inner.next_message())) is not None:
-            yield message
-
-    def receive(self) -> ReceivedMessage:
-        return self._run(self._inner.receive())
-
-    def retry_later(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
-        self._run(self._inner.retry_later(message, delay_level=delay_level))
-
-    def reply(
-        self,
-        message: ReceivedMessage,
-        body: bytes,
-        *,
-        properties: Mapping[str, str] | None = None,
-    ) -> None:
-        self._run(self._inner.reply(message, body, properties=properties))
-
-    def on(
-        self, topic: str, expression: FilterLike = "*"
-    ) -> Callable[[MessageHandler], MessageHandler]:
-        """The function runs in a thread."""
-
-        def register(handler: MessageHandler) -> MessageHandler:
-            return self._run(call_on_loop(lambda: self._inner.on(topic, expression)(handler)))
-
-        return register
-
-    def run(self) -> None:
-        """Until SIGTERM or SIGINT, if this is the main thread; until `stop` or `close` anywhere."""
-        with _stop_on_signals(self.stop):
-            self._run(self._inner.run())
-
-    def stop(self) -> None:
-        """From any thread, a handler's too: `run` ends when what is in hand is done."""
-        self._loop.call_soon_threadsafe(self._inner.stop)
-
-    @property
-    def assigned_queues(self) -> list[MessageQueue]:
-        return self._run(call_on_loop(lambda: self._inner.assigned_queues))
-
-
-class LiteConsumer(_BlockingConsumer[lite.LiteConsumer]):
-    """See `escrowmq.LiteConsumer`."""
-
-    def __init__(
-        self,
-        servers: str | Sequence[str],
-        *,
-        group: str,
-        subscribe: Subscriptions | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            lambda: lite.LiteConsumer(servers, group=group, subscribe=subscribe, **options)
-        )
-
-    def queues(self, topic: str) -> list[MessageQueue]:
-        return self._run(self._inner.queues(topic))
-
-    def assign(self, queues: Sequence[MessageQueue], expression: FilterLike = "*") -> None:
-        self._run(self._inner.assign(queues, expression))
-
-    @property
-    def assigned_queues(self) -> list[MessageQueue]:
-        return self._run(call_on_loop(lambda: self._inner.assigned_queues))
-
-    def poll(
-        self, timeout_s: float = 5.0, *, max_messages: int = lite.POLL_BATCH_SIZE
-    ) -> list[ReceivedMessage]:
-        return self._run(self._inner.poll(timeout_s, max_messages=max_messages))
-
-    def commit(self) -> None:
-        self._run(self._inner.commit())
-
-    def committed(self, queue: MessageQueue) -> int | None:
-        return self._run(self._inner.committed(queue))
-
-    def seek(self, queue: MessageQueue, offset: int) -> None:
-        self._run(self._inner.seek(queue, offset))
-
-    def seek_to_begin(self, queue: MessageQueue) -> None:
-        self._run(self._inner.seek_to_begin(queue))
-
-    def seek_to_end(self, queue: MessageQueue) -> None:
-        self._run(self._inner.seek_to_end(queue))
-
-    def seek_to_time(self, queue: MessageQueue, moment: SupportsTimestamp) -> None:
-        self._run(self._inner.seek_to_time(queue, moment))
-
-    def pause(self, *queues: MessageQueue) -> None:
-        self._run(call_on_loop(lambda: self._inner.pause(*queues)))
-
-    def resume(self, *queues: MessageQueue) -> None:
-        self._run(call_on_loop(lambda: self._inner.resume(*queues)))
-
-
-class PullConsumer(_BlockingConsumer[puller.PullConsumer]):
-    """See `escrowmq.PullConsumer`."""
-
-    def __init__(self, servers: str | Sequence[str], *, group: str, **options: Any) -> None:
-        super().__init__(lambda: puller.PullConsumer(servers, group=group, **options))
-
-    def queues(self, topic: str) -> list[MessageQueue]:
-        return self._run(self._inner.queues(topic))
-
-    def assigned_queues(self, topic: str) -> list[MessageQueue]:
-        return self._run(self._inner.assigned_queues(topic))
-
-    def pull(
-        self,
-        queue: MessageQueue,
-        offset: int,
-        expression: FilterLike = "*",
-        *,
-        max_messages: int = 32,
-        wait_s: float = 0.0,
-    ) -> PullResult:
-        return self._run(
-            self._inner.pull(queue, offset, expression, max_messages=max_messages, wait_s=wait_s)
-        )
-
-    def committed(self, queue: MessageQueue) -> int | None:
-        return self._run(self._inner.committed(queue))
-
-    def commit(self, queue: MessageQueue, offset: int) -> None:
-        self._run(self._inner.commit(queue, offset))
-
-    def earliest_offset(self, queue: MessageQueue) -> int:
-        return self._run(self._inner.earliest_offset(queue))
-
-    def latest_offset(self, queue: MessageQueue) -> int:
-        return self._run(self._inner.latest_offset(queue))
-
-    def offset_at_time(self, queue: MessageQueue, moment: SupportsTimestamp) -> int:
-        return self._run(self._inner.offset_at_time(queue, moment))
-
-
-@contextlib.contextmanager
-def _stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {
-        number: signal.signal(number, lambda *_: stop())
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
 
 __all__ = [
     "Consumer",
@@ -398,17 +71,23 @@ __all__ = [
     "TransactionProducer",
 ]
 
+T = TypeVar("T")
 P = TypeVar("P", bound=producers.Producer)
+C = TypeVar(
+    "C", bound=consumers.Consumer | pull_consumers.LiteConsumer | pull_consumers.PullConsumer
+)
+
+# --- producers -----------------------------------------------------------------------------------
 
 
 class _BlockingProducer(Generic[P]):
-    """One inner producer per process; checkers are told to each."""
+    """What both producers share: one asyncio producer for each process, with all checkers."""
 
     def __init__(self, create: Callable[[], P]) -> None:
         self._checkers: list[tuple[Checker, dict[str, str]]] = []
         self._create = create
         self._per_process: PerProcess[P] = PerProcess(self._create_inner)
-        self._inner()  # what is wrong with its arguments is said now
+        self._inner()  # create it now, so that invalid arguments raise here
 
     def __enter__(self) -> Self:
         self._inner()
@@ -423,29 +102,53 @@ class _BlockingProducer(Generic[P]):
         self.close()
 
     def close(self) -> None:
+        """Wait up to 3 s for running checkers, and disconnect."""
         inner = self._per_process.existing()
         if inner is not None:
             self._run(inner.close())
 
+    @property
+    def group(self) -> str:
+        return self._inner().group
+
+    @property
+    def namespace(self) -> Namespace:
+        return self._inner().namespace
+
     def send(
         self, message: Message, *, queue: MessageQueue | QueueSelector | None = None
     ) -> SendResult:
+        """Send a message and wait until it is stored; see `escrowmq.Producer.send`.
+
+        Raises RequestRefused or TransportError; their attributes `retriable` and
+        `may_have_happened` say whether to try again, and whether the message may be stored.
+        """
         return self._run(self._inner().send(message, queue=queue))
 
     def send_oneway(
         self, message: Message, *, queue: MessageQueue | QueueSelector | None = None
     ) -> None:
+        """Send a message without waiting for a response: it may be lost unnoticed."""
         self._run(self._inner().send_oneway(message, queue=queue))
 
     def send_batch(
         self, messages: Sequence[Message], *, queue: MessageQueue | QueueSelector | None = None
     ) -> list[SendResult]:
+        """Send messages of one topic in few requests; see `escrowmq.Producer.send_batch`.
+
+        Return a result for each message. Raises PartialSend if only the first ones are stored.
+        """
         return self._run(self._inner().send_batch(messages, queue=queue))
 
     def request(self, message: Message, timeout_s: float = 3.0) -> ReceivedMessage:
+        """Send a message and wait for the reply of a consumer.
+
+        Raises OutcomeUnknown if no reply came within `timeout_s`.
+        """
         return self._run(self._inner().request(message, timeout_s))
 
     def queues(self, topic: str) -> list[MessageQueue]:
+        """Return the writable queues of a topic. Raises NoRoute if there are none."""
         return self._run(self._inner().queues(topic))
 
     def transaction(
@@ -456,24 +159,29 @@ class _BlockingProducer(Generic[P]):
         name: str = "",
         on_error: Verdict = Verdict.UNKNOWN,
     ) -> Transaction:
+        """Return a transaction, to be used with `with`; see `escrowmq.Producer.transaction`."""
         inner = self._inner()
         return Transaction(inner.transaction(message, id=id, name=name, on_error=on_error))
 
     def checker(
         self, topic: str = "", *, tag: str = "", name: str = ""
     ) -> Callable[[Checker], Checker]:
-        """The function runs in a thread."""
+        """Register a function that decides open transactions; see `escrowmq.Producer.checker`.
+
+        A plain function runs in a thread.
+        """
 
         def register(checker: Checker) -> Checker:
-            place = {"topic": topic, "tag": tag, "name": name}
-            self._run(_register_checker(self._inner(), checker, place))
-            self._checkers.append((checker, place))
+            selection = {"topic": topic, "tag": tag, "name": name}
+            self._run(_register_checker(self._inner(), checker, selection))
+            self._checkers.append((checker, selection))  # for children of this process
             return checker
 
         return register
 
     @property
     def check_counts(self) -> CheckResultCounts:
+        """How many checks arrived in this process, and how they were answered."""
         return self._inner().check_counts
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -483,13 +191,13 @@ class _BlockingProducer(Generic[P]):
         return self._per_process.get()
 
     def _create_inner(self) -> P:
-        async def make() -> P:
+        async def create_on_loop() -> P:
             inner = self._create()
-            for checker, place in self._checkers:
-                await _register_checker(inner, checker, place)
+            for checker, selection in self._checkers:
+                await _register_checker(inner, checker, selection)
             return await inner.__aenter__()
 
-        return self._run(make())
+        return self._run(create_on_loop())
 
 
 async def _register_checker(
@@ -499,14 +207,50 @@ async def _register_checker(
 
 
 class Producer(_BlockingProducer[producers.Producer]):
-    """See `escrowmq.Producer`."""
+    """Sends messages; see `escrowmq.Producer` for the parameters.
 
-    def __init__(self, servers: str | Sequence[str], *, group: str, **options: Any) -> None:
-        super().__init__(lambda: producers.Producer(servers, group=group, **options))
+    with Producer("127.0.0.1:9876", group="orders") as producer:
+        producer.send(Message("orders", b"o-17"))
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        group: str,
+        namespace: str = "",
+        timeout_s: float = 3.0,
+        retries: int = 2,
+        compress_above_bytes: int | None = DEFAULT_COMPRESS_ABOVE_BYTES,
+        compression: str = "zlib",
+        batch_bytes_max: int = BATCH_BYTES_MAX,
+        check_concurrency: int = DEFAULT_CONCURRENCY,
+        heartbeat_s: float = HEARTBEAT_S,
+        telemetry: Any = None,
+        clock: Clock | None = None,
+        access: Access | None = None,
+    ) -> None:
+        super().__init__(
+            lambda: producers.Producer(
+                servers,
+                group=group,
+                namespace=namespace,
+                timeout_s=timeout_s,
+                retries=retries,
+                compress_above_bytes=compress_above_bytes,
+                compression=compression,
+                batch_bytes_max=batch_bytes_max,
+                check_concurrency=check_concurrency,
+                heartbeat_s=heartbeat_s,
+                telemetry=telemetry,
+                clock=clock,
+                access=access,
+            )
+        )
 
 
-class TransactionProducer(_BlockingProducer[listeners.TransactionProducer]):
-    """See `escrowmq.TransactionProducer`. The local transaction runs in the calling thread."""
+class TransactionProducer(_BlockingProducer[transaction_producers.TransactionProducer]):
+    """A producer with a listener; see `escrowmq.TransactionProducer`."""
 
     def __init__(
         self,
@@ -518,32 +262,41 @@ class TransactionProducer(_BlockingProducer[listeners.TransactionProducer]):
     ) -> None:
         self.listener = listener
         super().__init__(
-            lambda: listeners.TransactionProducer(
+            lambda: transaction_producers.TransactionProducer(
                 servers, group=group, listener=listener, **options
             )
         )
 
     def send_in_transaction(self, message: Message, arg: Any = None) -> TransactionSendResult:
+        """Park the message, run the local transaction with `arg`, and end the transaction.
+
+        A plain `execute_local_transaction` runs in the calling thread, so that it can use what
+        belongs to this thread, such as a database session. See
+        `escrowmq.TransactionProducer.send_in_transaction`.
+        """
         inner = self._inner()
         execute = self.listener.execute_local_transaction
         if inspect.iscoroutinefunction(execute):
             return self._run(inner.send_in_transaction(message, arg))
-        parked = self._run(inner.park(message))
+        parked = self._run(inner._park_half(message))
         if parked.half.status is not SendStatus.SEND_OK:
-            return self._run(inner.finish(parked, Verdict.ROLLBACK))
+            return self._run(inner._finish(parked, Verdict.ROLLBACK))
         verdict: Verdict = Verdict.UNKNOWN
-        error: Exception | None = None
+        failure: Exception | None = None
         try:
             verdict = to_verdict(execute(to_local_message(message, parked.half), arg))
         except Rollback:
             verdict = Verdict.ROLLBACK
-        except Exception as failure:
-            error = failure
-        return self._run(inner.finish(parked, verdict, error))
+        except Exception as error:
+            failure = error
+        return self._run(inner._finish(parked, verdict, failure))
 
 
 class Transaction:
-    """See `escrowmq.Transaction`. It belongs to the process that began it."""
+    """A block that commits its messages when it is left normally; see `escrowmq.Transaction`.
+
+    It can be used only in the process that began it.
+    """
 
     def __init__(self, inner: transactions.Transaction) -> None:
         self._inner = inner
@@ -561,16 +314,16 @@ class Transaction:
         return self._run(self._inner.__aexit__(exc_type, error, traceback))
 
     def send(self, message: Message) -> SendResult:
+        """Park another message, which is committed or rolled back with the others."""
         return self._run(self._inner.send(message))
 
-    def end(self, verdict: Verdict) -> transactions.TransactionOutcome:
-        return self._run(self._inner.end(verdict))
-
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return run_on(client_loop(), coroutine)
+    def end(self, verdict: Verdict, *, remark: str = "") -> TransactionOutcome:
+        """Commit or roll back now; the end of the block then does nothing."""
+        return self._run(self._inner.end(verdict, remark=remark))
 
     @property
     def id(self) -> str:
+        """The id of the transaction, which a checker receives as `message.transaction_id`."""
         return self._inner.id
 
     @property
@@ -579,8 +332,346 @@ class Transaction:
 
     @property
     def halves(self) -> list[SendResult]:
+        """The messages that are parked so far."""
         return self._inner.halves
 
     @property
-    def outcome(self) -> transactions.TransactionOutcome | None:
+    def outcome(self) -> TransactionOutcome | None:
+        """How the transaction ended; None until the end."""
         return self._inner.outcome
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return run_on(client_loop(), coroutine)
+
+
+# --- consumers -----------------------------------------------------------------------------------
+
+
+class _BlockingConsumer(Generic[C]):
+    """What all consumers share: an asyncio consumer of the process that created it."""
+
+    def __init__(self, create: Callable[[], C]) -> None:
+        self._loop = client_loop()
+        self._process_id = os.getpid()
+        self._inner: C = self._run(_call(create))
+
+    def __enter__(self) -> Self:
+        self._run(self._inner.__aenter__())
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._run(self._inner.__aexit__(exc_type, error, traceback))
+
+    def close(self) -> None:
+        """Leave the group and disconnect."""
+        self._run(self._inner.close())
+
+    @property
+    def group(self) -> str:
+        return self._inner.group
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if os.getpid() != self._process_id:
+            coroutine.close()
+            raise WrongProcess("this consumer was created before a fork; create one in each child")
+        return run_on(self._loop, coroutine)
+
+    def _run_function(self, function: Callable[[], T]) -> T:
+        """Call a function on the event loop, to which the inner consumer belongs."""
+        return self._run(_call(function))
+
+
+async def _call(function: Callable[[], T]) -> T:
+    return function()
+
+
+class Consumer(_BlockingConsumer[consumers.Consumer]):
+    """A member of a consumer group; see `escrowmq.Consumer` for the parameters.
+
+    with Consumer("127.0.0.1:9876", group="billing", subscribe={"orders": "*"}) as consumer:
+        for message in consumer:           # asking for the next one acknowledges this one
+            ...
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        group: str,
+        subscribe: Subscriptions | None = None,
+        start: ConsumeFrom = "earliest",
+        assignment: AssignmentStrategy = average,
+        orderly: bool = False,
+        broadcast: bool = False,
+        offsets_file: str | Path | None = None,
+        concurrency: int = 20,
+        shutdown_timeout_s: float = 30.0,
+        max_reconsume_times: int | None = None,
+        suspend_s: float = 1.0,
+        limits: ConsumerLimits | None = None,
+        namespace: str = "",
+        telemetry: Any = None,
+        clock: Clock | None = None,
+        access: Access | None = None,
+    ) -> None:
+        super().__init__(
+            lambda: consumers.Consumer(
+                servers,
+                group=group,
+                subscribe=subscribe,
+                start=start,
+                assignment=assignment,
+                orderly=orderly,
+                broadcast=broadcast,
+                offsets_file=offsets_file,
+                concurrency=concurrency,
+                shutdown_timeout_s=shutdown_timeout_s,
+                max_reconsume_times=max_reconsume_times,
+                suspend_s=suspend_s,
+                limits=limits,
+                namespace=namespace,
+                telemetry=telemetry,
+                clock=clock,
+                access=access,
+            )
+        )
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        """Iterate over messages until another thread closes the consumer."""
+        while (message := self.next_message()) is not None:
+            yield message
+
+    def receive(self) -> ReceivedMessage:
+        """Wait for the next message. Acknowledges the one before.
+
+        Raises NotSent if the consumer is closed.
+        """
+        return self._run(self._inner.receive())
+
+    def next_message(self) -> ReceivedMessage | None:
+        """Wait for the next message, as `receive` does; return None if the consumer is closed."""
+        return self._run(self._inner.next_message())
+
+    def retry_later(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
+        """Have the message delivered again later; see `escrowmq.Consumer.retry_later`."""
+        self._run(self._inner.retry_later(message, delay_level=delay_level))
+
+    def reply(
+        self,
+        message: ReceivedMessage,
+        body: bytes,
+        *,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """Send a reply to the producer that sent the message with `producer.request`."""
+        self._run(self._inner.reply(message, body, properties=properties))
+
+    def on(
+        self, topic: str, expression: FilterLike = "*"
+    ) -> Callable[[MessageHandler], MessageHandler]:
+        """Register a handler for a topic; see `escrowmq.Consumer.on`.
+
+        A plain function runs in a thread.
+        """
+
+        def register(handler: MessageHandler) -> MessageHandler:
+            return self._run_function(lambda: self._inner.on(topic, expression)(handler))
+
+        return register
+
+    def run(self) -> None:
+        """Run the handlers until `stop` or `close` is called; see `escrowmq.Consumer.run`.
+
+        In the main thread, SIGTERM and SIGINT stop it too.
+        """
+        with _stop_on_signals(self.stop):
+            self._run(self._inner.run())
+
+    def stop(self) -> None:
+        """Make `run` finish the running handlers and return. Any thread may call it."""
+        self._loop.call_soon_threadsafe(self._inner.stop)
+
+    @property
+    def assigned_queues(self) -> list[MessageQueue]:
+        """The queues that this member has now."""
+        return self._run_function(lambda: self._inner.assigned_queues)
+
+
+@contextlib.contextmanager
+def _stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python allows signal handlers in the main thread only
+        return
+    previous = {
+        number: signal.signal(number, lambda *_: stop())
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+class LiteConsumer(_BlockingConsumer[pull_consumers.LiteConsumer]):
+    """A consumer that is polled for batches; see `escrowmq.LiteConsumer` for the parameters.
+
+    with LiteConsumer("127.0.0.1:9876", group="report", subscribe={"orders": "*"}) as consumer:
+        while messages := consumer.poll(timeout_s=5):
+            ...                            # the next poll acknowledges these
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        group: str,
+        subscribe: Subscriptions | None = None,
+        start: ConsumeFrom = "earliest",
+        assignment: AssignmentStrategy = average,
+        auto_commit: bool = True,
+        limits: ConsumerLimits | None = None,
+        namespace: str = "",
+        clock: Clock | None = None,
+        access: Access | None = None,
+    ) -> None:
+        super().__init__(
+            lambda: pull_consumers.LiteConsumer(
+                servers,
+                group=group,
+                subscribe=subscribe,
+                start=start,
+                assignment=assignment,
+                auto_commit=auto_commit,
+                limits=limits,
+                namespace=namespace,
+                clock=clock,
+                access=access,
+            )
+        )
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """Return all queues of a topic, whichever member has them. Raises NoRoute."""
+        return self._run(self._inner.queues(topic))
+
+    def assign(self, queues: Sequence[MessageQueue], expression: FilterLike = "*") -> None:
+        """Read exactly these queues, whatever other members read."""
+        self._run(self._inner.assign(queues, expression))
+
+    @property
+    def assigned_queues(self) -> list[MessageQueue]:
+        """The queues that this consumer reads now."""
+        return self._run_function(lambda: self._inner.assigned_queues)
+
+    def poll(
+        self, timeout_s: float = 5.0, *, max_messages: int = pull_consumers.POLL_BATCH_SIZE
+    ) -> list[ReceivedMessage]:
+        """Return up to `max_messages` messages; an empty list if none came within `timeout_s`.
+
+        Acknowledges the messages of the poll before.
+        """
+        return self._run(self._inner.poll(timeout_s, max_messages=max_messages))
+
+    def commit(self) -> None:
+        """Acknowledge and commit all messages polled. Raises TransportError or RequestRefused."""
+        self._run(self._inner.commit())
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        """Return the queue offset that the group committed; None if it never did."""
+        return self._run(self._inner.committed(queue))
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Continue at a queue offset. Messages of the queue polled before are not acknowledged."""
+        self._run(self._inner.seek(queue, offset))
+
+    def seek_to_begin(self, queue: MessageQueue) -> None:
+        """Continue at the oldest message of a queue."""
+        self._run(self._inner.seek_to_begin(queue))
+
+    def seek_to_end(self, queue: MessageQueue) -> None:
+        """Skip all messages that are in a queue now."""
+        self._run(self._inner.seek_to_end(queue))
+
+    def seek_to_time(self, queue: MessageQueue, moment: SupportsTimestamp) -> None:
+        """Continue at the first message that was stored at that time or later."""
+        self._run(self._inner.seek_to_time(queue, moment))
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """Make `poll` return no messages of these queues until `resume`."""
+        self._run_function(lambda: self._inner.pause(*queues))
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """Undo `pause`."""
+        self._run_function(lambda: self._inner.resume(*queues))
+
+
+class PullConsumer(_BlockingConsumer[pull_consumers.PullConsumer]):
+    """A consumer that reads queues by hand; see `escrowmq.PullConsumer`."""
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        group: str,
+        assignment: AssignmentStrategy = average,
+        namespace: str = "",
+        clock: Clock | None = None,
+        access: Access | None = None,
+    ) -> None:
+        super().__init__(
+            lambda: pull_consumers.PullConsumer(
+                servers,
+                group=group,
+                assignment=assignment,
+                namespace=namespace,
+                clock=clock,
+                access=access,
+            )
+        )
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """Return all queues of a topic. Raises NoRoute."""
+        return self._run(self._inner.queues(topic))
+
+    def assigned_queues(self, topic: str) -> list[MessageQueue]:
+        """Join the group, and return this member's share of the queues of a topic."""
+        return self._run(self._inner.assigned_queues(topic))
+
+    def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        expression: FilterLike = "*",
+        *,
+        max_messages: int = 32,
+        wait_s: float = 0.0,
+    ) -> PullResult:
+        """Pull messages from a queue offset on; see `escrowmq.PullConsumer.pull`."""
+        return self._run(
+            self._inner.pull(queue, offset, expression, max_messages=max_messages, wait_s=wait_s)
+        )
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        """Return the queue offset that the group committed; None if it never did."""
+        return self._run(self._inner.committed(queue))
+
+    def commit(self, queue: MessageQueue, offset: int) -> None:
+        """Commit the queue offset of the next message to read. Creates the group if needed."""
+        self._run(self._inner.commit(queue, offset))
+
+    def earliest_offset(self, queue: MessageQueue) -> int:
+        """Return the queue offset of the oldest message."""
+        return self._run(self._inner.earliest_offset(queue))
+
+    def latest_offset(self, queue: MessageQueue) -> int:
+        """Return the queue offset of the next message that will be stored."""
+        return self._run(self._inner.latest_offset(queue))
+
+    def offset_at_time(self, queue: MessageQueue, moment: SupportsTimestamp) -> int:
+        """Return the queue offset of the first message stored at that time or later."""
+        return self._run(self._inner.offset_at_time(queue, moment))

@@ -83,9 +83,11 @@ def watch(engine: Any, reach: Any) -> None:
 
     end = blocking.Transaction.end
 
-    def watched(self: blocking.Transaction, verdict: Verdict) -> TransactionOutcome:
+    def watched(
+        self: blocking.Transaction, verdict: Verdict, *, remark: str = ""
+    ) -> TransactionOutcome:
         reach(BEFORE_END)
-        return end(self, verdict)
+        return end(self, verdict, remark=remark)
 
     blocking.Transaction.end = watched  # type: ignore[method-assign]
 

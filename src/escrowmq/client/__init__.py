@@ -1,31 +1,37 @@
-"""The client: producers, transactions and consumers over asyncio. It knows the wire, no broker.
+"""The client: producers, transactions and consumers over asyncio.
 
-access        who we are, and TLS
-line          one connection: calls, answers, and what the broker asks of us
-lines         the connections of a client, by address
-routes        which broker has which queue of a topic, from the name servers
-messages      what is sent, what is received
-namespace     names of tenants
+It speaks the remoting protocol to EscrowMQ and Apache RocketMQ brokers and imports no broker code.
+`escrowmq` exports the public classes; `escrowmq.blocking` wraps them for threads.
 
-packing       a message as it goes out: properties, compression
-batches       many of them in one request
-sending       one request to one queue, and its answer
-faults        which brokers to pass over, and for how long
-presence      being known to the brokers
-sender        get it stored, again if that may help
-producer      all of it, for users
+1. Find.      A client asks the name servers which brokers have a topic.            (routes.py)
+2. Connect.   It opens one connection for each broker, signs its requests if it has an account,
+              and registers by a heartbeat.           (connection.py, access.py, heartbeat.py)
+3. Produce.   A producer encodes a message, chooses a queue and sends it. In a transaction it
+              parks half messages, ends them with a verdict, and answers the broker's checks.
+                                                                                  (producer/)
+4. Consume.   A consumer divides the queues with the other members of its group, pulls messages,
+              delivers them to handlers or an iterator, and commits offsets.      (consumer/)
 
-transaction   a block that commits, rolls back, or leaves it to check-back
-listener      the same, as RocketMQ's clients write it
-ending        tell the brokers the verdict
-checkers      answers to the broker's questions
+                      ┌─ producer/ ──────────────┐
+    application ──────┤                          ├── heartbeat ── connection ── broker
+                      └─ consumer/ ──────────────┘       └─ routes ── name server
 
-consumer      messages of a group, iterated over or handed to functions
-lite          messages in batches, read from where its user says
-puller        queues by hand
-member        which queues are whose, and a pull for each; with membership, assignment, pulling,
-              hand, limits, waiting, places, calls, filters, backwards, handlers, answering
+What always holds:
+  - a call ends once: with a response, NotSent (it had no effect) or OutcomeUnknown (it may have);
+  - a message keeps its unique key in every attempt and every delivery;
+  - a consumer never commits an offset beyond a message that is not done;
+  - a client belongs to the process and event loop that created it.
 
-telemetry     traces, for those who have OpenTelemetry
-loopthread    a loop in a thread, for escrowmq.blocking; and what a fork does to it
+Modules, in reading order:
+
+    messages.py         Message, ReceivedMessage, MessageQueue, SendResult; namespaces
+    access.py           Access: account and TLS
+    connection.py       one asyncio connection with its calls; the pool of a client
+    routes.py           which broker has which queue
+    heartbeat.py        registration of producers and consumers, members, queue locks
+    producer/           see its page
+    consumer/           see its page
+    telemetry.py        OpenTelemetry spans
+    sync_connection.py  a blocking connection without an event loop, for CLI, admin and Spark
+    loop_thread.py      the event loop in a thread, for `escrowmq.blocking`
 """

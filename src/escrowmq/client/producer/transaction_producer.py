@@ -71,7 +71,7 @@ class TransactionSendResult:
 
 
 class ParkedHalf(NamedTuple):
-    """A transaction between `park` and `finish`."""
+    """A transaction between `_park_half` and `_finish`."""
 
     half: SendResult
     span: Span | None = None
@@ -110,9 +110,9 @@ class TransactionProducer(Producer):
         An exception of the local transaction is returned as `error` of the result. Raises what
         `send` raises, and TransactionConflict if the transaction was decided otherwise meanwhile.
         """
-        parked = await self.park(message)
+        parked = await self._park_half(message)
         if parked.half.status is not SendStatus.SEND_OK:
-            return await self.finish(parked, Verdict.ROLLBACK)
+            return await self._finish(parked, Verdict.ROLLBACK)
         local_message = to_local_message(message, parked.half)
         verdict: Verdict = Verdict.UNKNOWN
         failure: Exception | None = None
@@ -128,9 +128,9 @@ class TransactionProducer(Producer):
             verdict = Verdict.ROLLBACK
         except Exception as error:
             failure = error
-        return await self.finish(parked, verdict, failure)
+        return await self._finish(parked, verdict, failure)
 
-    async def park(self, message: Message) -> ParkedHalf:
+    async def _park_half(self, message: Message) -> ParkedHalf:
         """Store the message as a half message: the first step of `send_in_transaction`."""
         span = self._telemetry.start_transaction() if self._telemetry is not None else None
         try:
@@ -140,7 +140,7 @@ class TransactionProducer(Producer):
                 span.end({}, error)
             raise
 
-    async def finish(
+    async def _finish(
         self, parked_half: ParkedHalf, verdict: Verdict, error: Exception | None = None
     ) -> TransactionSendResult:
         """End the transaction: the last step of `send_in_transaction`."""
