@@ -1,79 +1,60 @@
-"""Read a page of metrics as strictly as the format is written down, and get one over HTTP."""
+"""Get a page of metrics over HTTP and read it with the parser of prometheus_client."""
 
 from __future__ import annotations
 
-import re
 import urllib.request
 from dataclasses import dataclass, field
 
+from prometheus_client.parser import text_string_to_metric_families
+
 WAIT_S = 20.0
-_SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)")
-_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\[\\n"])*)"(,|$)')
-_SUFFIXES = {"histogram": ("_bucket", "_sum", "_count")}
+_SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
 
 
 @dataclass
 class Page:
-    """Values by name and labels; every heading once, and its samples behind it."""
+    """Samples, and the kinds of metrics by the name in their heading."""
 
     kinds: dict[str, str] = field(default_factory=dict)
     samples: list[tuple[str, dict[str, str], float]] = field(default_factory=list)
 
     def value(self, name: str, **labels: str) -> float:
-        """Of the one sample that has these labels among its own."""
-        [found] = self.values(name, **labels)
-        return found
+        """Return the value of the only sample that has these labels among its own."""
+        [value] = self.values(name, **labels)
+        return value
 
     def values(self, name: str, **labels: str) -> list[float]:
         return [
             value
-            for found, has, value in self.samples
-            if found == name and labels.items() <= has.items()
+            for sample_name, sample_labels, value in self.samples
+            if sample_name == name and labels.items() <= sample_labels.items()
         ]
 
     def labels(self, name: str) -> list[dict[str, str]]:
-        return [labels for found, labels, _ in self.samples if found == name]
+        return [labels for sample_name, labels, _ in self.samples if sample_name == name]
 
 
 def parse(text: str) -> Page:
-    page = Page()
+    """Read a page and check what the parser tolerates: headings and samples that appear twice, and
+    samples below the heading of another metric."""
     assert text.endswith("\n")
-    name = ""
-    for line in text.removesuffix("\n").split("\n"):
-        if line.startswith("# HELP "):
-            name = line.split(" ")[2]
-            assert name not in page.kinds, f"{name} has two headings"
-            page.kinds[name] = ""
-        elif line.startswith("# TYPE "):
-            _, _, typed, kind = line.split(" ")
-            assert typed == name
-            page.kinds[name] = kind
-        else:
-            sample = _SAMPLE.fullmatch(line)
-            assert sample is not None, line
-            known = {name + suffix for suffix in _SUFFIXES.get(page.kinds[name], ("",))}
-            assert sample[1] in known, f"{line} below {name}"
-            page.samples.append((sample[1], _labels(sample[2] or ""), float(sample[3])))
+    page = Page()
+    for family in text_string_to_metric_families(text):
+        assert family.type != "unknown", f"{family.name} has no heading"
+        # The parser takes the suffix off the name of a counter.
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        assert name not in page.kinds, f"{name} has two headings"
+        page.kinds[name] = family.type
+        names = {family.name + suffix for suffix in _SUFFIXES.get(family.type, ("",))}
+        for sample in family.samples:
+            assert sample.name in names, f"{sample.name} below {name}"
+            page.samples.append((sample.name, dict(sample.labels), sample.value))
     keys = [(name, *sorted(labels.items())) for name, labels, _ in page.samples]
-    assert len(set(keys)) == len(keys), "a sample stands there twice"
+    assert len(set(keys)) == len(keys), "a sample appears twice"
     return page
 
 
-def _labels(text: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    at = 0
-    while at < len(text):
-        label = _LABEL.match(text, at)
-        assert label is not None, text
-        assert label[1] not in found, text
-        found[label[1]] = re.sub(
-            r"\\(.)", lambda escape: "\n" if escape[1] == "n" else escape[1], label[2]
-        )
-        at = label.end()
-    return found
-
-
 def scrape(address: str) -> Page:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=WAIT_S) as answer:
-        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-        return parse(answer.read().decode())
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=WAIT_S) as response:
+        assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        return parse(response.read().decode())

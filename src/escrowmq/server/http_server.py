@@ -1,15 +1,20 @@
-"""Metrics and health over HTTP, as far as scrapers and probes need it: GET and HEAD, one answer per
-connection.
+"""Metrics and health over HTTP, for Prometheus and for probes.
 
-Bounded in everything: connections, the length of a request, the time it may take to come, the time
-its answer may take to leave. A page is made in slices between which the broker works, and nobody
-waits for a scraper but its own connection.
+    GET /metrics        the page of metrics; with an ACL, for accounts that may see the cluster
+    GET /health/live    200 as long as the process works
+    GET /health/ready   200 if clients should connect, otherwise 503 and the reason
+
+aiohttp speaks HTTP; what is written here keeps a scraper from disturbing the broker. Connections,
+requests and times are limited, a connection gets one response, and a page is rendered in slices of
+a millisecond between which the broker works.
+
+Only `serve_http()` callers import this module, and only if a port is set: aiohttp costs a plain
+broker neither start-up time nor memory.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import logging
 import socket
@@ -18,199 +23,40 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from aiohttp import BasicAuth, web
+
 from escrowmq.clock import Clock
-from escrowmq.config import Config, TlsMode
+from escrowmq.config import Config
 from escrowmq.errors import EscrowError
 from escrowmq.metrics import CONTENT_TYPE
+from escrowmq.server.metrics import Health
 from escrowmq.server.remoting_server import bind
 from escrowmq.server.security import AccessControl
 
 log = logging.getLogger(__name__)
+# aiohttp logs a traceback for some malformed requests. A port scan must not fill the log, and
+# failures of our handlers are logged here.
+_protocol_log = logging.getLogger(f"{__name__}.protocol")
+_protocol_log.setLevel(logging.CRITICAL)
 
-_PLAIN_TEXT: Final = "text/plain; charset=utf-8"
-_REASONS: Final = {
-    200: "OK",
-    400: "Bad Request",
-    401: "Unauthorized",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    408: "Request Timeout",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
-
-_EXTRA_HEADERS: Final = {
-    401: 'WWW-Authenticate: Basic realm="escrowmq"\r\n',
-    405: "Allow: GET, HEAD\r\n",
-}
+_LOGIN_REQUIRED: Final = {"WWW-Authenticate": 'Basic realm="escrowmq"'}
 MetricsPermission = Callable[[str, str, str], bool]  # access key, secret key, address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
     connections_max: int = 8
-    request_bytes_max: int = 8192
-    request_timeout_s: float = 5.0
-    response_timeout_s: float = 10.0
-    render_slice_s: float = 0.001
-
-
-@dataclass(frozen=True, slots=True)
-class _Response:
-    status: int
-    body: bytes
-    content_type: str = _PLAIN_TEXT
-
-    def encode(self, *, is_head: bool) -> bytes:
-        allow = _EXTRA_HEADERS.get(self.status, "")
-        lead = (
-            f"HTTP/1.1 {self.status} {_REASONS[self.status]}\r\n"
-            f"Content-Type: {self.content_type}\r\nContent-Length: {len(self.body)}\r\n"
-            f"{allow}Connection: close\r\n\r\n"
-        )
-        return lead.encode() + (b"" if is_head else self.body)
-
-
-class Health:
-    """Whether clients should come: what is missing still or again, or None."""
-
-    def __init__(self) -> None:
-        self.reason: str | None = "starting"
-        self._checks: list[Callable[[], str | None]] = []
-
-    def add(self, check: Callable[[], str | None]) -> None:
-        self._checks.append(check)
-
-    def not_ready_reason(self) -> str | None:
-        if self.reason is not None:
-            return self.reason
-        return next((missing for check in self._checks if (missing := check())), None)
+    line_bytes_max: int = 8192  # of the request line, and of each header
+    headers_max: int = 64
+    request_timeout_s: float = 5.0  # from the connection to the end of the headers
+    response_timeout_s: float = 10.0  # until the client has read the whole response
+    render_slice_s: float = 0.001  # then other tasks run
 
 
 class MetricsPage(Protocol):
-    """What /metrics shows: a registry, or the pages of many."""
+    """Source of the page: a registry, or the merged pages of several brokers."""
 
     def lines(self) -> Iterable[str]: ...
-
-
-class MetricsServer:
-    """`why_not_ready` says what is missing; None when nothing is. `may_see`: /metrics, that is;
-    whether the server lives and is ready everybody may know."""
-
-    def __init__(
-        self,
-        page: MetricsPage,
-        clock: Clock,
-        not_ready_reason: Callable[[], str | None],
-        limits: HttpLimits = HttpLimits(),  # noqa: B008
-        can_see_metrics: MetricsPermission = lambda key, secret, host: True,
-        *,
-        before_render: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        self._can_see_metrics = can_see_metrics
-        self._page_source = page
-        self._clock = clock
-        self._not_ready_reason = not_ready_reason
-        self._limits = limits
-        self._before_render = before_render
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._render_lock = asyncio.Lock()  # one page at a time is work enough beside the broker
-        self._server: asyncio.Server | None = None
-
-    async def listen(
-        self, listening_socket: socket.socket, ssl_context: ssl.SSLContext | None = None
-    ) -> None:
-        self._server = await asyncio.start_server(
-            self._accept,
-            sock=listening_socket,
-            limit=self._limits.request_bytes_max,
-            ssl=ssl_context,
-        )
-
-    async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._tasks) >= self._limits.connections_max:
-            writer.transport.abort()
-            return
-        task = asyncio.create_task(self._serve(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        transport = writer.transport
-        transport.set_write_buffer_limits(high=0)  # so that drain waits for the last byte
-        try:
-            address = transport.get_extra_info("peername") or ("", 0)
-            answered = await self._read_and_respond(reader, address[0])
-            if answered is not None:
-                writer.write(answered)
-                async with asyncio.timeout(self._limits.response_timeout_s):
-                    await writer.drain()
-                transport.close()
-        except (OSError, TimeoutError):
-            pass  # the scraper's loss
-        except Exception:  # a bug of ours, or of a collector: the broker goes on
-            log.exception("a page of metrics failed")
-            writer.write(_Response(500, b"failed, see the log\n").encode(is_head=False))
-            transport.close()
-        finally:
-            if not transport.is_closing():
-                transport.abort()
-
-    async def _read_and_respond(self, reader: asyncio.StreamReader, host: str) -> bytes | None:
-        try:
-            async with asyncio.timeout(self._limits.request_timeout_s):
-                request = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.IncompleteReadError:
-            return None  # gone before it had asked
-        except asyncio.LimitOverrunError:
-            return _Response(431, b"too long\n").encode(is_head=False)
-        except TimeoutError:
-            return _Response(408, b"too slow\n").encode(is_head=False)
-        method, path = _parse_request_line(request)
-        if path == "/metrics" and not self._can_see_metrics(*_credentials(request), host):
-            answer = _Response(401, b"an account that may see the cluster is wanted\n")
-        else:
-            answer = await self._respond(method, path)
-        return answer.encode(is_head=method == "HEAD")
-
-    async def _respond(self, method: str, path: str) -> _Response:
-        if not method:
-            return _Response(400, b"not HTTP\n")
-        if method not in ("GET", "HEAD"):
-            return _Response(405, b"only GET and HEAD\n")
-        match path:
-            case "/metrics":
-                try:
-                    return _Response(200, await self._render_page(), CONTENT_TYPE)
-                except EscrowError as error:  # the store is closed, or has failed
-                    return _not_ready(str(error))
-            case "/health/live":
-                return _Response(200, b"ok\n")
-            case "/health/ready":
-                missing = self._not_ready_reason()
-                return _Response(200, b"ok\n") if missing is None else _not_ready(missing)
-        return _Response(404, b"try /metrics, /health/live, /health/ready\n")
-
-    async def _render_page(self) -> bytes:
-        async with self._render_lock:
-            if self._before_render is not None:
-                await self._before_render()
-            page = bytearray()
-            began_s = self._clock.elapsed_s()
-            for line in self._page_source.lines():
-                page += line.encode()
-                if self._clock.elapsed_s() - began_s > self._limits.render_slice_s:
-                    await asyncio.sleep(0)
-                    began_s = self._clock.elapsed_s()
-            return bytes(page)
 
 
 @contextlib.asynccontextmanager
@@ -224,55 +70,200 @@ async def serve_http(
     *,
     before_render: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[None]:
-    """On the port of the configuration, or on a socket that somebody else has opened for us.
+    """Serve on the configured port, or on a listening socket inherited from the supervisor.
 
-    `before` is awaited before a page is made.
+    `before_render` is awaited before each page. The HTTP port has TLS if TLS is required on the
+    other ports: unlike them it cannot detect whether a client uses TLS.
     """
-    host = config.metrics.metrics_address or config.network.bind_address
-    may_see = access.can_see_metrics
     server = MetricsServer(
-        page, clock, health.not_ready_reason, can_see_metrics=may_see, before_render=before_render
+        page,
+        clock,
+        health.not_ready_reason,
+        can_see_metrics=access.can_see_metrics,
+        before_render=before_render,
     )
     if inherited_fd is not None:
         await server.listen(socket.socket(fileno=inherited_fd))
     else:
-        enforcing = config.security.tls_mode is TlsMode.ENFORCING
-        tls = access.tls.ssl_context if access.tls is not None and enforcing else None
-        await server.listen(bind(host, config.metrics.metrics_port), tls)
+        host = config.metrics.metrics_address or config.network.bind_address
+        port = config.metrics.metrics_port
+        tls = access.tls if config.security.requires_tls else None
+        await server.listen(bind(host, port), None if tls is None else tls.ssl_context)
         scheme = "http" if tls is None else "https"
-        log.info("metrics at %s://%s:%d/metrics", scheme, host, config.metrics.metrics_port)
+        log.info("metrics at %s://%s:%d/metrics", scheme, host, port)
     try:
         yield
     finally:
         await server.close()
 
 
-def _not_ready(reason: str) -> _Response:
-    return _Response(503, f"{reason}\n".encode())
+class MetricsServer:
+    """The HTTP server. `can_see_metrics` guards /metrics; health is open to everyone."""
+
+    def __init__(
+        self,
+        page: MetricsPage,
+        clock: Clock,
+        not_ready_reason: Callable[[], str | None],
+        limits: HttpLimits = HttpLimits(),  # noqa: B008
+        can_see_metrics: MetricsPermission = lambda key, secret, host: True,
+        *,
+        before_render: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._page = page
+        self._clock = clock
+        self._not_ready_reason = not_ready_reason
+        self._limits = limits
+        self._can_see_metrics = can_see_metrics
+        self._before_render = before_render
+        self._render_lock = asyncio.Lock()  # several pages at once would slow the broker down
+        self._request_timers: dict[object, asyncio.TimerHandle] = {}  # by connection
+        application = web.Application(middlewares=[self._send_response])
+        application.router.add_get("/metrics", self._metrics)
+        application.router.add_get("/health/live", self._live)
+        application.router.add_get("/health/ready", self._ready)
+        self._runner = web.AppRunner(
+            application,
+            access_log=None,
+            logger=_protocol_log,
+            handle_signals=False,
+            lingering_time=0,  # do not read the body of a request
+            max_line_size=limits.line_bytes_max,
+            max_field_size=limits.line_bytes_max,
+            max_headers=limits.headers_max,
+            shutdown_timeout=0,
+        )
+        self._listener: asyncio.Server | None = None
+
+    async def listen(
+        self, listening_socket: socket.socket, ssl_context: ssl.SSLContext | None = None
+    ) -> None:
+        await self._runner.setup()
+        # Not a SockSite: its connections cannot be limited.
+        self._listener = await asyncio.get_running_loop().create_server(
+            self._new_connection,
+            sock=listening_socket,
+            ssl=ssl_context,
+            ssl_handshake_timeout=self._limits.request_timeout_s if ssl_context else None,
+        )
+
+    async def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        for timer in self._request_timers.values():
+            timer.cancel()
+        await self._runner.cleanup()
+
+    # --- connections -----------------------------------------------------------------------------
+
+    def _new_connection(self) -> asyncio.Protocol:
+        server = self._runner.server
+        assert server is not None  # set by setup()
+        if len(server.connections) >= self._limits.connections_max:
+            return _RefusedConnection()
+        connection = server()
+        self._request_timers[connection] = asyncio.get_running_loop().call_later(
+            self._limits.request_timeout_s, self._drop_slow_request, connection
+        )
+        return connection
+
+    def _drop_slow_request(self, connection: web.RequestHandler) -> None:
+        """Close a connection whose request is not complete in time; aiohttp would wait for ever."""
+        del self._request_timers[connection]
+        if connection.transport is not None:
+            connection.transport.abort()
+
+    @web.middleware
+    async def _send_response(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        """Send the response within the time limit, and close the connection after it."""
+        timer = self._request_timers.pop(request.protocol, None)
+        if timer is not None:
+            timer.cancel()
+        response = await self._respond(request, handler)
+        response.force_close()
+        transport = request.transport
+        if transport is None:
+            return response  # the client has gone
+        transport.set_write_buffer_limits(high=0)  # so that write_eof() waits for the last byte
+        try:
+            async with asyncio.timeout(self._limits.response_timeout_s):
+                await response.prepare(request)
+                await response.write_eof()
+        except (TimeoutError, ConnectionError):
+            transport.abort()
+        return response
+
+    async def _respond(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPMethodNotAllowed as error:
+            return web.Response(
+                status=405, text="only GET and HEAD\n", headers={"Allow": error.headers["Allow"]}
+            )
+        except web.HTTPNotFound:
+            return web.Response(status=404, text="try /metrics, /health/live, /health/ready\n")
+        except Exception:  # a bug in a collector must not affect the broker
+            log.exception("HTTP request failed path=%s", request.path)
+            return web.Response(status=500, text="failed, see the log\n")
+
+    # --- pages -----------------------------------------------------------------------------------
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        if not self._can_see_metrics(*_credentials(request), request.remote or ""):
+            return web.Response(
+                status=401,
+                text="log in with an account that may see the cluster\n",
+                headers=_LOGIN_REQUIRED,
+            )
+        try:
+            page = await self._render()
+        except EscrowError as error:  # the store is closed, or has failed
+            return web.Response(status=503, text=f"{error}\n")
+        return web.Response(body=page, headers={"Content-Type": CONTENT_TYPE})
+
+    async def _live(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        reason = self._not_ready_reason()
+        if reason is not None:
+            return web.Response(status=503, text=f"{reason}\n")
+        return web.Response(text="ok\n")
+
+    async def _render(self) -> bytes:
+        async with self._render_lock:
+            if self._before_render is not None:
+                await self._before_render()
+            page = bytearray()
+            slice_start_s = self._clock.elapsed_s()
+            for line in self._page.lines():
+                page += line.encode()
+                if self._clock.elapsed_s() - slice_start_s > self._limits.render_slice_s:
+                    await asyncio.sleep(0)
+                    slice_start_s = self._clock.elapsed_s()
+            return bytes(page)
 
 
-def _credentials(request: bytes) -> tuple[str, str]:
-    """Of HTTP's Basic scheme; empty ones if there are none."""
-    for line in request.split(b"\r\n")[1:]:
-        name, _, value = line.partition(b":")
-        scheme, _, told = value.strip().partition(b" ")
-        if name.strip().lower() == b"authorization" and scheme.lower() == b"basic":
-            try:
-                key, _, secret = (
-                    base64.b64decode(told.strip(), validate=True).decode().partition(":")
-                )
-            except ValueError:  # neither Base64 nor UTF-8
-                break
-            return key, secret
-    return "", ""
+class _RefusedConnection(asyncio.Protocol):
+    """A connection above the limit: closed at once."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()
 
 
-def _parse_request_line(request: bytes) -> tuple[str, str]:
-    """Method and path of a request; empty ones if it is none."""
-    words = request.split(b"\r\n", 1)[0].split(b" ")
-    if len(words) != 3 or words[2] not in (b"HTTP/1.0", b"HTTP/1.1") or not request.isascii():
+def _credentials(request: web.Request) -> tuple[str, str]:
+    """Return the access key and the secret key of HTTP's Basic scheme; empty if there are none."""
+    try:
+        account = BasicAuth.decode(request.headers.get("Authorization", ""), encoding="utf-8")
+    except ValueError:
         return "", ""
-    method, target = words[0].decode(), words[1].decode()
-    if not method.isalpha() or not target.startswith("/"):
-        return "", ""
-    return method, target.partition("?")[0]
+    return account.login, account.password

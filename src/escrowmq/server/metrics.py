@@ -1,18 +1,10 @@
-"""What can be asked of the parts around the broker: lines, flushes, the disk, the process.
-
-The metrics of many brokers as one page, and how to get them: HTTP on loopback.
-
-Every sample says by `node_id` whose it is, so samples of one name only have to be brought together
-under one heading.
-"""
+"""Metrics of the parts around the broker: ports, flushes, disk, process; and the health."""
 
 from __future__ import annotations
 
-import asyncio
-import base64
 import os
 import resource
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -25,15 +17,30 @@ from escrowmq.broker.metrics import (
 )
 from escrowmq.clock import Clock
 from escrowmq.config import Config
-from escrowmq.errors import NotSent
 from escrowmq.metrics import Collector, Counter, Family, Gauge, Histogram, Labels, Registry
-from escrowmq.secret import Secret
 from escrowmq.server.remoting_server import RemotingServer
 from escrowmq.server.security import AccessControl
 from escrowmq.server.tasks import GroupCommit, StoreMaintenance
 from escrowmq.store.disk import Disk
 
 _STATM: Final = Path("/proc/self/statm")
+
+
+class Health:
+    """Whether clients should connect to this server."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = "starting"  # set while the whole process is not ready
+        self._checks: list[Callable[[], str | None]] = []
+
+    def add(self, check: Callable[[], str | None]) -> None:
+        """Add a function that returns why its part is not ready, or None."""
+        self._checks.append(check)
+
+    def not_ready_reason(self) -> str | None:
+        if self.reason is not None:
+            return self.reason
+        return next((reason for check in self._checks if (reason := check())), None)
 
 
 def new_registry(config: Config, role: str) -> Registry:
@@ -179,55 +186,3 @@ def process_metrics() -> Iterator[Family]:
         "Memory of this process, mapped pages of the log included.",
         [({}, pages * os.sysconf("SC_PAGE_SIZE"))],
     )
-
-
-FETCH_TIMEOUT_S: Final = 5.0
-PAGE_BYTES_MAX: Final = 64 << 20
-
-
-async def http_get(
-    port: int, path: str, account: tuple[str, Secret] | None = None
-) -> tuple[int, str]:
-    """Status and body of one answer. Raises NotSent."""
-    head = f"GET {path} HTTP/1.0\r\n"
-    if account is not None:
-        shown = base64.b64encode(f"{account[0]}:{account[1].reveal()}".encode()).decode()
-        head += f"Authorization: Basic {shown}\r\n"
-    try:
-        async with asyncio.timeout(FETCH_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            try:
-                writer.write(f"{head}\r\n".encode())
-                answer = await reader.read(PAGE_BYTES_MAX)
-                while chunk := await reader.read(PAGE_BYTES_MAX):
-                    answer += chunk
-            finally:
-                writer.close()
-        status, _, body = answer.partition(b"\r\n\r\n")
-        return int(status.split(b" ", 2)[1]), body.decode()
-    except (OSError, TimeoutError, ValueError, IndexError) as error:
-        raise NotSent(f"port {port} does not answer {path}: {error!r}") from error
-
-
-class MergedMetrics:
-    """What several pages say, family by family."""
-
-    def __init__(self) -> None:
-        self._headings: dict[str, list[str]] = {}
-        self._samples: dict[str, list[str]] = {}
-
-    def add(self, lines: Iterable[str]) -> None:
-        name = ""
-        for line in lines:
-            if line.startswith("# "):
-                name = line.split(" ", 3)[2]
-                heading = self._headings.setdefault(name, [])
-                if len(heading) < 2:  # HELP and TYPE, of whoever came first
-                    heading.append(line)
-            elif name:
-                self._samples.setdefault(name, []).append(line)
-
-    def lines(self) -> Iterator[str]:
-        for name, heading in self._headings.items():
-            yield from heading
-            yield from self._samples.get(name, ())

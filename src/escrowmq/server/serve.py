@@ -27,9 +27,14 @@ from escrowmq.errors import EscrowError, StoreError, StoreFull
 from escrowmq.message.keys import UniqueKeyGenerator, encode_host
 from escrowmq.metrics import Registry
 from escrowmq.remoting.responses import SendResponseEncoder
-from escrowmq.server.http_server import Health, serve_http
 from escrowmq.server.live_config import LiveConfig, RuntimeSettings, configure_logging
-from escrowmq.server.metrics import access_metrics, add_broker_metrics, new_registry, store_metrics
+from escrowmq.server.metrics import (
+    Health,
+    access_metrics,
+    add_broker_metrics,
+    new_registry,
+    store_metrics,
+)
 from escrowmq.server.namesrv import Registrar, new_registrars, serve_name_server
 from escrowmq.server.remoting_server import RemotingServer, bind, bound_port, reachable_host
 from escrowmq.server.security import (
@@ -136,6 +141,8 @@ async def _serve(
             background_tasks(*(watch.run() for watch in access.watchers))
         )
         if config.metrics.is_enabled or metrics_fd is not None:
+            from escrowmq.server.http_server import serve_http  # aiohttp: only if it is needed
+
             served = serve_http(config, clock, registry, health, access, metrics_fd)
             await parts.enter_async_context(served)
         namesrv_address = own_namesrv

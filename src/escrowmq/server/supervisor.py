@@ -15,7 +15,9 @@ socket that we opened and it inherits, so no port has to be found for it.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import http.client
 import json
 import logging
 import os
@@ -23,7 +25,7 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import uvloop
@@ -33,9 +35,8 @@ from escrowmq.config import Config, ResolvedConfig
 from escrowmq.errors import ConfigError, EscrowError, NotSent
 from escrowmq.metrics import Counter, Family, Gauge, Registry
 from escrowmq.secret import Secret
-from escrowmq.server.http_server import Health, serve_http
 from escrowmq.server.live_config import LiveConfig
-from escrowmq.server.metrics import MergedMetrics, http_get, new_registry
+from escrowmq.server.metrics import Health, new_registry
 from escrowmq.server.namesrv import serve_name_server
 from escrowmq.server.security import (
     AccessControl,
@@ -54,6 +55,7 @@ log = logging.getLogger(__name__)
 
 BACKOFF_S: Final = (0.5, 1, 2, 5, 10, 30)  # before the n-th start in a row
 STABLE_RUN_S: Final = 60.0  # who has run so long begins anew with these
+FETCH_TIMEOUT_S: Final = 5.0
 STOP_TIMEOUT_S: Final = 60.0  # then it is killed
 _ACCOUNT_VARIABLE: Final = "ESCROWMQ_INNER_CLIENT_AUTHENTICATION_CREDENTIALS"
 _READY: Final = b"escrowmq is ready"
@@ -159,7 +161,8 @@ class ChildBroker:
         """Over HTTP. Raises NotSent."""
         if self._process is None:
             raise NotSent(f"{self.name} is not running")
-        return await http_get(self._socket.getsockname()[1], path, self._account)
+        port = self._socket.getsockname()[1]
+        return await asyncio.to_thread(_http_get, port, path, self._account)
 
     async def not_ready_reason(self) -> str | None:
         if not self.ready.is_set():
@@ -169,6 +172,23 @@ class ChildBroker:
         except NotSent as error:
             return str(error)
         return None if status == 200 else f"{self.name}: {body.strip()}"
+
+
+def _http_get(port: int, path: str, account: tuple[str, Secret] | None) -> tuple[int, str]:
+    """Return status and body. Blocks for at most a few seconds. Raises NotSent."""
+    headers = {}
+    if account is not None:
+        login = base64.b64encode(f"{account[0]}:{account[1].reveal()}".encode()).decode()
+        headers["Authorization"] = f"Basic {login}"
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=FETCH_TIMEOUT_S)
+    try:
+        connection.request("GET", path, headers=headers)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
+        raise NotSent(f"port {port} does not respond to {path}: {error!r}") from error
+    finally:
+        connection.close()
 
 
 BROKERS_MAX = 64
@@ -270,6 +290,8 @@ async def _supervise(
             background_tasks(*(watch.run() for watch in access.watchers))
         )
         if config.metrics.is_enabled:
+            from escrowmq.server.http_server import serve_http  # aiohttp: only if it is needed
+
             served = serve_http(config, clock, pages, health, access, before_render=pages.fetch)
             await parts.enter_async_context(served)
         addresses, own = list(config.broker.namesrv_addresses), None
@@ -407,6 +429,34 @@ def _child_metrics(children: list[ChildBroker]) -> Iterator[Family]:
         "How often a broker of this machine died and was started again.",
         [({"broker": child.name}, child.restarts) for child in children],
     )
+
+
+class MergedMetrics:
+    """Several pages of metrics as one.
+
+    Every sample names its broker by `node_id`, so the samples of one family only have to be
+    brought together under one heading.
+    """
+
+    def __init__(self) -> None:
+        self._headings: dict[str, list[str]] = {}
+        self._samples: dict[str, list[str]] = {}
+
+    def add(self, lines: Iterable[str]) -> None:
+        name = ""
+        for line in lines:
+            if line.startswith("# "):
+                name = line.split(" ", 3)[2]
+                heading = self._headings.setdefault(name, [])
+                if len(heading) < 2:  # HELP and TYPE of the first page that has the family
+                    heading.append(line)
+            elif name:
+                self._samples.setdefault(name, []).append(line)
+
+    def lines(self) -> Iterator[str]:
+        for name, heading in self._headings.items():
+            yield from heading
+            yield from self._samples.get(name, ())
 
 
 class _ClusterMetrics:

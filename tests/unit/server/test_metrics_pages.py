@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from escrowmq.metrics import Counter, Family, Gauge, Registry
-from escrowmq.server.metrics import MergedMetrics
+from escrowmq.server.supervisor import MergedMetrics
 from tests.support.scraping import parse
 
 
