@@ -1,12 +1,12 @@
-"""What operators ask about topics and groups: who is connected, how far everybody is.
+"""Administration of consumer and producer groups.
 
-Where groups go on: send one elsewhere, let another go on where one is, show a queue's entries.
+    GroupAdmin      who is connected, and how far each group has consumed
+    OffsetAdmin     reset and clone offsets, show the entries of a queue
+    ConsumerRelay   requests that only a consumer can respond to: they are relayed to it
 
-A group that is sent elsewhere gets its new offsets here at once, also if nobody of it is connected.
-Its members, if there are any, are told (RESET_CONSUMER_CLIENT_OFFSET), so that they drop what they
-hold; one that does not understand it is sent to the new place by its next pull.
-
-Questions that only a consumer can answer: they are handed on to it, and its answer back.
+A reset changes the offsets of a group at once, also if no member is connected. Connected members
+are notified (RESET_CONSUMER_CLIENT_OFFSET), so that they drop the messages in flight. A client that
+does not understand this request is sent to the new offset by the response to its next pull.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, Final, cast
 
 from escrowmq.broker.dispatch import Channel, ErrorCodes, Handler, RequestChannel
-from escrowmq.broker.metadata import SubscriptionGroups, TopicTable
+from escrowmq.broker.metadata import SubscriptionGroups, TopicTable, group_not_found
 from escrowmq.broker.statistics import Statistics
 from escrowmq.consume.members import ConsumerGroups, Member, ProducerGroups
 from escrowmq.consume.offsets import ConsumerOffsets
@@ -28,7 +28,6 @@ from escrowmq.errors import (
     StoreError,
 )
 from escrowmq.message.keys import decode_offset_id
-from escrowmq.message.topic_config import TopicConfig
 from escrowmq.remoting.bodies import QueueName, SubscriptionEntry, TopicList, encode_body
 from escrowmq.remoting.bodies_admin import (
     ClientEntry,
@@ -121,18 +120,20 @@ class GroupAdmin:
         group = self._consumers.find(name)
         if group is None:
             raise RequestRefused(
-                ResponseCode.CONSUMER_NOT_ONLINE, f"nobody of group {_truncate(name)} is connected"
+                ResponseCode.CONSUMER_NOT_ONLINE,
+                f"no member of group {_truncate(name)} is connected",
             )
-        found = ConsumerConnections(
+        body = ConsumerConnections(
             connection_set=[_client_entry(member) for member in self._consumers.members(name)],
             subscription_table={
-                topic: subscription_entry(one) for topic, one in group.subscriptions.items()
+                topic: subscription_entry(subscription)
+                for topic, subscription in group.subscriptions.items()
             },
             consume_type=group.settings.consume_type,
             message_model=group.settings.message_model,
             consume_from_where=group.settings.consume_from_where,
         )
-        channel.respond(request, body=encode_body(found))
+        channel.respond(request, body=encode_body(body))
 
     def list_producer_connections(
         self, channel: Channel, request: Request[ProducerGroupHeader], now_ms: int
@@ -142,19 +143,19 @@ class GroupAdmin:
         if not members:
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,
-                f"nobody of producer group {_truncate(name)} is connected",
+                f"no member of producer group {_truncate(name)} is connected",
             )
-        found = ProducerConnections(connection_set=[_client_entry(member) for member in members])
-        channel.respond(request, body=encode_body(found))
+        body = ProducerConnections(connection_set=[_client_entry(member) for member in members])
+        channel.respond(request, body=encode_body(body))
 
     def list_producers(self, channel: Channel, request: Request[Any], now_ms: int) -> None:
-        found = Producers(
+        body = Producers(
             data={
                 name: [_producer_info(member) for member in self._producers.members(name)]
                 for name in self._producers.names()
             }
         )
-        channel.respond(request, body=encode_body(found))
+        channel.respond(request, body=encode_body(body))
 
     def list_groups_of_topic(
         self, channel: Channel, request: Request[TopicHeader], now_ms: int
@@ -167,30 +168,32 @@ class GroupAdmin:
         self, channel: Channel, request: Request[GroupHeader], now_ms: int
     ) -> None:
         topics = self._topics_of(request.head.fields.group)
-        found = TopicList(topic_list=topics, broker_addr=self._address)
-        channel.respond(request, body=encode_body(found))
+        body = TopicList(topic_list=topics, broker_addr=self._address)
+        channel.respond(request, body=encode_body(body))
 
     def get_subscription(
         self, channel: Channel, request: Request[TopicGroupHeader], now_ms: int
     ) -> None:
         fields = request.head.fields
-        found = self._consumers.subscription(fields.group, fields.topic)
-        if found is None:
+        subscription = self._consumers.subscription(fields.group, fields.topic)
+        if subscription is None:
             raise RequestRefused(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
-                f"nobody of {_truncate(fields.group)} is connected and wants "
+                f"no connected member of group {_truncate(fields.group)} subscribes to topic "
                 f"{_truncate(fields.topic)}",
             )
         body = GroupSubscription(
-            topic=fields.topic, group=fields.group, subscription_data=subscription_entry(found)
+            topic=fields.topic,
+            group=fields.group,
+            subscription_data=subscription_entry(subscription),
         )
         channel.respond(request, body=encode_body(body))
 
-    # --- how far everybody is --------------------------------------------------------------------
+    # --- progress --------------------------------------------------------------------------------
 
     def get_topic_stats(self, channel: Channel, request: Request[TopicHeader], now_ms: int) -> None:
         name = request.head.fields.topic
-        topic = self._get_topic(name)
+        topic = self._topics.get(name)
         store = self._store
         table = {
             queue: TopicOffset(
@@ -219,32 +222,35 @@ class GroupAdmin:
     def get_broker_consume_stats(
         self, channel: Channel, request: Request[GetBrokerConsumeStats], now_ms: int
     ) -> None:
-        groups, total = [], 0
-        for name, config in self._groups.configs().items():
-            of_topics = []
-            for topic in self._topics_of(name) if config.consume_enable else []:
-                found = self._topics.find(topic)
-                if found is None or (request.head.fields.is_order and not found.order):
+        only_ordered = request.head.fields.is_order
+        groups, total_lag = [], 0
+        for name, group in self._groups.configs().items():
+            encoded_topics = []
+            for topic in self._topics_of(name) if group.consume_enable else []:
+                config = self._topics.find(topic)
+                if config is None or (only_ordered and not config.order):
                     continue
                 table = self._group_progress(name, topic)
-                total += sum(one.broker_offset - one.consumer_offset for one in table.values())
+                total_lag += sum(
+                    offsets.broker_offset - offsets.consumer_offset for offsets in table.values()
+                )
                 per_s = self._statistics.group_rates(topic, name, 0, now_ms)[0].per_s
-                of_topics.append(encode_queue_table(table, consumeTps=per_s))
-            groups.append((name, of_topics))
-        body = encode_broker_consume_stats(groups, address=self._address, total_diff=total)
+                encoded_topics.append(encode_queue_table(table, consumeTps=per_s))
+            groups.append((name, encoded_topics))
+        body = encode_broker_consume_stats(groups, address=self._address, total_diff=total_lag)
         channel.respond(request, body=body)
 
     def get_consume_time_spans(
         self, channel: Channel, request: Request[TopicGroupHeader], now_ms: int
     ) -> None:
         name, group = request.head.fields.topic, request.head.fields.group
-        topic = self._get_topic(name)
+        topic = self._topics.get(name)
         spans = []
         for queue in self._queues(name, topic.write_queue_nums):
             end = self._store.max_offset(name, queue.queue_id)
-            read = self._offsets.query(name, group, queue.queue_id) or 0
-            consumed_ms = self._stored_ms(name, queue.queue_id, read - 1)
-            waiting_ms = self._stored_ms(name, queue.queue_id, read) if read < end else now_ms
+            offset = self._offsets.query(name, group, queue.queue_id) or 0
+            consumed_ms = self._stored_ms(name, queue.queue_id, offset - 1)
+            waiting_ms = self._stored_ms(name, queue.queue_id, offset) if offset < end else now_ms
             spans.append(
                 TimeSpan(
                     message_queue=queue,
@@ -258,36 +264,32 @@ class GroupAdmin:
 
     def _group_progress(self, group: str, name: str) -> dict[QueueName, ConsumeOffset]:
         topic = self._topics.find(name)
-        found = {}
+        progress = {}
         for queue in self._queues(name, 0 if topic is None else topic.read_queue_nums):
-            read = self._offsets.query(name, group, queue.queue_id) or 0
-            found[queue] = ConsumeOffset(
+            offset = self._offsets.query(name, group, queue.queue_id) or 0
+            progress[queue] = ConsumeOffset(
                 broker_offset=self._store.max_offset(name, queue.queue_id),
-                consumer_offset=read,
-                pull_offset=read,
-                last_timestamp=self._stored_ms(name, queue.queue_id, read - 1),
+                consumer_offset=offset,
+                pull_offset=offset,
+                last_timestamp=self._stored_ms(name, queue.queue_id, offset - 1),
             )
-        return found
+        return progress
 
     def _topics_of(self, group: str) -> list[str]:
+        """Return the topics that a group subscribes to or has offsets of."""
         connected = self._consumers.find(group)
-        wanted = set() if connected is None else set(connected.subscriptions)
-        return sorted(wanted.union(self._offsets.topics_of(group)))
-
-    def _get_topic(self, name: str) -> TopicConfig:
-        found = self._topics.find(name)
-        if found is None:
-            raise RequestRefused(
-                ResponseCode.TOPIC_NOT_EXIST, f"topic {_truncate(name)} does not exist"
-            )
-        return found
+        subscribed = set() if connected is None else set(connected.subscriptions)
+        return sorted(subscribed.union(self._offsets.topics_of(group)))
 
     def _queues(self, topic: str, count: int) -> Iterator[QueueName]:
-        broker = self._topics.broker_name
-        return (QueueName(topic=topic, broker_name=broker, queue_id=n) for n in range(count))
+        broker_name = self._topics.broker_name
+        return (
+            QueueName(topic=topic, broker_name=broker_name, queue_id=queue_id)
+            for queue_id in range(count)
+        )
 
     def _stored_ms(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Of the message at this place; 0 if there is none."""
+        """Return when the message at this offset was stored, or 0 if there is none."""
         if not self._store.min_offset(topic, queue_id) <= queue_offset:
             return 0
         try:
@@ -321,7 +323,7 @@ def _producer_info(member: Member[Channel]) -> ProducerInfo:
     client = member.client
     return ProducerInfo(
         client_id=client.client_id,
-        remote_ip=f"/{client.channel.address}",  # as Java shows it
+        remote_ip=f"/{client.channel.address}",  # as Java formats addresses
         language=client.language,
         version=client.version,
         last_update_timestamp=member.last_heartbeat_ms,
@@ -332,7 +334,9 @@ def _truncate(name: str) -> str:
     return name[:_SHOWN_LENGTH_MAX]
 
 
-QUEUE_ENTRIES_MAX: Final = 10_000  # shown at once
+# --- offsets -------------------------------------------------------------------------------------
+
+QUEUE_ENTRIES_MAX: Final = 10_000  # in one response
 LATEST_TIMESTAMP: Final = -1
 
 
@@ -361,24 +365,27 @@ class OffsetAdmin:
 
     def reset_offsets(self, channel: Channel, request: Request[ResetOffset], now_ms: int) -> None:
         fields = request.head.fields
-        topic = self._get_topic(fields.topic)
-        if self._groups.find(fields.group) is None:
-            raise _group_not_found(fields.group)
+        topic = self._topics.get(fields.topic)
+        self._groups.get(fields.group)  # it must exist
         if fields.queue_id >= topic.read_queue_nums:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
-                f"queue {fields.queue_id} of {fields.topic}, which has {topic.read_queue_nums}",
+                f"topic {fields.topic} has {topic.read_queue_nums} queues, no queue {fields.queue_id}",
             )
-        one = fields.queue_id >= 0
-        wanted = [fields.queue_id] if one else range(topic.read_queue_nums)
-        targets = {queue_id: self._target_offset(fields, queue_id) for queue_id in wanted}
+        has_queue = fields.queue_id >= 0  # otherwise all queues are reset
+        queue_ids = [fields.queue_id] if has_queue else range(topic.read_queue_nums)
+        targets = {queue_id: self._target_offset(fields, queue_id) for queue_id in queue_ids}
         is_connected = self._consumers.find(fields.group) is not None
-        for queue_id, target in targets.items():
+        for queue_id, offset in targets.items():
             if is_connected:
-                self._offsets.reset(fields.topic, fields.group, queue_id, target)
+                # A member commits its old offset until it learns of the reset. Remember the new
+                # one, so that the next pull of the member is sent there.
+                self._offsets.reset(fields.topic, fields.group, queue_id, offset)
             else:
-                self._offsets.set_offset(fields.topic, fields.group, queue_id, target)
-        table = {self._queue_name(fields.topic, queue_id): at for queue_id, at in targets.items()}
+                self._offsets.set_offset(fields.topic, fields.group, queue_id, offset)
+        table = {
+            self._queue_name(fields.topic, queue_id): offset for queue_id, offset in targets.items()
+        }
         self._notify_members(fields, table)
         channel.respond(request, body=encode_queue_table(table))
 
@@ -389,49 +396,49 @@ class OffsetAdmin:
             if not first <= fields.offset <= end:
                 raise RequestRefused(
                     ResponseCode.INVALID_PARAMETER,
-                    f"offset {fields.offset} of queue {queue_id}, which has {first} to {end}",
+                    f"offset {fields.offset} is not in queue {queue_id}: it has {first} to {end}",
                 )
             return fields.offset
         if fields.timestamp == LATEST_TIMESTAMP:
             return end
-        found = store.offset_by_time(topic, queue_id, max(0, fields.timestamp))
-        read = self._offsets.query(topic, fields.group, queue_id)
-        if read is not None and not fields.is_force:
-            return min(found, read)
-        return found
+        target = store.offset_by_time(topic, queue_id, max(0, fields.timestamp))
+        committed = self._offsets.query(topic, fields.group, queue_id)
+        if committed is not None and not fields.is_force:
+            return min(target, committed)  # without force, a reset only goes back
+        return target
 
     def _notify_members(self, fields: ResetOffset, table: dict[QueueName, int]) -> None:
         header = ResetConsumerOffset(
             topic=fields.topic, group=fields.group, timestamp=fields.timestamp, is_force=True
         )
-        for_java = encode_queue_table(table)
-        for_c = CppResetOffsets(
+        # C++ clients cannot parse a JSON object whose keys are objects, so they get a list.
+        java_body = encode_queue_table(table)
+        cpp_offsets = CppResetOffsets(
             offset_table=[
                 CppQueueOffset(
                     topic=queue.topic,
                     broker_name=queue.broker_name,
                     queue_id=queue.queue_id,
-                    offset=at,
+                    offset=offset,
                 )
-                for queue, at in table.items()
+                for queue, offset in table.items()
             ]
         )
         for member in self._consumers.members(fields.group):
-            is_c = member.client.language == LanguageName.CPP
+            is_cpp = member.client.language == LanguageName.CPP
             member.client.channel.send_oneway(
                 RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
                 header,
-                encode_body(for_c) if is_c else for_java,
+                encode_body(cpp_offsets) if is_cpp else java_body,
             )
 
     def clone_offsets(
         self, channel: Channel, request: Request[CloneGroupOffset], now_ms: int
     ) -> None:
         fields = request.head.fields
-        if self._groups.find(fields.src_group) is None:
-            raise _group_not_found(fields.src_group)
+        self._groups.get(fields.src_group)  # it must exist
         if self._groups.get_or_create(fields.dest_group, now_ms=now_ms) is None:
-            raise _group_not_found(fields.dest_group)
+            raise group_not_found(fields.dest_group)
         topics = [fields.topic] if fields.topic else self._offsets.topics_of(fields.src_group)
         for topic in topics:
             if self._topics.find(topic) is not None:
@@ -441,17 +448,18 @@ class OffsetAdmin:
     def list_queue_entries(
         self, channel: Channel, request: Request[QueryConsumeQueue], now_ms: int
     ) -> None:
-        """What a queue holds, entry by entry."""
+        """List the entries of a queue, and whether each matches the subscription of a group."""
         fields = request.head.fields
         if (fields.topic, fields.queue_id) not in self._store.queues():
             raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR, f"{fields.topic[:100]} has no queue {fields.queue_id}"
+                ResponseCode.SYSTEM_ERROR,
+                f"topic {_truncate(fields.topic)} has no queue {fields.queue_id}",
             )
         subscription = None
         if fields.consumer_group:
             subscription = self._consumers.subscription(fields.consumer_group, fields.topic)
         count = max(0, min(fields.count, QUEUE_ENTRIES_MAX))
-        found = self._store.entries(fields.topic, fields.queue_id, fields.index, count)
+        entries = self._store.entries(fields.topic, fields.queue_id, fields.index, count)
         body = QueueEntries(
             max_queue_index=self._store.max_offset(fields.topic, fields.queue_id),
             min_queue_index=self._store.min_offset(fields.topic, fields.queue_id),
@@ -463,30 +471,20 @@ class OffsetAdmin:
                     eval=subscription is not None
                     and subscription.tag_filter.matches(tags_code, b""),
                 )
-                for log_offset, size, tags_code in found
+                for log_offset, size, tags_code in entries
             ],
             subscription_data=None if subscription is None else subscription_entry(subscription),
             filter_data=None if subscription is None else subscription.expression,
         )
         channel.respond(request, body=encode_body(body))
 
-    def _get_topic(self, name: str) -> TopicConfig:
-        found = self._topics.find(name)
-        if found is None:
-            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic {name[:100]} does not exist")
-        return found
-
     def _queue_name(self, topic: str, queue_id: int) -> QueueName:
         return QueueName(topic=topic, broker_name=self._topics.broker_name, queue_id=queue_id)
 
 
-def _group_not_found(name: str) -> RequestRefused:
-    return RequestRefused(
-        ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group {name[:100]} does not exist"
-    )
+# --- relayed requests ----------------------------------------------------------------------------
 
-
-RELAY_TIMEOUT_S: Final = 10.0  # as RocketMQ
+RELAY_TIMEOUT_S: Final = 10.0  # as in RocketMQ
 _RELAY_ERRORS: Final[ErrorCodes] = {
     RemoteProtocolError: ResponseCode.QUERY_NOT_FOUND,  # not a message id
     StoreError: ResponseCode.QUERY_NOT_FOUND,
@@ -516,7 +514,10 @@ class ConsumerRelay:
     ) -> None:
         fields = request.head.fields
         if not fields.client_id:
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, "which client? clientId is empty")
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                "clientId is empty; name the client that is to consume",
+            )
         record = self._store.record_at(decode_offset_id(fields.msg_id or "")[1])
         body = bytes(self._store.record_bytes(record))
         self._relay(channel, request, fields.consumer_group, fields.client_id, fields, body)
@@ -532,20 +533,18 @@ class ConsumerRelay:
     ) -> None:
         consumer = self._consumers.channel_of(group, client_id)
 
-        def answered(command: Command | None, body: bytes) -> None:
+        def on_response(command: Command | None, body: bytes) -> None:
             if command is None:
-                late = RequestRefused(
-                    ResponseCode.CONSUME_MSG_TIMEOUT, f"{client_id} of {group} did not answer"
-                )
-                channel.respond(request, code=late.code, remark=late.remark)
+                remark = f"client {client_id} of group {group} did not respond in time"
+                channel.respond(request, code=ResponseCode.CONSUME_MSG_TIMEOUT, remark=remark)
             else:
                 channel.respond(request, code=command.code, remark=command.remark, body=body)
 
         code = request.head.code
         if consumer is None or not cast(RequestChannel, consumer).call(
-            code, fields, body, answered, timeout_s=RELAY_TIMEOUT_S
+            code, fields, body, on_response, timeout_s=RELAY_TIMEOUT_S
         ):
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,
-                f"client {client_id[:100]} of group {group[:100]} is not connected",
+                f"client {_truncate(client_id)} of group {_truncate(group)} is not connected",
             )
