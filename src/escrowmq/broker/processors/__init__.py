@@ -9,6 +9,6 @@
     admin_groups.py     connections and progress of groups; reset offsets; relay to a consumer
     admin_broker.py     runtime information, settings, backup
 
-A processor raises an error to refuse a request: RequestRefused with a response code, or any error of
-RESPONSE_CODES in `broker/dispatch.py`. It never encodes: it hands values to the channel.
+To refuse a request, a processor raises RequestRefused with a response code, or any error that
+RESPONSE_CODES of `broker/dispatch.py` lists. It never encodes: it hands values to the channel.
 """

@@ -370,7 +370,8 @@ class OffsetAdmin:
         if fields.queue_id >= topic.read_queue_nums:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
-                f"topic {fields.topic} has {topic.read_queue_nums} queues, no queue {fields.queue_id}",
+                f"topic {fields.topic} has no queue {fields.queue_id}, "
+                f"only {topic.read_queue_nums} queues",
             )
         has_queue = fields.queue_id >= 0  # otherwise all queues are reset
         queue_ids = [fields.queue_id] if has_queue else range(topic.read_queue_nums)
