@@ -13,7 +13,7 @@ from escrowmq.remoting.bodies import TopicRoute, decode_body
 from escrowmq.remoting.codes import JSON
 from escrowmq.remoting.command import Command, decode_command
 from escrowmq.remoting.connection import Connection
-from escrowmq.remoting.frame import Frame, FrameReader
+from escrowmq.remoting.frame import Frame, FrameDecoder
 from escrowmq.remoting.requests import Request
 from tests.interop import fixtures
 from tests.interop.remoting import loads
@@ -23,7 +23,7 @@ every_route = pytest.mark.parametrize("name", ["route", "route.old_client"])
 
 
 def one_frame(data: bytes) -> Frame:
-    reader = FrameReader()
+    reader = FrameDecoder(Frame)
     reader.receive(data)
     [frame] = reader.frames()
     return frame

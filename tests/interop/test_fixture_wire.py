@@ -15,7 +15,7 @@ from escrowmq.message.record import LogOffset, decode_record
 from escrowmq.remoting.bodies import Heartbeat, TopicRoute, decode_body, encode_body
 from escrowmq.remoting.codes import JSON, ROCKETMQ, RequestCode
 from escrowmq.remoting.command import Command, decode_command, encode_command
-from escrowmq.remoting.frame import Frame, FrameReader, encode_frame
+from escrowmq.remoting.frame import Frame, FrameDecoder, encode_frame
 from escrowmq.remoting.headers import decode_header, encode_header
 from escrowmq.remoting.requests import (
     Request,
@@ -42,7 +42,7 @@ every_version = pytest.mark.parametrize("version", fixtures.VERSIONS)
 
 
 def one_frame(data: bytes) -> Frame:
-    reader = FrameReader()
+    reader = FrameDecoder(Frame)
     reader.receive(data)
     [frame] = reader.frames()
     assert reader.buffered_bytes == 0
@@ -77,7 +77,7 @@ def test_there_is_something_to_read() -> None:
 @every_exchange
 def test_frames_are_cut_wherever_the_network_cuts_them(version: str, name: str) -> None:
     stream = b"".join(fixtures.exchange(version, name))
-    reader, got = FrameReader(), []
+    reader, got = FrameDecoder(Frame), []
     for at in range(0, len(stream), 7):
         reader.receive(stream[at : at + 7])
         got += list(reader.frames())

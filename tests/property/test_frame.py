@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.errors import RemoteProtocolError
-from escrowmq.remoting.frame import FrameReader, encode_frame
+from escrowmq.remoting.frame import Frame, FrameDecoder, encode_frame
 from tests.support.remoting_strategies import bodies, cut
 
 Plain = tuple[int, bytes, bytes]
@@ -17,14 +17,14 @@ Plain = tuple[int, bytes, bytes]
 frames = st.tuples(st.integers(0, 1), bodies, bodies)
 
 
-def drain(reader: FrameReader) -> list[Plain]:
+def drain(reader: FrameDecoder[Frame]) -> list[Plain]:
     return [(frame.serializer, frame.header, bytes(frame.body)) for frame in reader.frames()]
 
 
 @given(st.lists(frames, max_size=5), st.data())
 def test_cuts_do_not_matter(sent: list[Plain], data: st.DataObject) -> None:
     stream = b"".join(encode_frame(*frame) for frame in sent)
-    reader = FrameReader()
+    reader = FrameDecoder(Frame)
     got: list[Plain] = []
     for chunk in data.draw(cut(stream)):
         reader.receive(chunk)
@@ -41,7 +41,7 @@ def test_byte_by_byte_gives_each_frame_with_its_last_byte(
     ends = {
         len(b"".join(encode_frame(*frame) for frame in sent[: n + 1])) for n in range(len(sent))
     }
-    reader, got_at = FrameReader(), set()
+    reader, got_at = FrameDecoder(Frame), set()
     for at in range(len(stream)):
         reader.receive(stream[at : at + 1])
         if drain(reader):
@@ -53,7 +53,7 @@ def test_byte_by_byte_gives_each_frame_with_its_last_byte(
 def test_garbage_is_the_peers_fault_wherever_it_is_cut(garbage: bytes, data: st.DataObject) -> None:
     outcomes = []
     for chunks in ([garbage], data.draw(cut(garbage))):
-        reader = FrameReader(frame_length_max=64)
+        reader = FrameDecoder(Frame, frame_length_max=64)
         got: list[Plain] = []
         failure = ""
         try:
@@ -73,7 +73,7 @@ def test_garbage_is_the_peers_fault_wherever_it_is_cut(garbage: bytes, data: st.
 
 @given(st.binary(max_size=400), st.integers(1, 16))
 def test_no_more_than_a_frame_is_ever_held(stream: bytes, chunk_size: int) -> None:
-    reader = FrameReader(frame_length_max=100)
+    reader = FrameDecoder(Frame, frame_length_max=100)
     try:
         for at in range(0, len(stream), chunk_size):
             reader.receive(stream[at : at + chunk_size])
@@ -87,7 +87,7 @@ def test_a_large_frame_in_small_chunks_costs_its_own_size() -> None:
     body = b"b" * 4_000_000
     stream = encode_frame(0, b"{}", body)
     chunks = [stream[at : at + 1_000] for at in range(0, len(stream), 1_000)]
-    reader = FrameReader()
+    reader = FrameDecoder(Frame)
     tracemalloc.start()
     try:
         for chunk in chunks:

@@ -20,7 +20,7 @@ from escrowmq.remoting.bodies import decode_body
 from escrowmq.remoting.codes import FLAG_ONEWAY, JSON, VERSION
 from escrowmq.remoting.command import Command, decode_command, encode_command
 from escrowmq.remoting.connection import Connection, InvalidRequest
-from escrowmq.remoting.frame import FrameReader, encode_frame
+from escrowmq.remoting.frame import Frame, FrameDecoder, encode_frame
 from escrowmq.remoting.headers import Header, encode_header
 from escrowmq.remoting.requests import Request
 
@@ -114,7 +114,7 @@ class Desk:
         version: int = VERSION,
         serializer: int = JSON,
     ) -> Heard:
-        reader = FrameReader()
+        reader = FrameDecoder(Frame)
         reader.receive(self.send(code, fields, body, version=version, serializer=serializer))
         [frame] = reader.frames()
         command = decode_command(frame.serializer, frame.header)

@@ -1,23 +1,10 @@
-"""JSON that travels in bodies: heartbeats, routes, locks, registrations.
+"""JSON bodies of clients, name servers and transactions: heartbeats, routes, histories and others.
 
-Java's fastjson writes maps with number keys unquoted, `{0:"10.0.0.1:10911"}`, which is not JSON; we
-read it and never write it. C++ clients write enums as numbers and longs as strings; both are
-read. Unknown keys are skipped; what is None is not written.
+Java's fastjson writes maps with number keys unquoted, `{0:"10.0.0.1:10911"}`, which is not JSON.
+They are read, but never written. C++ clients write enums as numbers and longs as strings; both are
+read. Unknown keys are skipped; fields that are None are not written.
 
-Bodies of the requests that only our broker knows (`headers_transaction.py`).
-
-A REGISTER_BROKER body, packed. Some brokers send it; we read it and never write it.
-
-A zlib stream of:
-
-    sized   data version, JSON
-    int     number of topics, then for each
-    sized     name readQueues writeQueues perm filterType [attributes]     between single spaces
-    sized   filter servers, JSON
-    ...     from version 5.0.0 on, where the queues of static topics lie: not read
-
-`sized` is an int and that many bytes; ints have four bytes, big-endian. Attributes are not read:
-no route has them.
+The last part decodes a REGISTER_BROKER body in the packed form that some RocketMQ brokers send.
 """
 
 from __future__ import annotations
@@ -39,7 +26,40 @@ B = TypeVar("B", bound=msgspec.Struct)
 
 
 class JsonBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    pass
+    """Base of the bodies."""
+
+
+def decode_body(body_type: type[B], body: bytes | memoryview) -> B:
+    """Return the decoded body. Raises BrokenBody, whatever is wrong with it."""
+    try:
+        # Java writes null for "not set", so null must not override a default.
+        return msgspec.convert(_without_nulls(parse_lenient_json(body)), body_type, strict=False)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise BrokenBody(f"{body_type.__name__}: {error}") from error
+
+
+def encode_body(body: msgspec.Struct) -> bytes:
+    """Return a body as JSON, without fields that are None. Raises LocalProtocolError."""
+    try:
+        encoded = msgspec.json.encode(body)
+        if b"null" not in encoded:  # no field is None
+            return encoded
+        return msgspec.json.encode(_without_nulls(msgspec.to_builtins(body, str_keys=True)))
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(f"{type(body).__name__}: cannot encode text: {error}") from error
+
+
+def _without_nulls(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+        case list():
+            return [_without_nulls(item) for item in value if item is not None]
+        case _:
+            return value
+
+
+# --- clients -------------------------------------------------------------------------------------
 
 
 class ProducerEntry(JsonBody, frozen=True, kw_only=True):
@@ -77,10 +97,20 @@ class ConsumerEntry(JsonBody, frozen=True, kw_only=True):
     unit_mode: bool = False
 
     def __post_init__(self) -> None:
-        # By name from here on, whichever way it was written.
+        # C++ clients write numbers; all other code compares names.
         _number_to_name(self, "consume_type", _CONSUME_TYPES)
         _number_to_name(self, "message_model", _MESSAGE_MODELS)
         _number_to_name(self, "consume_from_where", _CONSUME_FROM_WHERE)
+
+
+def _number_to_name(entry: ConsumerEntry, name: str, names: tuple[str, ...]) -> None:
+    value = getattr(entry, name)
+    if isinstance(value, str) and not value.isdecimal():
+        return
+    number = int(value)
+    if number not in range(len(names)):
+        raise ValueError(f"{name} {number} is not one of {', '.join(names)}")
+    msgspec.structs.force_setattr(entry, name, names[number])
 
 
 class Heartbeat(JsonBody, frozen=True, kw_only=True):
@@ -121,6 +151,9 @@ class LockBatchResponse(JsonBody, frozen=True, kw_only=True):
     locked: list[QueueName] = field(default_factory=list, name="lockOKMQSet")
 
 
+# --- name server ---------------------------------------------------------------------------------
+
+
 class QueueRoute(JsonBody, frozen=True, kw_only=True):
     broker_name: str
     read_queue_nums: Int32
@@ -132,7 +165,7 @@ class QueueRoute(JsonBody, frozen=True, kw_only=True):
 class BrokerRoute(JsonBody, frozen=True, kw_only=True):
     broker_name: str
     cluster: str | None = None
-    broker_addrs: dict[int, str] = {}  # broker id -> ip:port; 0 is the master
+    broker_addrs: dict[int, str] = {}  # ip:port by broker id; 0 is the master
     enable_acting_master: bool | None = None
     zone_name: str | None = None
 
@@ -151,11 +184,11 @@ class ClusterInfo(JsonBody, frozen=True, kw_only=True):
 
 class TopicList(JsonBody, frozen=True, kw_only=True):
     topic_list: list[str] = []
-    broker_addr: str | None = None  # of system topics: who can be asked for the rest of them
+    broker_addr: str | None = None  # of system topics: a broker that knows the others
 
 
 class BrokerMembers(JsonBody, frozen=True, kw_only=True):
-    """GET_BROKER_MEMBER_GROUP's answer, inside `brokerMemberGroup`."""
+    """Part of BrokerMemberGroup."""
 
     cluster: str
     broker_name: str
@@ -163,11 +196,13 @@ class BrokerMembers(JsonBody, frozen=True, kw_only=True):
 
 
 class BrokerMemberGroup(JsonBody, frozen=True, kw_only=True):
+    """The response to GET_BROKER_MEMBER_GROUP."""
+
     broker_member_group: BrokerMembers | None = None
 
 
 class TopicConfigs(JsonBody, frozen=True, kw_only=True):
-    """GET_ALL_TOPIC_CONFIG's answer, and part of a registration."""
+    """The response to GET_ALL_TOPIC_CONFIG, and part of a registration."""
 
     topic_config_table: dict[str, TopicConfig] = {}
     data_version: DataVersion = DataVersion()
@@ -178,26 +213,14 @@ class RegisterBrokerBody(JsonBody, frozen=True, kw_only=True):
     filter_server_list: list[str] = []
 
 
-class KvTable(JsonBody, frozen=True, kw_only=True):
-    """A namespace of key-value settings."""
-
-    table: dict[str, str] = {}
-
-
-def decode_body(body_type: type[B], body: bytes | memoryview) -> B:
-    """Raises BrokenBody, whatever is wrong."""
-    try:
-        # A null is what Java writes for "not set", so it must not override a default.
-        return msgspec.convert(_without_nulls(parse_lenient_json(body)), body_type, strict=False)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise BrokenBody(f"{body_type.__name__}: {error}") from error
-
-
 _decode_registration = msgspec.json.Decoder(RegisterBrokerBody, strict=False).decode
 
 
 def decode_registration(body: bytes | memoryview) -> RegisterBrokerBody:
-    """The same as decode_body, several times faster where nothing is odd: topics can be many."""
+    """Return the same as `decode_body`, several times faster for strict JSON without nulls.
+
+    A registration may have ten thousand topics.
+    """
     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         text = str(body, "utf-8")
         if "null" not in text:
@@ -205,65 +228,44 @@ def decode_registration(body: bytes | memoryview) -> RegisterBrokerBody:
     return decode_body(RegisterBrokerBody, body)
 
 
-def encode_body(body: msgspec.Struct) -> bytes:
-    try:
-        written = msgspec.json.encode(body)
-        if b"null" not in written:  # nothing to leave out
-            return written
-        return msgspec.json.encode(_without_nulls(msgspec.to_builtins(body, str_keys=True)))
-    except UnicodeEncodeError as error:
-        raise LocalProtocolError(f"{type(body).__name__}: not valid text: {error}") from error
+class KvTable(JsonBody, frozen=True, kw_only=True):
+    """The key-value settings of one namespace."""
+
+    table: dict[str, str] = {}
 
 
-def _without_nulls(value: Any) -> Any:
-    match value:
-        case dict():
-            return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-        case list():
-            return [_without_nulls(item) for item in value if item is not None]
-        case _:
-            return value
-
-
-def _number_to_name(entry: ConsumerEntry, name: str, names: tuple[str, ...]) -> None:
-    value = getattr(entry, name)
-    if isinstance(value, str) and not value.isdecimal():
-        return
-    number = int(value)
-    if number not in range(len(names)):
-        raise ValueError(f"{name} {number} is not one of {', '.join(names)}")
-    msgspec.structs.force_setattr(entry, name, names[number])
+# --- transactions: only EscrowMQ brokers understand these ----------------------------------------
 
 
 class HalfPositions(JsonBody, frozen=True, kw_only=True):
-    """Halves, each as its queue offset and its log offset: what the send's answer said."""
+    """Halves, each as the queue offset and the log offset from the response to its send."""
 
     halves: list[tuple[Int64, Int64]]
 
 
 class WinningAttempt(JsonBody, frozen=True, kw_only=True):
     attempt: str
-    count: Int64  # of its halves: a decision over other than all of them is refused
+    count: Int64  # the number of its halves; the decision is refused if the broker has another
 
 
 class BatchWinners(JsonBody, frozen=True, kw_only=True):
     winners: list[WinningAttempt]
-    fingerprint: str = ""  # of what the batch was made from, for whoever compares
+    fingerprint: str = ""  # of the input of the batch, so that the writer can compare it
 
 
 class WriterState(JsonBody, frozen=True, kw_only=True):
-    """A writer, and the last batch that it decided; -1 if none."""
+    """A writer and the last batch that it decided; -1 if it has decided none."""
 
     writer: str
     fence: Int64 = 0
     batch: Int64 = -1
     winners: list[WinningAttempt] = msgspec.field(default_factory=list)
     fingerprint: str = ""
-    run: str = ""  # that registered last, if it said what it is called
+    run: str = ""  # the run that registered last, if it has a name
 
 
 class TransactionEntry(JsonBody, frozen=True, kw_only=True, omit_defaults=True):
-    """One transaction, as a list shows it. Times are milliseconds since 1970."""
+    """One transaction of a list. Times are milliseconds since 1970."""
 
     transaction_id: str
     group: str
@@ -282,14 +284,14 @@ class TransactionEntry(JsonBody, frozen=True, kw_only=True, omit_defaults=True):
 class TransactionList(JsonBody, frozen=True, kw_only=True):
     transactions: list[TransactionEntry] = msgspec.field(default_factory=list)
     more: bool = False
-    next_after: Int64 = -1  # if there is more: where to go on
+    next_after: Int64 = -1  # if there is more: the `after` of the next page
 
 
 class TransactionStep(JsonBody, frozen=True, kw_only=True):
-    at: Int64  # 0: nobody noted when
+    at: Int64  # 0: the time was not recorded
     what: str  # parked, asked, unknown, stranded, resumed, appended_again, committed, rolled_back
     who: str = ""
-    reason: str = ""  # of whoever decided
+    reason: str = ""  # given by whoever decided
     detail: str = ""
 
 
@@ -298,6 +300,19 @@ class TransactionHistory(JsonBody, frozen=True, kw_only=True):
     steps: list[TransactionStep] = msgspec.field(default_factory=list)
     pending_because: str = ""
 
+
+# --- packed registrations ------------------------------------------------------------------------
+
+# A zlib stream of:
+#
+#     sized   data version, JSON
+#     int     number of topics, then for each
+#     sized     name readQueues writeQueues perm filterType [attributes]     separated by one space
+#     sized   filter servers, JSON
+#     ...     since 5.0.0 the positions of static topics; not read
+#
+# `sized` is an int and that many bytes; ints have four bytes, big-endian. Attributes are not read,
+# because no route contains them.
 
 UNPACKED_BYTES_MAX: Final = 64 * 1024 * 1024
 
@@ -308,7 +323,10 @@ _ZLIB = sysflag.COMPRESSED | sysflag.COMPRESSION_ZLIB
 def decode_packed_registration(
     body: bytes | memoryview, *, bytes_max: int = UNPACKED_BYTES_MAX
 ) -> RegisterBrokerBody:
-    """Raises BrokenBody, whatever is wrong."""
+    """Return the decoded registration. Raises BrokenBody, whatever is wrong with it.
+
+    `bytes_max` limits the size after decompression.
+    """
     reader = _Reader(decompress_body(body, _ZLIB, body_bytes_max=bytes_max))
     version = decode_body(DataVersion, reader.read_sized("data version"))
     topics = {}
@@ -343,18 +361,22 @@ def _parse_topic(data: bytes) -> TopicConfig:
 
 
 class _Reader:
+    """Reads ints and sized values; `field_name` is for error texts."""
+
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._position = 0
 
     def read_count(self, field_name: str) -> int:
-        left = len(self._data) - self._position
-        if left < _INT.size:
-            raise BrokenBody(f"packed registration: ends before {field_name}")
+        remaining = len(self._data) - self._position
+        if remaining < _INT.size:
+            raise BrokenBody(f"packed registration: it ends before {field_name}")
         (number,) = _INT.unpack_from(self._data, self._position)
         self._position += _INT.size
-        if not 0 <= number <= left - _INT.size:
-            raise BrokenBody(f"packed registration: {field_name}: {number}, {left} bytes are left")
+        if not 0 <= number <= remaining - _INT.size:
+            raise BrokenBody(
+                f"packed registration: {field_name} is {number}, {remaining} bytes remain"
+            )
         return int(number)
 
     def read_sized(self, field_name: str) -> bytes:

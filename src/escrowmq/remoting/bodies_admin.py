@@ -1,13 +1,11 @@
-"""Bodies of what operators ask a broker, as RocketMQ's tools read them.
+"""Bodies of administration requests, as RocketMQ's tools read them.
 
-Java keeps some of its tables by queue, and fastjson writes such a table with objects for keys:
+Java has some of its tables by queue, and fastjson writes such a table with objects as keys:
 
     {"offsetTable":{{"brokerName":"a","queueId":0,"topic":"orders"}:{"maxOffset":3},...}}
 
-That is not JSON, and what the tools of every release read; `by_queue` writes it, `queue_tables`
-reads it.
-
-Bodies about users and their policies, as RocketMQ 5's tools read them.
+This is not JSON, but the tools of every release read it. `encode_queue_table` writes it,
+`decode_queue_tables` reads it.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from escrowmq.remoting.bodies import JsonBody, QueueName, SubscriptionEntry, dec
 
 
 class TopicOffset(JsonBody, frozen=True, kw_only=True):
-    """Of one queue, in GET_TOPIC_STATS_INFO's answer."""
+    """The offsets of one queue, in the response to GET_TOPIC_STATS_INFO."""
 
     min_offset: Int64
     max_offset: Int64
@@ -33,12 +31,12 @@ class TopicOffset(JsonBody, frozen=True, kw_only=True):
 
 
 class ConsumeOffset(JsonBody, frozen=True, kw_only=True):
-    """Of one queue, in GET_CONSUME_STATS's answer."""
+    """The progress of a group in one queue, in the response to GET_CONSUME_STATS."""
 
     broker_offset: Int64
     consumer_offset: Int64
     pull_offset: Int64
-    last_timestamp: Int64  # of the last message that was consumed
+    last_timestamp: Int64  # when the last consumed message was stored
 
 
 class ClientEntry(JsonBody, frozen=True, kw_only=True):
@@ -69,7 +67,7 @@ class ProducerInfo(JsonBody, frozen=True, kw_only=True):
 
 
 class Producers(JsonBody, frozen=True, kw_only=True):
-    """By group."""
+    """The producers of each group."""
 
     data: dict[str, list[ProducerInfo]]
 
@@ -99,7 +97,7 @@ class TimeSpans(JsonBody, frozen=True, kw_only=True):
 class Rate(JsonBody, frozen=True, kw_only=True):
     sum: Int64
     tps: float
-    avgpt: float  # per request
+    avgpt: float  # average per request
 
 
 class Rates(JsonBody, frozen=True, kw_only=True):
@@ -112,7 +110,7 @@ class QueueEntry(JsonBody, frozen=True, kw_only=True):
     physic_offset: Int64
     physic_size: Int32
     tags_code: Int64
-    eval: bool = False  # whether the group's filter takes it
+    eval: bool = False  # whether the filter of the group passes it
     msg: str | None = None
 
 
@@ -132,19 +130,19 @@ class CppQueueOffset(JsonBody, frozen=True, kw_only=True):
 
 
 class CppResetOffsets(JsonBody, frozen=True, kw_only=True):
-    """RESET_CONSUMER_CLIENT_OFFSET for clients in C++."""
+    """RESET_CONSUMER_CLIENT_OFFSET for C++ clients, which read a list instead of a table."""
 
     offset_table: list[CppQueueOffset]
 
 
 class RuntimeTable(JsonBody, frozen=True, kw_only=True):
-    """GET_BROKER_RUNTIME_INFO's answer."""
+    """The response to GET_BROKER_RUNTIME_INFO."""
 
     table: dict[str, str]
 
 
 def encode_queue_table(table: Mapping[QueueName, JsonBody | int], **others: object) -> bytes:
-    """`offsetTable` with queues as keys, and whatever else the body has."""
+    """Return a body with an `offsetTable` whose keys are queues, and with the other fields."""
     entries = (
         b"%b:%b" % (_encode(queue), b"%d" % value if isinstance(value, int) else _encode(value))
         for queue, value in table.items()
@@ -154,7 +152,7 @@ def encode_queue_table(table: Mapping[QueueName, JsonBody | int], **others: obje
     return b"{%b}" % b",".join(pieces)
 
 
-# A string is taken whole; an object that a colon follows is a key.
+# A string is matched as a whole; an object that is followed by a colon is a key.
 _STRING_OR_QUEUE: Final = re.compile(
     r"""
       (?P<key>\{(?:[^{}"]|"(?:[^"\\]|\\.)*+")*+\})(?=\s*+:)
@@ -165,11 +163,14 @@ _STRING_OR_QUEUE: Final = re.compile(
 
 
 def decode_queue_tables(body: bytes) -> Any:
-    """What such a body says; queues as keys are texts, for `queue_of`. Raises BrokenBody."""
+    """Return the decoded body. Raises BrokenBody.
+
+    Keys that are queues become texts; `decode_queue_key` decodes them.
+    """
     try:
         text = _STRING_OR_QUEUE.sub(_quote_queue, str(body, "utf-8"))
     except UnicodeDecodeError as error:
-        raise BrokenBody(f"a table by queue: {error}") from error
+        raise BrokenBody(f"cannot decode a table by queue: {error}") from error
     return parse_lenient_json(text.encode())
 
 
@@ -185,8 +186,13 @@ def decode_queue_key(key: str) -> QueueName:
 def encode_broker_consume_stats(
     groups: Iterable[tuple[str, list[bytes]]], *, address: str, total_diff: int
 ) -> bytes:
-    """GET_BROKER_CONSUME_STATS's answer: for each group what `by_queue` made of each topic."""
-    entries = b",".join(b"{%b:[%b]}" % (_encode(name), b",".join(of)) for name, of in groups)
+    """Return the response to GET_BROKER_CONSUME_STATS.
+
+    Each group comes with one `encode_queue_table` for each of its topics.
+    """
+    entries = b",".join(
+        b"{%b:[%b]}" % (_encode(name), b",".join(tables)) for name, tables in groups
+    )
     return b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d,"totalInflightDiff":0}' % (
         _encode(address),
         entries,
@@ -197,12 +203,14 @@ def encode_broker_consume_stats(
 _encode = msgspec.json.Encoder().encode
 
 
-MASKED_PASSWORD = "***"
+# --- users and access rules, as RocketMQ 5's tools read them --------------------------------------
+
+MASKED_PASSWORD: Final = "***"
 
 
 class UserInfo(JsonBody, frozen=True, kw_only=True):
     username: str
-    password: str = MASKED_PASSWORD  # RocketMQ shows it
+    password: str = MASKED_PASSWORD  # RocketMQ sends the real one
     user_type: str  # Super, Normal
     user_status: str  # enable, disable
 

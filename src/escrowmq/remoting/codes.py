@@ -1,7 +1,7 @@
-"""Numbers on the wire: request codes, answer codes, languages, flags, serializers.
+"""The numbers of the remoting protocol: requests, responses, languages, flags, serializers.
 
-The enums name what we know; a code that is not among them stays a plain int. Names are RocketMQ's
-own, so that they can be looked up there.
+The enums name the numbers that are known, also of requests that are not supported; a code that is
+not among them stays a plain int. The names are RocketMQ's, so that they can be looked up there.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import enum
 from typing import Final
 
 JSON: Final = 0
-ROCKETMQ: Final = 1  # the compact binary header
+ROCKETMQ: Final = 1  # a compact binary header
 
 FLAG_RESPONSE: Final = 1
 FLAG_ONEWAY: Final = 2
 
-# An ordinal in RocketMQ's list of releases: 5.3.3. Java clients remember a broker's version from
-# its heartbeat answer and use the newer forms (strict JSON, SQL92) only above certain ordinals.
+# The ordinal of 5.3.3 in RocketMQ's list of releases. Java clients remember the version of a broker
+# from its response to a heartbeat, and use newer forms (strict JSON, SQL92) only above certain
+# ordinals.
 VERSION: Final = 479
 
 
@@ -38,7 +39,7 @@ class Language(enum.IntEnum):
 
 
 class LanguageName(enum.StrEnum):
-    """The same, as a JSON header spells them."""
+    """The languages as a JSON header spells them."""
 
     JAVA = "JAVA"
     CPP = "CPP"
@@ -71,7 +72,7 @@ class RequestCode(enum.IntEnum):
     END_TRANSACTION = 37
     CHECK_TRANSACTION_STATE = 39
     RESUME_CHECK_HALF_MESSAGE = 323
-    # Ours: a RocketMQ client never sends these, a RocketMQ broker does not know them.
+    # EscrowMQ only: RocketMQ clients never send these, RocketMQ brokers do not support them.
     END_TRANSACTIONS = 3701  # one decision over many halves
     REGISTER_WRITER = 3702
     DECIDE_BATCH = 3703
@@ -80,9 +81,9 @@ class RequestCode(enum.IntEnum):
     SHOW_TRANSACTION = 3712
     SETTLE_TRANSACTION = 3713
     RESUME_TRANSACTION = 3714
-    PREPARE_BACKUP = 3721  # save and flush everything, and say up to where
+    PREPARE_BACKUP = 3721  # save and flush everything, and return up to which log offset
 
-    # Who is connected.
+    # Connected clients.
     HEART_BEAT = 34
     UNREGISTER_CLIENT = 35
     CHECK_CLIENT_CONFIG = 46
@@ -109,7 +110,7 @@ class RequestCode(enum.IntEnum):
     CHANGE_MESSAGE_INVISIBLETIME = 200053
     NOTIFICATION = 200054
 
-    # A broker asks its consumers.
+    # From a broker to its consumers.
     RESET_CONSUMER_CLIENT_OFFSET = 220
     GET_CONSUMER_STATUS_FROM_CLIENT = 221
     GET_CONSUMER_RUNNING_INFO = 307
@@ -128,7 +129,7 @@ class RequestCode(enum.IntEnum):
     GET_TOPIC_CONFIG = 351
     GET_SUBSCRIPTIONGROUP_CONFIG = 352
 
-    # What an operator asks a broker.
+    # Administration of a broker.
     UPDATE_BROKER_CONFIG = 25
     GET_BROKER_CONFIG = 26
     GET_BROKER_RUNTIME_INFO = 28
@@ -229,16 +230,16 @@ class ResponseCode(enum.IntEnum):
     BROADCAST_CONSUMPTION = 213
     FLOW_CONTROL = 215
     NOT_LEADER_FOR_QUEUE = 501
-    ILLEGAL_OPERATION = 604  # a commit or rollback that came too late
+    ILLEGAL_OPERATION = 604  # a commit or rollback that comes too late
     GO_AWAY = 1500
 
-    # Ours: no RocketMQ broker answers with these.
-    TRANSACTION_CONFLICT = 3701  # it was decided before, and otherwise
-    TRANSACTION_FENCED = 3702  # a newer writer has taken over, or the batch is past
+    # EscrowMQ only: no RocketMQ broker responds with these.
+    TRANSACTION_CONFLICT = 3701  # decided before, with the other verdict
+    TRANSACTION_FENCED = 3702  # a newer run of the writer has registered, or the batch is decided
 
 
 def request_name(code: int) -> str:
-    """For people: the name where there is one, the number where not."""
+    """Return the name of a request code for log lines and error texts."""
     try:
         return RequestCode(code).name
     except ValueError:

@@ -1,7 +1,7 @@
-"""One command, and the two encodings of its header.
+"""A command, and the two encodings of its header.
 
 JSON:  {"code":105,"language":"PYTHON","version":479,"opaque":1,"flag":0,
-        "remark":"...","extFields":{"topic":"TBW102"}}        no remark, no extFields if empty
+        "remark":"...","extFields":{"topic":"TBW102"}}        remark and extFields only if not empty
 
 ROCKETMQ, all integers big-endian and signed:
 
@@ -10,15 +10,13 @@ ROCKETMQ, all integers big-endian and signed:
 
     fields:  key length 2 | key | value length 4 | value      repeated
 
-What comes in is read generously: any value in extFields becomes text (numbers and booleans as
-they were written), a null there is skipped, unknown keys and unknown languages do not matter.
-What goes out is strict: values in extFields are JSON strings, because C++ clients skip
-everything else.
+Decoding is lenient: every value in extFields becomes text (numbers and booleans as they were
+written), null values are skipped, unknown keys and languages are ignored. Encoding is strict: the
+values in extFields are JSON strings, because C++ clients skip everything else.
 
-ROCKETMQ has no empty value: Java reads a length of zero as null. So an empty key or value is
-neither written nor read there, and "" does not survive it. Nor do codes above 32,767: we refuse
-to write one, and POP_MESSAGE (200050) from a peer that cut it to 16 bits is read as 3442. POP
-works with JSON only.
+ROCKETMQ cannot express an empty value, because Java reads a length of zero as null. Empty keys and
+values are neither written nor read there. It cannot express codes above 32,767 either: encoding one
+raises an error, and POP_MESSAGE (200050) from a peer that cuts it to 16 bits is read as 3442.
 """
 
 from __future__ import annotations
@@ -42,6 +40,8 @@ _LANGUAGE_CODES = {language.value: language for language in Language}
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """The header of a request or a response, independent of its encoding."""
+
     code: int
     opaque: int
     language: Language = Language.PYTHON
@@ -60,7 +60,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _EncodedHeader(msgspec.Struct, rename="camel", omit_defaults=True):
-    """A header as we write it. Only remark and extFields may be left out."""
+    """The header in the form that is written. Only remark and extFields are omitted if empty."""
 
     code: int
     language: str
@@ -72,7 +72,7 @@ class _EncodedHeader(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class _StrictHeader(msgspec.Struct, kw_only=True, rename="camel"):
-    """A header as most peers write it: its extFields are strings."""
+    """The header in the form that most peers write: its extFields are strings."""
 
     code: Int32
     language: str | None = None
@@ -84,6 +84,8 @@ class _StrictHeader(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 class _LenientHeader(msgspec.Struct, kw_only=True, rename="camel"):
+    """The header in the form that all peers write: its extFields may be any JSON values."""
+
     code: Int32
     language: msgspec.Raw = msgspec.Raw(b"null")
     version: Int32 = 0
@@ -99,12 +101,16 @@ _decode_text = msgspec.json.Decoder(str).decode
 
 
 def decode_command(serializer: int, header: bytes) -> Command:
-    """Raises BrokenHeader, whatever is wrong."""
+    """Return the decoded header. Raises BrokenHeader, whatever is wrong with it."""
     return _decode_json(header) if serializer == JSON else _decode_rocketmq(header)
 
 
 def encode_command(command: Command, serializer: int = JSON) -> bytes:
+    """Return the encoded header. Raises LocalProtocolError if the encoding cannot express it."""
     return _encode_json(command) if serializer == JSON else _encode_rocketmq(command)
+
+
+# --- JSON ----------------------------------------------------------------------------------------
 
 
 def _decode_json(header: bytes) -> Command:
@@ -144,7 +150,7 @@ def _from_lenient(header: _LenientHeader) -> Command:
 
 
 def _raw_to_text(raw: msgspec.Raw) -> str | None:
-    """A JSON string as what it says; null as None; anything else as it was written."""
+    """Return the text of a JSON string, None for null, and any other value as it was written."""
     written = bytes(raw)
     if written.startswith(b'"'):
         return _decode_text(written)
@@ -168,13 +174,16 @@ def _encode_json(command: Command) -> bytes:
         raise LocalProtocolError(f"code {command.code}: not valid text: {error}") from error
 
 
+# --- ROCKETMQ ------------------------------------------------------------------------------------
+
+
 def _decode_rocketmq(header: bytes) -> Command:
     try:
         code, language, version, opaque, flag = _FIXED.unpack_from(header)
-        remark, at = _read_sized(header, _FIXED.size, _INT, "remark")
-        block, at = _read_sized(header, at, _INT, "extFields")
-        if at != len(header):
-            raise BrokenHeader(f"ROCKETMQ header: {len(header) - at} bytes too many")
+        remark, position = _read_sized(header, _FIXED.size, _INT, "remark")
+        block, position = _read_sized(header, position, _INT, "extFields")
+        if position != len(header):
+            raise BrokenHeader(f"ROCKETMQ header: {len(header) - position} bytes too many")
         return Command(
             code=code,
             language=_LANGUAGE_CODES.get(language, Language.OTHER),
@@ -182,17 +191,17 @@ def _decode_rocketmq(header: bytes) -> Command:
             opaque=opaque,
             flag=flag,
             remark=remark.decode(),
-            ext_fields=_decode_block(block),
+            ext_fields=_decode_fields(block),
         )
     except (struct.error, UnicodeDecodeError) as error:
         raise BrokenHeader(f"ROCKETMQ header: {error}") from error
 
 
-def _decode_block(block: bytes) -> dict[str, str]:
-    fields, at = {}, 0
-    while at < len(block):
-        key, at = _read_sized(block, at, _SHORT, "key")
-        value, at = _read_sized(block, at, _INT, "value")
+def _decode_fields(block: bytes) -> dict[str, str]:
+    fields, position = {}, 0
+    while position < len(block):
+        key, position = _read_sized(block, position, _SHORT, "key")
+        value, position = _read_sized(block, position, _INT, "value")
         if key and value:
             fields[key.decode()] = value.decode()
     return fields
@@ -201,12 +210,13 @@ def _decode_block(block: bytes) -> dict[str, str]:
 def _read_sized(
     data: bytes, position: int, length_format: struct.Struct, field_name: str
 ) -> tuple[bytes, int]:
+    """Return a value with its length before it, and the position behind it."""
     (length,) = length_format.unpack_from(data, position)
     begin = position + length_format.size
     end = begin + length
     if length < 0 or end > len(data):
         raise BrokenHeader(
-            f"ROCKETMQ header: {field_name} of {length} bytes, {len(data) - begin} are left"
+            f"ROCKETMQ header: {field_name} has {length} bytes, {len(data) - begin} remain"
         )
     return data[begin:end], end
 
@@ -224,5 +234,7 @@ def _encode_rocketmq(command: Command) -> bytes:
             command.code, command.language, command.version, command.opaque, command.flag
         )
     except (struct.error, UnicodeEncodeError) as error:
-        raise LocalProtocolError(f"code {command.code} does not fit ROCKETMQ: {error}") from error
+        raise LocalProtocolError(
+            f"ROCKETMQ cannot express a header with code {command.code}: {error}"
+        ) from error
     return b"".join((fixed, _INT.pack(len(remark)), remark, _INT.pack(len(block)), block))

@@ -1,19 +1,22 @@
-"""Match answers to requests on one line. Either end may ask; both are this class.
+"""The protocol state of one connection: match responses to requests.
+
+Both ends of a connection are this class, because brokers also send requests to clients. It does no
+I/O: it takes received bytes and returns events, and returns the bytes to send.
 
     receive(bytes), then for event in events():
-        Request   they ask; answers.py makes the bytes to send back
-        Refused   they ask, but we do not know the request or cannot read its fields
-        Answer    to one of our calls
-        Stray     an answer nobody waits for: too late, or never asked
+        Request             the peer sent a request; responses.py makes the bytes to send back
+        InvalidRequest      the peer sent a request with an unknown code or an invalid header
+        Response            a response to one of our calls
+        UnmatchedResponse   a response without a call: it came too late, or was never expected
 
-    call()    bytes to send, and a Call to wait for
-    post()    the same one way: no answer will come
-    expire()  calls whose deadline has passed
-    close()   all calls that are left; afterwards nothing can be sent
+    call()         the bytes of a request, and a Call to wait for
+    send_oneway()  the bytes of a request that gets no response
+    expire()       fail the calls whose deadline has passed
+    close()        fail all pending calls; afterwards nothing can be sent
 
-A call ends in exactly one of four ways: Answer, expire(), close(), forget(). The last three do not
-say whether it took effect. After a RemoteProtocolError the line is to be closed; receive() and
-events() raise the same error again.
+A call ends in exactly one of four ways: with a Response, or by expire(), close() or cancel(). After
+the last three it is unknown whether the request took effect. After a RemoteProtocolError the
+connection must be closed; receive() and events() raise the same error again.
 """
 
 from __future__ import annotations
@@ -42,17 +45,23 @@ CALLS_MAX: Final = 65_535
 
 @dataclass(frozen=True, slots=True)
 class InvalidRequest:
+    """A request that cannot be handled. `error` is the response that it should get."""
+
     request: Request[NoFields]
     error: RequestRefused
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
+    """A request that waits for its response. `opaque` identifies it on the wire."""
+
     opaque: int
     code: int
     deadline_s: float
 
 
 class Response(msgspec.Struct, frozen=True, gc=False):
+    """The response to `call`, successful or not."""
+
     call: Call
     command: Command
     body: Body
@@ -70,21 +79,24 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UnmatchedResponse:
+    """A response that no call waits for."""
+
     command: Command
     body: Body
 
 
 @dataclass(frozen=True, slots=True)
 class CallFailed:
+    """A call that ended without a response."""
+
     call: Call
     error: OutcomeUnknown
 
 
 Event = Request[Any] | InvalidRequest | Response | UnmatchedResponse
-RequestFields = Header | dict[str, str] | None  # what a request says: typed, or as the wire has it
-SignFunction = Callable[
-    [dict[str, str], Body], dict[str, str]
-]  # extFields and body; extFields, signed
+RequestFields = Header | dict[str, str] | None  # a typed header, or the extFields themselves
+# Takes extFields and body, and returns extFields with a signature.
+SignFunction = Callable[[dict[str, str], Body], dict[str, str]]
 
 
 class Connection:
@@ -98,10 +110,14 @@ class Connection:
         keep_headers: bool = False,
         sign: SignFunction | None = None,
     ) -> None:
-        """`keeps_headers`: requests carry theirs as it came. `sign`: what we ask is signed so."""
-        assert calls_max <= opaque_max, "a free number must always be found"
-        make = self._decode_event_with_header if keep_headers else self._decode_event
-        self._decoder = FrameDecoder(make, frame_length_max=frame_length_max)
+        """Create the state of a new connection.
+
+        With `keep_headers`, every Request has the bytes of its header, as an access check needs
+        them. `sign` is applied to every request that is sent.
+        """
+        assert calls_max <= opaque_max, "there must always be a free opaque"
+        build = self._decode_event_with_header if keep_headers else self._decode_event
+        self._decoder = FrameDecoder(build, frame_length_max=frame_length_max)
         self._sign = sign
         self._calls_max = calls_max
         self._opaque_max = opaque_max
@@ -110,21 +126,23 @@ class Connection:
         self._next_opaque = 0
         self._is_closed = False
 
-    # What they send.
+    # --- receiving -------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
+        """Accept received bytes. All earlier events must have been read. Raises ProtocolError."""
         self._decoder.receive(data)
 
     def events(self) -> Iterator[Event]:
+        """Yield what the received bytes contain. Raises RemoteProtocolError."""
         return self._decoder.frames()
 
     @property
     def partial_frame(self) -> tuple[int, int]:
-        """How much has come of a frame whose end has not, and the how many-th of its kind it is."""
+        """The number of bytes received of an incomplete frame, and a number that identifies it."""
         return self._decoder.partial_bytes, self._decoder.partial_frames
 
     def _decode_event(self, serializer: int, header: bytes, body: Body) -> Event:
-        # A code of one digit is an answer's: a client need not look among the requests for it.
+        # No request has a code of one digit, so a client skips the fast path for most responses.
         if serializer == JSON and header[9:10] != b",":
             head = decode_request_head(header)
             if head is not None:
@@ -160,13 +178,18 @@ class Connection:
             )
             return InvalidRequest(Request(head, body, serializer), error)
 
-    # What we ask.
+    # --- sending ---------------------------------------------------------------------------------
 
     def call(
         self, code: int, fields: RequestFields = None, body: Body = b"", *, deadline_s: float
     ) -> tuple[Call, bytes]:
+        """Return a new call and the bytes of its request.
+
+        `deadline_s` is compared with the `now_s` of `expire`. Raises NotSent if the connection is
+        closed or has too many pending calls, LocalProtocolError if the request is too long.
+        """
         if len(self._calls) >= self._calls_max:
-            raise NotSent(f"{self._calls_max} calls are waiting for their answers")
+            raise NotSent(f"the connection has {self._calls_max} pending calls, which is the limit")
         opaque = self._take_opaque()
         data = self._encode(code, opaque, 0, fields, body)
         call = self._calls[opaque] = Call(opaque, code, deadline_s)
@@ -180,7 +203,7 @@ class Connection:
         A signature covers the whole body, so a connection that signs joins the parts first.
         """
         if len(self._calls) >= self._calls_max:
-            raise NotSent(f"{self._calls_max} calls are waiting for their answers")
+            raise NotSent(f"the connection has {self._calls_max} pending calls, which is the limit")
         if self._sign is not None:
             body_parts = (b"".join(body_parts),)
         opaque = self._take_opaque()
@@ -192,22 +215,26 @@ class Connection:
     def send_oneway(
         self, code: int, fields: RequestFields = None, body: Body = b"", *, remark: str = ""
     ) -> bytes:
+        """Return the bytes of a request without a response. Raises as `call` does."""
         return self._encode(code, self._take_opaque(), FLAG_ONEWAY, fields, body, remark)
 
     def cancel(self, call: Call) -> None:
-        """Nobody waits for it any more. Its answer, if it comes, is a Stray."""
+        """Stop waiting for a call. Its response, if one comes, is an UnmatchedResponse."""
         if self._calls.get(call.opaque) is call:
             del self._calls[call.opaque]
 
     def expire(self, *, now_s: float) -> list[CallFailed]:
+        """Fail the calls whose deadline has passed, and return them."""
         late = [call for call in self._calls.values() if call.deadline_s <= now_s]
-        return self._fail_calls(late, "no answer in time")
+        return self._fail_calls(late, "no response in time")
 
     def close(self) -> list[CallFailed]:
+        """Fail all pending calls and return them. Nothing can be sent afterwards."""
         self._is_closed = True
-        self._decoder.discard_partial()  # whoever still knows this object may do so for long
+        # Others may hold a reference to this object for long; do not hold up to 16 MiB for them.
+        self._decoder.discard_partial()
         return self._fail_calls(
-            list(self._calls.values()), "the connection closed before the answer"
+            list(self._calls.values()), "the connection closed before the response"
         )
 
     @property
@@ -240,7 +267,8 @@ class Connection:
         return encode_command(command, self._serializer)
 
     def _take_opaque(self) -> int:
-        # Never negative: C++ clients drop the sign. Never one that still waits, after a wrap.
+        # An opaque is never negative, because C++ clients drop the sign. After a wrap it is never
+        # that of a call which still waits.
         opaque = self._next_opaque
         while opaque in self._calls:
             opaque = self._following_opaque(opaque)

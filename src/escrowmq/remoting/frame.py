@@ -1,13 +1,14 @@
-"""Cut a byte stream into remoting frames.
+"""Split a byte stream into remoting frames, and build frames.
 
     | length 4 | serializer 1, header length 3 | header | body |
 
-`length` counts all that follows it. Feed what the socket gave to `receive`, then drain `frames`.
+`length` counts all bytes behind it. Pass what the socket received to `receive`, then read `frames`
+to the end.
 
-The body of a frame that lies inside one chunk is a view of that chunk: it is not copied, and it
-keeps the chunk alive, so whoever keeps a body for long copies it. Only a frame that spans chunks
-is put together, every byte of it once. What is held is at most one frame and one chunk:
-lengths are judged as soon as they can be read, before anything is collected.
+The body of a frame that lies inside one chunk is a view of that chunk. It is not copied, and it
+keeps the chunk alive, so a body that is kept for long should be copied. Only a frame that spans
+chunks is joined, and each of its bytes is copied once. A decoder holds at most one frame and one
+chunk: lengths are checked as soon as they can be read, before anything is collected.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from escrowmq.errors import (
 )
 from escrowmq.remoting.codes import JSON, ROCKETMQ
 
-FRAME_LENGTH_MAX: Final = 16_777_212  # with its own four bytes, 16 MiB
+FRAME_LENGTH_MAX: Final = 16_777_212  # 16 MiB together with the four bytes of `length`
 HEADER_LENGTH_MAX: Final = 0xFFFFFF
 
 _PREFIX = struct.Struct(">II")
 _LENGTH = struct.Struct(">I")
 _EMPTY_VIEW = memoryview(b"")
-_MARK_MAX = ROCKETMQ << 24 | HEADER_LENGTH_MAX  # above it, the serializer is not one we know
+_MARK_MAX = ROCKETMQ << 24 | HEADER_LENGTH_MAX  # above it, the serializer is unknown
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
     serializer: int
-    header: bytes  # a copy: it is short, and about to be decoded
+    header: bytes  # a copy, because it is short and will be decoded at once
     body: memoryview
 
 
@@ -46,10 +47,12 @@ T = TypeVar("T")
 
 
 class FrameDecoder(Generic[T]):
-    """Once it has raised a RemoteProtocolError it raises the same one for ever.
+    """Splits a stream into frames.
 
-    `make` is given serializer, header and body of every frame and makes what `frames` hands out:
-    a Frame, or at once what its reader wants of it.
+    `build` is called with serializer, header and body of every frame, and `frames` yields what it
+    returns: a `Frame`, or whatever its reader makes of it without that step in between.
+
+    After a RemoteProtocolError the decoder is unusable and raises the same error again.
     """
 
     def __init__(
@@ -65,55 +68,62 @@ class FrameDecoder(Generic[T]):
         self._chunk = b""
         self._view = _EMPTY_VIEW
         self._position = 0
-        self.partial_frames = 0  # frames whose end was not in the chunk that they began in
+        self.partial_frames = 0  # frames so far that did not end in the chunk they began in
 
     def receive(self, chunk: bytes) -> None:
+        """Accept the next bytes of the stream. All frames before it must have been read."""
         self._raise_failure()
         if self._position < len(self._chunk):
-            raise LocalProtocolError("drain frames() before receiving more")
+            raise LocalProtocolError("read frames() to the end before receiving more")
         self._chunk = chunk
         self._view = memoryview(chunk)
         self._position = 0
 
     def frames(self) -> Iterator[T]:
+        """Yield the frames that are complete. Raises RemoteProtocolError."""
         self._raise_failure()
         if self._partial and (joined := self._join()) is not None:
             yield self._build(*joined)
-        chunk, view, unpack, make = self._chunk, self._view, _PREFIX.unpack_from, self._build
+        chunk, view, unpack, build = self._chunk, self._view, _PREFIX.unpack_from, self._build
         end, length_max = len(chunk), self._frame_length_max
-        while end - (at := self._position) >= 8:
-            length, mark = unpack(chunk, at)
+        while end - (begin := self._position) >= 8:
+            length, mark = unpack(chunk, begin)
             header_length = mark & HEADER_LENGTH_MAX
             if length > length_max or header_length > length - 4 or mark > _MARK_MAX:
                 self._check(length, mark)
-            following = at + 4 + length
-            if following > end:
+            frame_end = begin + 4 + length
+            if frame_end > end:
                 break
-            body_at = at + 8 + header_length
-            self._position = following  # before the yield: the caller may not come back
-            yield make(mark >> 24, chunk[at + 8 : body_at], view[body_at:following])
+            body_begin = begin + 8 + header_length
+            # Before the yield, because the caller may abandon the iterator there.
+            self._position = frame_end
+            yield build(mark >> 24, chunk[begin + 8 : body_begin], view[body_begin:frame_end])
         if self._position < end:
             self._save_partial()
         self._release_chunk()
 
     def fail(self, failure: RemoteProtocolError) -> NoReturn:
-        """Give this stream up. Also for a reader of headers who found one broken."""
+        """Give up the stream and raise `failure`, now and at every later call.
+
+        Also for a caller that cannot decode the header of a frame.
+        """
         self._failure = failure
         self._partial = bytearray()
         self._release_chunk()
         raise failure
 
     def discard_partial(self) -> None:
-        """Nothing more will come: what was kept of a frame is of no use."""
+        """Release the bytes of an incomplete frame. Call this when the stream has ended."""
         self._partial = bytearray()
 
     @property
     def partial_bytes(self) -> int:
-        """What has come of a frame whose end has not."""
+        """The number of bytes received of an incomplete frame."""
         return len(self._partial)
 
     @property
     def buffered_bytes(self) -> int:
+        """The number of bytes received and not yet returned as frames."""
         return len(self._partial) + len(self._chunk) - self._position
 
     def _raise_failure(self) -> None:
@@ -121,7 +131,7 @@ class FrameDecoder(Generic[T]):
             raise self._failure
 
     def _save_partial(self) -> None:
-        """The chunk ends inside a frame: copy that part, so that the chunk can go."""
+        """Copy the beginning of a frame that the chunk cuts, so that the chunk can be freed."""
         self._partial += self._view[self._position :]
         self.partial_frames += 1
         self._check_partial()
@@ -130,7 +140,7 @@ class FrameDecoder(Generic[T]):
         self._chunk, self._view, self._position = b"", _EMPTY_VIEW, 0
 
     def _join(self) -> tuple[int, bytes, memoryview] | None:
-        """Fill the partial frame from the chunk, first its prefix, then the rest."""
+        """Complete the partial frame from the chunk: first its prefix, then header and body."""
         partial = self._partial
         self._extend_partial(8 - len(partial))
         self._check_partial()
@@ -142,8 +152,8 @@ class FrameDecoder(Generic[T]):
             return None
         self._partial = bytearray()
         whole = memoryview(partial).toreadonly()
-        body_at = 8 + (mark & HEADER_LENGTH_MAX)
-        return mark >> 24, bytes(whole[8:body_at]), whole[body_at:]
+        body_begin = 8 + (mark & HEADER_LENGTH_MAX)
+        return mark >> 24, bytes(whole[8:body_begin]), whole[body_begin:]
 
     def _extend_partial(self, count: int) -> None:
         if count > 0:
@@ -163,28 +173,35 @@ class FrameDecoder(Generic[T]):
         header_length, serializer = mark & HEADER_LENGTH_MAX, mark >> 24
         if length > self._frame_length_max:
             self.fail(
-                FrameTooLong(f"a frame of {length} bytes, the limit is {self._frame_length_max}")
+                FrameTooLong(f"the frame has {length} bytes, the limit is {self._frame_length_max}")
             )
         if length < 4:
-            self.fail(FrameTooLong(f"a frame of {length} bytes cannot hold its header's length"))
+            self.fail(
+                FrameTooLong(f"a frame of {length} bytes cannot hold the length of its header")
+            )
         if header_length > length - 4:
-            self.fail(HeaderTooLong(f"a header of {header_length} bytes in a frame of {length}"))
+            self.fail(
+                HeaderTooLong(f"the header has {header_length} bytes, its frame has {length}")
+            )
         if serializer not in (JSON, ROCKETMQ):
-            self.fail(UnknownSerializer(f"serializer {serializer}, not {JSON} or {ROCKETMQ}"))
-
-
-class FrameReader(FrameDecoder[Frame]):
-    def __init__(self, *, frame_length_max: int = FRAME_LENGTH_MAX) -> None:
-        super().__init__(Frame, frame_length_max=frame_length_max)
+            self.fail(
+                UnknownSerializer(f"the serializer is {serializer}, expected {JSON} or {ROCKETMQ}")
+            )
 
 
 def frame_prefix(serializer: int, header_length: int, body_length: int) -> bytes:
-    """The eight bytes before a header, for whoever sends a body without joining it."""
+    """Return the eight bytes before a header, to send header and body without joining them.
+
+    Raises LocalProtocolError if the frame would be too long.
+    """
     length = 4 + header_length + body_length
     if header_length > HEADER_LENGTH_MAX or length > FRAME_LENGTH_MAX:
-        raise LocalProtocolError(f"a frame of {length} bytes, the limit is {FRAME_LENGTH_MAX}")
+        raise LocalProtocolError(
+            f"the frame would have {length} bytes, the limit is {FRAME_LENGTH_MAX}"
+        )
     return _PREFIX.pack(length, serializer << 24 | header_length)
 
 
 def encode_frame(serializer: int, header: bytes, body: bytes | memoryview = b"") -> bytes:
+    """Return a whole frame. Raises LocalProtocolError if it would be too long."""
     return b"".join((frame_prefix(serializer, len(header), len(body)), header, body))

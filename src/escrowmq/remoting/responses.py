@@ -1,11 +1,11 @@
-"""Answers: the general way, and templates for the ones a busy broker writes most.
+"""Encode responses: the general encoder, and templates for those that a busy broker sends most.
 
-A one-way request is never answered: every function here returns nothing (b"" or []) for it, so that
-handlers need not ask. An answer is encoded as its request was.
+A one-way request gets no response: every function here returns nothing (b"" or []) for it, so that
+callers need not check. A response has the same serializer as its request.
 
-A template gives the same bytes as the general way, faster. It holds everything that does not
-change, already escaped; text that comes from a client is escaped when it is filled in. Requests
-that came with a ROCKETMQ header take the general way.
+A template produces the same bytes as the general encoder, only faster. It holds all constant parts,
+already escaped; text that comes from a client is escaped when it is inserted. Responses to requests
+with a ROCKETMQ header use the general encoder.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _HEADER_START = b'{"code":%%d,"language":"%b","version":%d,"opaque":%%d,"flag":%
     FLAG_RESPONSE,
 )
 _SUCCESS_TEMPLATE = _HEADER_START + b"}"
-_SUCCESS = int(ResponseCode.SUCCESS)  # a plain int: it is formatted faster than a member
+_SUCCESS = int(ResponseCode.SUCCESS)  # a plain int is formatted faster than an enum member
 _PULL_TEMPLATE = (
     _HEADER_START + b'%b,"extFields":{"suggestWhichBrokerId":"%d","nextBeginOffset":"%d",'
     b'"minOffset":"%d","maxOffset":"%d"}}'
@@ -63,6 +63,7 @@ def encode_response(
     remark: str = "",
     body: Body = b"",
 ) -> bytes:
+    """Return a response as a frame. Raises LocalProtocolError if it is too long for one."""
     if request.head.flag & FLAG_ONEWAY:
         return b""
     header = _encode_response_header(request, fields, code, remark)
@@ -70,11 +71,12 @@ def encode_response(
 
 
 def encode_error(request: Request[Any], error: RequestRefused) -> bytes:
+    """Return the response with the code and the remark of an error."""
     return encode_response(request, code=error.code, remark=error.remark)
 
 
 def encode_success(request: Request[Any]) -> bytes:
-    """SUCCESS, with no fields and no body."""
+    """Return a successful response without fields and body."""
     if request.head.flag & FLAG_ONEWAY:
         return b""
     if request.serializer != JSON:
@@ -83,7 +85,7 @@ def encode_success(request: Request[Any]) -> bytes:
 
 
 class SendResponseEncoder:
-    """The answers to sends of one broker, whose address is in every message id."""
+    """Encodes the responses to sends of one broker, whose address is part of every message id."""
 
     def __init__(self, *, store_host: bytes, region: str = REGION, trace_on: bool = True) -> None:
         self.store_host, self.region, self.trace_on = store_host, region, trace_on
@@ -109,6 +111,7 @@ class SendResponseEncoder:
         code: int = _SUCCESS,
         transaction_id: str | None = None,
     ) -> bytes:
+        """Return the response to a send of one message."""
         if request.head.flag & FLAG_ONEWAY:
             return b""
         if request.serializer != JSON:
@@ -127,7 +130,8 @@ class SendResponseEncoder:
         opaque = request.head.opaque
         header = self._template % (code, opaque, log_offset, queue_id, queue_offset, optional)
         length = len(header)
-        return _pack_prefix(4 + length, length) + header  # short, and JSON is 0: the mark is clear
+        # The header is short and JSON is serializer 0, so its length is also its mark.
+        return _pack_prefix(4 + length, length) + header
 
     def encode_batch(
         self,
@@ -159,7 +163,7 @@ def encode_pull_response(
     remark: str = "",
     body: Sequence[Body] = (),
 ) -> list[Body]:
-    """What to write, in order. The pieces of the body are handed on as they are, not joined."""
+    """Return the pieces to write, in order. Those of the body are not joined or copied."""
     if request.head.flag & FLAG_ONEWAY:
         return []
     if request.serializer == JSON:
@@ -199,4 +203,4 @@ def _quote(text: str) -> bytes:
     try:
         return _encode_text(text)
     except UnicodeEncodeError as error:
-        raise LocalProtocolError(f"not valid text: {error}") from error
+        raise LocalProtocolError(f"cannot encode text: {error}") from error

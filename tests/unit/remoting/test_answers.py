@@ -11,7 +11,7 @@ from escrowmq.errors import InvalidField, LocalProtocolError
 from escrowmq.remoting import responses as answers
 from escrowmq.remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE, JSON, ROCKETMQ, ResponseCode
 from escrowmq.remoting.command import Command, decode_command
-from escrowmq.remoting.frame import FrameReader
+from escrowmq.remoting.frame import Frame, FrameDecoder
 from escrowmq.remoting.headers import NoFields, PullMessageResponse, SendMessageResponse
 from escrowmq.remoting.requests import Body, Request, RequestHead
 
@@ -26,7 +26,7 @@ def request(*, serializer: int = JSON, flag: int = 0, opaque: int = 7) -> Reques
 
 
 def read(data: bytes) -> tuple[Command, bytes]:
-    reader = FrameReader()
+    reader = FrameDecoder(Frame)
     reader.receive(data)
     (frame,) = reader.frames()
     return decode_command(frame.serializer, frame.header), bytes(frame.body)

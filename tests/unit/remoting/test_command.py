@@ -14,7 +14,7 @@ from escrowmq.remoting.codes import (
     RequestCode,
 )
 from escrowmq.remoting.command import Command, decode_command, encode_command
-from escrowmq.remoting.frame import FrameReader, encode_frame
+from escrowmq.remoting.frame import Frame, FrameDecoder, encode_frame
 
 ROUTE = Command(
     code=105,
@@ -38,7 +38,7 @@ ROUTE_ROCKETMQ = bytes.fromhex(
 @pytest.mark.parametrize(("serializer", "frame"), [(JSON, ROUTE_JSON), (ROCKETMQ, ROUTE_ROCKETMQ)])
 def test_the_route_request_byte_by_byte(serializer: int, frame: bytes) -> None:
     assert encode_frame(serializer, encode_command(ROUTE, serializer)) == frame
-    reader = FrameReader()
+    reader = FrameDecoder(Frame)
     reader.receive(frame)
     (read,) = reader.frames()
     assert read.serializer == serializer

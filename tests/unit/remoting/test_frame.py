@@ -12,10 +12,16 @@ from escrowmq.errors import (
     UnknownSerializer,
 )
 from escrowmq.remoting.codes import JSON, ROCKETMQ
-from escrowmq.remoting.frame import FRAME_LENGTH_MAX, Frame, FrameReader, encode_frame, frame_prefix
+from escrowmq.remoting.frame import (
+    FRAME_LENGTH_MAX,
+    Frame,
+    FrameDecoder,
+    encode_frame,
+    frame_prefix,
+)
 
 
-def frames_of(reader: FrameReader, chunk: bytes) -> list[Frame]:
+def frames_of(reader: FrameDecoder[Frame], chunk: bytes) -> list[Frame]:
     reader.receive(chunk)
     return list(reader.frames())
 
@@ -28,14 +34,14 @@ def test_a_frame_byte_by_byte() -> None:
 
 def test_a_body_inside_one_chunk_is_a_view_of_it() -> None:
     chunk = encode_frame(JSON, b"{}", b"first") + encode_frame(JSON, b"{}", b"second")
-    bodies = [frame.body for frame in frames_of(FrameReader(), chunk)]
+    bodies = [frame.body for frame in frames_of(FrameDecoder(Frame), chunk)]
     assert [bytes(body) for body in bodies] == [b"first", b"second"]
     assert all(body.obj is chunk for body in bodies)
 
 
 def test_the_views_of_a_frame_that_spans_chunks_cannot_be_written_to() -> None:
     stream = encode_frame(JSON, b"{}", b"body")
-    reader = FrameReader()
+    reader = FrameDecoder(Frame)
     assert frames_of(reader, stream[:11]) == []
     (frame,) = frames_of(reader, stream[11:])
     assert bytes(frame.body) == b"body"
@@ -44,7 +50,7 @@ def test_the_views_of_a_frame_that_spans_chunks_cannot_be_written_to() -> None:
 
 def test_a_frame_after_one_that_spanned_chunks_is_not_copied() -> None:
     stream = encode_frame(JSON, b"{}", b"first") + encode_frame(JSON, b"{}", b"second")
-    reader = FrameReader()
+    reader = FrameDecoder(Frame)
     frames_of(reader, stream[:3])
     rest = stream[3:]
     _, second = frames_of(reader, rest)
@@ -52,7 +58,7 @@ def test_a_frame_after_one_that_spanned_chunks_is_not_copied() -> None:
 
 
 def test_an_empty_frame_has_an_empty_header_and_body() -> None:
-    (frame,) = frames_of(FrameReader(), bytes.fromhex("00000004 00000000"))
+    (frame,) = frames_of(FrameDecoder(Frame), bytes.fromhex("00000004 00000000"))
     assert (frame.serializer, frame.header, bytes(frame.body)) == (JSON, b"", b"")
 
 
@@ -75,7 +81,7 @@ def test_it_is_refused_as_soon_as_it_can_be_told(
     beginning: str, error: type[RemoteProtocolError], step: int
 ) -> None:
     stream = bytes.fromhex(beginning)
-    reader = FrameReader()
+    reader = FrameDecoder(Frame)
     last = (len(stream) - 1) // step * step
     for at in range(0, last, step):
         frames_of(reader, stream[at : at + step])
@@ -86,14 +92,18 @@ def test_it_is_refused_as_soon_as_it_can_be_told(
 
 def test_the_longest_frame_is_taken_and_one_byte_more_is_not() -> None:
     limit = 16
-    assert frames_of(FrameReader(frame_length_max=limit), encode_frame(JSON, b"12345678", b"body"))
+    assert frames_of(
+        FrameDecoder(Frame, frame_length_max=limit), encode_frame(JSON, b"12345678", b"body")
+    )
     with pytest.raises(FrameTooLong):
-        frames_of(FrameReader(frame_length_max=limit), encode_frame(JSON, b"123456789", b"body"))
+        frames_of(
+            FrameDecoder(Frame, frame_length_max=limit), encode_frame(JSON, b"123456789", b"body")
+        )
     assert FRAME_LENGTH_MAX + 4 == 16 * 1024 * 1024
 
 
 def test_frames_before_the_bad_one_come_out_first() -> None:
-    reader = FrameReader()
+    reader = FrameDecoder(Frame)
     reader.receive(encode_frame(JSON, b"{}", b"good") + bytes.fromhex("00000000 00000000"))
     frames = reader.frames()
     assert bytes(next(frames).body) == b"good"
@@ -102,7 +112,7 @@ def test_frames_before_the_bad_one_come_out_first() -> None:
 
 
 def test_after_an_error_it_stays_failed_with_that_error() -> None:
-    reader = FrameReader()
+    reader = FrameDecoder(Frame)
     with pytest.raises(FrameTooLong) as first:
         frames_of(reader, b"\xff" * 8)
     with pytest.raises(FrameTooLong) as second:
@@ -113,14 +123,14 @@ def test_after_an_error_it_stays_failed_with_that_error() -> None:
 
 
 def test_a_caller_may_stop_and_come_back() -> None:
-    reader = FrameReader()
+    reader = FrameDecoder(Frame)
     reader.receive(encode_frame(JSON, b"1") + encode_frame(JSON, b"2") + encode_frame(JSON, b"3"))
     assert next(reader.frames()).header == b"1"
     assert [frame.header for frame in reader.frames()] == [b"2", b"3"]
 
 
 def test_receiving_before_draining_is_our_own_mistake() -> None:
-    reader = FrameReader()
+    reader = FrameDecoder(Frame)
     reader.receive(encode_frame(JSON, b"1"))
     with pytest.raises(LocalProtocolError):
         reader.receive(b"more")
