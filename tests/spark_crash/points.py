@@ -1,7 +1,7 @@
-"""The named points, and what happens there: hooks around the sink's own functions.
+"""The named points of a write, as hooks around the functions of source and sink.
 
-Every Python process of Spark imports this, as it imports the data source of the run. An epoch is
-armed by a file; whoever gets to its point first takes the file away and kills the victim.
+Every Python process of Spark imports this module, because it imports the data source of the run. A
+file arms an epoch. The process that reaches the point first removes the file and kills the victim.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from escrowmq.client.sync_connection import SyncConnection
 from escrowmq.remoting.codes import RequestCode
-from escrowmq.spark import exactly_once as write_sink
-from escrowmq.spark import writers as write_task
-from escrowmq.spark import writers as writer
-from escrowmq.spark.send_pipeline import FrameParts, SendConnection
+from escrowmq.spark import exactly_once, writers
 
 DIRECTORY = "ESCROW_CRASH_DIRECTORY"
 FROZEN, THAWED = "frozen", "thawed"
@@ -41,14 +39,14 @@ def fired_file(directory: Path, epoch: int) -> Path:
 
 
 def note_pids(path: Path, *pids: int) -> None:
-    """At once: whoever reads it finds the old ones or these."""
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(pids))
-    new.replace(path)
+    """Replace the file in one step, so that a reader finds the old ids or the new ones."""
+    new_path = path.with_suffix(".new")
+    new_path.write_text(json.dumps(pids))
+    new_path.replace(path)
 
 
 def reach(point: str, epoch: int) -> None:
-    """If this is the point where somebody dies in this epoch, he dies now."""
+    """Kill the victim if this is the armed point of the epoch."""
     directory = Path(os.environ.get(DIRECTORY, "/nowhere"))
     try:
         armed = json.loads(armed_file(directory, epoch).read_text())
@@ -58,14 +56,14 @@ def reach(point: str, epoch: int) -> None:
         pids = _pids_of(victim, directory)
         armed_file(directory, epoch).rename(fired_file(directory, epoch))
     except (OSError, ValueError):
-        return  # not armed, or somebody was faster
+        return  # not armed, or another process was first
     if victim == "freeze":
         (directory / FROZEN).touch()
         _wait_for(directory / THAWED)
         return
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    if victim in ("driver", "executor"):  # what is killed takes us along, a little later
+    if victim in ("driver", "executor"):  # this process dies with it, a little later
         threading.Event().wait(60)
 
 
@@ -115,58 +113,48 @@ def around(
     setattr(owner, name, hooked)
 
 
-class _Here:
-    """The epoch that this process is busy with."""
+class _Current:
+    """The epoch that this process works on."""
 
     epoch = -1
 
 
-def _begin_write(_batches: Any, _options: Any, _guarantee: Any, epoch: Any, _place: Any) -> None:
-    _Here.epoch = epoch.number
+def _begin_write(_batches: Any, _options: Any, _guarantee: Any, epoch: Any, _task: Any) -> None:
+    _Current.epoch = epoch.number
     reach("write-begin", epoch.number)
 
 
-def _ask(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def hooked(line: SendConnection, code: RequestCode, *rest: Any) -> Any:
-        if code != RequestCode.DECIDE_BATCH:
-            return original(line, code, *rest)
-        reach("decide-before", _Here.epoch)
-        send = line._send
-
-        def sent(frame: FrameParts) -> None:
-            send(frame)
-            reach("decide-sent", _Here.epoch)
-
-        line._send = sent  # type: ignore[method-assign]
-        try:
-            return original(line, code, *rest)
-        finally:
-            line._send = send  # type: ignore[method-assign]
-            reach("decide-after", _Here.epoch)
-
-    return hooked
-
-
 def _begin_commit(_writer: Any, messages: Any, *_: Any) -> None:
-    _Here.epoch = messages[0].epoch.number if messages else -1
-    reach("commit-begin", _Here.epoch)
+    _Current.epoch = messages[0].epoch.number if messages else -1
+    reach("commit-begin", _Current.epoch)
+
+
+def _reach_of_decision(point: str) -> Callable[..., None]:
+    """Return a hook of a method of SyncConnection that reaches the point if it decides a batch."""
+
+    def hook(_connection: SyncConnection, code: int, *_: Any) -> None:
+        if code == RequestCode.DECIDE_BATCH:
+            reach(point, _Current.epoch)
+
+    return hook
 
 
 def install() -> None:
-    """In this process, from now on."""
-    around(writer, "write", _begin_write, lambda *args: reach("write-end", args[3].number))
-    registration = write_sink.SinkRegistration
-    around(registration, "__init__", None, lambda *_: reach("write-registered", _Here.epoch))
+    """Set the hooks in this process."""
+
+    def reach_now(point: str) -> Callable[..., None]:
+        return lambda *_: reach(point, _Current.epoch)
+
+    around(writers, "write", _begin_write, reach_now("write-end"))
+    around(exactly_once.SinkRegistration, "__init__", None, reach_now("write-registered"))
+    around(writers.TransactionalSender, "send", None, reach_now("write-parked-one"))
+    around(writers.TransactionalSender, "flush", None, reach_now("write-parked"))
+    # A request is sent by `send`, which `call` uses: between the two, its response is awaited.
     around(
-        write_task.TransactionalSender,
-        "send",
-        None,
-        lambda *_: reach("write-parked-one", _Here.epoch),
+        SyncConnection,
+        "call",
+        _reach_of_decision("decide-before"),
+        _reach_of_decision("decide-after"),
     )
-    around(
-        write_task.TransactionalSender, "flush", None, lambda *_: reach("write-parked", _Here.epoch)
-    )
-    SendConnection._call_once = _ask(SendConnection._call_once)  # type: ignore[method-assign]
-    commit_end: Callable[..., None] = lambda *_: reach("commit-end", _Here.epoch)  # noqa: E731
-    around(writer.StreamWriter, "commit", _begin_commit, commit_end)
+    around(SyncConnection, "send", None, _reach_of_decision("decide-sent"))
+    around(writers.StreamWriter, "commit", _begin_commit, reach_now("commit-end"))

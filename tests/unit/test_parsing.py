@@ -10,6 +10,7 @@ import pytest
 
 from escrowmq.admin import Cluster
 from escrowmq.cli.commands.pipeline import SinceParam
+from escrowmq.client.access import NO_ACCESS
 from escrowmq.client.connection import ConnectionPool
 from escrowmq.client.routes import Routes
 from escrowmq.clock import ManualClock, epoch_ms
@@ -29,9 +30,7 @@ from escrowmq.parsing import (
     parse_timestamp,
     quote_number_keys,
 )
-from escrowmq.spark.cluster import ReadCluster
-from escrowmq.spark.options import SparkAccess
-from escrowmq.spark.write_cluster import WriteCluster
+from escrowmq.spark.queues import ReadCluster, WriteCluster
 
 # --- addresses -----------------------------------------------------------------------------------
 
@@ -53,8 +52,8 @@ def test_client_spark_and_settings_split_a_server_list_alike(text: str) -> None:
     # The parts hold their servers privately, and connect only when they are used.
     pool: Any = ConnectionPool.__new__(ConnectionPool)
     assert Routes(text, pool, ManualClock())._servers == TWO_SERVERS
-    assert WriteCluster(text, SparkAccess(), timeout_s=1)._servers == TWO_SERVERS
-    assert ReadCluster(text, SparkAccess())._servers == TWO_SERVERS
+    assert WriteCluster(text, NO_ACCESS, wait_s=1).servers == TWO_SERVERS
+    assert ReadCluster(text, NO_ACCESS).servers == TWO_SERVERS
     assert list(AddressList().parse(text)) == TWO_SERVERS
 
 

@@ -52,14 +52,11 @@ def check_cluster(servers: str, options: Mapping[str, str]) -> list[str]:
 
     check_pyspark()
     check_java()
-    from escrowmq.spark.cluster import ReadCluster
-    from escrowmq.spark.options import READ_OPTIONS, parse_access, parse_options
+    from escrowmq.spark.options import READ_OPTIONS, parse_options
+    from escrowmq.spark.readers import open_cluster
 
-    cluster = ReadCluster(servers, parse_access(parse_options(options, READ_OPTIONS)))
-    try:
+    with open_cluster(parse_options({**options, "servers": servers}, READ_OPTIONS)) as cluster:
         return cluster.topics()
-    finally:
-        cluster.close()
 
 
 def pipeline_session(

@@ -1,13 +1,14 @@
 """The protocol of the exactly-once sink: register, park, decide once.
 
-    task     registers the run at the home broker      fence, and what is decided already
-             parks its rows as halves of its attempt
-    driver   decides the epoch at the home broker      names the attempts that won, everywhere
-             tells the other brokers the same
+    task     registers its run at the home broker      gets a fence, and the last decided epoch
+             parks its rows as half messages
+    driver   decides the epoch at the home broker      the decision lists the winning attempts
+             propagates the decision                   to the other brokers, the followers
 
-The home broker is the truth. Its decision says what every other broker has to decide, so whoever
-comes later, the next task or a driver after a crash, can tell them again. It does so before it
-registers there or decides anything new: until then what won at such a broker is open and safe.
+The home broker holds the truth. Its decision contains what every follower has to decide, so the
+next task, or a driver after a crash, can propagate it again. It does so before it registers at a
+follower or decides anything new. Until then the winning halves at a follower stay open, so nothing
+is lost.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from escrowmq.remoting.bodies import (
 )
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import DecideBatch, RegisterWriter, WriterHeader
-from escrowmq.spark.options import IN_FLIGHT_BYTES
-from escrowmq.spark.send_pipeline import SendConnection
-from escrowmq.spark.write_cluster import WriteCluster
+from escrowmq.spark.options import WriteOptions
+from escrowmq.spark.queues import WriteCluster
+from escrowmq.spark.send_pipeline import SendPipeline
 
 
 class ParkedHalves(msgspec.Struct, frozen=True):
-    """What one attempt has at one broker."""
+    """The halves that one attempt of a task has parked at one broker."""
 
     fence: int
     attempt: str
@@ -41,14 +42,14 @@ class ParkedHalves(msgspec.Struct, frozen=True):
 
 
 class Follower(msgspec.Struct, frozen=True):
-    """What a broker other than the home has to decide."""
+    """What a broker has to decide: the winning attempts and their numbers of halves."""
 
     fence: int
     winners: list[tuple[str, int]]
 
 
 class CommitPlan(msgspec.Struct, frozen=True):
-    """Kept with the home broker's decision, as its fingerprint."""
+    """What the followers have to decide; stored with the home broker's decision (fingerprint)."""
 
     query: str = ""
     followers: dict[str, Follower] = {}
@@ -57,54 +58,55 @@ class CommitPlan(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SinkEpoch:
-    """One epoch of a sink, as one run of it sees it."""
+    """One epoch of a sink, in one run of a job."""
 
     sink: str
     number: int
     run: str
-    query: str = ""  # whose epochs these are; nothing for a batch
+    query: str = ""  # id of the streaming query; empty for a batch
 
 
 class BrokerConnections:
-    """Lines to brokers by name, made when they are wanted."""
+    """Connections to the brokers of a cluster by name, opened when they are needed."""
 
-    def __init__(
-        self,
-        cluster: WriteCluster,
-        timeout_s: float,
-        in_flight_bytes: int = IN_FLIGHT_BYTES.default,
-    ) -> None:
-        self.addresses = cluster.brokers()
-        self._cluster = cluster
-        self._timeout_s = timeout_s
-        self._in_flight_bytes = in_flight_bytes
-        self._connections: dict[str, SendConnection] = {}
+    def __init__(self, options: WriteOptions) -> None:
+        """Raises NotSent if no broker is found within the timeout."""
+        self.cluster = WriteCluster(options.servers, options.access, wait_s=options.timeout_s)
+        self.addresses = self.cluster.broker_addresses()
+        self._options = options
+        self._pipelines: dict[str, SendPipeline] = {}
 
-    def connection(self, broker: str) -> SendConnection:
-        line = self._connections.get(broker)
-        if line is None:
+    def pipeline(self, broker: str) -> SendPipeline:
+        """Return the connection to a broker. Raises NotSent if the broker is not known."""
+        pipeline = self._pipelines.get(broker)
+        if pipeline is None:
             if broker not in self.addresses:
-                self.addresses = self._cluster.brokers(broker)
-            line = self._connections[broker] = SendConnection(
+                self.addresses = self.cluster.broker_addresses(broker)
+            pipeline = self._pipelines[broker] = SendPipeline(
                 self.addresses[broker],
-                self._cluster.access,
-                timeout_s=self._timeout_s,
-                in_flight_bytes=self._in_flight_bytes,
+                self._options.access,
+                timeout_s=self._options.timeout_s,
+                response_timeout_s=self._options.response_timeout_s,
+                in_flight_bytes=self._options.in_flight_bytes,
             )
-        return line
+        return pipeline
 
     def flush(self) -> None:
-        for line in self._connections.values():
-            line.flush()
+        for pipeline in self._pipelines.values():
+            pipeline.flush()
 
     def close(self) -> None:
-        for line in self._connections.values():
-            line.close()
+        for pipeline in self._pipelines.values():
+            pipeline.close()
+        self.cluster.close()
 
 
 def supports_batch_decisions(connections: BrokerConnections, group: str) -> bool:
-    """Whether all of them are ours: RocketMQ has no decisions by name. The name that is asked about
-    is the group's, so that no account needs a permission for this alone."""
+    """Return whether all brokers can decide a batch by its writer. RocketMQ's cannot.
+
+    The writer in this query has the name of the producer group, so that no account needs a
+    permission for this query alone.
+    """
     try:
         for name in connections.addresses:
             _query_writer(connections, name, group)
@@ -117,56 +119,65 @@ def supports_batch_decisions(connections: BrokerConnections, group: str) -> bool
 
 
 class SinkRegistration:
-    """This run, at the brokers where it parks."""
+    """The registration of this run at the brokers where it parks halves.
+
+    Registering fences earlier runs: their halves can no longer win.
+    """
 
     def __init__(self, connections: BrokerConnections, epoch: SinkEpoch) -> None:
-        self._brokers = connections
+        self._connections = connections
         self._epoch = epoch
         self.home_broker = _find_home_broker(connections, epoch.sink)
         state = self._register(self.home_broker)
         self._fences = {self.home_broker: state.fence}
         self.is_decided = _is_decided(state, epoch)
         if not self.is_decided:
-            propagate_decision(
-                connections, epoch.sink, state
-            )  # the next decision takes this one's place
+            # The next decision replaces this one at the home broker, and with it what the
+            # followers have to decide. So they must have decided it before.
+            propagate_decision(connections, epoch.sink, state)
 
     def fence(self, broker: str) -> int:
+        """Return the fence of this run at a broker; register there first if needed."""
         fence = self._fences.get(broker)
         if fence is None:
             fence = self._fences[broker] = self._register(broker).fence
         return fence
 
     def _register(self, broker: str) -> WriterState:
-        fields = RegisterWriter(
+        header = RegisterWriter(
             writer=self._epoch.sink, run=f"{self._epoch.run}@{self.home_broker}"
         )
-        return _request_state(self._brokers, broker, RequestCode.REGISTER_WRITER, fields)
+        return _request_state(self._connections, broker, RequestCode.REGISTER_WRITER, header)
 
 
 def _find_home_broker(connections: BrokerConnections, sink: str) -> str:
-    """Where the sink's decisions are: as it was, else the first broker by name."""
+    """Return the broker that holds the sink's decisions; for a new sink, the first by name.
+
+    The name of a run ends with the name of its home broker. Raises ConfigError.
+    """
     names = sorted(connections.addresses)
     runs = [_query_writer(connections, name, sink).run for name in names]
     homes = {run.rpartition("@")[2] for run in runs if "@" in run}
     if len(homes) > 1:
         raise ConfigError(
-            f"brokers disagree where the decisions of sink {sink} are "
-            f"({', '.join(sorted(homes))}): "
-            "two clusters were joined; use another transactional.id"
+            f"brokers disagree about the home broker of sink {sink} ({', '.join(sorted(homes))}), "
+            "perhaps because two clusters were joined; use another transactional.id"
         )
     return homes.pop() if homes else names[0]
 
 
 def _is_decided(state: WriterState, epoch: SinkEpoch) -> bool:
-    """Raises WriterFenced if it is past, or somebody else's."""
+    """Return whether the epoch is decided. Raises WriterFenced if a later one is.
+
+    Also raises WriterFenced if another query has decided this epoch.
+    """
     if epoch.number > state.batch:
         return False
     if epoch.number < state.batch:
         raise WriterFenced(
             f"epoch {epoch.number} of sink {epoch.sink} is past, {state.batch} is decided: the "
-            "checkpoint is new or was set back, or another job has the same transactional.id. "
-            "With another transactional.id everything is written again"
+            "checkpoint is new or was reset, or another job uses the same transactional.id. "
+            "With another transactional.id, everything is written again"
         )
     query = _parse_plan(state).query
     if query != epoch.query:
@@ -188,18 +199,24 @@ def decide(
     *,
     is_last: bool = False,
 ) -> None:
-    """The epoch is these attempts' halves, each given by broker. The first decision stands."""
+    """Commit the epoch: the halves of these attempts, and no others.
+
+    `parked_halves` has the halves of each winning attempt by broker. If the epoch is decided
+    already, that decision stands. Raises WriterFenced.
+    """
     by_broker: dict[str, list[ParkedHalves]] = {}
-    for attempt in parked_halves:
-        for name, at_broker in attempt.items():
-            by_broker.setdefault(name, []).append(at_broker)
+    for halves_by_broker in parked_halves:
+        for name, halves in halves_by_broker.items():
+            by_broker.setdefault(name, []).append(halves)
     followers = {
-        name: Follower(all_at[0].fence, [(one.attempt, one.count) for one in all_at])
-        for name, all_at in sorted(by_broker.items())
+        name: Follower(
+            all_halves[0].fence, [(halves.attempt, halves.count) for halves in all_halves]
+        )
+        for name, all_halves in sorted(by_broker.items())
         if name != home_broker
     }
     fence = _fence_at(home_broker, parked_halves, connections, epoch)
-    at_home = [(one.attempt, one.count) for one in by_broker.get(home_broker, ())]
+    home_winners = [(halves.attempt, halves.count) for halves in by_broker.get(home_broker, ())]
     plan = CommitPlan(epoch.query, followers, is_last)
     try:
         state = _decide_at(
@@ -207,7 +224,7 @@ def decide(
             home_broker,
             epoch.sink,
             epoch.number,
-            Follower(fence, at_home),
+            Follower(fence, home_winners),
             fingerprint=msgspec.json.encode(plan).decode(),
             is_last=is_last,
         )
@@ -217,7 +234,7 @@ def decide(
 
 
 def propagate_decision(connections: BrokerConnections, sink: str, state: WriterState) -> None:
-    """Tell the other brokers what the home has decided; those that know it do nothing."""
+    """Make the followers decide what the home broker has decided; those that have, do nothing."""
     plan = _parse_plan(state)
     for name in sorted(plan.followers):
         _decide_at_follower(connections, name, sink, state.batch, plan)
@@ -226,7 +243,7 @@ def propagate_decision(connections: BrokerConnections, sink: str, state: WriterS
 def propagate_decision_again(
     connections: BrokerConnections, epoch: SinkEpoch, home_broker: str
 ) -> None:
-    """The same for an epoch that was decided in another life."""
+    """Do the same for an epoch that an earlier run has decided."""
     propagate_decision(connections, epoch.sink, _query_writer(connections, home_broker, epoch.sink))
 
 
@@ -236,9 +253,9 @@ def abandon(
     home_broker: str,
     parked_halves: Sequence[dict[str, ParkedHalves]],
 ) -> None:
-    """Nothing of this run will be decided any more: its halves are rolled back when they are due.
+    """Give up this run: its halves are rolled back when their check is due.
 
-    Unless the epoch is decided: a failed commit may have succeeded.
+    Do nothing if the epoch is decided: a commit that failed in Spark may have succeeded.
     """
     if (
         not any(parked_halves)
@@ -246,18 +263,19 @@ def abandon(
     ):
         return
     names = sorted(
-        {name for attempt in parked_halves for name in attempt},
-        key=lambda name: name != home_broker,
+        {name for halves_by_broker in parked_halves for name in halves_by_broker},
+        key=lambda name: name != home_broker,  # the home broker first
     )
     for name in names:
         fence = _fence_at(name, parked_halves, connections, epoch)
-        fields = RegisterWriter(
+        # A new run fences the old one, whose halves then cannot win any more.
+        header = RegisterWriter(
             writer=epoch.sink, run=f"{epoch.run}-gave-up@{home_broker}", fence=fence
         )
         try:
-            _request_state(connections, name, RequestCode.REGISTER_WRITER, fields)
+            _request_state(connections, name, RequestCode.REGISTER_WRITER, header)
         except WriterFenced:
-            return  # a newer run has taken over, and sees to it
+            return  # a newer run has fenced this one already
 
 
 def _fence_at(
@@ -266,12 +284,12 @@ def _fence_at(
     connections: BrokerConnections,
     epoch: SinkEpoch,
 ) -> int:
-    """As the attempts know it; where none of them has anything, as the run gets it."""
-    for attempt in parked_halves:
-        if broker in attempt:
-            return attempt[broker].fence
-    fields = RegisterWriter(writer=epoch.sink, run=f"{epoch.run}@{broker}")
-    return _request_state(connections, broker, RequestCode.REGISTER_WRITER, fields).fence
+    """Return the fence of an attempt at this broker; if none has parked there, register."""
+    for halves_by_broker in parked_halves:
+        if broker in halves_by_broker:
+            return halves_by_broker[broker].fence
+    header = RegisterWriter(writer=epoch.sink, run=f"{epoch.run}@{broker}")
+    return _request_state(connections, broker, RequestCode.REGISTER_WRITER, header).fence
 
 
 def _decide_at_follower(
@@ -282,7 +300,7 @@ def _decide_at_follower(
     try:
         _decide_at(connections, broker, sink, batch, plan.followers[broker], is_last=plan.is_last)
     except RequestRefused as error:
-        # Somebody was faster: he decided the same, and went on from there.
+        # Another task or driver may have propagated the same decision meanwhile.
         if error.code != ResponseCode.TRANSACTION_FENCED:
             raise
         if _query_writer(connections, broker, sink).batch < batch:
@@ -300,10 +318,10 @@ def _decide_at(
     is_last: bool = False,
 ) -> WriterState:
     winners = [WinningAttempt(attempt=attempt, count=count) for attempt, count in follower.winners]
-    fields = DecideBatch(writer=sink, batch=batch, fence=follower.fence, last=is_last)
+    header = DecideBatch(writer=sink, batch=batch, fence=follower.fence, last=is_last)
     body = encode_body(BatchWinners(winners=winners, fingerprint=fingerprint))
     return decode_body(
-        WriterState, connections.connection(broker).call(RequestCode.DECIDE_BATCH, fields, body)
+        WriterState, connections.pipeline(broker).call(RequestCode.DECIDE_BATCH, header, body)
     )
 
 
@@ -318,12 +336,12 @@ def _request_state(
     header: WriterHeader | RegisterWriter,
 ) -> WriterState:
     try:
-        return decode_body(WriterState, connections.connection(broker).call(code, header))
+        return decode_body(WriterState, connections.pipeline(broker).call(code, header))
     except RequestRefused as error:
         if error.code == ResponseCode.TRANSACTION_FENCED:
             raise WriterFenced(
-                f"sink {header.writer} has a newer run: this one is stopped, and has written "
-                f"nothing that counts. Is the same query (or transactional.id) running twice? "
+                f"sink {header.writer} has a newer run, so this one is stopped; nothing of it "
+                f"becomes visible. Does the same query (or transactional.id) run twice? "
                 f"({error.remark})"
             ) from error
         raise
@@ -332,14 +350,14 @@ def _request_state(
 def _translate_refusal(error: RequestRefused, epoch: SinkEpoch) -> Exception:
     if error.code == ResponseCode.TRANSACTION_FENCED:
         return WriterFenced(
-            f"epoch {epoch.number} of sink {epoch.sink} is not this run's to decide: a newer run "
-            "has taken over. Is the same query (or transactional.id) running twice? "
+            f"epoch {epoch.number} of sink {epoch.sink} cannot be decided by this run: a newer run "
+            "has taken over. Does the same query (or transactional.id) run twice? "
             f"({error.remark})"
         )
     if error.code == ResponseCode.TRANSACTION_CONFLICT:
         return WriterFenced(
             f"epoch {epoch.number} of sink {epoch.sink} was rolled back before it was decided; "
-            f"start the query again, it writes the epoch again ({error.remark})"
+            f"start the query again, which writes the epoch again ({error.remark})"
         )
     return error
 
@@ -351,6 +369,6 @@ def _parse_plan(state: WriterState) -> CommitPlan:
         return msgspec.json.decode(state.fingerprint, type=CommitPlan)
     except msgspec.MsgspecError as error:
         raise ConfigError(
-            f"the writer {state.writer} belongs to another program than this sink: use another "
+            f"the writer {state.writer} is used by another program than this sink: use another "
             "transactional.id"
         ) from error

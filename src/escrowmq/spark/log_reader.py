@@ -35,11 +35,11 @@ from escrowmq.message.record import (
     decode_record,
 )
 from escrowmq.spark import options
-from escrowmq.spark.cluster import TRANSACTION_TOPICS
 from escrowmq.spark.columns import MessageColumns, decode_utf8, is_one_of
 from escrowmq.spark.options import Options
+from escrowmq.spark.planning import make_task_sizing
+from escrowmq.spark.queues import TRANSACTION_TOPICS
 from escrowmq.spark.range_pull import BLOCK_BYTES, BLOCK_ROWS
-from escrowmq.spark.readers import make_task_sizing
 from escrowmq.spark.records import ByteArray, Records, find_records
 from escrowmq.spark.schema import Columns
 from escrowmq.spark.transaction_columns import TransactionColumns

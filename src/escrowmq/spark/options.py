@@ -1,32 +1,25 @@
-"""Options of the source and the sink: one table, read by name, every name checked.
+"""Options of the source and the sink: declared in tables, parsed once, every name checked.
 
-    chosen = choose(options, READ)
-    chosen[SERVERS]
+    parsed = parse_options(texts, READ_OPTIONS)
+    parsed[SERVERS]
 
-A side has a tuple of options; what it does not name is refused, with the name that was perhaps
-meant. Spark hands over lower-case names and texts.
-
-The options of reading, and which of them go together.
-
-Who we are to a cluster: access key and TLS. All lines of source and sink get them here.
-
-The options of writing, and which of them go together.
+An option that is not in the table is refused, with a suggestion. Spark passes names in lower case
+and values as text. The module has three parts: how options are declared and parsed, the options of
+reading, and the options of writing; those of a connection belong to both.
 """
 
 from __future__ import annotations
 
-import socket
-import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Final, Generic, TypeVar
 
-from escrowmq.auth.signature import Signer
-from escrowmq.errors import InvalidOption, NotSent
-from escrowmq.parsing import did_you_mean, parse_address, parse_servers
-from escrowmq.secret import Secret
+from escrowmq.client.access import NO_ACCESS, Access
+from escrowmq.errors import InvalidOption
+from escrowmq.parsing import did_you_mean, parse_servers
 from escrowmq.spark.offsets import (
+    Offsets,
+    QueueTimes,
     SymbolicOffset,
     parse_offsets,
     parse_queues,
@@ -36,14 +29,16 @@ from escrowmq.spark.offsets import (
 
 T = TypeVar("T")
 
-# What Spark itself puts among the options of a source or sink.
+# Options that Spark itself adds to those of a source or sink.
 _SPARK_OPTION_NAMES: Final = frozenset({"checkpointlocation", "queryname", "paths"})
 
 
 @dataclass(frozen=True)
 class Option(Generic[T]):
+    """The declaration of an option."""
+
     name: str
-    parse: Callable[[str], T]  # raises ValueError with what would be right
+    parse: Callable[[str], T]  # raises ValueError with a text that says what is expected
     default: T
     description: str
     aliases: tuple[str, ...] = ()
@@ -55,10 +50,10 @@ class Option(Generic[T]):
 
 @dataclass(frozen=True)
 class Options:
-    """Values by option. It is pickled with the reader, so it holds nothing else."""
+    """Parsed values of options. They are pickled with the reader."""
 
     values: Mapping[str, Any]
-    explicit: frozenset[str] = field(default_factory=frozenset)  # what the user said himself
+    explicit: frozenset[str] = field(default_factory=frozenset)  # names that the user has set
 
     def __getitem__(self, option: Option[T]) -> T:
         value: T = self.values[option.name]
@@ -69,28 +64,32 @@ class Options:
 
 
 def parse_options(texts: Mapping[str, str], known_options: Sequence[Option[Any]]) -> Options:
-    """Raises BadOption: an unknown name, one that is there twice, a value that cannot be read."""
+    """Return the values, with defaults.
+
+    Raises InvalidOption for an unknown name, for two values of one option, for an invalid value.
+    """
     by_name = {name.lower(): option for option in known_options for name in option.all_names()}
     values = {option.name: option.default for option in known_options}
-    told: dict[str, str] = {}
+    given_texts: dict[str, str] = {}
     for name, text in texts.items():
         option = by_name.get(name.lower())
         if option is None:
             if name.lower() in _SPARK_OPTION_NAMES:
                 continue
-            known = [name for option in known_options for name in option.all_names()]
+            all_names = [name for option in known_options for name in option.all_names()]
             raise InvalidOption(
-                f"there is no option {name!r}{did_you_mean(name, known)}; "
+                f"there is no option {name!r}{did_you_mean(name, all_names)}; "
                 f"there are {', '.join(option.name for option in known_options)}"
             )
-        if told.get(option.name, text) != text:
-            raise InvalidOption(f"option {option.name} is there twice, with different values")
-        told[option.name] = text
-        values[option.name] = _parse_value(option, name, text)
-    return Options(values, frozenset(told))
+        # A user may set an option and its alias.
+        if given_texts.get(option.name, text) != text:
+            raise InvalidOption(f"option {option.name} is given twice, with different values")
+        given_texts[option.name] = text
+        values[option.name] = _parse_value(option, text)
+    return Options(values, frozenset(given_texts))
 
 
-def _parse_value(option: Option[T], name: str, text: str) -> T:
+def _parse_value(option: Option[T], text: str) -> T:
     try:
         return option.parse(text)
     except ValueError as error:
@@ -98,46 +97,50 @@ def _parse_value(option: Option[T], name: str, text: str) -> T:
         raise InvalidOption(f"option {option.name}{shown}: {error}") from error
 
 
-# --- how a text is read --------------------------------------------------------------------------
+# --- values --------------------------------------------------------------------------------------
 
 
 def parse_names(text: str) -> list[str]:
-    """`a, b` as two; one at the least."""
-    found = [word.strip() for word in text.split(",") if word.strip()]
-    if not found:
+    """Parse a comma-separated list with at least one name."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
         raise ValueError("a name is missing")
-    return found
+    return words
 
 
 def parse_bool(text: str) -> bool:
     if text.strip().lower() not in ("true", "false"):
-        raise ValueError("true or false")
+        raise ValueError("expected true or false")
     return text.strip().lower() == "true"
 
 
 def int_between(minimum: int = 1, maximum: int = 2**62) -> Callable[[str], int]:
-    def read(text: str) -> int:
+    """Return a parser of whole numbers within these limits."""
+
+    def parse(text: str) -> int:
         try:
             number = int(text)
         except ValueError:
-            raise ValueError("a whole number is wanted") from None
+            raise ValueError("expected a whole number") from None
         if number < minimum:
-            raise ValueError(f"it must be {minimum} at least")
+            raise ValueError(f"the minimum is {minimum}")
         if number > maximum:
-            raise ValueError(f"it must be {maximum} at most")
+            raise ValueError(f"the maximum is {maximum}")
         return number
 
-    return read
+    return parse
 
 
 def choice_of(*names: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
+    """Return a parser that accepts these names, in any case."""
+
+    def parse(text: str) -> str:
         for name in names:
             if text.strip().lower() == name.lower():
                 return name
-        raise ValueError(f"one of {', '.join(names)}")
+        raise ValueError(f"expected one of {', '.join(names)}")
 
-    return read
+    return parse
 
 
 def parse_non_empty(text: str) -> str:
@@ -151,7 +154,7 @@ def _checked_servers(text: str) -> str:
     return text
 
 
-# --- of both sides -------------------------------------------------------------------------------
+# --- connection ----------------------------------------------------------------------------------
 
 SERVERS: Final = Option(
     "servers",
@@ -160,20 +163,22 @@ SERVERS: Final = Option(
     "Name servers, `host:port`, separated by `;` or `,`.",
     ("nameServer", "namesrvAddr", "nameServers", "namesrv"),
 )
-ACCESS_KEY: Final = Option("accessKey", parse_non_empty, "", "ACL: who asks.")
+ACCESS_KEY: Final = Option("accessKey", parse_non_empty, "", "ACL: the account.")
 SECRET_KEY: Final = Option(
-    "secretKey", parse_non_empty, "", "ACL: the secret of it.", is_secret=True
+    "secretKey", parse_non_empty, "", "ACL: the secret of the account.", is_secret=True
 )
 SECURITY_TOKEN: Final = Option(
-    "securityToken", parse_non_empty, "", "ACL: of a temporary access key.", is_secret=True
+    "securityToken", parse_non_empty, "", "ACL: the token of a temporary account.", is_secret=True
 )
-TLS: Final = Option("tls", parse_bool, False, "Whether to speak TLS.", ("useTLS", "tlsEnable"))
+TLS: Final = Option("tls", parse_bool, False, "Whether to use TLS.", ("useTLS", "tlsEnable"))
 TLS_CA: Final = Option("tlsCa", parse_non_empty, "", "File with the certificates to trust.")
-TLS_CERT: Final = Option("tlsCert", parse_non_empty, "", "File with our own certificate.")
-TLS_KEY: Final = Option("tlsKey", parse_non_empty, "", "File with the key of it.")
-TLS_VERIFY: Final = Option("tlsVerify", parse_bool, True, "Whether the server must prove itself.")
+TLS_CERT: Final = Option("tlsCert", parse_non_empty, "", "File with the client's certificate.")
+TLS_KEY: Final = Option("tlsKey", parse_non_empty, "", "File with the key of that certificate.")
+TLS_VERIFY: Final = Option(
+    "tlsVerify", parse_bool, True, "Whether to verify the server's certificate."
+)
 TIMEOUT_MS: Final = Option(
-    "timeoutMs", int_between(), 30_000, "How long an answer may take.", ("pullTimeoutMs",)
+    "timeoutMs", int_between(), 30_000, "How long to wait for a response.", ("pullTimeoutMs",)
 )
 
 CONNECTION_OPTIONS: Final[tuple[Option[Any], ...]] = (
@@ -182,28 +187,56 @@ CONNECTION_OPTIONS: Final[tuple[Option[Any], ...]] = (
 )
 
 
-MESSAGES, TRANSACTIONS = "messages", "transactions"
+def parse_access(options: Options) -> Access:
+    """Return account and TLS settings. Raises InvalidOption.
+
+    The TLS files are read where a connection is opened: in the driver and in every task.
+    """
+    access_key, secret_key = options[ACCESS_KEY], options[SECRET_KEY]
+    if bool(access_key) != bool(secret_key):
+        raise InvalidOption("accessKey and secretKey belong together: one of them is missing")
+    for option in (TLS_CA, TLS_CERT, TLS_KEY, TLS_VERIFY):
+        if options.is_set(option) and not options[TLS]:
+            raise InvalidOption(f"option {option.name} needs tls=true")
+    try:
+        return Access(
+            access_key=access_key,
+            secret_key=secret_key,
+            security_token=options[SECURITY_TOKEN],
+            tls=options[TLS],
+            ca_file=options[TLS_CA],
+            cert_file=options[TLS_CERT],
+            key_file=options[TLS_KEY],
+            verify_server=options[TLS_VERIFY],
+        )
+    except ValueError as error:
+        raise InvalidOption(f"options tlsCa, tlsCert, tlsKey: {error}") from error
+
+
+# --- read ----------------------------------------------------------------------------------------
+
+MESSAGES, TRANSACTIONS = "messages", "transactions"  # values of `mode`
 
 SUBSCRIBE: Final[Option[list[str]]] = Option(
-    "subscribe", parse_names, [], "Topics, with commas.", ("topic", "topics")
+    "subscribe", parse_names, [], "Topics, separated by commas.", ("topic", "topics")
 )
 SUBSCRIBE_PATTERN: Final = Option(
-    "subscribePattern", parse_non_empty, "", "Topics, as a regular expression."
+    "subscribePattern", parse_non_empty, "", "A regular expression that whole topic names match."
 )
-ASSIGN: Final = Option("assign", parse_queues, None, "Queues: JSON, topic -> broker -> [queue].")
+ASSIGN: Final = Option("assign", parse_queues, None, "Queues, JSON: topic -> broker -> [queue].")
 MODE: Final = Option(
     "mode", choice_of(MESSAGES, TRANSACTIONS), MESSAGES, "What to read: messages or transactions."
 )
-PATH: Final = Option("path", parse_non_empty, "", "A broker's directory: read its log files.")
-COLUMNS: Final[Option[list[str]]] = Option("columns", parse_names, [], "Only these columns.")
+PATH: Final = Option("path", parse_non_empty, "", "A broker's directory, to read its log files.")
+COLUMNS: Final[Option[list[str]]] = Option("columns", parse_names, [], "Read only these columns.")
 INCLUDE_SYSTEM: Final = Option(
-    "includeSystem", parse_bool, False, "Whether a pattern also finds the brokers' own topics."
+    "includeSystem", parse_bool, False, "Whether subscribePattern includes internal topics."
 )
 TAGS: Final = Option(
     "tags",
     parse_non_empty,
     "*",
-    "Only messages with this tag: `a || b`.",
+    "Only messages with one of these tags: `a || b`.",
     ("subExpression", "expression"),
 )
 SQL: Final = Option(
@@ -217,42 +250,42 @@ CONSUMER_GROUP: Final = Option(
     ("groupId", "consumerGroup", "consumer.group"),
 )
 REPORT_OFFSETS: Final = Option(
-    "reportOffsets", parse_bool, False, "Stream: whether the group's offsets follow."
+    "reportOffsets", parse_bool, False, "Stream: whether to set the group's offsets."
 )
 STARTING_OFFSETS: Final = Option(
     "startingOffsets", parse_offsets, None, "earliest, latest, or JSON."
 )
 ENDING_OFFSETS: Final = Option("endingOffsets", parse_offsets, None, "latest, or JSON. Batch only.")
 STARTING_TIMESTAMP: Final = Option(
-    "startingTimestamp", parse_time, None, "From this time on, ms since 1970."
+    "startingTimestamp", parse_time, None, "Start at this time, ms since 1970."
 )
 ENDING_TIMESTAMP: Final = Option(
-    "endingTimestamp", parse_time, None, "Up to this time. Batch only."
+    "endingTimestamp", parse_time, None, "End before this time. Batch only."
 )
 STARTING_OFFSETS_BY_TIMESTAMP: Final = Option(
-    "startingOffsetsByTimestamp", parse_times_by_queue, None, "The same by queue, JSON."
+    "startingOffsetsByTimestamp", parse_times_by_queue, None, "Starting times by queue, JSON."
 )
 ENDING_OFFSETS_BY_TIMESTAMP: Final = Option(
-    "endingOffsetsByTimestamp", parse_times_by_queue, None, "The same by queue, JSON."
+    "endingOffsetsByTimestamp", parse_times_by_queue, None, "Ending times by queue, JSON."
 )
 FAIL_ON_DATA_LOSS: Final = Option(
     "failOnDataLoss",
     parse_bool,
     True,
-    "Whether to fail if messages are gone, or go on behind them.",
+    "Whether to fail if messages are gone, or to continue behind them.",
 )
-MIN_PARTITIONS: Final = Option("minPartitions", int_between(), 1, "So many tasks at the least.")
+MIN_PARTITIONS: Final = Option("minPartitions", int_between(), 1, "Minimum number of tasks.")
 MAX_BYTES_PER_PARTITION: Final = Option(
-    "maxBytesPerPartition", int_between(), 0, "So many tasks that none reads more."
+    "maxBytesPerPartition", int_between(), 0, "Maximum number of bytes that a task reads."
 )
 MAX_OFFSETS_PER_TRIGGER: Final = Option(
-    "maxOffsetsPerTrigger", int_between(), 0, "At most so many messages in a micro-batch."
+    "maxOffsetsPerTrigger", int_between(), 0, "Maximum number of messages in a micro-batch."
 )
 MAX_BYTES_PER_TRIGGER: Final = Option(
-    "maxBytesPerTrigger", int_between(), 0, "At most about so many bytes in a micro-batch."
+    "maxBytesPerTrigger", int_between(), 0, "Approximate maximum of bytes in a micro-batch."
 )
 PULL_BATCH_SIZE: Final = Option(
-    "pullBatchSize", int_between(), 8_192, "At most so many messages in a pull; brokers allow less."
+    "pullBatchSize", int_between(), 8_192, "Maximum number of messages in a pull; brokers limit it."
 )
 
 READ_OPTIONS: Final[tuple[Option[Any], ...]] = (
@@ -291,156 +324,85 @@ _TOPIC_SELECTORS: Final = (SUBSCRIBE, SUBSCRIBE_PATTERN, ASSIGN)
 
 
 def parse_read_options(texts: Mapping[str, str], *, is_stream: bool) -> Options:
-    """Raises BadOption."""
-    chosen = parse_options(texts, READ_OPTIONS)
-    _reject_options(chosen, _BATCH_ONLY if is_stream else _STREAM_ONLY, is_stream)
-    if chosen.is_set(PATH):
-        _check_file_options(chosen, is_stream)
-        return chosen
-    if not chosen[SERVERS]:
+    """Return the options of a read. Raises InvalidOption, also for options that exclude others."""
+    parsed = parse_options(texts, READ_OPTIONS)
+    _reject_options(parsed, _BATCH_ONLY if is_stream else _STREAM_ONLY, is_stream)
+    if parsed.is_set(PATH):
+        _check_file_options(parsed, is_stream)
+        return parsed
+    if not parsed[SERVERS]:
         raise InvalidOption(
-            'option servers is missing: the name server, .option("servers", "host:9876"); '
-            "or path, to read a broker's files"
+            'option servers is missing: name a name server with .option("servers", "host:9876"), '
+            "or path to read a broker's files"
         )
-    which = [option.name for option in _TOPIC_SELECTORS if chosen.is_set(option)]
-    if chosen[MODE] == TRANSACTIONS:
-        if which:
-            raise InvalidOption(f"mode=transactions knows its topics: leave {which[0]} out")
-    elif len(which) != 1:
-        named = " and ".join(which) or "none of them"
+    selectors = [option.name for option in _TOPIC_SELECTORS if parsed.is_set(option)]
+    if parsed[MODE] == TRANSACTIONS:
+        if selectors:
+            raise InvalidOption(f"mode=transactions has its own topics: remove {selectors[0]}")
+    elif len(selectors) != 1:
+        given = " and ".join(selectors) or "none of them"
         raise InvalidOption(
-            f"one of subscribe, subscribePattern, assign is wanted; there is {named}"
+            f"one of subscribe, subscribePattern, assign is required; there is {given}"
         )
-    if chosen.is_set(TAGS) and chosen.is_set(SQL):
-        raise InvalidOption("tags or sql, not both")
-    if chosen[REPORT_OFFSETS] and not chosen[CONSUMER_GROUP]:
-        raise InvalidOption("reportOffsets needs a group whose offsets follow: option group")
-    if not is_stream and start_position(chosen, is_stream=False) is SymbolicOffset.LATEST:
+    if parsed.is_set(TAGS) and parsed.is_set(SQL):
+        raise InvalidOption("use tags or sql, not both")
+    if parsed[REPORT_OFFSETS] and not parsed[CONSUMER_GROUP]:
+        raise InvalidOption("reportOffsets needs the group whose offsets it sets: option group")
+    if not is_stream and start_position(parsed, is_stream=False) is SymbolicOffset.LATEST:
         raise InvalidOption("a batch that starts at latest would be empty")
-    if end_position(chosen) is SymbolicOffset.EARLIEST:
+    if end_position(parsed) is SymbolicOffset.EARLIEST:
         raise InvalidOption("a batch that ends at earliest would be empty")
-    return chosen
+    return parsed
 
 
-def start_position(options: Options, *, is_stream: bool) -> Any:
-    """A time counts more than times by queue, and these more than offsets."""
-    said = (
+Position = SymbolicOffset | QueueTimes | Offsets
+
+
+def start_position(options: Options, *, is_stream: bool) -> Position:
+    """Return where to start. One time takes precedence over times by queue, these over offsets."""
+    position: Position | None = (
         options[STARTING_TIMESTAMP]
         or options[STARTING_OFFSETS_BY_TIMESTAMP]
         or options[STARTING_OFFSETS]
     )
-    if said is not None:
-        return said
+    if position is not None:
+        return position
     return SymbolicOffset.LATEST if is_stream else SymbolicOffset.EARLIEST
 
 
-def end_position(options: Options) -> Any:
-    said = (
+def end_position(options: Options) -> Position:
+    """Return where to end, with the same precedence."""
+    position: Position | None = (
         options[ENDING_TIMESTAMP] or options[ENDING_OFFSETS_BY_TIMESTAMP] or options[ENDING_OFFSETS]
     )
-    return SymbolicOffset.LATEST if said is None else said
+    return SymbolicOffset.LATEST if position is None else position
 
 
 def _reject_options(options: Options, disallowed: tuple[Option[Any], ...], is_stream: bool) -> None:
     for option in disallowed:
         if options.is_set(option):
-            where = "a batch" if is_stream else "a stream"
-            raise InvalidOption(f"option {option.name} is for {where} only")
+            other_kind = "a batch" if is_stream else "a stream"
+            raise InvalidOption(f"option {option.name} is for {other_kind} only")
 
 
 def _check_file_options(options: Options, is_stream: bool) -> None:
     if is_stream:
-        raise InvalidOption("log files are read in a batch; a stream reads from brokers: servers")
-    fit = {option.name for option in _FILE_OPTIONS}
-    for name in sorted(options.explicit - fit):
         raise InvalidOption(
-            f"option {name} does not go with path; these do: {', '.join(sorted(fit))}"
+            "log files can only be read in a batch; a stream reads from brokers: use servers"
+        )
+    allowed = {option.name for option in _FILE_OPTIONS}
+    for name in sorted(options.explicit - allowed):
+        raise InvalidOption(
+            f"option {name} cannot be used with path; allowed are {', '.join(sorted(allowed))}"
         )
 
 
-@dataclass(frozen=True)
-class SparkAccess:
-    access_key: str = ""
-    secret_key: str = field(default="", repr=False)
-    security_token: str = field(default="", repr=False)
-    tls: bool = False
-    ca_file: str = ""
-    cert_file: str = ""
-    key_file: str = ""
-    verify_server: bool = True
-    timeout_s: float = 30.0  # for an answer
-
-    def sign(self, fields: Mapping[str, str], body: bytes) -> dict[str, str]:
-        """The fields of a request, and what proves that they are ours."""
-        if not self.access_key:
-            return dict(fields)
-        return _signer(self)(dict(fields), body)
-
-    def connect(self, address: str, timeout_s: float) -> socket.socket:
-        """Raises NotSent."""
-        try:
-            host, port = parse_address(address)
-            line = socket.create_connection((host, port), timeout=timeout_s)
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except (OSError, ValueError) as error:
-            raise NotSent(f"{address} cannot be reached: {error}") from error
-        if not self.tls:
-            return line
-        try:
-            return _tls_context(self).wrap_socket(line, server_hostname=host)
-        except OSError as error:
-            line.close()
-            raise NotSent(f"{address} speaks no TLS that we trust: {error}") from error
-
-
-@lru_cache(maxsize=16)
-def _signer(access: SparkAccess) -> Signer:
-    return Signer(access.access_key, Secret(access.secret_key), Secret(access.security_token))
-
-
-@lru_cache(maxsize=16)
-def _tls_context(access: SparkAccess) -> ssl.SSLContext:
-    """Raises BadOption: the files are read where the line is, in the driver and in every task."""
-    try:
-        context = ssl.create_default_context(cafile=access.ca_file or None)
-        if not access.verify_server:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        if access.cert_file:
-            context.load_cert_chain(access.cert_file, access.key_file or None)
-    except OSError as error:
-        files = ", ".join(filter(None, (access.ca_file, access.cert_file, access.key_file)))
-        raise InvalidOption(
-            f"tlsCa, tlsCert, tlsKey: {files} cannot be used on {socket.gethostname()}: {error}"
-        ) from error
-    return context
-
-
-def parse_access(options: Options) -> SparkAccess:
-    """Raises BadOption."""
-    access_key, secret_key = options[ACCESS_KEY], options[SECRET_KEY]
-    if bool(access_key) != bool(secret_key):
-        raise InvalidOption("accessKey and secretKey go together: one of them is missing")
-    for option in (TLS_CA, TLS_CERT, TLS_KEY, TLS_VERIFY):
-        if options.is_set(option) and not options[TLS]:
-            raise InvalidOption(f"option {option.name} needs tls=true: nothing would be encrypted")
-    return SparkAccess(
-        access_key=access_key,
-        secret_key=secret_key,
-        security_token=options[SECURITY_TOKEN],
-        tls=options[TLS],
-        ca_file=options[TLS_CA],
-        cert_file=options[TLS_CERT],
-        key_file=options[TLS_KEY],
-        verify_server=options[TLS_VERIFY],
-        timeout_s=options[TIMEOUT_MS] / 1000,
-    )
-
+# --- write ---------------------------------------------------------------------------------------
 
 EXACTLY_ONCE: Final = "exactly-once"
 AT_LEAST_ONCE: Final = "at-least-once"
 _MAX_NAME_LENGTH: Final = 200
-_MAX_BATCH_BYTES: Final = 3 << 20  # a broker takes 4 MiB in one message
+_MAX_BATCH_BYTES: Final = 3 << 20  # brokers accept 4 MiB in one message
 
 
 def _parse_guarantee(text: str) -> str:
@@ -449,49 +411,47 @@ def _parse_guarantee(text: str) -> str:
 
 def _parse_transactional_id(text: str) -> str:
     if len(text.strip()) > _MAX_NAME_LENGTH or not text.isprintable():
-        raise ValueError(f"at most {_MAX_NAME_LENGTH} printable characters")
+        raise ValueError(f"expected at most {_MAX_NAME_LENGTH} printable characters")
     return parse_non_empty(text)
 
 
-TOPIC: Final = Option(
-    "topic", parse_non_empty, "", "Where rows go that have no topic of their own."
-)
+TOPIC: Final = Option("topic", parse_non_empty, "", "The topic of rows that have no column topic.")
 GUARANTEE: Final = Option(
     "guarantee",
     _parse_guarantee,
-    "",  # the best that the brokers can do
-    f"{EXACTLY_ONCE} (if the brokers can) or {AT_LEAST_ONCE}.",
+    "",  # the best that the brokers support
+    f"{EXACTLY_ONCE} (if the brokers support it) or {AT_LEAST_ONCE}.",
     ("delivery",),
 )
 TRANSACTIONAL_ID: Final = Option(
     "transactional.id",
     _parse_transactional_id,
     "",
-    "The sink's name; else the query's id, or a random one for a batch.",
+    "The sink's name. Default: the query's id, or a random name for a batch.",
 )
 EPOCH: Final[Option[int | None]] = Option(
     "epoch",
     int_between(0),
     None,
-    "Number of a batch write: with transactional.id, a repeated one writes nothing.",
+    "Number of a batch write. With transactional.id, a repeated number writes nothing.",
 )
 PRODUCER_GROUP: Final = Option(
     "group", parse_non_empty, "escrowmq-spark", "Producer group.", ("producerGroup",)
 )
 TIMEOUT: Final = Option(
-    "timeout", int_between(1, 86_400), 60, "Seconds to keep trying when a broker does not answer."
+    "timeout", int_between(1, 86_400), 60, "Seconds to retry while a broker does not respond."
 )
 BATCH_BYTES: Final = Option(
     "batchBytes",
     int_between(1, _MAX_BATCH_BYTES),
     256 << 10,
-    "Bytes of messages that travel together.",
+    "Bytes of messages in one request.",
 )
 IN_FLIGHT_BYTES: Final = Option(
     "inFlightBytes",
     int_between(1, 2**31),
     8 << 20,
-    "Bytes that may be on their way to one broker, unanswered.",
+    "Bytes sent to one broker that may be without a response.",
 )
 
 WRITE_OPTIONS: Final[tuple[Option[Any], ...]] = (
@@ -511,10 +471,11 @@ WRITE_OPTIONS: Final[tuple[Option[Any], ...]] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """What was chosen, as the tasks use it."""
+    """The options of a write, as its tasks use them."""
 
     servers: str
-    access: SparkAccess = SparkAccess()  # it is frozen
+    access: Access = NO_ACCESS
+    response_timeout_s: float = TIMEOUT_MS.default / 1000
     topic: str = TOPIC.default
     guarantee: str = GUARANTEE.default
     transactional_id: str = TRANSACTIONAL_ID.default
@@ -526,40 +487,42 @@ class WriteOptions:
 
 
 def parse_write_options(texts: Mapping[str, str], *, is_stream: bool) -> WriteOptions:
-    """Raises BadOption, which says what to write instead."""
+    """Return the options of a write. Raises InvalidOption."""
     if any(name.lower() == "path" for name in texts):
         raise InvalidOption(
             "the sink has no path: name the topic with .option('topic', …), then save() or start()"
         )
-    chosen = parse_options(texts, WRITE_OPTIONS)
-    if not chosen[SERVERS]:
+    parsed = parse_options(texts, WRITE_OPTIONS)
+    if not parsed[SERVERS]:
         raise InvalidOption(
-            "option servers is missing: the name servers, like .option('servers', '127.0.0.1:9876')"
+            "option servers is missing: name a name server with "
+            ".option('servers', '127.0.0.1:9876')"
         )
-    found = WriteOptions(
-        servers=chosen[SERVERS],
-        access=parse_access(chosen),
-        topic=chosen[TOPIC],
-        guarantee=chosen[GUARANTEE],
-        transactional_id=chosen[TRANSACTIONAL_ID],
-        epoch=chosen[EPOCH],
-        group=chosen[PRODUCER_GROUP],
-        timeout_s=chosen[TIMEOUT],
-        batch_bytes=chosen[BATCH_BYTES],
-        in_flight_bytes=chosen[IN_FLIGHT_BYTES],
+    options = WriteOptions(
+        servers=parsed[SERVERS],
+        access=parse_access(parsed),
+        response_timeout_s=parsed[TIMEOUT_MS] / 1000,
+        topic=parsed[TOPIC],
+        guarantee=parsed[GUARANTEE],
+        transactional_id=parsed[TRANSACTIONAL_ID],
+        epoch=parsed[EPOCH],
+        group=parsed[PRODUCER_GROUP],
+        timeout_s=parsed[TIMEOUT],
+        batch_bytes=parsed[BATCH_BYTES],
+        in_flight_bytes=parsed[IN_FLIGHT_BYTES],
     )
-    _check_batch_identity(found, is_stream=is_stream)
-    return found
+    _check_batch_identity(options, is_stream=is_stream)
+    return options
 
 
 def _check_batch_identity(options: WriteOptions, *, is_stream: bool) -> None:
     if is_stream and options.epoch is not None:
         raise InvalidOption(
-            "option epoch is for batch writes: a stream counts its epochs itself, leave it out"
+            "option epoch is for batch writes: a stream counts its epochs itself, remove it"
         )
     if not is_stream and bool(options.transactional_id) != (options.epoch is not None):
         raise InvalidOption(
             "a batch write that may be repeated needs both transactional.id (the job's name) and "
-            "epoch (a number that grows with every run, like 20240131); without either of them it "
-            "is atomic, and a second run writes everything again"
+            "epoch (a number that grows with every run, like 20240131); without both, the write "
+            "is atomic, but a second run writes everything again"
         )

@@ -1,8 +1,10 @@
-"""The sink of the data source: what Spark calls, for batches and for streams.
+"""The sink: what Spark calls, for batches and for streams, and what runs in a task.
 
-A writer is pickled and sent to the tasks, so it holds options and names, and no connection.
+    task     write(): Arrow batches ── BatchEncoder ── BatchSender | TransactionalSender ──> brokers
+    driver   commit(): decide the epoch    abort(): give the run up
 
-What runs in a task: an iterator of Arrow batches to messages at the brokers.
+A writer is pickled and sent to the tasks, so it holds options and names, but no connection. A task
+returns a `TaskResult`, which Spark passes to `commit()` or `abort()` in the driver.
 """
 
 from __future__ import annotations
@@ -39,13 +41,8 @@ from escrowmq.spark.exactly_once import (
     propagate_decision_again,
     supports_batch_decisions,
 )
-from escrowmq.spark.options import (
-    AT_LEAST_ONCE,
-    EXACTLY_ONCE,
-    SparkAccess,
-    WriteOptions,
-    parse_write_options,
-)
+from escrowmq.spark.options import AT_LEAST_ONCE, EXACTLY_ONCE, WriteOptions, parse_write_options
+from escrowmq.spark.queues import CREATED_QUEUES
 from escrowmq.spark.row_encoding import (
     BatchEncoder,
     SendBatch,
@@ -53,31 +50,184 @@ from escrowmq.spark.row_encoding import (
     key_prefix,
     read_rows,
 )
-from escrowmq.spark.write_cluster import CREATED_QUEUES, WriteCluster
 
-# Spark's names for them, which it calls internal.
+log = logging.getLogger(__name__)
+
+# Local properties of a task, which Spark calls internal.
 _QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
 _RUN_ID_PROPERTY: Final = "spark.jobGroup.id"
 _BATCH_ID_PROPERTY: Final = "streaming.sql.batchId"
 _PREPARED_SYS_FLAG: Final = 4
 _clock = SystemClock()
 
+# --- writers -------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class TaskResult(WriterCommitMessage):
-    """What a task tells the driver: who it was, and what it has parked at which broker."""
+    """What a task reports to the driver: its epoch, and the halves that it parked, by broker."""
 
     epoch: SinkEpoch
     row_count: int
-    home_broker: str = ""  # nothing: at least once, there is nothing to decide
+    home_broker: str = ""  # empty with at-least-once: there is nothing to decide
     parked_halves: dict[str, ParkedHalves] = field(default_factory=dict)
-    is_decided: bool = False  # in another life; nothing was sent
+    is_decided: bool = False  # an earlier run decided the epoch; nothing was sent
+
+
+def batch_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool
+) -> DataSourceArrowWriter:
+    """Return the writer of `df.write.save()`. Raises ConfigError."""
+    if overwrite:
+        raise ConfigError(
+            "a topic cannot be overwritten: use .mode('append'); old messages expire by themselves"
+        )
+    parsed = parse_write_options(options, is_stream=False)
+    check_columns(schema, parsed.topic)
+    return BatchWriter(parsed, effective_guarantee(parsed))
+
+
+def stream_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool
+) -> DataSourceStreamArrowWriter:
+    """Return the writer of `df.writeStream.start()`. Raises ConfigError."""
+    if overwrite:
+        raise ConfigError(
+            "messages cannot be taken back, so outputMode 'complete' is not possible: use "
+            ".outputMode('append'), or 'update' to send every change of an aggregate"
+        )
+    parsed = parse_write_options(options, is_stream=True)
+    check_columns(schema, parsed.topic)
+    return StreamWriter(parsed, effective_guarantee(parsed))
+
+
+def effective_guarantee(options: WriteOptions) -> str:
+    """Return the guarantee that was asked for, or the best that the brokers support.
+
+    Raises ConfigError if the brokers do not support what was asked for.
+    """
+    if options.guarantee == AT_LEAST_ONCE:
+        return AT_LEAST_ONCE
+    # The cache must not depend on options that do not matter here, such as the epoch.
+    connection_options = WriteOptions(
+        servers=options.servers,
+        access=options.access,
+        response_timeout_s=options.response_timeout_s,
+        group=options.group,
+        timeout_s=options.timeout_s,
+    )
+    if _supports_batch_decisions(connection_options):
+        return EXACTLY_ONCE
+    if options.guarantee == EXACTLY_ONCE:
+        raise ConfigError(
+            "guarantee=exactly-once needs EscrowMQ brokers, but one of these is Apache RocketMQ, "
+            "which cannot decide many messages at once. Use guarantee=at-least-once; consumers "
+            "recognise a repeated message by its id"
+        )
+    log.warning(
+        "not all brokers are EscrowMQ, writing at least once: after a failure, rows may be sent "
+        "twice, with the same message id; set guarantee=at-least-once to accept that servers=%s",
+        options.servers,
+    )
+    return AT_LEAST_ONCE
+
+
+@lru_cache(maxsize=16)
+def _supports_batch_decisions(options: WriteOptions) -> bool:
+    connections = BrokerConnections(options)
+    try:
+        return supports_batch_decisions(connections, options.group)
+    finally:
+        connections.close()
+
+
+class _Committer:
+    """The driver's part of both writers."""
+
+    def __init__(self, options: WriteOptions, guarantee: str) -> None:
+        self._options = options
+        self._guarantee = guarantee
+
+    def _commit(self, messages: Sequence[WriterCommitMessage | None], *, is_last: bool) -> None:
+        results = _task_results(messages)
+        if not results or not results[0].home_broker:
+            return
+        epoch, home_broker = results[0].epoch, results[0].home_broker
+        connections = BrokerConnections(self._options)
+        try:
+            if any(result.is_decided for result in results):
+                propagate_decision_again(connections, epoch, home_broker)
+            elif any(result.parked_halves for result in results):
+                parked_halves = [result.parked_halves for result in results]
+                decide(connections, epoch, home_broker, parked_halves, is_last=is_last)
+        finally:
+            connections.close()
+
+    def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Release the halves of a failed job early.
+
+        Without this they are rolled back as well, but only when another run registers.
+        """
+        results = _task_results(messages)
+        if not results or not results[0].home_broker:
+            return
+        connections = BrokerConnections(self._options)
+        try:
+            parked_halves = [result.parked_halves for result in results]
+            abandon(connections, results[0].epoch, results[0].home_broker, parked_halves)
+        finally:
+            connections.close()
+
+
+def _task_results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
+    """Return the results of the tasks that succeeded; Spark passes None for the others."""
+    return [message for message in messages if isinstance(message, TaskResult)]
+
+
+class BatchWriter(_Committer, DataSourceArrowWriter):
+    """Writes one epoch. The driver commits with the same object, so a random name is safe."""
+
+    def __init__(self, options: WriteOptions, guarantee: str) -> None:
+        super().__init__(options, guarantee)
+        run = uuid.uuid4().hex
+        self._is_named = bool(options.transactional_id)
+        sink = options.transactional_id or f"spark-batch-{run}"
+        self._epoch = SinkEpoch(sink, options.epoch or 0, run)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
+        return write(iterator, self._options, self._guarantee, self._epoch, current_task())
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        # A sink with a random name has no further epochs, so the brokers need not remember it.
+        self._commit(messages, is_last=not self._is_named)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._abort(messages)
+
+
+class StreamWriter(_Committer, DataSourceStreamArrowWriter):
+    """Writes the epochs of a query.
+
+    Spark creates it for every epoch, and again for the commit. Only `TaskResult`s pass from one
+    object to the other.
+    """
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
+        epoch = stream_epoch(self._options)
+        return write(iterator, self._options, self._guarantee, epoch, current_task())
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        self._commit(messages, is_last=False)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        self._abort(messages)
+
+
+# --- task ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class TaskId:
-    """Of a task in its job."""
-
     partition: int
     attempt: int
 
@@ -85,22 +235,25 @@ class TaskId:
 def current_task() -> TaskId:
     context = TaskContext.get()
     if context is None:
-        raise ConfigError("the sink writes in Spark's tasks; there is none here")
+        raise ConfigError("the sink can only write in a task of Spark")
     return TaskId(context.partitionId(), context.taskAttemptId())
 
 
 def stream_epoch(options: WriteOptions) -> SinkEpoch:
-    """Of the task that this is; the query's id is the sink's name if it has no other."""
+    """Return the epoch of the current task. Raises ConfigError.
+
+    The sink has the name `transactional.id`, or the id of the query.
+    """
     context = TaskContext.get()
-    found = [
+    properties = [
         context and context.getLocalProperty(name)
         for name in (_QUERY_ID_PROPERTY, _RUN_ID_PROPERTY, _BATCH_ID_PROPERTY)
     ]
-    query, run, number = found
+    query, run, number = properties
     if not query or not run or not number or not number.isdecimal():
         raise ConfigError(
             f"this Spark does not tell its tasks {_QUERY_ID_PROPERTY}, {_RUN_ID_PROPERTY} "
-            f"and {_BATCH_ID_PROPERTY} ({found}): "
+            f"and {_BATCH_ID_PROPERTY} ({properties}): "
             "the sink needs Spark 4.2 or 4.3, and a query that runs as micro-batches"
         )
     return SinkEpoch(options.transactional_id or query, int(number), run, query)
@@ -108,7 +261,7 @@ def stream_epoch(options: WriteOptions) -> SinkEpoch:
 
 @cache
 def _freeze_imports() -> None:
-    """What is imported stays: the worker looks through all of it after every task."""
+    """Exclude imported modules from garbage collection, which Spark runs after every task."""
     gc.freeze()
 
 
@@ -119,24 +272,28 @@ def write(
     epoch: SinkEpoch,
     task: TaskId,
 ) -> TaskResult:
+    """Send the rows of one task. With exactly-once they are parked until the driver commits.
+
+    Raises RowRefused, WriterFenced, RequestRefused, TransportError.
+    """
     _freeze_imports()
-    cluster = WriteCluster(options.servers, options.access, timeout_s=options.timeout_s)
-    brokers = BrokerConnections(cluster, options.timeout_s, options.in_flight_bytes)
+    connections = BrokerConnections(options)
     try:
         if guarantee != EXACTLY_ONCE:
-            return _send_all(batches, options, epoch, task, cluster, BatchSender(brokers, options))
-        registration = SinkRegistration(brokers, epoch)
+            return _send_all(batches, options, epoch, task, BatchSender(connections, options))
+        registration = SinkRegistration(connections, epoch)
         if registration.is_decided:
             for _ in batches:
-                pass  # to the end: a state store behind it wants its batch evaluated
+                pass  # evaluate all rows: a state store in the plan commits only then
             return TaskResult(epoch, 0, registration.home_broker, is_decided=True)
-        parker = TransactionalSender(brokers, options, registration, epoch, task)
         if options.topic:
-            for target in cluster.queues(options.topic):
-                registration.fence(target.broker)
-        return _send_all(batches, options, epoch, task, cluster, parker)
+            # Register at all brokers of the topic now, rather than between two sends.
+            for queue in connections.cluster.writable_queues(options.topic):
+                registration.fence(queue.broker)
+        sender = TransactionalSender(connections, options, registration, epoch, task)
+        return _send_all(batches, options, epoch, task, sender)
     finally:
-        brokers.close()
+        connections.close()
 
 
 def _send_all(
@@ -144,11 +301,10 @@ def _send_all(
     options: WriteOptions,
     epoch: SinkEpoch,
     task: TaskId,
-    cluster: WriteCluster,
     sender: BatchSender,
 ) -> TaskResult:
-    packer = BatchEncoder(
-        cluster.queues,
+    encoder = BatchEncoder(
+        sender.connections.cluster.writable_queues,
         options.topic,
         key_prefix(epoch.sink, epoch.number, task.partition),
         batch_bytes=options.batch_bytes,
@@ -157,19 +313,19 @@ def _send_all(
     )
     for batch in batches:
         if len(batch):
-            for packet in packer.add(read_rows(batch, packer.row_count)):
-                sender.send(packet)
-    for packet in packer.flush():
-        sender.send(packet)
+            for send_batch in encoder.add(read_rows(batch, encoder.row_count)):
+                sender.send(send_batch)
+    for send_batch in encoder.flush():
+        sender.send(send_batch)
     sender.flush()
-    return sender.result(epoch, packer.row_count)
+    return sender.result(epoch, encoder.row_count)
 
 
 class BatchSender:
-    """At least once: what is answered is stored."""
+    """Sends at least once: a message with a response is stored."""
 
     def __init__(self, connections: BrokerConnections, options: WriteOptions) -> None:
-        self._brokers = connections
+        self.connections = connections
         self._group = options.group
 
     def send(self, batch: SendBatch) -> None:
@@ -179,7 +335,8 @@ class BatchSender:
         self._send(batch, code, properties, is_batch=is_batch)
 
     def flush(self) -> None:
-        self._brokers.flush()
+        """Wait until everything is stored."""
+        self.connections.flush()
 
     def result(self, epoch: SinkEpoch, row_count: int) -> TaskResult:
         return TaskResult(epoch, row_count)
@@ -193,27 +350,27 @@ class BatchSender:
         is_batch: bool,
         sys_flag: int = 0,
     ) -> None:
-        target = batch.queue
-        fields = SendMessageV2(
+        queue = batch.queue
+        header = SendMessageV2(
             producer_group=self._group,
-            topic=target.topic,
+            topic=queue.topic,
             default_topic=TEMPLATE_TOPIC,
             default_topic_queue_nums=CREATED_QUEUES,
-            queue_id=target.queue_id,
+            queue_id=queue.queue_id,
             sys_flag=sys_flag,
             born_timestamp=_clock.now_ms(),
             properties=properties,
             batch=is_batch,
-            broker_name=target.broker,
+            broker_name=queue.broker,
             bulk=is_batch or None,
         )
-        self._brokers.connection(target.broker).send(
-            code, fields, batch.body_parts, batch.body_bytes
+        self.connections.pipeline(queue.broker).send(
+            code, header, batch.body_parts, batch.body_bytes
         )
 
 
 class TransactionalSender(BatchSender):
-    """Exactly once: each packet is one half of this attempt."""
+    """Parks every batch as one half message of this attempt."""
 
     def __init__(
         self,
@@ -235,157 +392,19 @@ class TransactionalSender(BatchSender):
         )
 
     def send(self, batch: SendBatch) -> None:
-        name = batch.queue.broker
+        broker = batch.queue.broker
         key = f"{self._key_prefix}{self._batch_count:08X}"
-        fence = self._registration.fence(name)
-        text = f"{self._properties}ESCROW_FENCE\x01{fence}\x02UNIQ_KEY\x01{key}\x02"
+        fence = self._registration.fence(broker)
+        properties = f"{self._properties}ESCROW_FENCE\x01{fence}\x02UNIQ_KEY\x01{key}\x02"
         code = RequestCode.SEND_BATCH_MESSAGE
-        self._send(batch, code, text, is_batch=True, sys_flag=_PREPARED_SYS_FLAG)
+        self._send(batch, code, properties, is_batch=True, sys_flag=_PREPARED_SYS_FLAG)
         self._batch_count += 1
-        self._counts_by_broker[name] = self._counts_by_broker.get(name, 0) + 1
+        self._counts_by_broker[broker] = self._counts_by_broker.get(broker, 0) + 1
 
     def result(self, epoch: SinkEpoch, row_count: int) -> TaskResult:
         fence = self._registration.fence
-        parked = {
-            name: ParkedHalves(fence(name), self._attempt, count)
-            for name, count in self._counts_by_broker.items()
+        parked_halves = {
+            broker: ParkedHalves(fence(broker), self._attempt, count)
+            for broker, count in self._counts_by_broker.items()
         }
-        return TaskResult(epoch, row_count, self._registration.home_broker, parked)
-
-
-log = logging.getLogger(__name__)
-
-
-def batch_writer(
-    options: Mapping[str, str], schema: StructType, overwrite: bool
-) -> DataSourceArrowWriter:
-    if overwrite:
-        raise ConfigError(
-            "a topic cannot be overwritten: use .mode('append'); old messages expire by themselves"
-        )
-    found = parse_write_options(options, is_stream=False)
-    check_columns(schema, found.topic)
-    return BatchWriter(found, effective_guarantee(found))
-
-
-def stream_writer(
-    options: Mapping[str, str], schema: StructType, overwrite: bool
-) -> DataSourceStreamArrowWriter:
-    if overwrite:
-        raise ConfigError(
-            "a topic only grows: use .outputMode('append'), or 'update' for aggregates whose "
-            "every change is a message; 'complete' would have to take messages back"
-        )
-    found = parse_write_options(options, is_stream=True)
-    check_columns(schema, found.topic)
-    return StreamWriter(found, effective_guarantee(found))
-
-
-def effective_guarantee(options: WriteOptions) -> str:
-    """What is asked for, or the best that the brokers can do."""
-    if options.guarantee == AT_LEAST_ONCE:
-        return AT_LEAST_ONCE
-    if _supports_batch_decisions(options.servers, options.access, options.group, options.timeout_s):
-        return EXACTLY_ONCE
-    if options.guarantee == EXACTLY_ONCE:
-        raise ConfigError(
-            "guarantee=exactly-once needs EscrowMQ brokers, and one of these is none: Apache "
-            "RocketMQ cannot decide many messages at once, nor twice the same. Set "
-            "guarantee=at-least-once; each message's id then tells a double from a new one"
-        )
-    log.warning(
-        "not all brokers behind %s are EscrowMQ: writing at least once. After a failure rows may "
-        "be there twice, with the same message id. Say so with guarantee=at-least-once",
-        options.servers,
-    )
-    return AT_LEAST_ONCE
-
-
-@lru_cache(maxsize=16)
-def _supports_batch_decisions(
-    servers: str, access: SparkAccess, group: str, timeout_s: float
-) -> bool:
-    brokers = BrokerConnections(WriteCluster(servers, access, timeout_s=timeout_s), timeout_s)
-    try:
-        return supports_batch_decisions(brokers, group)
-    finally:
-        brokers.close()
-
-
-class _Committer:
-    """What batch and stream have in common: the driver's side."""
-
-    def __init__(self, options: WriteOptions, guarantee: str) -> None:
-        self._options = options
-        self._guarantee = guarantee
-
-    def _commit(self, messages: Sequence[WriterCommitMessage | None], *, is_last: bool) -> None:
-        written = _task_results(messages)
-        if not written or not written[0].home_broker:
-            return
-        epoch, home = written[0].epoch, written[0].home_broker
-        brokers = self._connect()
-        try:
-            if any(one.is_decided for one in written):
-                propagate_decision_again(brokers, epoch, home)
-            elif any(one.parked_halves for one in written):
-                decide(
-                    brokers, epoch, home, [one.parked_halves for one in written], is_last=is_last
-                )
-        finally:
-            brokers.close()
-
-    def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """A courtesy: what is not decided is rolled back anyway once another run registers."""
-        written = _task_results(messages)
-        if not written or not written[0].home_broker:
-            return
-        brokers = self._connect()
-        try:
-            parked = [one.parked_halves for one in written]
-            abandon(brokers, written[0].epoch, written[0].home_broker, parked)
-        finally:
-            brokers.close()
-
-    def _connect(self) -> BrokerConnections:
-        options = self._options
-        cluster = WriteCluster(options.servers, options.access, timeout_s=options.timeout_s)
-        return BrokerConnections(cluster, options.timeout_s)
-
-
-def _task_results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
-    return [message for message in messages if isinstance(message, TaskResult)]
-
-
-class BatchWriter(_Committer, DataSourceArrowWriter):
-    """One epoch. Its name is made here, once: the driver commits with this very object."""
-
-    def __init__(self, options: WriteOptions, guarantee: str) -> None:
-        super().__init__(options, guarantee)
-        run = uuid.uuid4().hex
-        self._is_named = bool(options.transactional_id)
-        sink = options.transactional_id or f"spark-batch-{run}"
-        self._epoch = SinkEpoch(sink, options.epoch or 0, run)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
-        return write(iterator, self._options, self._guarantee, self._epoch, current_task())
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._commit(messages, is_last=not self._is_named)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._abort(messages)
-
-
-class StreamWriter(_Committer, DataSourceStreamArrowWriter):
-    """Made anew for every epoch, and once more for its commit: only messages go between them."""
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
-        epoch = stream_epoch(self._options)
-        return write(iterator, self._options, self._guarantee, epoch, current_task())
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self._commit(messages, is_last=False)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self._abort(messages)
+        return TaskResult(epoch, row_count, self._registration.home_broker, parked_halves)

@@ -227,7 +227,7 @@ def test_the_command_ends_with_zero_if_nothing_differs(
     [
         (["--ledger", "/nowhere", "--database", "sqlite:///{bob}"], "no ledger in /nowhere"),
         (["--ledger", "{ledger}", "--database", "sqlite:////no.db"], "there is no file /no.db"),
-        (["--ledger", "{ledger}", "--database", "bob"], "give an address"),
+        (["--ledger", "{ledger}", "--database", "bob"], "use an address"),
         (
             ["--ledger", "{ledger}", "--database", "sqlite:///{empty}"],
             "no database has a table escrowmq_marker or escrowmq_inbox",

@@ -1,20 +1,22 @@
-"""Options: every name is known or refused with a hint, every value is read or refused."""
+"""Options of a read: an unknown name is refused with a hint, an invalid value with a reason."""
 
 from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from escrowmq.client.access import NO_ACCESS, Access
+from escrowmq.client.messages import MessageQueue
 from escrowmq.errors import InvalidOption
 from escrowmq.spark import options as read
-from escrowmq.spark.offsets import QueueKey, SymbolicOffset, from_nested, to_nested
+from escrowmq.spark.offsets import QueueTimes, SymbolicOffset, from_nested, to_nested
 from escrowmq.spark.options import (
     SERVERS,
+    TIMEOUT_MS,
     Option,
-    SparkAccess,
+    Options,
     int_between,
     parse_access,
     parse_options,
@@ -24,12 +26,12 @@ from escrowmq.spark.options import (
 GIVEN = {"servers": "s:1", "subscribe": "orders"}
 
 
-def chosen(given: dict[str, str] | None = None, *, is_stream: bool = False) -> Any:
+def parsed(given: dict[str, str] | None = None, *, is_stream: bool = False) -> Options:
     return parse_read_options({**GIVEN, **(given or {})}, is_stream=is_stream)
 
 
-def test_names_are_found_in_any_case_and_by_their_old_names() -> None:
-    old = {
+def test_names_may_have_any_case_and_be_aliases() -> None:
+    aliases = {
         "nameserver": "s:1",
         "TOPIC": "orders,  paid",
         "subexpression": "a || b",
@@ -37,25 +39,25 @@ def test_names_are_found_in_any_case_and_by_their_old_names() -> None:
         "pullbatchsize": "32",
         "checkpointLocation": "anywhere",
     }
-    found = parse_read_options(old, is_stream=False)
+    found = parse_read_options(aliases, is_stream=False)
     assert (found[SERVERS], found[read.SUBSCRIBE]) == ("s:1", ["orders", "paid"])
     assert (found[read.TAGS], found[read.PULL_BATCH_SIZE]) == ("a || b", 32)
-    assert parse_access(found).timeout_s == 5.0
+    assert found[TIMEOUT_MS] == 5000
     assert pickle.loads(pickle.dumps(found))[SERVERS] == "s:1"
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("given", "reason"),
     [
         ({"subscribes": "a"}, "no option 'subscribes'; did you mean subscribe?"),
         ({"startingOfsets": "earliest"}, "did you mean startingOffsets?"),
-        ({"topic": "other"}, "subscribe is there twice"),
-        ({"failOnDataLoss": "maybe"}, "failOnDataLoss 'maybe': true or false"),
-        ({"minPartitions": "0"}, "it must be 1 at least"),
+        ({"topic": "other"}, "subscribe is given twice"),
+        ({"failOnDataLoss": "maybe"}, "failOnDataLoss 'maybe': expected true or false"),
+        ({"minPartitions": "0"}, "the minimum is 1"),
         ({"minPartitions": "two"}, "a whole number"),
         ({"mode": "all"}, "one of messages, transactions"),
         ({"startingOffsets": "first"}, "earliest, latest, or JSON"),
-        ({"startingOffsets": "{"}, "no JSON"),
+        ({"startingOffsets": "{"}, "invalid JSON"),
         ({"startingOffsets": '{"t": 3}'}, "topic.*broker"),
         ({"startingOffsets": '{"t": {"b": {"0": 1.5}}}'}, "topic.*broker"),
         ({"startingOffsets": '{"t": {"b": {"0": -3}}}'}, "-1 for the latest"),
@@ -63,43 +65,45 @@ def test_names_are_found_in_any_case_and_by_their_old_names() -> None:
         ({"startingOffsets": "latest"}, "would be empty"),
         ({"endingOffsets": "earliest"}, "would be empty"),
         ({"subscribePattern": ".*"}, "there is subscribe and subscribePattern"),
-        ({"mode": "transactions"}, "leave subscribe out"),
+        ({"mode": "transactions"}, "remove subscribe"),
         ({"tags": "a", "sql": "b > 1"}, "not both"),
         ({"maxOffsetsPerTrigger": "5"}, "for a stream only"),
-        ({"path": "/d"}, "servers does not go with path"),
-        ({"accessKey": "a"}, "go together"),
+        ({"path": "/d"}, "servers cannot be used with path"),
+        ({"accessKey": "a"}, "belong together"),
     ],
 )
-def test_a_wrong_option_says_what_is_wrong_with_it(given: dict[str, str], why: str) -> None:
-    with pytest.raises(InvalidOption, match=why.replace("?", r"\?")):
-        parse_access(chosen(given))
+def test_an_invalid_option_is_refused_with_a_reason(given: dict[str, str], reason: str) -> None:
+    with pytest.raises(InvalidOption, match=reason.replace("?", r"\?")):
+        parse_access(parsed(given))
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("given", "reason"),
     [
         ({"endingOffsets": "latest"}, "for a batch only"),
-        ({"reportOffsets": "true"}, "needs a group"),
-        ({"path": "/d"}, "read in a batch"),
+        ({"reportOffsets": "true"}, "needs the group"),
+        ({"path": "/d"}, "only be read in a batch"),
     ],
 )
-def test_a_stream_refuses_what_does_not_fit_it(given: dict[str, str], why: str) -> None:
-    with pytest.raises(InvalidOption, match=why):
-        chosen(given, is_stream=True)
+def test_a_stream_refuses_options_of_a_batch(given: dict[str, str], reason: str) -> None:
+    with pytest.raises(InvalidOption, match=reason):
+        parsed(given, is_stream=True)
 
 
 @pytest.mark.parametrize("given", [{}, {"servers": "s:1"}, {"subscribe": "a"}])
-def test_what_is_missing_is_named(given: dict[str, str]) -> None:
+def test_a_missing_option_is_named(given: dict[str, str]) -> None:
     with pytest.raises(InvalidOption, match=r"servers is missing|none of them"):
         parse_read_options(given, is_stream=False)
 
 
-def test_a_time_counts_more_than_offsets() -> None:
-    found = chosen({"startingTimestamp": "5", "startingOffsets": "earliest"})
-    assert read.start_position(found, is_stream=False).time_ms_of(QueueKey("t", "b", 0)) == 5
-    assert read.start_position(chosen(), is_stream=False) is SymbolicOffset.EARLIEST
-    assert read.start_position(chosen(is_stream=True), is_stream=True) is SymbolicOffset.LATEST
-    assert read.end_position(chosen()) is SymbolicOffset.LATEST
+def test_a_time_takes_precedence_over_offsets() -> None:
+    options = parsed({"startingTimestamp": "5", "startingOffsets": "earliest"})
+    start = read.start_position(options, is_stream=False)
+    assert isinstance(start, QueueTimes)
+    assert start.time_ms_of(MessageQueue("t", "b", 0)) == 5
+    assert read.start_position(parsed(), is_stream=False) is SymbolicOffset.EARLIEST
+    assert read.start_position(parsed(is_stream=True), is_stream=True) is SymbolicOffset.LATEST
+    assert read.end_position(parsed()) is SymbolicOffset.LATEST
 
 
 def test_every_option_is_in_the_manual() -> None:
@@ -116,7 +120,11 @@ def test_a_secret_is_not_repeated_in_an_error() -> None:
 
 
 def test_offsets_are_written_sorted_and_read_back() -> None:
-    offsets = {QueueKey("b", "x", 10): 1, QueueKey("b", "x", 9): 2, QueueKey("a", "y", 0): 3}
+    offsets = {
+        MessageQueue("b", "x", 10): 1,
+        MessageQueue("b", "x", 9): 2,
+        MessageQueue("a", "y", 0): 3,
+    }
     written = to_nested(offsets)
     assert list(written) == ["a", "b"]
     assert list(written["b"]["x"]) == ["9", "10"]
@@ -124,9 +132,10 @@ def test_offsets_are_written_sorted_and_read_back() -> None:
 
 
 def test_a_request_is_signed_over_its_sorted_values_and_body() -> None:
-    access = SparkAccess(access_key="key", secret_key="secret")
-    signed = access.sign({"b": "2", "a": "1"}, b"body")
+    sign = Access(access_key="key", secret_key="secret").signer()
+    assert sign is not None
+    signed = sign({"b": "2", "a": "1"}, b"body")
     assert signed["AccessKey"] == "key"
     # printf key12body | openssl dgst -sha1 -hmac secret -binary | base64; upper case sorts first.
     assert signed["Signature"] == "RO+2E9a0n4A4OVx5POCCEy+V7cw="
-    assert SparkAccess().sign({"a": "1"}, b"") == {"a": "1"}
+    assert NO_ACCESS.signer() is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrowmq.spark.offsets import QueueKey
+from escrowmq.client.messages import MessageQueue
 from escrowmq.spark.planning import LARGE_TASK_BYTES, MIN_TASK_BYTES, TaskSizing, split_ranges
 from escrowmq.spark.range_pull import QueueRange
 
@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 def piece(queue_id: int, begin: int, end: int) -> QueueRange:
-    return QueueRange(QueueKey("t", "b", queue_id), "b:1", begin, end)
+    return QueueRange(MessageQueue("t", "b", queue_id), "b:1", begin, end)
 
 
 def test_a_little_data_is_one_task_and_much_is_twice_the_cores() -> None:
@@ -33,7 +33,7 @@ def test_one_hot_queue_uses_every_core() -> None:
 
 
 def test_large_messages_weigh_more() -> None:
-    small, large = QueueKey("t", "b", 0), QueueKey("t", "b", 1)
+    small, large = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)
     sizes = {small: 100.0, large: 1_000_000.0}
     tasks = split_ranges([piece(0, 0, 1000), piece(1, 0, 100)], TaskSizing(cores=2), sizes)
     assert [sum(p.end - p.begin for p in task if p.queue == large) for task in tasks] == [50, 50]

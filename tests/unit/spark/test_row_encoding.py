@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
+from escrowmq.client.messages import MessageQueue
 from escrowmq.errors import RowRefused
 from escrowmq.message.batch import decode_batch
 from escrowmq.message.keys import java_hash
@@ -14,15 +15,14 @@ from escrowmq.message.properties import decode_properties
 from escrowmq.spark.row_encoding import (
     MAX_MESSAGE_BYTES,
     BatchEncoder,
-    QueueAddress,
     RowBatch,
     SendBatch,
     key_prefix,
 )
 
 
-def queues(topic: str) -> list[QueueAddress]:
-    return [QueueAddress(topic, "b", "h:1", at) for at in range(4)]
+def queues(topic: str) -> list[MessageQueue]:
+    return [MessageQueue(topic, "b", queue_id) for queue_id in range(4)]
 
 
 def a_packer(*, topic: str = "t", batch_bytes: int = 500, alone: bool = False) -> BatchEncoder:
