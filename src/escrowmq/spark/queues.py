@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from escrowmq.admin.cluster import Cluster
+from escrowmq.admin.cluster import Cluster, masters
 from escrowmq.client.access import Access
 from escrowmq.client.messages import MessageQueue
 from escrowmq.client.sync_connection import DEFAULT_TIMEOUT_S, OutgoingRequest
@@ -24,6 +24,7 @@ from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import InvalidOption, NoRoute, NotSent, RequestRefused, TransportError
 from escrowmq.message import names
 from escrowmq.parsing import did_you_mean
+from escrowmq.remoting.bodies import ClusterInfo, decode_body
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.connection import Reply
 from escrowmq.remoting.headers import (
@@ -271,27 +272,21 @@ class WriteCluster(Cluster):
     def broker_addresses(self, required: str = "") -> dict[str, str]:
         """Return the addresses of the masters by name, sorted by name.
 
-        Wait until the broker `required` is among them, or any if that is empty. Raises NotSent.
+        Wait until the broker `required` is among them, or any if that is empty. Raises NotSent,
+        RequestRefused.
         """
         deadline_s = self._clock.elapsed_s() + self._wait_s
         while True:
-            reason = ""
-            addresses: dict[str, str] = {}
-            try:
-                addresses = dict(self.brokers(fresh=True))
-            except TransportError as error:
-                reason = str(error)
+            reply = self._wait_for(
+                lambda: self.call_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
+            )
+            addresses = dict(masters(decode_body(ClusterInfo, reply.body)))
             if required in addresses or (addresses and not required):
                 return addresses
             if self._clock.elapsed_s() + _RETRY_DELAY_S > deadline_s:
-                if addresses:
-                    raise NotSent(
-                        f"{';'.join(self.servers)} knows no broker {required}: start it, then run "
-                        "the job again. If it holds decisions of a sink, no other can replace it"
-                    )
                 raise NotSent(
-                    f"no name server knows a broker ({reason}): check option servers, and that a "
-                    "name server and a broker run"
+                    f"{';'.join(self.servers)} knows no broker {required}: start it, then run the "
+                    "job again. If it holds decisions of a sink, no other broker can replace it"
                 )
             _sleep(_RETRY_DELAY_S)
 

@@ -155,7 +155,7 @@ def test_offsets_that_are_not_there_are_refused_or_cut(served: Served, client: C
     client.create_topic("short", queues=1)
     send(client, "short", 3, queues=1)
     beyond = json.dumps({"short": {"broker-a": {"0": 9}}})
-    with pytest.raises(DataLost, match="there are 0 to 3"):
+    with pytest.raises(DataLost, match="only 0 to 3 exist"):
         read(served, subscribe="short", endingOffsets=beyond)
     assert len(read(served, subscribe="short", endingOffsets=beyond, failOnDataLoss=False)) == 3
     strange = json.dumps({"short": {"broker-a": {"7": 0}}})
@@ -171,7 +171,9 @@ def test_what_cannot_be_asked_for_is_said(served: Served, client: Client) -> Non
     with pytest.raises(RequestRefused, match="SQL92"):
         read(served, subscribe="orders", sql="a > 1")
     [port] = free_ports(1)
-    with pytest.raises(NotSent, match=rf"option servers.*127.0.0.1:{port} cannot be reached"):
+    with pytest.raises(
+        NotSent, match=rf"no name server answers: 127.0.0.1:{port} cannot be reached"
+    ):
         read(served, servers=f"127.0.0.1:{port}", subscribe="orders")
     with pytest.raises(InvalidOption, match="there is no queue"):
         read(served, assign='{"orders": {"broker-a": [5]}}')
@@ -350,7 +352,7 @@ def test_a_range_that_is_gone_fails_the_stream_or_is_left_out(
     stream = Stream(served, subscribe="gone")
     nothing: Any = {"first": {}, "next": {}}
     beyond = {"first": {"gone": {"broker-a": {"0": 1}}}, "next": {"gone": {"broker-a": {"0": 8}}}}
-    with pytest.raises(DataLost, match="wanted are 1 to 8, there are 0 to 3"):
+    with pytest.raises(DataLost, match="messages 1 to 8 are requested, but only 0 to 3 exist"):
         stream.rows(nothing, beyond)
     elsewhere = {"first": {}, "next": {"gone": {"broker-z": {"0": 8}}}}
     with pytest.raises(DataLost, match="broker-z:0 is gone"):

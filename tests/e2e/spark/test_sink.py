@@ -91,11 +91,11 @@ def test_a_driver_that_was_thought_dead_can_do_no_harm(served: Served, topic: st
     query = Query(served.namesrv_address, topic)
     asleep = query.task("r1", 0, numbers(0, 50))
     alive = query.task("r2", 0, numbers(0, 50))
-    with pytest.raises(WriterFenced, match="running twice"):
+    with pytest.raises(WriterFenced, match="run twice"):
         query.commit(0, asleep)
     query.abort(0, asleep)  # Spark does that: the living one must not suffer
     query.commit(0, alive)
-    with pytest.raises(WriterFenced, match="running twice"):
+    with pytest.raises(WriterFenced, match="run twice"):
         query.task("r1", 1, numbers(50, 60))
     query.commit(1, query.task("r2", 1, numbers(50, 60)))
     assert_rows(served, topic, numbers(0, 60))
@@ -206,7 +206,7 @@ def test_at_least_once_a_repeated_row_has_the_same_id(served: Served, topic: str
 def test_errors_say_what_to_do(served: Served, topic: str) -> None:
     with pytest.raises(ConfigError, match=r"use .mode"):
         batch_writer({"servers": served.namesrv_address, "topic": topic}, BODY, True)
-    with pytest.raises(ConfigError, match="a topic only grows"):
+    with pytest.raises(ConfigError, match="outputMode 'complete' is not possible"):
         stream_writer({"servers": served.namesrv_address, "topic": topic}, BODY, True)
     with pytest.raises(NotSent, match="check option servers"):
         stream_writer({"servers": "127.0.0.1:1", "topic": topic, "timeout": "1"}, BODY, False)
@@ -259,7 +259,7 @@ def test_an_epoch_on_two_brokers_is_finished_by_whoever_comes_next(
     assert set(message.parked_halves) == {"broker-a", "broker-b"}
     assert message.home_broker == "broker-a"
     hasty = query.writer()
-    with other.frozen(), pytest.raises(OutcomeUnknown, match="timed out"):
+    with other.frozen(), pytest.raises(OutcomeUnknown, match="no response to"):
         hasty.commit([message], 0)  # decided at home, and the other one does not answer
     query.abort(0, message)
     half = rows_at(home)
@@ -275,7 +275,7 @@ def test_the_next_epoch_finishes_the_last_one_first(pair: tuple[Served, Served, 
     home, other, servers = pair
     message = Query(servers, "t").task("r1", 0, numbers(0, 100))
     hasty = Query(servers, "t", timeout="2").writer()
-    with other.frozen(), pytest.raises(OutcomeUnknown, match="timed out"):
+    with other.frozen(), pytest.raises(OutcomeUnknown, match="no response to"):
         hasty.commit([message], 0)
     assert rows_at(home)
     query = Query(servers, "t")
@@ -305,7 +305,7 @@ def test_an_epoch_that_needs_one_broker_does_not_forget_the_other(
     named = {"transactional.id": "job"}
     message = Query(servers, "t", **named).task("r1", 0, numbers(0, 100))
     hasty = Query(servers, "t", timeout="2", **named).writer()
-    with other.frozen(), pytest.raises(OutcomeUnknown, match="timed out"):
+    with other.frozen(), pytest.raises(OutcomeUnknown, match="no response to"):
         hasty.commit([message], 0)
     later = Query(servers, "at-home", **named)
     later.commit(1, later.task("r2", 1, numbers(0, 10)))
