@@ -171,9 +171,7 @@ def test_what_cannot_be_asked_for_is_said(served: Served, client: Client) -> Non
     with pytest.raises(RequestRefused, match="SQL92"):
         read(served, subscribe="orders", sql="a > 1")
     [port] = free_ports(1)
-    with pytest.raises(
-        NotSent, match=rf"no name server answers: 127.0.0.1:{port} cannot be reached"
-    ):
+    with pytest.raises(NotSent, match=rf"no name server.*127.0.0.1:{port} cannot be reached"):
         read(served, servers=f"127.0.0.1:{port}", subscribe="orders")
     with pytest.raises(InvalidOption, match="there is no queue"):
         read(served, assign='{"orders": {"broker-a": [5]}}')

@@ -1,4 +1,4 @@
-"""What pipelines do before and beside Spark: plans, progress, directories, the command line."""
+"""What pipelines do without Spark: plans, progress, tables, arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.brokers import free_ports
 MINUTE = 60_000
 
 
-def test_minutes_are_put_together_and_cut() -> None:
+def test_minutes_are_merged_and_split_into_chunks() -> None:
     minutes = [(0, 4), (MINUTE, 5), (3 * MINUTE, 2), (4 * MINUTE, 25)]
     assert split_into_chunks(minutes, 10) == [
         ReplayChunk(0, 3 * MINUTE, 9),
@@ -31,16 +31,16 @@ def test_minutes_are_put_together_and_cut() -> None:
     assert split_into_chunks([], 10) == []
 
 
-def test_a_replay_without_a_name_is_called_by_what_it_does() -> None:
-    one = ReplayRequest("a", "n:1", "t", where="tags = 'a'")
+def test_the_default_name_of_a_replay_depends_on_what_it_does() -> None:
+    request = ReplayRequest("a", "n:1", "t", where="tags = 'a'")
     assert (
-        one.effective_name()
+        request.effective_name()
         == ReplayRequest("a", "other:1", "t", where="tags = 'a'", rate=7).effective_name()
     )
-    assert one.effective_name() != ReplayRequest("a", "n:1", "t").effective_name()
+    assert request.effective_name() != ReplayRequest("a", "n:1", "t").effective_name()
 
 
-def test_lag_and_time_left_are_told() -> None:
+def test_progress_shows_lag_and_remaining_time() -> None:
     ends = {"next": {"t": {"b": {"0": 5, "1": 9}}}}
     latest = {"next": {"t": {"b": {"0": 7, "1": 9, "2": 3}}}}
     assert query_lag([{"endOffset": json.dumps(ends), "latestOffset": latest}]) == 5
@@ -56,7 +56,7 @@ def test_lag_and_time_left_are_told() -> None:
     }
 
 
-def test_a_directory_is_one_thing_and_has_one_writer(tmp_path: Path) -> None:
+def test_a_directory_holds_one_kind_of_table_and_has_one_writer(tmp_path: Path) -> None:
     table = ParquetTable(tmp_path / "t", "a test")
     with (
         table.write_lock(),
@@ -76,7 +76,7 @@ def test_a_directory_is_one_thing_and_has_one_writer(tmp_path: Path) -> None:
         pass
 
 
-def test_what_was_replaced_stays_for_those_who_read_it(tmp_path: Path) -> None:
+def test_replaced_parts_are_deleted_after_the_retention(tmp_path: Path) -> None:
     clock = ManualClock()
     table = ParquetTable(tmp_path, "a test", clock)
     old = table.parts_directory / "part=0"
@@ -96,22 +96,24 @@ def run(*arguments: str) -> BaseException | None:
     return CliRunner().invoke(cli, ["pipeline", *arguments], standalone_mode=False).exception
 
 
-def test_bad_arguments_are_told_before_spark_is_started(
+def test_invalid_arguments_are_reported_before_spark_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [port] = free_ports(1)
-    nobody, out = ("-n", f"127.0.0.1:{port}"), ("--out", str(tmp_path / "out"))
+    unreachable, out = ("-n", f"127.0.0.1:{port}"), ("--out", str(tmp_path / "out"))
     errors = {
-        "no name server answers": run("ledger", *nobody, *out),
-        "cluster (-n) or from files": run("ledger", *out),
+        "no name server answers": run("ledger", *unreachable, *out),
+        "give a cluster with -n, or files with --path": run("ledger", *out),
         "--follow needs -n": run("ledger", "--path", "x", "--follow", *out),
-        "is not a time": run("replay", "--from", "x", *nobody, "--topic", "t", "--since", "noon"),
-        "NAME=VALUE": run("archive", *nobody, "--topic", "t", *out, "-o", "tls"),
+        "is not a time": run(
+            "replay", "--from", "x", *unreachable, "--topic", "t", "--since", "noon"
+        ),
+        "NAME=VALUE": run("archive", *unreachable, "--topic", "t", *out, "-o", "tls"),
     }
     for text, error in errors.items():
         assert text in str(error), errors
     assert isinstance(errors["no name server answers"], NotSent)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    missing = run("archive", *nobody, "--topic", "t", *out)
+    missing = run("archive", *unreachable, "--topic", "t", *out)
     assert isinstance(missing, SparkNotAvailable)
     assert isinstance(missing, EscrowError)
