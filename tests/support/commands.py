@@ -1,17 +1,21 @@
-"""`escrowmq …` in this process: what it printed, and how it ended. A process each would be slow."""
+"""Run `escrowmq …` in this process, which is faster than a process each, or on a terminal."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
+import pty
+import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, NamedTuple
 
 from escrowmq.cli.main import main
+from tests.support.brokers import COMMAND, WAIT_S
 
 
-class Ran(NamedTuple):
+class CommandResult(NamedTuple):
     code: int
     out: str
     err: str
@@ -25,18 +29,38 @@ class Ran(NamedTuple):
         return self.out.splitlines()
 
 
-def run(*arguments: str, stdin: bytes = b"") -> Ran:
-    """Nobody is there to confirm anything."""
+def run(*arguments: str, stdin: bytes = b"") -> CommandResult:
+    """Run a command in this process. Standard input is not a terminal, so nothing is confirmed."""
     out, err = io.StringIO(), io.StringIO()
-    kept = sys.argv, sys.stdin
+    saved = sys.argv, sys.stdin
     sys.argv = ["escrowmq", *arguments]
     sys.stdin = io.TextIOWrapper(io.BytesIO(stdin))
     code: Any = 0
     try:
         with redirect_stdout(out), redirect_stderr(err):
             main()
-    except SystemExit as ended:
-        code = ended.code
+    except SystemExit as error:
+        code = error.code
     finally:
-        sys.argv, sys.stdin = kept
-    return Ran(int(code or 0), out.getvalue(), err.getvalue())
+        sys.argv, sys.stdin = saved
+    return CommandResult(int(code or 0), out.getvalue(), err.getvalue())
+
+
+def run_on_terminal(*arguments: str, answer: str = "") -> str:
+    """Run a command on a pseudo-terminal, type the answer, and return what the screen showed."""
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [COMMAND, *arguments], stdin=terminal, stdout=terminal, stderr=terminal
+    )
+    os.close(terminal)
+    os.write(controller, f"{answer}\n".encode())
+    screen = b""
+    try:
+        while chunk := os.read(controller, 4096):
+            screen += chunk
+    except OSError:
+        pass  # Linux reports the end of the other side as an error
+    finally:
+        os.close(controller)
+    process.wait(WAIT_S)
+    return screen.decode()

@@ -1,16 +1,13 @@
-"""`escrowmq transaction …` against a real broker: what is pending, why, and decisions by hand."""
+"""`escrowmq transaction …` against a real broker: list, explain, and decide by hand."""
 
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import socket
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,8 @@ import pytest
 
 from tests.interop.remoting import COMMIT, ROLLBACK, UNKNOWN, Client, Sent
 from tests.support.brokers import COMMAND, WAIT_S, Served, free_ports
+from tests.support.commands import run_on_terminal
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +37,7 @@ def run(served: Served | None, *arguments: str) -> subprocess.CompletedProcess[s
     )
 
 
-def listed(served: Served, *filters: str) -> list[dict[str, Any]]:
+def list_json(served: Served, *filters: str) -> list[dict[str, Any]]:
     result = run(served, "list", "--json", *filters)
     assert (result.returncode, result.stderr) == (0, "")
     found = json.loads(result.stdout)
@@ -46,33 +45,27 @@ def listed(served: Served, *filters: str) -> list[dict[str, Any]]:
     return found
 
 
-def ids(served: Served, *filters: str) -> list[str]:
-    return [entry["transaction_id"] for entry in listed(served, *filters)]
+def list_ids(served: Served, *filters: str) -> list[str]:
+    return [entry["transaction_id"] for entry in list_json(served, *filters)]
 
 
-def explained(served: Served, name: str) -> str:
+def explain(served: Served, name: str) -> str:
     result = run(served, "explain", name)
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout
 
 
-def shown(served: Served, name: str) -> dict[str, Any]:
+def show_json(served: Served, name: str) -> dict[str, Any]:
     result = run(served, "show", name, "--json")
     assert (result.returncode, result.stderr) == (0, "")
     return dict(json.loads(result.stdout))
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < deadline_s, "it never came to that"
 
 
 def park(client: Client, key: str, topic: str = "orders", group: str = "pay") -> Sent:
     return client.send_half(topic, b"of " + key.encode(), {"UNIQ_KEY": key}, group=group)
 
 
-def delivered(client: Client, topic: str = "orders") -> list[bytes]:
+def pull_bodies(client: Client, topic: str = "orders") -> list[bytes]:
     return [record.body for record in client.pull_all(topic, 0)]
 
 
@@ -92,7 +85,7 @@ def hasty(tmp_path: Path) -> Iterator[Served]:
 
 
 def test_a_list_has_the_promised_shape_and_filters(patient: Served) -> None:
-    assert listed(patient) == []
+    assert list_json(patient) == []
     assert run(patient, "list").stdout == "no transactions\n"
     with patient.client() as client:
         park(client, "A")
@@ -100,22 +93,22 @@ def test_a_list_has_the_promised_shape_and_filters(patient: Served) -> None:
         park(client, "C", group="ship")
         client.end_transaction(park(client, "D"), COMMIT, topic="orders", group="pay")
         client.end_transaction(park(client, "E"), ROLLBACK, topic="orders", group="pay")
-    first = listed(patient)[0]
+    first = list_json(patient)[0]
     promised = ("transaction_id", "group", "topic", "state", "checks")
     assert [first[name] for name in promised] == ["A", "pay", "orders", "open", 0]
     assert ISO.fullmatch(first["parked_at"])
     assert ISO.fullmatch(first["next_due"])
     assert first["next_due"] > first["parked_at"]
-    assert ids(patient) == ["A", "B", "C"]
-    assert ids(patient, "--topic", "orders") == ["A", "C"]
-    assert ids(patient, "--group", "pay") == ["A", "B"]
-    assert ids(patient, "--group", "pay", "--topic", "bills") == ["B"]
-    assert ids(patient, "--older-than", "10m") == []
-    assert ids(patient, "--older-than", "0s") == ["A", "B", "C"]
-    assert ids(patient, "--checks", "1") == []
-    assert ids(patient, "--state", "stranded") == []
-    assert ids(patient, "--state", "committed") == ["D"]
-    assert ids(patient, "--state", "rolled_back", "--state", "open") == ["E", "A", "B", "C"]
+    assert list_ids(patient) == ["A", "B", "C"]
+    assert list_ids(patient, "--topic", "orders") == ["A", "C"]
+    assert list_ids(patient, "--group", "pay") == ["A", "B"]
+    assert list_ids(patient, "--group", "pay", "--topic", "bills") == ["B"]
+    assert list_ids(patient, "--older-than", "10m") == []
+    assert list_ids(patient, "--older-than", "0s") == ["A", "B", "C"]
+    assert list_ids(patient, "--checks", "1") == []
+    assert list_ids(patient, "--state", "stranded") == []
+    assert list_ids(patient, "--state", "committed") == ["D"]
+    assert list_ids(patient, "--state", "rolled_back", "--state", "open") == ["E", "A", "B", "C"]
     limited = run(patient, "list", "--json", "--limit", "2")
     assert len(json.loads(limited.stdout)) == 2
     assert "more than 2" in limited.stderr
@@ -124,24 +117,24 @@ def test_a_list_has_the_promised_shape_and_filters(patient: Served) -> None:
     assert [line.split()[0] for line in table[1:]] == ["A", "B", "C"]
 
 
-def test_the_story_of_a_check_says_who_was_asked_and_what_he_said(tmp_path: Path) -> None:
+def test_the_history_of_a_check_names_the_producer_and_its_answer(tmp_path: Path) -> None:
     asking = {"transactionTimeOut": 300, "transactionCheckInterval": 600_000}
     with Served(tmp_path, conf=asking) as served, served.client() as client:
         half = park(client, "A")
         header, _ = client._receive()
         assert header["code"] == 39
-        assert "has not been answered" in shown(served, "A")["pending_because"]
+        assert "has not been answered" in show_json(served, "A")["pending_because"]
         answer_check(client, half, UNKNOWN)
         assert client.max_offset("orders", 0) == 0  # lines are read in order
-        assert "was answered with UNKNOWN" in shown(served, "A")["pending_because"]
-        assert ids(served, "--checks", "1") == ["A"]
+        assert "was answered with UNKNOWN" in show_json(served, "A")["pending_because"]
+        assert list_ids(served, "--checks", "1") == ["A"]
         answer_check(client, half, COMMIT)
-        until(lambda: client.max_offset("orders", 0) == 1)
-        steps = shown(served, "A")["steps"]
+        wait_until(lambda: client.max_offset("orders", 0) == 1, "the message is delivered")
+        steps = show_json(served, "A")["steps"]
         assert [step["what"] for step in steps] == ["parked", "asked", "unknown", "committed"]
         peer = steps[0]["who"]
         assert steps[1]["who"] == peer
-        text = explained(served, "A")
+        text = explain(served, "A")
     assert f"checked         asked {peer} (check 1)" in text
     assert f"answered        {peer} does not know yet (check 1)" in text
     delivery = "delivered to queue 0 of topic orders at offset 0"
@@ -166,13 +159,13 @@ def answer_check(client: Client, half: Sent, verdict: int) -> None:
     )
 
 
-def test_an_open_one_is_explained(patient: Served) -> None:
+def test_an_open_transaction_is_explained(patient: Served) -> None:
     with patient.client() as client:
         park(client, "A")
-        text = explained(patient, "A")
+        text = explain(patient, "A")
     assert "transaction A of group pay for topic orders" in text.splitlines()[0]
     assert "why:   its producer has not decided yet" in text
-    assert f"the broker checks with the producer at {listed(patient)[0]['next_due']}" in text
+    assert f"the broker checks with the producer at {list_json(patient)[0]['next_due']}" in text
     fields = run(patient, "show", "A").stdout
     assert re.search(r"^state +open$", fields, re.MULTILINE)
 
@@ -185,7 +178,7 @@ def test_a_commit_by_hand_delivers_once_and_stands(patient: Served) -> None:
         half = park(client, "A")
         result = run(patient, "commit", "A", "--reason", "in the books", "--yes", "--as", "ann")
         assert (result.returncode, result.stdout, result.stderr) == (0, "A  committed\n", "")
-        assert delivered(client) == [b"of A"]
+        assert pull_bodies(client) == [b"of A"]
         late = client.end_transaction(half, ROLLBACK, topic="orders", group="pay")
         assert late.code == 3701
         assert client.end_transaction(half, COMMIT, topic="orders", group="pay").code == 0
@@ -194,12 +187,12 @@ def test_a_commit_by_hand_delivers_once_and_stands(patient: Served) -> None:
         against = run(patient, "rollback", "A", "--reason", "r", "--yes")
         assert against.returncode == 2
         assert "is committed" in against.stderr
-        assert delivered(client) == [b"of A"]
-    assert 'by operator ann: "in the books"; delivered to' in explained(patient, "A")
-    assert ids(patient) == []
+        assert pull_bodies(client) == [b"of A"]
+    assert 'by operator ann: "in the books"; delivered to' in explain(patient, "A")
+    assert list_ids(patient) == []
 
 
-def test_many_are_decided_at_once_and_only_those_that_were_meant(patient: Served) -> None:
+def test_all_transactions_that_match_the_filters_are_decided(patient: Served) -> None:
     with patient.client() as client:
         for number in range(150):
             park(client, f"K{number:03d}", topic="orders" if number % 3 else "bills")
@@ -209,50 +202,30 @@ def test_many_are_decided_at_once_and_only_those_that_were_meant(patient: Served
         assert result.returncode == 0
         assert len(outcomes) == 100
         assert {outcome["state"] for outcome in outcomes} == {"rolled_back"}
-        assert {entry["topic"] for entry in listed(patient)} == {"bills"}
+        assert {entry["topic"] for entry in list_json(patient)} == {"bills"}
         assert run(patient, *command, "--yes").stdout == "[]\n"
         two = run(patient, "commit", "K000", "K003", "--reason", "r", "--yes")
         assert two.stdout == "K000  committed\nK003  committed\n2 done, 0 refused\n"
-        assert delivered(client, "bills") == [b"of K000", b"of K003"]
+        assert pull_bodies(client, "bills") == [b"of K000", b"of K003"]
 
 
-def test_nothing_is_done_unless_somebody_confirms(patient: Served) -> None:
+def test_a_decision_needs_a_confirmation(patient: Served) -> None:
     with patient.client() as client:
         park(client, "A")
     result = run(patient, "commit", "A", "--reason", "r")
     assert result.returncode == 2
     assert "--yes" in result.stderr
     for answer, left in (("n", ["A"]), ("y", [])):
-        text = answered(patient, answer, "commit", "A", "--reason", "r")
+        text = run_on_terminal(
+            *("transaction", "commit", "A", "--reason", "r", "-n", patient.namesrv_address),
+            answer=answer,
+        )
         assert "Commit this transaction? [y/N]" in text
-        assert ids(patient) == left
-
-
-def answered(served: Served, answer: str, *arguments: str) -> str:
-    """What is seen on a terminal on which a question is answered so."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [COMMAND, "transaction", *arguments, "-n", served.namesrv_address],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    os.write(ours, f"{answer}\n".encode())
-    seen = b""
-    try:
-        while chunk := os.read(ours, 4096):
-            seen += chunk
-    except OSError:  # the terminal is gone
-        pass
-    finally:
-        os.close(ours)
-    process.wait(WAIT_S)
-    return seen.decode()
+        assert list_ids(patient) == left
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         pytest.param(("commit", "A", "--yes"), "--reason", id="no reason"),
         pytest.param(("commit", "--reason", "r", "--yes"), "--all", id="nothing named"),
@@ -262,13 +235,13 @@ def answered(served: Served, answer: str, *arguments: str) -> str:
         pytest.param(("list", "--broker", "nowhere"), "HOST:PORT", id="no address"),
     ],
 )
-def test_a_wrong_command_line_exits_with_2(arguments: tuple[str, ...], said: str) -> None:
+def test_a_wrong_command_line_exits_with_2(arguments: tuple[str, ...], expected: str) -> None:
     result = run(None, *arguments)
     assert result.returncode == 2
-    assert said in result.stderr
+    assert expected in result.stderr
 
 
-def test_what_is_not_there_is_an_error_that_says_so(patient: Served) -> None:
+def test_an_unknown_transaction_is_an_error(patient: Served) -> None:
     for command in (("show", "X"), ("explain", "X"), ("commit", "X", "--reason", "r", "--yes")):
         result = run(patient, *command)
         assert result.returncode == 2
@@ -280,13 +253,13 @@ def test_what_is_not_there_is_an_error_that_says_so(patient: Served) -> None:
 # --- stranded ------------------------------------------------------------------------------------
 
 
-def test_a_stranded_one_is_asked_about_again_once_resumed(hasty: Served) -> None:
+def test_a_resumed_transaction_is_checked_again(hasty: Served) -> None:
     with hasty.client() as client:
         half = park(client, "A")
-        until(lambda: ids(hasty, "--state", "stranded") == ["A"])
-        [entry] = listed(hasty, "--checks", "2")
+        wait_until(lambda: list_ids(hasty, "--state", "stranded") == ["A"], "A is stranded")
+        [entry] = list_json(hasty, "--checks", "2")
         assert (entry["state"], entry["next_due"], entry["checks"]) == ("stranded", None, 2)
-        text = explained(hasty, "A")
+        text = explain(hasty, "A")
         assert "why:   checked 2 times without an answer; it waits for an operator" in text
         assert "escrowmq transaction resume|commit|rollback A" in text
         asked = [client._receive()[0]["code"] for _ in range(2)]
@@ -294,17 +267,17 @@ def test_a_stranded_one_is_asked_about_again_once_resumed(hasty: Served) -> None
         assert (result.returncode, result.stdout, result.stderr) == (0, "A  open\n", "")
         asked.append(client._receive()[0]["code"])
         assert asked == [39, 39, 39]
-        assert 'resumed         by operator ann: "fixed it"' in explained(hasty, "A")
-        until(lambda: ids(hasty, "--state", "stranded") == ["A"])
+        assert 'resumed         by operator ann: "fixed it"' in explain(hasty, "A")
+        wait_until(lambda: list_ids(hasty, "--state", "stranded") == ["A"], "A is stranded again")
         assert client.end_transaction(half, COMMIT, topic="orders", group="pay").code == 0
-        assert delivered(client) == [b"of A"]
+        assert pull_bodies(client) == [b"of A"]
     result = run(hasty, "resume", "A", "--yes")
     assert result.returncode == 2
     assert "only stranded" in result.stderr
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
-def test_stories_survive_a_restart(hasty: Served, killed: bool) -> None:
+def test_histories_survive_a_restart(hasty: Served, killed: bool) -> None:
     with hasty.client() as client:
         client.end_transaction(park(client, "C"), COMMIT, topic="orders", group="pay")
         client.end_transaction(park(client, "R"), ROLLBACK, topic="orders", group="pay")
@@ -312,15 +285,15 @@ def test_stories_survive_a_restart(hasty: Served, killed: bool) -> None:
         run(hasty, "rollback", "H", "--reason", "customer called", "--yes", "--as", "ann")
         park(client, "S")
         park(client, "L")
-        until(lambda: ids(hasty, "--state", "stranded") == ["S", "L"])
+        wait_until(lambda: list_ids(hasty, "--state", "stranded") == ["S", "L"], "both strand")
         run(hasty, "commit", "L", "--reason", "late", "--yes", "--as", "ann")
-    before = {key: shown(hasty, key) for key in "CRHSL"}
+    before = {key: show_json(hasty, key) for key in "CRHSL"}
     if killed:
         hasty.kill()
         hasty.start()
     else:
         hasty.restart()
-    after = {key: shown(hasty, key) for key in "CRHSL"}
+    after = {key: show_json(hasty, key) for key in "CRHSL"}
     for story in (*before.values(), *after.values()):
         story.pop("why")  # in the list; the story has it in full
         # By the broker's own steady time while it lives, afterwards by the record's stamp: a
@@ -333,7 +306,7 @@ def test_stories_survive_a_restart(hasty: Served, killed: bool) -> None:
     assert after["L"]["steps"][-1]["who"] == "operator ann"
     assert after["L"]["steps"][-1]["reason"] == "late"
     with hasty.client() as client:
-        assert delivered(client) == [b"of C", b"of L"]
+        assert pull_bodies(client) == [b"of C", b"of L"]
 
 
 # --- others --------------------------------------------------------------------------------------
@@ -347,29 +320,29 @@ def test_all_brokers_of_a_cluster_are_asked(patient: Served, tmp_path: Path) -> 
             park(client, "twice")
             park(other_client, "B")
             park(other_client, "twice")
-        until(lambda: ids(patient) == ["A", "twice", "B", "twice"])
-        assert {entry["broker"] for entry in listed(patient)} == {"broker-a", "broker-b"}
-        assert shown(patient, "B")["broker"] == "broker-b"
+        wait_until(lambda: list_ids(patient) == ["A", "twice", "B", "twice"], "both are listed")
+        assert {entry["broker"] for entry in list_json(patient)} == {"broker-a", "broker-b"}
+        assert show_json(patient, "B")["broker"] == "broker-b"
         both = run(patient, "commit", "twice", "--reason", "r", "--yes")
         assert both.returncode == 2
         assert "is on several brokers" in both.stderr
         at_one = ("rollback", "twice", "--reason", "r", "--yes", "--broker", other.address)
         assert run(None, *at_one).returncode == 0
-        assert ids(patient) == ["A", "twice", "B"]
+        assert list_ids(patient) == ["A", "twice", "B"]
         rest = run(patient, "rollback", "--all", "--reason", "r", "--yes")
         assert rest.stdout.endswith("3 done, 0 refused\n")
-        assert ids(patient) == []
+        assert list_ids(patient) == []
 
 
-def test_who_cannot_be_reached_is_named() -> None:
+def test_an_unreachable_name_server_is_named() -> None:
     [port] = free_ports(1)
     result = run(None, "list", "-n", f"127.0.0.1:{port}")
     assert result.returncode == 2
     assert f"127.0.0.1:{port} cannot be reached" in result.stderr
 
 
-def test_a_broker_that_knows_no_such_request_is_named() -> None:
-    """As Apache RocketMQ answers it."""
+def test_a_broker_without_transaction_requests_is_named() -> None:
+    """Apache RocketMQ responds like this."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         answering = threading.Thread(target=refuse_one, args=(server,))
         answering.start()

@@ -531,7 +531,8 @@ def _check_groups(connection: SyncConnection, subject: str, clock: Clock) -> Ite
     for group in absent[:_MAX_SHOWN_GROUPS]:
         yield warning(
             subject,
-            f"group {printable(group)} has {lags[group]} unread messages and no connected member",
+            f"group {printable(group)} has {_count_text(lags[group], 'unread message')} and no "
+            "connected member",
             "start its consumers; if it is not used any more: escrowmq group delete "
             f"{printable(group)}",
         )
