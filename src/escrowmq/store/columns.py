@@ -1,9 +1,11 @@
-"""Keys on their way to the index: kept as they came, and turned into columns when they go.
+"""Keys and queue entries as columns: what can be done for many records at once is.
 
-The text that is hashed is `topic#key`. There is a key for every message that is sent, so what can
-be done for many at once is.
+    pending keys --hash_keys, hash_run--> KeyColumns --pack_rows--> entries of an index file
+    offsets and sizes of a run --pack_rows--> entries of a consume queue
 
-Columns of numbers to rows of bytes.
+Every message has at least one key, so hashing them is a large part of the cost of a checkpoint. The
+hashed text is `topic#key`. `key_hash` is the plain version; the others are fast versions of it, and
+tests compare them.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from escrowmq.message.keys import POWERS, hash_suffixes, hash_with_shared_prefix
 _SUFFIX_BYTES: Final = 8
 _SIGN_BIT: Final = 0x80000000
 
-# A key waiting for the files: topic, key, log offset, stored ms.
+# A key that is not in the index files yet: topic, key, log offset, stored ms.
 PendingKey = tuple[str, bytes, int, int]
 
 
 class PendingKeyRun(NamedTuple):
-    """Keys of one length, of messages that came together."""
+    """The keys of a run of messages. All keys have one length."""
 
     topic: str
     keys: list[bytes]
@@ -42,25 +44,26 @@ PendingKeys = PendingKey | PendingKeyRun
 
 
 def key_hash(topic: str, key: bytes) -> int:
+    """Return the hash of a key in the index, as RocketMQ computes it. This is the specification."""
     return _java_abs(unsigned_hash(f"{topic}#{key.decode('utf-8', 'replace')}"))
 
 
 def hash_keys(topics: Sequence[str], keys: Sequence[bytes]) -> list[int]:
-    """The same for many: those of one length are hashed together, whatever their topics."""
+    """Hash many keys. Those of one length are hashed together, whatever their topics."""
     if len(set(map(len, keys))) == 1 and _is_vectorizable(keys[0]) and b"".join(keys).isascii():
         return _hash_equal_length_keys(topics, keys)
-    found = [0] * len(keys)
-    alike: defaultdict[int, list[int]] = defaultdict(list)
-    for place, key in enumerate(keys):
+    hashes = [0] * len(keys)
+    by_length: defaultdict[int, list[int]] = defaultdict(list)
+    for index, key in enumerate(keys):
         if _is_vectorizable(key) and key.isascii():
-            alike[len(key)].append(place)
+            by_length[len(key)].append(index)
         else:
-            found[place] = key_hash(topics[place], key)
-    for places in alike.values():
-        hashes = _hash_equal_length_keys([topics[at] for at in places], [keys[at] for at in places])
-        for place, value in zip(places, hashes, strict=True):
-            found[place] = value
-    return found
+            hashes[index] = key_hash(topics[index], key)
+    for indexes in by_length.values():
+        group = _hash_equal_length_keys([topics[i] for i in indexes], [keys[i] for i in indexes])
+        for index, value in zip(indexes, group, strict=True):
+            hashes[index] = value
+    return hashes
 
 
 def _is_vectorizable(key: bytes) -> bool:
@@ -68,26 +71,30 @@ def _is_vectorizable(key: bytes) -> bool:
 
 
 def _hash_equal_length_keys(topics: Sequence[str], keys: Sequence[bytes]) -> list[int]:
-    """Of ASCII keys of one length. Most differ from others in their last characters alone, a time
-    and a counter: what is before them is hashed once."""
+    """Hash ASCII keys of one length.
+
+    Most keys differ only in their last characters, a time and a counter. What precedes these is
+    hashed once per distinct value.
+    """
     heads = [key[:-_SUFFIX_BYTES] for key in keys]
     by_head = {head: unsigned_hash(head.decode("ascii")) for head in set(heads)}
     power = POWERS[len(heads[0])]
     by_topic = {topic: _topic_hash(topic) * power & 0xFFFFFFFF for topic in set(topics)}
-    before = [by_topic[topic] + by_head[head] for topic, head in zip(topics, heads, strict=True)]
-    return _java_abs_all(hash_suffixes(before, [key[-_SUFFIX_BYTES:] for key in keys]))
+    prefixes = [by_topic[topic] + by_head[head] for topic, head in zip(topics, heads, strict=True)]
+    return _java_abs_all(hash_suffixes(prefixes, [key[-_SUFFIX_BYTES:] for key in keys]))
 
 
 def hash_run(run: PendingKeyRun) -> list[int]:
-    """Of a bulk sender's keys: they begin alike and end in a number."""
+    """Hash the keys of a bulk sender, which have a common prefix and end in a number."""
     length, joined = len(run.keys[0]), b"".join(run.keys)
     head_bytes, count = length - _SUFFIX_BYTES, len(run.keys)
     head = joined[: max(0, head_bytes)]
-    begin_alike = all(joined[at::length] == head[at : at + 1] * count for at in range(len(head)))
-    if not (_is_vectorizable(run.keys[0]) and joined.isascii() and begin_alike):
+    # Compare column by column: the i-th characters of all keys against that of the first key.
+    have_same_head = all(joined[i::length] == head[i : i + 1] * count for i in range(len(head)))
+    if not (_is_vectorizable(run.keys[0]) and joined.isascii() and have_same_head):
         return hash_keys([run.topic] * count, run.keys)
-    before = _topic_hash(run.topic) * POWERS[head_bytes] + unsigned_hash(head.decode("ascii"))
-    return _java_abs_all(hash_with_shared_prefix(before & 0xFFFFFFFF, joined, length, head_bytes))
+    prefix = _topic_hash(run.topic) * POWERS[head_bytes] + unsigned_hash(head.decode("ascii"))
+    return _java_abs_all(hash_with_shared_prefix(prefix & 0xFFFFFFFF, joined, length, head_bytes))
 
 
 @lru_cache(maxsize=16_384)
@@ -96,7 +103,7 @@ def _topic_hash(topic: str) -> int:
 
 
 def _java_abs(value: int) -> int:
-    """Java's absolute value of a hash code; of the one number that has none, 0."""
+    """Return Java's absolute value of a hash code; 0 for -2**31, which has none in 32 bits."""
     return value if value < _SIGN_BIT else ((1 << 32) - value) % _SIGN_BIT
 
 
@@ -105,7 +112,7 @@ def _java_abs_all(values: Sequence[int]) -> list[int]:
 
 
 class KeyColumns(NamedTuple):
-    """Keys on their way to the files, by columns: there is one for every message that is sent."""
+    """Keys for the index files, as columns of equal length."""
 
     hashes: list[int]
     log_offsets: list[int]
@@ -113,42 +120,47 @@ class KeyColumns(NamedTuple):
 
     @classmethod
     def from_pending(cls, pending: Sequence[PendingKeys]) -> KeyColumns:
-        found = cls([], [], [])
-        for kind, ones in itertools.groupby(pending, type):
+        """Hash pending keys. Their order is kept."""
+        columns = cls([], [], [])
+        for kind, group in itertools.groupby(pending, type):
             if kind is PendingKeyRun:
-                for run in cast(Iterator[PendingKeyRun], ones):
-                    found.hashes.extend(hash_run(run))
-                    found.log_offsets.extend(run.log_offsets)
-                    found.stored_ms.extend([run.stored_ms] * len(run.keys))
+                for run in cast(Iterator[PendingKeyRun], group):
+                    columns.hashes.extend(hash_run(run))
+                    columns.log_offsets.extend(run.log_offsets)
+                    columns.stored_ms.extend([run.stored_ms] * len(run.keys))
             else:
-                topics, keys, log_offsets, stored = zip(*ones, strict=True)
-                found.hashes.extend(hash_keys(topics, keys))
-                found.log_offsets.extend(log_offsets)
-                found.stored_ms.extend(stored)
-        return found
+                topics, keys, log_offsets, stored = zip(*group, strict=True)
+                columns.hashes.extend(hash_keys(topics, keys))
+                columns.log_offsets.extend(log_offsets)
+                columns.stored_ms.extend(stored)
+        return columns
 
     def part(self, begin: int, end: int) -> KeyColumns:
         return KeyColumns(*(column[begin:end] for column in self))
 
 
 def newest_first(pending: Sequence[PendingKeys]) -> Iterator[PendingKey]:
-    for one in reversed(pending):
-        if isinstance(one, PendingKeyRun):
-            yield from reversed(list(one.iter_keys()))
+    """Yield pending keys one by one, in reverse order."""
+    for entry in reversed(pending):
+        if isinstance(entry, PendingKeyRun):
+            yield from reversed(list(entry.iter_keys()))
         else:
-            yield one
+            yield entry
 
 
 def pack_rows(*columns: array[int]) -> bytes:
-    """Row by row, as `struct` packs them with `>`; a row at a time is three times slower. The
-    columns are used up."""
+    """Return the rows of some columns, packed as `struct` does with `>`.
+
+    To pack one row at a time with `struct` was measured to be three times slower. The columns are
+    changed and must not be used afterwards.
+    """
     width, begin = sum(column.itemsize for column in columns), 0
     rows = bytearray(width * len(columns[0]))
     for column in columns:
         if sys.byteorder == "little":
             column.byteswap()
         data, item_bytes = column.tobytes(), column.itemsize
-        for at in range(item_bytes):
-            rows[begin + at :: width] = data[at::item_bytes]
+        for i in range(item_bytes):  # the i-th bytes of all items in one strided copy
+            rows[begin + i :: width] = data[i::item_bytes]
         begin += item_bytes
     return bytes(rows)

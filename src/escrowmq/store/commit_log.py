@@ -1,22 +1,17 @@
-"""The commit log: one run of records, cut into files of equal length named by where they begin.
+"""The commit log: all records in the order of their appends. It is the only source of truth.
 
     commitlog/00000000000000000000   records … | blank record
     commitlog/00000000001073741824   records … | zeros
 
-Appends go through a batch, see `logbatch.py`.
+The log is cut into segments, files of equal length that are named by the log offset at which they
+begin. A record never crosses a boundary: a blank record fills the end of a segment.
 
-Appending to the commit log: records are encoded for the place they will have, then written in
-one call (two when the batch crosses into the next file).
+    CommitLog              the segments: read, flush, truncate, remove
+    LogBatch, RunLogBatch  append: encode records for the offsets that they will have, then write
+                           them in one call, or in two if the batch crosses into the next segment
 
-A batch counts once it is written whole. If that fails, what it may have left behind is wiped, so
-that recovery cannot find it later.
-
-Where appended records lie.
-
-Runs of records (`message/batch.py`) on their way into the log.
-
-What is the same for all of them is encoded once, the rest column by column; what comes out is what
-`LogBatch.add` would have made of each.
+A batch is in the log once all of it is written. If a write fails, everything that it may have left
+behind is set to zero again, so that recovery cannot find a part of it later.
 """
 
 from __future__ import annotations
@@ -56,31 +51,36 @@ from escrowmq.store.disk import Disk, File
 
 LOG_DIRECTORY = "commitlog"
 NAME_DIGITS = 20
-_RECORD_POSITION = struct.Struct(">iI20xq")  # of a record: its size, its magic, …, where it lies
+_RECORD_POSITION = struct.Struct(">iI20xq")  # of a record: size, magic, …, its own log offset
 _EMPTY_VIEW = memoryview(b"")
 _MAGIC_PREFIX = MAGIC_V1 >> 8
 assert _MAGIC_PREFIX == MAGIC_V2 >> 8
 
 
 def file_name(base: int) -> str:
+    """Return the name of the file that begins at a log offset."""
     return f"{base:0{NAME_DIGITS}d}"
+
+
+def is_file_name(name: str) -> bool:
+    return len(name) == NAME_DIGITS and name.isdigit()
 
 
 @dataclass(slots=True)
 class Segment:
-    base: int
+    base: int  # the log offset of its first byte
     file: File
     view: memoryview
 
 
 @dataclass(slots=True)
 class LogFlush:
-    """One fsync that answers everything written before it began. `run` may go to a thread."""
+    """An fsync of everything that was written before it began. `run` may be called in a thread."""
 
     disk: Disk
     files: list[File]
     end: LogOffset
-    files_created: int  # how many there were when it began
+    files_created: int  # the count when it began
     has_new_files: bool
 
     def run(self) -> None:
@@ -90,14 +90,14 @@ class LogFlush:
             if self.has_new_files:
                 self.disk.sync_directory(LOG_DIRECTORY)
         except StoreError as error:
-            # Whatever the reason, also a full disk: the kernel may have dropped what it could
-            # not write, and the next flush would not know.
+            # This is fatal for whatever reason, even if the disk is only full. The kernel may have
+            # dropped the pages that it could not write, and the next fsync would report success.
             raise StoreFailed(f"the log could not be flushed: {error}") from error
 
 
 @dataclass(slots=True)
 class SegmentRemoval:
-    """The oldest file on its way out. `run` and `release` may go to a thread."""
+    """The removal of the oldest segment. `run` and `release` may be called in a thread."""
 
     disk: Disk
     segment: Segment
@@ -111,12 +111,40 @@ class SegmentRemoval:
         self.is_durable = True
 
     def release(self) -> None:
-        """Once the log has forgotten it: only now the file system gives the room back."""
+        """Close the file after `finish_removal`. Only now the file system frees its space."""
         self.segment.view = _EMPTY_VIEW
         self.segment.file.close()
 
 
+class RunPositions(NamedTuple):
+    """The positions of the records of a run. Their queue offsets are consecutive."""
+
+    log_offsets: list[int]
+    sizes: list[int]
+
+
+class AppendResult(msgspec.Struct, frozen=True, gc=False):
+    """Where a record was stored.
+
+    For a run: the offsets of its first record, the size of all, and the positions of each.
+    """
+
+    log_offset: LogOffset
+    queue_offset: QueueOffset
+    size: int
+    run: RunPositions | None = None
+
+    @classmethod
+    def of_run(cls, positions: RunPositions, next_offset: QueueOffset) -> AppendResult:
+        """Return the result for a run. `next_offset` is the queue offset behind its last record."""
+        log_offsets, sizes = positions
+        queue_offset = QueueOffset(next_offset - len(sizes))
+        return cls(LogOffset(log_offsets[0]), queue_offset, sum(sizes), positions)
+
+
 class CommitLog:
+    """The segments of a log. One thread owns it; flushes and removals may run in others."""
+
     def __init__(
         self, disk: Disk, *, segment_bytes: int, store_host: bytes, append_crc: bool = False
     ) -> None:
@@ -129,7 +157,7 @@ class CommitLog:
         self.end = LogOffset(0)
         self.flushed_offset = LogOffset(0)
         self._files_created = 0
-        self._files_synced = 0  # so many of those are safe under their names
+        self._files_synced = 0  # of those, how many have a durable directory entry
         self._failure: StoreError | None = None
         self._is_closed = False
         try:
@@ -141,6 +169,7 @@ class CommitLog:
     # --- writing -------------------------------------------------------------------------------
 
     def get_or_create_segment(self, segment_number: int) -> Segment:
+        """Return a segment by its number. Raises StoreError if it cannot be created."""
         segment = self._segments.get(segment_number)
         if segment is None:
             base = segment_number * self.segment_bytes
@@ -150,7 +179,7 @@ class CommitLog:
         return segment
 
     def truncate(self, begin: LogOffset) -> None:
-        """Make everything from `begin` on zeros again, for good."""
+        """Set everything from `begin` on to zero, durably. Whole segments are removed."""
         self._remove_unknown_files()
         for number in sorted(self._segments, reverse=True):
             segment = self._segments[number]
@@ -158,6 +187,8 @@ class CommitLog:
             if keep < 0:
                 self._remove_segment(number)
             elif keep < self.segment_bytes:
+                # Shrinking and growing the file leaves zeros. The view goes first: a mapping must
+                # not outlive the bytes that it maps.
                 segment.view = _EMPTY_VIEW
                 segment.file.resize(keep)
                 segment.file.resize(self.segment_bytes)
@@ -166,14 +197,14 @@ class CommitLog:
 
     def check_not_failed(self) -> None:
         if self._failure is not None:
-            raise StoreFailed(f"the log takes no more writes: {self._failure}")
+            raise StoreFailed(f"the log accepts no more writes: {self._failure}")
 
     @property
     def has_failed(self) -> bool:
         return self._failure is not None
 
     def fail(self, error: StoreError) -> None:
-        """Nothing more is taken: what is on disk is no longer known."""
+        """Refuse all further writes, because it is no longer known what is on the disk."""
         self._failure = error
 
     # --- flushing ------------------------------------------------------------------------------
@@ -187,7 +218,7 @@ class CommitLog:
             [self._segments[number].file for number in numbers],
             self.end,
             self._files_created,
-            # Another flush may be on its way, so this is settled when one is finished, not here.
+            # Do not count them as synced yet: this flush may fail, or another may finish first.
             self._files_created > self._files_synced,
         )
 
@@ -198,7 +229,10 @@ class CommitLog:
     # --- reading -------------------------------------------------------------------------------
 
     def view(self, begin: int, end: int) -> memoryview:
-        """The bytes of the log between two offsets of one file, not copied."""
+        """Return the bytes between two log offsets of one segment, not copied.
+
+        Raises RecordNotFound if the log does not have them.
+        """
         number = begin // self.segment_bytes
         segment = self._segments.get(number)
         if segment is None or begin < self.begin or end > self.end or end < begin:
@@ -206,9 +240,13 @@ class CommitLog:
         return segment.view[begin - segment.base : end - segment.base]
 
     def slices(self, ranges: list[tuple[int, int]]) -> list[memoryview]:
-        """Runs of records, from one offset to another, not copied. Each must begin with a record
-        that knows its place: what a queue entry points at wrongly is never handed out."""
-        found = []
+        """Return ranges of records, not copied.
+
+        Each range must begin with a record that stores this very log offset. So bytes that a
+        damaged queue entry points to are never sent to a client. Raises RecordNotFound or
+        CorruptRecord.
+        """
+        slices = []
         base = limit = -1
         view = _EMPTY_VIEW
         for begin, end in ranges:
@@ -219,65 +257,75 @@ class CommitLog:
                 view = self._segments[begin // self.segment_bytes].view
                 limit = min(base + self.segment_bytes, self.end)
             if end > limit:
-                raise CorruptRecord(begin, "a queue entry points past the end")
+                raise CorruptRecord(begin, "a queue entry points past the end of the log")
             _, magic, own_offset = _RECORD_POSITION.unpack_from(view, begin - base)
             if own_offset != begin or magic >> 8 != _MAGIC_PREFIX:
-                raise CorruptRecord(begin, "a queue entry points here, and no record is here")
-            found.append(view[begin - base : end - base])
-        return found
+                raise CorruptRecord(begin, "a queue entry points here, but no record begins here")
+            slices.append(view[begin - base : end - base])
+        return slices
 
     def record_at(self, log_offset: LogOffset) -> StoredRecord:
+        """Decode the record at an offset. Raises RecordNotFound or CorruptRecord."""
         if not self.begin <= log_offset < self.end:
             raise RecordNotFound(f"log_offset={log_offset} is not in {self.begin} to {self.end}")
         segment = self._segments[log_offset // self.segment_bytes]
         return decode_record(segment.view, log_offset - segment.base, log_offset)
 
     def segment_end(self, log_offset: int) -> int:
+        """Return the log offset behind the segment that contains `log_offset`."""
         return (log_offset // self.segment_bytes + 1) * self.segment_bytes
 
     def is_blank(self, log_offset: int) -> bool:
-        """Whether the rest of this file is the blank record that ends it."""
+        """Return whether the blank record that ends a segment begins here."""
         segment = self._segments[log_offset // self.segment_bytes]
-        at = log_offset - segment.base
-        if self.segment_bytes - at < BLANK.size:
+        position = log_offset - segment.base
+        if self.segment_bytes - position < BLANK.size:
             return False
-        remaining, magic = BLANK.unpack_from(segment.view, at)
-        return bool(magic == MAGIC_BLANK and remaining == self.segment_bytes - at)
+        size, magic = BLANK.unpack_from(segment.view, position)
+        return bool(magic == MAGIC_BLANK and size == self.segment_bytes - position)
 
     def records(self, begin: LogOffset, end: LogOffset | None = None) -> Iterator[StoredRecord]:
-        """Every record from one boundary to another; the first corrupt one raises."""
+        """Yield the records between two record boundaries. Raises CorruptRecord."""
         if self._is_closed:
             raise StoreFailed("the store is closed")
-        at: int = max(begin, self.begin)
-        while at < (self.end if end is None else end):
-            if self.is_blank(at):
-                at = self.segment_end(at)
+        log_offset: int = max(begin, self.begin)
+        while log_offset < (self.end if end is None else end):
+            if self.is_blank(log_offset):
+                log_offset = self.segment_end(log_offset)
                 continue
-            record = self.record_at(LogOffset(at))
+            record = self.record_at(LogOffset(log_offset))
             yield record
-            at += record.size
+            log_offset += record.size
 
     def segment_bases(self) -> list[int]:
-        """Where each file begins, in order."""
+        """Return the log offsets at which the segments begin, in order."""
         return [number * self.segment_bytes for number in sorted(self._segments)]
 
     def modified_ms(self, base: int) -> int:
+        """Return when the segment that begins at `base` was last written."""
         return self._disk.modified_ms(f"{LOG_DIRECTORY}/{file_name(base)}")
 
     # --- files ---------------------------------------------------------------------------------
 
     def begin_removal(self, *, below: LogOffset) -> SegmentRemoval:
-        """Of the first file, if it lies wholly below that offset and is not the last."""
+        """Begin to remove the oldest segment.
+
+        Raises StoreError if it is the only segment or is not entirely below the given offset.
+        """
         numbers = sorted(self._segments)
         if len(numbers) < 2 or numbers[1] * self.segment_bytes > below:
-            raise StoreError("the oldest file of the log is still needed")
+            raise StoreError("the oldest segment of the log is still needed")
         return SegmentRemoval(self._disk, self._segments[numbers[0]])
 
     def finish_removal(self, removal: SegmentRemoval) -> None:
-        """Also after it failed: then the file may be gone all the same."""
+        """Take a removed segment out of the log. Call this also if `run` failed.
+
+        The file may be gone even then.
+        """
         if removal.is_removed:
             del self._segments[removal.segment.base // self.segment_bytes]
-            # A power cut may bring it back until the next flush has made sure of the directory.
+            # If the directory was not synced, a power cut could bring the file back. Counting it as
+            # a new file makes the next flush sync the directory.
             self._files_created += not removal.is_durable
             self.begin = LogOffset(min(self._segments) * self.segment_bytes)
 
@@ -288,10 +336,10 @@ class CommitLog:
         self._segments.clear()
         self.begin = self.end
         self._is_closed = True
-        self.fail(StoreFailed("it is closed"))
+        self.fail(StoreFailed("the log is closed"))
 
     def files_end(self) -> LogOffset:
-        """Where the files end; what of that is records, recovery finds out."""
+        """Return where the last segment ends. Recovery finds out how much of it are records."""
         return LogOffset((max(self._segments) + 1) * self.segment_bytes if self._segments else 0)
 
     def _remove_segment(self, segment_number: int) -> None:
@@ -303,7 +351,10 @@ class CommitLog:
         self._disk.sync_directory(LOG_DIRECTORY)
 
     def _remove_unknown_files(self) -> None:
-        """A file that could not be made may be there all the same, newest first."""
+        """Remove files that are not segments of this log, the newest first.
+
+        A segment whose creation failed may exist nevertheless.
+        """
         for name in reversed(self._file_names()):
             if int(name) // self.segment_bytes not in self._segments:
                 self._disk.remove(f"{LOG_DIRECTORY}/{name}")
@@ -317,18 +368,22 @@ class CommitLog:
         for name in names:
             file = self._disk.open(f"{LOG_DIRECTORY}/{name}")
             self._segments[int(name) // self.segment_bytes] = Segment(int(name), file, _EMPTY_VIEW)
-            # Before anything is changed: these files may be right, and the settings wrong.
+            # Check before anything is changed: the files may be right and the configuration wrong.
             self._check_file_size(name, file.size)
         numbers = sorted(self._segments)
-        for before, after in itertools.pairwise(numbers):
-            if after != before + 1:
-                missing = file_name((before + 1) * self.segment_bytes)
-                raise StoreDamaged(f"{LOG_DIRECTORY}/{missing} is missing between two others")
+        for number, following in itertools.pairwise(numbers):
+            if following != number + 1:
+                missing = file_name((number + 1) * self.segment_bytes)
+                raise StoreDamaged(
+                    f"{LOG_DIRECTORY}/{missing} is missing between two other segments"
+                )
         for segment in self._segments.values():
-            if segment.file.size < self.segment_bytes:  # a crash while it was created, or cut
+            if (
+                segment.file.size < self.segment_bytes
+            ):  # a crash interrupted its creation or a truncation
                 segment.file.resize(self.segment_bytes)
             segment.view = segment.file.view()
-        # Whoever made them may have been killed before their names were safe.
+        # The process that created them may have been killed before it synced the directory.
         self._files_created = len(numbers)
         if numbers:
             self.begin = self.end = self.flushed_offset = LogOffset(numbers[0] * self.segment_bytes)
@@ -336,17 +391,16 @@ class CommitLog:
     def _check_file_size(self, name: str, size: int) -> None:
         if int(name) % self.segment_bytes or size > self.segment_bytes:
             raise StoreDamaged(
-                f"{LOG_DIRECTORY}/{name} has {size} bytes, and this log is to be in files of "
-                f"{self.segment_bytes}; set mappedFileSizeCommitLog to what it was written with"
+                f"{LOG_DIRECTORY}/{name} has {size} bytes, but the configured segment size is "
+                f"{self.segment_bytes}; set mappedFileSizeCommitLog to the size it was written with"
             )
 
 
-def is_file_name(name: str) -> bool:
-    return len(name) == NAME_DIGITS and name.isdigit()
+# --- appending -----------------------------------------------------------------------------------
 
 
 class LogBatch:
-    """Records on their way into the log: encoded, placed, not yet written."""
+    """Records that are encoded for their log offsets and not written yet."""
 
     __slots__ = (
         "_append_crc",
@@ -368,23 +422,29 @@ class LogBatch:
         self._remaining_bytes = log.segment_bytes - BLANK.size - self._end % log.segment_bytes
         self._pieces: list[bytes] = []
         self._piece_begin = self._end
-        self._full_segments: list[tuple[LogOffset, bytes]] = []  # what fills up a file, and where
+        # Data that completes a segment, and the log offset at which it begins.
+        self._full_segments: list[tuple[LogOffset, bytes]] = []
 
     def add(self, record: NewRecord, queue_offset: int, stored_ms: int) -> tuple[LogOffset, int]:
-        """Place one record behind the others: its log offset and its size."""
-        at = self._end
-        host, sealed = self._store_host, self._append_crc
-        size, pieces = encode_record_pieces(record, queue_offset, at, stored_ms, host, sealed)
+        """Add a record. Return its log offset and its size."""
+        offset = self._end
+        host, append_crc = self._store_host, self._append_crc
+        size, pieces = encode_record_pieces(
+            record, queue_offset, offset, stored_ms, host, append_crc
+        )
         if size > self._remaining_bytes:
-            at = self._roll_segment(at)
-            size, pieces = encode_record_pieces(record, queue_offset, at, stored_ms, host, sealed)
+            # The record contains its own log offset, so it is encoded again for the next segment.
+            offset = self._roll_segment(offset)
+            size, pieces = encode_record_pieces(
+                record, queue_offset, offset, stored_ms, host, append_crc
+            )
         self._pieces += pieces
-        self._end = at + size  # type: ignore[assignment]  # no LogOffset(): every send comes by here
+        self._end = offset + size  # type: ignore[assignment]  # LogOffset() would cost every send
         self._remaining_bytes -= size
-        return at, size
+        return offset, size
 
     def write(self) -> None:
-        """All of it into the log, or none of it and an error."""
+        """Write all records. If that fails, none of them is in the log; raises StoreError."""
         log, pieces = self._log, self._pieces
         data = b"".join(pieces)
         try:
@@ -402,7 +462,7 @@ class LogBatch:
         segment.file.write_at(begin - segment.base, data)
 
     def _roll_segment(self, log_offset: LogOffset) -> LogOffset:
-        """Fill this file up with the blank record; go on in the next."""
+        """End this segment with the blank record. Return where the next segment begins."""
         remaining = self._remaining_bytes + BLANK.size
         self._pieces.append(encode_blank(remaining))
         self._full_segments.append((self._piece_begin, b"".join(self._pieces)))
@@ -412,66 +472,48 @@ class LogBatch:
         return self._piece_begin
 
     def _undo(self, cause: StoreError) -> None:
-        """Nothing of a refused batch may be found again, also not after a crash."""
+        """Remove what a failed batch has written, so that not even a crash can bring it back."""
         try:
             self._log.truncate(self._log.end)
         except StoreError as error:
             self._log.fail(error)
-            raise StoreFailed(f"{cause}; and what it left could not be wiped: {error}") from cause
-
-
-class RunPositions(NamedTuple):
-    """Of each record of a run; in their queue they lie one behind the other."""
-
-    log_offsets: list[int]
-    sizes: list[int]
-
-
-class AppendResult(msgspec.Struct, frozen=True, gc=False):
-    """Where a record went; of a run where the first one went, the size of all, and each of them."""
-
-    log_offset: LogOffset
-    queue_offset: QueueOffset
-    size: int
-    run: RunPositions | None = None
-
-    @classmethod
-    def of_run(cls, positions: RunPositions, next_offset: QueueOffset) -> AppendResult:
-        """`queue_next`: behind the last of them."""
-        log_offsets, sizes = positions
-        queue_offset = QueueOffset(next_offset - len(sizes))
-        return cls(LogOffset(log_offsets[0]), queue_offset, sum(sizes), positions)
+            raise StoreFailed(
+                f"{cause}; what was written of it could not be removed: {error}"
+            ) from cause
 
 
 _HOST_BITS: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
 _HOST_V4_BYTES: Final = 8
-# HEAD_V4, but what a run has once is packed once: magic, queue id, sysFlag to prepared offset.
+# The layout of HEAD_V4 with the fields that all records of a run share as prepacked bytes: magic,
+# queue id, and everything from sysFlag to the prepared offset.
 _RUN_HEAD: Final = struct.Struct(">i4sI4siqq48si")
 _SHARED_FIELDS: Final = struct.Struct(">iq8sq8siq")
 assert _RUN_HEAD.size == HEAD_V4.size
 
 
 class RunLogBatch(LogBatch):
-    """A batch that takes runs as well."""
+    """A batch that also accepts runs (message/batch.py).
+
+    The fields that all records of a run share are encoded once, the others column by column. The
+    bytes are the same as `LogBatch.add` would produce; a test compares them.
+    """
 
     __slots__ = ()
 
     def add_run(self, run: RecordRun, queue_offset: int, stored_ms: int) -> RunPositions:
-        """Place them all behind what is there."""
+        """Add all records of a run. Return their positions."""
         if self._append_crc or {len(self._store_host), len(run.born_host)} != {_HOST_V4_BYTES}:
             return self._add_records(run, queue_offset, stored_ms)
         magic, topic = encode_topic(run.topic)
-        marks = b"\x02" + run.extra_properties
-        properties_bytes = len(UNIQUE_KEY_PREFIX) + len(run.keys[0]) + len(marks)
+        suffix = b"\x02" + run.extra_properties
+        properties_bytes = len(UNIQUE_KEY_PREFIX) + len(run.keys[0]) + len(suffix)
         middle = topic + pack_properties_length(properties_bytes) + UNIQUE_KEY_PREFIX
         fixed_bytes = HEAD_V4.size + len(topic) + 2 + properties_bytes
         lengths = list(map(len, run.bodies))
         sizes = [fixed_bytes + length for length in lengths]
         log_offsets = list(accumulate(sizes, initial=int(self._end)))
         end = log_offsets.pop()
-        if (
-            end - self._end > self._remaining_bytes
-        ):  # over the end of this file, once in a long while
+        if end - self._end > self._remaining_bytes:  # crosses into the next segment, which is rare
             return self._add_records(run, queue_offset, stored_ms)
         heads = map(
             _RUN_HEAD.pack,
@@ -485,17 +527,19 @@ class RunLogBatch(LogBatch):
             repeat(self._pack_shared_fields(run, stored_ms)),
             lengths,
         )
-        records = zip(heads, run.bodies, repeat(middle), run.keys, repeat(marks), strict=False)
-        pieces: list[Any] = self._pieces  # some of them are views
+        records = zip(heads, run.bodies, repeat(middle), run.keys, repeat(suffix), strict=False)
+        pieces: list[Any] = self._pieces  # bodies may be memoryviews
         pieces.extend(chain.from_iterable(records))
         self._remaining_bytes -= end - self._end
         self._end = LogOffset(end)
         return RunPositions(log_offsets, sizes)
 
     def _add_records(self, run: RecordRun, queue_offset: int, stored_ms: int) -> RunPositions:
-        numbered = enumerate(run.records(), queue_offset)
-        added = [self.add(record, at, stored_ms) for at, record in numbered]
-        return RunPositions([int(at) for at, _ in added], [size for _, size in added])
+        added = [
+            self.add(record, offset, stored_ms)
+            for offset, record in enumerate(run.records(), queue_offset)
+        ]
+        return RunPositions([int(offset) for offset, _ in added], [size for _, size in added])
 
     def _pack_shared_fields(self, run: RecordRun, stored_ms: int) -> bytes:
         return _SHARED_FIELDS.pack(

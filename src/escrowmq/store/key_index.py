@@ -1,21 +1,21 @@
-"""The key index: message key to log offset, a hash table per file.
+"""The key index: message keys to log offsets, one hash table per file.
 
     header 40   begin ms 8 | end ms 8 | begin offset 8 | end offset 8 | used slots 4 | count 4
     slots       4 each: number of the newest entry with this hash, 0 for none
     entries     20 each: hash 4 | log offset 8 | seconds since begin 4 | previous entry 4
 
-The text that is hashed is `topic#key`. Entries are numbered from 1. Different keys can share a
-hash, so who looks up must compare the record itself.
+The hashed text is `topic#key`. Entries are numbered from 1. Different keys can have the same hash,
+so a look-up must compare the key of the record itself.
 
-New keys gather in memory and reach the files with a checkpoint. A power cut between two writes
-into a hash table would break its chains, so every change is first written, whole, to a redo file
-and applied again at the next start; applying it twice does no harm.
+New keys are collected in memory and reach the files with a checkpoint. One flush changes slots,
+entries and headers in many places of several files. A crash between two of these writes would break
+the chains of the hash table. So a flush writes all its changes to a redo file first, with a
+checksum, makes that durable, and then applies them:
 
-A redo file: writes that must all happen, or none, over several places of several files.
+    pending keys --> list of FileChange --> escrowmq.redo (fsync) --> index files (fsync)
 
-They are written down first, with a checksum, and made durable; then done; a start after a crash
-does them again. A redo file that does not check out was never finished, so none of its writes
-had begun.
+A start applies the redo file again. To apply it twice does no harm. A redo file with a wrong
+checksum was never complete, so none of its changes had begun.
 """
 
 from __future__ import annotations
@@ -46,87 +46,6 @@ from escrowmq.store.disk import (
 )
 
 REDO_PATH: Final = "escrowmq.redo"
-_CRC_BYTES: Final = 4
-_WORD_BYTES: Final = 4
-_PAGE_BYTES: Final = 4096
-_DENSE_BYTES: Final = 256  # from one word to the next: sixteen of them in a page
-
-
-@dataclass(frozen=True, slots=True)
-class FileChange:
-    path: str
-    size: int  # of the file, if it has to be made
-    writes: list[tuple[int, bytes]]  # position, bytes
-    words: bytes = b""  # many four-byte writes, close together: position 4, word 4, each
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(list[FileChange])
-
-
-def write_redo(disk: Disk, changes: list[FileChange]) -> None:
-    data = _encoder.encode(changes)
-    write_file(disk, REDO_PATH, crc32(data).to_bytes(_CRC_BYTES, "big") + data)
-
-
-def load_redo(disk: Disk) -> list[FileChange]:
-    content = read_file(disk, REDO_PATH) or b""
-    data = content[_CRC_BYTES:]
-    if len(content) <= _CRC_BYTES or crc32(data) != int.from_bytes(content[:_CRC_BYTES], "big"):
-        return []
-    return _decoder.decode(data)
-
-
-def apply_changes(disk: Disk, changes: list[FileChange]) -> None:
-    for change in changes:
-        made = not disk.exists(change.path)
-        file = disk.create(change.path, change.size) if made else disk.open(change.path)
-        try:
-            if file.size < change.size:  # a crash while it was made
-                file.resize(change.size)
-            for position, data in change.writes:
-                file.write_at(position, data)
-            _write_words(file, change.words)
-            file.sync()
-        finally:
-            file.close()
-        if made:
-            disk.sync_directory(parent_directory(change.path))
-
-
-def _write_words(file: File, words: bytes) -> None:
-    """They are many, and a call for each would be slow: those of a page are one write; where most
-    pages have some, all are."""
-    if not words:
-        return
-    pairs = array("I", words)
-    positions, values = pairs[0::2], pairs[1::2]
-    if sys.byteorder == "little":
-        positions.byteswap()  # the values stay as they lie in the file
-    begin, end = min(positions), max(positions) + _WORD_BYTES
-    if end - begin <= len(positions) * _DENSE_BYTES:
-        _write_merged(file, begin, end, positions, values)
-        return
-    pages: defaultdict[int, list[int]] = defaultdict(list)
-    for at, position in enumerate(positions):
-        pages[position // _PAGE_BYTES].append(at)
-    for page, places in sorted(pages.items()):
-        first = page * _PAGE_BYTES
-        those, theirs = [positions[at] for at in places], [values[at] for at in places]
-        _write_merged(file, first, first + _PAGE_BYTES, those, theirs)
-
-
-def _write_merged(
-    file: File, begin: int, end: int, positions: Sequence[int], values: Sequence[int]
-) -> None:
-    """These words, and what lies between them as it is."""
-    content = bytearray(file.view()[begin:end])
-    words = memoryview(content)[: len(content) // _WORD_BYTES * _WORD_BYTES].cast("I")
-    for position, value in zip(positions, values, strict=True):
-        words[(position - begin) // _WORD_BYTES] = value
-    file.write_at(begin, content)
-
-
 INDEX_DIRECTORY: Final = "index"
 HEADER: Final = struct.Struct(">qqqqii")
 SLOT: Final = struct.Struct(">i")
@@ -138,7 +57,7 @@ assert (HEADER.size, SLOT.size, INDEX_ENTRY.size) == (40, 4, 20)
 
 @dataclass(slots=True)
 class IndexFile:
-    """What the header of one file says."""
+    """The header of one index file."""
 
     name: str
     begin_ms: int = 0
@@ -147,7 +66,9 @@ class IndexFile:
     end_offset: int = 0
     used_slots: int = 0
     count: int = 1
-    is_closed: bool = False  # records that were not indexed follow: the next key begins a file
+    # True if records without keys follow it in the log. The next key begins a new file, so that no
+    # file claims a range of the log that it does not cover.
+    is_closed: bool = False
 
     @property
     def path(self) -> str:
@@ -164,15 +85,26 @@ class IndexFile:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """What one flush changes in one file. It is stored in the redo file."""
+
+    path: str
+    size: int  # of the file, if it has to be created
+    writes: list[tuple[int, bytes]]  # position, bytes
+    words: bytes = b""  # many writes of four bytes: position 4 | word 4, repeated
+
+
 @dataclass(slots=True)
 class IndexFlush:
-    """Keys on their way to the files. `run` may go to a thread, and again after it failed."""
+    """Writes keys to the files. `run` may be called in a thread, and again after it failed."""
 
     index: KeyIndex
     keys: list[PendingKeys]
-    files: list[IndexFile]  # in the end, as they will be
+    files: list[IndexFile]  # after `run`: the headers as they are then
     now_ms: int
-    # One that failed, perhaps half done: it must be done whole before anything else.
+    # A flush that failed, perhaps in the middle. It must be completed before anything else, because
+    # the chains in the files may be broken until then.
     previous: IndexFlush | None = None
     is_previous_done: bool = False
     changes: list[FileChange] | None = None
@@ -187,6 +119,8 @@ class IndexFlush:
 
 
 class KeyIndex:
+    """All index files of a store and the keys that are not in files yet."""
+
     def __init__(
         self,
         disk: Disk,
@@ -196,7 +130,7 @@ class KeyIndex:
         entry_count: int,
         is_enabled: bool = True,
     ) -> None:
-        self.is_enabled = is_enabled  # else no key is taken; those that are there can be found
+        self.is_enabled = is_enabled  # if not, no key is added; existing keys are still found
         self._disk = disk
         self._views = views
         self._slot_count = slot_count
@@ -215,10 +149,11 @@ class KeyIndex:
                 self.pending.append((topic, key, log_offset, stored_ms))
 
     def begin_flush(self, now_ms: int) -> IndexFlush:
+        """Take the pending keys out of memory for writing. They are still found by `find`."""
         failed, keys = self._flush, self.pending
         flush = IndexFlush(self, keys, self.files, now_ms, failed)
         if failed is not None and failed.changes is None:
-            # It failed before it began: its keys go along with these, behind what it followed.
+            # It failed before it changed anything, so its keys are written together with these.
             flush = replace(failed, keys=failed.keys + keys)
         self._flush = flush
         self.pending = []
@@ -229,24 +164,27 @@ class KeyIndex:
         self._flush = None
 
     def plan_changes(self, flush: IndexFlush) -> tuple[list[IndexFile], list[FileChange]]:
+        """Return the headers after a flush and the changes that it makes. Nothing is written."""
         files = [replace(file) for file in flush.files]
         changes = []
-        keys, done = KeyColumns.from_pending(flush.keys), 0
-        while done < len(keys.hashes):
+        keys, planned = KeyColumns.from_pending(flush.keys), 0
+        while planned < len(keys.hashes):
             if not files or files[-1].is_closed or files[-1].count >= self._entry_count:
                 files.append(IndexFile(_new_file_name(files, flush.now_ms)))
-            room = self._entry_count - files[-1].count
-            changes.append(self._plan_file_change(files[-1], keys.part(done, done + room)))
-            done += room
+            capacity = self._entry_count - files[-1].count
+            part = keys.part(planned, planned + capacity)
+            changes.append(self._plan_file_change(files[-1], part))
+            planned += capacity
         return files, changes
 
     def apply(self, changes: list[FileChange]) -> None:
+        """Write changes so that a crash at any point leaves all of them or none."""
         if changes:
             write_redo(self._disk, changes)
             apply_changes(self._disk, changes)
 
     def _plan_file_change(self, file: IndexFile, keys: KeyColumns) -> FileChange:
-        """The writes that put these keys into a file, and the file's new header."""
+        """Return the writes that add keys to a file, and update its header in memory."""
         hashes, log_offsets, stored = keys
         first = file.count
         if first == 1:
@@ -254,7 +192,9 @@ class KeyIndex:
         slots = [value % self._slot_count for value in hashes]
         previous = self._slot_heads(file, slots)
         file.used_slots += previous.count(0)
-        newest = dict(zip(slots, itertools.count(first), strict=False))  # the last one per slot
+        newest = dict(
+            zip(slots, itertools.count(first), strict=False)
+        )  # number of the last entry per slot
         if len(newest) < len(slots):
             file.used_slots -= _link_shared_slots(slots, previous, first, newest)
         seconds = self._seconds_since(stored, file.begin_ms)
@@ -275,7 +215,7 @@ class KeyIndex:
         )
 
     def _slot_heads(self, file: IndexFile, slots: list[int]) -> list[int]:
-        """What the file holds for each of these slots: the number of an entry, or 0."""
+        """Return what the file holds in each of these slots: the number of an entry, or 0."""
         if file.count <= 1:
             return [0] * len(slots)
         words = self._views.view(file.path)[HEADER.size : self._entries_position].cast("I")
@@ -285,20 +225,23 @@ class KeyIndex:
         return [head if head < file.count else 0 for head in heads]
 
     def _seconds_since(self, stored_ms: Sequence[int], begin_ms: int) -> list[int]:
-        found = {ms: (ms - begin_ms) // 1000 for ms in set(stored_ms)}
-        bounded = {ms: min(max(0, seconds), SECONDS_MAX) for ms, seconds in found.items()}
-        return [bounded[ms] for ms in stored_ms]
+        # Few distinct times, many keys: convert each time once.
+        seconds = {ms: min(max(0, (ms - begin_ms) // 1000), SECONDS_MAX) for ms in set(stored_ms)}
+        return [seconds[ms] for ms in stored_ms]
 
     # --- reading -------------------------------------------------------------------------------
 
     def find(self, topic: str, key: bytes, begin_ms: int, end_ms: int) -> Iterator[LogOffset]:
-        """Where records with this key may lie, the newest first. The caller compares the key."""
-        seen = set()
-        sought = (topic, key)
-        for waiting in self._unwritten_keys():
-            for entry_topic, entry_key, log_offset, stored_ms in newest_first(waiting):
-                is_it = (entry_topic, entry_key) == sought and begin_ms <= stored_ms <= end_ms
-                if is_it and log_offset not in seen:
+        """Yield log offsets of records that may have this key, the newest first.
+
+        The caller must compare the key and the stored time: the files know only hashes and seconds.
+        """
+        seen = set()  # a key may be in memory and in a file while a flush is running
+        for pending in self._unwritten_keys():
+            for entry_topic, entry_key, log_offset, stored_ms in newest_first(pending):
+                is_match = (entry_topic, entry_key) == (topic, key)
+                is_match = is_match and begin_ms <= stored_ms <= end_ms
+                if is_match and log_offset not in seen:
                     seen.add(log_offset)
                     yield LogOffset(log_offset)
         for file in reversed(self.files):
@@ -319,7 +262,8 @@ class KeyIndex:
         self, file: IndexFile, hash_value: int, begin_ms: int, end_ms: int
     ) -> Iterator[int]:
         view = self._views.view(file.path)
-        # Not only up to the count we know: a flush that is on its way may have put more there.
+        # Entries above the count of the header may exist already: a flush may be writing them in
+        # a thread. So the number is checked against the capacity of the file.
         number = self._slot_head(view, hash_value % self._slot_count, self._entry_count)
         while number > 0:
             entry_hash, log_offset, seconds, previous = INDEX_ENTRY.unpack_from(
@@ -328,7 +272,7 @@ class KeyIndex:
             stored_ms = file.begin_ms + seconds * 1000  # rounded down to a second
             if entry_hash == hash_value and begin_ms - 999 <= stored_ms <= end_ms:
                 yield log_offset
-            # Numbers fall along a chain; one that does not is damage, and would be a loop.
+            # Numbers decrease along a chain. One that does not is damaged and could form a loop.
             number = previous if previous < number else 0
 
     def _slot_head(self, view: memoryview, slot: int, count: int) -> int:
@@ -338,8 +282,9 @@ class KeyIndex:
     # --- opening and expiry --------------------------------------------------------------------
 
     def open(self) -> None:
-        """Finish what a crash interrupted, then read the headers."""
-        apply_changes(self._disk, [c for c in load_redo(self._disk) if self._can_apply(c)])
+        """Complete a flush that a crash interrupted, then read the headers of all files."""
+        changes = [change for change in load_redo(self._disk) if self._can_apply(change)]
+        apply_changes(self._disk, changes)
         self.files = []
         for name in self._disk.names(INDEX_DIRECTORY):
             if not name.isdigit():
@@ -347,18 +292,19 @@ class KeyIndex:
             view = self._views.view(f"{INDEX_DIRECTORY}/{name}")
             if len(view) == self._file_bytes:
                 file = IndexFile(name, *HEADER.unpack_from(view, 0))
-                # RocketMQ leaves 0 in a file it has just made; more than fits is damage.
+                # RocketMQ writes 0 into a new file. A count above the capacity is damaged.
                 file.count = min(max(1, file.count), self._entry_count)
                 self.files.append(file)
-            else:  # made with other settings, or cut short: the log has it all
+            else:  # of another configuration, or cut short; recovery rebuilds it from the log
                 self._views.discard(f"{INDEX_DIRECTORY}/{name}")
                 remove_file(self._disk, f"{INDEX_DIRECTORY}/{name}")
 
     def _can_apply(self, change: FileChange) -> bool:
-        """Not if another broker has worked on the file since: it has gone on, or removed it."""
-        (entries_at, _), (_, header) = change.writes
+        """Return False if RocketMQ's broker has added keys to the file or removed it since."""
+        (entries_position, _), (_, header) = change.writes
         if not self._disk.exists(change.path):
-            return entries_at == self._entries_position + INDEX_ENTRY.size  # it begins the file
+            # Only a change that begins a file may create it.
+            return entries_position == self._entries_position + INDEX_ENTRY.size
         view = self._views.view(change.path)
         count = HEADER.unpack_from(view)[-1] if len(view) >= HEADER.size else 0
         self._views.discard(change.path)
@@ -366,23 +312,28 @@ class KeyIndex:
 
     @property
     def end_offset(self) -> int:
-        """The last record that is in the files; -1 if none is."""
+        """Return the log offset of the last record in the files; -1 if there is none."""
         return max((file.end_offset for file in self.files if file.count > 1), default=-1)
 
     def close_last_file(self) -> None:
+        """Let the next key begin a new file, because records without keys come before it."""
         if self.files:
             self.files[-1].is_closed = True
 
     def clear(self) -> None:
+        """Remove all files and pending keys, before the index is rebuilt."""
         remove_file(self._disk, REDO_PATH)
         while self.files:
             self._remove(self.files.pop())
         self.pending.clear()
 
     def remove_expired(self, log_begin: int) -> int:
+        """Remove files whose records are all below `log_begin`. Return how many."""
         expired = expired_files(self.files, log_begin)
         if expired:
-            remove_file(self._disk, REDO_PATH)  # or a start could make a removed file again
+            remove_file(
+                self._disk, REDO_PATH
+            )  # otherwise the next start would create a removed file again
         for file in expired:
             self.files.remove(file)
             self._remove(file)
@@ -396,26 +347,113 @@ class KeyIndex:
 def _link_shared_slots(
     slots: list[int], previous: list[int], first: int, newest: dict[int, int]
 ) -> int:
-    """Let entries that came together into one slot follow each other; how many did so in a slot
-    that was empty before."""
+    """Chain new entries that share a slot with each other, by changing `previous`.
+
+    `previous` holds what the file has in the slot of each entry. For the second and later new
+    entries of a slot it must be the new entry before. Return how many of these were counted as the
+    first entry of an empty slot.
+    """
     numbered = zip(slots, itertools.count(first), strict=False)
     shared = {slot for slot, number in numbered if newest[slot] != number}
-    before: dict[int, int] = {}
-    were_empty = 0
-    for at in [at for at, slot in enumerate(slots) if slot in shared]:
-        slot = slots[at]
-        if slot in before:
-            were_empty += not previous[at]
-            previous[at] = before[slot]
-        before[slot] = first + at
-    return were_empty
+    last_numbers: dict[int, int] = {}
+    miscounted = 0
+    for index in [index for index, slot in enumerate(slots) if slot in shared]:
+        slot = slots[index]
+        if slot in last_numbers:
+            miscounted += not previous[index]
+            previous[index] = last_numbers[slot]
+        last_numbers[slot] = first + index
+    return miscounted
 
 
 def expired_files(files: list[IndexFile], log_begin: int) -> list[IndexFile]:
-    """Those that speak only of what is gone from the log; the last one stays."""
+    """Return the files whose records are all below `log_begin`. The last file always stays."""
     return list(itertools.takewhile(lambda file: file.end_offset < log_begin, files[:-1]))
 
 
 def _new_file_name(files: list[IndexFile], now_ms: int) -> str:
+    """Return a name by the time of its creation, as RocketMQ does, but after all existing names."""
     name = format_file_timestamp(now_ms)
     return max(name, f"{int(files[-1].name) + 1:017d}") if files else name
+
+
+# --- the redo file -------------------------------------------------------------------------------
+
+_CRC_BYTES: Final = 4
+_WORD_BYTES: Final = 4
+_PAGE_BYTES: Final = 4096
+# If words are on average not farther apart than this (16 in a page), one write covers all of them.
+_DENSE_BYTES: Final = 256
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[FileChange])
+
+
+def write_redo(disk: Disk, changes: list[FileChange]) -> None:
+    """Write the redo file durably."""
+    data = _encoder.encode(changes)
+    write_file(disk, REDO_PATH, crc32(data).to_bytes(_CRC_BYTES, "big") + data)
+
+
+def load_redo(disk: Disk) -> list[FileChange]:
+    """Return the changes in the redo file; none if there is no complete one."""
+    content = read_file(disk, REDO_PATH) or b""
+    data = content[_CRC_BYTES:]
+    if len(content) <= _CRC_BYTES or crc32(data) != int.from_bytes(content[:_CRC_BYTES], "big"):
+        return []
+    return _decoder.decode(data)
+
+
+def apply_changes(disk: Disk, changes: list[FileChange]) -> None:
+    """Make changes durably. They may have been made before, in part or as a whole."""
+    for change in changes:
+        is_new = not disk.exists(change.path)
+        file = disk.create(change.path, change.size) if is_new else disk.open(change.path)
+        try:
+            if file.size < change.size:  # a crash interrupted its creation
+                file.resize(change.size)
+            for position, data in change.writes:
+                file.write_at(position, data)
+            _write_words(file, change.words)
+            file.sync()
+        finally:
+            file.close()
+        if is_new:
+            disk.sync_directory(parent_directory(change.path))
+
+
+def _write_words(file: File, words: bytes) -> None:
+    """Write many words with few calls, because one call per word would be slow.
+
+    The words of a page become one write. If most pages have words, all of them become one write.
+    """
+    if not words:
+        return
+    pairs = array("I", words)
+    positions, values = pairs[0::2], pairs[1::2]
+    if sys.byteorder == "little":
+        positions.byteswap()  # the values are copied as they are
+    begin, end = min(positions), max(positions) + _WORD_BYTES
+    if end - begin <= len(positions) * _DENSE_BYTES:
+        _write_merged(file, begin, end, positions, values)
+        return
+    pages: defaultdict[int, list[int]] = defaultdict(list)
+    for index, position in enumerate(positions):
+        pages[position // _PAGE_BYTES].append(index)
+    for page, indexes in sorted(pages.items()):
+        page_begin = page * _PAGE_BYTES
+        page_positions = [positions[index] for index in indexes]
+        page_values = [values[index] for index in indexes]
+        _write_merged(file, page_begin, page_begin + _PAGE_BYTES, page_positions, page_values)
+
+
+def _write_merged(
+    file: File, begin: int, end: int, positions: Sequence[int], values: Sequence[int]
+) -> None:
+    """Write words and the unchanged bytes between them in one call."""
+    content = bytearray(file.view()[begin:end])
+    words = memoryview(content)[: len(content) // _WORD_BYTES * _WORD_BYTES].cast("I")
+    for position, value in zip(positions, values, strict=True):
+        words[(position - begin) // _WORD_BYTES] = value
+    file.write_at(begin, content)

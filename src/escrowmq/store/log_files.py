@@ -1,8 +1,8 @@
-"""The files of a log, for reading only, with whatever is wrong with them.
+"""The segments of a log, opened for reading only, with whatever is wrong with them.
 
-Unlike `CommitLog` this opens any directory: it finds out how long the files are, copes with files
-that are missing or cut short, and reads on behind a place that does not check out. It takes no
-lock and changes nothing, so it may look at a log that a broker is writing.
+Unlike `CommitLog` this opens any directory. It finds out how long the segments are, tolerates
+segments that are missing or cut short, and continues behind damaged bytes. It takes no lock and
+changes nothing, so it can read a log while a broker writes it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from escrowmq.message.record import (
 from escrowmq.store.commit_log import LOG_DIRECTORY, file_name, is_file_name
 from escrowmq.store.disk import Disk, ViewCache
 
-FULL_SCAN_BYTES: Final = 8 << 20  # so far behind the end every byte is looked at; farther on
-_SAMPLE_BYTES: Final = 4096  # only the first so many
-_SAMPLE_INTERVAL_BYTES: Final = 16 << 20  # of so many
+# `first_nonzero` tests every byte up to here, and then a sample at the start of each interval.
+FULL_SCAN_BYTES: Final = 8 << 20
+_SAMPLE_BYTES: Final = 4096
+_SAMPLE_INTERVAL_BYTES: Final = 16 << 20
 _CHUNK_BYTES: Final = 256 << 10
 _ZEROS: Final = bytes(_CHUNK_BYTES)
-_MAGIC_POSITION: Final = 4
+_MAGIC_POSITION: Final = 4  # in a record
 _MAGIC_PATTERN = re.compile(
-    b"|".join(re.escape(m.to_bytes(4, "big")) for m in (MAGIC_V1, MAGIC_V2))
+    b"|".join(re.escape(magic.to_bytes(4, "big")) for magic in (MAGIC_V1, MAGIC_V2))
 )
 
 
@@ -49,42 +50,47 @@ class LogFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DamagedRange:
-    """Bytes of the log that are no record."""
+    """A range of the log without valid records."""
 
     begin: LogOffset
-    end: LogOffset  # where the next good record lies; where the files end if there is none
+    end: LogOffset  # of the next valid record, or the end of the files
     first_nonzero: LogOffset  # the first byte that is not zero
     reason: str
-    is_last: bool  # no good record lies behind it
+    is_last: bool  # no valid record follows
 
 
 class LogFiles:
+    """All segments of a log. `end` is behind the last valid record that `scan` has yielded."""
+
     def __init__(self, disk: Disk) -> None:
         self._views = ViewCache(disk, files_max=2)
         names = disk.names(LOG_DIRECTORY)
         self.unknown_names = [name for name in names if not is_file_name(name)]
-        found = [
+        files = [
             LogFile(int(name), file_size(disk, f"{LOG_DIRECTORY}/{name}"))
             for name in names
             if is_file_name(name)
         ]
-        self.segment_bytes = most_common_size(file.size for file in found)
+        self.segment_bytes = most_common_size(file.size for file in files)
         self.misaligned_files = [
-            f for f in found if self.segment_bytes and f.base % self.segment_bytes
+            file for file in files if self.segment_bytes and file.base % self.segment_bytes
         ]
-        self.files = [file for file in found if file not in self.misaligned_files]
+        self.files = [file for file in files if file not in self.misaligned_files]
         self._last_view = -1, memoryview(b"")
         self._by_base = {file.base: file for file in self.files}
         self.begin = LogOffset(self.files[0].base if self.files else 0)
         self.files_end = LogOffset(self.files[-1].base + self.segment_bytes if self.files else 0)
-        self.end = self.begin  # behind the last good record that a walk has met
+        self.end = self.begin
 
     def close(self) -> None:
         self._last_view = -1, memoryview(b"")
         self._views.close()
 
     def locate(self, log_offset: int) -> tuple[str, int]:
-        """The path of the file that holds this offset, there or not, and the position in it."""
+        """Return the path of the file for a log offset, and the position in it.
+
+        The file need not exist.
+        """
         position = log_offset % self.segment_bytes if self.segment_bytes else 0
         return f"{LOG_DIRECTORY}/{file_name(log_offset - position)}", position
 
@@ -92,34 +98,34 @@ class LogFiles:
         return log_offset - log_offset % self.segment_bytes in self._by_base
 
     def scan(self, begin: int = 0) -> Iterator[StoredRecord | DamagedRange]:
-        """Every record from `begin` on, a record's boundary, and every place that holds none."""
-        at = LogOffset(max(begin, self.begin))
-        while at < self.files_end:
-            file = self._by_base.get(at - at % self.segment_bytes)
-            if file is not None and self._is_blank(file, at):
-                at = LogOffset(file.base + self.segment_bytes)
+        """Yield records and damaged ranges in order. `begin` must be a record boundary."""
+        log_offset = LogOffset(max(begin, self.begin))
+        while log_offset < self.files_end:
+            file = self._by_base.get(log_offset - log_offset % self.segment_bytes)
+            if file is not None and self._is_blank(file, log_offset):
+                log_offset = LogOffset(file.base + self.segment_bytes)
                 continue
             try:
-                record = self._record_at(file, at)
+                record = self._record_at(file, log_offset)
             except CorruptRecord as error:
-                place = self._find_damage(at, error.reason)
-                if place is None:
+                damage = self._find_damage(log_offset, error.reason)
+                if damage is None:
                     return
-                yield place
-                if place.is_last:
+                yield damage
+                if damage.is_last:
                     return
-                at = place.end
+                log_offset = damage.end
             else:
-                at = self.end = LogOffset(at + record.size)
+                log_offset = self.end = LogOffset(log_offset + record.size)
                 yield record
 
     def next_valid_record(self, log_offset: int) -> LogOffset | None:
-        """The first good record at an offset or behind it, whatever lies between."""
+        """Return the offset of the first valid record at or above `log_offset`, or None."""
         for file in self.files:
             if file.base + self.segment_bytes > log_offset:
-                found = self._find_valid_record(file, max(0, log_offset - file.base))
-                if found is not None:
-                    return found
+                record_offset = self._find_valid_record(file, max(0, log_offset - file.base))
+                if record_offset is not None:
+                    return record_offset
         return None
 
     def _view(self, file: LogFile) -> memoryview:
@@ -142,8 +148,11 @@ class LogFiles:
         return bool(magic == MAGIC_BLANK and remaining == self.segment_bytes - position)
 
     def _find_damage(self, log_offset: LogOffset, reason: str) -> DamagedRange | None:
-        """None if there is nothing but zeros: the log ends here, as it should."""
-        seen_from: int | None = None
+        """Return the damage that begins here.
+
+        Return None if only zeros follow: this is the regular end of the log.
+        """
+        nonzero_offset: int | None = None
         following: LogOffset | None = None
         for file in self.files:
             if file.base + self.segment_bytes <= log_offset:
@@ -151,25 +160,25 @@ class LogFiles:
             nonzero = first_nonzero(self._view(file), max(0, log_offset - file.base))
             if nonzero is None:
                 continue
-            if seen_from is None:
-                seen_from = file.base + nonzero
+            if nonzero_offset is None:
+                nonzero_offset = file.base + nonzero
             following = self._find_valid_record(file, max(0, log_offset + 1 - file.base))
             if following is not None:
                 break
-        if seen_from is None:
+        if nonzero_offset is None:
             return None
         return DamagedRange(
             begin=log_offset,
             end=self.files_end if following is None else following,
-            first_nonzero=LogOffset(seen_from),
+            first_nonzero=LogOffset(nonzero_offset),
             reason=reason,
             is_last=following is None,
         )
 
     def _find_valid_record(self, file: LogFile, position: int) -> LogOffset | None:
         view = self._view(file)
-        for found in _MAGIC_PATTERN.finditer(view, position + _MAGIC_POSITION):
-            candidate = found.start() - _MAGIC_POSITION
+        for match in _MAGIC_PATTERN.finditer(view, position + _MAGIC_POSITION):
+            candidate = match.start() - _MAGIC_POSITION
             try:
                 return decode_record(view, candidate, LogOffset(file.base + candidate)).log_offset
             except CorruptRecord:
@@ -180,15 +189,20 @@ class LogFiles:
 def first_nonzero(
     view: memoryview, position: int, full_scan_bytes: int = FULL_SCAN_BYTES
 ) -> int | None:
-    """Where the first byte lies that is not zero. What a crash leaves lies right behind the end;
-    of the rest of a sparse file only samples are taken, for to look at all would fill the memory
-    with its pages."""
-    whole_end = min(len(view), position + full_scan_bytes)
+    """Return the position of the first byte that is not zero; None if there is none.
+
+    What a crash leaves is right behind the end of the log, so the first bytes are all tested. The
+    remaining part of a segment is usually a hole of a sparse file, of which only samples are
+    tested: to read all of it would fill the memory with pages of zeros.
+    """
+    full_end = min(len(view), position + full_scan_bytes)
     chunks = [
-        (at, min(at + _CHUNK_BYTES, whole_end)) for at in range(position, whole_end, _CHUNK_BYTES)
+        (begin, min(begin + _CHUNK_BYTES, full_end))
+        for begin in range(position, full_end, _CHUNK_BYTES)
     ]
     chunks += [
-        (at, at + _SAMPLE_BYTES) for at in range(whole_end, len(view), _SAMPLE_INTERVAL_BYTES)
+        (begin, begin + _SAMPLE_BYTES)
+        for begin in range(full_end, len(view), _SAMPLE_INTERVAL_BYTES)
     ]
     for begin, end in chunks:
         chunk = bytes(view[begin:end])
@@ -198,7 +212,7 @@ def first_nonzero(
 
 
 def most_common_size(sizes: Iterable[int]) -> int:
-    """How long files of one kind should be: what most of them are, or the longest; 0 if none is."""
+    """Return the size that most files have, the largest of several; 0 if all files are empty."""
     counts = Counter(size for size in sizes if size)
     return max(counts, key=lambda size: (counts[size], size), default=0)
 

@@ -1,9 +1,13 @@
-"""Forget old messages: by age once a day, earlier when the disk fills up.
+"""Retention: remove old segments of the log, by age once a day and earlier if the disk fills up.
 
-used more than         what happens
-expire_ratio           files past their time go at any hour
-force_expire_ratio     the oldest go, whatever their age
-refuse_ratio           and no new message is taken
+    disk used more than      effect
+    expire_ratio             segments older than the retention time are removed at any hour
+    force_expire_ratio       the oldest segments are removed whatever their age
+    refuse_ratio             new messages are refused as well
+
+A segment is removed only if a checkpoint covers it and if it does not contain anything that the
+transaction coordinator still needs (`oldest_needed_offset`). Queue and index files that describe
+only removed segments go with the next checkpoint.
 """
 
 from __future__ import annotations
@@ -15,13 +19,13 @@ from escrowmq.message.record import LogOffset
 from escrowmq.store.disk import DiskUsage
 from escrowmq.store.store import MessageStore
 
-SEGMENTS_PER_PASS_MAX = 10  # files per pass: no checkpoint is made meanwhile
+SEGMENTS_PER_PASS_MAX = 10  # no checkpoint is made during a pass, so it must be short
 
 
 def should_remove(
     modified_ms: int, *, now_ms: int, hour: int, used_ratio: float, config: StoreConfig
 ) -> bool:
-    """Whether a log file that was last written then has to go now. Pure."""
+    """Return whether a segment that was last written at `modified_ms` is to be removed now."""
     if used_ratio > config.force_expire_ratio:
         return True
     if now_ms - modified_ms <= config.retention_ms:
@@ -30,7 +34,7 @@ def should_remove(
 
 
 def update_disk_state(store: MessageStore, usage: DiskUsage) -> None:
-    """Whether messages are taken, as full as the disk is."""
+    """Let the store accept or refuse messages, depending on how full the disk is."""
     store.has_disk_space = usage.used_ratio <= store.config.refuse_ratio
 
 
@@ -42,13 +46,17 @@ def is_expired(
     usage: DiskUsage,
     oldest_needed_offset: LogOffset | None = None,
 ) -> bool:
-    """Whether the oldest file has to, as full as the disk is; and whether that is too full to
-    take messages. Nothing from `keep_from` on ever has to."""
+    """Return whether the oldest segment is to be removed now.
+
+    Segments that contain `oldest_needed_offset` or anything above it stay. The disk state of the
+    store is updated as well, see `update_disk_state`.
+    """
     config, used_ratio = store.config, usage.used_ratio
     update_disk_state(store, usage)
     base = store.begin
     end = base + config.segment_bytes
-    # The file that is being written stays, and so does what no checkpoint covers yet.
+    # The segment that is being written stays. A segment without a checkpoint stays too: its queue
+    # entries may not be durable, and without the log they could not be restored.
     if end >= store.end or end > store.checkpointed_offset:
         return False
     if oldest_needed_offset is not None and end > oldest_needed_offset:
@@ -66,7 +74,7 @@ def expire(
     read_usage: Callable[[], DiskUsage],
     oldest_needed_offset: LogOffset | None = None,
 ) -> int:
-    """One pass, oldest file first: how many went."""
+    """Remove expired segments, the oldest first. Return how many."""
     removed = 0
     while removed < SEGMENTS_PER_PASS_MAX and is_expired(
         store,
