@@ -1,15 +1,15 @@
-"""Copy a store that may be in use, and bring a copy back.
+"""Back up a store, also while a broker uses it, and restore a backup.
 
-In this order, so that no file of the copy speaks of what is not in its log:
+The order makes sure that no file of the copy refers to something that its log does not contain:
 
-1. what says how far something has come: consumers, delays, transactions;
-2. then the end of the log is asked for: everything below is durable, and is the backup;
-3. what may speak of more, and must not speak of less: topics and groups;
-4. the queues, which remember the offsets of messages that have expired;
-5. the log up to that end.
+1. copy the files that say how far something has come: consumers, delays, transactions;
+2. get the end of the log: everything below is durable and belongs to the backup;
+3. copy the files that may be newer than that, but not older: topics and groups;
+4. copy the queues, which know the offsets of messages that have expired;
+5. copy the log up to that end.
 
-The index is not copied, nor what would make the next start short: that start reads the copied log
-once and makes queues and index anew. `escrowmq.backup` comes last: a copy without it is not whole.
+Key index and checkpoint are not copied. The first start on the copy reads the copied log once and
+rebuilds queues and index. `escrowmq.backup` is written last: a copy without it is incomplete.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ from escrowmq.store.log_files import LogFiles
 from escrowmq.store.store import ABORT_PATH
 
 MANIFEST_PATH: Final = "escrowmq.backup"
-TOKEN_PATH: Final = "escrowmq.token"  # left there by the broker that runs on a directory
+TOKEN_PATH: Final = "escrowmq.token"  # the running broker of a directory writes it there
 ESCROW_PATH: Final = "escrowmq.escrow"
 _METADATA_FILES: Final = ("topics.json", "subscriptionGroup.json")
 _CHUNK_BYTES: Final = 1 << 18
 _ZEROS: Final = bytes(_CHUNK_BYTES)
 
-ProgressCallback = Callable[[int, int], None]  # bytes of the log copied so far, and of how many
+ProgressCallback = Callable[[int, int], None]  # copied bytes of the log, total bytes
 
 
 class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of escrowmq.backup; the field names are stored."""
+
     log_begin: int
     log_end: int
     records: int
@@ -46,10 +48,12 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_target_is_empty(disk: Disk) -> None:
-    """Into an empty directory only, or one that is not there yet."""
+    """Raise StoreError unless the directory is empty or does not exist yet."""
     names = disk.names("")
     if names:
-        raise StoreError(f"is not empty ({names[0]} is in it): name a new directory")
+        raise StoreError(
+            f"the directory is not empty ({names[0]} is in it); choose a new directory"
+        )
 
 
 def back_up(
@@ -59,18 +63,21 @@ def back_up(
     *,
     now_ms: int,
     source_name: str = "",
-    on_progress: ProgressCallback = lambda done, whole: None,
+    on_progress: ProgressCallback = lambda copied, total: None,
 ) -> tuple[BackupManifest, CheckReport]:
-    """`end_of_log` is asked once, after what must not be ahead of it was copied."""
+    """Copy a store and check the copy.
+
+    `get_log_end` is called once, after the files that must not be newer than the log are copied.
+    Raises StoreDamaged if the copy is damaged, and StoreError if the target is not empty.
+    """
     check_target_is_empty(target)
-    write_file(target, ABORT_PATH, b"")  # its first start recovers, as after a crash
-    configs = [path for path in source.names(CONFIG_DIRECTORY) if _is_config(path)]
-    behind = [f"{CONFIG_DIRECTORY}/{path}" for path in configs if not _is_metadata(path)]
-    _copy_files(source, target, [*behind, ESCROW_PATH])
+    write_file(target, ABORT_PATH, b"")  # makes the first start recover, as after a crash
+    configs = [name for name in source.names(CONFIG_DIRECTORY) if _is_config(name)]
+    positions = [f"{CONFIG_DIRECTORY}/{name}" for name in configs if not _is_metadata(name)]
+    metadata = [f"{CONFIG_DIRECTORY}/{name}" for name in configs if _is_metadata(name)]
+    _copy_files(source, target, [*positions, ESCROW_PATH])
     end = get_log_end()
-    _copy_files(
-        source, target, [f"{CONFIG_DIRECTORY}/{path}" for path in configs if _is_metadata(path)]
-    )
+    _copy_files(source, target, metadata)
     _copy_files(source, target, _queue_files(source))
     begin = _copy_log(source, target, end, on_progress)
     report = _check_copy(target)
@@ -83,42 +90,48 @@ def back_up(
 
 
 def restore(
-    backup: Disk, target: Disk, *, on_progress: ProgressCallback = lambda done, whole: None
+    backup: Disk, target: Disk, *, on_progress: ProgressCallback = lambda copied, total: None
 ) -> tuple[BackupManifest, CheckReport]:
-    """A directory that a broker can start on. The backup is not changed."""
+    """Copy a backup to a directory on which a broker can start, and check the copy.
+
+    The backup is not changed. Raises StoreDamaged if the copy is not what was backed up.
+    """
     manifest = read_manifest(backup)
     check_target_is_empty(target)
     write_file(target, ABORT_PATH, b"")
-    configs = [f"{CONFIG_DIRECTORY}/{path}" for path in backup.names(CONFIG_DIRECTORY)]
+    configs = [f"{CONFIG_DIRECTORY}/{name}" for name in backup.names(CONFIG_DIRECTORY)]
     _copy_files(backup, target, [*configs, ESCROW_PATH, *_queue_files(backup)])
     _copy_log(backup, target, manifest.log_end, on_progress)
     report = _check_copy(target)
     _raise_if_damaged(report, manifest.log_end)
     if report.records != manifest.records:
-        raise StoreDamaged(f"{report.records} records, but {manifest.records} were backed up")
+        raise StoreDamaged(
+            f"the copy has {report.records} records, but {manifest.records} were backed up"
+        )
     return manifest, report
 
 
 def read_manifest(backup: Disk) -> BackupManifest:
+    """Return the manifest of a backup. Raises StoreError if the backup is incomplete or none."""
     content = read_file(backup, MANIFEST_PATH)
     if content is None:
-        what = "a store, but no backup" if is_store(backup) else "no backup"
-        raise StoreError(f"{what}: there is no {MANIFEST_PATH} in it, which a whole backup has")
+        kind = "a store, not a backup" if is_store(backup) else "not a backup"
+        raise StoreError(f"{kind}: a complete backup contains the file {MANIFEST_PATH}")
     try:
         return msgspec.json.decode(content, type=BackupManifest)
     except msgspec.DecodeError as error:
-        raise StoreDamaged(f"{MANIFEST_PATH} does not check out: {error}") from error
+        raise StoreDamaged(f"{MANIFEST_PATH} is invalid: {error}") from error
 
 
 def _check_copy(target: Disk) -> CheckReport:
     if is_store(target):
         return check_store(target)
-    return CheckReport(stopped_cleanly=False)  # nothing was ever sent
+    return CheckReport(stopped_cleanly=False)  # the store never had a message
 
 
 def _raise_if_damaged(report: CheckReport, log_end: int) -> None:
     if not report.is_clean:
-        first = next(f for f in report.findings if f.severity.name == "DAMAGE")
+        first = next(finding for finding in report.findings if finding.severity.name == "DAMAGE")
         raise StoreDamaged(f"the copy is damaged: {first.where}: {first.what}")
     if report.log_end != log_end:
         raise StoreDamaged(f"the copied log ends at {report.log_end}, not at {log_end}")
@@ -149,46 +162,52 @@ def _copy_files(source: Disk, target: Disk, paths: Iterable[str]) -> None:
 
 
 def _copy_log(source: Disk, target: Disk, log_end: int, on_progress: ProgressCallback) -> int:
-    """The files below `end`. One may expire before its turn comes; then the copy begins later."""
+    """Copy the segments below `log_end`. Return the log offset at which the copy begins.
+
+    A segment may expire before it is copied. The copy begins behind it then.
+    """
     log = LogFiles(source)
     log.close()
     files = [file for file in log.files if file.base < log_end] or log.files[:1]
     begin = files[0].base if files else log_end
-    done = 0
+    copied = 0
     for file in files:
-        on_progress(done, log_end - begin)
+        on_progress(copied, log_end - begin)
         if _copy_file(source, target, file.path, data_end=log_end - file.base):
-            done += min(log_end - file.base, log.segment_bytes)
-        elif done:
-            raise StoreError(f"{file.path} went while it was copied: try again")
+            copied += min(log_end - file.base, log.segment_bytes)
+        elif copied:
+            raise StoreError(f"{file.path} was removed while the log was copied; try again")
         else:
             begin = file.base + log.segment_bytes
     if files:
         target.sync_directory(parent_directory(files[0].path))
-    on_progress(done, log_end - begin)
+    on_progress(copied, log_end - begin)
     return begin
 
 
 def _copy_file(source: Disk, target: Disk, path: str, *, data_end: int | None = None) -> bool:
-    """As long as it is, but with zeros from `end` on. Zeros take no room. False: it is gone."""
+    """Copy a file with its length, but with zeros from `data_end` on. Return False if it is gone.
+
+    Chunks of zeros are not written, so that the copy of a sparse file is sparse too.
+    """
     try:
-        opened = source.open(path, writable=False)
+        original = source.open(path, writable=False)
     except StoreFailed:
         if source.exists(path):
             raise
         return False
     try:
-        view = opened.view()
-        made = target.create(path, len(view))
+        view = original.view()
+        copy = target.create(path, len(view))
         try:
-            last = len(view) if data_end is None else min(data_end, len(view))
-            for at in range(0, last, _CHUNK_BYTES):
-                chunk = bytes(view[at : min(at + _CHUNK_BYTES, last)])
+            end = len(view) if data_end is None else min(data_end, len(view))
+            for position in range(0, end, _CHUNK_BYTES):
+                chunk = bytes(view[position : min(position + _CHUNK_BYTES, end)])
                 if chunk != _ZEROS[: len(chunk)]:
-                    made.write_at(at, chunk)
-            made.sync()
+                    copy.write_at(position, chunk)
+            copy.sync()
         finally:
-            made.close()
+            copy.close()
     finally:
-        opened.close()
+        original.close()
     return True

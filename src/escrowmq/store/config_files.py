@@ -1,7 +1,7 @@
-"""config/*.json: topics, consumer groups, offsets, as RocketMQ keeps them.
+"""Files in config/*.json: topics, consumer groups and offsets, in RocketMQ's format.
 
-Each file has its last version beside it (`.bak`), which is read when the main one is missing, empty
-or broken. What a file holds and we have no use for is kept and written back as it was.
+Each file has its previous version beside it (`.bak`). It is read if the file itself is missing,
+empty or invalid. Fields of a file that EscrowMQ does not use are kept and written back unchanged.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ OffsetTable = dict[str, dict[int, int]]  # "topic@group" -> queue id -> offset
 
 
 class GroupConfig(ConfigEntry, frozen=True, kw_only=True, rename="camel"):
+    """A consumer group, with RocketMQ's field names."""
+
     group_name: str
     consume_enable: bool = True
     consume_from_min_enable: bool = True
@@ -40,18 +42,19 @@ E = TypeVar("E", bound=ConfigEntry)
 
 
 class ConfigFile:
-    """One file and what is in it, as plain values. `save` keeps the version before."""
+    """One file and its content as plain values. `save` keeps the previous version as .bak."""
 
     def __init__(self, disk: Disk, name: str) -> None:
         self._disk = disk
         self._path = f"{CONFIG_DIRECTORY}/{name}"
-        self._is_main_file_valid = False  # the file itself, not the version before it
+        self._is_main_file_valid = False  # the file itself, not its .bak
         self.content = self._load()
 
     def version(self) -> DataVersion:
         return _convert(self.content.get("dataVersion") or {}, DataVersion, self._path)
 
     def table(self, key: str) -> dict[str, Any]:
+        """Return a table of the file; empty if there is none. Raises StoreDamaged."""
         table = self.content.get(key) or {}
         if not isinstance(table, dict):
             raise StoreDamaged(f"{self._path}: {key} is not a table")
@@ -73,14 +76,15 @@ class ConfigFile:
         return _convert(self.table(key), dict[str, int], self._path)
 
     def save(self, **tables: Any) -> None:
-        """Replace these tables; entries and versions become what RocketMQ writes.
+        """Replace tables of the file, durably. Entries and versions are written like RocketMQ's.
 
-        Whoever makes a topic waits for this, with ten thousand others in the file too: it is
-        not read again, and nothing of it goes through Python's own JSON.
+        A client that creates a topic waits for this, and the file may hold ten thousand topics. So
+        the file is not parsed again, and msgspec encodes it instead of the json module.
         """
-        before = read_file(self._disk, self._path) if self._is_main_file_valid else None
-        if before is not None:
-            replace_file(self._disk, self._path + ".bak", before)
+        # An invalid file must not overwrite its .bak, which may be the only valid version.
+        previous = read_file(self._disk, self._path) if self._is_main_file_valid else None
+        if previous is not None:
+            replace_file(self._disk, self._path + ".bak", previous)
         for name, table in tables.items():
             self.content[name] = to_plain(table)
         text = msgspec.json.format(msgspec.json.encode(self.content))
@@ -88,36 +92,36 @@ class ConfigFile:
         self._is_main_file_valid = True
 
     def _load(self) -> dict[str, Any]:
-        tried = False
+        has_data = False
         for path in (self._path, self._path + ".bak"):
             data = read_file(self._disk, path)
-            tried = tried or bool(data)
+            has_data = has_data or bool(data)
             content = _parse(data) if data else None
             if content is not None:
                 self._is_main_file_valid = path == self._path
                 return content
-        if tried:
-            raise StoreDamaged(f"{self._path} cannot be read, and neither can its .bak")
+        if has_data:
+            raise StoreDamaged(f"{self._path} is invalid, and so is its .bak")
         return {}
 
 
 def topics_file(disk: Disk) -> ConfigFile:
-    """`topicConfigTable`: TopicConfig by name."""
+    """Open the file with `topicConfigTable`: TopicConfig by name."""
     return ConfigFile(disk, "topics.json")
 
 
 def groups_file(disk: Disk) -> ConfigFile:
-    """`subscriptionGroupTable`: GroupConfig by name."""
+    """Open the file with `subscriptionGroupTable`: GroupConfig by name."""
     return ConfigFile(disk, "subscriptionGroup.json")
 
 
 def offsets_file(disk: Disk) -> ConfigFile:
-    """`offsetTable`: how far each group has read each queue."""
+    """Open the file with `offsetTable`: how far each group has read each queue."""
     return ConfigFile(disk, "consumerOffset.json")
 
 
 def delay_offsets_file(disk: Disk) -> ConfigFile:
-    """`offsetTable`: how far each delay level has been delivered."""
+    """Open the file with `offsetTable`: how far each delay level has been delivered."""
     return ConfigFile(disk, "delayOffset.json")
 
 
@@ -150,10 +154,10 @@ def _known_fields(entry_type: type[ConfigEntry]) -> frozenset[str]:
 
 
 def to_plain(value: Any) -> Any:
-    """What JSON can hold: entries with the fields they only carry, versions, tables of them."""
+    """Return a value that JSON can encode. Fields in `other` become fields of their entry."""
     if isinstance(value, ConfigEntry):
         if value.other is msgspec.UNSET:
-            return value  # as it stands
+            return value  # msgspec encodes it directly, which is faster
         row: dict[str, Any] = msgspec.to_builtins(value)
         return row | row.pop("(other)")
     if isinstance(value, dict):

@@ -1,15 +1,16 @@
-"""The only file calls of the store, behind a protocol with few verbs.
+"""The only file calls of the store, behind a protocol with few operations.
 
-Paths are relative, with forward slashes, below the root that the disk was opened with. A file
-has a fixed length from its creation on (the unwritten part reads as zeros and takes no room),
-is written with `write_at` and read through one `view` that shows every later write.
+Paths are relative to the root of the disk and use forward slashes. A file has a fixed length from
+its creation on; the part that is not written yet reads as zeros and takes no space. It is written
+with `write_at` and read through one `view`, which shows every later write.
 
-What a power cut may undo, and what makes it safe:
-  bytes written, length changed    until `File.sync`
-  a file created, renamed, removed until `Disk.sync_directory` of its directory
+What a power cut can undo, and what prevents that:
 
-Writes go through `pwrite`, never through the map: a full disk must be an error, and a store into
-a map of a sparse file would be a signal that ends the process.
+    bytes written, length changed        until `File.sync`
+    file created, renamed or removed     until `Disk.sync_directory` of its directory
+
+Writes use `pwrite`, never the memory map. On a full disk `pwrite` returns an error, but a write
+into the map of a sparse file would raise SIGBUS and end the process.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ BytesLike = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class DiskUsage:
-    """How full the file system below a disk is."""
+    """How full the file system of a disk is."""
 
     total_bytes: int
     free_bytes: int
@@ -46,10 +47,10 @@ class File(Protocol):
     @property
     def size(self) -> int: ...
     def write_at(self, position: int, data: BytesLike) -> None:
-        """All of it, or an error; after an error any part may have been written."""
+        """Write all of `data`. Raises StoreError; any part may have been written then."""
 
     def view(self) -> memoryview:
-        """The whole file, read-only. Not to be used any more after `resize`."""
+        """Return the whole file, read-only. The view must not be used after `resize`."""
 
     def resize(self, size: int) -> None: ...
     def sync(self) -> None: ...
@@ -62,26 +63,26 @@ class Lock(Protocol):
 
 class Disk(Protocol):
     def create(self, path: str, size: int) -> File:
-        """A file of `size` zeros under that name, whatever was there; directories are made."""
+        """Create a file of `size` zeros, or replace an existing one. Directories are created."""
 
     def open(self, path: str, *, writable: bool = True) -> File: ...
     def names(self, path: str) -> list[str]:
-        """What a directory holds, sorted; nothing if there is no such directory."""
+        """Return the names in a directory, sorted; none if the directory does not exist."""
 
     def exists(self, path: str) -> bool: ...
     def rename(self, old: str, new: str) -> None: ...
     def remove(self, path: str) -> None:
-        """A file or an empty directory."""
+        """Remove a file or an empty directory."""
 
     def sync_directory(self, path: str) -> None: ...
     def modified_ms(self, path: str) -> int: ...
     def usage(self) -> DiskUsage: ...
     def lock(self, path: str, content: bytes) -> Lock:
-        """Own a directory: `path` becomes a locked file with that content."""
+        """Lock the directory by a locked file with this content. Raises StoreLocked."""
 
 
 def read_file(disk: Disk, path: str) -> bytes | None:
-    """A small file, whole; None if there is none."""
+    """Return the content of a small file; None if it does not exist."""
     if not disk.exists(path):
         return None
     file = disk.open(path, writable=False)
@@ -92,13 +93,17 @@ def read_file(disk: Disk, path: str) -> bytes | None:
 
 
 def write_file(disk: Disk, path: str, data: bytes) -> None:
-    """A small file, durable but not atomic: a crash may leave any part of it."""
+    """Write a small file, durably but not atomically: a crash may leave any part of it."""
     _write_synced(disk, path, data)
     disk.sync_directory(parent_directory(path))
 
 
 def replace_file(disk: Disk, path: str, data: bytes) -> None:
-    """A small file, durable and atomic: after a crash it is the old one or the new one, whole."""
+    """Replace a small file, durably and atomically: a crash leaves the old or the new content.
+
+    The order matters: the new bytes are synced before the rename, or a power cut could leave the
+    new name without bytes.
+    """
     temporary = path + ".tmp"
     _write_synced(disk, temporary, data)
     disk.rename(temporary, path)
@@ -106,7 +111,7 @@ def replace_file(disk: Disk, path: str, data: bytes) -> None:
 
 
 def _write_synced(disk: Disk, path: str, data: bytes) -> None:
-    """Its bytes are safe then; its name is not yet."""
+    """Write a file and sync its bytes. Its directory entry is not durable yet."""
     file = disk.create(path, len(data))
     try:
         if data:
@@ -117,7 +122,7 @@ def _write_synced(disk: Disk, path: str, data: bytes) -> None:
 
 
 def remove_file(disk: Disk, path: str) -> None:
-    """Gone for good, also after a power cut. Not there is fine."""
+    """Remove a file, durably. A missing file is no error."""
     if disk.exists(path):
         disk.remove(path)
         disk.sync_directory(parent_directory(path))
@@ -128,8 +133,11 @@ def parent_directory(path: str) -> str:
 
 
 class ViewCache:
-    """Views of files that are read now and then: the ones used last stay open, so that a
-    thousand queues do not need a thousand descriptors."""
+    """Views of files that are read from time to time.
+
+    The files that were used last stay open, so that thousands of queues do not need thousands of
+    file descriptors.
+    """
 
     def __init__(self, disk: Disk, *, files_max: int = 512) -> None:
         self._disk = disk
@@ -147,7 +155,7 @@ class ViewCache:
         return file.view()
 
     def discard(self, path: str) -> None:
-        """Before a file is resized or removed."""
+        """Close a file. Call this before the file is resized or removed."""
         if path in self._files:
             self._files.pop(path).close()
 
@@ -156,14 +164,21 @@ class ViewCache:
             self._files.popitem()[1].close()
 
 
+# --- the real disk -------------------------------------------------------------------------------
+
+
 @contextlib.contextmanager
 def _translate_errors(action: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreFull(f"{action}: {error.strerror}") from error
-        raise StoreFailed(f"{action}: {error.strerror}") from error
+        raise _store_error(action, error) from error
+
+
+def _store_error(action: str, error: OSError) -> StoreError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreFull(f"{action}: {error.strerror}")
+    return StoreFailed(f"{action}: {error.strerror}")
 
 
 class RealFile:
@@ -179,12 +194,13 @@ class RealFile:
 
     def write_at(self, position: int, data: BytesLike) -> None:
         if position + len(data) > self._size:
-            raise StoreError(f"{self._path}: a write past the end of the file")
+            raise StoreError(f"{self._path}: write past the end of the file")
+        # Not `_translate_errors`: every append comes here, and a context manager costs more.
         try:
             written = os.pwrite(self._descriptor, data, position)
         except OSError as error:
-            raise _write_error(self._path, error) from error
-        while written < len(data):  # a signal, or a disk that is nearly full
+            raise _store_error(f"writing {self._path}", error) from error
+        while written < len(data):  # interrupted by a signal, or the disk is nearly full
             with _translate_errors(f"writing {self._path}"):
                 written += os.pwrite(
                     self._descriptor, memoryview(data)[written:], position + written
@@ -193,7 +209,7 @@ class RealFile:
     def view(self) -> memoryview:
         if self._view is None:
             if self._descriptor < 0:
-                raise StoreFailed(f"mapping {self._path}: it is closed")
+                raise StoreFailed(f"mapping {self._path}: the file is closed")
             if self._size == 0:
                 return memoryview(b"")
             with _translate_errors(f"mapping {self._path}"):
@@ -210,33 +226,28 @@ class RealFile:
 
     def sync(self) -> None:
         if self._descriptor < 0:
-            raise StoreFailed(f"flushing {self._path}: it is closed")
+            raise StoreFailed(f"flushing {self._path}: the file is closed")
         with _translate_errors(f"flushing {self._path}"):
             os.fdatasync(self._descriptor)
 
     def close(self) -> None:
-        # The map is not closed by hand: slices of it may still be on their way to a socket.
-        # It goes when the last of them goes.
+        # Do not close the map: slices of it may still wait to be written to a socket. It is freed
+        # together with the last of them.
         self._view = None
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
-def _write_error(path: str, error: OSError) -> StoreError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreFull(f"writing {path}: {error.strerror}")
-    return StoreFailed(f"writing {path}: {error.strerror}")
-
-
 _FLOCK = struct.Struct("@hhqqi4x")  # Linux's struct flock: type, whence, start, length, pid
 
 
 def _lock_first_byte(descriptor: int) -> None:
-    """What the Java broker locks, so that it and we cannot own one directory together either."""
+    """Lock what the Java broker locks, so that it cannot own the directory at the same time."""
     if hasattr(fcntl, "F_OFD_SETLK"):
-        # Unlike a plain POSIX lock this one belongs to the open file, not to the process: a
-        # second store in this process is refused too, and closing another copy does not drop it.
+        # Unlike a plain POSIX lock, this lock belongs to the open file, not to the process. A
+        # second store in the same process is refused too, and closing another descriptor of the
+        # file does not release the lock.
         request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)
     else:
@@ -244,7 +255,7 @@ def _lock_first_byte(descriptor: int) -> None:
 
 
 def _unlock_first_byte(descriptor: int) -> None:
-    """Closing alone would leave the lock with a child that was forked meanwhile."""
+    """Release the lock. Closing the file is not enough: a forked child would keep the lock."""
     if hasattr(fcntl, "F_OFD_SETLK"):
         request = _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 1, 0)
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)
@@ -274,16 +285,18 @@ def _sync_directory(absolute_path: str) -> None:
 class RealDisk:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = os.path.abspath(root)
-        self._durable_directories: set[str] = set()  # directories that are known to be durable
+        self._durable_directories: set[str] = set()
 
     def __repr__(self) -> str:
         return f"RealDisk({self._root!r})"
 
     def create(self, path: str, size: int) -> RealFile:
-        full = self._absolute_path(path)
+        absolute_path = self._absolute_path(path)
         with _translate_errors(f"creating {path}"):
             self._make_directories(parent_directory(path))
-            descriptor = os.open(full, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(
+                absolute_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644
+            )
             try:
                 os.ftruncate(descriptor, size)
             except OSError:
@@ -304,7 +317,7 @@ class RealDisk:
                 return []
 
     def exists(self, path: str) -> bool:
-        with _translate_errors(f"looking at {path}"):
+        with _translate_errors(f"reading the status of {path}"):
             try:
                 os.stat(self._absolute_path(path))
             except (FileNotFoundError, NotADirectoryError):
@@ -316,42 +329,46 @@ class RealDisk:
             os.rename(self._absolute_path(old), self._absolute_path(new))
 
     def remove(self, path: str) -> None:
-        full = self._absolute_path(path)
+        absolute_path = self._absolute_path(path)
         with _translate_errors(f"removing {path}"):
-            if os.path.isdir(full):
-                os.rmdir(full)
+            if os.path.isdir(absolute_path):
+                os.rmdir(absolute_path)
             else:
-                os.unlink(full)
+                os.unlink(absolute_path)
 
     def sync_directory(self, path: str) -> None:
         with _translate_errors(f"flushing directory {path or '.'}"):
             _sync_directory(self._absolute_path(path))
 
     def modified_ms(self, path: str) -> int:
-        with _translate_errors(f"looking at {path}"):
+        with _translate_errors(f"reading the status of {path}"):
             return os.stat(self._absolute_path(path)).st_mtime_ns // 1_000_000
 
     def usage(self) -> DiskUsage:
-        with _translate_errors("looking at the file system"):
-            found = os.statvfs(self._root)
-        # Of what an ordinary user may fill: the share kept for root is neither used nor free.
-        usable = found.f_blocks - found.f_bfree + found.f_bavail
+        with _translate_errors("reading the status of the file system"):
+            status = os.statvfs(self._root)
+        # Count only what an ordinary user may fill. The blocks reserved for root are neither used
+        # nor free.
+        usable_blocks = status.f_blocks - status.f_bfree + status.f_bavail
         return DiskUsage(
-            total_bytes=usable * found.f_frsize, free_bytes=found.f_bavail * found.f_frsize
+            total_bytes=usable_blocks * status.f_frsize,
+            free_bytes=status.f_bavail * status.f_frsize,
         )
 
     def lock(self, path: str, content: bytes) -> RealLock:
-        full = self._absolute_path(path)
+        absolute_path = self._absolute_path(path)
         with _translate_errors(f"locking {path}"):
             self._make_directories(parent_directory(path))
-            descriptor = os.open(full, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(absolute_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 _lock_first_byte(descriptor)
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, content, 0)
             except BlockingIOError as error:
                 os.close(descriptor)
-                raise StoreLocked(f"{full} is locked: another broker owns it") from error
+                raise StoreLocked(
+                    f"{absolute_path} is locked: another broker uses this directory"
+                ) from error
             except OSError:
                 os.close(descriptor)
                 raise
@@ -361,16 +378,19 @@ class RealDisk:
         return os.path.join(self._root, path) if path else self._root
 
     def _make_directories(self, path: str) -> None:
-        """Each is made durable in its parent: a synced file that cannot be reached is lost."""
-        full = self._absolute_path(path)
-        if path in self._durable_directories and os.path.isdir(full):
+        """Create directories and sync each in its parent.
+
+        Otherwise a power cut could lose a directory, and with it files that were synced.
+        """
+        absolute_path = self._absolute_path(path)
+        if path in self._durable_directories and os.path.isdir(absolute_path):
             return
         if path:
             self._make_directories(parent_directory(path))
             with contextlib.suppress(FileExistsError):
-                os.mkdir(full)
+                os.mkdir(absolute_path)
             self.sync_directory(parent_directory(path))
-        elif not os.path.isdir(full):
-            os.makedirs(full)
-            _sync_directory(os.path.dirname(full))
+        elif not os.path.isdir(absolute_path):
+            os.makedirs(absolute_path)
+            _sync_directory(os.path.dirname(absolute_path))
         self._durable_directories.add(path)

@@ -113,7 +113,7 @@ def test_what_cannot_be_backed_up_or_restored_is_said(tmp_path: Path) -> None:
         (taken, "is not empty"),
         (run("backup", tmp_path / "nowhere", target / "3"), "not a store"),
         (run("restore", target / "2", tmp_path / "third"), "no escrowmq.backup in it"),
-        (run("restore", tmp_path / "first" / "data", tmp_path / "third"), "but no backup"),
+        (run("restore", tmp_path / "first" / "data", tmp_path / "third"), "not a backup"),
     ):
         assert refused.returncode == 2
         assert why in refused.stderr

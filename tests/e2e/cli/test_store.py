@@ -109,7 +109,7 @@ def test_a_store_that_a_broker_owns_can_be_dumped_but_not_checked(tmp_path: Path
     try:
         result = run("store", "check", tmp_path)
         assert (result.returncode, result.stdout) == (2, "")
-        assert "another broker owns" in result.stderr
+        assert "another broker uses" in result.stderr
         assert len(lines(tmp_path)) == 5
     finally:
         store.close()

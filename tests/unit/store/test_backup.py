@@ -122,7 +122,7 @@ def test_a_copy_that_is_not_whole_is_no_backup() -> None:
     with pytest.raises(StoreDamaged, match="ends at"):
         back_up(disk, target, lambda: store.flush() + 100, now_ms=NOW_MS)
     assert not target.exists(MANIFEST_PATH)
-    with pytest.raises(StoreError, match="a store, but no backup"):
+    with pytest.raises(StoreError, match="a store, not a backup"):
         read_manifest(target)
 
 

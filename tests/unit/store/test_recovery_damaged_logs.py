@@ -183,7 +183,7 @@ STEPPED_OVER: Final = {
         damage=change_topic, numbers=(4,), why="only letters, digits"
     ),
     "a queue id that no queue can have": DamagedLog(
-        damage=change_queue_id, numbers=(4,), why="queue id -1 is not a queue's"
+        damage=change_queue_id, numbers=(4,), why="invalid queue id -1"
     ),
 }
 
