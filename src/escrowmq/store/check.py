@@ -1,9 +1,10 @@
-"""Examine a store's directory without changing it: is all there that was written?
+"""Check the directory of a store without changing it: is everything there that was written?
 
-It looks at everything and believes nothing: the log record by record, queues and index against the
-log, the small files by themselves. Directories of Apache RocketMQ (4.9, 5.x) are examined too; how
-long their files are is found out from the files. What recovery does at the next start anyway is a
-note, not damage. Memory grows with the number of queues, not of records.
+The check reads everything and trusts nothing: the log record by record (check_log.py), queues and
+key index against the log (check_indexes.py), and the small files by themselves. Directories of
+Apache RocketMQ (4.9 and 5.x) can be checked too; the lengths of their files are detected. What
+recovery repairs at the next start is a note, not damage. The memory that a check needs grows with
+the number of queues, not with the number of records.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ _WORD_WRITE: Final = struct.Struct(">I4s")  # position, four bytes
 
 
 def is_store(disk: Disk) -> bool:
-    """Whether a broker has ever owned this directory."""
+    """Return whether a broker has ever used this directory."""
     return disk.exists(LOG_DIRECTORY) or disk.exists(CHECKPOINT_PATH)
 
 
 def check_store(disk: Disk, config: StoreConfig | None = None) -> CheckReport:
-    """What is wrong with the directory. `config` say how index files are laid out.
+    """Check a directory. `config` says how index files are laid out, if it is known.
 
-    Raises StoreLocked if a broker runs on it: it would change while it is looked at. None can
-    start as long as this runs.
+    Raises StoreLocked if a broker uses the directory, because the files would change during the
+    check. No broker can start on it while the check runs.
     """
     if not is_store(disk):
-        raise StoreError("not a store: there is no commitlog in it")
+        raise StoreError("not a store: it contains no commitlog directory")
     lock = _acquire_lock(disk)
     try:
         return _check(disk, config)
@@ -64,28 +65,30 @@ def check_store(disk: Disk, config: StoreConfig | None = None) -> CheckReport:
 
 def _acquire_lock(disk: Disk) -> Lock | None:
     if not disk.exists(LOCK_PATH):
-        return None  # nobody has; to make one would be a change
+        return None  # no broker has used it, and a check creates no files
     try:
         return disk.lock(LOCK_PATH, b"lock")
     except StoreFailed:
-        return None  # not ours to write, as a backup may be: then no broker of ours writes it
+        return None  # a read-only directory, perhaps a backup: no broker can write it either
 
 
 def _check(disk: Disk, config: StoreConfig | None) -> CheckReport:
     findings = Findings()
-    stop = ShutdownState.load(disk)
+    shutdown = ShutdownState.load(disk)
     files = LogFiles(disk)
-    log = LogCheck(files, stop, findings)
-    queues = QueueCheck(disk, log, stop, findings)
-    deleted = _deleted_topics(disk)
+    log = LogCheck(files, shutdown, findings)
+    queues = QueueCheck(disk, log, shutdown, findings)
+    deleted_topics = _deleted_topics(disk)
     index = None
-    if _is_index_consistent(disk, stop, findings):
-        index = IndexCheck(disk, log, stop, findings, config)
+    if _is_index_consistent(disk, shutdown, findings):
+        index = IndexCheck(disk, log, shutdown, findings, config)
     try:
         for record in log.scan():
             tags_code, keys = tags_and_keys(record.topic, record.properties, record.stored_ms)
-            is_gone = deleted is not None and deleted.is_deleted(record.topic, record.log_offset)
-            if has_queue_entry(record.sys_flag) and not is_gone:
+            is_deleted = deleted_topics is not None and deleted_topics.is_deleted(
+                record.topic, record.log_offset
+            )
+            if has_queue_entry(record.sys_flag) and not is_deleted:
                 queues.check_record(record, tags_code)
             if index is not None:
                 index.check_record(record, keys)
@@ -97,15 +100,13 @@ def _check(disk: Disk, config: StoreConfig | None) -> CheckReport:
         queues.close()
         if index is not None:
             index.close()
-    _check_checkpoints(disk, stop, queues, log.end, findings)
+    _check_checkpoints(disk, shutdown, queues, log.end, findings)
     _check_config(disk, findings)
-    if not stop.was_clean:
-        findings.add_note(
-            ABORT_PATH, None, "the last stop was not in order: the next start recovers"
-        )
+    if not shutdown.was_clean:
+        findings.add_note(ABORT_PATH, None, "the store was not closed: the next start recovers it")
     return CheckReport(
         findings=findings.to_list(),
-        stopped_cleanly=stop.was_clean,
+        stopped_cleanly=shutdown.was_clean,
         has_lock_file=disk.exists(LOCK_PATH),
         log_begin=log.begin,
         log_end=log.end,
@@ -122,7 +123,7 @@ def _deleted_topics(disk: Disk) -> DeletedTopics | None:
     try:
         return DeletedTopics(disk)
     except StoreDamaged:
-        return None  # `_check_config` says so
+        return None  # `_check_config` reports it
 
 
 def _check_checkpoints(
@@ -133,48 +134,59 @@ def _check_checkpoints(
         checksum, _, data = saved.strip().partition(b"\n")
         if checksum == b"%08x" % crc32(data):
             findings.add_note(
-                CHECKPOINT_PATH, None, "is of another version: the next start is long"
+                CHECKPOINT_PATH,
+                None,
+                "was written by another version: the next start reads the whole log",
             )
         else:
-            findings.add_damage(CHECKPOINT_PATH, None, "does not check out: the next start is long")
+            findings.add_damage(
+                CHECKPOINT_PATH, None, "has a wrong checksum: the next start reads the whole log"
+            )
     if shutdown.checkpoint is not None and shutdown.checkpoint.log_offset == log_end:
-        said = shutdown.checkpoint.queue_count, shutdown.checkpoint.entry_total
-        if shutdown.was_clean and said != queues.totals():
-            counted = "{} queues with {} entries".format(*queues.totals())
-            what = "speaks of {} queues with {} entries; there are".format(*said)
-            findings.add_note(CHECKPOINT_PATH, None, f"{what} {counted}: they will be built again")
-    other = read_file(disk, ROCKETMQ_PATH)
-    if other is None or len(other) != ROCKETMQ_BYTES:
-        size = "missing" if other is None else f"{len(other)} bytes, not {ROCKETMQ_BYTES}"
-        if log_end or other is not None:
-            findings.add_note(ROCKETMQ_PATH, None, f"{size}: RocketMQ would begin with a new one")
+        expected = shutdown.checkpoint.queue_count, shutdown.checkpoint.entry_total
+        if shutdown.was_clean and expected != queues.totals():
+            description = (
+                "counts {} queues with {} entries; there are {} queues with {} entries: "
+                "the next start rebuilds them"
+            ).format(*expected, *queues.totals())
+            findings.add_note(CHECKPOINT_PATH, None, description)
+    rocketmq = read_file(disk, ROCKETMQ_PATH)
+    if rocketmq is None or len(rocketmq) != ROCKETMQ_BYTES:
+        size = (
+            "is missing" if rocketmq is None else f"has {len(rocketmq)} bytes, not {ROCKETMQ_BYTES}"
+        )
+        if log_end or rocketmq is not None:
+            findings.add_note(ROCKETMQ_PATH, None, f"{size}: RocketMQ would create a new one")
 
 
 def _is_index_consistent(disk: Disk, shutdown: ShutdownState, findings: Findings) -> bool:
-    """False if a crash came while keys were written: the next start finishes that first."""
+    """Return False if a crash interrupted a flush of keys. The next start completes it first."""
     content = read_file(disk, REDO_PATH)
     changes = load_redo(disk)
     if content and not changes:
-        findings.add_note(REDO_PATH, None, "was not finished: no write of it had begun")
+        findings.add_note(REDO_PATH, None, "is incomplete: none of its changes had begun")
     if shutdown.was_clean or all(_is_applied(disk, change) for change in changes):
         return True
-    what = "keys were being written: the next start finishes that; the index was not examined"
-    findings.add_note(REDO_PATH, None, what)
+    findings.add_note(
+        REDO_PATH,
+        None,
+        "a flush of keys was interrupted: the next start completes it; the index was not checked",
+    )
     return False
 
 
 def _is_applied(disk: Disk, change: FileChange) -> bool:
-    content = disk.open(change.path, writable=False) if disk.exists(change.path) else None
-    if content is None:
+    if not disk.exists(change.path):
         return False
+    file = disk.open(change.path, writable=False)
     try:
-        view = content.view()
+        view = file.view()
         return all(
             view[position : position + len(data)] == data
             for position, data in (*change.writes, *_WORD_WRITE.iter_unpack(change.words))
         )
     finally:
-        content.close()
+        file.close()
 
 
 def _check_config(disk: Disk, findings: Findings) -> None:
@@ -185,9 +197,9 @@ def _check_config(disk: Disk, findings: Findings) -> None:
         if problem is None:
             continue
         if _json_problem(disk, path + ".bak") is None:
-            findings.add_note(path, None, f"{problem}; its .bak is good and will be read instead")
+            findings.add_note(path, None, f"{problem}; its .bak is valid and is read instead")
         else:
-            findings.add_damage(path, None, f"{problem}; and its .bak is no better")
+            findings.add_damage(path, None, f"{problem}; its .bak is missing or invalid too")
 
 
 def _json_problem(disk: Disk, path: str) -> str | None:

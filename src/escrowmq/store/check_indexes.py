@@ -1,14 +1,13 @@
-"""Examine the consume queues: each record has its entry, and each entry its record.
+"""Check consume queues and key index against the log.
 
-The log is walked once, in order, and so is each queue beside it: an entry that the walk has not
-met when it meets a later one of the same queue belongs to no record. So nothing is kept but one
-number per queue.
+Queues: each record has its entry, and each entry its record. The log is read once, in order, and
+each queue along with it. An entry that is passed over, because a record has a later entry of the
+same queue, belongs to no record. So only one number per queue has to be remembered.
 
-Examine the key index: chains, slots, and that keys lead to their records and back.
-
-Keys are indexed in the order of the log, so the entries of all files, one after the other, are
-walked beside the log. A chain is right if each entry names the one that was the newest of its slot
-before it, and the slot names the last: this finds every entry that a look-up would not reach.
+Key index: chains and slots are intact, each key has an entry, and each entry a record. Keys are
+indexed in the order of the log, so the entries of all files are read along with the log as well. A
+chain is intact if each entry names the entry that was the newest of its slot before, and the slot
+names the last one. This finds every entry that a look-up would not reach.
 """
 
 from __future__ import annotations
@@ -39,15 +38,19 @@ from escrowmq.store.disk import Disk, ViewCache
 from escrowmq.store.key_index import HEADER, INDEX_DIRECTORY, INDEX_ENTRY, SLOT, IndexFile
 from escrowmq.store.log_files import file_size, first_nonzero, most_common_size
 
-_LIGHT_QUEUE_PREFIX: Final = "%LMQ%"  # RocketMQ's; their entries speak of records of other topics
+_LIGHT_QUEUE_PREFIX: Final = (
+    "%LMQ%"  # RocketMQ's light queues: their entries refer to records of other topics
+)
 _FULL_SCAN_BYTES: Final = 64 << 10
 _FIELDS: Final = ("log offset", "size", "tags code")
 
-QueueIndexEntry = tuple[int, int, int]
+# --- queues --------------------------------------------------------------------------------------
+
+QueueIndexEntry = tuple[int, int, int]  # log offset, size, tags code
 
 
 class QueueFiles:
-    """The files of one queue, for reading only, and how far they have been examined."""
+    """The files of one queue, and how far they have been checked."""
 
     def __init__(
         self, directory: str, views: ViewCache, file_sizes: dict[int, int], file_bytes: int
@@ -57,26 +60,25 @@ class QueueFiles:
         self._file_sizes = file_sizes
         self._file_bytes = file_bytes
         self.next_offset = min(file_sizes, default=0) // QUEUE_ENTRY_BYTES
-        self.end_offset = (
-            max(file_sizes, default=0) + file_bytes
-        ) // QUEUE_ENTRY_BYTES  # the files hold no more
+        self.end_offset = (max(file_sizes, default=0) + file_bytes) // QUEUE_ENTRY_BYTES
         self.has_records = False
         self.missing: MissingEntries | None = None
 
     def locate(self, queue_offset: int) -> tuple[str, int]:
+        """Return the path of the file with an entry, and the position of the entry in it."""
         position = queue_offset * QUEUE_ENTRY_BYTES
-        within = position % self._file_bytes if self._file_bytes else position
-        return f"{self.directory}/{file_name(position - within)}", within
+        file_position = position % self._file_bytes if self._file_bytes else position
+        return f"{self.directory}/{file_name(position - file_position)}", file_position
 
     def entry(self, queue_offset: int) -> QueueIndexEntry | None:
-        """None where nothing was written."""
-        path, at = self.locate(queue_offset)
-        if queue_offset * QUEUE_ENTRY_BYTES - at not in self._file_sizes:
+        """Return an entry; None if it was never written."""
+        path, position = self.locate(queue_offset)
+        if queue_offset * QUEUE_ENTRY_BYTES - position not in self._file_sizes:
             return None
         view = self._views.view(path)
-        if at + QUEUE_ENTRY_BYTES > len(view):
+        if position + QUEUE_ENTRY_BYTES > len(view):
             return None
-        log_offset, size, tags_code = ENTRY.unpack_from(view, at)
+        log_offset, size, tags_code = ENTRY.unpack_from(view, position)
         return (log_offset, size, tags_code) if log_offset or size or tags_code else None
 
     def points_at(self, queue_offset: int, log_offset: int) -> bool:
@@ -84,21 +86,22 @@ class QueueFiles:
         return entry is not None and entry[0] == log_offset and entry[1] != BLANK_SIZE
 
     def find_trailing_data(self, queue_offset: int) -> tuple[str, int] | None:
-        """The first byte from an entry on that is not zero."""
+        """Return path and position of the first byte from an entry on that is not zero, or None."""
         position = queue_offset * QUEUE_ENTRY_BYTES
         for base in sorted(self._file_sizes):
             if base + self._file_bytes <= position:
                 continue
             path = f"{self.directory}/{file_name(base)}"
-            found = first_nonzero(self._views.view(path), max(0, position - base), _FULL_SCAN_BYTES)
-            if found is not None:
-                return path, found
+            view = self._views.view(path)
+            nonzero = first_nonzero(view, max(0, position - base), _FULL_SCAN_BYTES)
+            if nonzero is not None:
+                return path, nonzero
         return None
 
 
 @dataclass(slots=True)
 class MissingEntries:
-    """A run of records whose entries are not there."""
+    """Consecutive records without entries."""
 
     first_offset: int  # queue offset
     log_offset: int
@@ -106,6 +109,8 @@ class MissingEntries:
 
 
 class QueueCheck:
+    """Compares the consume queues with the log, record by record."""
+
     def __init__(
         self, disk: Disk, log: LogCheck, shutdown: ShutdownState, findings: Findings
     ) -> None:
@@ -125,53 +130,61 @@ class QueueCheck:
         self._views.close()
 
     def totals(self) -> tuple[int, int]:
-        """How many queues have had a message, and how many messages all of them together."""
+        """Return how many queues ever had a message, and the sum of their next offsets."""
         offsets = [queue.next_offset for queue in self._queues.values() if queue.next_offset]
         return len(offsets), sum(offsets)
 
-    # --- along the log -------------------------------------------------------------------------
+    # --- records -------------------------------------------------------------------------------
 
     def check_record(self, record: StoredRecord, tags_code: int) -> None:
-        """The next record of the log that should have an entry."""
+        """Check the entry of the next record of the log."""
         if record.sys_flag & (INNER_BATCH | NEED_UNWRAP):
-            return  # many messages in one record: RocketMQ keeps their places elsewhere
+            return  # a batch in one record: RocketMQ has its queue entries in other files
         queue = self._queue(record.topic, record.queue_id)
-        number: int = record.queue_offset
-        if number != queue.next_offset and queue.points_at(queue.next_offset, record.log_offset):
-            # The queue has it in its place, so it is the record that is wrong.
-            what = f"says that its queue offset is {number}; the queue says {queue.next_offset}"
-            self._findings.add_damage(*self._log.locate(record.log_offset), what)
-            number = queue.next_offset
-        if number < queue.next_offset and queue.has_records:
-            what = f"is also the place of the record at log offset {record.log_offset}"
-            self._report_wrong(queue, number, record.log_offset, what)
+        queue_offset: int = record.queue_offset
+        if queue_offset != queue.next_offset and queue.points_at(
+            queue.next_offset, record.log_offset
+        ):
+            # The queue has the record at the expected offset, so the record itself is damaged.
+            self._findings.add_damage(
+                *self._log.locate(record.log_offset),
+                f"the record has queue offset {queue_offset}; its queue has it at "
+                f"{queue.next_offset}",
+            )
+            queue_offset = queue.next_offset
+        if queue_offset < queue.next_offset and queue.has_records:
+            description = f"the record at log offset {record.log_offset} has this queue offset too"
+            self._report_wrong(queue, queue_offset, record.log_offset, description)
             return
-        for between in range(queue.next_offset, min(number, queue.end_offset)):
-            self._report_unclaimed(queue, between)
+        for skipped in range(queue.next_offset, min(queue_offset, queue.end_offset)):
+            self._report_unclaimed(queue, skipped)
         queue.has_records = True
-        self._compare(queue, number, record, tags_code)
-        queue.next_offset = number + 1
+        self._compare(queue, queue_offset, record, tags_code)
+        queue.next_offset = queue_offset + 1
 
     def finish(self) -> None:
-        """The walk has reached the end of the log."""
+        """Check what follows in the queues after the last record of the log."""
         for queue in self._queues.values():
             if queue.missing is not None:
                 self._report_missing(queue, at_log_end=True)
             while queue.entry(queue.next_offset) is not None:
                 self._report_unclaimed(queue, queue.next_offset)
                 queue.next_offset += 1
-            leftover = queue.find_trailing_data(queue.next_offset)
-            if leftover is not None:
+            trailing_data = queue.find_trailing_data(queue.next_offset)
+            if trailing_data is not None:
                 severity = Severity.DAMAGE if self._shutdown.was_clean else Severity.NOTE
-                what = f"the queue ends at {queue.next_offset}, and what follows is not all zeros"
-                self._findings.add(severity, *leftover, what)
+                self._findings.add(
+                    severity,
+                    *trailing_data,
+                    f"the queue ends at {queue.next_offset}, but not all following bytes are zero",
+                )
 
     def _compare(
         self, queue: QueueFiles, queue_offset: int, record: StoredRecord, tags_code: int
     ) -> None:
         expected = (record.log_offset, record.size, tags_code)
-        found = queue.entry(queue_offset)
-        if found is None:
+        actual = queue.entry(queue_offset)
+        if actual is None:
             if queue.missing is None:
                 queue.missing = MissingEntries(queue_offset, record.log_offset)
             else:
@@ -180,23 +193,26 @@ class QueueCheck:
         if queue.missing is not None:
             self._report_missing(queue, at_log_end=False)
         self.entries += 1
-        if found == expected:
+        if actual == expected:
             return
-        differing = [i for i in range(3) if found[i] != expected[i]]
-        what = ", ".join(f"{_FIELDS[i]} {found[i]}, not {expected[i]}" for i in differing)
+        differing = [i for i in range(3) if actual[i] != expected[i]]
+        description = ", ".join(f"{_FIELDS[i]} {actual[i]}, not {expected[i]}" for i in differing)
         if record.topic == SCHEDULE_TOPIC and differing == [2]:
-            what += ": or messageDelayLevel was not the default"
-            self._findings.add_note(*queue.locate(queue_offset), f"entry {queue_offset}: {what}")
+            # The tags code of a delayed message is its delivery time, which this setting decides.
+            description += ", or messageDelayLevel was not the default"
+            self._findings.add_note(
+                *queue.locate(queue_offset), f"entry {queue_offset}: {description}"
+            )
             return
-        self._report_wrong(queue, queue_offset, record.log_offset, what)
+        self._report_wrong(queue, queue_offset, record.log_offset, description)
 
     def _report_unclaimed(self, queue: QueueFiles, queue_offset: int) -> None:
-        """An entry that the log has no record for."""
+        """Report an entry without a record, unless that is to be expected."""
         entry = queue.entry(queue_offset)
         if entry is None:
             if not self._log.has_damage:
                 self._report_wrong(
-                    queue, queue_offset, self._log.end, "is empty, and the queue goes on"
+                    queue, queue_offset, self._log.end, "is empty, but entries follow"
                 )
             return
         log_offset, size, _ = entry
@@ -204,22 +220,24 @@ class QueueCheck:
             return
         if log_offset < self._log.begin:
             if queue.has_records:
-                what = f"points at {log_offset}, which is gone; entries before it are not"
-                self._report_wrong(queue, queue_offset, log_offset, what)
+                description = (
+                    f"points to {log_offset}, which has expired; records before it have not"
+                )
+                self._report_wrong(queue, queue_offset, log_offset, description)
             return
         if log_offset + size > self._log.end:
             severity = Severity.DAMAGE if self._shutdown.was_clean else Severity.NOTE
-            what = f"entry {queue_offset}: points at {log_offset}, behind the end of the log"
-            self._findings.add(severity, *queue.locate(queue_offset), what)
+            description = f"entry {queue_offset}: points to {log_offset}, behind the end of the log"
+            self._findings.add(severity, *queue.locate(queue_offset), description)
             return
-        what = f"points at {log_offset}, where no record of this queue is"
-        self._report_wrong(queue, queue_offset, log_offset, what)
+        description = f"points to {log_offset}, but no record of this queue is there"
+        self._report_wrong(queue, queue_offset, log_offset, description)
 
     def _report_wrong(
         self, queue: QueueFiles, queue_offset: int, log_offset: int, description: str
     ) -> None:
-        rewritten = self._shutdown.will_be_rebuilt(log_offset)
-        severity = Severity.NOTE if rewritten else Severity.DAMAGE
+        will_be_rebuilt = self._shutdown.will_be_rebuilt(log_offset)
+        severity = Severity.NOTE if will_be_rebuilt else Severity.DAMAGE
         self._findings.add(
             severity, *queue.locate(queue_offset), f"entry {queue_offset}: {description}"
         )
@@ -232,13 +250,19 @@ class QueueCheck:
             queue.missing.count,
         )
         queue.missing = None
-        what = f"entries {first} to {first + count - 1}" if count > 1 else f"entry {first}"
-        what += " missing"
-        unclean = not self._shutdown.was_clean and self._shutdown.durable_end is None
-        if self._shutdown.will_be_rebuilt(log_offset) or (at_log_end and unclean):
-            self._findings.add_note(*queue.locate(first), f"{what}: the next start puts them back")
+        entries = (
+            f"entries {first} to {first + count - 1} are missing"
+            if count > 1
+            else f"entry {first} is missing"
+        )
+        # Without a checkpoint of ours, a crash explains missing entries only at the end of the log.
+        is_crash = not self._shutdown.was_clean and self._shutdown.durable_end is None
+        if self._shutdown.will_be_rebuilt(log_offset) or (at_log_end and is_crash):
+            self._findings.add_note(*queue.locate(first), f"{entries}: the next start restores it")
         else:
-            self._findings.add_damage(*queue.locate(first), f"{what}: the log has the records")
+            self._findings.add_damage(
+                *queue.locate(first), f"{entries}, but the log has the records"
+            )
 
     # --- files ---------------------------------------------------------------------------------
 
@@ -252,7 +276,7 @@ class QueueCheck:
         if len(directories) < len(queues):
             skipped = len(queues) - len(directories)
             self._findings.add_note(
-                QUEUE_DIRECTORY, None, f"{skipped} light queues were not examined"
+                QUEUE_DIRECTORY, None, f"{skipped} light queues were not checked"
             )
         sizes = {
             key: {
@@ -274,11 +298,11 @@ class QueueCheck:
         for base, size in sizes.items():
             path = f"{directory}/{file_name(base)}"
             if expected and base % expected:
-                what = f"its name is no multiple of {expected}, the length of the files"
-                self._findings.add_damage(path, None, what)
+                description = f"its name is not a multiple of {expected}, the size of queue files"
+                self._findings.add_damage(path, None, description)
             elif size != expected:
-                unfinished = size < expected and not self._shutdown.was_clean
-                severity = Severity.NOTE if unfinished else Severity.DAMAGE
+                is_unfinished = size < expected and not self._shutdown.was_clean
+                severity = Severity.NOTE if is_unfinished else Severity.DAMAGE
                 self._findings.add(severity, path, None, f"has {size} bytes, not {expected}")
         for base in sorted(sizes)[1:]:
             if base - expected not in sizes:
@@ -294,7 +318,9 @@ class QueueCheck:
         return queue
 
 
-_OFFSET_POSITION: Final = 4  # of the log offset in an entry
+# --- the key index -------------------------------------------------------------------------------
+
+_OFFSET_POSITION: Final = 4  # of the log offset in an index entry
 _OFFSET = struct.Struct(">q")
 _CANDIDATES_MAX: Final = 10_000
 _SEARCHED_BYTES_MAX: Final = 64 << 20
@@ -302,6 +328,8 @@ _SEARCHED_BYTES_MAX: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class IndexLayout:
+    """How many slots and entries an index file has room for."""
+
     slots: int
     entries: int
 
@@ -314,8 +342,8 @@ class IndexLayout:
         return self.entries_position + self.entries * INDEX_ENTRY.size
 
 
-_DEFAULT_SETTINGS = StoreConfig()
-DEFAULT_LAYOUT: Final = IndexLayout(_DEFAULT_SETTINGS.index_slots, _DEFAULT_SETTINGS.index_entries)
+_DEFAULT_CONFIG = StoreConfig()
+DEFAULT_LAYOUT: Final = IndexLayout(_DEFAULT_CONFIG.index_slots, _DEFAULT_CONFIG.index_entries)
 
 
 class IndexEntry(NamedTuple):
@@ -327,6 +355,8 @@ class IndexEntry(NamedTuple):
 
 
 class IndexCheck:
+    """Compares the key index with the log, record by record."""
+
     def __init__(
         self,
         disk: Disk,
@@ -352,89 +382,95 @@ class IndexCheck:
         self._views.close()
 
     def check_record(self, record: StoredRecord, keys: list[bytes]) -> None:
-        """The next record of the log."""
+        """Check the index entries of the next record of the log."""
         expected: set[int] = set()
         if has_keys(record.sys_flag):
             expected = {key_hash(record.topic, key) for key in keys}
-        found: set[int] = set()
+        indexed: set[int] = set()
         while (entry := self._next_entry) is not None and entry.log_offset <= record.log_offset:
             if entry.log_offset < record.log_offset:
                 self._report_unmatched(entry)
             elif entry.key_hash in expected:
-                found.add(entry.key_hash)
+                indexed.add(entry.key_hash)
             elif entry.key_hash != _tag_hash(record):
-                what = f"entry {entry.number}: no key of the record at {entry.log_offset} hashes so"
-                self._report_wrong(entry.file, entry.position, what)
+                description = (
+                    f"entry {entry.number}: its hash is of no key of the record at "
+                    f"{entry.log_offset}"
+                )
+                self._report_wrong(entry.file, entry.position, description)
             self._next_entry = next(self._entries, None)
-        self.keys += len(found)
-        if len(found) < len(expected):
-            self._report_missing(record, len(expected) - len(found))
+        self.keys += len(indexed)
+        if len(indexed) < len(expected):
+            self._report_missing(record, len(expected) - len(indexed))
 
     def finish(self) -> None:
+        """Report the entries behind the last record, and keys that no file contains."""
         while (entry := self._next_entry) is not None:
             self._report_unmatched(entry)
             self._next_entry = next(self._entries, None)
         if self._unindexed_keys:
-            what = (
-                f"{self._unindexed_keys} keys are in no file: one is missing; it can be built again"
+            self._findings.add_note(
+                INDEX_DIRECTORY,
+                None,
+                f"{self._unindexed_keys} keys are in no file: a file is missing; it can be rebuilt",
             )
-            self._findings.add_note(INDEX_DIRECTORY, None, what)
 
     def _report_unmatched(self, entry: IndexEntry) -> None:
-        """An entry that the log, up to here, has no record for."""
-        at = entry.log_offset
-        if at < self._log.begin or self._log.is_damaged(at):
+        """Report an entry whose record is not in the log, unless it has expired or is damaged."""
+        log_offset = entry.log_offset
+        if log_offset < self._log.begin or self._log.is_damaged(log_offset):
             return
-        where = "behind the end of the log" if at >= self._log.end else "where no record begins"
-        what = f"entry {entry.number}: points at {at}, {where}, or is out of order"
-        self._report_wrong(entry.file, entry.position, what)
+        problem = (
+            "behind the end of the log"
+            if log_offset >= self._log.end
+            else "where no record begins, or is out of order"
+        )
+        description = f"entry {entry.number}: points to {log_offset}, {problem}"
+        self._report_wrong(entry.file, entry.position, description)
 
     def _report_missing(self, record: StoredRecord, count: int) -> None:
-        at = record.log_offset
-        holders = [
-            file for file in self._readable_files if file.begin_offset <= at <= file.end_offset
-        ]
-        if any(file.begin_offset < at < file.end_offset for file in holders) or len(holders) > 1:
-            what = f"lacks {count} of the keys of the record at {at}"
-            self._report_wrong(holders[0], None, what)
-        elif (
-            self._readable_files
-            and self._readable_files[0].begin_offset < at < self._readable_files[-1].end_offset
-        ):
-            self._unindexed_keys += (
-                count  # between two files, or in one of them and one that is gone
-            )
+        """Report missing keys of a record, if its log offset is within the range of the index."""
+        log_offset, files = record.log_offset, self._readable_files
+        covering = [file for file in files if file.begin_offset <= log_offset <= file.end_offset]
+        is_inside = any(file.begin_offset < log_offset < file.end_offset for file in covering)
+        if is_inside or len(covering) > 1:
+            description = f"lacks {count} of the keys of the record at {log_offset}"
+            self._report_wrong(covering[0], None, description)
+        elif files and files[0].begin_offset < log_offset < files[-1].end_offset:
+            # The record is between two files, or its keys are split between one and a missing one.
+            self._unindexed_keys += count
 
     def _report_wrong(self, file: IndexFile, position: int | None, description: str) -> None:
-        # After a crash RocketMQ drops the files that its checkpoint does not vouch for.
-        vouched_ms = (
-            0
-            if self._shutdown.rocketmq_checkpoint is None
-            else self._shutdown.rocketmq_checkpoint.index_ms
-        )
-        dropped = not self._shutdown.was_clean and file.end_ms > vouched_ms
-        severity = Severity.NOTE if dropped else Severity.DAMAGE
+        # After a crash RocketMQ drops the files that are newer than its checkpoint.
+        checkpoint = self._shutdown.rocketmq_checkpoint
+        durable_ms = 0 if checkpoint is None else checkpoint.index_ms
+        will_be_dropped = not self._shutdown.was_clean and file.end_ms > durable_ms
+        severity = Severity.NOTE if will_be_dropped else Severity.DAMAGE
         self._findings.add(severity, file.path, position, description)
 
     # --- one file ------------------------------------------------------------------------------
 
     def _read_entries(self) -> Iterator[IndexEntry]:
+        """Yield the entries of all files in order, and check the chains on the way."""
         for file in self._readable_files:
-            geometry = self._layouts[file.name]
+            layout = self._layouts[file.name]
             view = self._views.view(file.path)
-            newest = array("i", bytes(geometry.slots * SLOT.size))
-            at = geometry.entries_position + INDEX_ENTRY.size
-            end = geometry.entries_position + file.count * INDEX_ENTRY.size
-            for number, entry in enumerate(INDEX_ENTRY.iter_unpack(view[at:end]), 1):
+            newest = array("i", bytes(layout.slots * SLOT.size))
+            position = layout.entries_position + INDEX_ENTRY.size
+            end = layout.entries_position + file.count * INDEX_ENTRY.size
+            for number, entry in enumerate(INDEX_ENTRY.iter_unpack(view[position:end]), 1):
                 value, log_offset, _, previous = entry
-                slot = value % geometry.slots
+                slot = value % layout.slots
                 if previous != newest[slot]:
-                    what = f"entry {number}: follows entry {previous}, not {newest[slot]}"
-                    self._report_wrong(file, at, f"{what}: what is before it cannot be found")
+                    description = (
+                        f"entry {number}: follows entry {previous}, not {newest[slot]}, "
+                        "so a look-up does not find the entries before it"
+                    )
+                    self._report_wrong(file, position, description)
                 newest[slot] = number
-                yield IndexEntry(file, number, at, value, log_offset)
-                at += INDEX_ENTRY.size
-            self._check_slots(file, view, geometry, newest)
+                yield IndexEntry(file, number, position, value, log_offset)
+                position += INDEX_ENTRY.size
+            self._check_slots(file, view, layout, newest)
 
     def _check_slots(
         self, file: IndexFile, view: memoryview, layout: IndexLayout, newest: array[int]
@@ -445,15 +481,15 @@ class IndexCheck:
             slots.byteswap()
         used = layout.slots - newest.count(0)
         if file.used_slots != used:
-            what = f"the header says that {file.used_slots} slots are in use; {used} are"
-            self._report_wrong(file, 32, what)
+            description = f"the header counts {file.used_slots} used slots, but {used} are used"
+            self._report_wrong(file, 32, description)
         if slots == newest:
             return
-        for slot, (found, expected) in enumerate(zip(slots, newest, strict=True)):
-            if found != expected:
+        for slot, (actual, expected) in enumerate(zip(slots, newest, strict=True)):
+            if actual != expected:
                 position = HEADER.size + slot * SLOT.size
-                what = f"slot {slot}: names entry {found}; the newest is {expected}"
-                self._report_wrong(file, position, what)
+                description = f"slot {slot}: names entry {actual}, but the newest is {expected}"
+                self._report_wrong(file, position, description)
 
     def _check_header(self, file: IndexFile, view: memoryview, layout: IndexLayout) -> None:
         first, last = (
@@ -463,51 +499,60 @@ class IndexCheck:
             for number in (1, file.count - 1)
         )
         if (file.begin_offset, file.end_offset) != (first, last):
-            what = (
-                f"covers {file.begin_offset} to {file.end_offset}; its entries, {first} to {last}"
+            description = (
+                f"the header covers {file.begin_offset} to {file.end_offset}, but the entries "
+                f"{first} to {last}"
             )
-            self._report_wrong(file, 16, f"the header says that it {what}")
+            self._report_wrong(file, 16, description)
         if file.begin_ms > file.end_ms:
             self._report_wrong(
-                file, 0, f"begins at {file.begin_ms} ms, after its end at {file.end_ms}"
+                file,
+                0,
+                f"the header begins at {file.begin_ms} ms and ends before, at {file.end_ms} ms",
             )
 
     # --- files ---------------------------------------------------------------------------------
 
     def _open(self, config: StoreConfig | None) -> list[IndexFile]:
-        usable = []
+        readable = []
         for name in self._disk.names(INDEX_DIRECTORY):
             path = f"{INDEX_DIRECTORY}/{name}"
             if not name.isdigit():
-                self._findings.add_note(path, None, "is not a file of the index")
+                self._findings.add_note(path, None, "is not an index file")
                 continue
             self.files += 1
             view = self._views.view(path)
             if len(view) < HEADER.size:
-                what = f"has {len(view)} bytes: not even a header; it can be built again"
-                self._findings.add(self._severity_after_crash(), path, None, what)
+                description = f"has {len(view)} bytes, less than a header; it can be rebuilt"
+                self._findings.add(self._severity_after_crash(), path, None, description)
                 continue
             file = IndexFile(name, *HEADER.unpack_from(view, 0))
-            file.count = max(1, file.count)  # RocketMQ leaves 0 in a file it has just made
-            geometry = detect_layout(file, view, config)
-            if geometry is None:
-                what = "was made with other settings, or is damaged: not examined; it can be built"
-                self._findings.add_note(path, None, f"{what} again")
-            elif not 1 <= file.count <= geometry.entries:
-                what = f"the header counts {file.count} entries; there is room for"
-                self._report_wrong(file, 36, f"{what} {geometry.entries}")
+            file.count = max(1, file.count)  # RocketMQ writes 0 into a new file
+            layout = detect_layout(file, view, config)
+            if layout is None:
+                self._findings.add_note(
+                    path,
+                    None,
+                    "was not checked: its layout is unknown or damaged; it can be rebuilt",
+                )
+            elif not 1 <= file.count <= layout.entries:
+                description = (
+                    f"the header counts {file.count} entries, but the file has room for "
+                    f"{layout.entries}"
+                )
+                self._report_wrong(file, 36, description)
             elif file.count > 1:
-                self._layouts[name] = geometry
-                self._check_header(file, view, geometry)
-                usable.append(file)
-        return usable
+                self._layouts[name] = layout
+                self._check_header(file, view, layout)
+                readable.append(file)
+        return readable
 
     def _severity_after_crash(self) -> Severity:
         return Severity.DAMAGE if self._shutdown.was_clean else Severity.NOTE
 
 
 def _tag_hash(record: StoredRecord) -> int | None:
-    """RocketMQ 5.5 indexes a message by its tags too."""
+    """Return the hash of the tags: RocketMQ 5.5 indexes a message by its tags too."""
     tags = find_property(record.properties, TAGS.encode())
     return None if tags is None else key_hash(record.topic, b"T#" + tags)
 
@@ -515,43 +560,46 @@ def _tag_hash(record: StoredRecord) -> int | None:
 def detect_layout(
     file: IndexFile, view: memoryview, config: StoreConfig | None
 ) -> IndexLayout | None:
-    """How a file is laid out, which it does not say: as set, as RocketMQ does it, or a guess."""
-    known = [DEFAULT_LAYOUT]
+    """Return the layout of a file, which the file itself does not contain.
+
+    Try the configuration, then RocketMQ's default, then a guess. Return None if nothing fits.
+    """
+    layouts = [DEFAULT_LAYOUT]
     if config is not None:
-        known.insert(0, IndexLayout(config.index_slots, config.index_entries))
-    for geometry in known:
-        if geometry.size == len(view):
-            return geometry
+        layouts.insert(0, IndexLayout(config.index_slots, config.index_entries))
+    for layout in layouts:
+        if layout.size == len(view):
+            return layout
     guesses = list(_candidate_layouts(file, view))
-    for geometry in guesses:
-        if _newest_entry_is_in_slot(file, view, geometry):
-            return geometry
+    for layout in guesses:
+        if _newest_entry_is_in_slot(file, view, layout):
+            return layout
     return guesses[0] if len(guesses) == 1 else None
 
 
 def _candidate_layouts(file: IndexFile, view: memoryview) -> Iterator[IndexLayout]:
-    """Layouts in which the first and the last entry speak of what the header says they do."""
+    """Yield layouts in which first and last entry have the log offsets of the header."""
     if file.count < 2:
         return
     data = bytes(view[:_SEARCHED_BYTES_MAX])
-    sought = _OFFSET.pack(file.end_offset)
-    found = HEADER.size
+    last_offset = _OFFSET.pack(file.end_offset)
+    position = HEADER.size
     for _ in range(_CANDIDATES_MAX):
-        found = data.find(sought, found + 1)
-        if found < 0:
+        position = data.find(last_offset, position + 1)
+        if position < 0:
             return
-        entries_at = found - _OFFSET_POSITION - (file.count - 1) * INDEX_ENTRY.size
-        slots, odd = divmod(entries_at - HEADER.size, SLOT.size)
-        entries, rest = divmod(len(view) - entries_at, INDEX_ENTRY.size)
-        if slots < 1 or odd or rest or entries < file.count:
+        entries_position = position - _OFFSET_POSITION - (file.count - 1) * INDEX_ENTRY.size
+        slots, slots_remainder = divmod(entries_position - HEADER.size, SLOT.size)
+        entries, entries_remainder = divmod(len(view) - entries_position, INDEX_ENTRY.size)
+        if slots < 1 or slots_remainder or entries_remainder or entries < file.count:
             continue
-        first_at = entries_at + INDEX_ENTRY.size + _OFFSET_POSITION
-        if _OFFSET.unpack_from(data, first_at)[0] == file.begin_offset:
+        first_position = entries_position + INDEX_ENTRY.size + _OFFSET_POSITION
+        if _OFFSET.unpack_from(data, first_position)[0] == file.begin_offset:
             yield IndexLayout(slots, entries)
 
 
 def _newest_entry_is_in_slot(file: IndexFile, view: memoryview, layout: IndexLayout) -> bool:
-    at = layout.entries_position + (file.count - 1) * INDEX_ENTRY.size
-    value: int = INDEX_ENTRY.unpack_from(view, at)[0]
-    slot_at = HEADER.size + value % layout.slots * SLOT.size
-    return bool(SLOT.unpack_from(view, slot_at)[0] == file.count - 1)
+    position = layout.entries_position + (file.count - 1) * INDEX_ENTRY.size
+    value: int = INDEX_ENTRY.unpack_from(view, position)[0]
+    slot_position = HEADER.size + value % layout.slots * SLOT.size
+    return bool(SLOT.unpack_from(view, slot_position)[0] == file.count - 1)

@@ -1,15 +1,15 @@
-"""Examine the log: every record, the files' names and lengths, and how the log ends.
+"""Check the log: every record, the names and lengths of the segments, and the end of the log.
 
-A place that is no record is judged by how the last owner stopped:
+How the last process stopped decides about a range without valid records:
 
-    below what our checkpoint calls durable                damage
-    behind it, and there was no time for a clean stop      a torn end; the next start cuts it off
-    behind it, after a clean stop                          damage
+    below the offset that our checkpoint calls durable       damage
+    above it, and the store was not closed                   a torn end, which the next start cuts
+    above it, and the store was closed                       damage
 
-What an examination of a store found: where, and how bad.
+Findings are collected here too, because all checks report them:
 
-DAMAGE  what was written is not there, or not as it was written
-NOTE    worth knowing, and nothing is lost: the next start puts it right, or it was never ours
+    DAMAGE  something that was written is missing or changed
+    NOTE    nothing is lost: the next start repairs it, or EscrowMQ has not written it
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ from escrowmq.store.disk import Disk
 from escrowmq.store.log_files import DamagedRange, LogFile, LogFiles
 from escrowmq.store.store import ABORT_PATH
 
-FINDINGS_PER_FILE_MAX: Final = (
-    20  # one broken file may break every entry in it; nobody reads a million
-)
+# One damaged file can make every entry in it wrong. The first findings are enough to see that.
+FINDINGS_PER_FILE_MAX: Final = 20
 
 
 class Severity(enum.Enum):
@@ -48,14 +47,16 @@ class Severity(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """One finding. The field names are keys of `escrowmq store check --json`."""
+
     severity: Severity
-    where: str  # a path below the store's directory
-    position: int | None  # the byte in that file; None if it is about the file as a whole
+    where: str  # a path relative to the directory of the store
+    position: int | None  # the byte in that file; None if the finding is about the whole file
     what: str
 
 
 class Findings:
-    """Gathers findings; of the many that one file may have, the first few and their number."""
+    """Collects findings. Of many findings in one file only the first and their number are kept."""
 
     def __init__(self) -> None:
         self._findings: list[Finding] = []
@@ -73,18 +74,20 @@ class Findings:
         self.add(Severity.NOTE, path, position, description)
 
     def to_list(self) -> list[Finding]:
-        """Damage first, each kind in the order of its places."""
-        left_out = [
-            Finding(severity, where, None, f"and {count - FINDINGS_PER_FILE_MAX} more of this kind")
-            for (where, severity), count in self._counts.items()
+        """Return the findings, damage first, otherwise in the order in which they were added."""
+        omitted = [
+            Finding(severity, path, None, f"and {count - FINDINGS_PER_FILE_MAX} more of this kind")
+            for (path, severity), count in self._counts.items()
             if count > FINDINGS_PER_FILE_MAX
         ]
-        found = [*self._findings, *left_out]
-        return sorted(found, key=lambda finding: finding.severity is Severity.NOTE)
+        findings = [*self._findings, *omitted]
+        return sorted(findings, key=lambda finding: finding.severity is Severity.NOTE)
 
 
 @dataclass(slots=True, kw_only=True)
 class CheckReport:
+    """The result of a check. The field names are keys of `escrowmq store check --json`."""
+
     findings: list[Finding] = field(default_factory=list)
     stopped_cleanly: bool = True  # no `abort` file
     has_lock_file: bool = False
@@ -93,9 +96,9 @@ class CheckReport:
     log_files: int = 0
     records: int = 0
     queues: int = 0
-    queue_entries: int = 0  # that speak of a record which is there
+    queue_entries: int = 0  # entries whose record exists
     index_files: int = 0
-    keys: int = 0  # that lead to a record which is there
+    keys: int = 0  # index entries whose record exists
 
     @property
     def is_clean(self) -> bool:
@@ -104,7 +107,7 @@ class CheckReport:
 
 @dataclass(frozen=True, slots=True)
 class ShutdownState:
-    """How the last owner of a directory left it."""
+    """How the last process that used a directory left it."""
 
     was_clean: bool
     checkpoint: Checkpoint | None
@@ -118,17 +121,19 @@ class ShutdownState:
 
     @property
     def durable_end(self) -> int | None:
-        """Everything below was on disk; None if nobody said."""
+        """Return the log offset below which everything was durable; None if it is unknown."""
         return None if self.checkpoint is None else self.checkpoint.log_offset
 
     def will_be_rebuilt(self, log_offset: int) -> bool:
-        """Whether the next start derives anew what is known of the record there."""
+        """Return whether the next start restores queue entry and keys of the record there."""
         return (
             not self.was_clean and self.durable_end is not None and log_offset >= self.durable_end
         )
 
 
 class LogCheck:
+    """Reads all records of a log and reports what is wrong with it."""
+
     def __init__(self, log: LogFiles, shutdown: ShutdownState, findings: Findings) -> None:
         self._log = log
         self._shutdown = shutdown
@@ -153,35 +158,41 @@ class LogCheck:
         return bool(self._damaged_ranges)
 
     def scan(self) -> Iterator[StoredRecord]:
-        """Every good record, in order; what is not good becomes a finding."""
+        """Yield the valid records in order, and report everything else as findings."""
         stored_ms = 0
-        for met in self._log.scan():
-            if isinstance(met, DamagedRange):
-                if self._report_damage(met):
+        for item in self._log.scan():
+            if isinstance(item, DamagedRange):
+                if self._report_damage(item):
                     break
                 continue
+            record = item
             self.records += 1
-            if met.stored_ms < stored_ms:
-                # RocketMQ takes its clock as it is, also when somebody sets it back.
+            if record.stored_ms < stored_ms:
+                # RocketMQ stores the time of its clock even if that was set back.
                 self._findings.add_note(
-                    *self._log.locate(met.log_offset),
-                    f"stored at {met.stored_ms} ms, before the record in front of it ({stored_ms})",
+                    *self._log.locate(record.log_offset),
+                    f"was stored at {record.stored_ms} ms, before the preceding record "
+                    f"({stored_ms} ms)",
                 )
-            stored_ms = met.stored_ms
+            stored_ms = record.stored_ms
             try:
-                check_queue_name(met.topic, met.queue_id)
+                check_queue_name(record.topic, record.queue_id)
             except RecordRefused as error:
-                self._findings.add_damage(*self._log.locate(met.log_offset), str(error))
+                self._findings.add_damage(*self._log.locate(record.log_offset), str(error))
                 continue
-            yield met
+            yield record
         self._check_end()
 
     def is_damaged(self, log_offset: int) -> bool:
-        """Whether a record may have been there once: who points there is not to blame."""
-        return any(place.begin <= log_offset < place.end for place in self._damaged_ranges)
+        """Return whether an offset is in a damaged range.
+
+        A queue or index entry that points there may be right: its record is what is damaged.
+        """
+        return any(damage.begin <= log_offset < damage.end for damage in self._damaged_ranges)
 
     def _report_damage(self, damage: DamagedRange) -> bool:
-        if not self._log.has_file(damage.begin):  # a finding already
+        """Report a range without valid records. Return whether the log ends there."""
+        if not self._log.has_file(damage.begin):  # `_check_files` has reported it
             self._damaged_ranges.append(damage)
             return False
         if self._is_cut_by_recovery(damage):
@@ -192,15 +203,17 @@ class LogCheck:
             return True
         self._damaged_ranges.append(damage)
         if damage.is_last and damage.first_nonzero >= damage.begin + RECORD_BYTES_MIN:
-            # RocketMQ does not wipe what it cuts off; we do.
-            ours = self._shutdown.checkpoint is not None
-            severity = Severity.DAMAGE if ours else Severity.NOTE
-            what = f"the log ends at {damage.begin}, and what follows is not all zeros"
-            self._findings.add(severity, *self._log.locate(damage.first_nonzero), what)
+            # RocketMQ leaves the bytes that it cuts off. EscrowMQ sets them to zero.
+            is_ours = self._shutdown.checkpoint is not None
+            severity = Severity.DAMAGE if is_ours else Severity.NOTE
+            description = f"the log ends at {damage.begin}, but not all following bytes are zero"
+            self._findings.add(severity, *self._log.locate(damage.first_nonzero), description)
             return False
-        goes_on = "nothing good follows" if damage.is_last else f"the log goes on at {damage.end}"
-        what = f"log offset {damage.begin}: {damage.reason}; {goes_on}"
-        self._findings.add_damage(*self._log.locate(damage.begin), what)
+        following = (
+            "no valid record follows" if damage.is_last else f"the log goes on at {damage.end}"
+        )
+        description = f"log offset {damage.begin}: {damage.reason}; {following}"
+        self._findings.add_damage(*self._log.locate(damage.begin), description)
         return False
 
     def _is_cut_by_recovery(self, damage: DamagedRange) -> bool:
@@ -208,8 +221,8 @@ class LogCheck:
             return False
         if self._shutdown.durable_end is not None:
             return damage.begin >= self._shutdown.durable_end
-        # Nobody said what was durable. Files are filled one after the other, so only the last
-        # can have a torn end with good records behind it.
+        # It is unknown what was durable. Segments are filled one after the other, so only the last
+        # one can have a torn end with valid records behind it.
         last_base = self._log.files[-1].base
         return damage.is_last or damage.begin >= last_base
 
@@ -218,12 +231,14 @@ class LogCheck:
         if checkpoint is None:
             return
         if checkpoint.log_offset > end and not self.is_damaged(end):
-            what = f"was durable up to {checkpoint.log_offset}, and ends at {end}"
-            self._findings.add_damage(*self._log.locate(end), what)
+            description = f"the log was durable up to {checkpoint.log_offset}, but ends at {end}"
+            self._findings.add_damage(*self._log.locate(end), description)
         if checkpoint.log_offset < end and self._shutdown.was_clean:
-            what = f"speaks of a log that ends at {checkpoint.log_offset}; it ends at {end}"
             self._findings.add_note(
-                CHECKPOINT_PATH, None, f"{what}: another broker wrote, or this file is old"
+                CHECKPOINT_PATH,
+                None,
+                f"says that the log ends at {checkpoint.log_offset}, but it ends at {end}: "
+                "RocketMQ has used the directory since, or this file is old",
             )
 
     # --- files ---------------------------------------------------------------------------------
@@ -231,24 +246,27 @@ class LogCheck:
     def _check_files(self) -> None:
         log = self._log
         for name in log.unknown_names:
-            self._findings.add_note(f"{LOG_DIRECTORY}/{name}", None, "is not a file of the log")
+            self._findings.add_note(f"{LOG_DIRECTORY}/{name}", None, "is not a segment of the log")
         for file in log.misaligned_files:
-            what = f"its name is no multiple of {log.segment_bytes}, the length of the files"
-            self._findings.add_damage(file.path, None, what)
+            description = f"its name is not a multiple of {log.segment_bytes}, the segment size"
+            self._findings.add_damage(file.path, None, description)
         for file in log.files:
             if file.size != log.segment_bytes:
                 severity = Severity.NOTE if self._is_unfinished(file) else Severity.DAMAGE
-                what = f"has {file.size} bytes, not {log.segment_bytes}"
-                self._findings.add(severity, file.path, None, what)
-        for before, after in itertools.pairwise(log.files):
-            missing = (after.base - before.base) // log.segment_bytes - 1
+                description = f"has {file.size} bytes, not {log.segment_bytes}"
+                self._findings.add(severity, file.path, None, description)
+        for file, following in itertools.pairwise(log.files):
+            missing = (following.base - file.base) // log.segment_bytes - 1
             if missing:
-                path = f"{LOG_DIRECTORY}/{file_name(before.base + log.segment_bytes)}"
-                more = f", and so are {missing - 1} behind it" if missing > 1 else ""
-                self._findings.add_damage(path, None, f"is missing between two others{more}")
+                path = f"{LOG_DIRECTORY}/{file_name(file.base + log.segment_bytes)}"
+                others = f", and so are the {missing - 1} after it" if missing > 1 else ""
+                self._findings.add_damage(path, None, f"is missing between two others{others}")
 
     def _is_unfinished(self, file: LogFile) -> bool:
-        """A crash came while it was made: no record that was durable can be lost that way."""
+        """Return whether a crash can have interrupted the creation of a segment.
+
+        No durable record is lost that way.
+        """
         if file.size > self._log.segment_bytes:
             return False
         is_last = file is self._log.files[-1]

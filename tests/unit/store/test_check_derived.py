@@ -62,7 +62,7 @@ def test_a_missing_queue_entry_is_found(clean: Path, queue_file: Path) -> None:
     change(queue_file, 40, bytes(20))
     found = the_damage(clean)
     assert (found.where, found.position) == (name(clean, queue_file), 40)
-    assert "entry 7 missing" in found.what
+    assert "entry 7 is missing" in found.what
 
 
 def test_entries_missing_at_the_end_after_a_clean_stop_are_damage(clean: Path) -> None:
