@@ -1,15 +1,44 @@
-"""The append-only store, in RocketMQ's file format.
+"""The message store: an append-only log on disk, in RocketMQ's file format.
 
-    disk.py          the only file calls
-    commitlog.py     the log: the truth; message/record.py has the bytes of one record
-    consumequeue.py  queue offset -> log offset, derived
-    keyindex.py      key -> log offset, derived; redo.py makes its changes all or nothing
-    checkpoint.py    what is known to be durable, so that the next start is short
-    recover.py       open a directory after anything
-    store.py         all of it together: append, flush, checkpoint; reads.py and read.py: reading
-    expire.py        forget what is old
-    configfiles.py   topics, groups and offsets
-    check*.py        examine a directory and say what is wrong with it
+    append --> commit log (the truth)
+                 |  derived from it, in memory until the next checkpoint
+                 +--> consume queues   queue offset --> log offset
+                 +--> key index        key --> log offset
 
-Read `store.py` first, then `recover.py`.
+1. Open.        Lock the directory, find the end of the log, rebuild what does not agree with it.
+                                                                    (recovery.py, checkpoint.py)
+2. Append.      Encode records for their log offsets and write them in one call.
+                                                          (store.py, commit_log.py, columns.py)
+3. Flush.       One fsync of the log makes everything appended before durable.
+4. Read.        Queue entries and a filter become slices of the log.            (queue_reader.py)
+5. Checkpoint.  Log, queue entries and keys become durable, in this order; then a small file says
+                so, and the next start reads only what follows.  (consume_queue.py, key_index.py)
+6. Expire.      Old segments are removed, and after the next checkpoint their queue and index
+                files.                                                            (retention.py)
+
+What always holds:
+  - the log is the only truth: queues and index can be rebuilt from it;
+  - an append is in the log completely or not at all; a crash leaves the first n of its records;
+  - a durable queue entry or key never refers to a record that is not durable;
+  - after a failed fsync nothing more is accepted until the next start;
+  - only disk.py calls the operating system, so tests run the store on disks that fail on command.
+
+Modules in reading order:
+
+    store.py          the store: append, read, flush, checkpoint
+    recovery.py       open a directory after a crash
+    commit_log.py     segments, batches of records, flushes (message/record.py: the record itself)
+    consume_queue.py  queues, the table of all queues, deleted topics
+    queue_reader.py   read a queue with a filter and limits
+    key_index.py      index files and their redo file
+    columns.py        hash keys and pack entries, many at once
+    checkpoint.py     what is durable, ours and RocketMQ's
+    retention.py      remove old segments
+    disk.py           the only file calls
+    config_files.py   topics, groups and offsets in config/*.json
+    log_files.py      read a log without owning it
+    check.py          check a directory and report what is wrong with it
+    check_log.py      ... its log, and how findings are collected
+    check_indexes.py  ... its queues and key index
+    backup.py         copy a store that may be in use, and restore it
 """

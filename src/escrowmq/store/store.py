@@ -1,14 +1,17 @@
-"""The message store: append records, read them back, survive anything in between.
+"""The message store: append records, read them back, and survive a crash at any point.
 
-    append -> commit log (the truth) -> queue entries and keys, in memory
-    flush:       the log's own fsync; answers everything that waited for it
-    checkpoint:  flush, then queue entries, then keys, then the note that says so
+    append      records --> commit log, then queue entries and keys in memory
+    flush       fsync the log; everything appended before is durable then
+    checkpoint  flush the log, write queue entries, write keys, save that all of this is durable
+    read        queue offset --> queue entry --> slices of the log
 
-One thread owns a store. A flush or a checkpoint is begun by the owner, `run` in any thread, and
-finished by the owner; appends and reads go on meanwhile. Nothing here waits, and nothing here
-reads a clock.
+One thread owns a store. Its methods never wait and never read a clock. Only flushes, checkpoints
+and removals of segments take long: the owner begins them, `run` may be called in any thread, and
+the owner finishes them. Appends and reads go on meanwhile.
 
-The reading side of a store: by queue, by place, by key, by time.
+    job = store.begin_checkpoint()   # owner
+    job.run()                        # any thread
+    store.finish_checkpoint(job)     # owner
 """
 
 from __future__ import annotations
@@ -71,11 +74,13 @@ from escrowmq.store.queue_reader import (
 )
 from escrowmq.store.recovery import Recovery, recover
 
+LOCK_PATH: Final = "lock"
+ABORT_PATH: Final = "abort"
 _TIME_MAX_MS: Final = 1 << 62
 
 
 class StoreReader:
-    """What MessageStore can be asked, and what of it can be seen. Nothing here touches the disk."""
+    """The reading side of a store: by queue, log offset, key and time. It writes nothing."""
 
     _log: CommitLog
     _queues: QueueTable
@@ -92,6 +97,7 @@ class StoreReader:
         bytes_max: int = 256 * 1024,
         message_filter: EntryFilter | None = None,
     ) -> QueueRead:
+        """Read messages of a queue, see `read_queue`."""
         queue = self._queues.find(topic, queue_id)
         return read_queue(
             self._log,
@@ -103,23 +109,24 @@ class StoreReader:
         )
 
     def record_at(self, log_offset: int) -> StoredRecord:
+        """Decode the record at a log offset. Raises RecordNotFound or CorruptRecord."""
         return self._log.record_at(LogOffset(log_offset))
 
     def record_by_id(self, offset_id: str) -> StoredRecord:
-        """The record that an offset id names, whatever host it speaks of."""
+        """Decode the record that an offset id names. Its host is ignored."""
         return self.record_at(decode_offset_id(offset_id)[1])
 
     def record_bytes(self, record: StoredRecord) -> memoryview:
-        """A record as it lies in the log."""
+        """Return the encoded record, not copied."""
         return self._log.view(record.log_offset, record.log_offset + record.size)
 
     @property
     def last_record_offset(self) -> int:
-        """Where the newest record begins; -1 if there is none."""
+        """Return the log offset of the newest record; -1 if there is none."""
         return self._last_record_offset
 
     def records(self, begin: int = 0, end: int | None = None) -> Iterator[StoredRecord]:
-        """Every record between two boundaries of the log."""
+        """Yield the records between two record boundaries of the log."""
         return self._log.records(LogOffset(begin), None if end is None else LogOffset(end))
 
     def find_by_key(
@@ -131,26 +138,26 @@ class StoreReader:
         begin_ms: int = 0,
         end_ms: int = _TIME_MAX_MS,
     ) -> list[StoredRecord]:
-        """Records of a topic that carry a key or unique key, the newest first."""
-        sought = key.encode()
-        found: list[StoredRecord] = []
-        for log_offset in self._index.find(topic, sought, begin_ms, end_ms):
+        """Return records of a topic with a key or unique key, the newest first."""
+        key_bytes = key.encode()
+        matching: list[StoredRecord] = []
+        for log_offset in self._index.find(topic, key_bytes, begin_ms, end_ms):
             try:
                 record = self._log.record_at(log_offset)
             except (RecordNotFound, CorruptRecord):
-                continue  # expired, or an index that lies
+                continue  # the record has expired, or the index entry is damaged
             _, keys = tags_and_keys(record.topic, record.properties, record.stored_ms)
-            in_window = begin_ms <= record.stored_ms <= end_ms  # the index only knows seconds
+            in_window = begin_ms <= record.stored_ms <= end_ms  # the index stores only seconds
             if self._queues.deleted_topics.is_deleted(topic, record.log_offset):
                 continue
-            if record.topic == topic and sought in keys and in_window:
-                found.append(record)
-                if len(found) >= min(count_max, RESULTS_MAX):
+            if record.topic == topic and key_bytes in keys and in_window:
+                matching.append(record)
+                if len(matching) >= min(count_max, RESULTS_MAX):
                     break
-        return found
+        return matching
 
     def log_offset_of(self, topic: str, queue_id: int, queue_offset: int) -> LogOffset | None:
-        """Where the message at this place of a queue lies; None if there is none."""
+        """Return the log offset of a message by its queue offset; None if there is none."""
         queue = self._queues.find(topic, queue_id)
         if queue is None or not queue.first_offset <= queue_offset < queue.next_offset:
             return None
@@ -160,71 +167,76 @@ class StoreReader:
     def entries(
         self, topic: str, queue_id: int, begin: int, count: int
     ) -> list[tuple[int, int, int]]:
-        """Log offset, size and tags code of the messages from a place of a queue on."""
+        """Return log offset, size and tags code of up to `count` entries of a queue."""
         queue = self._queues.find(topic, queue_id)
-        found: list[tuple[int, int, int]] = []
-        while queue is not None and len(found) < count:
-            at = max(begin, queue.first_offset) + len(found)
-            entries = queue.entries(at, min(count - len(found), queue.visible_end - at))
+        result: list[tuple[int, int, int]] = []
+        while queue is not None and len(result) < count:
+            offset = max(begin, queue.first_offset) + len(result)
+            entries = queue.entries(offset, min(count - len(result), queue.visible_end - offset))
             if not entries:
                 break
-            found += ENTRY.iter_unpack(bytes(entries))
-        return found
+            result += ENTRY.iter_unpack(bytes(entries))
+        return result
 
     def record_summaries(
         self, topic: str, queue_id: int, begin: int, end: int
     ) -> Iterator[RecordSummary]:
-        """What lies at each place of a queue, without a look at the bodies. One that does not look
-        like a record at all is left out; whether it is whole, `record_at` finds out."""
+        """Yield summaries of the records of a queue, without their bodies.
+
+        Entries that do not point to anything like a record are skipped. The CRC is not checked;
+        `record_at` does that.
+        """
         queue = self._queues.find(topic, queue_id)
-        at = begin if queue is None else max(begin, queue.first_offset)
-        while queue is not None and at < min(end, queue.next_offset):
-            entries = queue.entries(at, min(end, queue.next_offset) - at)
+        offset = begin if queue is None else max(begin, queue.first_offset)
+        while queue is not None and offset < min(end, queue.next_offset):
+            entries = queue.entries(offset, min(end, queue.next_offset) - offset)
             for log_offset, size, _ in ENTRY.iter_unpack(bytes(entries)):
-                found = (
+                summary = (
                     None
                     if size == BLANK_SIZE
-                    else read_record_summary(self._log, at, log_offset, size)
+                    else read_record_summary(self._log, offset, log_offset, size)
                 )
-                if found is not None:
-                    yield found
-                at += 1
+                if summary is not None:
+                    yield summary
+                offset += 1
 
     def min_offset(self, topic: str, queue_id: int) -> QueueOffset:
+        """Return the offset of the oldest message of a queue; 0 if the queue does not exist."""
         queue = self._queues.find(topic, queue_id)
         return QueueOffset(0) if queue is None else queue.min_offset(self._log.begin)
 
     def max_offset(self, topic: str, queue_id: int) -> QueueOffset:
-        """The offset that the next message will have; of a queue on hold, of the first unseen."""
+        """Return the offset of the next message, or of the first hidden message."""
         queue = self._queues.find(topic, queue_id)
         return QueueOffset(0) if queue is None else queue.visible_end
 
     def hide(self, topic: str, queue_id: int, queue_offset: int) -> None:
-        """What lies from there on in this queue is seen by nobody until `show`."""
+        """Hide the messages of a queue from an offset on, until `unhide`."""
         self._queues.get_or_create(topic, queue_id).hide(queue_offset)
 
     def unhide(self, topic: str, queue_id: int) -> None:
-        """As often as it was held."""
+        """Undo one `hide`. Messages are visible again after as many calls."""
         self._queues.get_or_create(topic, queue_id).unhide()
 
     def offset_by_time(
         self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False
     ) -> QueueOffset:
+        """Return the offset of a message by its stored time, see queue_reader.offset_by_time."""
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return QueueOffset(0)
         return offset_by_time(self._log, queue, time_ms, upper=upper)
 
     def earliest_stored_ms(self, topic: str, queue_id: int) -> int:
-        """When the oldest message of a queue was stored; -1 if it has none."""
+        """Return when the oldest message of a queue was stored; -1 if it has none."""
         queue = self._queues.find(topic, queue_id)
-        found = None
+        stored_ms = None
         if queue is not None:
-            found = first_stored_ms(self._log, queue, queue.min_offset(self._log.begin))
-        return -1 if found is None else found
+            stored_ms = first_stored_ms(self._log, queue, queue.min_offset(self._log.begin))
+        return -1 if stored_ms is None else stored_ms
 
     def stored_ms(self, topic: str, queue_id: int, queue_offset: int) -> int | None:
-        """When the message at this place of a queue, or the next one there, was stored."""
+        """Return when the message at an offset, or the next existing one, was stored, or None."""
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return None
@@ -233,15 +245,12 @@ class StoreReader:
         )
 
     def queues(self) -> list[tuple[str, int]]:
+        """Return topic and queue id of every queue."""
         return [(queue.topic, queue.queue_id) for queue in self._queues]
 
 
-LOCK_PATH: Final = "lock"
-ABORT_PATH: Final = "abort"
-
-
 class MessageStore(StoreReader):
-    """Use `MessageStore.open`; `close` makes the next start a clean one."""
+    """A store in one directory. Create it with `MessageStore.open`."""
 
     def __init__(
         self, disk: Disk, config: StoreConfig, store_host: bytes, lock: Lock, *, was_clean: bool
@@ -266,30 +275,36 @@ class MessageStore(StoreReader):
             is_enabled=config.index_enabled,
         )
         self.change_config(config)
-        self._expired_below = -1  # derived files that speak only of what lies below
+        # Queue and index files of records below this log offset are removed already.
+        self._expired_below = -1
         self._checkpoint_job: CheckpointJob | None = None
-        self._has_removed_topic = False  # queues that the last checkpoint has counted
+        self._has_removed_topic = False  # since the last checkpoint, which has counted its queues
         self.has_disk_space = True  # False while the disk is nearly full
         self.recovery: Recovery = recover(
             disk, self._log, self._queues, self._index, was_clean=was_clean, spill=self._spill
         )
-        self.checkpointed_offset = (
-            self._log.begin
-        )  # everything below is durable and has its entries
+        # Everything below this log offset is durable, with its queue entries and keys.
+        self.checkpointed_offset = self._log.begin
         self._last_record_offset = self.recovery.last_record_offset
         self._last_stored_ms = self.recovery.stored_ms
 
     @classmethod
     def open(cls, disk: Disk, config: StoreConfig, *, store_host: bytes) -> MessageStore:
-        """Own the directory, recover what is in it, and be ready for appends.
+        """Lock the directory, recover what is in it and return a store that is ready for appends.
 
-        On a full disk it is ready for reads: its checkpoint is made when there is room.
+        On a full disk the store is ready for reads, and its checkpoint is made later. Raises
+        StoreLocked if another broker uses the directory, and StoreDamaged if segments are missing
+        or have another size than configured.
         """
         lock = disk.lock(LOCK_PATH, b"lock")
         try:
+            # `abort` exists while a process uses the directory. If it exists now, the last process
+            # was killed. RocketMQ uses the same file.
             clean = not disk.exists(ABORT_PATH)
             write_file(disk, ABORT_PATH, b"")
             store = cls(disk, config, store_host, lock, was_clean=clean)
+            # Remove what is behind the end of the log. Otherwise a later append could stop right in
+            # front of an old, valid record, and the next recovery would take it for a new one.
             if not clean or store.recovery.torn_reason is not None:
                 store._log.truncate(store._log.end)
             with contextlib.suppress(StoreFull):
@@ -300,26 +315,26 @@ class MessageStore(StoreReader):
         return store
 
     def close(self) -> None:
-        """Write everything out and say that this stop was in order."""
+        """Make a last checkpoint and record that the store was closed. Raises StoreError."""
         try:
             if not self.has_failed:
                 self.checkpoint()
-                remove_file(self._disk, REDO_PATH)  # done with; another broker may come next
+                remove_file(self._disk, REDO_PATH)  # applied; RocketMQ may change the index next
                 remove_file(self._disk, ABORT_PATH)
         finally:
             self.abandon()
 
     def abandon(self) -> None:
-        """Give the directory up as it is, like a process that was killed."""
+        """Release the directory as it is, like a process that was killed."""
         self._queues.close()
         self._views.close()
         self._log.close()
         self._lock.release()
 
     def change_config(self, config: StoreConfig) -> None:
-        """What is accepted and kept may change at any time; how files are laid out may not."""
+        """Apply new limits and retention times. The layout of files cannot change."""
         self.config = config
-        # A record with less in it is within every limit and need not be measured.
+        # A record with fewer bytes is within every limit, so that `append` need not measure it.
         self._unchecked_bytes_max = min(
             config.message_bytes_max, config.record_bytes_max - 1024, 30_000
         )
@@ -327,62 +342,68 @@ class MessageStore(StoreReader):
     # --- appending -----------------------------------------------------------------------------
 
     def append(self, records: Sequence[Appendable], *, now_ms: int) -> list[AppendResult]:
-        """All records in one write, or none and an error. A crash leaves a prefix of them."""
+        """Append all records in one write, or none of them. Return where each was stored.
+
+        A crash during the append leaves the first n of the records. They are durable only after a
+        flush. Raises RecordRefused for an invalid record, StoreFull, or StoreFailed.
+        """
         self._check_disk_space()
+        # Stored times never decrease, even if the clock is set back: look-ups by time rely on it.
         stored_ms = now_ms if now_ms > self._last_stored_ms else self._last_stored_ms
         batch = RunLogBatch(self._log)
-        add, find_or_make, small_bytes = (
-            batch.add,
-            self._queues.get_or_create,
-            self._unchecked_bytes_max,
-        )
-        placed: list[AppendResult] = []
-        added: list[ConsumeQueue] = []
-        waiting: list[PendingKeys] = []
-        wait = waiting.append
+        # This loop runs once per message: bound methods are looked up once.
+        add, get_or_create = batch.add, self._queues.get_or_create
+        unchecked_bytes_max = self._unchecked_bytes_max
+        results: list[AppendResult] = []
+        changed_queues: list[ConsumeQueue] = []  # once per entry that was added
+        pending_keys: list[PendingKeys] = []
+        add_key = pending_keys.append
         queue: ConsumeQueue | None = None
         try:
             for record in records:
                 if type(record) is RecordRun:
-                    queue = find_or_make(record.topic, record.queue_id)
-                    places = self._add_run(batch, record, queue, stored_ms)
-                    added += [queue] * len(places.sizes)
-                    wait(PendingKeyRun(record.topic, record.keys, places.log_offsets, stored_ms))
-                    placed.append(AppendResult.of_run(places, queue.next_offset))
+                    queue = get_or_create(record.topic, record.queue_id)
+                    positions = self._add_run(batch, record, queue, stored_ms)
+                    changed_queues += [queue] * len(positions.sizes)
+                    add_key(
+                        PendingKeyRun(record.topic, record.keys, positions.log_offsets, stored_ms)
+                    )
+                    results.append(AppendResult.of_run(positions, queue.next_offset))
                     continue
                 topic, queue_id, sys_flag = record.topic, record.queue_id, record.sys_flag
                 properties = record.properties
-                if len(record.body) + len(properties) > small_bytes:
+                if len(record.body) + len(properties) > unchecked_bytes_max:
                     self._check_record_size(record)
                 if 0 in properties:
-                    raise RecordRefused("a zero byte in the properties")
+                    # It would look like an unwritten sector: recovery would cut the log here.
+                    raise RecordRefused("the properties contain a zero byte")
                 tags_code, keys = record.tags_and_keys or tags_and_keys(
                     topic, properties, stored_ms
                 )
-                is_shown, is_keyed = QUEUED_AND_KEYED[sys_flag & TRANSACTION_MASK]
-                if is_shown:
+                is_queued, is_keyed = QUEUED_AND_KEYED[sys_flag & TRANSACTION_MASK]
+                if is_queued:
                     if queue is None or queue.queue_id != queue_id or queue.topic != topic:
-                        queue = find_or_make(topic, queue_id)
+                        queue = get_or_create(topic, queue_id)
                     queue_offset = queue.next_offset
                     log_offset, size = add(record, queue_offset, stored_ms)
                     queue.add(log_offset, size, tags_code)
-                    added.append(queue)
+                    changed_queues.append(queue)
                 else:
                     check_queue_name(topic, queue_id)
                     queue_offset = QueueOffset(0)
                     log_offset, size = add(record, queue_offset, stored_ms)
-                placed.append(AppendResult(log_offset, queue_offset, size))
+                results.append(AppendResult(log_offset, queue_offset, size))
                 if is_keyed:
                     for key in keys:
-                        wait((topic, key, log_offset, stored_ms))
+                        add_key((topic, key, log_offset, stored_ms))
             batch.write()
         except BaseException as error:
-            self._undo_append(added, queue)
+            self._undo_append(changed_queues, queue)
             if isinstance(error, struct.error):
-                raise RecordRefused(f"a number that a record cannot hold: {error}") from error
+                raise RecordRefused(f"a number is out of range for its field: {error}") from error
             raise
-        self._apply_append(placed, added, waiting, stored_ms)
-        return placed
+        self._apply_append(results, changed_queues, pending_keys, stored_ms)
+        return results
 
     def _apply_append(
         self,
@@ -398,7 +419,10 @@ class MessageStore(StoreReader):
 
     def _check_disk_space(self) -> None:
         if not self.has_disk_space:
-            raise StoreFull("the disk is nearly full: no new messages until there is room")
+            raise StoreFull(
+                "the disk is nearly full: new messages are refused until there is space "
+                "(diskSpaceWarningLevelRatio)"
+            )
 
     def _undo_append(self, queues: list[ConsumeQueue], last_queue: ConsumeQueue | None) -> None:
         for queue in queues:
@@ -413,35 +437,40 @@ class MessageStore(StoreReader):
         if longest + 1024 > self._unchecked_bytes_max:
             for record in run.records():
                 self._check_record_size(record)
-        places = batch.add_run(run, queue.next_offset, stored_ms)
-        queue.add_run(places.log_offsets, places.sizes)
-        return places
+        positions = batch.add_run(run, queue.next_offset, stored_ms)
+        queue.add_run(positions.log_offsets, positions.sizes)
+        return positions
 
     def _check_record_size(self, record: NewRecord) -> None:
         body_bytes, properties_bytes = len(record.body), len(record.properties)
         limit = self.config.message_bytes_max
         if body_bytes > limit:
-            raise RecordRefused(f"a body of {body_bytes} bytes, limit {limit}")
+            raise RecordRefused(
+                f"message body is {body_bytes} bytes, the limit is {limit} (maxMessageSize)"
+            )
         if properties_bytes > PROPERTIES_BYTES_MAX - CRC_PROPERTY_BYTES_MAX:
             limit = PROPERTIES_BYTES_MAX - CRC_PROPERTY_BYTES_MAX
-            raise RecordRefused(f"properties of {properties_bytes} bytes, limit {limit}")
+            raise RecordRefused(f"properties are {properties_bytes} bytes, the limit is {limit}")
         size = encoded_size(
             record, store_host=self._log.store_host, append_crc=self._log.append_crc
         )
         if size > self.config.record_bytes_max:
             limit = self.config.record_bytes_max
-            raise RecordRefused(f"a record of {size} bytes, limit {limit}")
+            raise RecordRefused(f"record is {size} bytes, the limit is {limit}")
 
     # --- making durable ------------------------------------------------------------------------
 
     @property
     def end(self) -> LogOffset:
-        """Where the next record will lie. Durable once `flushed` has reached it."""
+        """Return the log offset of the next record.
+
+        Records are durable once `flushed_offset` has reached the end that followed their append.
+        """
         return self._log.end
 
     @property
     def last_stored_ms(self) -> int:
-        """The time never runs backwards here: the next record is not older than this."""
+        """Return the stored time of the newest record. The next one is not older."""
         return self._last_stored_ms
 
     @property
@@ -461,21 +490,24 @@ class MessageStore(StoreReader):
 
     @property
     def has_failed(self) -> bool:
-        """Whether only a restart can help."""
+        """Return whether the store refuses writes until the next start."""
         return self._log.has_failed
 
     @property
     def is_writable(self) -> bool:
-        """Whether an append would be tried: there is room, and nothing has failed."""
+        """Return whether an append is possible: the disk has space and nothing has failed."""
         return self.has_disk_space and not self.has_failed
 
     def fail(self, error: StoreError) -> None:
-        """After a flush that failed: the kernel may have dropped what it could not write, so
-        nothing more is taken until a restart has found out what is there."""
+        """Refuse all writes after a failed flush.
+
+        The kernel may have dropped the pages that it could not write. Only recovery at the next
+        start finds out what is on the disk.
+        """
         self._log.fail(error)
 
     def flush(self) -> LogOffset:
-        """Flush here and now."""
+        """Flush in this thread."""
         flush = self.begin_flush()
         try:
             flush.run()
@@ -485,8 +517,9 @@ class MessageStore(StoreReader):
         return self.finish_flush(flush)
 
     def begin_checkpoint(self) -> CheckpointJob:
+        """Return a job that makes everything up to here durable. Only one at a time."""
         if self._checkpoint_job is not None:
-            raise StoreFailed("a checkpoint is being made already")
+            raise StoreFailed("another checkpoint is running")
         queue_count, entry_total, first_total = self._queues.totals(self._log.begin)
         self._checkpoint_job = CheckpointJob(
             disk=self._disk,
@@ -505,18 +538,19 @@ class MessageStore(StoreReader):
 
     @property
     def is_checkpointed(self) -> bool:
-        """Whether another checkpoint would say nothing new."""
+        """Return whether the last checkpoint is still up to date."""
         return self.checkpointed_offset == self._log.end and not self._has_removed_topic
 
     def finish_checkpoint(self, job: CheckpointJob) -> None:
+        """Apply a job that has run: entries and keys are in files now, expired files go."""
         self._checkpoint_job = None
         self._has_removed_topic = False
         self.checkpointed_offset = job.log_offset
         self._log.finish_flush(job.log_flush)
         has_expired = self._expired_below != job.log_begin
         if has_expired:
-            # Before the queues take note of what is in their files now: just what the checkpoint
-            # has counted as gone may go.
+            # Before `finish_flush`, because the checkpoint has counted the first offsets before it.
+            # Exactly the files that it no longer counts may be removed.
             for queue in self._queues:
                 queue.remove_expired(job.log_begin)
         for flush in job.queue_flushes:
@@ -529,13 +563,13 @@ class MessageStore(StoreReader):
             self._expired_below = job.log_begin
 
     def fail_checkpoint(self, error: StoreError) -> None:
-        """A checkpoint that found no room can be made again; one that failed otherwise cannot."""
+        """Undo `begin_checkpoint`. After any error but StoreFull the store refuses writes."""
         self._checkpoint_job = None
         if not isinstance(error, StoreFull):
             self._log.fail(error)
 
     def checkpoint(self) -> None:
-        """Make a checkpoint here and now."""
+        """Make a checkpoint in this thread."""
         job = self.begin_checkpoint()
         try:
             job.run()
@@ -545,7 +579,7 @@ class MessageStore(StoreReader):
         self.finish_checkpoint(job)
 
     def _spill(self) -> None:
-        """Bring what recovery gathered to the files, so that memory stays bounded."""
+        """Write what recovery has collected to the files, so that its memory stays bounded."""
         for queue in list(self._queues.dirty):
             entries = queue.begin_flush()
             entries.run()
@@ -558,50 +592,57 @@ class MessageStore(StoreReader):
     def _newest_pending_ms(self) -> int:
         return self._index.pending[-1][3] if self._index.pending else 0
 
-    # --- forgetting ----------------------------------------------------------------------------
+    # --- removing ------------------------------------------------------------------------------
 
     def can_remove_topic(self, topic: str) -> bool:
-        """Not while a checkpoint writes to its files, nor while somebody waits to show them."""
+        """Return False while a checkpoint writes its files or some of its messages are hidden."""
         return self._checkpoint_job is None and not any(
             queue.is_hidden for queue in self._queues.queues_of(topic)
         )
 
     def remove_topic(self, topic: str) -> int:
-        """Delete its queues, for good: how many. Its records are found no more and stay in the log
-        until they expire; a message that comes later begins a new queue at 0."""
+        """Delete all queues of a topic, durably. Return how many there were.
+
+        Its records stay in the log until they expire, but are no longer found. A later message
+        begins a new queue at offset 0. Raises StoreFailed if `can_remove_topic` is False.
+        """
         if not self.can_remove_topic(topic):
-            raise StoreFailed(f"the queues of {topic} are in use")
+            raise StoreFailed(f"the queues of topic {topic} are in use; try again")
         if topic in self._queues.deleted_topics or self._queues.queues_of(topic):
             log = self._log
             self._queues.deleted_topics.mark_deleted(topic, log_begin=log.begin, log_end=log.end)
             self._has_removed_topic = True
         try:
             return self._queues.remove_topic(topic)
-        except StoreError as error:  # files are left that a new queue must not find
+        except StoreError as error:  # a new queue must not find the files that are left
             self._log.fail(error)
             raise
 
     def log_files(self) -> list[tuple[LogOffset, int]]:
-        """Where each file of the log begins and when it was last written, oldest first."""
+        """Return begin and last modification time of each segment, the oldest first."""
         return [
             (LogOffset(base), self._log.modified_ms(base)) for base in self._log.segment_bases()
         ]
 
     def modified_ms(self, base: LogOffset) -> int:
-        """When the file that begins there was last written."""
+        """Return when the segment that begins there was last written."""
         return self._log.modified_ms(base)
 
     def begin_removal(self) -> SegmentRemoval:
-        """Of the oldest file of the log. What only speaks of it goes after the next checkpoint,
-        which knows that it will be missing; none may be made meanwhile."""
-        # Only below a checkpoint, or a queue could forget how far it had counted.
+        """Begin to remove the oldest segment. No checkpoint may be made until it is finished.
+
+        Queue and index files that describe only this segment are removed after the next checkpoint,
+        which no longer counts them.
+        """
+        # Only below a checkpoint: the queue entries must be durable before their records go, or a
+        # queue could start again at a lower offset.
         return self._log.begin_removal(below=self.checkpointed_offset)
 
     def finish_removal(self, removal: SegmentRemoval) -> None:
         self._log.finish_removal(removal)
 
     def remove_oldest_file(self) -> None:
-        """Forget it here and now."""
+        """Remove the oldest segment in this thread."""
         removal = self.begin_removal()
         try:
             removal.run()

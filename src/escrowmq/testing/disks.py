@@ -1,15 +1,17 @@
-"""Disks in memory: one that works, and one that fails or loses power on command.
+"""Disks in memory: one that works, and one that fails or loses power at a chosen call.
 
-Both remember what a power cut could bring back: of a file (inode.py) every sector and length since
-its last sync, of a directory the names at its last sync and every create, rename and remove since.
-A cut keeps the first few of those: a journal loses its end, not its middle. A rename is one
-operation of both its directories, and to sync either makes it safe. Directories are safe once made.
+    disk = FaultyDisk(power_cut_at=17)      # the 17th call raises PowerCut
+    ...
+    disk = disk.power_cut(Random(seed))     # what the machine finds when it is on again
 
-One file in memory, and what a power cut leaves of it.
+Both know what a power cut may undo:
 
-Every sector changed since the last sync is remembered as it was then, and so is every length. A
-cut leaves each of those sectors old, new or torn (new up to some byte, old from there; only
-"scrambled" mixes them by the word, as no drive should), and the file at one of those lengths.
+- A file: every sector and every length that has changed since its last sync. A cut leaves each of
+  these sectors old, new or torn (new up to some byte, old from there), and one of the lengths. Only
+  the survival "scrambled" mixes old and new words within a sector, which no drive should do.
+- A directory: every create, rename and remove since its last sync. A cut keeps the first few of
+  them: a journal loses its end, not its middle. A rename is one operation of both directories, and
+  a sync of either makes it durable. A directory is durable as soon as it is created.
 """
 
 from __future__ import annotations
@@ -26,147 +28,22 @@ from escrowmq.clock import Clock, ManualClock
 from escrowmq.errors import StoreError, StoreFailed, StoreFull, StoreLocked
 from escrowmq.store.disk import BytesLike, DiskUsage, parent_directory
 
-PAGE_BYTES = 4096  # what a sparse file takes room in
-SECTOR_BYTES = 512  # what a drive writes whole, or tears
+PAGE_BYTES = 4096  # the unit in which a sparse file takes space
+SECTOR_BYTES = 512  # the unit that a drive writes completely, or tears
 
 Survival = Literal["none", "all", "mixed", "scrambled"]
-
-# Mixed, often nearly all is kept, or lost: one odd sector among many is the hardest to notice.
-_SURVIVAL_RATIOS: dict[Survival, list[float]] = {
-    "none": [0],
-    "all": [1],
-    "mixed": [0.1, 0.5, 0.9],
-    "scrambled": [0.1, 0.5, 0.9],
-}
-
-
-class CrashOutcome:
-    """What one power cut leaves of what was not safe."""
-
-    def __init__(self, rng: Random, survival: Survival) -> None:
-        self._rng = rng
-        self._ratio = rng.choice(_SURVIVAL_RATIOS[survival])
-        self._is_scrambled = survival == "scrambled"
-
-    def is_kept(self) -> bool:
-        return self._rng.random() < self._ratio
-
-    def surviving_sector(self, old: bytes, new: bytes) -> bytes:
-        if self._ratio in (0, 1) or self._rng.random() >= 0.15:
-            return new if self.is_kept() else old
-        if not self._is_scrambled:
-            at = self._rng.randint(0, SECTOR_BYTES)
-            return new[:at] + old[at:]
-        words = ((self._rng.choice((old, new)), at) for at in range(0, SECTOR_BYTES, 8))
-        return b"".join(source[at : at + 8] for source, at in words)
-
-
-class Inode:
-    """A file, under its name or still open under none; or a directory."""
-
-    def __init__(self, clock: Clock, *, is_directory: bool = False) -> None:
-        self._clock = clock
-        self.is_directory = is_directory
-        self.buffer = _zeros(0)
-        self.written_pages: set[int] = set()  # those ever written
-        self.modified_ms = clock.now_ms()
-        self.is_locked = False
-        self._sizes = [0]  # the safe one, then all since
-        self._synced_sectors: dict[int, bytes] = {}  # of each sector changed since the last sync
-        self._dropped_sectors: dict[int, bytes] = {}  # the same, but no later sync will write them
-        # What each cut of the file took away since, by its place among the sizes: if the power
-        # goes before that cut is safe, it may all be there again.
-        self._truncations: list[tuple[int, dict[int, bytes]]] = []
-
-    def write(self, position: int, data: BytesLike) -> None:
-        self._save_synced_sectors(covered_units(position, len(data), SECTOR_BYTES))
-        self._put(position, data)
-        self.modified_ms = self._clock.now_ms()
-
-    def resize(self, size: int) -> None:
-        if size < len(self.buffer):
-            gone = {
-                s: self._sector(s) for s in self._synced_sectors if (s + 1) * SECTOR_BYTES > size
-            }
-            self._truncations.append((len(self._sizes), gone))
-        for page in [page for page in self.written_pages if (page + 1) * PAGE_BYTES > size]:
-            self._save_synced_sectors(covered_units(page * PAGE_BYTES, PAGE_BYTES, SECTOR_BYTES))
-        before, self.buffer = self.buffer, _zeros(size)
-        pages, self.written_pages = self.written_pages, set()
-        for page in sorted(pages):  # not all of it: most of a large file was never touched
-            self._put(page * PAGE_BYTES, before[page * PAGE_BYTES : (page + 1) * PAGE_BYTES])
-        if size != self._sizes[-1]:
-            self._sizes.append(size)
-        self.modified_ms = self._clock.now_ms()
-
-    def sync(self) -> None:
-        self._synced_sectors.clear()
-        self._truncations.clear()
-        del self._sizes[:-1]
-
-    def fail_sync(self, *, drops_pages: bool) -> None:
-        """After a failed flush Linux takes the pages for clean: the next one skips them."""
-        if drops_pages:
-            self._dropped_sectors |= self._synced_sectors
-            self._synced_sectors.clear()
-
-    def after_power_cut(self, outcome: CrashOutcome) -> Inode:
-        left = Inode(self._clock, is_directory=self.is_directory)
-        later_sizes = itertools.takewhile(lambda size: outcome.is_kept(), self._sizes[1:])
-        sizes = [self._sizes[0], *later_sizes]
-        left.resize(sizes[-1])
-        for page in sorted(self.written_pages):
-            left._put(page * PAGE_BYTES, self.buffer[page * PAGE_BYTES : (page + 1) * PAGE_BYTES])
-        back_again: dict[int, bytes] = {}
-        for place, gone in reversed(self._truncations):
-            if place >= len(sizes):
-                back_again |= gone
-        for sector, old in (self._synced_sectors | self._dropped_sectors).items():
-            new = back_again.get(sector) or self._sector(sector)
-            left._put(sector * SECTOR_BYTES, outcome.surviving_sector(old, new))
-        left.sync()
-        left.modified_ms = self.modified_ms
-        return left
-
-    def _put(self, position: int, data: BytesLike) -> None:
-        """What of it lies inside the file."""
-        fitting = data[: max(0, len(self.buffer) - position)]
-        self.buffer[position : position + len(fitting)] = fitting
-        self.written_pages.update(covered_units(position, len(fitting), PAGE_BYTES))
-
-    def _save_synced_sectors(self, sectors: range) -> None:
-        for sector in sectors:
-            if sector not in self._synced_sectors:
-                forgotten = self._dropped_sectors.pop(sector, None)
-                self._synced_sectors[sector] = (
-                    self._sector(sector) if forgotten is None else forgotten
-                )
-
-    def _sector(self, sector: int) -> bytes:
-        return bytes(self.buffer[sector * SECTOR_BYTES : (sector + 1) * SECTOR_BYTES]).ljust(
-            SECTOR_BYTES, b"\0"
-        )
-
-
-def _zeros(size: int) -> bytearray | mmap.mmap:
-    """A large file takes no memory where it was never written, and no time to make."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    return bytearray(size) if size <= 1 << 16 else mmap.mmap(-1, size, flags=flags)
-
-
-def covered_units(position: int, length: int, unit: int) -> range:
-    return range(position // unit, -(-(position + length) // unit)) if length else range(0)
-
 
 OnFault = Callable[["FaultyDisk"], None]
 
 
 class PowerCut(BaseException):
-    """The machine is off. Not an Exception: nothing that runs on the machine may handle it."""
+    """The machine has lost power. Not an Exception: no program on the machine can handle it."""
 
 
 @dataclass(eq=False)
 class MemoryFile:
+    """An open file of a MemoryDisk."""
+
     _disk: MemoryDisk
     _path: str
     _inode: Inode
@@ -179,7 +56,7 @@ class MemoryFile:
 
     def write_at(self, position: int, data: BytesLike) -> None:
         if position + len(data) > self.size:
-            raise StoreError(f"{self._path}: a write past the end of the file")
+            raise StoreError(f"{self._path}: write past the end of the file")
         self._check("writing", self._is_writable and position >= 0)
         self._disk._call(
             f"write_at {self._path} {position}+{len(data)}",
@@ -221,8 +98,8 @@ class MemoryLock:
             self._locked_inodes.pop().is_locked = False
 
 
-# One operation of the journal: where it happened, and what is under a name from then on.
-_DirectoryChange = tuple[set[str], dict[str, Inode | None]]
+# One operation of the journal: its directories, and what each changed name refers to afterwards.
+_DirectoryChange = tuple[set[str], dict[str, "Inode | None"]]
 
 
 def _apply(changes: dict[str, Inode | None], names: dict[str, Inode]) -> None:
@@ -235,7 +112,7 @@ def _apply(changes: dict[str, Inode | None], names: dict[str, Inode]) -> None:
 
 @dataclass(kw_only=True, eq=False)
 class MemoryDisk:
-    """A removed file gives its room back at once, also while it is open."""
+    """A disk in memory. A removed file frees its space at once, even while it is open."""
 
     clock: Clock = field(default_factory=ManualClock)
     capacity_bytes: int | None = None  # may be set at any time
@@ -243,7 +120,7 @@ class MemoryDisk:
     def __post_init__(self) -> None:
         self._names: dict[str, Inode] = {}
         self._synced_names: dict[str, Inode] = {}
-        self._journal: list[_DirectoryChange] = []  # from the safe names to those of now
+        self._journal: list[_DirectoryChange] = []  # what leads from the synced names to the names
 
     def create(self, path: str, size: int) -> MemoryFile:
         self._call(f"create {path} {size}", lambda faults: faults._fail_create(path, size))
@@ -254,9 +131,9 @@ class MemoryDisk:
         return MemoryFile(self, path, self._file(path, "opening"), writable)
 
     def names(self, path: str) -> list[str]:
-        below = path + "/" if path else ""
-        inside = [name[len(below) :] for name in self._names if name.startswith(below)]
-        return sorted(name for name in inside if name and "/" not in name)
+        prefix = path + "/" if path else ""
+        relative = [name[len(prefix) :] for name in self._names if name.startswith(prefix)]
+        return sorted(name for name in relative if name and "/" not in name)
 
     def exists(self, path: str) -> bool:
         return path in self._names
@@ -265,7 +142,9 @@ class MemoryDisk:
         self._call(f"rename {old} {new}")
         inode = self._file(old, "renaming")
         if self._is_directory(new) or not self._is_directory(parent_directory(new)):
-            raise StoreFailed(f"renaming {old} to {new}: it is a directory, or has none")
+            raise StoreFailed(
+                f"renaming {old} to {new}: the target is a directory, or its directory is missing"
+            )
         if old != new:
             self._change({old: None, new: inode})
 
@@ -282,7 +161,7 @@ class MemoryDisk:
         self._commit(path)
 
     def modified_ms(self, path: str) -> int:
-        return self._inode(path, "looking at").modified_ms
+        return self._inode(path, "reading the status of").modified_ms
 
     def usage(self) -> DiskUsage:
         total = 1 << 40 if self.capacity_bytes is None else self.capacity_bytes
@@ -293,18 +172,18 @@ class MemoryDisk:
         self._call(f"lock {path}")
         inode = self._get_or_create(path)
         if inode.is_locked:
-            raise StoreLocked(f"{path} is locked: another broker owns this directory")
+            raise StoreLocked(f"{path} is locked: another broker uses this directory")
         inode.resize(len(content))
         self._write(path, inode, 0, content)
         inode.is_locked = True
         return MemoryLock(inode)
 
     def _call(self, operation: str, on_fault: OnFault | None = None) -> None:
-        """Every call that a disk may fail begins here, and fails here if it is to."""
+        """Begin an operation that can fail. FaultyDisk raises here."""
 
     def _create(self, path: str, size: int) -> MemoryFile:
         inode = self._get_or_create(path)
-        inode.resize(0)  # the same file, emptied: whoever holds it sees that
+        inode.resize(0)  # the same file, emptied: open files see that
         inode.resize(size)
         return MemoryFile(self, path, inode, True)
 
@@ -341,47 +220,56 @@ class MemoryDisk:
         directories = {parent_directory(path) for path in changes}
         for directory in directories:
             self._names[directory].modified_ms = self.clock.now_ms()
-        # To remove a directory is also a step in it: the last, after all that emptied it.
+        # Removing a directory also counts as an operation of that directory. It comes after all
+        # operations that have emptied it.
         directories |= {path for path in changes if self._is_directory(path)}
         self._journal.append((directories, changes))
         _apply(changes, self._names)
 
     def _commit(self, directory: str) -> None:
-        """Its steps, and whatever had to happen before them in another directory."""
-        needed, later, safe = {directory}, list[_DirectoryChange](), list[_DirectoryChange]()
-        for step in reversed(self._journal):
-            if needed.isdisjoint(step[0]):
-                later.append(step)
+        """Make the operations of a directory durable, with those of others that they depend on."""
+        needed = {directory}
+        remaining: list[_DirectoryChange] = []
+        committed: list[_DirectoryChange] = []
+        for operation in reversed(self._journal):
+            if needed.isdisjoint(operation[0]):
+                remaining.append(operation)
             else:
-                needed |= step[0]
-                safe.append(step)
-        for _, changes in reversed(safe):
+                needed |= operation[0]
+                committed.append(operation)
+        for _, changes in reversed(committed):
             _apply(changes, self._synced_names)
-        self._journal = later[::-1]
+        self._journal = remaining[::-1]
 
     def _write(self, path: str, inode: Inode, position: int, data: BytesLike) -> None:
-        new = [
+        new_pages = [
             page
             for page in covered_units(position, len(data), PAGE_BYTES)
             if page not in inode.written_pages
         ]
-        free = self.usage().free_bytes // PAGE_BYTES
-        room = len(data) if len(new) <= free else max(0, new[free] * PAGE_BYTES - position)
-        inode.write(position, data[:room])
-        if room < len(data):
+        free_pages = self.usage().free_bytes // PAGE_BYTES
+        fitting_bytes = len(data)
+        if len(new_pages) > free_pages:
+            fitting_bytes = max(0, new_pages[free_pages] * PAGE_BYTES - position)
+        inode.write(position, data[:fitting_bytes])
+        if fitting_bytes < len(data):
             raise StoreFull(f"writing {path}: No space left on device")
 
 
 @dataclass(kw_only=True, eq=False)
 class FaultyDisk(MemoryDisk):
-    """Calls are counted from 1. What is to happen at which call may be set at any time."""
+    """A disk that fails at chosen calls.
+
+    Calls that can fail are counted from 1 (`calls`) and recorded (`trace`). All fields may be
+    changed at any time.
+    """
 
     seed: int = 0
-    fail_at: int | None = None  # this one call
+    fail_at: int | None = None  # this call alone
     fail_from: int | None = None  # this call and all later ones
     error: type[StoreError] = StoreFailed
     sync_failure_drops_pages: bool = True
-    power_cut_at: int | None = None  # PowerCut, and nothing works any more
+    power_cut_at: int | None = None  # this call and all later ones raise PowerCut
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -390,19 +278,20 @@ class FaultyDisk(MemoryDisk):
         self._rng = Random(self.seed)
 
     def power_cut(self, rng: Random, survival: Survival = "mixed") -> FaultyDisk:
-        """The disk that the machine finds when it is on again. This one stays as it is."""
-        cut = CrashOutcome(rng, survival)
+        """Return the disk that the machine finds when it is on again. This one stays as it is."""
+        outcome = CrashOutcome(rng, survival)
         names = dict(self._synced_names)
-        ended: set[str] = set()
+        # Once an operation of a directory is lost, all later ones of that directory are lost too.
+        cut_directories: set[str] = set()
         for directories, changes in self._journal:
-            if ended.isdisjoint(directories) and cut.is_kept():
+            if cut_directories.isdisjoint(directories) and outcome.is_kept():
                 _apply(changes, names)
             else:
-                ended |= directories
-        found = FaultyDisk(clock=self.clock, capacity_bytes=self.capacity_bytes)
-        found._names = {path: inode.after_power_cut(cut) for path, inode in names.items()}
-        found._synced_names = dict(found._names)
-        return found
+                cut_directories |= directories
+        survivor = FaultyDisk(clock=self.clock, capacity_bytes=self.capacity_bytes)
+        survivor._names = {path: inode.after_power_cut(outcome) for path, inode in names.items()}
+        survivor._synced_names = dict(survivor._names)
+        return survivor
 
     def _call(self, operation: str, on_fault: OnFault | None = None) -> None:
         if self.power_cut_at is not None and self.calls >= self.power_cut_at:
@@ -417,17 +306,156 @@ class FaultyDisk(MemoryDisk):
             return
         self.trace[-1] += f" -> {type(fault).__name__}"
         if on_fault is not None:
-            with contextlib.suppress(StoreError):  # from a disk that is full as well
+            with contextlib.suppress(StoreError):  # the disk may be full as well
                 on_fault(self)
         raise fault
 
     def _fail_write(self, path: str, inode: Inode, position: int, data: BytesLike) -> None:
-        """Some of it is done: up to any byte, or up to the end of a sector."""
+        """Write a part of the data: up to any byte, or up to the end of a sector."""
         end = position + self._rng.randint(0, len(data))
         end -= self._rng.choice((0, end % SECTOR_BYTES))
         self._write(path, inode, position, data[: max(0, end - position)])
 
     def _fail_create(self, path: str, size: int) -> None:
-        done = None if self.calls == self.power_cut_at else self._rng.choice((None, 0, size))
-        if done is not None:
-            self._create(path, done)
+        """Create nothing, an empty file, or the complete file."""
+        is_cut = self.calls == self.power_cut_at
+        created_bytes = None if is_cut else self._rng.choice((None, 0, size))
+        if created_bytes is not None:
+            self._create(path, created_bytes)
+
+
+# --- files and power cuts ------------------------------------------------------------------------
+
+# "mixed" often keeps or loses nearly everything: one sector that differs from all others is the
+# hardest to notice.
+_SURVIVAL_RATIOS: dict[Survival, list[float]] = {
+    "none": [0],
+    "all": [1],
+    "mixed": [0.1, 0.5, 0.9],
+    "scrambled": [0.1, 0.5, 0.9],
+}
+
+
+class CrashOutcome:
+    """Decides what one power cut leaves of everything that was not durable."""
+
+    def __init__(self, rng: Random, survival: Survival) -> None:
+        self._rng = rng
+        self._ratio = rng.choice(_SURVIVAL_RATIOS[survival])
+        self._is_scrambled = survival == "scrambled"
+
+    def is_kept(self) -> bool:
+        return self._rng.random() < self._ratio
+
+    def surviving_sector(self, old: bytes, new: bytes) -> bytes:
+        if self._ratio in (0, 1) or self._rng.random() >= 0.15:
+            return new if self.is_kept() else old
+        if not self._is_scrambled:
+            end = self._rng.randint(0, SECTOR_BYTES)
+            return new[:end] + old[end:]
+        words = ((self._rng.choice((old, new)), begin) for begin in range(0, SECTOR_BYTES, 8))
+        return b"".join(source[begin : begin + 8] for source, begin in words)
+
+
+class Inode:
+    """A file or a directory. A removed file lives on as long as it is open."""
+
+    def __init__(self, clock: Clock, *, is_directory: bool = False) -> None:
+        self._clock = clock
+        self.is_directory = is_directory
+        self.buffer = _zeros(0)
+        self.written_pages: set[int] = set()
+        self.modified_ms = clock.now_ms()
+        self.is_locked = False
+        self._sizes = [0]  # the durable size, then every size since
+        # The durable content of each sector that has changed since the last sync.
+        self._synced_sectors: dict[int, bytes] = {}
+        # The same for sectors that no later sync will write, see `fail_sync`.
+        self._dropped_sectors: dict[int, bytes] = {}
+        # Sectors that each truncation has removed since the last sync, with the index of its size.
+        # A power cut before the truncation is durable may bring them back.
+        self._truncations: list[tuple[int, dict[int, bytes]]] = []
+
+    def write(self, position: int, data: BytesLike) -> None:
+        self._save_synced_sectors(covered_units(position, len(data), SECTOR_BYTES))
+        self._put(position, data)
+        self.modified_ms = self._clock.now_ms()
+
+    def resize(self, size: int) -> None:
+        if size < len(self.buffer):
+            removed = {
+                sector: self._sector(sector)
+                for sector in self._synced_sectors
+                if (sector + 1) * SECTOR_BYTES > size
+            }
+            self._truncations.append((len(self._sizes), removed))
+        for page in [page for page in self.written_pages if (page + 1) * PAGE_BYTES > size]:
+            self._save_synced_sectors(covered_units(page * PAGE_BYTES, PAGE_BYTES, SECTOR_BYTES))
+        old_buffer, self.buffer = self.buffer, _zeros(size)
+        pages, self.written_pages = self.written_pages, set()
+        for page in sorted(pages):  # copy only these: most of a large file was never written
+            self._put(page * PAGE_BYTES, old_buffer[page * PAGE_BYTES : (page + 1) * PAGE_BYTES])
+        if size != self._sizes[-1]:
+            self._sizes.append(size)
+        self.modified_ms = self._clock.now_ms()
+
+    def sync(self) -> None:
+        self._synced_sectors.clear()
+        self._truncations.clear()
+        del self._sizes[:-1]
+
+    def fail_sync(self, *, drops_pages: bool) -> None:
+        """Fail like Linux: the pages of a failed fsync are marked clean, and the next skips them."""
+        if drops_pages:
+            self._dropped_sectors |= self._synced_sectors
+            self._synced_sectors.clear()
+
+    def after_power_cut(self, outcome: CrashOutcome) -> Inode:
+        """Return the file as it is after a power cut. This one stays as it is."""
+        survivor = Inode(self._clock, is_directory=self.is_directory)
+        later_sizes = itertools.takewhile(lambda size: outcome.is_kept(), self._sizes[1:])
+        sizes = [self._sizes[0], *later_sizes]
+        survivor.resize(sizes[-1])
+        for page in sorted(self.written_pages):
+            content = self.buffer[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
+            survivor._put(page * PAGE_BYTES, content)
+        restored: dict[int, bytes] = {}
+        for size_index, removed in reversed(self._truncations):
+            if size_index >= len(sizes):
+                restored |= removed
+        for sector, old in (self._synced_sectors | self._dropped_sectors).items():
+            new = restored.get(sector) or self._sector(sector)
+            survivor._put(sector * SECTOR_BYTES, outcome.surviving_sector(old, new))
+        survivor.sync()
+        survivor.modified_ms = self.modified_ms
+        return survivor
+
+    def _put(self, position: int, data: BytesLike) -> None:
+        """Copy the part of `data` that fits into the file."""
+        fitting = data[: max(0, len(self.buffer) - position)]
+        self.buffer[position : position + len(fitting)] = fitting
+        self.written_pages.update(covered_units(position, len(fitting), PAGE_BYTES))
+
+    def _save_synced_sectors(self, sectors: range) -> None:
+        for sector in sectors:
+            if sector not in self._synced_sectors:
+                # A dropped sector that is written again can be synced again. Its durable content is
+                # still the one from before the failed sync.
+                dropped = self._dropped_sectors.pop(sector, None)
+                self._synced_sectors[sector] = self._sector(sector) if dropped is None else dropped
+
+    def _sector(self, sector: int) -> bytes:
+        return bytes(self.buffer[sector * SECTOR_BYTES : (sector + 1) * SECTOR_BYTES]).ljust(
+            SECTOR_BYTES, b"\0"
+        )
+
+
+def _zeros(size: int) -> bytearray | mmap.mmap:
+    """Return a buffer of zeros. A large one takes no memory and no time where it is not written."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return bytearray(size) if size <= 1 << 16 else mmap.mmap(-1, size, flags=flags)
+
+
+def covered_units(position: int, length: int, unit: int) -> range:
+    """Return the numbers of the units (sectors or pages) that a range of bytes touches."""
+    return range(position // unit, -(-(position + length) // unit)) if length else range(0)

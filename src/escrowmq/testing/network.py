@@ -1,15 +1,15 @@
-"""A network between simulated peers: seeded, on a clock that is handed in, as bad as it is told.
+"""A simulated network: seeded, driven by a given clock, and as unreliable as it is told.
 
-A line has two ends, and each is a `wire.connection.Connection`: what goes over it are bytes, and
-the real wire code runs on both sides. Every frame has a fate of its own: it is late, lost, comes
-twice, overtakes another. TCP does none of this to a line that lives; lines that break, clients
-that try again and proxies in between do, and to whoever is asked it looks the same.
+A connection has two endpoints, each with a `remoting.connection.Connection`: bytes travel, and the
+real protocol code runs on both sides. Each frame can be late, lost, repeated or overtaken by
+others. TCP does none of this within one connection. But connections that break, clients that retry
+and proxies in between do, and to a server that looks the same.
 
-    connect()   a line: the end of whoever asks, and that of whoever serves
-    deliver()   everything that is due by now, to the peer at its end
-    cut()       a line is gone: both peers are told, and what was under way is lost
+    connect()      open a connection; returns the client's and the server's endpoint
+    deliver()      hand everything that is due to the peers
+    disconnect()   close a connection: both peers are told, and frames in flight are lost
 
-An End is what a broker takes for a Line. What is written to it leaves with `flush`.
+An endpoint is what a broker uses as a Channel. What is written to it leaves with `flush`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from escrowmq.remoting.responses import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkFaults:
-    """What can happen to a frame, as probabilities."""
+    """What happens to frames: probabilities from 0 to 1, and delays."""
 
     loss: float = 0.0
     duplication: float = 0.0
-    lateness: float = 0.0  # that it takes long: others overtake it
+    lateness: float = 0.0  # that a frame takes `late_ms`, so that others overtake it
     delay_ms: tuple[int, int] = (1, 4)
     late_ms: tuple[int, int] = (20, 400)
 
@@ -50,14 +50,14 @@ SERVER_ADDRESS: Final = ("10.0.0.1", 10911)  # where every simulated server list
 
 
 class SimulatedPeer(Protocol):
-    """Whoever sits at an end."""
+    """The owner of an endpoint: a simulated client or server."""
 
     def received(self, end: Endpoint, data: bytes) -> None: ...
     def closed(self, end: Endpoint) -> None: ...
 
 
 class Endpoint:
-    """One end of a line. Compares and hashes as itself."""
+    """One end of a connection."""
 
     def __init__(self, network: Network, owner: SimulatedPeer, peer: str) -> None:
         address, _, port = peer.rpartition(":")
@@ -66,7 +66,7 @@ class Endpoint:
         self.owner = owner
         self.connection = Connection()
         self.is_open = True
-        self.on_oneway: Callable[[int, Header], None] = lambda code, fields: None  # to look on
+        self.on_oneway: Callable[[int, Header], None] = lambda code, fields: None  # observes
         self._network = network
         self._send_response_encoder = SendResponseEncoder(store_host=encode_host(*SERVER_ADDRESS))
         self._outgoing = bytearray()
@@ -143,16 +143,18 @@ class Endpoint:
         return self.is_open
 
     def flush(self) -> None:
-        """What was written leaves, a frame at a time."""
-        out, self._outgoing = bytes(self._outgoing), bytearray()
-        at = 0
-        while self._other is not None and at < len(out):
-            size = 4 + int.from_bytes(out[at : at + 4], "big")
-            self._network.transmit(self._other, out[at : at + size])
-            at += size
+        """Send what was written, frame by frame."""
+        data, self._outgoing = bytes(self._outgoing), bytearray()
+        begin = 0
+        while self._other is not None and begin < len(data):
+            size = 4 + int.from_bytes(data[begin : begin + 4], "big")
+            self._network.transmit(self._other, data[begin : begin + size])
+            begin += size
 
 
 class Network:
+    """All connections of a simulation and the frames in flight."""
+
     def __init__(self, rng: Random, clock: Clock, faults: NetworkFaults = NO_FAULTS) -> None:
         self.faults = faults  # may change at any time
         self._rng = rng
@@ -161,29 +163,27 @@ class Network:
         self._in_flight: list[tuple[float, int, Endpoint, bytes]] = []
 
     def connect(self, client: SimulatedPeer, server: SimulatedPeer) -> tuple[Endpoint, Endpoint]:
-        """The client's end and the server's; whoever is at one sees the address of the other."""
+        """Return the endpoints of client and server. The address of each is that of its peer."""
         port = 40_000 + next(self._numbers) % 20_000
-        near, far = (
-            Endpoint(self, client, "{}:{}".format(*SERVER_ADDRESS)),
-            Endpoint(self, server, f"10.0.0.2:{port}"),
-        )
-        near._other, far._other = far, near
-        return near, far
+        client_endpoint = Endpoint(self, client, "{}:{}".format(*SERVER_ADDRESS))
+        server_endpoint = Endpoint(self, server, f"10.0.0.2:{port}")
+        client_endpoint._other, server_endpoint._other = server_endpoint, client_endpoint
+        return client_endpoint, server_endpoint
 
     def transmit(self, end: Endpoint, frame: bytes) -> None:
-        """Towards this end, if the weather lets it."""
-        weather, rng = self.faults, self._rng
-        copies = 1 + (rng.random() < weather.duplication)
+        """Put a frame on its way to an endpoint, or lose it."""
+        faults, rng = self.faults, self._rng
+        copies = 1 + (rng.random() < faults.duplication)
         for _ in range(copies):
-            if rng.random() < weather.loss:
+            if rng.random() < faults.loss:
                 continue
-            is_late = rng.random() < weather.lateness
-            delay_ms = rng.randint(*(weather.late_ms if is_late else weather.delay_ms))
+            is_late = rng.random() < faults.lateness
+            delay_ms = rng.randint(*(faults.late_ms if is_late else faults.delay_ms))
             due_s = self._clock.elapsed_s() + delay_ms / 1000
             heapq.heappush(self._in_flight, (due_s, next(self._numbers), end, frame))
 
     def deliver(self) -> int:
-        """How many frames came to an end that is still there."""
+        """Hand frames that are due to open endpoints. Return how many."""
         now_s, count = self._clock.elapsed_s(), 0
         while self._in_flight and self._in_flight[0][0] <= now_s:
             _, _, end, frame = heapq.heappop(self._in_flight)
@@ -197,8 +197,11 @@ class Network:
         return sum(end.is_open for _, _, end, _ in self._in_flight)
 
     def disconnect(self, end: Endpoint) -> None:
-        ends = [one for one in (end, end._other) if one is not None and one.is_open]
-        for one in ends:
-            one.is_open = False
-        for one in ends:
-            one.owner.closed(one)
+        """Close a connection and tell both peers. Frames in flight are lost."""
+        endpoints = [
+            endpoint for endpoint in (end, end._other) if endpoint is not None and endpoint.is_open
+        ]
+        for endpoint in endpoints:
+            endpoint.is_open = False
+        for endpoint in endpoints:
+            endpoint.owner.closed(endpoint)

@@ -131,7 +131,7 @@ def test_the_largest_record_fits() -> None:
     )
     (at,) = append(store, largest)
     assert len(store.record_at(at).properties) == 32_767
-    with pytest.raises(RecordRefused, match="properties of"):
+    with pytest.raises(RecordRefused, match="properties are"):
         append(store, plain(properties=b"k\x01" + b"v" * (LONGEST_PROPERTIES - 1)))
     with pytest.raises(RecordRefused, match="body of 100001 bytes, limit 100000"):
         append(store, plain(b"x" * 100_001))
@@ -140,7 +140,7 @@ def test_the_largest_record_fits() -> None:
 def test_a_record_never_outgrows_a_file() -> None:
     store = open_store(MemoryDisk(), replace(TINY, message_bytes_max=1 << 20))
     append(store, plain(b"x" * (4096 - 8 - 92)))
-    with pytest.raises(RecordRefused, match="record of 4089 bytes, limit 4088"):
+    with pytest.raises(RecordRefused, match="record is 4089 bytes, the limit is 4088"):
         append(store, plain(b"x" * (4096 - 8 - 91)))
 
 

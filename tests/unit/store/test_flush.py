@@ -56,7 +56,7 @@ def test_a_checkpoint_overtakes_a_flush_and_claims_no_more_than_is_safe() -> Non
 def test_one_checkpoint_at_a_time(store: MessageStore) -> None:
     append(store, plain())
     job = store.begin_checkpoint()
-    with pytest.raises(StoreFailed, match="already"):
+    with pytest.raises(StoreFailed, match="another checkpoint"):
         store.begin_checkpoint()
     job.run()
     store.finish_checkpoint(job)
