@@ -133,7 +133,7 @@ def test_the_largest_record_fits() -> None:
     assert len(store.record_at(at).properties) == 32_767
     with pytest.raises(RecordRefused, match="properties are"):
         append(store, plain(properties=b"k\x01" + b"v" * (LONGEST_PROPERTIES - 1)))
-    with pytest.raises(RecordRefused, match="body of 100001 bytes, limit 100000"):
+    with pytest.raises(RecordRefused, match="body is 100001 bytes, the limit is 100000"):
         append(store, plain(b"x" * 100_001))
 
 
