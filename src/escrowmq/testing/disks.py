@@ -405,7 +405,7 @@ class Inode:
         del self._sizes[:-1]
 
     def fail_sync(self, *, drops_pages: bool) -> None:
-        """Fail like Linux, which marks the pages of a failed fsync clean: no later one writes them."""
+        """Fail like Linux: pages of a failed fsync count as clean, so no later one writes them."""
         if drops_pages:
             self._dropped_sectors |= self._synced_sectors
             self._synced_sectors.clear()
