@@ -112,7 +112,7 @@ def test_what_cannot_be_backed_up_or_restored_is_said(tmp_path: Path) -> None:
         (nobody, "--broker HOST:PORT"),
         (taken, "is not empty"),
         (run("backup", tmp_path / "nowhere", target / "3"), "not a store"),
-        (run("restore", target / "2", tmp_path / "third"), "no escrowmq.backup in it"),
+        (run("restore", target / "2", tmp_path / "third"), "contains the file escrowmq.backup"),
         (run("restore", tmp_path / "first" / "data", tmp_path / "third"), "not a backup"),
     ):
         assert refused.returncode == 2
