@@ -25,16 +25,16 @@ from tests.support.escrows import (
     ROLLBACK,
     UNKNOWN,
     EscrowBench,
-    Place,
+    HalfPosition,
     a_batch_decision,
     a_half,
     a_heartbeat,
     a_registration,
     an_end,
     an_end_of_many,
-    place_of,
-    questions,
-    writer_of,
+    position_of,
+    sent_checks,
+    writer_state,
 )
 from tests.support.stores import assert_clean
 
@@ -63,7 +63,7 @@ class Transaction:
     queue_id: int
     not_before_ms: int  # it may not be asked about
     state: str = OPEN
-    places: list[Place] = field(default_factory=list)  # that somebody was told
+    positions: list[HalfPosition] = field(default_factory=list)  # that somebody was told
     batch: int | None = None  # of the writer's, then its attempt
     attempt: str = ""
     checks: int = 0
@@ -95,7 +95,7 @@ class EscrowMachine(RuleBasedStateMachine):
         self.before: tuple[dict[str, str], dict[int, list[str]], tuple[int, int]]
         self.expected: list[tuple[FakeLine, int, Any]] = []  # answers that come with the flush
         self.parked: list[tuple[FakeLine, str]] = []  # likewise
-        self.lines: list[FakeLine] = []
+        self.channels: list[FakeLine] = []
         self.latest_ms = self.bench.now_ms
         self.count = 0
         self.now_durable()
@@ -119,59 +119,64 @@ class EscrowMachine(RuleBasedStateMachine):
         some = [one for one in self.all.values() if not states or one.state in states]
         return some[number % len(some)] if some else None
 
-    def living(self, one: Transaction) -> Place | None:
-        half = self.bench.escrow.halves.find_by_key(one.key.encode(), one.group)
-        return None if half is None else Place(half.queue_offset, half.log_offset)
+    def living(self, one: Transaction) -> HalfPosition | None:
+        half = self.bench.coordinator.halves.find_by_key(one.key.encode(), one.group)
+        return None if half is None else HalfPosition(half.queue_offset, half.log_offset)
 
-    def is_in_log(self, one: Transaction, place: Place) -> bool:
-        at = self.bench.store.log_offset_of(names.HALF_TOPIC, 0, place.queue_offset)
-        if at is None or at != place.log_offset or at < self.bench.store.begin:
+    def is_in_log(self, one: Transaction, position: HalfPosition) -> bool:
+        at = self.bench.store.log_offset_of(names.HALF_TOPIC, 0, position.queue_offset)
+        if at is None or at != position.log_offset or at < self.bench.store.begin:
             return False
         record = self.bench.store.record_at(at)
         return find_property(record.properties, b"UNIQ_KEY") == one.key.encode()
 
-    def code_of_end(self, one: Transaction, place: Place, verdict: int) -> int:
+    def code_of_end(self, one: Transaction, position: HalfPosition, verdict: int) -> int:
         """What an end has to be answered with, as things are."""
         if not one.is_settled:
-            leads = place == self.living(one) or place.queue_offset in self.bench.escrow.aliases
-            return 0 if leads else NO_SUCH  # the log, and all memory of this place, may be gone
-        if not self.is_in_log(one, place) and self.bench.state_in_memory(place) != one.state:
+            leads = (
+                position == self.living(one)
+                or position.queue_offset in self.bench.coordinator.aliases
+            )
+            return 0 if leads else NO_SUCH  # the log, and all memory of this position, may be gone
+        if not self.is_in_log(one, position) and self.bench.state_in_memory(position) != one.state:
             return NO_SUCH  # the half is gone; how it ended is known for a while yet, or not
         return 0 if STATE_OF[verdict] == one.state else CONTRADICTED
 
     # --- asking the broker -----------------------------------------------------------------------
 
     def asks(self, request: Any, code: int, check: Any = None) -> None:
-        """A request on a line of its own. Good news comes with the flush, and not before."""
-        line = FakeLine(f"asker {len(self.expected)}")
-        self.bench.turn(request, line=line)
-        answers = line.answers()
+        """A request on a channel of its own. Good news comes with the flush, and not before."""
+        channel = FakeLine(f"asker {len(self.expected)}")
+        self.bench.turn(request, channel=channel)
+        answers = channel.answers()
         if code == 0:
             if answers:
                 assert self.bench.store.flushed_offset == self.bench.store.end, (
                     "not durable, and told"
                 )
                 assert [answer.code for answer in answers] == [code]
-            self.expected += [] if answers else [(line, code, check)]
+            self.expected += [] if answers else [(channel, code, check)]
         else:
             self.bench.turn()
-            answers += line.answers()
+            answers += channel.answers()
             assert [answer.code for answer in answers] in ([code], []), answers
             if not answers:
-                self.expected.append((line, code, check))
+                self.expected.append((channel, code, check))
 
     @rule()
     def flush(self) -> None:
         for _ in range(3):  # what had to wait for somebody else's turn is answered by the next
             self.bench.flush()
-        for line, code, check in self.expected:
-            [answer] = line.answers()
+        for channel, code, check in self.expected:
+            [answer] = channel.answers()
             assert answer.code == code, answer.remark
             if check is not None:
                 check(answer)
-        for line in {line for line, _ in self.parked}:
-            places = [self.all[key].places[0] for sender, key in self.parked if sender is line]
-            assert [place_of(answer) for answer in line.answers()] == places
+        for channel in {channel for channel, _ in self.parked}:
+            positions = [
+                self.all[key].positions[0] for sender, key in self.parked if sender is channel
+            ]
+            assert [position_of(answer) for answer in channel.answers()] == positions
         self.expected, self.parked = [], []
         self.now_durable()
 
@@ -180,11 +185,11 @@ class EscrowMachine(RuleBasedStateMachine):
     @rule(
         queue_id=queue_ids,
         group=st.sampled_from(GROUPS),
-        line=picks,
+        channel=picks,
         size=st.sampled_from([1, 300]),
     )
-    def park(self, queue_id: int, group: str, line: int, size: int) -> None:
-        self.send(queue_id, group, line, {"body": b"x" * size})
+    def park(self, queue_id: int, group: str, channel: int, size: int) -> None:
+        self.send(queue_id, group, channel, {"body": b"x" * size})
 
     @rule(queue_id=queue_ids, batch=st.integers(0, 3), attempt=st.sampled_from("ab"))
     def park_for_a_writer(self, queue_id: int, batch: int, attempt: str) -> None:
@@ -192,23 +197,23 @@ class EscrowMachine(RuleBasedStateMachine):
         one = self.send(queue_id, "p", 0, properties | {"ESCROW_FENCE": str(self.writer[0])})
         one.batch, one.attempt = batch, attempt
 
-    def send(self, queue_id: int, group: str, line: int, more: dict[str, Any]) -> Transaction:
+    def send(self, queue_id: int, group: str, channel: int, more: dict[str, Any]) -> Transaction:
         self.count += 1
         due_ms = self.bench.now_ms + CONFIG.immunity_ms
         one = Transaction(f"k{self.count}", group, queue_id, due_ms)
         passing = FakeLine("sends and goes")
-        sender = self.lines[line % len(self.lines)] if self.lines else passing
+        sender = self.channels[channel % len(self.channels)] if self.channels else passing
         body = one.key.encode() + b":" + more.pop("body", b"")
         self.bench.turn(
-            a_half(one.key, group=group, queue_id=queue_id, body=body, **more), line=sender
+            a_half(one.key, group=group, queue_id=queue_id, body=body, **more), channel=sender
         )
         assert sender.answers() == [], "told before it is durable"
         self.parked.append((sender, one.key))
         if sender is passing:
-            self.bench.leave(sender)
-        place = self.living(one)
-        assert place is not None
-        one.places.append(place)
+            self.bench.disconnect(sender)
+        position = self.living(one)
+        assert position is not None
+        one.positions.append(position)
         self.all[one.key] = one
         self.steps.append(Step({one.key: OPEN}))
         return one
@@ -219,21 +224,23 @@ class EscrowMachine(RuleBasedStateMachine):
         if one is None or not one.is_remembered:
             return
         halves = self.bench.store.max_offset(names.HALF_TOPIC, 0)
-        living, known = self.living(one), list(one.places)
+        living, known = self.living(one), list(one.positions)
 
         def check(answer: Answer) -> None:
-            assert place_of(answer) in (living, self.living(one), *known)
+            assert position_of(answer) in (living, self.living(one), *known)
 
         request = a_half(one.key, group=one.group, queue_id=one.queue_id, body=b"again")
         self.asks(request, 0, check)
         assert self.bench.store.max_offset(names.HALF_TOPIC, 0) == halves
 
-    @rule(number=picks, verdict=verdicts, place=picks, one_way=st.booleans(), check=st.booleans())
-    def end(self, number: int, verdict: int, place: int, one_way: bool, check: bool) -> None:
+    @rule(
+        number=picks, verdict=verdicts, position=picks, one_way=st.booleans(), check=st.booleans()
+    )
+    def end(self, number: int, verdict: int, position: int, one_way: bool, check: bool) -> None:
         one = self.pick(number)
         if one is None:
             return
-        at = one.places[place % len(one.places)]
+        at = one.positions[position % len(one.positions)]
         code = self.code_of_end(one, at, verdict)
         if code == 0 and not one.is_settled:
             step = Step()
@@ -241,10 +248,10 @@ class EscrowMachine(RuleBasedStateMachine):
             self.steps.append(step)
         request = an_end(at, verdict, group=one.group, one_way=one_way, check=check)
         if one_way:
-            line = FakeLine("one way")
-            self.bench.turn(request, line=line)
+            channel = FakeLine("one way")
+            self.bench.turn(request, channel=channel)
             self.bench.turn()
-            assert line.answers() == []
+            assert channel.answers() == []
         else:
             self.asks(request, code)
 
@@ -255,18 +262,20 @@ class EscrowMachine(RuleBasedStateMachine):
         at = None if one is None else self.living(one)
         if one is None or at is None:
             return
-        lines = [FakeLine(f"racer {verdict}") for verdict in tried]
-        for line, verdict in zip(lines, tried, strict=True):
+        channels = [FakeLine(f"racer {verdict}") for verdict in tried]
+        for channel, verdict in zip(channels, tried, strict=True):
             request = an_end(at, verdict, group=one.group)
-            self.bench.broker.handle(line, request, self.bench.now_ms)
+            self.bench.broker.handle(channel, request, self.bench.now_ms)
         self.bench.turn()
         step = Step()
         self.settle(step, one, STATE_OF[tried[0]])
         self.steps.append(step)
-        for line, verdict in zip(lines, tried, strict=True):
-            self.expected.append((line, 0 if verdict == tried[0] else CONTRADICTED, None))
+        for channel, verdict in zip(channels, tried, strict=True):
+            self.expected.append((channel, 0 if verdict == tried[0] else CONTRADICTED, None))
 
-    @rule(number=picks, verdict=verdicts, wrong=st.sampled_from(["group", "log offset", "place"]))
+    @rule(
+        number=picks, verdict=verdicts, wrong=st.sampled_from(["group", "log offset", "position"])
+    )
     def end_wrongly(self, number: int, verdict: int, wrong: str) -> None:
         one = self.pick(number, OPEN, STRANDED)
         at = None if one is None else self.living(one)
@@ -288,7 +297,7 @@ class EscrowMachine(RuleBasedStateMachine):
             return
         at, state = self.living(one), one.state
         if at is None:
-            kept = [place for place in one.places if self.is_in_log(one, place)]
+            kept = [position for position in one.positions if self.is_in_log(one, position)]
             if not kept:
                 return
             at = kept[-1]
@@ -305,19 +314,19 @@ class EscrowMachine(RuleBasedStateMachine):
         if not group:
             return
         members = [self.all[key] for key in group]
-        places = [self.living(one) or one.places[-1] for one in members]
+        positions = [self.living(one) or one.positions[-1] for one in members]
         codes = {
-            self.code_of_end(one, at, verdict) for one, at in zip(members, places, strict=True)
+            self.code_of_end(one, at, verdict) for one, at in zip(members, positions, strict=True)
         }
         strangers = [one for one in members if one.group != members[0].group and not one.is_settled]
         if strangers:
             codes.add(NO_SUCH)
         codes.discard(0)
-        request = an_end_of_many([*places], verdict, group=members[0].group)
+        request = an_end_of_many([*positions], verdict, group=members[0].group)
         if codes:
-            line = FakeLine("group")
-            self.bench.turn(request, line=line)
-            assert line.answer().code in codes
+            channel = FakeLine("group")
+            self.bench.turn(request, channel=channel)
+            assert channel.answer().code in codes
             return
         step = Step()
         for one in members:
@@ -333,7 +342,7 @@ class EscrowMachine(RuleBasedStateMachine):
         fence, batch = self.writer[0] + 1, self.writer[1]
 
         def check(answer: Answer) -> None:
-            assert (writer_of(answer).fence, writer_of(answer).batch) == (fence, batch)
+            assert (writer_state(answer).fence, writer_state(answer).batch) == (fence, batch)
 
         self.asks(a_registration(), 0, check)
         self.writer = fence, batch
@@ -377,21 +386,21 @@ class EscrowMachine(RuleBasedStateMachine):
     def in_order(self, some: list[Transaction]) -> list[Transaction]:
         return sorted(some, key=lambda one: self.living(one) or (0, 0))
 
-    # --- lines, time and questions ---------------------------------------------------------------
+    # --- channels, time and checks ---------------------------------------------------------------
 
     @rule(groups=st.lists(st.sampled_from(GROUPS), unique=True))
     def connect(self, groups: list[str]) -> None:
-        line = FakeLine(f"line {self.count}")
+        channel = FakeLine(f"channel {self.count}")
         self.count += 1
-        self.lines.append(line)
-        self.bench.turn(a_heartbeat(line, *groups), line=line)
-        assert [answer.code for answer in line.answers()] == [0]
+        self.channels.append(channel)
+        self.bench.turn(a_heartbeat(channel, *groups), channel=channel)
+        assert [answer.code for answer in channel.answers()] == [0]
         self.see_questions()
 
-    @precondition(lambda self: self.lines)
+    @precondition(lambda self: self.channels)
     @rule(number=picks)
     def disconnect(self, number: int) -> None:
-        self.bench.leave(self.lines.pop(number % len(self.lines)))
+        self.bench.disconnect(self.channels.pop(number % len(self.channels)))
 
     @rule(by_ms=st.sampled_from([0, 100, 1_000, 6_000, 30_000, 3_600_000, -3_600_000]))
     def tick(self, by_ms: int) -> None:
@@ -402,24 +411,24 @@ class EscrowMachine(RuleBasedStateMachine):
 
     def see_questions(self) -> list[str]:
         found = []
-        for line in self.lines:
-            for key, place in questions(line):
+        for channel in self.channels:
+            for key, position in sent_checks(channel):
                 one = self.all[key]
                 assert one.state == OPEN, "asked about what is decided"
                 assert one.batch is None, "asked about what its writer decides"
-                assert place == self.living(one)
+                assert position == self.living(one)
                 assert self.bench.now_ms >= one.not_before_ms, "asked before it is due"
                 one.not_before_ms = self.bench.now_ms + CONFIG.check_interval_ms
                 one.checks += 1
                 assert one.checks <= CONFIG.checks_max
-                one.places.append(place)
+                one.positions.append(position)
                 found.append(key)
         return found
 
     def see_what_a_tick_decides(self) -> None:
         for one in self.all.values():
             if one.state == OPEN:
-                half = self.bench.escrow.halves.find_by_key(one.key.encode(), one.group)
+                half = self.bench.coordinator.halves.find_by_key(one.key.encode(), one.group)
                 if half is None:
                     assert one.batch is not None, "decided by nobody"
                     fence, batch = self.writer
@@ -450,13 +459,13 @@ class EscrowMachine(RuleBasedStateMachine):
 
     @rule(with_note=st.booleans())
     def kill(self, with_note: bool) -> None:
-        self.bench = self.bench.killed(with_note=with_note)
+        self.bench = self.bench.killed(with_snapshot=with_note)
         self.started()
 
     @rule()
     def stop(self) -> None:
         self.flush()
-        self.bench = self.bench.stopped()
+        self.bench = self.bench.restarted()
         self.started()
 
     @rule()
@@ -473,7 +482,7 @@ class EscrowMachine(RuleBasedStateMachine):
     def cut_the_power_while_it_writes(self, at: float) -> None:
         """Of what is not durable yet, everything up to some byte is there."""
         begin, end = self.bench.store.flushed_offset, self.bench.store.end
-        self.bench = self.bench.cut_off(begin + int((end - begin) * at))
+        self.bench = self.bench.truncated(begin + int((end - begin) * at))
         self.see_what_is_left()
 
     def see_what_is_left(self) -> None:
@@ -497,7 +506,7 @@ class EscrowMachine(RuleBasedStateMachine):
     def is_so(
         self, states: dict[str, str], delivered: dict[int, list[str]], writer: tuple[int, int]
     ) -> bool:
-        found = self.bench.escrow.writers.find("w")
+        found = self.bench.coordinator.writers.find("w")
         if ((0, -1) if found is None else (found.fence, found.batch)) != writer:
             return False
         for key, one in self.all.items():
@@ -515,35 +524,35 @@ class EscrowMachine(RuleBasedStateMachine):
 
     def seen(self, one: Transaction) -> str | None:
         """None: it was never parked, or the log has forgotten it."""
-        place = self.living(one)
-        if place is None:
-            kept = [place for place in one.places if self.is_in_log(one, place)]
-            place = kept[-1] if kept else None
-        return None if place is None else self.bench.state_in_memory(place)
+        position = self.living(one)
+        if position is None:
+            kept = [position for position in one.positions if self.is_in_log(one, position)]
+            position = kept[-1] if kept else None
+        return None if position is None else self.bench.state_in_memory(position)
 
     def started(self) -> None:
-        self.lines, self.expected, self.parked = [], [], []
+        self.channels, self.expected, self.parked = [], [], []
         for one in self.all.values():
             one.is_remembered = self.seen(one) is not None  # so is what is settled, if it is there
             # The last questions may be forgotten: it may be asked again, and once more often.
             one.not_before_ms = 0
-            half = self.bench.escrow.halves.find_by_key(one.key.encode(), one.group)
+            half = self.bench.coordinator.halves.find_by_key(one.key.encode(), one.group)
             if half is not None:
                 one.checks = min(one.checks, half.checks)
-                one.places.append(Place(half.queue_offset, half.log_offset))
+                one.positions.append(HalfPosition(half.queue_offset, half.log_offset))
         self.now_durable()
 
     @rule()
     def expire(self) -> None:
         self.bench.turn(*(a_send("filler", b"x" * 300) for _ in range(8)))
-        self.bench.line.answers()
+        self.bench.channel.answers()
         self.flush()
-        self.bench.line.answers()
+        self.bench.channel.answers()
         self.bench.remove_log_file()
         for one in self.all.values():
-            place = self.living(one)
-            if place is not None and place not in one.places:
-                one.places.append(place)  # a repeated send is told of it
+            position = self.living(one)
+            if position is not None and position not in one.positions:
+                one.positions.append(position)  # a repeated send is told of it
         self.now_durable()
 
     # --- what always holds -----------------------------------------------------------------------
@@ -565,17 +574,17 @@ class EscrowMachine(RuleBasedStateMachine):
         for one in self.all.values():
             seen = self.seen(one)
             assert seen == one.state or (seen is None and one.is_settled)
-        open_halves = sorted(half.key.decode() for half in self.bench.escrow.halves)
+        open_halves = sorted(half.key.decode() for half in self.bench.coordinator.halves)
         assert open_halves == sorted(key for key, one in self.all.items() if not one.is_settled)
-        total = self.bench.escrow.halves.total
+        total = self.bench.coordinator.halves.total
         assert total.count == len(open_halves)
-        assert total.size == sum(half.size for half in self.bench.escrow.halves)
+        assert total.size == sum(half.size for half in self.bench.coordinator.halves)
 
     @invariant()
     def rocketmq_would_find_the_open_ones(self) -> None:
         half_cursor, op_cursor = self.bench.cursors()
         open_places = {
-            half.queue_offset for half in self.bench.escrow.halves if not half.is_stranded
+            half.queue_offset for half in self.bench.coordinator.halves if not half.is_stranded
         }
         assert half_cursor <= min(open_places, default=half_cursor)
         store, done = self.bench.store, set()
@@ -584,12 +593,12 @@ class EscrowMachine(RuleBasedStateMachine):
                 done.add(int(bytes(record.body)))
         halves = {record.queue_offset for record in stored(store, names.HALF_TOPIC)}
         left = {at for at in halves if at >= half_cursor} - done
-        stranded = {half.queue_offset for half in self.bench.escrow.halves if half.is_stranded}
+        stranded = {half.queue_offset for half in self.bench.coordinator.halves if half.is_stranded}
         assert left - stranded == open_places
 
     @invariant()
     def the_log_is_kept_for_what_is_open(self) -> None:
-        for half in self.bench.escrow.halves:
+        for half in self.bench.coordinator.halves:
             assert half.log_offset >= self.bench.store.begin
 
     def teardown(self) -> None:

@@ -1,4 +1,4 @@
-"""A broker with its escrow on a disk in memory; lines, clock and flushes are moved by hand.
+"""A broker on a disk in memory, for tests of transactions. The test moves clock and flushes.
 
 bench = EscrowBench()
 half = bench.park("k1")
@@ -69,15 +69,15 @@ SETTINGS = StoreConfig(
 ESCROW = TransactionConfig(immunity_ms=6_000, check_interval_ms=30_000, checks_max=3)
 
 
-class Place(NamedTuple):
-    """Of a half, as the answer to its send says it."""
+class HalfPosition(NamedTuple):
+    """The position of a half, from the response to its send."""
 
     queue_offset: int
     log_offset: int
 
 
 class EscrowBench:
-    """`sync`: nobody is answered before `flush`, which is the group commit."""
+    """A broker and a channel to it. With `sync` responses wait for `flush()`, the group commit."""
 
     def __init__(
         self,
@@ -108,9 +108,9 @@ class EscrowBench:
             when_flushed=self._when_flushed if sync else None,
             decision_piece_bytes=piece_bytes,
         )
-        self.escrow = self.broker.transactions.coordinator
-        self.checks = self.broker.transactions.checker
-        self.line = FakeLine("sender")
+        self.coordinator = self.broker.transactions.coordinator
+        self.checker = self.broker.transactions.checker
+        self.channel = FakeLine("sender")
         if self.broker.topics.find("T") is None:
             topic = TopicConfig(topic_name="T", read_queue_nums=QUEUES, write_queue_nums=QUEUES)
             self.broker.topics.put(topic, now_ms=now_ms)
@@ -118,11 +118,11 @@ class EscrowBench:
 
     # --- time and durability ---------------------------------------------------------------------
 
-    def _when_flushed(self, end: int, tell: Callable[[StoreError | None], None]) -> None:
+    def _when_flushed(self, end: int, callback: Callable[[StoreError | None], None]) -> None:
         if end <= self.store.flushed_offset:
-            tell(None)
+            callback(None)
         else:
-            self._waiting.append((end, tell))
+            self._waiting.append((end, callback))
 
     def flush(self, error: StoreError | None = None) -> None:
         self.finish(self.store.begin_flush(), error)
@@ -130,15 +130,17 @@ class EscrowBench:
     def finish(self, flush: LogFlush, error: StoreError | None = None) -> None:
         flush.run()
         flushed = self.store.finish_flush(flush)
-        told = [tell for end, tell in self._waiting if end <= flushed]
-        self._waiting = [(end, tell) for end, tell in self._waiting if end > flushed]
-        for tell in told:
-            tell(error)
-        self.turn()  # what an answer made necessary
+        waiting, self._waiting = self._waiting, []
+        for end, callback in waiting:
+            if end <= flushed:
+                callback(error)
+            else:
+                self._waiting.append((end, callback))
+        self.turn()  # callbacks may have added records
 
-    def turn(self, *requests: Request[Any], line: FakeLine | None = None) -> None:
+    def turn(self, *requests: Request[Any], channel: FakeLine | None = None) -> None:
         for request in requests:
-            self.broker.handle(line or self.line, request, self.now_ms)
+            self.broker.handle(channel or self.channel, request, self.now_ms)
         self.broker.end_turn(self.now_ms)
 
     def tick(self, after_ms: int = 0) -> None:
@@ -148,7 +150,7 @@ class EscrowBench:
 
     # --- starts and stops ------------------------------------------------------------------------
 
-    def again(self, disk: FaultyDisk) -> EscrowBench:
+    def reopen(self, disk: FaultyDisk) -> EscrowBench:
         return EscrowBench(
             disk,
             settings=self.settings,
@@ -158,28 +160,28 @@ class EscrowBench:
             sync=self.sync,
         )
 
-    def stopped(self) -> EscrowBench:
-        """As `escrowmq serve` stops and starts."""
+    def restarted(self) -> EscrowBench:
+        """Stop and start as `escrowmq serve` does."""
         self.flush()
         self.broker.save()
         self.broker.transactions.save(force=True)
         self.store.close()
-        return self.again(self.disk)
+        return self.reopen(self.disk)
 
-    def killed(self, *, with_note: bool = True) -> EscrowBench:
-        """The process is gone: what was written stays."""
+    def killed(self, *, with_snapshot: bool = True) -> EscrowBench:
+        """Kill the process and start again: everything that was written is there."""
         self.store.abandon()
-        if not with_note and self.disk.exists("escrowmq.escrow"):
+        if not with_snapshot and self.disk.exists("escrowmq.escrow"):
             self.disk.remove("escrowmq.escrow")
-        return self.again(self.disk)
+        return self.reopen(self.disk)
 
     def power_cut(self, survival: Survival = "none", seed: int = 0) -> EscrowBench:
         disk = self.disk.power_cut(Random(seed), survival)
         self.store.abandon()
-        return self.again(disk)
+        return self.reopen(disk)
 
-    def cut_off(self, log_offset: int) -> EscrowBench:
-        """The machine went off while it wrote: of the log there is what lies below."""
+    def truncated(self, log_offset: int) -> EscrowBench:
+        """Cut the power during a write and start again: the log ends at `log_offset`."""
         disk, end = self.disk.power_cut(Random(0), "all"), self.store.end
         for base, _ in self.store.log_files():
             begin = max(base, log_offset)
@@ -188,22 +190,22 @@ class EscrowBench:
                 size = min(end - begin, base + self.settings.segment_bytes - begin)
                 file.write_at(begin - base, bytes(size))
                 file.close()
-        return self.again(disk)
+        return self.reopen(disk)
 
     def remove_log_file(self) -> bool:
-        """The oldest, as upkeep does it. False if it is still needed, or the only one."""
+        """Delete the oldest segment as the server does. False if it is needed, or the only one."""
         end = self.store.begin + self.settings.segment_bytes
         self.store.checkpoint()
         if end >= self.store.end:
             return False
         transactions = self.broker.transactions
-        keep_from = transactions.oldest_needed_offset()
-        if keep_from is not None and keep_from < end:
+        needed_offset = transactions.oldest_needed_offset()
+        if needed_offset is not None and needed_offset < end:
             transactions.move_halves_below(end, self.now_ms)
             self.turn()
             self.store.checkpoint()
-            keep_from = transactions.oldest_needed_offset()
-        if keep_from is not None and keep_from < end:
+            needed_offset = transactions.oldest_needed_offset()
+        if needed_offset is not None and needed_offset < end:
             return False
         self.store.remove_oldest_file()
         self.store.checkpoint()
@@ -211,73 +213,73 @@ class EscrowBench:
 
     # --- requests --------------------------------------------------------------------------------
 
-    def park(self, key: str, **changes: Any) -> Place:
-        line = changes.pop("line", None) or self.line
-        self.turn(a_half(key, **changes), line=line)
+    def park(self, key: str, **changes: Any) -> HalfPosition:
+        channel = changes.pop("channel", None) or self.channel
+        self.turn(a_half(key, **changes), channel=channel)
         if self.sync:
             self.flush()
-        return place_of(line.answer())
+        return position_of(channel.answer())
 
-    def end(self, place: tuple[int, int], verdict: int, **changes: Any) -> Answer:
-        line = changes.pop("line", None) or self.line
-        self.turn(an_end(place, verdict, **changes), line=line)
+    def end(self, position: tuple[int, int], verdict: int, **changes: Any) -> Answer:
+        channel = changes.pop("channel", None) or self.channel
+        self.turn(an_end(position, verdict, **changes), channel=channel)
         if self.sync:
             self.flush()
-        return line.answer()
+        return channel.answer()
 
-    def asks(self, request: Request[Any], line: FakeLine | None = None) -> Answer:
-        self.turn(request, line=line)
+    def request(self, request: Request[Any], channel: FakeLine | None = None) -> Answer:
+        self.turn(request, channel=channel)
         if self.sync:
             self.flush()
-        return (line or self.line).answer()
+        return (channel or self.channel).answer()
 
     def register(self, writer: str = "w") -> WriterState:
-        return writer_of(self.asks(a_registration(writer)))
+        return writer_state(self.request(a_registration(writer)))
 
-    def heartbeat(self, line: FakeLine, *groups: str) -> None:
-        self.turn(a_heartbeat(line, *groups), line=line)
-        line.answers()
+    def heartbeat(self, channel: FakeLine, *groups: str) -> None:
+        self.turn(a_heartbeat(channel, *groups), channel=channel)
+        channel.answers()
 
-    def leave(self, line: FakeLine) -> None:
-        line.is_open = False
-        self.broker.channel_closed(line)
+    def disconnect(self, channel: FakeLine) -> None:
+        channel.is_open = False
+        self.broker.channel_closed(channel)
 
-    # --- what is so ------------------------------------------------------------------------------
+    # --- what tests look at ----------------------------------------------------------------------
 
     def messages(self, topic: str = "T", queue_id: int = 0) -> list[StoredRecord]:
-        """As a consumer reads them, from the first that is there."""
-        found: list[StoredRecord] = []
-        at = self.store.min_offset(topic, queue_id)
+        """Return the messages of a queue as a consumer reads them."""
+        records: list[StoredRecord] = []
+        queue_offset = self.store.min_offset(topic, queue_id)
         while True:
-            read = self.store.read(topic, queue_id, at)
+            read = self.store.read(topic, queue_id, queue_offset)
             if not read.count:
-                return found
-            data, place = b"".join(bytes(piece) for piece in read.slices), 0
-            while place < len(data):
-                own_offset = int.from_bytes(data[place + 28 : place + 36], "big")
-                record = decode_record(data, place, LogOffset(own_offset))
-                found.append(record)
-                place += record.size
-            at = read.next_offset
+                return records
+            data, index = b"".join(bytes(piece) for piece in read.slices), 0
+            while index < len(data):
+                log_offset = int.from_bytes(data[index + 28 : index + 36], "big")
+                record = decode_record(data, index, LogOffset(log_offset))
+                records.append(record)
+                index += record.size
+            queue_offset = read.next_offset
 
     def bodies(self, topic: str = "T", queue_id: int = 0) -> list[bytes]:
         return [bytes(record.body) for record in self.messages(topic, queue_id)]
 
-    def state(self, place: tuple[int, int]) -> str:
-        answer = self.end(place, UNKNOWN)
+    def state(self, position: tuple[int, int]) -> str:
+        answer = self.end(position, UNKNOWN)
         assert answer.code == 0, answer.remark
         return answer.ext_fields["state"]
 
-    def state_in_memory(self, place: tuple[int, int]) -> str:
-        """The same without a turn."""
-        half = self.escrow.find_open(*place)
+    def state_in_memory(self, position: tuple[int, int]) -> str:
+        """Return the state without a request."""
+        half = self.coordinator.find_open(*position)
         if half is not None:
             return "stranded" if half.is_stranded else "open"
-        state = self.escrow.states.get(place[0])
+        state = self.coordinator.states.get(position[0])
         return "none" if state is None else state.text
 
     def cursors(self) -> tuple[int, int]:
-        """As RocketMQ would find them."""
+        """Return the half and op cursors that RocketMQ would find."""
         half = self.broker.offsets.query(HALF_TOPIC, CURSOR_GROUP, 0)
         op = self.broker.offsets.query(OP_TOPIC, CURSOR_GROUP, 0)
         return half or 0, op or 0
@@ -287,7 +289,7 @@ class EscrowBench:
 
 
 def a_half(key: str, **changes: Any) -> Request[Any]:
-    """A send as a transactional producer makes it. What no header has goes to the properties."""
+    """Return the send of a transactional producer. Unknown names become properties."""
     fields = {
         name: changes.pop(name)
         for name in ("topic", "queue_id", "flag", "sys_flag", "born_timestamp", "one_way")
@@ -301,12 +303,12 @@ def a_half(key: str, **changes: Any) -> Request[Any]:
     return a_send(body=body, producer_group=group, properties=text, **fields)
 
 
-def an_end(place: tuple[int, int], verdict: int, **changes: Any) -> Request[Any]:
+def an_end(position: tuple[int, int], verdict: int, **changes: Any) -> Request[Any]:
     one_way = changes.pop("one_way", False)
     fields = EndTransaction(
         producer_group=changes.pop("group", "p"),
-        tran_state_table_offset=place[0],
-        commit_log_offset=place[1],
+        tran_state_table_offset=position[0],
+        commit_log_offset=position[1],
         commit_or_rollback=verdict,
         from_transaction_check=changes.pop("check", False),
     )
@@ -314,10 +316,10 @@ def an_end(place: tuple[int, int], verdict: int, **changes: Any) -> Request[Any]
 
 
 def an_end_of_many(
-    places: list[tuple[int, int]], verdict: int, *, group: str = "p"
+    positions: list[tuple[int, int]], verdict: int, *, group: str = "p"
 ) -> Request[Any]:
     fields = EndTransactions(producer_group=group, commit_or_rollback=verdict)
-    return ask(RequestCode.END_TRANSACTIONS, fields, encode_body(HalfPositions(halves=places)))
+    return ask(RequestCode.END_TRANSACTIONS, fields, encode_body(HalfPositions(halves=positions)))
 
 
 def a_registration(writer: str = "w") -> Request[Any]:
@@ -341,26 +343,26 @@ def a_batch_decision(
     return ask(RequestCode.DECIDE_BATCH, fields, encode_body(BatchWinners(winners=named)))
 
 
-def a_heartbeat(line: FakeLine, *groups: str) -> Request[Any]:
+def a_heartbeat(channel: FakeLine, *groups: str) -> Request[Any]:
     producers = [ProducerEntry(group_name=group) for group in groups]
-    beat = Heartbeat(client_id=f"client of {line.address}", producer_data_set=producers)
+    beat = Heartbeat(client_id=f"client of {channel.address}", producer_data_set=producers)
     return ask(RequestCode.HEART_BEAT, Header(), encode_body(beat))
 
 
-def a_goodbye(line: FakeLine, group: str) -> Request[Any]:
-    fields = UnregisterClient(client_id=f"client of {line.address}", producer_group=group)
+def an_unregistration(channel: FakeLine, group: str) -> Request[Any]:
+    fields = UnregisterClient(client_id=f"client of {channel.address}", producer_group=group)
     return ask(RequestCode.UNREGISTER_CLIENT, fields)
 
 
-def place_of(answer: Answer) -> Place:
+def position_of(answer: Answer) -> HalfPosition:
     assert answer.code == 0, answer.remark
     _, log_offset = decode_offset_id(answer.ext_fields["msgId"])
-    return Place(int(answer.ext_fields["queueOffset"]), log_offset)
+    return HalfPosition(int(answer.ext_fields["queueOffset"]), log_offset)
 
 
 def append_final_without_op(bench: EscrowBench, half: Half) -> None:
     """Leave the log as a crash between the final and the op of a commit leaves it."""
-    decision = bench.escrow.decide(
+    decision = bench.coordinator.decide(
         half.queue_offset,
         half.log_offset,
         Verdict.COMMIT,
@@ -373,18 +375,18 @@ def append_final_without_op(bench: EscrowBench, half: Half) -> None:
     bench.store.append([final], now_ms=NOW_MS)
 
 
-def writer_of(answer: Answer) -> WriterState:
+def writer_state(answer: Answer) -> WriterState:
     assert answer.code == 0, answer.remark
     return decode_body(WriterState, answer.body)
 
 
-def questions(line: FakeLine) -> list[tuple[str, Place]]:
-    """Which halves a line was asked about since the last time: key and place."""
-    found = []
-    for code, fields, _ in line.posted:
+def sent_checks(channel: FakeLine) -> list[tuple[str, HalfPosition]]:
+    """Return key and position of the checks sent to a channel since the last call."""
+    checks = []
+    for code, fields, _ in channel.posted:
         if code == RequestCode.CHECK_TRANSACTION_STATE:
             assert isinstance(fields, CheckTransactionState)
-            place = Place(fields.tran_state_table_offset, fields.commit_log_offset)
-            found.append((fields.transaction_id or "", place))
-    line.posted.clear()
-    return found
+            position = HalfPosition(fields.tran_state_table_offset, fields.commit_log_offset)
+            checks.append((fields.transaction_id or "", position))
+    channel.posted.clear()
+    return checks

@@ -34,7 +34,7 @@ from escrowmq.message.properties import decode_properties, encode_properties
 from escrowmq.message.record import LogOffset, NewRecord, StoredRecord, decode_record, encode_record
 from escrowmq.message.transaction import TransactionState
 from tests.support.broker_requests import a_send
-from tests.support.escrows import COMMIT, EscrowBench, an_end, place_of
+from tests.support.escrows import COMMIT, EscrowBench, an_end, position_of
 from tests.support.stores import HOST
 
 SENT = "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01k\x02"
@@ -175,11 +175,11 @@ def test_what_is_plain_is_cut_as_what_is_not(items: list[tuple[str, str]], at: i
 def test_a_send_is_parked_by_its_property_alone(properties: str, parked: bool) -> None:
     bench = EscrowBench()
     bench.turn(a_send(body=b"x", properties=properties))
-    place = place_of(bench.line.answer())
+    position = position_of(bench.channel.answer())
     assert bench.bodies() == ([] if parked else [b"x"])
-    assert len(bench.escrow.halves) == parked
+    assert len(bench.coordinator.halves) == parked
     if parked:
-        assert bench.asks(an_end(place, COMMIT, group="")).code == 0
+        assert bench.request(an_end(position, COMMIT, group="")).code == 0
         [record] = bench.messages()
         assert "TRAN_MSG" not in decode_properties(record.properties)
         assert bytes(record.body) == b"x"
@@ -211,9 +211,9 @@ def test_an_odd_immunity_leaves_it_to_the_broker(text: str) -> None:
     bench = EscrowBench()
     bench.park("k", CHECK_IMMUNITY_TIME_IN_SECONDS=text)
     bench.tick(bench.config.immunity_ms - 1)
-    assert bench.line.posted == []
+    assert bench.channel.posted == []
     bench.tick(1)
-    assert len(bench.line.posted) == 1
+    assert len(bench.channel.posted) == 1
 
 
 @pytest.mark.parametrize(

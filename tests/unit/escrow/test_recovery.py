@@ -17,15 +17,15 @@ from tests.support.escrows import (
     ESCROW,
     ROLLBACK,
     EscrowBench,
-    Place,
+    HalfPosition,
     a_batch_decision,
     a_half,
     a_writer_query,
     an_end,
     an_end_of_many,
     append_final_without_op,
-    questions,
-    writer_of,
+    sent_checks,
+    writer_state,
 )
 from tests.support.stores import HOST, NOW_MS
 
@@ -41,35 +41,35 @@ def noted(bench: EscrowBench) -> None:
 # --- the table of crashes ------------------------------------------------------------------------
 
 
-def end_with(verdict: int) -> Callable[[EscrowBench, list[Place]], None]:
-    return lambda bench, places: bench.turn(an_end(places[0], verdict))
+def end_with(verdict: int) -> Callable[[EscrowBench, list[HalfPosition]], None]:
+    return lambda bench, positions: bench.turn(an_end(positions[0], verdict))
 
 
-def commit_both(bench: EscrowBench, places: list[Place]) -> None:
-    bench.turn(an_end_of_many([*places], COMMIT))
+def commit_both(bench: EscrowBench, positions: list[HalfPosition]) -> None:
+    bench.turn(an_end_of_many([*positions], COMMIT))
 
 
-def decide_batch(bench: EscrowBench, places: list[Place]) -> None:
+def decide_batch(bench: EscrowBench, positions: list[HalfPosition]) -> None:
     bench.turn(a_batch_decision(0, 0, [("a", 1)]))
 
 
-def strand(bench: EscrowBench, places: list[Place]) -> None:
-    half = bench.escrow.find_open(*places[0])
+def strand(bench: EscrowBench, positions: list[HalfPosition]) -> None:
+    half = bench.coordinator.find_open(*positions[0])
     assert half is not None
     half.checks = 99
     half.due_ms = bench.now_ms
-    bench.escrow.schedule.add(half.queue_offset, half.due_ms)
+    bench.coordinator.schedule.add(half.queue_offset, half.due_ms)
     bench.tick(100)
 
 
-def renew(bench: EscrowBench, places: list[Place]) -> None:
-    half = bench.escrow.find_open(*places[0])
+def renew(bench: EscrowBench, positions: list[HalfPosition]) -> None:
+    half = bench.coordinator.find_open(*positions[0])
     assert half is not None
     bench.broker.transactions.move_half(half, bench.now_ms)
     bench.turn()
 
 
-def park(bench: EscrowBench, places: list[Place]) -> None:
+def park(bench: EscrowBench, positions: list[HalfPosition]) -> None:
     bench.turn(a_half("third"))
 
 
@@ -91,7 +91,7 @@ def test_a_crash_at_any_byte_leaves_all_or_nothing(what: str, with_note: bool) -
     step, expected = CRASHES[what]
     bench = EscrowBench()
     attempts = [{**ATTEMPT, "ESCROW_ATTEMPT": "b"}, ATTEMPT] if what == "a batch" else [{}, {}]
-    places = [
+    positions = [
         bench.park("k0", **attempts[0]),
         bench.park("k1", **attempts[1]),
     ]
@@ -99,86 +99,88 @@ def test_a_crash_at_any_byte_leaves_all_or_nothing(what: str, with_note: bool) -
     if not with_note:
         bench.disk.remove("escrowmq.escrow")
     begin = bench.store.end
-    step(bench, places)
+    step(bench, positions)
     end = bench.store.end
     sizes = [record.size for record in bench.store.records(begin)]
     assert len(sizes) == len(expected) - 1
     at: int = begin
     for size, states in zip([*sizes, 1], expected, strict=True):
-        for place in sorted({at, at + 1, at + size // 2, at + size - 1} & {*range(at, end + 1)}):
-            again = bench.cut_off(place)
+        for position in sorted({at, at + 1, at + size // 2, at + size - 1} & {*range(at, end + 1)}):
+            again = bench.truncated(position)
             for _ in range(2):
-                check_states(again, places, states)
-                again = again.killed(with_note=with_note)
-            finish(again, places, states)
+                check_states(again, positions, states)
+                again = again.killed(with_snapshot=with_note)
+            finish(again, positions, states)
         at += size
 
 
-def check_states(bench: EscrowBench, places: list[Place], states: tuple[str, str]) -> None:
-    assert tuple(bench.state_in_memory(place) for place in places) == states
+def check_states(
+    bench: EscrowBench, positions: list[HalfPosition], states: tuple[str, str]
+) -> None:
+    assert tuple(bench.state_in_memory(position) for position in positions) == states
     delivered = sorted(b"k%d" % number for number, state in enumerate(states) if state == COMMITTED)
     assert sorted(bench.bodies()) == delivered
     bench.tick()
     bench.store.flush()
     bench.tick()
-    first_open = bench.escrow.states.first_open(0)
+    first_open = bench.coordinator.states.first_open(0)
     assert bench.cursors()[0] <= first_open
 
 
-def finish(bench: EscrowBench, places: list[Place], states: tuple[str, str]) -> None:
+def finish(bench: EscrowBench, positions: list[HalfPosition], states: tuple[str, str]) -> None:
     """What was open can be decided, what was decided cannot be turned, and each comes once."""
-    for place, state in zip(places, states, strict=True):
+    for position, state in zip(positions, states, strict=True):
         is_lost = state == ROLLED_BACK
-        assert bench.end(place, COMMIT).code == (3701 if is_lost else 0)
-        assert bench.end(place, ROLLBACK).code == (0 if is_lost else 3701)
+        assert bench.end(position, COMMIT).code == (3701 if is_lost else 0)
+        assert bench.end(position, ROLLBACK).code == (0 if is_lost else 3701)
     delivered = [b"k%d" % number for number in range(2) if states[number] != ROLLED_BACK]
     assert sorted(bench.bodies()) == delivered
-    again = bench.killed(with_note=False)
+    again = bench.killed(with_snapshot=False)
     assert sorted(again.bodies()) == delivered
-    assert again.escrow.halves.find(places[0].queue_offset) is None
+    assert again.coordinator.halves.find(positions[0].queue_offset) is None
 
 
 def test_the_first_half_of_all_lies_at_log_offset_0_and_is_no_ordinary_messages() -> None:
     """0 is also what stands in every message that no half belongs to."""
     bench = EscrowBench()
-    place = bench.park("k")
-    assert place == (0, 0)
+    position = bench.park("k")
+    assert position == (0, 0)
     bench.turn(a_send(body=b"x", properties="UNIQ_KEY\x01k\x02"))  # the same key, and no final
     for sys_flag in (8, 0):
         bench.turn(a_send(body=b"y", properties="UNIQ_KEY\x01u\x02", sys_flag=sys_flag))
-        bench = bench.killed(with_note=False)
-        assert bench.state(place) == OPEN
-    assert bench.end(place, COMMIT).code == 0
+        bench = bench.killed(with_snapshot=False)
+        assert bench.state(position) == OPEN
+    assert bench.end(position, COMMIT).code == 0
     assert bench.bodies().count(b"k") == 1
 
 
 def test_a_final_of_the_first_half_is_seen_as_such() -> None:
     bench = EscrowBench()
-    place = bench.park("k")
-    [half] = bench.escrow.halves
+    position = bench.park("k")
+    [half] = bench.coordinator.halves
     append_final_without_op(bench, half)
-    assert bench.killed().state(place) == COMMITTED
+    assert bench.killed().state(position) == COMMITTED
 
 
 def test_a_moved_half_whose_op_is_cut_off_is_committed_in_all_its_places() -> None:
     bench = EscrowBench()
     old = bench.park("k")
     renew(bench, [old])
-    [half] = bench.escrow.halves
-    new = Place(half.queue_offset, half.log_offset)
+    [half] = bench.coordinator.halves
+    new = HalfPosition(half.queue_offset, half.log_offset)
     append_final_without_op(bench, half)
     for with_note in (True, False):
-        bench = bench.killed(with_note=with_note)
-        assert [bench.end(place, COMMIT).code for place in (old, new)] == [0, 0]
+        bench = bench.killed(with_snapshot=with_note)
+        assert [bench.end(position, COMMIT).code for position in (old, new)] == [0, 0]
         assert bench.bodies() == [b"k"]
 
 
 def test_a_moved_half_of_a_batch_is_counted_once() -> None:
     bench = EscrowBench()
-    place = bench.park("k", **ATTEMPT)
-    renew(bench, [place])
+    position = bench.park("k", **ATTEMPT)
+    renew(bench, [position])
     again = bench.killed()
-    assert again.asks(a_batch_decision(0, 0, [("a", 1)])).code == 0
+    assert again.request(a_batch_decision(0, 0, [("a", 1)])).code == 0
     assert again.bodies() == [b"k"]
 
 
@@ -190,23 +192,23 @@ def test_what_was_asked_is_remembered(with_note: bool) -> None:
     noted(bench)
     bench.tick(ESCROW.check_interval_ms)
     bench.store.flush()
-    again = bench.killed(with_note=with_note)
-    [half] = again.escrow.halves
+    again = bench.killed(with_snapshot=with_note)
+    [half] = again.coordinator.halves
     assert half.checks == 2
     assert half.due_ms == again.now_ms + ESCROW.check_interval_ms
 
 
 def test_a_note_that_is_of_no_use_is_done_without() -> None:
     bench = EscrowBench()
-    place = bench.park("k")
-    bench.end(place, COMMIT)
+    position = bench.park("k")
+    bench.end(position, COMMIT)
     noted(bench)
     bench.store.abandon()
     for content in (b"", b"abc", b"\0" * 40):
         file = bench.disk.create("escrowmq.escrow", len(content))
         file.write_at(0, content)
-        bench = bench.again(bench.disk)
-        assert bench.state(place) == COMMITTED
+        bench = bench.reopen(bench.disk)
+        assert bench.state(position) == COMMITTED
         bench.store.abandon()
 
 
@@ -214,41 +216,41 @@ def test_a_note_is_not_ahead_of_the_log() -> None:
     """A power cut takes the end of the log, and must not leave a memory of it; not even one that
     comes up when the log has grown again."""
     bench = EscrowBench()
-    place = bench.park("k")
+    position = bench.park("k")
     bench.store.flush()
-    bench.turn(an_end(place, COMMIT))
+    bench.turn(an_end(position, COMMIT))
     for _ in range(2):
         bench.broker.transactions.save(force=True)  # it waits for the flush
     again = bench.power_cut()
-    assert again.state(place) == OPEN
+    assert again.state(position) == OPEN
     assert again.bodies() == []
     for number in range(5):
         again.park(f"other {number}")
     last = again.killed()
-    assert last.state(place) == OPEN
-    assert last.end(place, ROLLBACK).code == 0
+    assert last.state(position) == OPEN
+    assert last.end(position, ROLLBACK).code == 0
 
 
 def test_cursors_are_not_ahead_of_the_log() -> None:
     bench = EscrowBench()
-    place = bench.park("k")
+    position = bench.park("k")
     bench.store.flush()
-    bench.turn(an_end(place, ROLLBACK))
+    bench.turn(an_end(position, ROLLBACK))
     for _ in range(3):
         bench.tick()
         bench.broker.save()
     again = bench.power_cut()
     assert again.cursors()[0] == 0
-    assert again.state(place) == OPEN
+    assert again.state(position) == OPEN
 
 
 def test_writers_are_remembered_with_a_note_and_without() -> None:
     bench = EscrowBench()
-    bench.asks(a_batch_decision(4, 0, []))
+    bench.request(a_batch_decision(4, 0, []))
     for with_note in (False, True):
         noted(bench)
-        bench = bench.killed(with_note=with_note)
-        assert writer_of(bench.asks(a_writer_query())).batch == 4
+        bench = bench.killed(with_snapshot=with_note)
+        assert writer_state(bench.request(a_writer_query())).batch == 4
 
 
 # --- as RocketMQ leaves it -----------------------------------------------------------------------
@@ -301,16 +303,16 @@ class Theirs:
         offsets.commit(names.OP_TOPIC, CURSOR_GROUP, 0, op_cursor)
         self.bench.broker.save()
         again = self.bench.killed()
-        again.heartbeat(again.line, "p")
+        again.heartbeat(again.channel, "p")
         return again
 
     def _append(self, record: NewRecord) -> StoredRecord:
-        [place] = self.store.append([record], now_ms=NOW_MS)
-        return self.store.record_at(place.log_offset)
+        [position] = self.store.append([record], now_ms=NOW_MS)
+        return self.store.record_at(position.log_offset)
 
 
-def place(record: StoredRecord) -> Place:
-    return Place(record.queue_offset, record.log_offset)
+def position(record: StoredRecord) -> HalfPosition:
+    return HalfPosition(record.queue_offset, record.log_offset)
 
 
 @pytest.mark.parametrize("commas", [True, False])
@@ -321,10 +323,10 @@ def test_its_halves_and_ops_are_read(commas: bool) -> None:
     theirs.op(committed, commas=commas)
     theirs.op(rolled_back, commas=commas)
     bench = theirs.opened()
-    assert [half.key for half in bench.escrow.halves] == [b"o"]
-    assert bench.end(place(committed), COMMIT).code == 0
-    assert bench.end(place(rolled_back), COMMIT).code == 3701
-    assert bench.end(place(open_one), COMMIT).code == 0
+    assert [half.key for half in bench.coordinator.halves] == [b"o"]
+    assert bench.end(position(committed), COMMIT).code == 0
+    assert bench.end(position(rolled_back), COMMIT).code == 3701
+    assert bench.end(position(open_one), COMMIT).code == 0
     assert bench.bodies() == [b"c", b"o"]
 
 
@@ -336,8 +338,8 @@ def test_one_that_it_delivered_without_an_op_is_not_asked_about() -> None:
     theirs.half("another")
     bench = theirs.opened()
     bench.tick(ESCROW.immunity_ms)
-    assert [key for key, _ in questions(bench.line)] == ["another"]
-    assert bench.end(place(half), COMMIT).code == 0
+    assert [key for key, _ in sent_checks(bench.channel)] == ["another"]
+    assert bench.end(position(half), COMMIT).code == 0
     assert bench.bodies() == [b"k"]
 
 
@@ -348,24 +350,24 @@ def test_of_its_copies_the_newest_lives_and_the_older_lead_to_it() -> None:
     third = theirs.put_back(second, 2)
     bench = theirs.opened(half_cursor=2)
     bench.tick(ESCROW.immunity_ms)
-    assert questions(bench.line) == [("k", place(third))]
-    assert bench.end(place(first), COMMIT).code == 0
+    assert sent_checks(bench.channel) == [("k", position(third))]
+    assert bench.end(position(first), COMMIT).code == 0
     for record in (first, second, third):
-        assert bench.end(place(record), COMMIT).code == 0
-        assert bench.end(place(record), ROLLBACK).code == 3701
+        assert bench.end(position(record), COMMIT).code == 0
+        assert bench.end(position(record), ROLLBACK).code == 3701
     assert bench.bodies() == [b"k"]
-    again = bench.killed(with_note=False)
-    assert len(again.escrow.halves) == 0
-    assert again.end(place(second), COMMIT).code == 0
+    again = bench.killed(with_snapshot=False)
+    assert len(again.coordinator.halves) == 0
+    assert again.end(position(second), COMMIT).code == 0
 
 
 def test_what_its_cursor_has_passed_is_over() -> None:
     theirs = Theirs()
     passed, open_one = theirs.half("passed"), theirs.half("open")
     bench = theirs.opened(half_cursor=1)
-    assert [half.key for half in bench.escrow.halves] == [b"open"]
-    assert bench.end(place(passed), COMMIT).code != 0
-    assert bench.end(place(open_one), ROLLBACK).code == 0
+    assert [half.key for half in bench.coordinator.halves] == [b"open"]
+    assert bench.end(position(passed), COMMIT).code != 0
+    assert bench.end(position(open_one), ROLLBACK).code == 0
     assert bench.bodies() == []
 
 
@@ -374,7 +376,7 @@ def test_a_half_that_wants_nowhere_is_left_alone() -> None:
     theirs._append(NewRecord(names.HALF_TOPIC, 0, b"x", b"TRAN_MSG\x01true\x02"))
     good = theirs.half("k")
     bench = theirs.opened()
-    assert bench.end(place(good), COMMIT).code == 0
+    assert bench.end(position(good), COMMIT).code == 0
     assert bench.end((0, 0), COMMIT).code == 1
     assert bench.bodies() == [b"k"]
 
@@ -382,12 +384,12 @@ def test_a_half_that_wants_nowhere_is_left_alone() -> None:
 def test_what_we_leave_it_reads_as_its_own() -> None:
     """From the cursors on: halves without an op, and those are the open ones."""
     bench = EscrowBench()
-    places = [bench.park(f"k{number}") for number in range(9)]
+    positions = [bench.park(f"k{number}") for number in range(9)]
     for number in (0, 1, 3, 4, 7):
-        bench.end(places[number], COMMIT if number % 2 else ROLLBACK)
-    renew(bench, [places[2]])
-    bench.end(places[2], ROLLBACK)
-    renew(bench, [places[5]])
+        bench.end(positions[number], COMMIT if number % 2 else ROLLBACK)
+    renew(bench, [positions[2]])
+    bench.end(positions[2], ROLLBACK)
+    renew(bench, [positions[5]])
     for _ in range(2):
         bench.tick()
         bench.store.flush()
@@ -397,9 +399,9 @@ def test_what_we_leave_it_reads_as_its_own() -> None:
 
 def test_a_moved_half_is_left_to_it_once() -> None:
     bench = EscrowBench()
-    places = [bench.park(f"k{number}") for number in range(3)]
-    renew(bench, [places[1]])
-    bench.end(places[2], ROLLBACK)
+    positions = [bench.park(f"k{number}") for number in range(3)]
+    renew(bench, [positions[1]])
+    bench.end(positions[2], ROLLBACK)
     for _ in range(2):
         bench.tick()
         bench.store.flush()
@@ -411,6 +413,7 @@ def left_to_rocketmq(bench: EscrowBench) -> list[bytes]:
     half_cursor, op_cursor = bench.cursors()
     ops = {int(body) for body in bodies(bench.store, names.OP_TOPIC)[op_cursor:]}
     halves = stored(bench.store, names.HALF_TOPIC)[half_cursor:]
-    left = [record for record in halves if record.queue_offset not in ops]
-    assert {record.queue_offset for record in left} == {h.queue_offset for h in bench.escrow.halves}
-    return sorted(bytes(record.body) for record in left)
+    undecided = [record for record in halves if record.queue_offset not in ops]
+    tracked = {half.queue_offset for half in bench.coordinator.halves}
+    assert {record.queue_offset for record in undecided} == tracked
+    return sorted(bytes(record.body) for record in undecided)

@@ -1,7 +1,7 @@
 """A start over records that cannot be read: each is passed over, and all others count.
 
 A record is unreadable in one of two ways. Its queue entry still points at it and its body does not
-check out; or the queues were rebuilt around the damage, and a blank entry stands in its place.
+check out; or the queues were rebuilt around the damage, and a blank entry stands in its position.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tests.support.escrows import (
     EscrowBench,
     a_batch_decision,
     a_writer_query,
-    writer_of,
+    writer_state,
 )
 from tests.support.stores import NOW_MS
-from tests.unit.escrow.test_recovery import Theirs, place
+from tests.unit.escrow.test_recovery import Theirs, position
 
 BODY_AT: Final = 88  # bytes into a record
 OP_PROPERTIES: Final = b"TAGS\x01d\x02"
@@ -84,7 +84,7 @@ def test_an_op_that_names_no_half_settles_nothing(
     append(bench, names.OP_TOPIC, body, properties)
     if not is_last:
         bench.end(last, ROLLBACK)
-    again = bench.killed(with_note=False)
+    again = bench.killed(with_snapshot=False)
     states = [again.state_in_memory(half) for half in (committed, still_open, last)]
     assert states == ["committed", "open", "rolled_back"]
     assert settled_cursors(again) == (1, 1 if is_last else 2)
@@ -96,7 +96,7 @@ def test_the_op_cursor_passes_an_op_that_names_no_half_at_the_end_of_its_queue()
     bench = EscrowBench()
     bench.end(bench.park("k"), COMMIT)
     append(bench, names.OP_TOPIC, b"zero", OP_PROPERTIES)
-    assert settled_cursors(bench.killed(with_note=False)) == (1, 2)
+    assert settled_cursors(bench.killed(with_snapshot=False)) == (1, 2)
 
 
 @ways_to_be_unreadable
@@ -106,7 +106,7 @@ def test_without_its_op_a_committed_half_is_recognised_by_its_message(has_entry:
     for half in halves:
         bench.end(half, COMMIT)
     make_unreadable(bench, stored(bench.store, names.OP_TOPIC)[1], has_entry=has_entry)
-    again = bench.killed(with_note=False)
+    again = bench.killed(with_snapshot=False)
     assert [again.state_in_memory(half) for half in halves] == ["committed"] * 3
     assert again.end(halves[1], ROLLBACK).code == 3701
     assert again.bodies() == [b"k0", b"k1", b"k2"]
@@ -119,7 +119,7 @@ def test_without_its_op_a_rolled_back_half_is_open_again(has_entry: bool) -> Non
     for half in halves:
         bench.end(half, ROLLBACK)
     make_unreadable(bench, stored(bench.store, names.OP_TOPIC)[1], has_entry=has_entry)
-    again = bench.killed(with_note=False)
+    again = bench.killed(with_snapshot=False)
     states = [again.state_in_memory(half) for half in halves]
     assert states == ["rolled_back", "open", "rolled_back"]
     assert again.end(halves[1], ROLLBACK).code == 0
@@ -132,7 +132,7 @@ def test_an_unreadable_record_is_reported(caplog: pytest.LogCaptureFixture) -> N
     bench.park("behind it")
     make_unreadable(bench, stored(bench.store, names.OP_TOPIC)[0])
     with caplog.at_level(logging.ERROR):
-        bench.killed(with_note=False)
+        bench.killed(with_snapshot=False)
     assert f"record unreadable topic={names.OP_TOPIC} queue_offset=0" in caplog.text
 
 
@@ -144,36 +144,36 @@ def test_a_decision_that_makes_no_sense_is_reported_and_passed_over(
 ) -> None:
     bench = EscrowBench()
     append(bench, names.DECISION_TOPIC, b"no decision")
-    assert bench.asks(a_batch_decision(4, 0, [])).code == 0
+    assert bench.request(a_batch_decision(4, 0, [])).code == 0
     append(bench, names.DECISION_TOPIC, b"")
     with caplog.at_level(logging.ERROR):
-        again = bench.killed(with_note=False)
+        again = bench.killed(with_snapshot=False)
     assert caplog.text.count("decision record unreadable") == 2
-    assert writer_of(again.asks(a_writer_query())).batch == 4
+    assert writer_state(again.request(a_writer_query())).batch == 4
 
 
 @ways_to_be_unreadable
 def test_the_last_decision_that_can_be_read_stands(has_entry: bool) -> None:
     bench = EscrowBench()
     for batch in (4, 5):
-        assert bench.asks(a_batch_decision(batch, 0, [])).code == 0
-    assert bench.asks(a_batch_decision(1, 0, [], writer="other")).code == 0
+        assert bench.request(a_batch_decision(batch, 0, [])).code == 0
+    assert bench.request(a_batch_decision(1, 0, [], writer="other")).code == 0
     make_unreadable(bench, stored(bench.store, names.DECISION_TOPIC)[1], has_entry=has_entry)
-    again = bench.killed(with_note=False)
-    assert writer_of(again.asks(a_writer_query())).batch == 4
-    assert writer_of(again.asks(a_writer_query("other"))).batch == 1
+    again = bench.killed(with_snapshot=False)
+    assert writer_state(again.request(a_writer_query())).batch == 4
+    assert writer_state(again.request(a_writer_query("other"))).batch == 1
 
 
 def test_a_question_whose_record_cannot_be_read_does_not_count() -> None:
     bench = EscrowBench()
     bench.park("k")
-    bench.heartbeat(bench.line, "p")
+    bench.heartbeat(bench.channel, "p")
     bench.tick(ESCROW.immunity_ms)
     bench.tick(ESCROW.check_interval_ms)
     first, second = stored(bench.store, names.JOURNAL_TOPIC)
     append(bench, names.JOURNAL_TOPIC, b"no step")
     make_unreadable(bench, second)
-    [half] = bench.killed(with_note=False).escrow.halves
+    [half] = bench.killed(with_snapshot=False).coordinator.halves
     assert half.checks == 1
     assert half.due_ms == first.stored_ms + ESCROW.check_interval_ms
 
@@ -187,11 +187,11 @@ def test_an_unreadable_half_that_rocketmq_has_passed_is_over(has_entry: bool) ->
     passed, unreadable, still_open = (theirs.half(key) for key in ("passed", "lost", "open"))
     make_unreadable(theirs.bench, unreadable, has_entry=has_entry)
     bench = theirs.opened(half_cursor=2)
-    assert [half.key for half in bench.escrow.halves] == [b"open"]
+    assert [half.key for half in bench.coordinator.halves] == [b"open"]
     for half in (passed, unreadable):
-        assert bench.state_in_memory(place(half)) == "rolled_back"
-        assert bench.end(place(half), COMMIT).code != 0
-    assert bench.end(place(still_open), COMMIT).code == 0
+        assert bench.state_in_memory(position(half)) == "rolled_back"
+        assert bench.end(position(half), COMMIT).code != 0
+    assert bench.end(position(still_open), COMMIT).code == 0
     assert bench.bodies() == [b"open"]
 
 
@@ -205,10 +205,10 @@ def test_an_unreadable_copy_that_rocketmq_has_passed_leads_to_no_living_half(
     newest = theirs.put_back(first, 2)
     make_unreadable(theirs.bench, unreadable, has_entry=has_entry)
     bench = theirs.opened(half_cursor=2)
-    assert bench.end(place(unreadable), COMMIT).code != 0
+    assert bench.end(position(unreadable), COMMIT).code != 0
     assert bench.bodies() == []
-    assert bench.end(place(first), COMMIT).code == 0
-    assert bench.end(place(newest), COMMIT).code == 0
+    assert bench.end(position(first), COMMIT).code == 0
+    assert bench.end(position(newest), COMMIT).code == 0
     assert bench.bodies() == [b"k"]
 
 
@@ -223,9 +223,9 @@ def test_an_unreadable_half_that_rocketmq_has_settled_counts_as_rolled_back(
     theirs.op(committed, unreadable)
     make_unreadable(theirs.bench, unreadable, has_entry=has_entry)
     bench = theirs.opened()
-    assert [half.key for half in bench.escrow.halves] == [b"open"]
-    assert bench.state_in_memory(place(committed)) == "committed"
-    assert bench.state_in_memory(place(unreadable)) == "rolled_back"
-    assert bench.end(place(unreadable), COMMIT).code != 0
-    assert bench.end(place(still_open), COMMIT).code == 0
+    assert [half.key for half in bench.coordinator.halves] == [b"open"]
+    assert bench.state_in_memory(position(committed)) == "committed"
+    assert bench.state_in_memory(position(unreadable)) == "rolled_back"
+    assert bench.end(position(unreadable), COMMIT).code != 0
+    assert bench.end(position(still_open), COMMIT).code == 0
     assert bench.bodies() == [b"c", b"open"]

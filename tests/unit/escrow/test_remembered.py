@@ -11,9 +11,9 @@ from escrowmq.message import names
 from tests.support.escrows import COMMIT, ROLLBACK, EscrowBench
 
 STARTS: dict[str, Callable[[EscrowBench], EscrowBench]] = {
-    "stopped": EscrowBench.stopped,
+    "stopped": EscrowBench.restarted,
     "killed": EscrowBench.killed,
-    "without its note": lambda bench: bench.killed(with_note=False),
+    "without its note": lambda bench: bench.killed(with_snapshot=False),
 }
 
 
@@ -23,26 +23,26 @@ def test_a_repeated_send_of_a_settled_half_gets_its_first_place(
     again: Callable[[EscrowBench], EscrowBench], verdict: int
 ) -> None:
     bench = EscrowBench()
-    place = bench.park("k")
-    bench.end(place, verdict)
+    position = bench.park("k")
+    bench.end(position, verdict)
     bench = again(bench)
-    assert bench.park("k") == place
-    assert not len(bench.escrow.halves)
-    assert bench.escrow.counters.duplicate_sends == 1
+    assert bench.park("k") == position
+    assert not len(bench.coordinator.halves)
+    assert bench.coordinator.counters.duplicate_sends == 1
 
 
 def test_another_groups_half_with_this_key_is_another_half() -> None:
     bench = EscrowBench()
-    place = bench.park("k")
-    bench.end(place, COMMIT)
+    position = bench.park("k")
+    bench.end(position, COMMIT)
     bench = bench.killed()
-    assert bench.park("k", group="other") != place
+    assert bench.park("k", group="other") != position
 
 
 def test_of_a_half_that_was_appended_again_the_last_place_is_told() -> None:
     bench = EscrowBench()
     first = bench.park("k")
-    half = bench.escrow.find_open(*first)
+    half = bench.coordinator.find_open(*first)
     assert half is not None
     bench.broker.transactions.move_half(half, bench.now_ms, is_resume=False)
     bench.turn()
@@ -54,12 +54,14 @@ def test_of_a_half_that_was_appended_again_the_last_place_is_told() -> None:
 def test_a_start_looks_at_so_many_halves_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembered, "RECENT_HALVES_MAX", 2)
     bench = EscrowBench()
-    places = [bench.park(key) for key in ("a", "b", "c")]
-    for place in places:
-        bench.end(place, COMMIT)
+    positions = [bench.park(key) for key in ("a", "b", "c")]
+    for position in positions:
+        bench.end(position, COMMIT)
     bench = bench.killed()
-    assert len(bench.escrow.recent_keys) == 2
-    assert [bench.park(key) == place for key, place in zip("abc", places, strict=True)] == [
+    assert len(bench.coordinator.recent_keys) == 2
+    assert [
+        bench.park(key) == position for key, position in zip("abc", positions, strict=True)
+    ] == [
         False,
         True,
         True,

@@ -6,9 +6,9 @@ import pytest
 
 from escrowmq.message import names
 from escrowmq.message.record import StoredRecord, copy_record
-from tests.support.escrows import COMMIT, ESCROW, ROLLBACK, EscrowBench, questions
+from tests.support.escrows import COMMIT, ESCROW, ROLLBACK, EscrowBench, sent_checks
 from tests.support.stores import sample
-from tests.unit.escrow.test_recovery import Theirs, noted, place
+from tests.unit.escrow.test_recovery import Theirs, noted, position
 
 
 def ours_first(theirs: Theirs, key: str) -> StoredRecord:
@@ -20,7 +20,7 @@ def ours_first(theirs: Theirs, key: str) -> StoredRecord:
 
 def asked(bench: EscrowBench) -> list[str]:
     bench.tick(ESCROW.immunity_ms)
-    return [key for key, _ in questions(bench.line)]
+    return [key for key, _ in sent_checks(bench.channel)]
 
 
 @pytest.mark.parametrize("is_noted", [False, True], ids=["without a note", "noted"])
@@ -36,11 +36,11 @@ def test_its_crash_forgot_that_it_passed_the_first_copy(verdict: int, is_noted: 
     bench = theirs.opened()
     assert asked(bench) == ["another"]
     other = ROLLBACK if verdict == COMMIT else COMMIT
-    assert bench.end(place(first), verdict).code == 0
-    assert bench.end(place(first), other).code == 3701
+    assert bench.end(position(first), verdict).code == 0
+    assert bench.end(position(first), other).code == 3701
     assert bench.bodies() == ([b"k"] if verdict == COMMIT else [])
-    again = bench.killed(with_note=False)
-    assert [half.key for half in again.escrow.halves] == [b"another"]
+    again = bench.killed(with_snapshot=False)
+    assert [half.key for half in again.coordinator.halves] == [b"another"]
 
 
 @pytest.mark.parametrize("verdict", [COMMIT, ROLLBACK])
@@ -54,7 +54,7 @@ def test_an_end_that_named_an_older_copy_settles_the_newest(verdict: int) -> Non
     third = theirs.put_back(second, 2)
     bench = theirs.opened(half_cursor=2)
     assert asked(bench) == []
-    assert bench.end(place(third), verdict).code == 0
+    assert bench.end(position(third), verdict).code == 0
     assert bench.bodies() == ([b"k"] if verdict == COMMIT else [])
 
 
@@ -66,7 +66,7 @@ def test_it_delivered_what_we_had_parked_and_lost_the_op(is_noted: bool) -> None
     theirs._append(sample(topic="T", queue_id=1))
     bench = theirs.opened()
     assert asked(bench) == []
-    assert bench.end(place(half), COMMIT).code == 0
+    assert bench.end(position(half), COMMIT).code == 0
     assert bench.bodies() == [b"k"]
 
 
@@ -79,8 +79,8 @@ def test_what_it_discarded_waits_for_an_operator() -> None:
     theirs.half("another")
     bench = theirs.opened()
     assert asked(bench) == ["another"]
-    assert [half.is_stranded for half in bench.escrow.halves] == [True, False]
-    assert bench.end(place(half), COMMIT).code == 0  # or for its producer, after all
+    assert [half.is_stranded for half in bench.coordinator.halves] == [True, False]
+    assert bench.end(position(half), COMMIT).code == 0  # or for its producer, after all
     assert bench.bodies() == [b"k"]
 
 

@@ -47,20 +47,20 @@ class Bench:
             UniqueKeyGenerator(address="127.0.0.1", process_id=1, salt=2),
             store_host=HOST,
         )
-        self.line = FakeLine()
+        self.channel = FakeLine()
         self.now_ms = now_ms
 
     def ask(self, code: int, fields: Header) -> Answer:
-        self.broker.handle(self.line, ask(code, fields), self.now_ms)
+        self.broker.handle(self.channel, ask(code, fields), self.now_ms)
         self.broker.end_turn(self.now_ms)
-        return self.line.answer()
+        return self.channel.answer()
 
     def park(self, key: str, *, topic: str = "T", group: str = "p", more: str = "") -> Answer:
         properties = f"UNIQ_KEY\x01{key}\x02TRAN_MSG\x01true\x02PGROUP\x01{group}\x02{more}"
         request = a_send(topic, b"body of " + key.encode(), properties=properties, sys_flag=4)
-        self.broker.handle(self.line, request, self.now_ms)
+        self.broker.handle(self.channel, request, self.now_ms)
         self.broker.end_turn(self.now_ms)
-        return self.line.answer()
+        return self.channel.answer()
 
     def advance(self, ms: int) -> None:
         """So much later, and whatever is due then."""
@@ -220,9 +220,9 @@ def test_the_story_of_an_open_one_says_why_it_is_pending() -> None:
     story = bench.story("A")
     assert [step["what"] for step in story["steps"]] == ["parked"]
     assert "the first check is not due yet" in story["pendingBecause"]
-    bench.line.is_open = False
-    bench.broker.channel_closed(bench.line)
-    bench.line.is_open = True
+    bench.channel.is_open = False
+    bench.broker.channel_closed(bench.channel)
+    bench.channel.is_open = True
     bench.now_ms += IMMUNITY_MS
     assert "no producer of group p is connected" in bench.story("A")["pendingBecause"]
 
@@ -241,13 +241,13 @@ def test_every_check_is_told_with_its_answer() -> None:
     assert (parked["what"], parked["at"]) == ("parked", NOW_MS)
     assert (asked["what"], asked["at"], asked["who"], asked["detail"]) == (
         *("asked", NOW_MS + IMMUNITY_MS),
-        *(bench.line.address, "check 1"),
+        *(bench.channel.address, "check 1"),
     )
     assert (unknown["what"], unknown["at"]) == ("unknown", NOW_MS + IMMUNITY_MS + 10)
     bench.end(sent, COMMIT, check=True)
     story = bench.story("A")
     last = story["steps"][-1]
-    assert (last["what"], last["who"]) == ("committed", f"check {bench.line.address}")
+    assert (last["what"], last["who"]) == ("committed", f"check {bench.channel.address}")
     assert last["detail"] == "delivered to queue 0 of topic T at offset 0"
     assert story["pendingBecause"] == ""
     assert story["transaction"]["checks"] == 1
@@ -358,7 +358,7 @@ def test_a_name_that_would_change_the_record_is_refused() -> None:
     odd = "ann\x02ESCROW_OUTCOME\x01c"
     assert bench.settle("A", ROLLBACK, by=odd).code == ResponseCode.INVALID_PARAMETER
     assert bench.settle("A", ROLLBACK, by="").code == 0
-    assert bench.story("A")["steps"][-1]["who"] == f"operator {bench.line.address}"
+    assert bench.story("A")["steps"][-1]["who"] == f"operator {bench.channel.address}"
 
 
 def test_a_verdict_must_be_one() -> None:
@@ -374,9 +374,11 @@ def test_of_two_in_one_turn_the_first_wins() -> None:
         fields = SettleTransaction(
             transaction_id="A", commit_or_rollback=verdict, reason="r", operator="o"
         )
-        bench.broker.handle(bench.line, ask(RequestCode.SETTLE_TRANSACTION, fields), bench.now_ms)
+        bench.broker.handle(
+            bench.channel, ask(RequestCode.SETTLE_TRANSACTION, fields), bench.now_ms
+        )
     bench.broker.end_turn(bench.now_ms)
-    codes = sorted(answer.code for answer in bench.line.answers())
+    codes = sorted(answer.code for answer in bench.channel.answers())
     assert codes == [ResponseCode.SUCCESS, ResponseCode.SYSTEM_BUSY]
     assert bodies(bench.store, "T") == [b"body of A"]
 
@@ -401,10 +403,10 @@ def test_a_stranded_one_is_asked_about_again_when_resumed() -> None:
     bench.strand()
     assert bench.story("A")["transaction"]["state"] == "stranded"
     assert "nextDue" not in bench.story("A")["transaction"]
-    asked = len(bench.line.posted)
+    asked = len(bench.channel.posted)
     assert bench.resume("A").code == 0
     bench.advance(200)
-    assert len(bench.line.posted) == asked + 1
+    assert len(bench.channel.posted) == asked + 1
     story = bench.story("A")
     assert story["transaction"]["state"] == "open"
     assert [step["what"] for step in story["steps"]] == [

@@ -8,7 +8,7 @@ import pytest
 from escrowmq.escrow import half_table as freshhalves
 from escrowmq.escrow.half_table import CACHED_BODY_BYTES_MAX, FinalCache
 from escrowmq.message.record import NewRecord, StoredRecord
-from tests.support.escrows import COMMIT, ROLLBACK, EscrowBench, a_half, place_of
+from tests.support.escrows import COMMIT, ROLLBACK, EscrowBench, a_half, position_of
 
 FINAL = NewRecord("T", 0, b"")
 
@@ -27,10 +27,10 @@ def test_the_last_ones_are_there_and_no_others(monkeypatch: pytest.MonkeyPatch) 
 def final(*, restarted: bool, body: bytes, **properties: str) -> StoredRecord:
     bench = EscrowBench()
     bench.turn(a_half("k", body=body, **properties))
-    place = place_of(bench.line.answer())
+    position = position_of(bench.channel.answer())
     if restarted:
-        bench = bench.stopped()
-    assert bench.end(place, COMMIT).code == 0
+        bench = bench.restarted()
+    assert bench.end(position, COMMIT).code == 0
     (message,) = bench.messages()
     assert bench.store.find_by_key("T", "k") == [message]
     # Its own copy: the log that it is a view of is gone with its bench.
@@ -52,17 +52,17 @@ def test_a_fresh_half_is_committed_as_one_that_is_read(length: int, more: dict[s
 
 def test_one_that_is_rolled_back_is_not_kept() -> None:
     bench = EscrowBench()
-    place = bench.park("k")
-    assert bench.end(place, ROLLBACK).code == 0
-    assert bench.escrow.final_cache.take(place[0]) is None
+    position = bench.park("k")
+    assert bench.end(position, ROLLBACK).code == 0
+    assert bench.coordinator.final_cache.take(position[0]) is None
     assert bench.messages() == []
 
 
 def test_one_that_found_no_room_is_committed_all_the_same_later() -> None:
     bench = EscrowBench()
-    place = bench.park("k")
+    position = bench.park("k")
     bench.store.has_disk_space = False
-    assert bench.end(place, COMMIT).code != 0
+    assert bench.end(position, COMMIT).code != 0
     bench.store.has_disk_space = True
-    assert bench.end(place, COMMIT).code == 0
+    assert bench.end(position, COMMIT).code == 0
     assert bench.bodies() == [b"k"]

@@ -19,7 +19,7 @@ from tests.support.escrows import (
     EscrowBench,
     a_half,
     an_end,
-    questions,
+    sent_checks,
 )
 
 IMMUNITY_MS, INTERVAL_MS = ESCROW.immunity_ms, ESCROW.check_interval_ms
@@ -27,18 +27,18 @@ IMMUNITY_MS, INTERVAL_MS = ESCROW.immunity_ms, ESCROW.check_interval_ms
 
 def test_nobody_is_told_anything_before_it_is_durable() -> None:
     bench = EscrowBench(sync=True)
-    place = bench.park("k")
+    position = bench.park("k")
     for request in (
-        an_end(place, COMMIT),
-        an_end(place, COMMIT),
-        an_end(place, UNKNOWN),
+        an_end(position, COMMIT),
+        an_end(position, COMMIT),
+        an_end(position, UNKNOWN),
         a_half("k"),
         a_half("new"),
     ):
         bench.turn(request)
-        assert bench.line.answers() == []
+        assert bench.channel.answers() == []
     bench.flush()
-    answers = bench.line.answers()
+    answers = bench.channel.answers()
     assert [answer.code for answer in answers] == [0] * 5
     assert answers[2].ext_fields["state"] == "committed"
     again = bench.power_cut()
@@ -48,33 +48,33 @@ def test_nobody_is_told_anything_before_it_is_durable() -> None:
 @pytest.mark.parametrize("verdict", [COMMIT, ROLLBACK])
 def test_an_end_that_is_not_durable_in_time_is_not_called_done(verdict: int) -> None:
     bench = EscrowBench(sync=True)
-    place = bench.park("k")
-    bench.turn(an_end(place, verdict))
+    position = bench.park("k")
+    bench.turn(an_end(position, verdict))
     bench.flush(FlushTimeout("not flushed in time"))
-    assert bench.line.answer().code == 10
-    assert bench.end(place, verdict).code == 0
+    assert bench.channel.answer().code == 10
+    assert bench.end(position, verdict).code == 0
 
 
 def test_an_end_that_finds_no_room_changes_nothing() -> None:
     bench = EscrowBench()
-    place = bench.park("k")
+    position = bench.park("k")
     bench.store.has_disk_space = False
-    assert bench.end(place, COMMIT).code == 14
+    assert bench.end(position, COMMIT).code == 14
     bench.store.has_disk_space = True
-    assert bench.state(place) == "open"
-    assert bench.end(place, ROLLBACK).code == 0
+    assert bench.state(position) == "open"
+    assert bench.end(position, ROLLBACK).code == 0
     assert bench.bodies() == []
 
 
 def test_of_two_ends_in_one_turn_the_second_counts_if_the_first_found_no_room() -> None:
     bench, other = EscrowBench(), FakeLine("other")
-    place = bench.park("k")
+    position = bench.park("k")
     bench.store.has_disk_space = False
-    bench.broker.handle(bench.line, an_end(place, ROLLBACK), bench.now_ms)
-    bench.turn(an_end(place, COMMIT), line=other)
+    bench.broker.handle(bench.channel, an_end(position, ROLLBACK), bench.now_ms)
+    bench.turn(an_end(position, COMMIT), channel=other)
     bench.store.has_disk_space = True
     bench.turn()
-    assert bench.line.answer().code == 14
+    assert bench.channel.answer().code == 14
     assert other.answer().code == 0
     assert bench.bodies() == [b"k"]
 
@@ -82,11 +82,11 @@ def test_of_two_ends_in_one_turn_the_second_counts_if_the_first_found_no_room() 
 @pytest.mark.parametrize(("first", "second"), [(COMMIT, ROLLBACK), (ROLLBACK, COMMIT)])
 def test_of_two_ends_in_one_turn_the_first_counts(first: int, second: int) -> None:
     bench, other = EscrowBench(sync=True), FakeLine("other")
-    place = bench.park("k")
-    bench.broker.handle(bench.line, an_end(place, first), bench.now_ms)
-    bench.turn(an_end(place, second), line=other)
+    position = bench.park("k")
+    bench.broker.handle(bench.channel, an_end(position, first), bench.now_ms)
+    bench.turn(an_end(position, second), channel=other)
     bench.flush()
-    assert bench.line.answer().code == 0
+    assert bench.channel.answer().code == 0
     assert other.answer().code == 3701
     assert bench.bodies() == ([b"k"] if first == COMMIT else [])
     assert bodies(bench.store, names.OP_TOPIC) == [b"0"]
@@ -96,7 +96,7 @@ def test_a_half_that_is_refused_can_be_sent_again() -> None:
     bench = EscrowBench()
     bench.store.has_disk_space = False
     bench.turn(a_half("k"), a_half("k"))
-    assert [answer.code == 0 for answer in bench.line.answers()] == [False, False]
+    assert [answer.code == 0 for answer in bench.channel.answers()] == [False, False]
     bench.store.has_disk_space = True
     assert bench.end(bench.park("k"), COMMIT).code == 0
     assert bench.bodies() == [b"k"]
@@ -105,7 +105,7 @@ def test_a_half_that_is_refused_can_be_sent_again() -> None:
 def test_more_than_may_be_open_is_refused_until_some_are_decided() -> None:
     bench = EscrowBench(config=replace(ESCROW, open_max=2))
     first, _ = bench.park("a"), bench.park("b")
-    assert bench.asks(a_half("c")).code == 2
+    assert bench.request(a_half("c")).code == 2
     assert bench.park("a") == first  # that is no new one
     bench.end(first, ROLLBACK)
     bench.park("c")
@@ -124,43 +124,43 @@ def test_unknown_for_a_half_that_was_never_parked_is_refused(check: bool) -> Non
 
 def test_a_moved_half_is_as_open_at_its_old_place() -> None:
     bench = EscrowBench()
-    place = bench.park("k")
-    [half] = bench.escrow.halves
+    position = bench.park("k")
+    [half] = bench.coordinator.halves
     bench.broker.transactions.move_half(half, bench.now_ms)
     bench.turn()
-    assert bench.state(place) == "open"
-    assert bench.end((place[0], place[1] + 1), COMMIT).code == 1
-    assert bench.end(place, COMMIT, group="q").code == 1
-    assert bench.end(place, ROLLBACK).code == 0
-    assert bench.state(place) == "rolled_back"
+    assert bench.state(position) == "open"
+    assert bench.end((position[0], position[1] + 1), COMMIT).code == 1
+    assert bench.end(position, COMMIT, group="q").code == 1
+    assert bench.end(position, ROLLBACK).code == 0
+    assert bench.state(position) == "rolled_back"
 
 
 def test_what_waits_for_its_group_is_asked_though_the_clock_went_back() -> None:
     bench = EscrowBench()
     bench.park("k")
-    bench.leave(bench.line)
+    bench.disconnect(bench.channel)
     bench.tick(IMMUNITY_MS)
     bench.now_ms -= 5_000
     back = FakeLine("back")
     bench.heartbeat(back, "p")
     for _ in range(3):
         bench.tick(5_000)
-    assert [key for key, _ in questions(back)] == ["k"]
+    assert [key for key, _ in sent_checks(back)] == ["k"]
 
 
 def test_what_waits_for_its_group_is_asked_though_an_end_of_it_found_no_room() -> None:
     bench = EscrowBench()
-    place = bench.park("k")
-    bench.leave(bench.line)
+    position = bench.park("k")
+    bench.disconnect(bench.channel)
     bench.tick(IMMUNITY_MS)
     back = FakeLine("back")
     bench.store.has_disk_space = False
-    bench.broker.handle(back, an_end(place, COMMIT), bench.now_ms)
+    bench.broker.handle(back, an_end(position, COMMIT), bench.now_ms)
     bench.heartbeat(back, "p")
     bench.store.has_disk_space = True
     for _ in range(3):
         bench.tick(5_000)
-    assert [key for key, _ in questions(back)] == ["k"]
+    assert [key for key, _ in sent_checks(back)] == ["k"]
 
 
 def test_a_question_that_did_not_leave_does_not_count() -> None:
@@ -168,49 +168,49 @@ def test_a_question_that_did_not_leave_does_not_count() -> None:
         def send_oneway(self, *_: object) -> bool:
             return False
 
-    bench, line = EscrowBench(), Stuffed("stuffed")
-    bench.park("k", line=line)
+    bench, channel = EscrowBench(), Stuffed("stuffed")
+    bench.park("k", channel=channel)
     for _ in range(10 * ESCROW.checks_max):
         bench.tick(INTERVAL_MS)
-    [half] = bench.escrow.halves
+    [half] = bench.coordinator.halves
     assert (half.checks, half.is_stranded) == (0, False)
-    bench.heartbeat(bench.line, "p")
+    bench.heartbeat(bench.channel, "p")
     bench.tick(INTERVAL_MS)
     bench.tick(INTERVAL_MS)
-    assert "k" in [key for key, _ in questions(bench.line)]
+    assert "k" in [key for key, _ in sent_checks(bench.channel)]
 
 
 def test_a_sender_that_hangs_is_not_the_only_one_who_is_asked() -> None:
     bench, hanging, other = EscrowBench(), FakeLine("hanging"), FakeLine("other")
     bench.heartbeat(hanging, "p")
     bench.heartbeat(other, "p")
-    bench.park("k", line=hanging)
+    bench.park("k", channel=hanging)
     bench.tick(IMMUNITY_MS)
-    assert [key for key, _ in questions(hanging)] == ["k"]
+    assert [key for key, _ in sent_checks(hanging)] == ["k"]
     for _ in range(2):
         bench.tick(INTERVAL_MS)
-    assert [key for key, _ in questions(other)] == ["k"]
+    assert [key for key, _ in sent_checks(other)] == ["k"]
 
 
 def test_whoever_answered_last_is_asked_first() -> None:
     bench, hanging, other = EscrowBench(), FakeLine("hanging"), FakeLine("other")
     bench.heartbeat(hanging, "p")
     bench.heartbeat(other, "p")
-    place = bench.park("k", line=hanging)
+    position = bench.park("k", channel=hanging)
     bench.tick(IMMUNITY_MS)
-    bench.broker.handle(other, an_end(place, 0, check=True), bench.now_ms)
+    bench.broker.handle(other, an_end(position, 0, check=True), bench.now_ms)
     bench.tick(INTERVAL_MS)
-    assert [key for key, _ in questions(other)] == ["k"]
+    assert [key for key, _ in sent_checks(other)] == ["k"]
 
 
 def test_a_closed_line_that_was_asked_is_not_kept_in_memory() -> None:
     bench, asked_line = EscrowBench(), FakeLine("asked")
     bench.park("k")
-    bench.leave(bench.line)
+    bench.disconnect(bench.channel)
     bench.heartbeat(asked_line, "p")
     bench.tick(IMMUNITY_MS)
-    assert [key for key, _ in questions(asked_line)] == ["k"]  # and it never answers
-    bench.leave(asked_line)
+    assert [key for key, _ in sent_checks(asked_line)] == ["k"]  # and it never answers
+    bench.disconnect(asked_line)
     line_in_memory = weakref.ref(asked_line)
     del asked_line
     gc.collect()
@@ -226,12 +226,12 @@ def test_it_is_stranded_once_though_it_was_due_twice() -> None:
     again.tick(10 * INTERVAL_MS)
     again.tick(10 * INTERVAL_MS)
     assert len(bodies(again.store, names.STRANDED_TOPIC)) == 1
-    assert again.escrow.counters.stranded == 1
+    assert again.coordinator.counters.stranded == 1
 
 
 def test_a_waiting_pull_sees_a_half_when_it_is_committed_and_not_before() -> None:
     bench, reader = EscrowBench(), FakeLine("reader")
-    bench.turn(a_pull(suspend_timeout_millis=600_000), line=reader)
+    bench.turn(a_pull(suspend_timeout_millis=600_000), channel=reader)
     first, second = bench.park("a"), bench.park("b")
     bench.end(first, ROLLBACK)
     assert reader.answers() == []

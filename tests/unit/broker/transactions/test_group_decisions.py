@@ -14,15 +14,15 @@ from tests.support.escrows import (
     COMMIT,
     ROLLBACK,
     EscrowBench,
-    Place,
+    HalfPosition,
     a_batch_decision,
     a_half,
     a_registration,
     a_writer_query,
     an_end,
     an_end_of_many,
-    place_of,
-    writer_of,
+    position_of,
+    writer_state,
 )
 
 CONTRADICTED, FENCED = 3701, 3702
@@ -39,7 +39,7 @@ def attempt(writer: str = "w", batch: int = 0, name: str = "a", fence: int = 1) 
     }
 
 
-def park_many(bench: EscrowBench, count: int = MANY) -> list[Place]:
+def park_many(bench: EscrowBench, count: int = MANY) -> list[HalfPosition]:
     return [bench.park(f"k{number}", body=b"x" * 200) for number in range(count)]
 
 
@@ -49,11 +49,11 @@ def park_many(bench: EscrowBench, count: int = MANY) -> list[Place]:
 @pytest.mark.parametrize(("verdict", "delivered"), [(COMMIT, [b"a", b"b"]), (ROLLBACK, [])])
 def test_a_group_is_decided_together(verdict: int, delivered: list[bytes]) -> None:
     bench = EscrowBench()
-    places: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
-    answer = bench.asks(an_end_of_many(places, verdict))
+    positions: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
+    answer = bench.request(an_end_of_many(positions, verdict))
     assert (answer.code, answer.ext_fields["count"]) == (0, "2")
     assert bench.bodies() == delivered
-    again = bench.asks(an_end_of_many(places, verdict))
+    again = bench.request(an_end_of_many(positions, verdict))
     assert (again.code, again.ext_fields["count"]) == (0, "0")
     assert bench.bodies() == delivered
 
@@ -61,66 +61,66 @@ def test_a_group_is_decided_together(verdict: int, delivered: list[bytes]) -> No
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda bench, places: bench.end(places[1], ROLLBACK),
-        lambda bench, places: places.append((99, 99)),
-        lambda bench, places: places.append((places[0][0], 12345)),
-        lambda bench, places: places.append(bench.park("other", group="q")),
+        lambda bench, positions: bench.end(positions[1], ROLLBACK),
+        lambda bench, positions: positions.append((99, 99)),
+        lambda bench, positions: positions.append((positions[0][0], 12345)),
+        lambda bench, positions: positions.append(bench.park("other", group="q")),
     ],
     ids=["rolled back", "unknown", "wrong log offset", "another group's"],
 )
 def test_one_that_cannot_be_committed_refuses_the_whole_group(spoil: Any) -> None:
     bench = EscrowBench()
-    places: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
-    spoil(bench, places)
-    assert bench.asks(an_end_of_many(places, COMMIT)).code != 0
+    positions: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
+    spoil(bench, positions)
+    assert bench.request(an_end_of_many(positions, COMMIT)).code != 0
     assert bench.bodies() == []
-    assert bench.end(places[0], COMMIT).code == 0
+    assert bench.end(positions[0], COMMIT).code == 0
 
 
 def test_a_half_named_twice_is_delivered_once() -> None:
     bench = EscrowBench()
-    place = bench.park("a")
-    old = place
-    [half] = bench.escrow.halves
+    position = bench.park("a")
+    old = position
+    [half] = bench.coordinator.halves
     bench.broker.transactions.move_half(half, bench.now_ms)
     bench.turn()
     new = (half.queue_offset, half.log_offset)
-    assert bench.asks(an_end_of_many([old, new, old], COMMIT)).code == 0
+    assert bench.request(an_end_of_many([old, new, old], COMMIT)).code == 0
     assert bench.bodies() == [b"a"]
 
 
 def test_a_group_that_is_repeated_in_its_own_turn_is_not_called_a_contradiction() -> None:
     bench = EscrowBench()
-    places: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
+    positions: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
     other = FakeLine("other")
-    bench.broker.handle(bench.line, an_end_of_many(places, COMMIT), bench.now_ms)
-    bench.broker.handle(other, an_end_of_many(places, COMMIT), bench.now_ms)
-    bench.broker.handle(other, an_end_of_many(places, ROLLBACK), bench.now_ms)
+    bench.broker.handle(bench.channel, an_end_of_many(positions, COMMIT), bench.now_ms)
+    bench.broker.handle(other, an_end_of_many(positions, COMMIT), bench.now_ms)
+    bench.broker.handle(other, an_end_of_many(positions, ROLLBACK), bench.now_ms)
     bench.turn()
     bench.turn()
-    assert bench.line.answer().code == 0
+    assert bench.channel.answer().code == 0
     assert sorted(answer.code for answer in other.answers()) == [0, CONTRADICTED]
     assert bench.bodies() == [b"a", b"b"]
 
 
 def test_a_group_that_found_no_room_is_open_as_before() -> None:
     bench = EscrowBench()
-    places: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
+    positions: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
     bench.store.has_disk_space = False
-    assert bench.asks(an_end_of_many(places, COMMIT)).code != 0
+    assert bench.request(an_end_of_many(positions, COMMIT)).code != 0
     bench.store.has_disk_space = True
-    assert bench.state(places[0]) == "open"
-    assert bench.asks(an_end_of_many(places, ROLLBACK)).code == 0
+    assert bench.state(positions[0]) == "open"
+    assert bench.request(an_end_of_many(positions, ROLLBACK)).code == 0
     assert bench.bodies() == []
 
 
 def test_a_large_group_is_seen_only_when_all_of_it_is_there() -> None:
     bench = EscrowBench(piece_bytes=PIECE_BYTES)
-    places = park_many(bench)
-    bench.turn(an_end_of_many(list(places), COMMIT))
+    positions = park_many(bench)
+    bench.turn(an_end_of_many(list(positions), COMMIT))
     assert bench.bodies() == []
-    assert bench.line.answers() == []
-    while not (answers := bench.line.answers()):
+    assert bench.channel.answers() == []
+    while not (answers := bench.channel.answers()):
         assert bench.bodies() == []
         bench.tick(100)
     assert answers[0].code == 0
@@ -129,38 +129,38 @@ def test_a_large_group_is_seen_only_when_all_of_it_is_there() -> None:
 
 def test_a_large_group_wants_turns_until_it_is_done_and_no_tick() -> None:
     bench = EscrowBench(piece_bytes=PIECE_BYTES)
-    places = park_many(bench)
-    bench.broker.handle(bench.line, an_end_of_many(list(places), COMMIT), bench.now_ms)
+    positions = park_many(bench)
+    bench.broker.handle(bench.channel, an_end_of_many(list(positions), COMMIT), bench.now_ms)
     turns = 1
     while bench.broker.end_turn(bench.now_ms):
         assert bench.bodies() == []
         turns += 1
     assert turns > 2
-    assert bench.line.answer().code == 0
+    assert bench.channel.answer().code == 0
     assert len(bench.bodies()) == MANY
 
 
 def test_a_large_group_that_found_no_room_hides_nothing_afterwards() -> None:
     bench = EscrowBench(piece_bytes=PIECE_BYTES)
-    places = park_many(bench)
+    positions = park_many(bench)
     bench.store.has_disk_space = False
-    assert bench.asks(an_end_of_many(list(places), COMMIT)).code != 0
+    assert bench.request(an_end_of_many(list(positions), COMMIT)).code != 0
     bench.store.has_disk_space = True
-    assert bench.end(places[0], COMMIT).code == 0
+    assert bench.end(positions[0], COMMIT).code == 0
     assert len(bench.bodies()) == 1
 
 
 def test_a_large_group_whose_later_piece_finds_no_room_gets_it_when_there_is_some() -> None:
     bench = EscrowBench(piece_bytes=PIECE_BYTES)
-    places = park_many(bench)
-    bench.turn(an_end_of_many(list(places), COMMIT))
+    positions = park_many(bench)
+    bench.turn(an_end_of_many(list(positions), COMMIT))
     bench.store.has_disk_space = False
     bench.tick(100)
     assert not bench.broker.end_turn(bench.now_ms), "turn after turn, and the disk is full"
     bench.store.has_disk_space = True
     for _ in range(MANY):
         bench.tick(100)
-    assert bench.line.answer().code == 0
+    assert bench.channel.answer().code == 0
     assert len(bench.bodies()) == MANY
 
 
@@ -168,14 +168,14 @@ def test_a_large_group_whose_later_piece_finds_no_room_gets_it_when_there_is_som
 def test_a_large_group_is_carried_out_after_a_crash_in_the_middle(noted: bool) -> None:
     """Also if the escrow was noted down between two of its pieces."""
     bench = EscrowBench(piece_bytes=PIECE_BYTES)
-    places = park_many(bench)
-    bench.turn(an_end_of_many(list(places), COMMIT))
+    positions = park_many(bench)
+    bench.turn(an_end_of_many(list(positions), COMMIT))
     if noted:
         bench.store.flush()
         bench.broker.transactions.save(force=True)
     again = bench.killed()
     assert len(again.bodies()) == MANY
-    assert len(again.escrow.halves) == 0
+    assert len(again.coordinator.halves) == 0
 
 
 # --- writers -------------------------------------------------------------------------------------
@@ -186,9 +186,9 @@ def test_the_winners_of_a_batch_are_delivered_and_the_others_rolled_back() -> No
     fence = bench.register().fence
     won = [bench.park(f"a{n}", **attempt(name="a", fence=fence)) for n in range(2)]
     lost = bench.park("b0", **attempt(name="b", fence=fence))
-    assert bench.asks(a_batch_decision(0, fence, [("a", 2)])).code == 0
+    assert bench.request(a_batch_decision(0, fence, [("a", 2)])).code == 0
     assert bench.bodies() == [b"a0", b"a1"]
-    assert [bench.state(place) for place in (*won, lost)] == [
+    assert [bench.state(position) for position in (*won, lost)] == [
         "committed",
         "committed",
         "rolled_back",
@@ -200,8 +200,8 @@ def test_a_decision_that_is_asked_again_is_the_first_one() -> None:
     bench = EscrowBench()
     fence = bench.register().fence
     bench.park("a0", **attempt(name="a", fence=fence))
-    first = writer_of(bench.asks(a_batch_decision(0, fence, [("a", 1)])))
-    again = writer_of(bench.asks(a_batch_decision(0, fence, [("b", 5)])))
+    first = writer_state(bench.request(a_batch_decision(0, fence, [("a", 1)])))
+    again = writer_state(bench.request(a_batch_decision(0, fence, [("b", 5)])))
     assert again == first
     assert bench.bodies() == [b"a0"]
 
@@ -212,10 +212,10 @@ def test_a_winner_that_is_not_all_there_refuses_the_decision(
 ) -> None:
     bench = EscrowBench()
     fence = bench.register().fence
-    place = bench.park("a0", **attempt(name="a", fence=fence))
-    assert bench.asks(a_batch_decision(0, fence, winners)).code == CONTRADICTED
-    assert bench.state(place) == "open"
-    assert bench.asks(a_batch_decision(0, fence, [("a", 1)])).code == 0
+    position = bench.park("a0", **attempt(name="a", fence=fence))
+    assert bench.request(a_batch_decision(0, fence, winners)).code == CONTRADICTED
+    assert bench.state(position) == "open"
+    assert bench.request(a_batch_decision(0, fence, [("a", 1)])).code == 0
 
 
 def test_a_winner_that_is_named_twice_is_delivered_once() -> None:
@@ -223,7 +223,7 @@ def test_a_winner_that_is_named_twice_is_delivered_once() -> None:
     fence = bench.register().fence
     bench.park("a0", **attempt(name="a", fence=fence))
     bench.turn(a_batch_decision(0, fence, [("a", 1), ("a", 1)]))
-    bench.line.answers()
+    bench.channel.answers()
     assert bench.bodies() in ([], [b"a0"])
     assert bench.end(bench.park("after"), COMMIT).code == 0
 
@@ -231,61 +231,61 @@ def test_a_winner_that_is_named_twice_is_delivered_once() -> None:
 def test_a_batch_before_the_first_is_refused() -> None:
     bench = EscrowBench()
     fence = bench.register().fence
-    assert bench.asks(a_batch_decision(-1, fence, [("a", 1)])).code != 0
+    assert bench.request(a_batch_decision(-1, fence, [("a", 1)])).code != 0
 
 
 def test_whoever_registered_before_decides_nothing() -> None:
     bench = EscrowBench()
     old, new = bench.register().fence, bench.register().fence
     assert new > old
-    assert bench.asks(a_batch_decision(0, old, [])).code == FENCED
-    assert bench.asks(a_batch_decision(5, new, [])).code == 0
-    assert bench.asks(a_batch_decision(4, new, [])).code == FENCED
+    assert bench.request(a_batch_decision(0, old, [])).code == FENCED
+    assert bench.request(a_batch_decision(5, new, [])).code == 0
+    assert bench.request(a_batch_decision(4, new, [])).code == FENCED
     again = bench.killed()
-    assert again.asks(a_batch_decision(6, old, [])).code == FENCED
-    assert writer_of(again.asks(a_writer_query())).batch == 5
+    assert again.request(a_batch_decision(6, old, [])).code == FENCED
+    assert writer_state(again.request(a_writer_query())).batch == 5
 
 
 def test_two_that_register_in_one_turn_get_two_fences() -> None:
     bench, other = EscrowBench(), FakeLine("other")
-    bench.broker.handle(bench.line, a_registration(), bench.now_ms)
+    bench.broker.handle(bench.channel, a_registration(), bench.now_ms)
     bench.broker.handle(other, a_registration(), bench.now_ms)
     bench.turn()
-    fences = [writer_of(bench.line.answer()).fence, writer_of(other.answer()).fence]
+    fences = [writer_state(bench.channel.answer()).fence, writer_state(other.answer()).fence]
     assert fences == [1, 2]
 
 
 def test_two_that_register_before_one_flush_get_two_fences() -> None:
     bench, other = EscrowBench(sync=True), FakeLine("other")
     bench.turn(a_registration())
-    bench.turn(a_registration(), line=other)
+    bench.turn(a_registration(), channel=other)
     bench.flush()
-    fences = [writer_of(bench.line.answer()).fence, writer_of(other.answer()).fence]
+    fences = [writer_state(bench.channel.answer()).fence, writer_state(other.answer()).fence]
     assert fences == [1, 2]
 
 
 def test_a_question_is_not_answered_with_a_decision_that_is_not_durable() -> None:
     bench, other = EscrowBench(sync=True), FakeLine("other")
     bench.turn(a_half("not durable yet"))
-    bench.turn(a_writer_query(), line=other)  # waits for that flush
+    bench.turn(a_writer_query(), channel=other)  # waits for that flush
     flush = bench.store.begin_flush()
     bench.turn(a_batch_decision(0, 0, []))
     bench.finish(flush)
-    assert writer_of(other.answer()).batch == -1
+    assert writer_state(other.answer()).batch == -1
 
 
 def test_decisions_that_find_no_room_are_as_if_never_made() -> None:
     bench = EscrowBench()
     fence = bench.register().fence
-    place = bench.park("a0", **attempt(batch=2, name="a", fence=fence))
+    position = bench.park("a0", **attempt(batch=2, name="a", fence=fence))
     bench.store.has_disk_space = False
     bench.turn(a_batch_decision(0, fence, []), a_batch_decision(1, fence, []))
-    assert all(answer.code for answer in bench.line.answers())
-    assert bench.asks(a_batch_decision(2, fence, [("a", 1)])).code != 0
+    assert all(answer.code for answer in bench.channel.answers())
+    assert bench.request(a_batch_decision(2, fence, [("a", 1)])).code != 0
     bench.store.has_disk_space = True
-    assert bench.state(place) == "open"
-    assert writer_of(bench.asks(a_writer_query())).batch == -1
-    assert bench.asks(a_batch_decision(2, fence, [("a", 1)])).code == 0
+    assert bench.state(position) == "open"
+    assert writer_state(bench.request(a_writer_query())).batch == -1
+    assert bench.request(a_batch_decision(2, fence, [("a", 1)])).code == 0
     assert bench.bodies() == [b"a0"]
 
 
@@ -293,7 +293,7 @@ def test_a_registration_that_finds_no_room_raises_no_fence() -> None:
     bench = EscrowBench()
     bench.store.has_disk_space = False
     bench.turn(a_registration(), a_registration())
-    assert all(answer.code for answer in bench.line.answers())
+    assert all(answer.code for answer in bench.channel.answers())
     bench.store.has_disk_space = True
     assert bench.register().fence == 1
 
@@ -301,12 +301,12 @@ def test_a_registration_that_finds_no_room_raises_no_fence() -> None:
 def test_an_end_and_a_batch_decision_in_one_turn_do_not_both_win() -> None:
     bench, other = EscrowBench(), FakeLine("other")
     fence = bench.register().fence
-    place = bench.park("a0", **attempt(fence=fence))
-    bench.broker.handle(bench.line, an_end(place, ROLLBACK), bench.now_ms)
+    position = bench.park("a0", **attempt(fence=fence))
+    bench.broker.handle(bench.channel, an_end(position, ROLLBACK), bench.now_ms)
     bench.broker.handle(other, a_batch_decision(0, fence, [("a", 1)]), bench.now_ms)
     bench.turn()
     bench.turn()
-    assert bench.line.answer().code == 0
+    assert bench.channel.answer().code == 0
     assert other.answer().code == CONTRADICTED
     assert bench.bodies() == []
     assert len(bodies(bench.store, names.OP_TOPIC)) == 1
@@ -315,12 +315,12 @@ def test_an_end_and_a_batch_decision_in_one_turn_do_not_both_win() -> None:
 def test_a_batch_decision_and_an_end_in_one_turn_do_not_both_win() -> None:
     bench, other = EscrowBench(), FakeLine("other")
     fence = bench.register().fence
-    place = bench.park("a0", **attempt(fence=fence))
+    position = bench.park("a0", **attempt(fence=fence))
     bench.broker.handle(other, a_batch_decision(0, fence, [("a", 1)]), bench.now_ms)
-    bench.broker.handle(bench.line, an_end(place, ROLLBACK), bench.now_ms)
+    bench.broker.handle(bench.channel, an_end(position, ROLLBACK), bench.now_ms)
     bench.turn()
     bench.turn()
-    assert bench.line.answer().code == CONTRADICTED
+    assert bench.channel.answer().code == CONTRADICTED
     assert other.answer().code == 0
     assert bench.bodies() == [b"a0"]
 
@@ -328,18 +328,18 @@ def test_a_batch_decision_and_an_end_in_one_turn_do_not_both_win() -> None:
 def test_a_late_half_of_a_batch_that_is_decided_is_rolled_back_and_nobody_is_asked() -> None:
     bench = EscrowBench()
     fence = bench.register().fence
-    bench.asks(a_batch_decision(3, fence, []))
+    bench.request(a_batch_decision(3, fence, []))
     late = bench.park("late", **attempt(batch=3, fence=fence))
     early = bench.park("early", **attempt(batch=4, fence=fence))
     bench.tick(bench.config.immunity_ms)
-    assert bench.line.posted == []
+    assert bench.channel.posted == []
     assert [bench.state(late), bench.state(early)] == ["rolled_back", "open"]
 
 
 def test_a_late_half_that_finds_no_room_to_be_rolled_back_is_looked_at_again() -> None:
     bench = EscrowBench()
     fence = bench.register().fence
-    bench.asks(a_batch_decision(3, fence, []))
+    bench.request(a_batch_decision(3, fence, []))
     late = bench.park("late", **attempt(batch=3, fence=fence))
     bench.store.has_disk_space = False
     bench.tick(bench.config.immunity_ms)
@@ -352,13 +352,13 @@ def test_a_writer_is_remembered_when_the_log_file_with_its_decision_goes() -> No
     small = StoreConfig(segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99)
     bench = EscrowBench(settings=small)
     fence = bench.register().fence
-    bench.asks(a_batch_decision(7, fence, []))
+    bench.request(a_batch_decision(7, fence, []))
     for number in range(60):
         bench.end(bench.park(f"k{number}", body=b"x" * 200), COMMIT)
     assert bench.remove_log_file()
     assert bench.remove_log_file()
-    again = bench.killed(with_note=False)
-    state = writer_of(again.asks(a_writer_query()))
+    again = bench.killed(with_snapshot=False)
+    state = writer_state(again.request(a_writer_query()))
     assert (state.fence, state.batch) == (fence, 7)
 
 
@@ -366,7 +366,7 @@ def test_only_a_writer_that_goes_on_is_written_again_when_the_log_below_must_go(
     bench = EscrowBench()
     for writer, is_last in (("finished", True), ("active", False)):
         fence = bench.register(writer).fence
-        bench.asks(a_batch_decision(7, fence, [], writer=writer, last=is_last))
+        bench.request(a_batch_decision(7, fence, [], writer=writer, last=is_last))
     log_end, first_new = bench.store.end, len(stored(bench.store, names.DECISION_TOPIC))
     for _ in range(2):  # the second time the active writer is above already
         bench.broker.transactions.move_halves_below(log_end, bench.now_ms)
@@ -378,29 +378,29 @@ def test_only_a_writer_that_goes_on_is_written_again_when_the_log_below_must_go(
 def test_a_writer_that_decided_its_last_batch_is_forgotten_with_the_log_file() -> None:
     small = StoreConfig(segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99)
     bench = EscrowBench(settings=small)
-    bench.asks(a_batch_decision(7, bench.register().fence, [], last=True))
+    bench.request(a_batch_decision(7, bench.register().fence, [], last=True))
     for number in range(60):
         bench.end(bench.park(f"k{number}", body=b"x" * 200), COMMIT)
     assert bench.remove_log_file()
-    again = bench.stopped()
-    assert list(again.escrow.writers) == []
-    state = writer_of(again.asks(a_writer_query()))
+    again = bench.restarted()
+    assert list(again.coordinator.writers) == []
+    state = writer_state(again.request(a_writer_query()))
     assert (state.fence, state.batch) == (0, -1)
 
 
 def test_nobody_is_told_of_a_decision_before_it_is_durable() -> None:
     bench = EscrowBench(sync=True)
-    places: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
+    positions: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
     for request in (
-        an_end_of_many(places, COMMIT),
-        an_end_of_many(places, COMMIT),
+        an_end_of_many(positions, COMMIT),
+        an_end_of_many(positions, COMMIT),
         a_registration(),
         a_batch_decision(0, 1, []),
         a_batch_decision(0, 1, []),
         a_writer_query(),
     ):
         bench.turn(request)
-        assert bench.line.answers() == []
+        assert bench.channel.answers() == []
     bench.flush()
-    assert [answer.code for answer in bench.line.answers()] == [0] * 6
-    place_of(bench.asks(a_half("c")))
+    assert [answer.code for answer in bench.channel.answers()] == [0] * 6
+    position_of(bench.request(a_half("c")))

@@ -18,7 +18,7 @@ from tests.support.escrows import (
     a_batch_decision,
     a_half,
     an_end,
-    place_of,
+    position_of,
 )
 
 ILLEGAL = 13
@@ -50,14 +50,14 @@ def a_pack(
 
 
 def decided(bench: EscrowBench, count: int) -> int:
-    return bench.asks(a_batch_decision(0, 1, [("a", count)])).code
+    return bench.request(a_batch_decision(0, 1, [("a", count)])).code
 
 
 def test_its_messages_are_delivered_one_by_one_and_in_order() -> None:
     bench = EscrowBench()
     bench.register()
     for key, bodies in (("p", [b"1", b"2"]), ("q", [b"3"])):
-        assert bench.asks(a_pack(bodies, key=key)).code == 0
+        assert bench.request(a_pack(bodies, key=key)).code == 0
     assert bench.bodies() == []
     assert decided(bench, 2) == 0
     assert bench.bodies() == [b"1", b"2", b"3"]
@@ -70,8 +70,8 @@ def test_its_messages_are_delivered_one_by_one_and_in_order() -> None:
 def test_one_that_is_sent_again_is_the_same() -> None:
     bench = EscrowBench()
     bench.register()
-    first = place_of(bench.asks(a_pack([b"1", b"2"])))
-    assert place_of(bench.asks(a_pack([b"1", b"2"]))) == first
+    first = position_of(bench.request(a_pack([b"1", b"2"])))
+    assert position_of(bench.request(a_pack([b"1", b"2"]))) == first
     assert decided(bench, 1) == 0
     assert bench.bodies() == [b"1", b"2"]
 
@@ -83,22 +83,22 @@ def test_a_crash_anywhere_in_its_delivery_leaves_each_message_once() -> None:
     bench.register()
     delayed = properties("pack-2", "DELAY\x011\x02")
     texts = [properties(f"pack-{n}") if n != 2 else delayed for n in range(5)]
-    bench.asks(a_pack(bodies, texts=texts))
-    bench.asks(a_pack([b"other"], key="other"))
+    bench.request(a_pack(bodies, texts=texts))
+    bench.request(a_pack([b"other"], key="other"))
     before = bench.store.end
     assert decided(bench, 2) == 0
     expected = [*bodies[:2], *bodies[3:], b"other"]
     for cut in range(before, bench.store.end + 1, 30):
-        after = bench.cut_off(cut)
+        after = bench.truncated(cut)
         found = after.bodies()
         waiting = after.bodies("SCHEDULE_TOPIC_XXXX", 0)
         seen.add(len(found))
         if found:
             assert found == expected, cut
             assert waiting == [bodies[2]], cut
-            assert len(after.escrow.halves) == 0
+            assert len(after.coordinator.halves) == 0
         else:
-            assert len(after.escrow.halves) == 2
+            assert len(after.coordinator.halves) == 2
             assert decided(after, 2) == 0
             assert after.bodies() == expected
     assert seen == {0, len(expected)}
@@ -107,19 +107,19 @@ def test_a_crash_anywhere_in_its_delivery_leaves_each_message_once() -> None:
 def test_it_survives_being_appended_again() -> None:
     bench = EscrowBench()
     bench.register()
-    bench.asks(a_pack([b"1", b"2"]))
-    [half] = bench.escrow.halves
+    bench.request(a_pack([b"1", b"2"]))
+    [half] = bench.coordinator.halves
     bench.broker.transactions.move_half(half, bench.now_ms)
     bench.turn()
-    again = bench.killed(with_note=False)
+    again = bench.killed(with_snapshot=False)
     assert decided(again, 1) == 0
     assert again.bodies() == [b"1", b"2"]
 
 
 def test_an_operator_may_deliver_it_too() -> None:
     bench = EscrowBench()
-    place = place_of(bench.asks(a_pack([b"1", b"2"])))
-    assert bench.asks(an_end(place, COMMIT)).code == 0
+    position = position_of(bench.request(a_pack([b"1", b"2"])))
+    assert bench.request(an_end(position, COMMIT)).code == 0
     assert bench.bodies() == [b"1", b"2"]
 
 
@@ -144,14 +144,14 @@ def test_an_operator_may_deliver_it_too() -> None:
 def test_what_could_not_be_delivered_is_refused_at_once(request_: Request[SendMessage]) -> None:
     bench = EscrowBench()
     bench.register()
-    assert bench.asks(request_).code != 0
-    assert len(bench.escrow.halves) == 0
+    assert bench.request(request_).code != 0
+    assert len(bench.coordinator.halves) == 0
 
 
 def test_nobody_else_can_say_that_a_body_holds_many() -> None:
     bench = EscrowBench()
-    place = bench.park("k", body=b"not a batch", ESCROW_PACKED="2")
-    assert bench.end(place, COMMIT).code == 0
+    position = bench.park("k", body=b"not a batch", ESCROW_PACKED="2")
+    assert bench.end(position, COMMIT).code == 0
     assert bench.bodies() == [b"not a batch"]
-    assert bench.asks(a_half("k2", ESCROW_PACKED="7", topic="T")).code == 0
+    assert bench.request(a_half("k2", ESCROW_PACKED="7", topic="T")).code == 0
     assert bench.store.max_offset(names.HALF_TOPIC, 0) == 2

@@ -29,12 +29,12 @@ from tests.support.escrows import (
     ROLLBACK,
     UNKNOWN,
     EscrowBench,
-    Place,
+    HalfPosition,
     a_half,
     an_end,
     append_final_without_op,
-    place_of,
-    questions,
+    position_of,
+    sent_checks,
 )
 from tests.support.stores import NOW_MS, assert_clean
 
@@ -52,7 +52,7 @@ def bench() -> EscrowBench:
 
 
 def asked(bench: EscrowBench) -> list[str]:
-    return [key for key, _ in questions(bench.line)]
+    return [key for key, _ in sent_checks(bench.channel)]
 
 
 class CountingStore(MessageStore):
@@ -79,12 +79,12 @@ def counting(bench: EscrowBench) -> CountingStore:
 
 
 def test_w01_a_commit_after_the_first_question_is_delivered_once(bench: EscrowBench) -> None:
-    # A question makes no copy with a place of its own: both ends name the same half.
-    place = bench.park("k")
+    # A question makes no copy with a position of its own: both ends name the same half.
+    position = bench.park("k")
     bench.tick(IMMUNITY_MS)
-    [(_, asked_about)] = questions(bench.line)
-    assert asked_about == place
-    assert bench.end(place, COMMIT).code == 0
+    [(_, asked_about)] = sent_checks(bench.channel)
+    assert asked_about == position
+    assert bench.end(position, COMMIT).code == 0
     assert bench.end(asked_about, COMMIT, check=True).code == 0
     bench.tick(10 * INTERVAL_MS)
     assert asked(bench) == []
@@ -105,22 +105,22 @@ def test_w02_the_first_decision_stands(
     bench: EscrowBench, first: int, second: int, code: int, delivered: list[bytes], restart: bool
 ) -> None:
     # What became of a half is known for as long as the log holds it.
-    place = bench.park("k")
-    assert bench.end(place, first).code == 0
+    position = bench.park("k")
+    assert bench.end(position, first).code == 0
     if restart:
         bench = bench.killed()
-    assert bench.end(place, second).code == code
-    assert bench.end(place, second, check=True).code == code
+    assert bench.end(position, second).code == code
+    assert bench.end(position, second, check=True).code == code
     assert bench.bodies() == delivered
 
 
 def test_w02_a_decision_after_it_was_stranded_is_the_only_one(bench: EscrowBench) -> None:
     # Stranded is not decided: a late producer may still do it, once.
-    place = bench.park("k")
+    position = bench.park("k")
     for _ in range(CHECKS_MAX + 1):
         bench.tick(INTERVAL_MS)
-    assert bench.state(place) == "stranded"
-    assert [bench.end(place, COMMIT).code for _ in range(2)] == [0, 0]
+    assert bench.state(position) == "stranded"
+    assert [bench.end(position, COMMIT).code for _ in range(2)] == [0, 0]
     assert bench.bodies() == [b"k"]
 
 
@@ -129,30 +129,30 @@ def test_w03_a_crash_between_final_and_op_delivers_once(
     bench: EscrowBench, with_note: bool
 ) -> None:
     # The final names its half: that is proof enough.
-    place = bench.park("k")
+    position = bench.park("k")
     bench.store.flush()
     bench.broker.transactions.save(force=True)
-    [half] = bench.escrow.halves
+    [half] = bench.coordinator.halves
     append_final_without_op(bench, half)
-    again = bench.killed(with_note=with_note)
-    again.heartbeat(again.line, "p")
+    again = bench.killed(with_snapshot=with_note)
+    again.heartbeat(again.channel, "p")
     again.tick(10 * INTERVAL_MS)
     assert asked(again) == []
-    assert again.state(place) == "committed"
-    assert again.end(place, COMMIT).code == 0
+    assert again.state(position) == "committed"
+    assert again.end(position, COMMIT).code == 0
     assert again.bodies() == [b"k"]
     assert bodies(again.store, names.OP_TOPIC) == [b"0"]
 
 
-@pytest.mark.parametrize("stop", ["stopped", "killed", "power_cut"])
+@pytest.mark.parametrize("stop", ["restarted", "killed", "power_cut"])
 def test_w04_what_was_decided_just_before_a_stop_is_not_asked_about(stop: str) -> None:
     # The op goes to the log with the final, and nobody is answered before both are durable.
     bench = EscrowBench(sync=True)
-    places = [bench.park(f"k{number}") for number in range(10)]
-    for place in places:
-        assert bench.end(place, COMMIT).code == 0
+    positions = [bench.park(f"k{number}") for number in range(10)]
+    for position in positions:
+        assert bench.end(position, COMMIT).code == 0
     again: EscrowBench = getattr(bench, stop)()
-    again.heartbeat(again.line, "p")
+    again.heartbeat(again.channel, "p")
     again.tick(10 * INTERVAL_MS)
     assert asked(again) == []
     assert len(again.bodies()) == 10
@@ -160,10 +160,10 @@ def test_w04_what_was_decided_just_before_a_stop_is_not_asked_about(stop: str) -
 
 def test_w05_a_commit_within_a_long_immunity_is_delivered_once(bench: EscrowBench) -> None:
     # The half stays where it is until it is due, so the end finds it.
-    place = bench.park("k", CHECK_IMMUNITY_TIME_IN_SECONDS="120")
+    position = bench.park("k", CHECK_IMMUNITY_TIME_IN_SECONDS="120")
     for _ in range(3):
         bench.tick(INTERVAL_MS)
-    assert bench.end(place, COMMIT).code == 0
+    assert bench.end(position, COMMIT).code == 0
     for _ in range(10):
         bench.tick(INTERVAL_MS)
     assert asked(bench) == []
@@ -173,30 +173,30 @@ def test_w05_a_commit_within_a_long_immunity_is_delivered_once(bench: EscrowBenc
 def test_w06_a_long_immunity_uses_up_no_questions(bench: EscrowBench) -> None:
     # Only a question that was sent counts.
     immunity_ms = 100 * INTERVAL_MS
-    place = bench.park("k", CHECK_IMMUNITY_TIME_IN_SECONDS=str(immunity_ms // 1000))
+    position = bench.park("k", CHECK_IMMUNITY_TIME_IN_SECONDS=str(immunity_ms // 1000))
     for _ in range(99):
         bench.tick(INTERVAL_MS)
     assert asked(bench) == []
     bench.tick(INTERVAL_MS)
     assert asked(bench) == ["k"]
-    assert bench.end(place, COMMIT).code == 0
+    assert bench.end(position, COMMIT).code == 0
 
 
 @pytest.mark.parametrize("off_ms", [-(10**9), -5_000, 5_000, 10**9])
 def test_w07_the_producers_clock_decides_nothing(bench: EscrowBench, off_ms: int) -> None:
     # Due is counted from the broker's own clock.
-    place = bench.park("k", born_timestamp=NOW_MS + off_ms)
+    position = bench.park("k", born_timestamp=NOW_MS + off_ms)
     bench.tick(IMMUNITY_MS - 1)
     assert asked(bench) == []
     bench.tick(1)
     assert asked(bench) == ["k"]
-    assert bench.end(place, COMMIT, check=True).code == 0
+    assert bench.end(position, COMMIT, check=True).code == 0
 
 
 def test_w08_a_repeated_send_is_the_same_half(bench: EscrowBench) -> None:
     # By unique key and group: the answer that got lost is given again.
     first = bench.park("k")
-    retry = bench.park("k", line=FakeLine("another line"))
+    retry = bench.park("k", channel=FakeLine("another channel"))
     assert retry == first
     assert bench.end(retry, COMMIT).code == 0
     assert bench.park("k") == first
@@ -207,19 +207,19 @@ def test_w08_a_repeated_send_is_the_same_half(bench: EscrowBench) -> None:
 
 
 def test_w08_a_send_that_is_repeated_in_its_own_turn_is_the_same_half(bench: EscrowBench) -> None:
-    # Two lines, one turn: the first is not in the log yet.
+    # Two channels, one turn: the first is not in the log yet.
     other = FakeLine("other")
-    bench.broker.handle(bench.line, a_half("k"), bench.now_ms)
-    bench.turn(a_half("k"), line=other)
-    assert place_of(bench.line.answer()) == place_of(other.answer()) == (0, 0)
+    bench.broker.handle(bench.channel, a_half("k"), bench.now_ms)
+    bench.turn(a_half("k"), channel=other)
+    assert position_of(bench.channel.answer()) == position_of(other.answer()) == (0, 0)
 
 
 def test_w08_a_send_of_another_group_with_the_same_key_is_another_half(bench: EscrowBench) -> None:
     # Keys are unique within a group; whoever else uses it neither hides nor finds it.
     other = FakeLine("other")
-    bench.broker.handle(bench.line, a_half("k"), bench.now_ms)
-    bench.turn(a_half("k", group="q"), line=other)
-    mine, theirs = place_of(bench.line.answer()), place_of(other.answer())
+    bench.broker.handle(bench.channel, a_half("k"), bench.now_ms)
+    bench.turn(a_half("k", group="q"), channel=other)
+    mine, theirs = position_of(bench.channel.answer()), position_of(other.answer())
     assert mine != theirs
     assert bench.park("k") == mine
     assert bench.park("k", group="q") == theirs
@@ -231,43 +231,43 @@ def test_w08_a_send_of_another_group_with_the_same_key_is_another_half(bench: Es
 def test_w09_a_crash_between_questions_makes_no_second_half(with_note: bool) -> None:
     # A question appends nothing to the half queue that a crash could repeat.
     bench = EscrowBench()
-    place = bench.park("k")
+    position = bench.park("k")
     for _ in range(CHECKS_MAX):
-        bench = bench.killed(with_note=with_note)
-        bench.heartbeat(bench.line, "p")
+        bench = bench.killed(with_snapshot=with_note)
+        bench.heartbeat(bench.channel, "p")
         bench.tick(INTERVAL_MS)
         assert asked(bench) == ["k"]
     assert bodies(bench.store, names.HALF_TOPIC) == [b"k"]
-    assert bench.end(place, COMMIT).code == 0
+    assert bench.end(position, COMMIT).code == 0
     assert bench.bodies() == [b"k"]
 
 
 def test_w10_an_op_over_several_halves_settles_just_those(bench: EscrowBench) -> None:
     # As RocketMQ 5 writes them; the cursors wait for the half in between.
-    places = [bench.park(f"k{number}") for number in range(4)]
+    positions = [bench.park(f"k{number}") for number in range(4)]
     op = NewRecord(names.OP_TOPIC, 0, b"0,2,3,", b"TAGS\x01d\x02")
     bench.store.append([op], now_ms=NOW_MS)
-    again = bench.killed(with_note=False)
-    assert [half.queue_offset for half in again.escrow.halves] == [1]
+    again = bench.killed(with_snapshot=False)
+    assert [half.queue_offset for half in again.coordinator.halves] == [1]
     again.tick()
     again.store.flush()
     again.tick()
     assert again.cursors() == (1, 0)
-    assert again.end(places[1], ROLLBACK).code == 0
+    assert again.end(positions[1], ROLLBACK).code == 0
 
 
 def test_w11_whoever_wants_an_answer_hears_what_came_of_it(bench: EscrowBench) -> None:
     # An end as a request is answered, and refused with a reason; one-way it stays silent.
-    place = bench.park("k")
-    assert "group" in bench.end(place, COMMIT, group="q").remark
+    position = bench.park("k")
+    assert "group" in bench.end(position, COMMIT, group="q").remark
     assert "log offset" in bench.end((0, 7), COMMIT).remark
     assert "no half" in bench.end((7, 0), COMMIT).remark
-    assert bench.end(place, 5).code == 1
-    assert bench.state(place) == "open"
-    bench.turn(an_end(place, COMMIT, one_way=True), an_end(place, ROLLBACK, one_way=True))
+    assert bench.end(position, 5).code == 1
+    assert bench.state(position) == "open"
+    bench.turn(an_end(position, COMMIT, one_way=True), an_end(position, ROLLBACK, one_way=True))
     bench.turn()
-    assert bench.line.answers() == []
-    answer = bench.end(place, COMMIT)
+    assert bench.channel.answers() == []
+    answer = bench.end(position, COMMIT)
     assert (answer.code, answer.ext_fields["state"]) == (0, "committed")
     assert bench.bodies() == [b"k"]
 
@@ -276,16 +276,16 @@ def test_w12_an_end_that_names_no_half_delivers_nothing(bench: EscrowBench) -> N
     # Not what lies at a log offset counts, but what was parked.
     text = "PGROUP\x01p\x02REAL_TOPIC\x01T\x02REAL_QID\x010\x02UNIQ_KEY\x01u\x02"
     bench.turn(a_send(body=b"ordinary", properties=text))
-    sent = place_of(bench.line.answer())
+    sent = position_of(bench.channel.answer())
     assert bench.end(sent, COMMIT).code == 1
-    place = bench.park("k")
-    assert bench.end(place, COMMIT).code == 0
+    position = bench.park("k")
+    assert bench.end(position, COMMIT).code == 0
     [_, final] = bench.messages()
     assert bench.end((final.queue_offset, final.log_offset), COMMIT).code == 1
     assert bench.bodies() == [b"ordinary", b"k"]
     nobodys = bench.park("nobody's", PGROUP="")
     assert bench.end(nobodys, COMMIT).code == 1
-    assert bench.state(place) == "committed"
+    assert bench.state(position) == "committed"
 
 
 # --- loss ----------------------------------------------------------------------------------------
@@ -293,57 +293,57 @@ def test_w12_an_end_that_names_no_half_delivers_nothing(bench: EscrowBench) -> N
 
 def test_w13_a_group_that_is_away_is_asked_when_it_is_back(bench: EscrowBench) -> None:
     # A question that nobody got does not count.
-    place = bench.park("k")
-    bench.leave(bench.line)
+    position = bench.park("k")
+    bench.disconnect(bench.channel)
     for _ in range(10 * CHECKS_MAX):
         bench.tick(INTERVAL_MS)
     back = FakeLine("back")
     bench.heartbeat(back, "p")
     bench.tick()
-    assert [key for key, _ in questions(back)] == ["k"]
-    assert bench.end(place, COMMIT, line=back).code == 0
+    assert [key for key, _ in sent_checks(back)] == ["k"]
+    assert bench.end(position, COMMIT, channel=back).code == 0
     assert bench.bodies() == [b"k"]
 
 
 def test_w14_stranding_is_counted_and_told_and_survives_a_full_disk(bench: EscrowBench) -> None:
     # It is no more than a state: the half is there until somebody decides.
-    place = bench.park("k")
+    position = bench.park("k")
     for _ in range(CHECKS_MAX):
         bench.tick(INTERVAL_MS)
     bench.store.has_disk_space = False
     bench.tick(INTERVAL_MS)
-    assert bench.state_in_memory(place) == "open"
+    assert bench.state_in_memory(position) == "open"
     bench.store.has_disk_space = True
     bench.tick(INTERVAL_MS)
-    assert bench.state(place) == "stranded"
-    assert bench.escrow.counters.stranded == 1
+    assert bench.state(position) == "stranded"
+    assert bench.coordinator.counters.stranded == 1
     [copy] = stored(bench.store, names.STRANDED_TOPIC)
     assert "3 times" in decode_properties(copy.properties)["ESCROW_REASON"]
-    again = bench.killed(with_note=False)
-    assert again.state(place) == "stranded"
-    assert again.end(place, ROLLBACK).code == 0
+    again = bench.killed(with_snapshot=False)
+    assert again.state(position) == "stranded"
+    assert again.end(position, ROLLBACK).code == 0
 
 
 @pytest.mark.parametrize("with_note", [True, False])
 def test_w15_an_open_half_outlives_its_log_file(with_note: bool) -> None:
-    # It is appended again, and its old place still leads to it.
+    # It is appended again, and its old position still leads to it.
     settings = StoreConfig(
         segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99
     )
     bench = EscrowBench(settings=settings)
-    place = bench.park("k")
+    position = bench.park("k")
     for number in range(40):
         bench.end(bench.park(f"other {number}", body=b"x" * 200), ROLLBACK)
     while bench.store.begin == 0:
         assert bench.remove_log_file()
-    assert bench.state_in_memory(place) == "open"
+    assert bench.state_in_memory(position) == "open"
     bench.store.flush()
     bench.broker.transactions.save(force=True)
-    bench = bench.killed(with_note=with_note)
-    bench.heartbeat(bench.line, "p")
+    bench = bench.killed(with_snapshot=with_note)
+    bench.heartbeat(bench.channel, "p")
     bench.tick(IMMUNITY_MS)
-    assert [(key, at == place) for key, at in questions(bench.line)] == [("k", False)]
-    assert bench.end(place, COMMIT).code == 0
+    assert [(key, at == position) for key, at in sent_checks(bench.channel)] == [("k", False)]
+    assert bench.end(position, COMMIT).code == 0
     assert bench.bodies() == [b"k"]
     bench.store.close()
     assert_clean(bench.disk, settings)
@@ -356,7 +356,7 @@ def test_w15_a_stranded_half_outlives_its_log_file(with_note: bool) -> None:
         segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99
     )
     bench = EscrowBench(settings=settings)
-    place = bench.park("k")
+    position = bench.park("k")
     for _ in range(CHECKS_MAX + 1):
         bench.tick(INTERVAL_MS)
     for number in range(40):
@@ -367,35 +367,35 @@ def test_w15_a_stranded_half_outlives_its_log_file(with_note: bool) -> None:
     bench.store.flush()
     bench.tick()  # a cursor is noted when what it speaks of is durable
     bench.broker.save()
-    assert bench.cursors()[0] > bench.escrow.aliases[place.queue_offset]
-    again = bench.killed(with_note=with_note)
-    assert again.state(place) == "stranded"
-    assert again.end(place, COMMIT).code == 0
+    assert bench.cursors()[0] > bench.coordinator.aliases[position.queue_offset]
+    again = bench.killed(with_snapshot=with_note)
+    assert again.state(position) == "stranded"
+    assert again.end(position, COMMIT).code == 0
     assert again.bodies() == [b"k"]
 
 
 def test_w16_what_is_decided_at_the_last_moment_is_not_stranded(bench: EscrowBench) -> None:
     # An end in the turn of the tick counts before the tick's own idea.
-    place = bench.park("k")
+    position = bench.park("k")
     for _ in range(CHECKS_MAX):
         bench.tick(INTERVAL_MS)
     bench.now_ms += INTERVAL_MS
-    bench.broker.handle(bench.line, an_end(place, COMMIT), bench.now_ms)
+    bench.broker.handle(bench.channel, an_end(position, COMMIT), bench.now_ms)
     bench.broker.tick(bench.now_ms)
     bench.turn()
     bench.tick(INTERVAL_MS)
     assert bench.bodies() == [b"k"]
     assert bodies(bench.store, names.STRANDED_TOPIC) == []
-    assert bench.escrow.counters.stranded == 0
+    assert bench.coordinator.counters.stranded == 0
 
 
 @pytest.mark.parametrize("delay", [{"DELAY": "1"}, {"TIMER_DELAY_MS": "1000"}])
 def test_w17_a_delay_counts_from_the_commit(bench: EscrowBench, delay: dict[str, str]) -> None:
     # The half is parked like any other, and the final waits where delayed messages wait.
-    place = bench.park("k", **delay)
+    position = bench.park("k", **delay)
     bench.tick(5_000)
     assert bench.bodies() == []
-    assert bench.end(place, COMMIT).code == 0
+    assert bench.end(position, COMMIT).code == 0
     bench.tick(999)
     assert bench.bodies() == []
     bench.tick(1)
@@ -404,13 +404,13 @@ def test_w17_a_delay_counts_from_the_commit(bench: EscrowBench, delay: dict[str,
 
 def test_w19_flag_and_properties_are_those_of_the_send(bench: EscrowBench) -> None:
     # However often it was asked about, and wherever it was moved.
-    place = bench.park("k", flag=7, TAGS="red", KEYS="order-1", mine="yes", born_timestamp=5)
+    position = bench.park("k", flag=7, TAGS="red", KEYS="order-1", mine="yes", born_timestamp=5)
     for _ in range(2):
         bench.tick(INTERVAL_MS)
-    [half] = bench.escrow.halves
+    [half] = bench.coordinator.halves
     bench.broker.transactions.move_half(half, bench.now_ms)
     bench.turn()
-    assert bench.end(place, COMMIT).code == 0
+    assert bench.end(position, COMMIT).code == 0
     [final] = bench.messages()
     assert (final.flag, final.born_ms, final.sys_flag) == (7, 5, COMMIT)
     found = decode_properties(final.properties)
@@ -431,14 +431,14 @@ def test_w20_the_halves_and_ends_of_one_turn_are_one_append(bench: EscrowBench) 
     store = counting(bench)
     bench.turn(*(a_half(f"k{number}") for number in range(100)))
     assert store.appends == 1
-    places = [place_of(answer) for answer in bench.line.answers()]
-    bench.turn(*(an_end(place, COMMIT) for place in places))
+    positions = [position_of(answer) for answer in bench.channel.answers()]
+    bench.turn(*(an_end(position, COMMIT) for position in positions))
     assert store.appends == 2
     assert len(bench.bodies()) == 100
 
 
 def test_w21_a_question_costs_no_copy_of_the_message(bench: EscrowBench) -> None:
-    # A line in the journal, whatever the size of the body.
+    # One journal entry, whatever the size of the body.
     bench.park("k", body=b"x" * 100_000)
     before = bench.store.end
     for number in range(CHECKS_MAX):
@@ -505,14 +505,14 @@ def test_w25_waits_grow_and_differ_by_topic_and_group() -> None:
 
 
 def test_w25_one_group_does_not_hold_up_another(bench: EscrowBench) -> None:
-    # However much the one has to be asked about, the other's line has room.
+    # However much the one has to be asked about, the other's channel has room.
     for number in range(UNANSWERED_CHECKS_MAX + 100):
         bench.park(f"many {number}")
     other = FakeLine("other")
-    bench.park("one", group="q", line=other)
+    bench.park("one", group="q", channel=other)
     bench.tick(IMMUNITY_MS)
-    assert len(questions(bench.line)) == UNANSWERED_CHECKS_MAX
-    assert [key for key, _ in questions(other)] == ["one"]
+    assert len(sent_checks(bench.channel)) == UNANSWERED_CHECKS_MAX
+    assert [key for key, _ in sent_checks(other)] == ["one"]
 
 
 def test_w26_what_finds_no_room_is_tried_again_with_a_pause(bench: EscrowBench) -> None:
@@ -528,14 +528,14 @@ def test_w26_what_finds_no_room_is_tried_again_with_a_pause(bench: EscrowBench) 
     assert store.appends == 1
     store.has_disk_space = True
     bench.tick(1_000)
-    assert bench.escrow.counters.stranded == 1
+    assert bench.coordinator.counters.stranded == 1
 
 
 def test_w28_more_questions_than_a_line_takes_are_asked_later(bench: EscrowBench) -> None:
-    # Bounded per line and second, none lost, each counted once.
+    # Bounded per channel and second, none lost, each counted once.
     count = 2 * UNANSWERED_CHECKS_MAX + 100
     bench.turn(*(a_half(f"k{number}") for number in range(count)))
-    bench.line.answers()
+    bench.channel.answers()
     bench.tick(IMMUNITY_MS)
     found = asked(bench)
     assert len(found) == UNANSWERED_CHECKS_MAX
@@ -543,7 +543,7 @@ def test_w28_more_questions_than_a_line_takes_are_asked_later(bench: EscrowBench
         bench.tick(100)
         found += asked(bench)
     assert sorted(found) == sorted(f"k{number}" for number in range(count))
-    assert {half.checks for half in bench.escrow.halves} == {1}
+    assert {half.checks for half in bench.coordinator.halves} == {1}
 
 
 # --- operations ----------------------------------------------------------------------------------
@@ -554,40 +554,40 @@ def test_w29_an_operator_can_decide(
     bench: EscrowBench, verdict: int, delivered: list[bytes]
 ) -> None:
     # By transaction id, with a reason; the producer hears of it when it comes late.
-    place = bench.park("k")
+    position = bench.park("k")
     fields = SettleTransaction(
         transaction_id="k", commit_or_rollback=verdict, reason="the books say so"
     )
-    assert bench.asks(ask(RequestCode.SETTLE_TRANSACTION, fields)).code == 0
+    assert bench.request(ask(RequestCode.SETTLE_TRANSACTION, fields)).code == 0
     assert bench.bodies() == delivered
-    assert bench.end(place, verdict).code == 0
+    assert bench.end(position, verdict).code == 0
     other = COMMIT if verdict == ROLLBACK else ROLLBACK
-    assert bench.end(place, other).code == CONTRADICTED
+    assert bench.end(position, other).code == CONTRADICTED
 
 
 def test_w30_the_line_that_sent_it_is_asked_first(bench: EscrowBench) -> None:
     # Others of the group only when it is gone.
     others = [FakeLine(f"other {number}") for number in range(3)]
-    for line in (*others, bench.line):
-        bench.heartbeat(line, "p")
+    for channel in (*others, bench.channel):
+        bench.heartbeat(channel, "p")
     for number in range(8):
         bench.park(f"k{number}")
     bench.tick(IMMUNITY_MS)
-    assert len(questions(bench.line)) == 8
-    bench.leave(bench.line)
+    assert len(sent_checks(bench.channel)) == 8
+    bench.disconnect(bench.channel)
     bench.tick(INTERVAL_MS)
-    assert sorted(len(questions(line)) for line in others) == [2, 3, 3]
+    assert sorted(len(sent_checks(channel)) for channel in others) == [2, 3, 3]
 
 
 def test_w31_a_question_without_an_answer_is_asked_again(bench: EscrowBench) -> None:
     # A client that drops it says nothing; the next one may know.
-    place = bench.park("k")
+    position = bench.park("k")
     bench.tick(IMMUNITY_MS)
     bench.tick(INTERVAL_MS - 1)
     assert asked(bench) == ["k"]
     bench.tick(1)
     assert asked(bench) == ["k"]
-    assert bench.end(place, UNKNOWN, check=True).ext_fields["state"] == "open"
+    assert bench.end(position, UNKNOWN, check=True).ext_fields["state"] == "open"
     bench.tick(INTERVAL_MS)
     assert asked(bench) == ["k"]
 
@@ -595,38 +595,38 @@ def test_w31_a_question_without_an_answer_is_asked_again(bench: EscrowBench) -> 
 def test_w32_a_slow_client_is_not_flooded(bench: EscrowBench) -> None:
     # So many unanswered questions and no more; an answer makes room for the next at once.
     bench.turn(*(a_half(f"k{number}") for number in range(UNANSWERED_CHECKS_MAX + 1)))
-    bench.line.answers()
+    bench.channel.answers()
     bench.tick(IMMUNITY_MS)
-    found = questions(bench.line)
+    found = sent_checks(bench.channel)
     assert len(found) == UNANSWERED_CHECKS_MAX
     assert bench.end(found[0][1], ROLLBACK, check=True).code == 0
-    assert len(questions(bench.line)) == 1
+    assert len(sent_checks(bench.channel)) == 1
 
 
 def test_w33_the_count_of_open_ones_is_what_is_open(bench: EscrowBench) -> None:
     # Repeats, contradictions, repeated sends and restarts change nothing about it.
-    places = [bench.park(f"k{number}") for number in range(6)]
+    positions = [bench.park(f"k{number}") for number in range(6)]
     bench.park("k0")
-    for place in (places[0], places[0], places[1]):
-        bench.end(place, COMMIT)
-        bench.end(place, ROLLBACK)
+    for position in (positions[0], positions[0], positions[1]):
+        bench.end(position, COMMIT)
+        bench.end(position, ROLLBACK)
     bench.end((99, 0), COMMIT)
-    counts, total = bench.escrow.counters, bench.escrow.halves.total
-    assert (total.count, total.size) == (4, sum(half.size for half in bench.escrow.halves))
+    counts, total = bench.coordinator.counters, bench.coordinator.halves.total
+    assert (total.count, total.size) == (4, sum(half.size for half in bench.coordinator.halves))
     assert (counts.parked, counts.committed, counts.rolled_back) == (6, {"T": 2}, {})
     assert (counts.repeated_ends, counts.conflicts, counts.duplicate_sends) == (1, 3, 1)
-    again = bench.killed(with_note=False)
-    assert again.escrow.halves.total == total
-    assert again.escrow.halves.group_totals("p") == total
+    again = bench.killed(with_snapshot=False)
+    assert again.coordinator.halves.total == total
+    assert again.coordinator.halves.group_totals("p") == total
 
 
 def test_a_question_shows_the_message_as_it_was_sent(bench: EscrowBench) -> None:
-    place: Place = bench.park("k", queue_id=1, TAGS="red")
+    position: HalfPosition = bench.park("k", queue_id=1, TAGS="red")
     bench.tick(IMMUNITY_MS)
-    [(code, _, body)] = bench.line.posted
-    record = decode_record(body, 0, place.log_offset)  # type: ignore[arg-type]
+    [(code, _, body)] = bench.channel.posted
+    record = decode_record(body, 0, position.log_offset)  # type: ignore[arg-type]
     assert code == RequestCode.CHECK_TRANSACTION_STATE
-    assert (record.topic, record.queue_id, record.queue_offset) == ("T", 1, place.queue_offset)
+    assert (record.topic, record.queue_id, record.queue_offset) == ("T", 1, position.queue_offset)
     assert bytes(record.body) == b"k"
     found = decode_properties(record.properties)
     assert (found["PGROUP"], found["UNIQ_KEY"], found["TAGS"]) == ("p", "k", "red")

@@ -7,18 +7,18 @@ import logging
 import pytest
 
 from escrowmq.config import StoreConfig
-from tests.support.escrows import COMMIT, ROLLBACK, EscrowBench, Place
+from tests.support.escrows import COMMIT, ROLLBACK, EscrowBench, HalfPosition
 from tests.unit.broker.transactions.test_rocketmq_weak_points import IMMUNITY_MS
 
 SMALL = StoreConfig(segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99)
 
 
-def damage(bench: EscrowBench, place: Place, at: int) -> None:
+def damage(bench: EscrowBench, position: HalfPosition, at: int) -> None:
     """A byte of its record is not what it was."""
-    base = place.log_offset - place.log_offset % SMALL.segment_bytes
+    base = position.log_offset - position.log_offset % SMALL.segment_bytes
     file = bench.disk.open(f"commitlog/{base:020d}")
-    was = file.view()[place.log_offset - base + at]
-    file.write_at(place.log_offset - base + at, bytes([was ^ 0xFF]))
+    was = file.view()[position.log_offset - base + at]
+    file.write_at(position.log_offset - base + at, bytes([was ^ 0xFF]))
     file.close()
 
 
@@ -34,14 +34,14 @@ def test_it_does_not_keep_its_log_file(is_known: bool, caplog: pytest.LogCapture
     fill(bench)
     damage(bench, lost, 90)
     if is_known:
-        bench.heartbeat(bench.line, "p")
+        bench.heartbeat(bench.channel, "p")
         bench.tick(IMMUNITY_MS)
     with caplog.at_level(logging.ERROR):
         while bench.store.begin == 0:
             assert bench.remove_log_file()
     assert "unreadable half message rolled back queue_offset=0" in caplog.text
-    assert bench.escrow.counters.unreadable_halves == 1
-    assert [half.key for half in bench.escrow.halves] == [b"whole"]
+    assert bench.coordinator.counters.unreadable_halves == 1
+    assert [half.key for half in bench.coordinator.halves] == [b"whole"]
     assert bench.state_in_memory(whole) == "open"
     assert bench.end(whole, COMMIT).code == 0
     assert bench.end(lost, COMMIT).code != 0  # never taken for delivered
@@ -52,10 +52,10 @@ def test_it_stays_as_long_as_its_log_file_may() -> None:
     bench = EscrowBench(settings=SMALL)
     lost = bench.park("lost")
     damage(bench, lost, 90)
-    bench.heartbeat(bench.line, "p")
+    bench.heartbeat(bench.channel, "p")
     bench.tick(IMMUNITY_MS)
     assert bench.state_in_memory(lost) == "open"
-    assert [half.is_unreadable for half in bench.escrow.halves] == [True]
+    assert [half.is_unreadable for half in bench.coordinator.halves] == [True]
     damage(bench, lost, 90)  # it is whole again: a cable was loose
     fill(bench)
     while bench.store.begin == 0:
@@ -75,9 +75,9 @@ def test_a_start_reports_what_it_cannot_read(
     bench.broker.transactions.save(force=True)
     damage(bench, lost, 4)  # its magic: it does not even look like a record
     with caplog.at_level(logging.ERROR):
-        bench = bench.killed(with_note=with_note)
+        bench = bench.killed(with_snapshot=with_note)
     assert "half messages lost: unreadable queue_offsets=0..0" in caplog.text
-    assert bench.escrow.counters.unreadable_halves == 1
+    assert bench.coordinator.counters.unreadable_halves == 1
     assert bench.state_in_memory(whole) == "open"
     while bench.store.begin == 0:
         assert bench.remove_log_file()
