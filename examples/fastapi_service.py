@@ -1,9 +1,9 @@
-"""A web service with FastAPI: an order is saved and announced in one call, or not at all.
+"""A web service with FastAPI: it saves an order and sends a message, or does neither.
 
 uvicorn examples.fastapi_service:app
 curl -X POST "http://127.0.0.1:8000/orders?item=lamp"
 
-Any number of workers may run: each answers the broker's questions from the same database.
+Any number of workers may run. Each of them answers the broker's checks from the same database.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ orders = Table(
     Column("count", Integer, nullable=False),
 )
 engine = create_async_engine(DATABASE)
-# It makes no connection yet: that is done by `async with`, once in each worker.
+# This does not connect yet. `async with` does, in each worker.
 escrow = AsyncEscrow(engine, SERVERS, group="web-orders")
 
 
@@ -51,24 +51,24 @@ app = FastAPI(lifespan=lifespan)
 
 
 @app.post("/orders", status_code=201)
-async def order(item: str, count: int = 1) -> dict[str, str]:
+async def create_order(item: str, count: int = 1) -> dict[str, str]:
     order_id = str(uuid.uuid4())
     try:
         async with escrow.transaction() as (session, tx):
             await session.execute(insert(orders).values(id=order_id, item=item, count=count))
             message = {"id": order_id, "item": item, "count": count}
             await tx.send(Message("web-orders", json.dumps(message).encode(), keys=order_id))
-            if count < 1:  # leaving by an exception takes back the row and the message
-                raise HTTPException(422, "count is at least 1")
+            if count < 1:  # an exception rolls back the row and the message
+                raise HTTPException(422, "count must be at least 1")
     except EscrowError as error:
-        if error.may_have_happened:  # the caller should look before ordering again
-            raise HTTPException(500, f"order {order_id} may have been taken") from error
-        raise HTTPException(503, "not ordered, please try again") from error
+        if error.may_have_happened:  # the caller should look it up before ordering again
+            raise HTTPException(500, f"order {order_id} may have been saved") from error
+        raise HTTPException(503, "the order was not saved, please try again") from error
     return {"id": order_id}
 
 
 @app.get("/orders/{order_id}")
-async def find(order_id: str) -> dict[str, str | int]:
+async def get_order(order_id: str) -> dict[str, str | int]:
     async with engine.connect() as connection:
         row = (await connection.execute(select(orders).where(orders.c.id == order_id))).first()
     if row is None:

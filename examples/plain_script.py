@@ -1,7 +1,7 @@
-"""A plain script: Bob pays Smith, and Smith's account is credited by a message.
+"""A plain script: Bob pays Smith. The debit sends a message, and the message makes the credit.
 
-The two accounts could be in two databases of two companies. Nothing is lost or booked twice if it
-is killed anywhere: start it again.
+The two accounts could be in databases of two companies. Kill the script anywhere and start it
+again: no money is lost, and nothing is booked twice.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ def open_accounts() -> None:
 
 
 def pay(escrow: Escrow, cents: int) -> None:
-    """The debit and the message happen together, or not at all."""
+    """Debit Bob and send the message: both happen, or neither does."""
     with escrow.transaction() as (session, tx):
         session.execute(MOVE, {"name": "bob", "cents": -cents})
         tx.send(Message("transfers", str(cents).encode()))
         if session.execute(BALANCE, {"name": "bob"}).scalar_one() < 0:
-            raise Rollback("not enough money")  # takes back the debit and the message
+            raise Rollback("not enough money")  # rolls back the debit and the message
 
 
 @inbox.effect
 def credit(session: Session, message: ReceivedMessage) -> None:
-    """In a transaction that also notes the message's identity: once, however often it comes."""
+    """Credit Smith, once for each message, however often it is delivered."""
     session.execute(MOVE, {"name": "smith", "cents": int(message.body)})
 
 
@@ -61,8 +61,8 @@ def main() -> None:
         Consumer(SERVERS, group="smith-bank", subscribe={"transfers": "*"}) as consumer,
     ):
         pay(escrow, 30)
-        pay(escrow, 1_000_000)  # is rolled back: no message ever appears
-        while balance("bob") + balance("smith") != 100:  # until nothing is on its way
+        pay(escrow, 1_000_000)  # rolled back: nobody receives this message
+        while balance("bob") + balance("smith") != 100:  # until no transfer is under way
             credit(consumer.receive())
     print(f"bob {balance('bob')}, smith {balance('smith')}")
 

@@ -1,7 +1,7 @@
-r"""Pay for an order and tell shipping, in one call. Kill it where it stops, and start it again.
+r"""Pay for an order and notify shipping, or do neither. Kill it where it stops, and start it again.
 
 escrowmq serve                      in one terminal
-python examples/twenty_lines.py     in another; Ctrl-\ kills it, Enter goes on
+python examples/twenty_lines.py     in another; Ctrl-\ kills it, Enter continues
 """
 
 import os
@@ -22,7 +22,7 @@ with engine.begin() as connection:
 inbox = Inbox(engine, group="shipping")
 
 
-@inbox.effect  # a message that comes twice is shipped once
+@inbox.effect  # an order is shipped once, even if its message is delivered twice
 def ship(session: Session, message: ReceivedMessage) -> None:
     session.execute(text("INSERT INTO shipped VALUES (:id)"), {"id": int(message.body)})
 
@@ -35,11 +35,11 @@ def pay(escrow: Escrow) -> None:
         event.listen(session, "after_commit", committed)
 
 
-# --- not needed: only to stop in the middle, and to look ------------------------------------------
+# --- only for this demonstration: stop in the middle, and compare ---------------------------------
 
 
-def stop_here(where: str) -> None:
-    print(f"KILL ME NOW (Ctrl-\\, or kill -9 {os.getpid()}), or press Enter: {where}", flush=True)
+def stop_here(state: str) -> None:
+    print(f"KILL ME NOW (Ctrl-\\, or kill -9 {os.getpid()}), or press Enter: {state}", flush=True)
     input()
 
 
@@ -47,7 +47,7 @@ def committed(_: Any) -> None:
     stop_here("the database has committed, the broker does not know yet: both will happen")
 
 
-def books(engine: Engine) -> list[list[int]]:
+def order_ids(engine: Engine) -> list[list[int]]:
     with engine.connect() as connection:
         return [
             list(connection.execute(text(f"SELECT id FROM {table} ORDER BY id")).scalars())
@@ -56,10 +56,10 @@ def books(engine: Engine) -> list[list[int]]:
 
 
 def ship_all(consumer: Consumer) -> None:
-    while books(engine)[0] != books(engine)[1]:
-        print("waiting for a message; after a kill the broker asks first", flush=True)
+    while order_ids(engine)[0] != order_ids(engine)[1]:
+        print("waiting for a message; after a kill, a check comes first", flush=True)
         ship(consumer.receive())
-    print("paid {}, shipped {}: they agree".format(*books(engine)), flush=True)
+    print("paid {}, shipped {}: they agree".format(*order_ids(engine)), flush=True)
 
 
 if __name__ == "__main__":
@@ -67,6 +67,6 @@ if __name__ == "__main__":
         Escrow(engine, SERVERS, group="shop") as escrow,
         Consumer(SERVERS, group="shipping", subscribe={"twenty-orders": "*"}) as consumer,
     ):
-        ship_all(consumer)  # what an earlier run has left
+        ship_all(consumer)  # orders of an earlier run
         pay(escrow)
         ship_all(consumer)

@@ -1,11 +1,11 @@
-"""A worker in the manner of Celery: functions that are called later, in other processes.
+"""Background tasks as in Celery: functions that other processes call later.
 
-python examples/worker.py work       any number of them; Ctrl-C finishes what is in hand
+python examples/worker.py work       any number of them; Ctrl-C finishes the running tasks
 python examples/worker.py sign-up ann@example.org bob@example.org
 
-Two things are better than with a queue beside the database. A task is put off in the transaction
-of the work that wants it: there is no task for a user that was not saved, and no user without one.
-And what a task does to the database happens once, although a message may come twice.
+Two things are better than with a task queue beside the database. A task is enqueued in the
+transaction that needs it: there is no task for a user that was not saved, and no user without a
+task. And a task changes the database once, even if its message is delivered twice.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from sqlalchemy.orm import Session
 
 from escrowmq import Message, ReceivedMessage
 from escrowmq.blocking import Consumer
-from escrowmq.database.transaction import TransactionMessages
-from escrowmq.sql import Escrow, Inbox
+from escrowmq.sql import Escrow, Inbox, TransactionMessages
 
 SERVERS = os.environ.get("SERVERS", "127.0.0.1:9876")
 engine = create_engine(os.environ.get("DATABASE", "sqlite:///worker.db"))
@@ -37,8 +36,8 @@ def task(function: Task) -> Task:
     return function
 
 
-def put_off(tx: TransactionMessages, function: Task, argument: str) -> None:
-    """It is called once the transaction has committed, and only then."""
+def enqueue(tx: TransactionMessages, function: Task, argument: str) -> None:
+    """Have a worker call the function when the transaction has committed, and only then."""
     call = {"task": function.__name__, "argument": argument}
     tx.send(Message(TOPIC, json.dumps(call).encode(), tags=function.__name__))
 
@@ -51,7 +50,7 @@ def welcome(session: Session, address: str) -> None:
 
 @inbox.effect
 def perform(session: Session, message: ReceivedMessage) -> None:
-    """What it raises gives the message back: it comes again, later each time."""
+    """Run a task. If it raises, the message comes again after a growing delay."""
     call = json.loads(message.body)
     tasks[call["task"]](session, call["argument"])
 
@@ -61,7 +60,7 @@ def sign_up(addresses: list[str]) -> None:
         for address in addresses:
             with escrow.transaction() as (session, tx):
                 session.execute(text("INSERT INTO user VALUES (:address)"), {"address": address})
-                put_off(tx, welcome, address)
+                enqueue(tx, welcome, address)
 
 
 def work() -> None:
@@ -70,7 +69,7 @@ def work() -> None:
     consumer.run()  # until SIGTERM or SIGINT
 
 
-def make_tables() -> None:
+def create_tables() -> None:
     with engine.begin() as connection:
         connection.execute(
             text("CREATE TABLE IF NOT EXISTS user (address VARCHAR(100) PRIMARY KEY)")
@@ -79,7 +78,7 @@ def make_tables() -> None:
 
 
 if __name__ == "__main__":
-    make_tables()
+    create_tables()
     match sys.argv[1:]:
         case ["work"]:
             work()

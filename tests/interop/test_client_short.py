@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.client.test_broadcast import (
-    test_everybody_gets_everything_and_goes_on_from_its_file as broadcasts,
+    test_every_broadcast_member_gets_all_messages_and_continues_from_its_file as broadcasts,
 )
 from tests.e2e.client.test_consumer import test_a_group_gets_every_message_once as shares
 from tests.e2e.client.test_lite_consumer import test_queues_are_pulled_by_hand as pulls
 from tests.e2e.client.test_orderly import (
-    test_a_queue_is_in_order_though_one_fails_in_between as keeps_order,
+    test_a_queue_stays_in_order_although_a_message_fails as keeps_order,
 )
-from tests.e2e.client.test_push_consumer import test_an_exception_means_later as retries
+from tests.e2e.client.test_push_consumer import (
+    test_a_message_comes_again_after_an_exception as retries,
+)
 from tests.interop.test_client_suite import start
 from tests.interop.test_client_suite import test_an_sql_filter_is_the_broker_s as filters
 

@@ -86,15 +86,15 @@ take_over(
     test_request_reply,
     {
         "test_each_request_gets_its_own_reply",
-        "test_no_reply_in_time_is_said_and_one_that_comes_late_is_dropped",
+        "test_a_missing_reply_raises_and_a_late_one_is_dropped",
     },
 )
 take_over(
     test_producer,
     {
-        "test_a_message_arrives_as_it_was_sent",
-        "test_one_sharding_key_is_one_queue",
-        "test_rollback_ends_at_the_block",
+        "test_a_message_is_received_as_it_was_sent",
+        "test_messages_with_one_sharding_key_go_to_one_queue",
+        "test_rollback_is_not_raised_outside_the_block",
     },
 )
 

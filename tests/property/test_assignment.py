@@ -37,7 +37,7 @@ STRATEGIES: list[AssignmentStrategy] = [
 
 
 @given(queues, members, st.sampled_from(STRATEGIES), st.randoms())
-def test_every_queue_is_one_member_s_whatever_the_order_of_the_lists(
+def test_every_queue_belongs_to_one_member_whatever_the_order_of_the_lists(
     queues: list[MessageQueue], members: list[str], share: AssignmentStrategy, chance: object
 ) -> None:
     shares = [share(queues, members, member) for member in members]
@@ -51,7 +51,7 @@ def test_every_queue_is_one_member_s_whatever_the_order_of_the_lists(
 
 
 @given(queues, members)
-def test_average_and_circle_are_rocketmq_s(queues: list[MessageQueue], members: list[str]) -> None:
+def test_average_and_circle_equal_rocketmq(queues: list[MessageQueue], members: list[str]) -> None:
     """Its rules in its own terms: an index, a remainder, a start and a range."""
     ordered, ranked = sorted(queues), sorted(members)
     count, total = len(ranked), len(ordered)
@@ -68,14 +68,14 @@ def test_average_and_circle_are_rocketmq_s(queues: list[MessageQueue], members: 
 
 
 @given(queues, members)
-def test_shares_differ_by_one_at_most(queues: list[MessageQueue], members: list[str]) -> None:
+def test_shares_differ_by_at_most_one(queues: list[MessageQueue], members: list[str]) -> None:
     for share in (average, average_by_circle, machine_room(rooms)):
         sizes = [len(share(queues, members, member)) for member in members]
         assert max(sizes) - min(sizes) <= 1
 
 
 @given(queues, members)
-def test_a_ring_moves_only_the_queues_of_who_leaves(
+def test_consistent_hash_moves_only_the_queues_of_the_member_that_leaves(
     queues: list[MessageQueue], members: list[str]
 ) -> None:
     share = consistent_hash()
@@ -84,7 +84,7 @@ def test_a_ring_moves_only_the_queues_of_who_leaves(
         assert before <= set(share(queues, [m for m in members if m != members[0]], member))
 
 
-def test_rooms_that_are_not_named_are_nobody_s() -> None:
+def test_queues_of_other_rooms_are_not_assigned() -> None:
     ours, theirs, none = (
         MessageQueue("t", "r1@a", 0),
         MessageQueue("t", "r2@a", 0),
@@ -93,7 +93,7 @@ def test_rooms_that_are_not_named_are_nobody_s() -> None:
     assert machine_room(["r1"])([ours, theirs, none], ["m"], "m") == [ours]
 
 
-def test_by_config_takes_what_is_written_and_shares_out_the_rest() -> None:
+def test_by_config_assigns_the_fixed_queues_and_divides_the_others() -> None:
     fixed = by_config([("t", "b", 1)])
     queues = [
         MessageQueue("t", "b", 0),
@@ -104,7 +104,7 @@ def test_by_config_takes_what_is_written_and_shares_out_the_rest() -> None:
     assert fixed(queues, ["m", "n"], "n") == [queues[1]]
 
 
-def test_a_ring_is_rocketmq_s_ring() -> None:
+def test_consistent_hash_equals_rocketmq() -> None:
     """As AllocateMessageQueueConsistentHash of RocketMQ 5.5.0 answered for the same lists."""
     queues = [MessageQueue("t", "broker-a", number) for number in range(12)]
     members = ["c0", "c1", "c2"]

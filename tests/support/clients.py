@@ -1,4 +1,4 @@
-"""What tests of the client share. Any broker will do: ours, or Apache RocketMQ."""
+"""Helpers for tests of the client. They work with EscrowMQ and with Apache RocketMQ."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from escrowmq.client.messages import MessageQueue
 from escrowmq.errors import NoRoute
 
 WAIT_S = 60.0
-# A message that is given back comes again after a second, whichever time it is.
+# A message that is sent back comes again after a second, however often it was sent back.
 CONF = {"messageDelayLevel": "1s 1s 1s 1s 1s 1s"}
 
 
 class Broker(Protocol):
+    """A running broker with its name server."""
+
     @property
     def namesrv_address(self) -> str: ...
 
@@ -24,20 +26,24 @@ class Broker(Protocol):
     def address(self) -> str: ...
 
 
-async def until(is_so: Callable[[], object]) -> None:
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until the condition is true. Raises TimeoutError after WAIT_S."""
     async with asyncio.timeout(WAIT_S):
-        while not is_so():  # noqa: ASYNC110
+        while not condition():  # noqa: ASYNC110  # the condition has no event
             await asyncio.sleep(0.02)
 
 
 async def send(
     broker: Broker, topic: str, *bodies: bytes, tags: str = "", sharding_key: str = ""
 ) -> None:
+    """Send messages, and wait until the name server knows their topic."""
     async with Producer(broker.namesrv_address, group="p") as producer:
         for body in bodies:
             await producer.send(Message(topic, body, tags=tags, sharding_key=sharding_key))
         async with asyncio.timeout(WAIT_S):
-            while True:  # RocketMQ makes a topic known a moment after its first message
+            # RocketMQ registers a new topic a moment after its first message. The private cache,
+            # because producer.queues() would return the queues of the template.
+            while True:
                 with contextlib.suppress(NoRoute):
                     await producer._routes.get(topic, fresh=True)
                     break
@@ -45,10 +51,10 @@ async def send(
 
 
 async def send_to(broker: Broker, topic: str, queue_id: int, *bodies: bytes) -> None:
-    """To one queue of a topic that is there."""
+    """Send to one queue of a topic that exists."""
     async with Producer(broker.namesrv_address, group="p") as producer:
-        route = await producer._routes.get(topic)
-        queue = next(queue for queue in route.writable_queues if queue.queue_id == queue_id)
+        queues = await producer.queues(topic)
+        queue = next(queue for queue in queues if queue.queue_id == queue_id)
         for body in bodies:
             await producer.send(Message(topic, body), queue=queue)
 
@@ -59,13 +65,15 @@ async def receive(consumer: Consumer, count: int) -> list[bytes]:
 
 
 async def caught_up(broker: Broker, consumer: Consumer, topic: str) -> None:
-    """Until it is done with everything that is in the topic now."""
+    """Wait until the consumer is done with all messages that are in the topic now."""
     async with PullConsumer(broker.namesrv_address, group="looks-on") as puller:
         ends = {queue: await puller.latest_offset(queue) for queue in await puller.queues(topic)}
-    pulls = consumer._rebalancer.fetchers
+    # The private fetchers: offsets at the broker follow only every five seconds.
+    fetchers = consumer._rebalancer.fetchers
     await until(
         lambda: all(
-            queue in pulls and pulls[queue].commit_offset == end for queue, end in ends.items()
+            queue in fetchers and fetchers[queue].commit_offset == end
+            for queue, end in ends.items()
         )
     )
 

@@ -1,10 +1,10 @@
-"""PostgreSQL and MariaDB as real processes: private ones, in a directory of their own, on loopback.
+"""PostgreSQL and MariaDB servers for tests: real processes on loopback, each in its own directory.
 
     with Postgres() as server:
         engine = create_engine(server.new_database())
 
-`lack()` says why a server cannot be started here, or nothing. Neither runs as root: root starts
-them as the user that Debian's package has made.
+`lack()` returns why a server cannot be started here, or an empty text. Neither runs as root: root
+starts them as the user that Debian's package creates.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from tests.support.brokers import free_ports
 
 START_S = 180.0
 STOP_S = 30.0
-LOOK_S = 0.05  # between two looks
+POLL_S = 0.05
 
 
 class DatabaseServer:
-    """Its files are gone when it is."""
+    """A server that runs inside a `with` block. Its files are deleted at the end."""
 
-    user: ClassVar[str]  # that root becomes
+    user: ClassVar[str]  # runs the server if the test runs as root
     programs: ClassVar[tuple[str, ...]]
-    folders: ClassVar[tuple[str, ...]] = ()  # where they lie, if not on the path
+    folders: ClassVar[tuple[str, ...]] = ()  # where the programs are, if not on the path
 
     def __init__(self) -> None:
         self._numbers = count()
@@ -60,14 +60,14 @@ class DatabaseServer:
 
     @classmethod
     def _find(cls, name: str) -> str | None:
-        found = [found for folder in cls.folders for found in Path("/").glob(f"{folder}/{name}")]
-        return str(max(found)) if found else shutil.which(name)
+        paths = [path for folder in cls.folders for path in Path("/").glob(f"{folder}/{name}")]
+        return str(max(paths)) if paths else shutil.which(name)
 
     def __enter__(self) -> Self:
         if os.geteuid() == 0:
             shutil.chown(self.directory, self.user)
         try:
-            self._make()
+            self._initialize()
             self._process = self._start(self._command())
             self._wait()
         except BaseException:
@@ -84,7 +84,7 @@ class DatabaseServer:
         self._end()
 
     @abstractmethod
-    def _make(self) -> None: ...
+    def _initialize(self) -> None: ...
     @abstractmethod
     def _command(self) -> list[str]: ...
     @abstractmethod
@@ -110,7 +110,7 @@ class DatabaseServer:
         assert code == 0, (self.directory / "log").read_text()
 
     def _wait(self) -> None:
-        """Until it answers."""
+        """Wait until the server responds."""
         assert self._process is not None
         deadline_s = time.monotonic() + START_S
         while True:
@@ -121,7 +121,7 @@ class DatabaseServer:
                 ended = self._process.poll() is not None
                 if ended or time.monotonic() > deadline_s:
                     raise AssertionError((self.directory / "log").read_text()) from None
-                threading.Event().wait(LOOK_S)
+                threading.Event().wait(POLL_S)
 
     def _end(self) -> None:
         if self._process is not None:
@@ -133,14 +133,14 @@ class DatabaseServer:
                 self._process.wait()
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _name(self) -> str:
+    def _new_name(self) -> str:
         name = f"bank{next(self._numbers)}"
         self.execute(f"CREATE DATABASE {name}")
         return name
 
 
 class Postgres(DatabaseServer):
-    """`durable`: commits reach the disk, as a figure needs it; a test does not."""
+    """A PostgreSQL server. `durable` turns fsync on, which benchmarks need and tests do not."""
 
     user = "postgres"
     programs = ("initdb", "postgres")
@@ -150,7 +150,7 @@ class Postgres(DatabaseServer):
         super().__init__()
         self._durable = durable
 
-    def _make(self) -> None:
+    def _initialize(self) -> None:
         options = ["--auth=trust", "--username=escrow", "--no-sync", "--encoding=UTF8"]
         self._run(["initdb", "-D", str(self.directory / "data"), *options])
 
@@ -163,8 +163,8 @@ class Postgres(DatabaseServer):
             "shared_buffers": "32MB",
             "fsync": "on" if self._durable else "off",
         }
-        given = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
-        return ["postgres", "-D", str(self.directory / "data"), *given]
+        arguments = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        return ["postgres", "-D", str(self.directory / "data"), *arguments]
 
     def execute(self, sql: str) -> None:
         with psycopg.connect(self.dsn, autocommit=True) as connection:
@@ -175,18 +175,20 @@ class Postgres(DatabaseServer):
         return f"host=127.0.0.1 port={self.port} user=escrow dbname=postgres connect_timeout=5"
 
     def new_database(self) -> str:
-        return f"postgresql+psycopg://escrow@127.0.0.1:{self.port}/{self._name()}"
+        return f"postgresql+psycopg://escrow@127.0.0.1:{self.port}/{self._new_name()}"
 
 
 class Maria(DatabaseServer):
+    """A MariaDB server."""
+
     user = "mysql"
     programs = ("mariadb-install-db", "mariadbd")
     folders = ("usr/sbin", "usr/bin")
 
-    def _make(self) -> None:
-        where = f"--datadir={self.directory / 'data'}"
+    def _initialize(self) -> None:
+        data_directory = f"--datadir={self.directory / 'data'}"
         options = ["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]
-        self._run(["mariadb-install-db", *options, where])
+        self._run(["mariadb-install-db", *options, data_directory])
 
     def _command(self) -> list[str]:
         return [
@@ -208,4 +210,4 @@ class Maria(DatabaseServer):
             connection.close()
 
     def new_database(self) -> str:
-        return f"mysql+pymysql://root@127.0.0.1:{self.port}/{self._name()}?charset=utf8mb4"
+        return f"mysql+pymysql://root@127.0.0.1:{self.port}/{self._new_name()}?charset=utf8mb4"

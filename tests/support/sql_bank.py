@@ -1,4 +1,4 @@
-"""The application of these tests: transfers, and what became of their messages."""
+"""The application that tests of the database bindings use: transfers and their messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from escrowmq.sql import Escrow
 from tests.support.brokers import Served
 
 WAIT_S = 60.0
-LOOK_S = 0.05  # between two looks
+POLL_S = 0.05
 tables = MetaData()
 transfers = Table(
     "transfer", tables, Column("id", String(64), primary_key=True), Column("amount", Integer)
@@ -28,44 +28,49 @@ class _Mapped(DeclarativeBase):
 
 
 class Transfer(_Mapped):
-    """A row that a session holds back until it is flushed."""
+    """A mapped row, which a session writes only when it is flushed."""
 
     __table__ = transfers
 
 
 def new_topic(word: str) -> str:
-    """No test sees another's messages."""
+    """Return a topic that no other test uses."""
     return f"{word}-{next(_numbers)}"
 
 
 def saved(engine: Engine) -> list[str]:
+    """Return the ids of all transfers in the database."""
     with engine.connect() as connection:
         return list(connection.execute(select(transfers.c.id).order_by(transfers.c.id)).scalars())
 
 
 def delivered(served: Served, topic: str) -> list[bytes]:
+    """Return the bodies of all messages that consumers of the topic can see."""
     with served.client() as reader:
         return sorted(record.body for queue in range(4) for record in reader.pull_all(topic, queue))
 
 
 def open_halves(served: Served) -> int:
-    with served.client() as asker:
-        answer = asker.expect(3711, {"countMax": 1000})
-    return answer.body.count(b'"transactionId"')
+    """Return the number of undecided half messages."""
+    with served.client() as client:
+        response = client.expect(3711, {"countMax": 1000})
+    return response.body.count(b'"transactionId"')
 
 
-def wait_until(what: Callable[[], bool], why: str) -> None:
+def wait_until(condition: Callable[[], bool], description: str) -> None:
     deadline_s = time.monotonic() + WAIT_S
-    while not what():
-        assert time.monotonic() < deadline_s, f"in vain: {why}"
-        threading.Event().wait(LOOK_S)
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {WAIT_S} s: {description}"
+        threading.Event().wait(POLL_S)
 
 
 def settled(served: Served) -> None:
+    """Wait until every transaction is decided."""
     wait_until(lambda: open_halves(served) == 0, "no transaction is open")
 
 
 def pay(escrow: Escrow, topic: str, name: str, *, fails: BaseException | None = None) -> None:
+    """Save a transfer and send two messages in one transaction, which may then fail."""
     with escrow.transaction() as (session, tx):
         session.execute(insert(transfers).values(id=name, amount=1))
         tx.send(Message(topic, name.encode()))
@@ -75,7 +80,7 @@ def pay(escrow: Escrow, topic: str, name: str, *, fails: BaseException | None = 
 
 
 def message_called(message_id: str, body: bytes = b"") -> ReceivedMessage:
-    """As a consumer would get it."""
+    """Return a message as a consumer receives it."""
     return ReceivedMessage(
         topic="credits",
         body=body,

@@ -1,9 +1,9 @@
-"""A process that stops at one point of a transaction: killed, or frozen until somebody resumes it.
+"""A process that stops at one point of a transaction: killed, or frozen until it is resumed.
 
     python -m tests.support.sql_crashes URL NAMESRV NAME POINT kill|freeze
 
-NAME is its group, its topic and its row. It watches the calls from outside; the library has no
-hooks for this. Exit code 3: the database has refused the commit.
+NAME is its group, its topic and its row. It observes the library from outside, by events of
+SQLAlchemy and a wrapped method. Exit code 3: the database refused the transaction.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ REFUSED = 3
 
 def main(url: str, namesrv: str, name: str, point: str, how: str) -> int:
     engine = create_engine(url)
-    is_here = True
+    has_stopped = False
 
-    def reach(here: str) -> None:
-        nonlocal is_here
-        if here == point and is_here:
-            is_here = False  # once
+    def reach(current_point: str) -> None:
+        nonlocal has_stopped
+        if current_point == point and not has_stopped:
+            has_stopped = True  # a frozen process continues
             os.kill(os.getpid(), SIGNALS[how])
 
     with Escrow(engine, namesrv, group=name) as escrow:
@@ -60,17 +60,17 @@ def main(url: str, namesrv: str, name: str, point: str, how: str) -> int:
 
 
 def watch(engine: Any, reach: Any) -> None:
-    def is_marker(given: tuple[Any, ...]) -> bool:
-        return str(given[2]).startswith("INSERT INTO escrowmq_marker")
+    def is_marker(arguments: tuple[Any, ...]) -> bool:
+        return str(arguments[2]).startswith("INSERT INTO escrowmq_marker")
 
     @event.listens_for(engine, "before_cursor_execute")
-    def before(*given: Any) -> None:
-        if is_marker(given):
+    def before(*arguments: Any) -> None:
+        if is_marker(arguments):
             reach(BEFORE_MARKER)
 
     @event.listens_for(engine, "after_cursor_execute")
-    def after(*given: Any) -> None:
-        if is_marker(given):
+    def after(*arguments: Any) -> None:
+        if is_marker(arguments):
             reach(AFTER_MARKER)
 
     @event.listens_for(engine, "commit")

@@ -36,7 +36,7 @@ def test_many_threads_send_through_one_producer(served: Served) -> None:
     assert sorted(receive(served, "threads", 40)) == sorted(bodies)
 
 
-def test_a_call_that_is_interrupted_is_given_up_and_the_client_works_on(served: Served) -> None:
+def test_an_interrupted_call_is_cancelled_and_the_client_keeps_working(served: Served) -> None:
     with Producer(served.namesrv_address, group="p", timeout_s=60) as producer:
         producer.send(Message("interrupted", b"before"))
         interrupt = threading.Timer(
@@ -66,7 +66,7 @@ def test_a_blocking_call_on_the_loops_own_thread_is_refused(served: Served) -> N
     assert "wait for itself" in str(refused[0])
 
 
-def test_a_block_commits_rolls_back_or_is_asked_about(served: Served) -> None:
+def test_a_block_commits_rolls_back_or_is_checked(served: Served) -> None:
     with Producer(served.namesrv_address, group="p") as producer:
 
         @producer.checker("paid")

@@ -32,7 +32,7 @@ def listener(served: Broker, topic: str, offsets: Path) -> Consumer:
     )
 
 
-async def test_everybody_gets_everything_and_goes_on_from_its_file(
+async def test_every_broadcast_member_gets_all_messages_and_continues_from_its_file(
     served: Broker, tmp_path: Path
 ) -> None:
     await send(served, "cast", *numbered(8))
@@ -47,7 +47,9 @@ async def test_everybody_gets_everything_and_goes_on_from_its_file(
     assert sum(row["offset"] for row in noted) == 9
 
 
-async def test_a_file_has_one_consumer_and_must_be_readable(served: Broker, tmp_path: Path) -> None:
+async def test_a_file_of_offsets_belongs_to_one_consumer_and_must_be_readable(
+    served: Broker, tmp_path: Path
+) -> None:
     path = tmp_path / "offsets.json"
     await send(served, "alone", b"x")
     async with listener(served, "alone", path) as first:

@@ -59,7 +59,7 @@ class _Asking:
             return cast("Response", await self._answered)
 
 
-async def test_a_consumer_tells_what_it_does_and_goes_where_it_is_told(served: Broker) -> None:
+async def test_a_consumer_reports_its_state_and_resets_its_offsets(served: Broker) -> None:
     await send(served, "asked", *numbered(8))
     consumer = Consumer(served.namesrv_address, group="g-asked")
     seen: list[bytes] = []
@@ -141,7 +141,7 @@ async def _record(line: ClientConnection, queue: MessageQueue) -> bytes:
     return bytes((await line.call_checked(RequestCode.PULL_MESSAGE, fields, timeout_s=WAIT_S)).body)
 
 
-def test_offsets_come_as_java_or_as_c_writes_them() -> None:
+def test_offsets_are_decoded_in_the_forms_for_java_and_for_cpp_clients() -> None:
     java = b'{"offsetTable":{{"brokerName":"b","queueId":1,"topic":"t"}:12}}'
     c = b'{"offsetTable":[{"brokerName":"b","queueId":1,"topic":"t","offset":12}]}'
     assert decode_queue_offsets(java) == decode_queue_offsets(c) == {("t", "b", 1): 12}

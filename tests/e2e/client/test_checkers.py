@@ -60,7 +60,7 @@ async def a_producer(served: Served, group: str, **more: Any) -> AsyncIterator[P
         yield producer
 
 
-async def test_the_closest_checker_answers(served: Served) -> None:
+async def test_the_most_specific_checker_is_called(served: Served) -> None:
     asked: dict[str, str] = {}
 
     def saying(who: str) -> Callable[[ReceivedMessage], Verdict]:
@@ -85,13 +85,13 @@ async def test_the_closest_checker_answers(served: Served) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{}, {"topic": "t", "name": "n"}, {"topic": "*", "tag": "x"}])
-async def test_a_checker_is_for_something(wrong: dict[str, str]) -> None:
+async def test_a_checker_for_nothing_is_refused(wrong: dict[str, str]) -> None:
     async with Producer("127.0.0.1:1", group="g") as producer:
         with pytest.raises(ValueError, match="topic"):
             producer.checker(**wrong)(lambda message: None)
 
 
-async def test_a_process_that_never_sends_is_asked_about_what_another_left(served: Served) -> None:
+async def test_a_process_that_never_sends_gets_checks_of_another_process(served: Served) -> None:
     async with a_producer(served, "left") as producer:
         await leave_open(producer, Message("left", b"by one that is gone"))
     async with a_producer(served, "left") as successor:
@@ -103,7 +103,7 @@ async def test_a_process_that_never_sends_is_asked_about_what_another_left(serve
         await until(lambda: bodies(served, "left") == [b"by one that is gone"])
 
 
-async def test_what_a_checker_raises_is_unknown_logged_and_counted(
+async def test_an_exception_of_a_checker_is_unknown_logged_and_counted(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     said: Iterator[Any] = iter([OSError("no database"), "COMMIT", None, Verdict.COMMIT])
@@ -124,7 +124,7 @@ async def test_what_a_checker_raises_is_unknown_logged_and_counted(
     assert "no database" in caplog.text
 
 
-async def test_without_a_checker_it_is_said_and_counted(
+async def test_a_check_without_a_checker_is_logged_and_counted(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with a_producer(served, "nobody") as producer:
@@ -133,7 +133,7 @@ async def test_without_a_checker_it_is_said_and_counted(
     assert "no checker for" in caplog.text
 
 
-async def test_as_many_run_at_once_as_may_and_the_others_wait(served: Served) -> None:
+async def test_no_more_checkers_run_than_check_concurrency_allows(served: Served) -> None:
     running, most = 0, 0
     lock = threading.Lock()
     two_are_in = threading.Barrier(2)
@@ -157,7 +157,7 @@ async def test_as_many_run_at_once_as_may_and_the_others_wait(served: Served) ->
     assert most == 2
 
 
-async def test_questions_beyond_the_limit_are_answered_with_unknown(
+async def test_checks_beyond_the_limit_are_answered_with_unknown(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     go_on = asyncio.Event()
@@ -201,7 +201,7 @@ class Ledger(TransactionListener):
         return self.done[message.transaction_id]
 
 
-async def test_the_articles_form(served: Served) -> None:
+async def test_a_listener_executes_and_checks_local_transactions(served: Served) -> None:
     ledger = Ledger()
     async with TransactionProducer(
         served.namesrv_address, group="listener", listener=ledger
@@ -218,7 +218,9 @@ async def test_the_articles_form(served: Served) -> None:
     assert {message.transaction_id for message in ledger.checked} == {crashed.transaction_id}
 
 
-def test_the_articles_form_for_threads_runs_the_work_in_the_calling_one(served: Served) -> None:
+def test_a_blocking_listener_runs_the_local_transaction_in_the_calling_thread(
+    served: Served,
+) -> None:
     ledger = Ledger()
     with blocking.TransactionProducer(
         served.namesrv_address, group="listener-blocking", listener=ledger

@@ -56,7 +56,7 @@ async def test_a_group_gets_every_message_once(served: Broker) -> None:
     assert sorted(found) == bodies
 
 
-async def test_what_an_exception_leaves_in_hand_comes_again(served: Broker) -> None:
+async def test_a_message_in_flight_during_an_exception_comes_again(served: Broker) -> None:
     await send(served, "fragile", b"only")
     with pytest.raises(ZeroDivisionError):  # noqa: PT012
         async with consumer(served, "g-fragile", fragile="*") as first:
@@ -66,7 +66,7 @@ async def test_what_an_exception_leaves_in_hand_comes_again(served: Broker) -> N
         assert await receive(second, 1) == [b"only"]
 
 
-async def test_only_the_tags_that_are_wanted(served: Broker) -> None:
+async def test_a_tag_filter_selects_messages(served: Broker) -> None:
     # "Aa" and "BB" have the same hash in Java: a broker cannot tell them apart, a client can.
     await send(served, "tagged", b"no", tags="c")
     await send(served, "tagged", b"alike", tags="BB")
@@ -86,7 +86,7 @@ async def test_only_the_tags_that_are_wanted(served: Broker) -> None:
     assert sorted(seen) == [b"too", b"yes"]
 
 
-async def test_what_is_given_back_comes_later_under_its_own_topic(served: Broker) -> None:
+async def test_a_message_sent_back_comes_again_with_its_original_topic(served: Broker) -> None:
     await send(served, "again", b"x", tags="a")
     async with consumer(served, "g-again", again="a") as one, asyncio.timeout(WAIT_S):
         first = await one.receive()
@@ -101,7 +101,7 @@ async def test_what_is_given_back_comes_later_under_its_own_topic(served: Broker
             await one.retry_later(first)
 
 
-async def test_what_fails_too_often_is_among_the_dead_letters(served: Broker) -> None:
+async def test_a_message_sent_back_too_often_moves_to_the_dead_letters(served: Broker) -> None:
     await send(served, "hopeless", b"x")
     one = Consumer(
         served.namesrv_address, group="g-dead", subscribe={"hopeless": "*"}, max_reconsume_times=1
@@ -119,7 +119,7 @@ async def test_what_fails_too_often_is_among_the_dead_letters(served: Broker) ->
         assert [message.body for message in pulled.messages] == [b"x"]
 
 
-async def test_two_members_share_the_queues_and_the_last_one_has_them_all(
+async def test_two_members_divide_the_queues_and_the_last_one_gets_all(
     served: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As soon as the broker says that somebody came or went."""
@@ -161,7 +161,7 @@ async def test_three_members_get_each_message_once(served: Broker) -> None:
     assert sorted(seen) == [*numbered(200), b"make"]
 
 
-async def test_after_a_rebalance_only_what_was_not_acknowledged_comes_again(served: Broker) -> None:
+async def test_after_a_rebalance_only_unacknowledged_messages_come_again(served: Broker) -> None:
     bodies = numbered(40)
     await send(served, "moved", *bodies)
     seen: list[bytes] = []
@@ -186,7 +186,7 @@ async def test_after_a_rebalance_only_what_was_not_acknowledged_comes_again(serv
     assert twice <= {in_hand}
 
 
-async def test_a_consumer_that_was_there_first_finds_a_new_topic(served: Broker) -> None:
+async def test_a_running_consumer_discovers_a_new_topic(served: Broker) -> None:
     one = Consumer(
         served.namesrv_address, group="g-early", subscribe={"unborn": "*"}, start="latest"
     )
@@ -195,7 +195,7 @@ async def test_a_consumer_that_was_there_first_finds_a_new_topic(served: Broker)
         assert await receive(one, 1) == [b"first"]
 
 
-async def test_where_a_new_group_begins(served: Broker) -> None:
+async def test_start_position_of_a_new_group(served: Broker) -> None:
     if getattr(served, "version", "") == "4.9.7":
         pytest.skip("4.x begins a young queue at 0, whatever is asked: docs/compatibility.md")
     await send(served, "since", *numbered(4, "old"))
@@ -229,7 +229,7 @@ async def test_where_a_new_group_begins(served: Broker) -> None:
     assert len(await found("g-since-all", "earliest", b"z")) == 8
 
 
-async def test_one_that_is_never_done_with_holds_up_no_other_queue(served: Broker) -> None:
+async def test_a_message_that_is_never_done_holds_up_no_other_queue(served: Broker) -> None:
     """And the offset that is noted in its queue stays before it."""
     await send(served, "stuck", b"make")
     async with PullConsumer(served.namesrv_address, group="g-stuck") as puller:
@@ -260,7 +260,7 @@ async def test_one_that_is_never_done_with_holds_up_no_other_queue(served: Broke
         assert await puller.committed(queues[1]) == await puller.latest_offset(queues[1])
 
 
-async def test_no_more_is_pulled_than_there_is_room_for(served: Broker) -> None:
+async def test_no_more_is_pulled_than_the_limits_allow(served: Broker) -> None:
     bodies = numbered(200)
     await send(served, "crowd", *bodies)
     one = Consumer(
@@ -280,7 +280,7 @@ async def test_no_more_is_pulled_than_there_is_room_for(served: Broker) -> None:
         assert room.message_count <= most
 
 
-async def test_shares_can_be_dealt_out_like_cards(served: Broker) -> None:
+async def test_queues_can_be_assigned_in_turn(served: Broker) -> None:
     await send(served, "cards", b"made")
 
     def member() -> Consumer:
@@ -306,7 +306,7 @@ async def test_shares_can_be_dealt_out_like_cards(served: Broker) -> None:
         assert ids == [[0, 2], [1, 3]]
 
 
-async def test_a_namespace_is_a_world_of_its_own(served: Broker) -> None:
+async def test_a_consumer_sees_only_its_namespace(served: Broker) -> None:
     await send(served, "spaced", b"outside")
     await send(served, "ns%spaced", b"inside")
     one = Consumer(served.namesrv_address, group="g-ns", subscribe={"spaced": "*"}, namespace="ns")
@@ -328,7 +328,7 @@ async def test_a_namespace_is_a_world_of_its_own(served: Broker) -> None:
         {"offsets_file": "x"},
     ],
 )
-async def test_what_makes_no_sense_is_refused(served: Broker, options: dict[str, object]) -> None:
+async def test_invalid_arguments_are_refused(served: Broker, options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r".+"):
         Consumer(served.namesrv_address, group="g", **options)  # type: ignore[arg-type]
     with pytest.raises(InvalidSubscription):

@@ -98,7 +98,7 @@ def test_a_fork_while_other_threads_send_leaves_no_lock_behind(served: Served) -
     assert received(served, "busy-child", 6) == [b"c"] * 6
 
 
-def test_a_child_answers_for_what_it_leaves_open(served: Served) -> None:
+def test_a_child_answers_checks_of_its_own_open_transactions(served: Served) -> None:
     """Checkers that were registered in the parent are known to the child's own client."""
     with Producer(served.namesrv_address, group="forked-checks") as producer:
 
@@ -136,7 +136,7 @@ def test_a_transaction_of_the_parent_is_not_ended_by_a_child(served: Served) -> 
     assert received(served, "parents", 1) == [b"x"]
 
 
-async def test_an_asyncio_client_says_that_it_is_another_processes(served: Served) -> None:
+async def test_an_asyncio_client_of_another_process_is_refused(served: Served) -> None:
     async with AsyncProducer(served.namesrv_address, group="p") as producer:
         await producer.send(Message("awaited", b"parent"))
 

@@ -30,7 +30,9 @@ async def poll(lite: LiteConsumer, count: int) -> list[bytes]:
     return found
 
 
-async def test_what_was_polled_is_noted_and_the_next_one_goes_on(served: Broker) -> None:
+async def test_polled_messages_are_committed_and_the_next_consumer_continues(
+    served: Broker,
+) -> None:
     await send(served, "polled", *numbered(10))
     subscribe = {"polled": "*"}
     async with LiteConsumer(served.namesrv_address, group="g-l", subscribe=subscribe) as lite:
@@ -41,7 +43,7 @@ async def test_what_was_polled_is_noted_and_the_next_one_goes_on(served: Broker)
         assert await poll(lite, 1) == [b"more"]
 
 
-async def test_without_auto_commit_nothing_is_noted_until_it_is_said(served: Broker) -> None:
+async def test_without_auto_commit_only_commit_stores_offsets(served: Broker) -> None:
     await send(served, "manual", *numbered(6))
 
     def lite() -> LiteConsumer:
@@ -94,7 +96,7 @@ async def test_assigned_queues_can_be_read_from_anywhere_and_paused(served: Brok
             await lite.seek(other, -1)
 
 
-async def test_lite_members_share_the_queues_out(served: Broker) -> None:
+async def test_lite_consumers_divide_the_queues(served: Broker) -> None:
     await send(served, "halved", b"made")
 
     def lite() -> LiteConsumer:
@@ -135,7 +137,7 @@ async def test_queues_are_pulled_by_hand(served: Broker) -> None:
             await puller.queues("nowhere")
 
 
-def test_the_blocking_ones_do_the_same(served: Broker) -> None:
+def test_blocking_consumers_do_the_same(served: Broker) -> None:
     address = served.namesrv_address
     asyncio.run(send(served, "plain", *numbered(4)))
     with blocking.LiteConsumer(address, group="g-p", subscribe={"plain": "*"}) as lite:

@@ -27,7 +27,7 @@ def orderly(served: Broker, group: str, **more: object) -> Consumer:
     return Consumer(served.namesrv_address, group=group, orderly=True, suspend_s=0.1, **more)  # type: ignore[arg-type]
 
 
-async def test_a_queue_is_in_order_though_one_fails_in_between(served: Broker) -> None:
+async def test_a_queue_stays_in_order_although_a_message_fails(served: Broker) -> None:
     for key in "xyz":
         await send(served, "steps", *numbered(8, key), sharding_key=key)
     consumer = orderly(served, "g-steps")
@@ -57,7 +57,7 @@ async def test_a_queue_is_in_order_though_one_fails_in_between(served: Broker) -
         assert len(mine) == 8
 
 
-async def test_one_that_fails_too_often_is_put_aside(served: Broker) -> None:
+async def test_a_message_that_fails_too_often_moves_to_the_dead_letters(served: Broker) -> None:
     await send(served, "barred", *numbered(3), sharding_key="k")
     consumer = orderly(served, "g-barred", max_reconsume_times=2)
     seen: list[tuple[bytes, int]] = []
@@ -78,7 +78,7 @@ async def test_one_that_fails_too_often_is_put_aside(served: Broker) -> None:
         assert [message.body for message in (await puller.pull(queue, 0)).messages] == [b"001"]
 
 
-async def test_a_second_one_takes_over_where_the_first_one_stopped(served: Broker) -> None:
+async def test_a_second_member_continues_where_the_first_one_stopped(served: Broker) -> None:
     await send(served, "handed", *numbered(6), sharding_key="k")
     subscribe = {"handed": "*"}
     async with orderly(served, "g-handed", subscribe=subscribe) as first:
@@ -108,7 +108,7 @@ async def test_a_second_one_takes_over_where_the_first_one_stopped(served: Broke
     assert seen == numbered(6)
 
 
-async def test_a_queue_whose_lock_another_has_is_let_go(
+async def test_a_queue_locked_by_another_member_is_released(
     served: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a long stop of the process, when its locks have run out."""
@@ -137,7 +137,9 @@ async def test_a_queue_whose_lock_another_has_is_let_go(
         await until(lambda: queue in one.assigned_queues)
 
 
-async def test_a_failure_while_leaving_is_the_next_owner_s(served: Broker) -> None:
+async def test_a_message_that_fails_while_its_queue_is_released_goes_to_the_next_owner(
+    served: Broker,
+) -> None:
     await send(served, "refused", *numbered(3), sharding_key="k")
     first = orderly(served, "g-refused")
     begun = asyncio.Event()

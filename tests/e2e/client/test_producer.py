@@ -42,7 +42,7 @@ async def until(served: Served, topic: str, expected: list[bytes]) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_a_message_arrives_as_it_was_sent(served: Served) -> None:
+async def test_a_message_is_received_as_it_was_sent(served: Served) -> None:
     async with Producer(served.namesrv_address, group="p") as producer:
         result = await producer.send(
             Message("audit", b"hello", keys=["k1", "k2"], tags="created", properties={"a": "b"})
@@ -56,7 +56,7 @@ async def test_a_message_arrives_as_it_was_sent(served: Served) -> None:
     assert record.properties["UNIQ_KEY"] == result.message_id
 
 
-async def test_one_sharding_key_is_one_queue(served: Served) -> None:
+async def test_messages_with_one_sharding_key_go_to_one_queue(served: Served) -> None:
     async with Producer(served.namesrv_address, group="p") as producer:
         results = [
             await producer.send(Message("sharded", b"%d" % n, sharding_key="customer-7"))
@@ -66,7 +66,7 @@ async def test_one_sharding_key_is_one_queue(served: Served) -> None:
     assert bodies(served, "sharded") == [b"%d" % n for n in range(8)]
 
 
-async def test_leaving_the_block_commits_all_of_it(served: Served) -> None:
+async def test_leaving_the_block_commits_all_messages(served: Served) -> None:
     async with Producer(served.namesrv_address, group="p") as producer:
         async with producer.transaction(Message("orders", b"o-1")) as tx:
             await tx.send(Message("stock", b"o-1"))
@@ -76,7 +76,7 @@ async def test_leaving_the_block_commits_all_of_it(served: Served) -> None:
     assert bodies(served, "orders") == bodies(served, "stock") == [b"o-1"]
 
 
-async def test_rollback_ends_at_the_block(served: Served) -> None:
+async def test_rollback_is_not_raised_outside_the_block(served: Served) -> None:
     async with Producer(served.namesrv_address, group="p") as producer:
         async with producer.transaction(Message("rolled", b"no")) as tx:
             raise Rollback
@@ -115,7 +115,7 @@ async def test_after_any_other_exception_the_checker_decides(served: Served, kin
     }
 
 
-async def test_on_error_says_what_an_exception_means(served: Served) -> None:
+async def test_on_error_is_the_verdict_after_an_exception(served: Served) -> None:
     async with Producer(served.namesrv_address, group="p") as producer:
         with pytest.raises(ZeroDivisionError):
             async with producer.transaction(
@@ -126,7 +126,7 @@ async def test_on_error_says_what_an_exception_means(served: Served) -> None:
         assert (tx.outcome.state, tx.outcome.acknowledged) == ("rolled_back", True)
 
 
-async def test_who_was_decided_on_otherwise_hears_of_it(served: Served) -> None:
+async def test_a_transaction_decided_otherwise_raises_transaction_conflict(served: Served) -> None:
     async with Producer(served.namesrv_address, group="p") as producer:
         with pytest.raises(TransactionConflict):  # noqa: PT012
             async with producer.transaction(Message("contradicted", b"x")) as tx:
@@ -137,7 +137,7 @@ async def test_who_was_decided_on_otherwise_hears_of_it(served: Served) -> None:
     assert bodies(served, "contradicted") == []
 
 
-async def test_errors_say_whether_to_try_again(served: Served) -> None:
+async def test_errors_say_whether_to_retry(served: Served) -> None:
     async with Producer(served.namesrv_address, group="p", retries=0) as producer:
         with pytest.raises(RequestRefused) as refused:
             await producer.send(Message("RMQ_SYS_TRANS_HALF_TOPIC", b"x"))
@@ -149,7 +149,7 @@ async def test_errors_say_whether_to_try_again(served: Served) -> None:
         assert not isinstance(failed.value, NoRoute)
 
 
-async def test_a_broker_that_comes_back_is_used_again(tmp_path: Path) -> None:
+async def test_a_broker_that_returns_is_used_again(tmp_path: Path) -> None:
     with Served(tmp_path, conf={**CONF, "flushDiskType": "SYNC_FLUSH"}) as served:
         async with Producer(served.namesrv_address, group="p", timeout_s=2) as producer:
             await producer.send(Message("survivor", b"before"))

@@ -38,7 +38,9 @@ async def open_offsets(served: Broker, group: str, topic: str) -> int:
         )
 
 
-async def test_functions_and_coroutines_each_get_what_they_registered_for(served: Broker) -> None:
+async def test_functions_and_coroutines_get_the_messages_they_registered_for(
+    served: Broker,
+) -> None:
     await send(served, "pushed", b"a", tags="a")
     await send(served, "pushed", b"b", tags="b")
     await send(served, "pushed", b"c", tags="c")
@@ -67,7 +69,7 @@ async def test_functions_and_coroutines_each_get_what_they_registered_for(served
     assert await open_offsets(served, "g-pushed", "pushed") == 0
 
 
-async def test_a_function_may_come_later_and_widen_what_is_wanted(served: Broker) -> None:
+async def test_a_handler_registered_later_widens_the_filter(served: Broker) -> None:
     await send(served, "grown", b"first", tags="a")
     consumer = Consumer(served.namesrv_address, group="g-grown")
     seen: list[bytes] = []
@@ -88,7 +90,7 @@ async def test_a_function_may_come_later_and_widen_what_is_wanted(served: Broker
     await running
 
 
-async def test_so_many_run_at_once_and_no_more(served: Broker) -> None:
+async def test_no_more_handlers_run_than_concurrency_allows(served: Broker) -> None:
     await send(served, "wide", *numbered(20))
     consumer = Consumer(served.namesrv_address, group="g-wide", concurrency=4)
     now, most, done = 0, 0, 0
@@ -109,7 +111,7 @@ async def test_so_many_run_at_once_and_no_more(served: Broker) -> None:
     assert most == 4
 
 
-async def test_an_exception_means_later(served: Broker) -> None:
+async def test_a_message_comes_again_after_an_exception(served: Broker) -> None:
     await send(served, "flaky", b"x")
     consumer = Consumer(served.namesrv_address, group="g-flaky")
     times: list[int] = []
@@ -126,7 +128,7 @@ async def test_an_exception_means_later(served: Broker) -> None:
     assert times == [0, 1, 2]
 
 
-async def test_a_stop_finishes_what_is_in_hand_and_leaves_the_rest(served: Broker) -> None:
+async def test_stop_finishes_running_handlers_and_leaves_the_other_messages(served: Broker) -> None:
     await send(served, "halted", *numbered(12))
     consumer = Consumer(served.namesrv_address, group="g-halted", concurrency=3)
     begun: list[bytes] = []
@@ -199,7 +201,7 @@ async def started(script: str, served: Broker, directory: Path) -> asyncio.subpr
 
 
 @pytest.mark.parametrize("script", [SCRIPT, BLOCKING], ids=["asyncio", "blocking"])
-async def test_a_signal_ends_the_process_after_the_message_in_hand(
+async def test_a_signal_ends_the_process_after_the_running_handler(
     served: Broker, script: str, tmp_path: Path
 ) -> None:
     await send(served, "signalled", b"x")
@@ -213,9 +215,7 @@ async def test_a_signal_ends_the_process_after_the_message_in_hand(
     assert await open_offsets(served, "g-signal", "signalled") == 0
 
 
-async def test_a_member_that_is_killed_leaves_its_messages_to_the_others(
-    served: Broker, tmp_path: Path
-) -> None:
+async def test_messages_of_a_killed_member_go_to_the_others(served: Broker, tmp_path: Path) -> None:
     await send(served, "orphaned", b"x")
     script = SCRIPT.replace("signalled", "orphaned").replace("g-signal", "g-orphaned")
     process = await started(script.replace("sleep(1)", "sleep(1000)"), served, tmp_path)
@@ -229,7 +229,7 @@ async def test_a_member_that_is_killed_leaves_its_messages_to_the_others(
             assert (await one.receive()).body == b"x"
 
 
-async def test_what_its_broker_has_lost_is_sent_again_from_the_copy(served: Broker) -> None:
+async def test_a_message_that_the_broker_has_lost_is_sent_back_as_a_copy(served: Broker) -> None:
     await send(served, "kept", b"x")
     one = Consumer(served.namesrv_address, group="g-kept", subscribe={"kept": "*"})
     async with one, asyncio.timeout(WAIT_S):
@@ -244,7 +244,7 @@ async def test_what_its_broker_has_lost_is_sent_again_from_the_copy(served: Brok
         assert (again.topic, again.body, again.reconsume_times) == ("kept", b"x", 1)
 
 
-async def test_a_message_survives_a_broker_that_is_down_when_it_fails(
+async def test_a_message_that_fails_while_its_broker_is_down_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It cannot be given back: it comes again here. And what comes after the restart, comes."""
@@ -272,7 +272,7 @@ async def test_a_message_survives_a_broker_that_is_down_when_it_fails(
         assert await open_offsets(served, "g-outlived", "outlived") == 0
 
 
-async def test_handlers_that_cannot_be_told_apart_are_refused(served: Broker) -> None:
+async def test_conflicting_handlers_are_refused(served: Broker) -> None:
     consumer = Consumer(served.namesrv_address, group="g")
     with pytest.raises(LocalProtocolError, match="on\\(\\)"):
         await consumer.run()
@@ -283,7 +283,7 @@ async def test_handlers_that_cannot_be_told_apart_are_refused(served: Broker) ->
     await consumer.close()
 
 
-def test_a_blocking_consumer_hands_messages_to_threads(served: Broker) -> None:
+def test_a_blocking_consumer_runs_handlers_in_threads(served: Broker) -> None:
     with blocking.Producer(served.namesrv_address, group="p") as producer:
         for body in numbered(3):
             producer.send(Message("blocked", body))

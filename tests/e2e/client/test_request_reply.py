@@ -61,7 +61,7 @@ async def test_a_large_request_in_a_namespace_is_replied_to(served: Served) -> N
         assert (await asking).body == b"x" * size
 
 
-async def test_no_reply_in_time_is_said_and_one_that_comes_late_is_dropped(served: Served) -> None:
+async def test_a_missing_reply_raises_and_a_late_one_is_dropped(served: Served) -> None:
     at = served.namesrv_address
     async with (
         Producer(at, group="asks") as producer,
@@ -78,7 +78,7 @@ async def test_no_reply_in_time_is_said_and_one_that_comes_late_is_dropped(serve
         assert producer._pending_replies._pending == {}
 
 
-async def test_only_a_request_that_is_in_hand_is_replied_to(served: Served) -> None:
+async def test_only_a_request_in_flight_can_be_replied_to(served: Served) -> None:
     at = served.namesrv_address
     async with (
         Producer(at, group="asks") as producer,
@@ -94,7 +94,7 @@ async def test_only_a_request_that_is_in_hand_is_replied_to(served: Served) -> N
             await consumer.reply(first, b"x")
 
 
-def test_threads_ask_and_reply(served: Served) -> None:
+def test_blocking_clients_request_and_reply(served: Served) -> None:
     at = served.namesrv_address
 
     with (
@@ -114,7 +114,7 @@ def test_threads_ask_and_reply(served: Served) -> None:
 # --- traces --------------------------------------------------------------------------------------
 
 
-async def test_handlers_go_on_with_the_trace_of_who_sent(served: Served) -> None:
+async def test_handlers_continue_the_trace_of_the_sender(served: Served) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))

@@ -80,7 +80,7 @@ async def test_a_batch_beyond_the_limit_takes_several_requests(served: Served) -
     assert [result.queue_offset for result in results] == list(range(40))
 
 
-def test_threads_send_batches_too(served: Served) -> None:
+def test_a_blocking_producer_sends_batches(served: Served) -> None:
     with blocking.Producer(served.namesrv_address, group="p") as producer:
         [queue, *_] = producer.queues("blocking-batch")
         messages = [Message("blocking-batch", b"a"), Message("blocking-batch", b"b")]
@@ -93,7 +93,7 @@ def test_threads_send_batches_too(served: Served) -> None:
 # --- order, one way ------------------------------------------------------------------------------
 
 
-async def test_a_selector_decides_the_queue(served: Served) -> None:
+async def test_a_selector_chooses_the_queue(served: Served) -> None:
     def by_size(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
         return queues[len(message.body) % len(queues)]
 
@@ -105,7 +105,7 @@ async def test_a_selector_decides_the_queue(served: Served) -> None:
         assert [len(record.body) for record in reader.pull_all("selected", 2)] == [2]
 
 
-async def test_what_is_sent_one_way_arrives(served: Served) -> None:
+async def test_a_oneway_message_arrives(served: Served) -> None:
     async with Producer(served.namesrv_address, group="p") as producer:
         for number in range(100):
             await producer.send_oneway(Message("one-way", b"%d" % number))
@@ -117,7 +117,7 @@ async def test_what_is_sent_one_way_arrives(served: Served) -> None:
 
 
 @pytest.mark.parametrize("kind", ["delay_level", "delay_s", "deliver_at"])
-async def test_a_delayed_message_comes_when_it_is_due(served: Served, kind: str) -> None:
+async def test_a_delayed_message_is_delivered_when_it_is_due(served: Served, kind: str) -> None:
     topic = kind.replace("_", "-")
     later = datetime.now(UTC) + timedelta(seconds=1)
     message = {
@@ -143,7 +143,7 @@ async def test_a_delay_in_a_transaction_counts_from_the_commit(served: Served) -
     assert message.stored_ms - message.born_ms >= 900
 
 
-async def test_a_delay_beyond_the_brokers_limit_is_refused_by_it(served: Served) -> None:
+async def test_a_delay_beyond_the_broker_s_limit_is_refused(served: Served) -> None:
     async with Producer(served.namesrv_address, group="p") as producer:
         with pytest.raises(RequestRefused, match="limit") as refused:
             await producer.send(Message("too-late", b"x", delay_s=365 * 86_400))
@@ -154,7 +154,7 @@ async def test_a_delay_beyond_the_brokers_limit_is_refused_by_it(served: Served)
 
 
 @pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
-async def test_a_long_body_travels_short(served: Served, kind: str) -> None:
+async def test_a_long_body_is_sent_compressed(served: Served, kind: str) -> None:
     body = b"the same again and again " * 2000
     topic = f"compressed-{kind}"
     async with Producer(served.namesrv_address, group="p", compression=kind) as producer:

@@ -76,7 +76,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield pair
 
 
-async def test_sends_go_on_when_a_broker_is_killed_and_nothing_acknowledged_is_lost(
+async def test_sends_continue_when_a_broker_is_killed_and_nothing_acknowledged_is_lost(
     pair: Pair,
 ) -> None:
     await pair.make_topic("load")
@@ -120,7 +120,7 @@ async def park_on_both(tx: Transaction, topic: str) -> None:
 
 
 @pytest.mark.parametrize("verdict", [Verdict.COMMIT, Verdict.ROLLBACK])
-async def test_a_transaction_over_two_brokers_is_decided_alike_though_one_is_killed(
+async def test_a_transaction_over_two_brokers_is_decided_alike_although_one_is_killed(
     pair: Pair, verdict: Verdict
 ) -> None:
     topic = f"to-{verdict.name.lower()}"

@@ -1,4 +1,4 @@
-"""One server of each kind for a whole run; a database of its own for each test."""
+"""One database server of each kind for the whole run, and a new database for each test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = ("sqlite", *SERVERS)
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A broker that asks soon."""
+    """A broker that checks open transactions after half a second."""
     conf = {
         "transactionTimeOut": 500,
         "transactionCheckInterval": 500,
@@ -30,7 +30,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="session")
 def servers() -> Iterator[dict[str, DatabaseServer]]:
-    """Those that were wanted so far."""
+    """The database servers that were started so far."""
     running: dict[str, DatabaseServer] = {}
     yield running
     for server in running.values():
@@ -38,12 +38,12 @@ def servers() -> Iterator[dict[str, DatabaseServer]]:
 
 
 def url_of(kind: str, servers: dict[str, DatabaseServer], directory: Path) -> str:
-    """Of a new database; skips, by name, if its server cannot be started here."""
+    """Return the URL of a new database. Skips the test if its server cannot be started here."""
     if kind == "sqlite":
         return f"sqlite:///{directory / 'bank.db'}"
     if kind not in servers:
-        if why := SERVERS[kind].lack():
-            pytest.skip(f"{kind}: {why}")
+        if reason := SERVERS[kind].lack():
+            pytest.skip(f"{kind}: {reason}")
         servers[kind] = SERVERS[kind]().__enter__()
     return servers[kind].new_database()
 
@@ -55,7 +55,7 @@ def url(request: pytest.FixtureRequest, servers: dict[str, DatabaseServer], tmp_
 
 @pytest.fixture
 def engine(url: str) -> Iterator[Engine]:
-    """With the bank's tables, on each kind of database."""
+    """An engine on each kind of database, with the tables of the bank."""
     engine = create_engine(url)
     tables.create_all(engine)
     yield engine

@@ -121,7 +121,7 @@ async def _pay_and_go_on(escrow: AsyncEscrow) -> None:
 
 
 @pytest.mark.parametrize("answers", [True, False])
-async def test_a_lost_answer_to_commit_is_found_out_with_await(
+async def test_a_commit_without_a_response_is_resolved_by_the_marker_with_await(
     served: Served, servers: dict[str, DatabaseServer], tmp_path: object, answers: bool
 ) -> None:
     topic = new_topic("async-lost")
@@ -152,7 +152,7 @@ async def test_a_lost_answer_to_commit_is_found_out_with_await(
             assert await saved(engine) == ["a"]
 
 
-async def test_what_fails_in_the_last_flush_is_rolled_back_with_await(
+async def test_a_failure_in_the_last_flush_rolls_back_with_await(
     served: Served, async_url: str
 ) -> None:
     topic = new_topic("async-flush")
@@ -178,7 +178,7 @@ async def _add_and_send(escrow: AsyncEscrow, topic: str, name: str) -> None:
         await tx.send(Message(topic, name.encode()))
 
 
-async def test_a_lock_is_told_from_other_errors_with_await(async_url: str) -> None:
+async def test_lock_errors_are_distinguished_from_other_errors_with_await(async_url: str) -> None:
     async with opened(async_url) as engine, engine.connect() as owner, engine.connect() as other:
         with pytest.raises(DBAPIError):
             await other.run_sync(read_or_tombstone, "t", group="g", now_ms=1)
@@ -191,7 +191,7 @@ async def test_a_lock_is_told_from_other_errors_with_await(async_url: str) -> No
         assert await other.run_sync(read_or_tombstone, "t", group="g", now_ms=1) is Verdict.COMMIT
 
 
-async def test_markers_go_with_await(served: Served, async_url: str) -> None:
+async def test_markers_are_purged_with_await(served: Served, async_url: str) -> None:
     topic = new_topic("async-old")
     clock = ManualClock()
     async with opened(async_url) as engine:

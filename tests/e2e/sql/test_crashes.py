@@ -175,7 +175,7 @@ def test_database_and_message_agree(
         agree(served, crashes)
 
 
-def test_an_owner_whose_session_was_ended_while_it_was_frozen_has_lost(
+def test_an_owner_whose_session_ended_while_it_was_frozen_fails(
     served: Served, servers: dict[str, DatabaseServer], tmp_path: Path, crashes: list[Crash]
 ) -> None:
     """The database gives its lock to the checker; what it does when it wakes up is refused."""

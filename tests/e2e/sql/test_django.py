@@ -139,7 +139,7 @@ def test_a_block_inside_a_block_waits_for_the_outermost(served: Served, alias: s
     assert open_halves(served) == 0
 
 
-def test_a_block_around_it_that_fails_is_found_out(served: Served, alias: str) -> None:
+def test_an_outer_block_that_fails_is_resolved_by_a_check(served: Served, alias: str) -> None:
     topic = new_topic("around")
     with pytest.raises(ZeroDivisionError):
         _pay_and_fail_around(alias, topic)
@@ -167,7 +167,9 @@ def test_a_rollback_without_an_error_rolls_the_messages_back(served: Served, ali
     assert delivered(served, topic) == []
 
 
-def test_hooks_run_when_the_messages_are_on_their_way(served: Served, alias: str) -> None:
+def test_hooks_of_the_application_run_after_the_messages_are_ended(
+    served: Served, alias: str
+) -> None:
     topic = new_topic("hooks")
     seen: list[list[bytes]] = []
     with shared.atomic(using=alias) as tx:
@@ -176,7 +178,7 @@ def test_hooks_run_when_the_messages_are_on_their_way(served: Served, alias: str
     assert seen == [[b"a"]]
 
 
-def test_a_transaction_by_hand_ends_by_hand(served: Served, alias: str) -> None:
+def test_a_transaction_managed_by_hand_ends_by_hand(served: Served, alias: str) -> None:
     topic = new_topic("hand")
     transaction.set_autocommit(False, using=alias)
     try:
@@ -188,7 +190,7 @@ def test_a_transaction_by_hand_ends_by_hand(served: Served, alias: str) -> None:
     assert delivered(served, topic) == [b"a"]
 
 
-def test_a_commit_that_fails_is_found_out(served: Served, alias: str) -> None:
+def test_a_commit_that_fails_is_resolved_by_the_marker(served: Served, alias: str) -> None:
     """PostgreSQL looks at a deferred constraint only then; SQLite at its foreign keys."""
     topic = new_topic("deferred")
     with connections[alias].cursor() as cursor:
@@ -217,7 +219,7 @@ def test_an_unknown_database_is_named(databases: None) -> None:
         pass
 
 
-def test_settings_that_are_wrong_are_named(databases: None) -> None:
+def test_wrong_settings_are_named(databases: None) -> None:
     before = settings.ESCROWMQ
     try:
         settings.ESCROWMQ = {"servers": "127.0.0.1:9876", "gruop": "x"}
@@ -227,7 +229,7 @@ def test_settings_that_are_wrong_are_named(databases: None) -> None:
         settings.ESCROWMQ = before
 
 
-def test_old_markers_go(served: Served, alias: str) -> None:
+def test_old_markers_are_purged(served: Served, alias: str) -> None:
     pay(alias, new_topic("old"), "a")
     clock = ManualClock()
     assert Escrow(clock).purge() == 0

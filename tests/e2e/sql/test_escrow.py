@@ -77,9 +77,7 @@ def test_a_transaction_without_messages_leaves_no_marker(served: Served, sqlite:
     assert marked(sqlite) == []
 
 
-def test_what_the_database_refuses_at_the_end_is_rolled_back(
-    served: Served, engine: Engine
-) -> None:
+def test_a_commit_that_the_database_refuses_is_rolled_back(served: Served, engine: Engine) -> None:
     topic = new_topic("twice")
     with Escrow(engine, served.namesrv_address, group="g-twice") as escrow:
         pay(escrow, topic, "a")
@@ -89,7 +87,7 @@ def test_what_the_database_refuses_at_the_end_is_rolled_back(
     assert open_halves(served) == 0
 
 
-def test_what_fails_in_the_last_flush_is_rolled_back_without_asking_the_database(
+def test_a_failure_in_the_last_flush_rolls_back_without_reading_the_marker(
     served: Served, engine: Engine
 ) -> None:
     topic = new_topic("flush")
@@ -128,7 +126,7 @@ def _pay_and_go_on(escrow: Escrow, name: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_a_session_that_is_ended_inside_is_left_to_check_back(
+def test_a_session_ended_inside_the_block_is_left_to_check_back(
     served: Served, sqlite: Engine, end: str
 ) -> None:
     topic = new_topic("inside")
@@ -147,7 +145,7 @@ def _pay_and_end(escrow: Escrow, topic: str, end: str) -> None:
         session.commit() if end == "commit" else session.rollback()
 
 
-def test_sessions_may_be_the_applications_own(served: Served, sqlite: Engine) -> None:
+def test_the_application_can_provide_its_sessions(served: Served, sqlite: Engine) -> None:
     class BankSession(Session):
         pass
 
@@ -159,7 +157,7 @@ def test_sessions_may_be_the_applications_own(served: Served, sqlite: Engine) ->
         assert isinstance(session, BankSession)
 
 
-def test_an_end_that_fails_is_no_error(tmp_path: Path, sqlite: Engine) -> None:
+def test_a_failed_end_raises_no_error(tmp_path: Path, sqlite: Engine) -> None:
     conf = {"transactionTimeOut": 500, "transactionCheckInterval": 500}
     with Served(tmp_path, conf=conf) as served:
         with Escrow(sqlite, served.namesrv_address, group="g-end") as escrow:
@@ -191,7 +189,9 @@ def through(proxy: CuttingProxy, url: str) -> Engine:
     return engine
 
 
-def test_a_lost_answer_to_commit_is_found_out(served: Served, postgres: str) -> None:
+def test_a_commit_without_a_response_is_resolved_by_the_marker(
+    served: Served, postgres: str
+) -> None:
     topic = new_topic("lost")
     with CuttingProxy(make_url(postgres).port or 0) as proxy:
         engine = through(proxy, postgres)
@@ -205,7 +205,9 @@ def test_a_lost_answer_to_commit_is_found_out(served: Served, postgres: str) -> 
     assert delivered(served, topic) == [b"a", b"a again"]
 
 
-def test_a_commit_that_nobody_can_ask_about_is_settled_later(served: Served, postgres: str) -> None:
+def test_a_commit_that_cannot_be_resolved_is_decided_by_a_check(
+    served: Served, postgres: str
+) -> None:
     topic = new_topic("nobody")
     with CuttingProxy(make_url(postgres).port or 0) as proxy:
         engine = through(proxy, postgres)
@@ -226,7 +228,7 @@ def test_a_commit_that_nobody_can_ask_about_is_settled_later(served: Served, pos
     assert delivered(served, topic) == [b"a", b"a again"]
 
 
-def test_a_database_that_goes_before_the_commit_has_rolled_back(
+def test_a_database_that_stops_before_the_commit_has_rolled_back(
     served: Served, postgres: str
 ) -> None:
     topic = new_topic("gone")
@@ -260,7 +262,7 @@ def _pay_and_lose(escrow: Escrow, engine: Engine, topic: str) -> None:
 # --- check-back ----------------------------------------------------------------------------------
 
 
-def test_another_process_of_the_group_answers_before_it_sends(
+def test_another_process_of_the_group_answers_checks_before_it_sends(
     served: Served, sqlite: Engine
 ) -> None:
     topic = new_topic("other")
@@ -274,7 +276,7 @@ def test_another_process_of_the_group_answers_before_it_sends(
     assert delivered(served, topic) == []
 
 
-def test_of_a_half_of_somebody_else_nothing_is_said(
+def test_a_half_of_another_producer_gets_no_verdict(
     served: Served, sqlite: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = new_topic("strange")
@@ -295,7 +297,7 @@ def test_of_a_half_of_somebody_else_nothing_is_said(
 # --- clean-up ------------------------------------------------------------------------------------
 
 
-def test_markers_go_when_nobody_can_ask_any_more(served: Served, sqlite: Engine) -> None:
+def test_markers_are_purged_when_no_check_can_follow(served: Served, sqlite: Engine) -> None:
     clock = ManualClock()
     topic = new_topic("old")
     with Escrow(
@@ -312,7 +314,7 @@ def test_markers_go_when_nobody_can_ask_any_more(served: Served, sqlite: Engine)
         assert len(marked(sqlite)) == 1
 
 
-def test_markers_may_go_with_the_acknowledgement(served: Served, sqlite: Engine) -> None:
+def test_markers_can_be_purged_after_the_acknowledgement(served: Served, sqlite: Engine) -> None:
     topic = new_topic("at-once")
     with Escrow(sqlite, served.namesrv_address, group="g-once", purge_acknowledged=True) as escrow:
         pay(escrow, topic, "a")

@@ -39,7 +39,7 @@ def test_a_message_that_comes_again_has_no_second_effect(engine: Engine) -> None
     assert saved(engine) == ["a", "b", "c"]
 
 
-def test_an_effect_that_fails_may_come_again(engine: Engine) -> None:
+def test_an_effect_that_failed_runs_again(engine: Engine) -> None:
     once = Inbox(engine, group="g").effect(credit)
 
     def fails(session: Session, message: ReceivedMessage) -> None:
@@ -53,7 +53,7 @@ def test_an_effect_that_fails_may_come_again(engine: Engine) -> None:
     assert once(message_called("m1", b"a")) is True
 
 
-def test_a_conflict_of_the_effect_itself_is_its_own(engine: Engine) -> None:
+def test_an_integrity_error_of_the_effect_is_raised(engine: Engine) -> None:
     once = Inbox(engine, group="g").effect(credit)
     once(message_called("m1", b"a"))
     with pytest.raises(IntegrityError):
@@ -61,7 +61,7 @@ def test_a_conflict_of_the_effect_itself_is_its_own(engine: Engine) -> None:
     assert seen(engine) == ["m1"]
 
 
-def test_of_two_at_the_same_time_one_has_its_effect(engine: Engine) -> None:
+def test_of_two_concurrent_deliveries_one_has_its_effect(engine: Engine) -> None:
     begun = threading.Barrier(2)
     box = Inbox(engine, group="g")
     answers: list[bool] = []
@@ -79,7 +79,7 @@ def test_of_two_at_the_same_time_one_has_its_effect(engine: Engine) -> None:
     assert saved(engine) == ["a"]
 
 
-def test_old_rows_go(sqlite: Engine) -> None:
+def test_old_rows_are_purged(sqlite: Engine) -> None:
     clock = ManualClock()
     box = Inbox(sqlite, group="g", retention_ms=1000, clock=clock)
     once = box.effect(credit)

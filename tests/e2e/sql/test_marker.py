@@ -61,7 +61,7 @@ def test_the_first_writer_wins(marked: Engine) -> None:
 
 
 @pytest.mark.parametrize("ends", ["commit", "rollback"])
-def test_an_owner_that_ends_while_a_checker_waits_is_believed(marked: Engine, ends: str) -> None:
+def test_a_checker_that_waits_returns_what_the_owner_did(marked: Engine, ends: str) -> None:
     wanted = {"commit": Verdict.COMMIT, "rollback": Verdict.ROLLBACK}[ends]
     answers: list[Verdict] = []
     inserting = threading.Event()
@@ -111,25 +111,25 @@ def test_a_checker_leaves_its_connection_as_it_was(marked: Engine) -> None:
     one.dispose()
 
 
-def test_an_error_that_is_no_lock_is_raised(engine: Engine) -> None:
+def test_an_error_other_than_a_lock_is_raised(engine: Engine) -> None:
     with pytest.raises(DBAPIError, match="escrowmq_marker"):
         asked(engine, "there is no such table")
 
 
-def test_of_what_may_be_forgotten_nothing_is_said(marked: Engine) -> None:
+def test_a_marker_that_may_be_purged_gives_no_verdict(marked: Engine) -> None:
     assert asked(marked, "t", old=True) is Verdict.UNKNOWN
     with marked.begin() as late:
         insert_marker(late, "t", group="g", now_ms=NOW_MS)
     assert asked(marked, "t", old=True) is Verdict.COMMIT
 
 
-def test_names_differ_by_case(marked: Engine) -> None:
+def test_ids_and_groups_are_case_sensitive(marked: Engine) -> None:
     with marked.begin() as owner:
         insert_marker(owner, "abc", group="g", now_ms=NOW_MS)
     assert asked(marked, "ABC") is Verdict.ROLLBACK
 
 
-def test_a_marker_says_how_many_messages_there_are(marked: Engine) -> None:
+def test_a_marker_stores_the_number_of_messages(marked: Engine) -> None:
     with marked.begin() as owner:
         for number in range(3):
             insert_marker(owner, f"t{number}", group="g", now_ms=NOW_MS)
@@ -141,7 +141,7 @@ def test_a_marker_says_how_many_messages_there_are(marked: Engine) -> None:
     assert [tuple(row) for row in rows] == [("t1", 1), ("t2", 2)]
 
 
-def test_old_rows_go_many_at_a_time(marked: Engine) -> None:
+def test_old_rows_are_purged_in_batches(marked: Engine) -> None:
     with marked.begin() as connection:
         for number in range(1203):
             insert_marker(connection, f"t{number}", group="g", now_ms=NOW_MS + number)
@@ -153,7 +153,7 @@ def test_old_rows_go_many_at_a_time(marked: Engine) -> None:
 
 
 @pytest.mark.parametrize("level", ["READ UNCOMMITTED", "AUTOCOMMIT"])
-def test_a_checker_that_would_believe_too_much_is_refused(marked: Engine, level: str) -> None:
+def test_a_database_that_shows_uncommitted_rows_is_refused(marked: Engine, level: str) -> None:
     unsafe = create_engine(marked.url, isolation_level=level)
     with unsafe.connect() as connection, pytest.raises(ConfigError):
         check_transaction_support(connection)
@@ -168,6 +168,6 @@ def test_a_database_in_memory_is_refused() -> None:
             Escrow(engine, "127.0.0.1:1", group="g")
 
 
-def test_markers_are_kept_for_an_hour_at_least(sqlite: Engine) -> None:
+def test_a_retention_below_an_hour_is_refused(sqlite: Engine) -> None:
     with pytest.raises(ConfigError, match="3600000"):
         Escrow(sqlite, "127.0.0.1:1", group="g", retention_ms=1000, clock=ManualClock())

@@ -29,7 +29,9 @@ ALL = [
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
-def test_every_error_has_both_answers(kind: type[EscrowError]) -> None:
+def test_every_error_says_whether_to_retry_and_whether_it_may_have_happened(
+    kind: type[EscrowError],
+) -> None:
     assert isinstance(kind.retriable, bool)
     assert isinstance(kind.may_have_happened, bool)
 
@@ -60,14 +62,14 @@ def test_every_error_has_both_answers(kind: type[EscrowError]) -> None:
     ],
     ids=repr,
 )
-def test_the_answers_are_these(
+def test_retriable_and_may_have_happened_of_each_error(
     error: EscrowError, retriable: bool, may_have_happened: bool
 ) -> None:
     assert (error.retriable, error.may_have_happened) == (retriable, may_have_happened)
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
-def test_the_tree_in_the_docstring_names_it(kind: type[EscrowError]) -> None:
+def test_the_tree_in_the_docstring_names_every_error(kind: type[EscrowError]) -> None:
     assert kind.__name__ in (errors.__doc__ or "")
 
 

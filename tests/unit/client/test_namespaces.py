@@ -30,21 +30,21 @@ def test_a_name_is_wrapped_as_rocketmq_does(plain: str, wrapped: str) -> None:
     assert namespace.unwrap(wrapped) == plain
 
 
-def test_without_a_namespace_names_stay() -> None:
+def test_without_a_namespace_names_do_not_change() -> None:
     assert Namespace().wrap("orders") == Namespace().unwrap("orders") == "orders"
 
 
-def test_a_name_of_another_namespace_stays() -> None:
+def test_a_name_of_another_namespace_does_not_change() -> None:
     assert Namespace("shop").unwrap("bank%orders") == "bank%orders"
 
 
-def test_a_namespace_has_no_separator() -> None:
+def test_a_namespace_with_a_separator_is_refused() -> None:
     with pytest.raises(ValueError, match="%"):
         Namespace("a%b")
 
 
 @given(names, names, st.sampled_from(["", "%RETRY%", "%DLQ%"]))
-def test_unwrapping_undoes_wrapping_and_wrapping_twice_is_once(
+def test_unwrapping_undoes_wrapping_and_wrapping_twice_equals_wrapping_once(
     namespace: str, name: str, prefix: str
 ) -> None:
     one = Namespace(namespace)

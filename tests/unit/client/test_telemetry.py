@@ -10,7 +10,7 @@ from escrowmq import Producer
 from escrowmq.client.telemetry import Telemetry
 
 
-async def test_without_the_package_it_is_said_how_to_get_it(
+async def test_without_opentelemetry_the_error_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
@@ -18,6 +18,6 @@ async def test_without_the_package_it_is_said_how_to_get_it(
         Producer("127.0.0.1:1", group="g", telemetry=True)
 
 
-def test_nobody_who_does_not_ask_for_it_has_it() -> None:
+def test_telemetry_is_off_by_default() -> None:
     assert Telemetry.from_option(None) is None
     assert Telemetry.from_option(False) is None

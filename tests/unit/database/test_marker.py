@@ -39,11 +39,13 @@ class _DriverError(Exception):
         (None, False),
     ],
 )
-def test_only_a_lock_is_a_lock(error: _DriverError | None, expected: bool) -> None:
+def test_lock_errors_are_distinguished_from_other_errors(
+    error: _DriverError | None, expected: bool
+) -> None:
     assert is_lock_error(error) is expected
 
 
-def test_an_id_says_which_database_knows_it() -> None:
+def test_a_transaction_id_contains_its_database() -> None:
     assert database_of(new_transaction_id("orders")) == "orders"
     assert database_of(new_transaction_id()) == ""
     assert new_transaction_id() != new_transaction_id()
@@ -61,7 +63,7 @@ def test_an_id_says_which_database_knows_it() -> None:
         (TombstoneResult.EXISTS, None, Verdict.UNKNOWN),  # removed in between
     ],
 )
-def test_what_follows_from_a_tombstone(
+def test_verdict_for_each_result_of_a_tombstone(
     burial: TombstoneResult, second: str | None, expected: Verdict
 ) -> None:
     found = iter([None, second])
@@ -71,6 +73,6 @@ def test_what_follows_from_a_tombstone(
     assert verdict is expected
 
 
-def test_a_database_that_is_not_known_is_named() -> None:
+def test_an_unsupported_database_is_named() -> None:
     with pytest.raises(ConfigError, match="oracle"), short_lock_wait("oracle", lambda _: None):
         pass

@@ -53,7 +53,7 @@ def insert_before_the_checker(
     ("outcome", "expected"),
     [("committed", Verdict.COMMIT), ("tombstone", Verdict.ROLLBACK)],
 )
-def test_a_checker_that_loses_the_race_gives_the_winners_answer_at_once(
+def test_a_checker_that_loses_the_race_returns_the_verdict_of_the_winner(
     engine: Engine, outcome: str, expected: Verdict
 ) -> None:
     winner = {
@@ -71,7 +71,7 @@ def test_a_checker_that_loses_the_race_gives_the_winners_answer_at_once(
     assert stored_rows(engine) == [tuple(winner.values())]
 
 
-def test_an_owner_claims_one_message_unless_it_counts_them(engine: Engine) -> None:
+def test_a_marker_has_one_message_unless_the_count_is_set(engine: Engine) -> None:
     with engine.begin() as owner:
         insert_marker(owner, "t", group="bank", now_ms=NOW_MS)
     assert stored_rows(engine) == [("t", "committed", NOW_MS, "bank", 1)]

@@ -23,7 +23,7 @@ async def test_queues_take_turns() -> None:
     assert drain(waiting) == [1, 10, 2, 3, 4]
 
 
-async def test_an_orderly_queue_waits_for_what_is_out() -> None:
+async def test_an_orderly_queue_waits_until_the_delivered_message_is_released() -> None:
     waiting = DeliveryQueue[str, int](orderly=True)
     waiting.put("a", [1, 2])
     waiting.put("b", [10])
@@ -40,7 +40,7 @@ async def test_an_orderly_queue_waits_for_what_is_out() -> None:
     assert drain(waiting) == [2]
 
 
-async def test_a_paused_queue_gives_nothing_and_loses_nothing() -> None:
+async def test_a_paused_queue_delivers_nothing_and_loses_nothing() -> None:
     waiting = DeliveryQueue[str, int]()
     waiting.put("a", [1])
     waiting.pause("a")
@@ -50,7 +50,7 @@ async def test_a_paused_queue_gives_nothing_and_loses_nothing() -> None:
     assert drain(waiting) == [1, 2]
 
 
-async def test_what_is_dropped_is_not_handed_out() -> None:
+async def test_messages_of_a_removed_queue_are_not_delivered() -> None:
     waiting = DeliveryQueue[str, int]()
     waiting.put("a", [1])
     waiting.clear("a")
@@ -58,7 +58,7 @@ async def test_what_is_dropped_is_not_handed_out() -> None:
     assert await waiting.get() == ("b", 2)
 
 
-async def test_whoever_waits_is_told_that_it_is_closed() -> None:
+async def test_get_returns_none_when_the_queue_is_closed() -> None:
     waiting = DeliveryQueue[str, int]()
     asking = [asyncio.create_task(waiting.get()) for _ in range(3)]
     await asyncio.sleep(0)

@@ -20,7 +20,7 @@ def limits(**narrow: int) -> ConsumerLimits:
 @pytest.mark.parametrize(
     "narrow", [{"per_queue": 2}, {"per_queue_bytes": 20}, {"total": 2}, {"total_bytes": 20}]
 )
-async def test_a_queue_waits_at_each_bound(narrow: dict[str, int]) -> None:
+async def test_a_queue_waits_at_each_limit(narrow: dict[str, int]) -> None:
     room, hand = InFlightLimiter(limits(**narrow)), InFlight(0)
     await room.wait_for_capacity(hand)
     room.add(hand, 0, 10)
@@ -33,7 +33,7 @@ async def test_a_queue_waits_at_each_bound(narrow: dict[str, int]) -> None:
     await waiting
 
 
-async def test_one_that_is_never_done_with_bounds_its_own_queue_alone() -> None:
+async def test_a_message_that_is_never_done_blocks_only_its_own_queue() -> None:
     room, stuck, other = InFlightLimiter(limits(span=3)), InFlight(0), InFlight(0)
     for offset in range(3):
         room.add(stuck, offset, 1)
@@ -47,7 +47,7 @@ async def test_one_that_is_never_done_with_bounds_its_own_queue_alone() -> None:
     await waiting
 
 
-async def test_what_is_given_up_leaves_its_room_to_others() -> None:
+async def test_a_removed_queue_frees_its_capacity() -> None:
     room, gone, other = InFlightLimiter(limits(total=2)), InFlight(0), InFlight(0)
     room.add(gone, 0, 5)
     room.add(gone, 1, 5)
@@ -58,6 +58,6 @@ async def test_what_is_given_up_leaves_its_room_to_others() -> None:
     assert (room.message_count, room.body_bytes) == (0, 0)
 
 
-def test_a_bound_is_at_least_one() -> None:
+def test_a_limit_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="per_queue must be at least 1"):
         ConsumerLimits(per_queue=0)

@@ -16,30 +16,30 @@ A, B, C = (MessageQueue("t", name, 0) for name in "abc")
     ("latency_s", "avoided"),
     [(0.0, 0), (0.54, 0), (0.55, 2), (1.8, 5), (3.0, 6), (5.0, 10), (14.9, 10), (15.0, 30)],
 )
-def test_the_slower_the_longer(latency_s: float, avoided: float) -> None:
+def test_slower_responses_are_avoided_longer(latency_s: float, avoided: float) -> None:
     assert avoidance_s(latency_s) == avoided
 
 
 @given(st.floats(0, 100), st.floats(0, 100))
-def test_a_slower_answer_is_never_avoided_for_less(one_s: float, other_s: float) -> None:
+def test_a_slower_response_is_never_avoided_for_less_time(one_s: float, other_s: float) -> None:
     assert (one_s <= other_s) <= (avoidance_s(one_s) <= avoidance_s(other_s))
 
 
-def test_who_failed_is_passed_over_until_its_time_is_up() -> None:
+def test_a_broker_that_failed_is_avoided_until_its_time_ends() -> None:
     faults = LatencyFaultTolerance()
     faults.record_failure("a", 100.0)
     assert list(faults.usable_queues([A, B], set(), 101.0)) == [B]
     assert list(faults.usable_queues([A, B], set(), 110.0)) == [A, B]
 
 
-def test_a_quick_answer_makes_up_for_a_failure() -> None:
+def test_a_quick_response_ends_the_avoidance() -> None:
     faults = LatencyFaultTolerance()
     faults.record_failure("a", 100.0)
     faults.record_response("a", 0.01, 101.0)
     assert list(faults.usable_queues([A, B], set(), 101.0)) == [A, B]
 
 
-def test_if_all_are_avoided_the_first_to_be_well_is_asked() -> None:
+def test_if_all_are_avoided_the_one_whose_time_ends_first_is_used() -> None:
     faults = LatencyFaultTolerance()
     faults.record_failure("a", 100.0)
     faults.record_response("b", 0.6, 100.0)
@@ -48,7 +48,7 @@ def test_if_all_are_avoided_the_first_to_be_well_is_asked() -> None:
     assert list(faults.usable_queues([A, B, C], {"b"}, 101.0)) == [C]
 
 
-def test_who_was_tried_comes_last() -> None:
+def test_brokers_tried_before_come_last() -> None:
     faults = LatencyFaultTolerance()
     assert list(faults.usable_queues([A, B], {"a"}, 0.0)) == [B]
     assert list(faults.usable_queues([A], {"a"}, 0.0)) == [A]

@@ -22,7 +22,9 @@ def always_commit(message: ReceivedMessage) -> Verdict:
     ],
     ids=str,
 )
-def test_a_checker_is_for_a_topic_a_tag_of_it_all_topics_or_a_name(place: dict[str, str]) -> None:
+def test_a_checker_is_registered_for_a_topic_a_tag_all_topics_or_a_name(
+    place: dict[str, str],
+) -> None:
     checkers = CheckerRegistry("g")
     assert not checkers.has_checkers()
     checkers.register(always_commit, **place)
@@ -30,7 +32,7 @@ def test_a_checker_is_for_a_topic_a_tag_of_it_all_topics_or_a_name(place: dict[s
 
 
 @pytest.mark.parametrize("place", [{"topic": "*"}, {"name": "transfer"}], ids=str)
-def test_a_tag_without_a_topic_of_its_own_is_refused(place: dict[str, str]) -> None:
+def test_a_tag_without_its_topic_is_refused(place: dict[str, str]) -> None:
     """The tag would never be compared: only a checker for one topic looks at tags."""
     checkers = CheckerRegistry("g")
     with pytest.raises(ValueError, match="needs the topic"):

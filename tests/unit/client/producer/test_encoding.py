@@ -28,13 +28,13 @@ texts = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min
 
 
 @given(st.dictionaries(texts, texts, max_size=5), texts)
-def test_properties_are_read_as_they_were_given(given_ones: dict[str, str], key: str) -> None:
+def test_encoded_properties_decode_to_the_same_values(given_ones: dict[str, str], key: str) -> None:
     text = properties_text(Message("t", b"", properties=given_ones), key)
     assert decode_properties(text.encode()) == {"UNIQ_KEY": key, "WAIT": "true", **given_ones}
 
 
 @given(st.dictionaries(st.text(max_size=3), st.text(max_size=3), min_size=1, max_size=3))
-def test_what_cannot_be_read_again_is_refused(given_ones: dict[str, str]) -> None:
+def test_properties_that_cannot_be_decoded_again_are_refused(given_ones: dict[str, str]) -> None:
     message = Message("t", b"", properties=given_ones)
     is_bad = any(
         not part or "\x01" in part or "\x02" in part for item in given_ones.items() for part in item
@@ -48,7 +48,7 @@ def test_what_cannot_be_read_again_is_refused(given_ones: dict[str, str]) -> Non
         )
 
 
-def test_what_the_fields_say_is_in_the_properties() -> None:
+def test_fields_of_a_message_become_properties() -> None:
     message = Message(
         "t", b"", keys=["k1", "k2"], tags="x", sharding_key="s", properties={"a": "b"}
     )
@@ -91,7 +91,7 @@ def test_a_delay_is_a_property(delay: dict[str, Any], name: str, value: str) -> 
         {"deliver_at": datetime(2030, 1, 1)},  # noqa: DTZ001
     ],
 )
-def test_a_bad_delay_is_refused_before_it_is_sent(delay: dict[str, Any]) -> None:
+def test_an_invalid_delay_is_refused(delay: dict[str, Any]) -> None:
     with pytest.raises(LocalProtocolError):
         Message("t", b"", **delay)
 
@@ -108,7 +108,7 @@ def test_a_long_body_is_compressed(kind: str) -> None:
     assert decompress_body(packed.body, packed.sys_flag, body_bytes_max=1 << 20) == body
 
 
-def test_what_is_short_or_does_not_shrink_goes_as_it_is() -> None:
+def test_a_short_or_incompressible_body_is_not_compressed() -> None:
     noise = bytes(range(256)) * 16  # 4,096: not over the limit
     assert MessageEncoder().encode(Message("t", noise), "t", "k").body is noise
     assert (
@@ -140,13 +140,13 @@ def test_an_unknown_compression_is_refused() -> None:
         ([Message("t", b"", sharding_key="a"), Message("t", b"", sharding_key="b")], "sharding"),
     ],
 )
-def test_what_cannot_be_a_batch_is_said(messages: list[Message], said: str) -> None:
+def test_messages_that_cannot_be_one_batch_are_refused(messages: list[Message], said: str) -> None:
     with pytest.raises(LocalProtocolError, match=said):
         check_batch(messages)
 
 
 @given(st.lists(st.binary(max_size=60), min_size=1, max_size=20), st.integers(1, 400))
-def test_a_cut_batch_is_all_of_it_in_order(bodies: list[bytes], bytes_max: int) -> None:
+def test_a_split_batch_contains_all_messages_in_order(bodies: list[bytes], bytes_max: int) -> None:
     messages = [Message("t", body) for body in bodies]
     items = batch_entries(messages, (str(number) for number in range(99)), {"a": "b"})
     chunks = list(split_batch(items, bytes_max))

@@ -20,7 +20,7 @@ from escrowmq.errors import (
 )
 from escrowmq.message.keys import java_hash
 from escrowmq.remoting.codes import RequestCode, ResponseCode
-from tests.support.peers import SENDS, Peers, refusing, silent
+from tests.support.fake_cluster import SENDS, FakeCluster, no_response, refuse_with
 
 SEND = RequestCode.SEND_MESSAGE_V2
 SOON_S = 0.3
@@ -32,16 +32,16 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_broker_that_refuses_is_left_for_another_and_avoided() -> None:
-    async with Peers("a", "b") as peers, Producer(peers.address, group="g") as producer:
-        peers["a"].answers[SEND] = refusing(ResponseCode.SYSTEM_BUSY)
+async def test_a_broker_that_refuses_is_avoided_and_another_one_used() -> None:
+    async with FakeCluster("a", "b") as cluster, Producer(cluster.address, group="g") as producer:
+        cluster["a"].responders[SEND] = refuse_with(ResponseCode.SYSTEM_BUSY)
         results = [await producer.send(Message("t", b"x")) for _ in range(12)]
         assert {result.queue.broker for result in results} == {"b"}
-        assert len(peers["a"].asked(*SENDS)) <= 1
+        assert len(cluster["a"].received(*SENDS)) <= 1
 
 
-async def test_a_slow_broker_is_passed_over_though_it_answers() -> None:
-    async with Peers("a", "b") as peers, Producer(peers.address, group="g") as producer:
+async def test_a_slow_broker_is_avoided_although_it_responds() -> None:
+    async with FakeCluster("a", "b") as cluster, Producer(cluster.address, group="g") as producer:
         queues = {queue.broker: queue for queue in await producer.queues("t")}
         producer._sender.fault_tolerance.record_response("a", 2.0, producer._clock.elapsed_s())
         results = [await producer.send(Message("t", b"x")) for _ in range(8)]
@@ -52,57 +52,62 @@ async def test_a_slow_broker_is_passed_over_though_it_answers() -> None:
         assert {result.queue.broker for result in results} == {"a", "b"}
 
 
-async def test_every_attempt_carries_the_same_key() -> None:
-    async with Peers("a", "b") as peers:
+async def test_every_attempt_has_the_same_unique_key() -> None:
+    async with FakeCluster("a", "b") as cluster:
         for name in "ab":
-            peers[name].answers[SEND] = refusing(ResponseCode.SYSTEM_BUSY)
-        async with Producer(peers.address, group="g", retries=3) as producer:
+            cluster[name].responders[SEND] = refuse_with(ResponseCode.SYSTEM_BUSY)
+        async with Producer(cluster.address, group="g", retries=3) as producer:
             with pytest.raises(RequestRefused):
                 await producer.send(Message("t", b"x"))
-        asked = peers["a"].asked(*SENDS) + peers["b"].asked(*SENDS)
+        asked = cluster["a"].received(*SENDS) + cluster["b"].received(*SENDS)
         assert len(asked) == 4
         assert len({request.head.fields.properties for request in asked}) == 1
 
 
-async def test_what_will_not_help_is_not_tried_again() -> None:
-    async with Peers("a", "b") as peers:
+async def test_errors_that_are_not_retriable_are_not_retried() -> None:
+    async with FakeCluster("a", "b") as cluster:
         for name in "ab":
-            peers[name].answers[SEND] = refusing(ResponseCode.MESSAGE_ILLEGAL)
-        async with Producer(peers.address, group="g") as producer:
+            cluster[name].responders[SEND] = refuse_with(ResponseCode.MESSAGE_ILLEGAL)
+        async with Producer(cluster.address, group="g") as producer:
             with pytest.raises(RequestRefused) as refused:
                 await producer.send(Message("t", b"x"))
         assert not refused.value.retriable
-        assert len(peers["a"].asked(*SENDS) + peers["b"].asked(*SENDS)) == 1
+        assert len(cluster["a"].received(*SENDS) + cluster["b"].received(*SENDS)) == 1
 
 
-async def test_no_answer_is_an_unknown_outcome_also_if_a_later_attempt_is_refused() -> None:
-    async with Peers("a") as peers:
-        peers["a"].answers[SEND] = silent
-        async with Producer(peers.address, group="g", timeout_s=SOON_S, retries=1) as producer:
+async def test_a_missing_response_is_an_unknown_outcome_even_if_a_later_attempt_is_refused() -> (
+    None
+):
+    async with FakeCluster("a") as cluster:
+        cluster["a"].responders[SEND] = no_response
+        async with Producer(cluster.address, group="g", timeout_s=SOON_S, retries=1) as producer:
             sending = asyncio.ensure_future(producer.send(Message("t", b"x")))
-            await until(lambda: bool(peers["a"].asked(*SENDS)))
-            peers["a"].answers[SEND] = refusing(ResponseCode.SYSTEM_BUSY)
+            await until(lambda: bool(cluster["a"].received(*SENDS)))
+            cluster["a"].responders[SEND] = refuse_with(ResponseCode.SYSTEM_BUSY)
             with pytest.raises(OutcomeUnknown) as failed:
                 await sending
         assert failed.value.may_have_happened
-        assert len(peers["a"].asked(*SENDS)) == 2
+        assert len(cluster["a"].received(*SENDS)) == 2
 
 
-async def test_a_line_that_breaks_is_an_unknown_outcome_and_is_made_again() -> None:
-    async with Peers("a") as peers, Producer(peers.address, group="g", retries=0) as producer:
+async def test_a_broken_connection_is_an_unknown_outcome_and_is_opened_again() -> None:
+    async with (
+        FakeCluster("a") as cluster,
+        Producer(cluster.address, group="g", retries=0) as producer,
+    ):
         await producer.send(Message("t", b"x"))
-        peers["a"].answers[SEND] = lambda request: peers["a"].lines[-1].abort()
+        cluster["a"].responders[SEND] = lambda request: cluster["a"].transports[-1].abort()
         with pytest.raises(OutcomeUnknown):
             await producer.send(Message("t", b"x"))
-        del peers["a"].answers[SEND]
+        del cluster["a"].responders[SEND]
         await producer.send(Message("t", b"x"))
-        assert len(peers["a"].lines) == 2
-        assert len(peers["a"].asked(RequestCode.HEART_BEAT)) == 2  # known before it sends
+        assert len(cluster["a"].transports) == 2
+        assert len(cluster["a"].received(RequestCode.HEART_BEAT)) == 2  # known before it sends
 
 
-async def test_name_servers_that_are_down_are_stepped_over() -> None:
-    async with Peers("a") as peers:
-        servers = ["127.0.0.1:1", peers.address, "127.0.0.1:2"]
+async def test_name_servers_that_are_down_are_skipped() -> None:
+    async with FakeCluster("a") as cluster:
+        servers = ["127.0.0.1:1", cluster.address, "127.0.0.1:2"]
         async with Producer(servers, group="g") as producer:
             for topic in "tuv":
                 await producer.send(Message(topic, b"x"))
@@ -111,45 +116,48 @@ async def test_name_servers_that_are_down_are_stepped_over() -> None:
                 await producer.send(Message("t", b"x"))
 
 
-async def test_without_a_name_server_the_known_brokers_still_serve() -> None:
-    async with Peers("a", "b") as peers, Producer(peers.address, group="g") as producer:
+async def test_without_a_name_server_the_cached_route_is_used() -> None:
+    async with FakeCluster("a", "b") as cluster, Producer(cluster.address, group="g") as producer:
         await producer.send(Message("t", b"x"))
-        peers.is_silent = True
-        peers["a"].answers[SEND] = refusing(ResponseCode.SYSTEM_BUSY)
+        cluster.is_silent = True
+        cluster["a"].responders[SEND] = refuse_with(ResponseCode.SYSTEM_BUSY)
         results = await asyncio.gather(*(producer.send(Message("t", b"x")) for _ in range(4)))
         assert {result.queue.broker for result in results} == {"b"}
 
 
-async def test_many_first_sends_ask_and_introduce_themselves_once() -> None:
-    async with Peers("a") as peers, Producer(peers.address, group="g") as producer:
+async def test_concurrent_first_sends_fetch_the_route_and_register_once() -> None:
+    async with FakeCluster("a") as cluster, Producer(cluster.address, group="g") as producer:
         await asyncio.gather(*(producer.send(Message("t", b"x")) for _ in range(50)))
-        assert peers.asked_for_routes == 1
-        assert len(peers["a"].lines) == 1
-        assert len(peers["a"].asked(RequestCode.HEART_BEAT)) == 1
+        assert cluster.route_request_count == 1
+        assert len(cluster["a"].transports) == 1
+        assert len(cluster["a"].received(RequestCode.HEART_BEAT)) == 1
 
 
-async def test_routes_are_refreshed_and_brokers_hear_from_us_in_the_background() -> None:
-    async with Peers("a", "b") as peers:
-        peers["b"].is_listed = False
-        async with Producer(peers.address, group="g", heartbeat_s=0.05) as producer:
+async def test_routes_are_refreshed_and_heartbeats_sent_in_the_background() -> None:
+    async with FakeCluster("a", "b") as cluster:
+        cluster["b"].is_listed = False
+        async with Producer(cluster.address, group="g", heartbeat_s=0.05) as producer:
             await producer.send(Message("t", b"x"))
-            peers["b"].is_listed = True
-            beats = len(peers["a"].asked(RequestCode.HEART_BEAT))
-            await until(lambda: len(peers["a"].asked(RequestCode.HEART_BEAT)) > beats + 1)
+            cluster["b"].is_listed = True
+            beats = len(cluster["a"].received(RequestCode.HEART_BEAT))
+            await until(lambda: len(cluster["a"].received(RequestCode.HEART_BEAT)) > beats + 1)
             assert {queue.broker for queue in await producer.queues("t")} == {"a", "b"}
-            peers.is_silent = True  # the old route serves on
+            cluster.is_silent = True  # the old route serves on
             await producer.send(Message("t", b"x"))
 
 
-async def test_a_sharding_key_keeps_its_queue_while_the_route_stays() -> None:
-    async with Peers("a", "b") as peers, Producer(peers.address, group="g", retries=2) as producer:
+async def test_a_sharding_key_keeps_its_queue_while_the_route_does_not_change() -> None:
+    async with (
+        FakeCluster("a", "b") as cluster,
+        Producer(cluster.address, group="g", retries=2) as producer,
+    ):
         message = Message("t", b"x", sharding_key="customer-7")
         first = (await producer.send(message)).queue
-        owner = peers[first.broker]
-        owner.answers[SEND] = refusing(ResponseCode.SYSTEM_BUSY)
+        owner = cluster[first.broker]
+        owner.responders[SEND] = refuse_with(ResponseCode.SYSTEM_BUSY)
         with pytest.raises(RequestRefused):  # never another queue: order is worth more
             await producer.send(message)
-        del owner.answers[SEND]
+        del owner.responders[SEND]
         assert (await producer.send(message)).queue == first
         owner.is_listed = False  # its broker is gone for good: the rest share the keys out anew
         await producer._routes.refresh()
@@ -161,28 +169,28 @@ async def test_a_sharding_key_keeps_its_queue_while_the_route_stays() -> None:
 
 
 @pytest.mark.parametrize("key", ["a", "customer-7", "polygenelubricants", "中文", "-"])
-def test_a_key_goes_where_a_java_client_sends_it(key: str) -> None:
+def test_a_sharding_key_selects_the_queue_that_a_java_client_selects(key: str) -> None:
     queues = tuple(MessageQueue("t", "a", number) for number in range(7))
     value = java_hash(key)
     expected = abs(value) % 7 if value != -(2**31) else 2
     assert queue_for_key(key, Route("t", queues, queues, {}, {})).queue_id == expected
 
 
-def test_a_key_of_a_topic_to_be_made_goes_to_one_broker() -> None:
+def test_a_sharding_key_of_a_topic_that_does_not_exist_yet_selects_one_broker() -> None:
     queues = tuple(MessageQueue("t", broker, number) for broker in "ab" for number in range(4))
     made = queue_for_key("k", Route("t", queues, queues, {}, {}, is_template=True))
     there = queue_for_key("k", Route("t", queues[:4], queues[:4], {}, {}))
     assert made == there
 
 
-async def test_a_selector_chooses_and_must_choose_one_of_them() -> None:
+async def test_a_selector_must_choose_one_of_the_queues() -> None:
     seen: list[Sequence[MessageQueue]] = []
 
     def last(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
         seen.append(queues)
         return queues[-1]
 
-    async with Peers("a", "b") as peers, Producer(peers.address, group="g") as producer:
+    async with FakeCluster("a", "b") as cluster, Producer(cluster.address, group="g") as producer:
         result = await producer.send(Message("t", b"x"), queue=last)
         assert (result.queue.broker, result.queue.queue_id) == ("b", 3)
         assert len(seen[0]) == 8
@@ -190,15 +198,15 @@ async def test_a_selector_chooses_and_must_choose_one_of_them() -> None:
             await producer.send(Message("t", b"x"), queue=MessageQueue("t", "a", 9))
 
 
-async def test_a_batch_that_breaks_says_what_is_stored() -> None:
-    async with Peers("a") as peers:
+async def test_a_batch_that_fails_in_the_middle_returns_what_is_stored() -> None:
+    async with FakeCluster("a") as cluster:
         options = {"batch_bytes_max": 200, "retries": 0}
-        async with Producer(peers.address, group="g", **options) as producer:  # type: ignore[arg-type]
+        async with Producer(cluster.address, group="g", **options) as producer:  # type: ignore[arg-type]
             stored = iter([True, False])
-            peers["a"].answers[RequestCode.SEND_BATCH_MESSAGE] = lambda request: (
-                peers["a"].sent(request)
+            cluster["a"].responders[RequestCode.SEND_BATCH_MESSAGE] = lambda request: (
+                cluster["a"].store_response(request)
                 if next(stored)
-                else refusing(ResponseCode.MESSAGE_ILLEGAL)(request)
+                else refuse_with(ResponseCode.MESSAGE_ILLEGAL)(request)
             )
             with pytest.raises(PartialSend) as partly:
                 await producer.send_batch([Message("t", b"x" * 100) for _ in range(3)])
@@ -206,35 +214,35 @@ async def test_a_batch_that_breaks_says_what_is_stored() -> None:
         assert isinstance(partly.value.cause, RequestRefused)
 
 
-async def test_who_has_a_checker_is_known_to_all_brokers_and_again_when_one_comes_back() -> None:
-    async with Peers("a", "b") as peers, Producer(peers.address, group="g") as producer:
+async def test_a_producer_with_a_checker_registers_with_all_brokers_again_if_one_returns() -> None:
+    async with FakeCluster("a", "b") as cluster, Producer(cluster.address, group="g") as producer:
         producer.checker(name="n")(lambda message: None)
-        await until(lambda: all(peers[name].asked(RequestCode.HEART_BEAT) for name in "ab"))
-        peers["b"].lines[0].abort()
-        await until(lambda: len(peers["b"].asked(RequestCode.HEART_BEAT)) == 2)
+        await until(lambda: all(cluster[name].received(RequestCode.HEART_BEAT) for name in "ab"))
+        cluster["b"].transports[0].abort()
+        await until(lambda: len(cluster["b"].received(RequestCode.HEART_BEAT)) == 2)
 
 
-async def test_heartbeats_go_on_though_one_broker_is_not_there() -> None:
-    async with Peers("a", "b") as peers:
-        peers["b"].address = "127.0.0.1:1"
-        async with Producer(peers.address, group="g", heartbeat_s=0.05) as producer:
+async def test_heartbeats_continue_while_one_broker_is_down() -> None:
+    async with FakeCluster("a", "b") as cluster:
+        cluster["b"].address = "127.0.0.1:1"
+        async with Producer(cluster.address, group="g", heartbeat_s=0.05) as producer:
             producer.checker("*")(lambda message: None)
-            await until(lambda: len(peers["a"].asked(RequestCode.HEART_BEAT)) > 3)
+            await until(lambda: len(cluster["a"].received(RequestCode.HEART_BEAT)) > 3)
 
 
-async def test_a_closed_client_says_so() -> None:
-    async with Peers("a") as peers:
-        async with Producer(peers.address, group="g") as producer:
+async def test_a_closed_client_raises_client_closed() -> None:
+    async with FakeCluster("a") as cluster:
+        async with Producer(cluster.address, group="g") as producer:
             await producer.send(Message("t", b"x"))
         with pytest.raises(ClientClosed) as closed:
             await producer.send(Message("t", b"x"))
         assert not closed.value.retriable
 
 
-async def test_the_sends_of_one_turn_leave_together() -> None:
-    async with Peers("a") as peers, Producer(peers.address, group="g") as producer:
+async def test_the_sends_of_one_turn_are_written_together() -> None:
+    async with FakeCluster("a") as cluster, Producer(cluster.address, group="g") as producer:
         await producer.send(Message("t", b"x"))
-        line = producer._heartbeat.ready_connection(peers["a"].address)
+        line = producer._heartbeat.ready_connection(cluster["a"].address)
         assert line is not None
         sending = [asyncio.ensure_future(producer.send(Message("t", b"x"))) for _ in range(20)]
         await asyncio.sleep(0)

@@ -21,33 +21,33 @@ from escrowmq.errors import HalfNotDurable, RequestRefused
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_success
-from tests.support.peers import SENDS, Peers, refusing, silent
+from tests.support.fake_cluster import SENDS, FakeCluster, no_response, refuse_with
 
 END, END_MANY = RequestCode.END_TRANSACTION, RequestCode.END_TRANSACTIONS
 SEND = RequestCode.SEND_MESSAGE_V2
 SOON_S = 0.3
 
 
-def verdicts(peers: Peers, name: str = "a") -> list[int]:
-    return [request.head.fields.commit_or_rollback for request in peers[name].asked(END)]
+def verdicts(cluster: FakeCluster, name: str = "a") -> list[int]:
+    return [request.head.fields.commit_or_rollback for request in cluster[name].received(END)]
 
 
-async def test_a_rocketmq_broker_gets_one_end_for_each_half_and_answers() -> None:
-    async with Peers("a", "b") as peers, Producer(peers.address, group="g") as producer:
+async def test_a_rocketmq_broker_gets_one_end_for_each_half() -> None:
+    async with FakeCluster("a", "b") as cluster, Producer(cluster.address, group="g") as producer:
         async with producer.transaction(Message("t", b"1")) as tx:
             for number in range(3):
                 await tx.send(Message("t", b"%d" % number))
         assert tx.outcome is not None
         assert (tx.outcome.acknowledged, tx.outcome.oneway) == (True, False)
-        assert sorted(verdicts(peers, "a") + verdicts(peers, "b")) == [8] * 4
-        assert not peers["a"].asked(END_MANY)
+        assert sorted(verdicts(cluster, "a") + verdicts(cluster, "b")) == [8] * 4
+        assert not cluster["a"].received(END_MANY)
 
 
-async def test_a_commit_whose_answer_is_lost_is_not_repeated_there() -> None:
-    async with Peers("a") as peers:
-        peers["a"].answers[END] = silent
+async def test_a_commit_without_a_response_is_not_repeated_on_rocketmq() -> None:
+    async with FakeCluster("a") as cluster:
+        cluster["a"].responders[END] = no_response
         async with (
-            Producer(peers.address, group="g", timeout_s=SOON_S) as producer,
+            Producer(cluster.address, group="g", timeout_s=SOON_S) as producer,
             producer.transaction(Message("t", b"x")) as tx,
         ):
             pass
@@ -55,72 +55,72 @@ async def test_a_commit_whose_answer_is_lost_is_not_repeated_there() -> None:
         assert tx.outcome.state == "committed"
         assert not tx.outcome.acknowledged
         assert "did not respond" in tx.outcome.detail
-        assert verdicts(peers) == [8]
+        assert verdicts(cluster) == [8]
 
 
-async def test_a_rollback_whose_answer_is_lost_is_repeated() -> None:
-    async with Peers("a") as peers:
-        answers = iter([silent, encode_success])
-        peers["a"].answers[END] = lambda request: next(answers)(request)
+async def test_a_rollback_without_a_response_is_repeated() -> None:
+    async with FakeCluster("a") as cluster:
+        answers = iter([no_response, encode_success])
+        cluster["a"].responders[END] = lambda request: next(answers)(request)
         async with (
-            Producer(peers.address, group="g", timeout_s=SOON_S) as producer,
+            Producer(cluster.address, group="g", timeout_s=SOON_S) as producer,
             producer.transaction(Message("t", b"x")) as tx,
         ):
             raise Rollback
         assert tx.outcome is not None
         assert tx.outcome.acknowledged
-        assert verdicts(peers) == [12, 12]
+        assert verdicts(cluster) == [12, 12]
 
 
-async def test_what_was_told_is_not_told_again_when_a_later_one_is_busy() -> None:
-    async with Peers("a") as peers:
-        answers = iter([encode_success, refusing(ResponseCode.SYSTEM_BUSY), encode_success])
-        peers["a"].answers[END] = lambda request: next(answers)(request)
+async def test_acknowledged_ends_are_not_repeated_when_a_later_one_is_busy() -> None:
+    async with FakeCluster("a") as cluster:
+        answers = iter([encode_success, refuse_with(ResponseCode.SYSTEM_BUSY), encode_success])
+        cluster["a"].responders[END] = lambda request: next(answers)(request)
         async with (
-            Producer(peers.address, group="g") as producer,
+            Producer(cluster.address, group="g") as producer,
             producer.transaction(Message("t", b"1")) as tx,
         ):
             await tx.send(Message("t", b"2"))
         assert tx.outcome is not None
         assert tx.outcome.acknowledged
-        places = [request.head.fields.commit_log_offset for request in peers["a"].asked(END)]
+        places = [request.head.fields.commit_log_offset for request in cluster["a"].received(END)]
         assert len(places) == 3
         assert len(set(places)) == 2
 
 
-async def test_a_broker_that_knows_many_at_once_is_asked_once_and_again_if_need_be() -> None:
-    async with Peers("a") as peers:
-        peers["a"].answers[RequestCode.QUERY_WRITER] = encode_success
-        answers = iter([silent, encode_success])
-        peers["a"].answers[END_MANY] = lambda request: next(answers)(request)
+async def test_an_escrowmq_broker_gets_one_end_for_all_halves_repeated_if_needed() -> None:
+    async with FakeCluster("a") as cluster:
+        cluster["a"].responders[RequestCode.QUERY_WRITER] = encode_success
+        answers = iter([no_response, encode_success])
+        cluster["a"].responders[END_MANY] = lambda request: next(answers)(request)
         async with (
-            Producer(peers.address, group="g", timeout_s=SOON_S) as producer,
+            Producer(cluster.address, group="g", timeout_s=SOON_S) as producer,
             producer.transaction(Message("t", b"1")) as tx,
         ):
             await tx.send(Message("t", b"2"))
         assert tx.outcome is not None
         assert tx.outcome.acknowledged
-        assert len(peers["a"].asked(END_MANY)) == 2
-        assert not peers["a"].asked(END)
+        assert len(cluster["a"].received(END_MANY)) == 2
+        assert not cluster["a"].received(END)
 
 
-async def test_many_at_once_fall_back_to_one_by_one() -> None:
-    async with Peers("a") as peers:
-        peers["a"].answers[RequestCode.QUERY_WRITER] = encode_success  # it seemed to be ours
+async def test_a_broker_that_refuses_many_ends_at_once_gets_them_one_by_one() -> None:
+    async with FakeCluster("a") as cluster:
+        cluster["a"].responders[RequestCode.QUERY_WRITER] = encode_success  # it seemed to be ours
         async with (
-            Producer(peers.address, group="g") as producer,
+            Producer(cluster.address, group="g") as producer,
             producer.transaction(Message("t", b"1")) as tx,
         ):
             await tx.send(Message("t", b"2"))
         assert tx.outcome is not None
         assert tx.outcome.acknowledged
-        assert verdicts(peers) == [8, 8]
+        assert verdicts(cluster) == [8, 8]
 
 
-async def test_a_refused_end_is_raised_and_the_other_broker_is_told_all_the_same() -> None:
-    async with Peers("a", "b") as peers:
-        peers["a"].answers[END] = refusing(ResponseCode.SYSTEM_ERROR, "no such half")
-        async with Producer(peers.address, group="g") as producer:
+async def test_a_refused_end_is_raised_and_the_other_broker_still_gets_the_verdict() -> None:
+    async with FakeCluster("a", "b") as cluster:
+        cluster["a"].responders[END] = refuse_with(ResponseCode.SYSTEM_ERROR, "no such half")
+        async with Producer(cluster.address, group="g") as producer:
             queues = await producer.queues("t")
             with pytest.raises(RequestRefused, match="no such half"):  # noqa: PT012
                 async with producer.transaction() as tx:
@@ -132,36 +132,36 @@ async def test_a_refused_end_is_raised_and_the_other_broker_is_told_all_the_same
                         tx.halves.append(half)
         assert tx.outcome is not None
         assert not tx.outcome.acknowledged
-        assert verdicts(peers, "b") == [8]
+        assert verdicts(cluster, "b") == [8]
 
 
 @pytest.mark.parametrize("code", [10, 11, 12])
-async def test_a_half_that_is_not_safe_ends_the_block_before_it_begins(code: int) -> None:
-    async with Peers("a") as peers:
-        peers["a"].answers[SEND] = lambda request: peers["a"].sent(request, code)
-        async with Producer(peers.address, group="g") as producer:
+async def test_a_half_that_is_not_durable_is_rolled_back_before_the_block(code: int) -> None:
+    async with FakeCluster("a") as cluster:
+        cluster["a"].responders[SEND] = lambda request: cluster["a"].store_response(request, code)
+        async with Producer(cluster.address, group="g") as producer:
             with pytest.raises(HalfNotDurable):
                 async with producer.transaction(Message("t", b"x")):
                     pytest.fail("the local work must not be done")
-        assert verdicts(peers) == [12]
+        assert verdicts(cluster) == [12]
 
 
-async def test_a_delay_is_left_out_of_a_half_for_rocketmq_and_kept_for_ours() -> None:
-    async with Peers("a") as peers, Producer(peers.address, group="g") as producer:
+async def test_a_half_has_no_delay_on_rocketmq_and_keeps_it_on_escrowmq() -> None:
+    async with FakeCluster("a") as cluster, Producer(cluster.address, group="g") as producer:
         async with producer.transaction(Message("t", b"x", delay_level=3)):
             pass
         await producer.send(Message("t", b"x", delay_level=3))
-        half, plain = peers["a"].asked(*SENDS)
+        half, plain = cluster["a"].received(*SENDS)
         assert "DELAY" not in half.head.fields.properties
         assert "DELAY\x013" in plain.head.fields.properties
-    async with Peers("a") as peers:
-        peers["a"].answers[RequestCode.QUERY_WRITER] = encode_success
+    async with FakeCluster("a") as cluster:
+        cluster["a"].responders[RequestCode.QUERY_WRITER] = encode_success
         async with (
-            Producer(peers.address, group="g") as producer,
+            Producer(cluster.address, group="g") as producer,
             producer.transaction(Message("t", b"x", delay_s=2)),
         ):
             pass
-        assert "TIMER_DELAY_MS\x012000" in peers["a"].asked(*SENDS)[0].head.fields.properties
+        assert "TIMER_DELAY_MS\x012000" in cluster["a"].received(*SENDS)[0].head.fields.properties
 
 
 # --- listeners -----------------------------------------------------------------------------------
@@ -203,17 +203,17 @@ class SaysLater(Says):
     ],
     ids=str,
 )
-async def test_what_the_listener_says_is_told(
+async def test_the_verdict_of_the_listener_is_sent(
     kind: type[Says], said: Any, state: Verdict, told: int
 ) -> None:
     listener = kind(said)
     async with (
-        Peers("a") as peers,
-        TransactionProducer(peers.address, group="g", listener=listener) as producer,
+        FakeCluster("a") as cluster,
+        TransactionProducer(cluster.address, group="g", listener=listener) as producer,
     ):
         result = await producer.send_in_transaction(Message("t", b"x"), arg=7)
         async with asyncio.timeout(20):
-            while not peers["a"].asked(END):  # noqa: ASYNC110  # what is one way takes a moment
+            while not cluster["a"].received(END):  # noqa: ASYNC110  # what is one way takes a moment
                 await asyncio.sleep(0.01)
     [(message, arg)] = listener.executed
     assert arg == 7
@@ -221,7 +221,7 @@ async def test_what_the_listener_says_is_told(
     assert message.properties["__transactionId__"] == result.transaction_id
     assert (result.status, result.local_state) == (SendStatus.SEND_OK, state)
     assert (result.queue.topic, result.queue_offset) == ("t", 1)
-    [end] = peers["a"].asked(END)
+    [end] = cluster["a"].received(END)
     assert end.head.fields.commit_or_rollback == told
     assert end.head.is_oneway == (told == 0) == result.outcome.oneway
     assert result.outcome.acknowledged == (told != 0)
@@ -235,37 +235,37 @@ async def test_what_the_listener_says_is_told(
 @pytest.mark.parametrize("code", [10, 11, 12])
 async def test_a_status_other_than_ok_rolls_back_without_the_local_transaction(code: int) -> None:
     listener = Says(Verdict.COMMIT)
-    async with Peers("a") as peers:
-        peers["a"].answers[SEND] = lambda request: peers["a"].sent(request, code)
-        async with TransactionProducer(peers.address, group="g", listener=listener) as producer:
+    async with FakeCluster("a") as cluster:
+        cluster["a"].responders[SEND] = lambda request: cluster["a"].store_response(request, code)
+        async with TransactionProducer(cluster.address, group="g", listener=listener) as producer:
             result = await producer.send_in_transaction(Message("t", b"x"))
     assert not listener.executed
     assert (result.status.value, result.local_state) == (code, Verdict.ROLLBACK)
-    assert verdicts(peers) == [12]
+    assert verdicts(cluster) == [12]
 
 
-async def test_a_half_that_cannot_be_sent_is_an_error_and_nothing_more() -> None:
+async def test_a_half_that_cannot_be_sent_raises_without_the_local_transaction() -> None:
     listener = Says(Verdict.COMMIT)
-    async with Peers("a") as peers:
-        peers["a"].answers[SEND] = refusing(ResponseCode.MESSAGE_ILLEGAL)
-        async with TransactionProducer(peers.address, group="g", listener=listener) as producer:
+    async with FakeCluster("a") as cluster:
+        cluster["a"].responders[SEND] = refuse_with(ResponseCode.MESSAGE_ILLEGAL)
+        async with TransactionProducer(cluster.address, group="g", listener=listener) as producer:
             with pytest.raises(RequestRefused):
                 await producer.send_in_transaction(Message("t", b"x"))
     assert not listener.executed
-    assert not peers["a"].asked(END)
+    assert not cluster["a"].received(END)
 
 
-async def test_without_a_listener_there_is_no_producer() -> None:
+async def test_a_listener_without_its_methods_is_refused() -> None:
     with pytest.raises(TypeError, match="execute_local_transaction"):
         TransactionProducer("127.0.0.1:1", group="g", listener=None)  # type: ignore[arg-type]
 
 
-async def test_names_are_wrapped_on_the_wire_and_not_for_the_user() -> None:
+async def test_names_have_their_namespace_on_the_wire_and_not_for_the_user() -> None:
     listener = Says(Verdict.COMMIT)
     async with (
-        Peers("a") as peers,
+        FakeCluster("a") as cluster,
         TransactionProducer(
-            peers.address, group="g", listener=listener, namespace="ns"
+            cluster.address, group="g", listener=listener, namespace="ns"
         ) as producer,
     ):
         result = await producer.send_in_transaction(Message("t", b"x"))
@@ -273,10 +273,10 @@ async def test_names_are_wrapped_on_the_wire_and_not_for_the_user() -> None:
         [batched] = await producer.send_batch([Message("t", b"x")])
         assert batched.queue.topic == "t"
         assert {queue.topic for queue in await producer.queues("t")} == {"t"}
-    sends: list[Request[Any]] = peers["a"].asked(*SENDS)
+    sends: list[Request[Any]] = cluster["a"].received(*SENDS)
     assert {request.head.fields.topic for request in sends} == {"ns%t"}
     assert {request.head.fields.producer_group for request in sends} == {"ns%g"}
     assert "PGROUP\x01ns%g\x02" in sends[0].head.fields.properties
     assert "INSTANCE_ID\x01ns\x02" in sends[0].head.fields.properties
-    [end] = peers["a"].asked(END)
+    [end] = cluster["a"].received(END)
     assert (end.head.fields.topic, end.head.fields.producer_group) == ("ns%t", "ns%g")

@@ -13,7 +13,7 @@ from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import EndTransaction
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_success
-from tests.support.peers import SENDS, Peers
+from tests.support.fake_cluster import SENDS, FakeCluster
 
 END = RequestCode.END_TRANSACTION
 
@@ -31,9 +31,9 @@ class FirstEndUnanswered:
         return None
 
 
-async def test_a_send_is_refused_while_the_end_is_on_its_way() -> None:
-    async with Peers("a") as peers, Producer(peers.address, group="g") as producer:
-        answering = peers["a"].answers[END] = FirstEndUnanswered()
+async def test_a_send_is_refused_while_the_end_is_in_progress() -> None:
+    async with FakeCluster("a") as cluster, Producer(cluster.address, group="g") as producer:
+        answering = cluster["a"].responders[END] = FirstEndUnanswered()
         async with producer.transaction(Message("t", b"1")) as transaction:
             ending = asyncio.create_task(transaction.end(Verdict.ROLLBACK))
             await answering.arrived.wait()
@@ -41,17 +41,17 @@ async def test_a_send_is_refused_while_the_end_is_on_its_way() -> None:
                 await transaction.send(Message("t", b"2"))
             assert refusal.value.state == "rolled_back"
             await cancel(ending)
-        assert len(peers["a"].asked(*SENDS)) == 1
+        assert len(cluster["a"].received(*SENDS)) == 1
 
 
 async def test_an_end_that_was_cancelled_is_not_followed_by_another_verdict() -> None:
-    async with Peers("a") as peers, Producer(peers.address, group="g") as producer:
-        answering = peers["a"].answers[END] = FirstEndUnanswered()
+    async with FakeCluster("a") as cluster, Producer(cluster.address, group="g") as producer:
+        answering = cluster["a"].responders[END] = FirstEndUnanswered()
         async with producer.transaction(Message("t", b"1")) as transaction:
             ending = asyncio.create_task(transaction.end(Verdict.ROLLBACK))
             await answering.arrived.wait()
             await cancel(ending)
-        ends = [request.head.fields.commit_or_rollback for request in peers["a"].asked(END)]
+        ends = [request.head.fields.commit_or_rollback for request in cluster["a"].received(END)]
         assert ends == [Verdict.ROLLBACK.value]
         assert transaction.outcome is not None
         assert transaction.outcome.verdict is Verdict.ROLLBACK
