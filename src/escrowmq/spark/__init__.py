@@ -1,18 +1,40 @@
-"""Topics as tables and tables as topics, in PySpark.
+"""Topics as tables and tables as topics, in PySpark: `format("escrowmq")`.
 
     from escrowmq.spark import register
 
     register(spark)
     orders = spark.read.format("escrowmq").option("servers", …).option("subscribe", "orders").load()
 
-Read in this order:
-  1. source.py        what Spark calls
-  2. options.py       options, by table; read_options.py: those of reading
-  3. ranges.py        which queues, from where to where; cluster.py asks, offsets.py writes it down
-  4. plan.py          ranges cut into tasks
-  5. pull.py          what a task does on its line (line.py, access.py)
-  6. records.py       many records at once; columns.py, properties.py, transactions.py
-  7. batch.py, stream.py, log.py    the three readers
+Reading: the driver selects queues and splits their ranges into tasks. Each task pulls its ranges
+and decodes them with numpy and Arrow, without a Python object per message.
+
+    options ─> planning ─> tasks: range_pull ─> records ─> columns ─> Arrow batches
+
+Writing: each task encodes its rows as batches of messages. With exactly-once it parks them as half
+messages, and the driver decides the whole epoch with one request.
+
+    Arrow batches ─> row_encoding ─> send_pipeline ─> brokers;   commit ─> exactly_once
+
+What always holds: a connection belongs to one process; options are checked before anything runs; an
+epoch that was decided is never decided again.
+
+  session.py              local sessions, `register()`, checks of Java and PySpark
+  data_source.py          what Spark calls: schema, readers, writers
+  schema.py               the columns, with their Arrow and Spark types
+  options.py              all options, declared in tables
+  offsets.py              offsets as text: options and checkpoints
+  queues.py               queues, offsets and brokers of a cluster
+  planning.py             queues, ranges, tasks
+  readers.py              the batch and the stream reader; what a read task does
+  range_pull.py           pull a range of a queue, with several pulls in flight and zero copy
+  records.py              many records in one buffer, field by field
+  columns.py              records to columns of messages
+  transaction_columns.py  records to columns of mode=transactions
+  log_reader.py           the same from the files of a broker
+  writers.py              the batch and the stream writer; what a write task does
+  row_encoding.py         rows to batches of messages
+  exactly_once.py         register a run, decide an epoch, propagate the decision
+  send_pipeline.py        many sends in flight, repeated after a reconnection
 """
 
 from __future__ import annotations

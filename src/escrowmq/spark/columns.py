@@ -1,11 +1,12 @@
-"""Records to columns: one function for each column of a message, and none is called in vain.
+"""Decode records to columns of messages: one function per column, called only if it is selected.
 
-The properties of many messages at once: where every name and every value lies, found by numpy.
+The properties of all messages are parsed at once by numpy, which finds where every name and value
+begins and ends:
 
     name 01 value 02 name 01 value 02 | name 01 …       the properties of all messages, end to end
 
-The rules are those of `message/properties.py`: an item without a name or a value is none, a name
-that comes twice counts with its last value, the last 02 of a message may be missing.
+The rules are those of `message/properties.py`: an item without a name or a value is ignored, the
+last of several items with one name counts, and the last 02 of a message may be missing.
 """
 
 from __future__ import annotations
@@ -27,157 +28,20 @@ from escrowmq.spark.records import ByteArray, Int64Array, Records, gather_slices
 from escrowmq.spark.schema import TIMESTAMP, Columns
 
 _NAME_END, _ITEM_END = 1, 2
-_MAX_BITS = 32
+_MAX_BITS = 32  # names that `_may_repeat` can test with one number
 _PropertyItems = tuple[Int64Array, Int64Array, Int64Array, Int64Array]
 
 
-class PropertyTable:
-    """`encoded`: a binary column without nulls, one value for each message."""
+MAX_BODY_BYTES: Final = 64 << 20  # of a decompressed body
 
-    def __init__(self, encoded: pa.Array) -> None:
-        self._row_count = len(encoded)
-        _, edges, data = encoded.buffers()
-        self._data: ByteArray = np.frombuffer(data if data is not None else b"", np.uint8)
-        offset = encoded.offset
-        count = self._row_count + 1
-        self._offsets = np.frombuffer(edges, np.int32)[offset : offset + count].astype(np.int64)
-
-    def values(self, name: str) -> pa.Array:
-        """One property of each message, null where it has none."""
-        items = self._items_named(name.encode())
-        if not len(items):
-            return pa.nulls(self._row_count, pa.string())
-        chosen = np.full(self._row_count, -1, np.int64)
-        chosen[self._row[items]] = items  # the last of several stays
-        has_one = chosen >= 0
-        items = chosen[has_one]
-        found = decode_utf8(gather_slices(self._data, self._value_begin[items], self._end[items]))
-        if len(found) == self._row_count:
-            return found
-        places = np.cumsum(has_one) - 1
-        return found.take(pa.array(places, pa.int64(), mask=~has_one))
-
-    def as_map(self) -> pa.Array:
-        names = gather_slices(self._data, self._begin, self._value_begin - 1)
-        codes = names.dictionary_encode()
-        rows, begins, ends = self._row, self._value_begin, self._end
-        if self._may_repeat(codes.indices.to_numpy(), len(codes.dictionary)):
-            # Of two that are named alike in one message, the last: so it is the first from behind.
-            marks = rows * len(codes.dictionary) + codes.indices.to_numpy()
-            _, from_behind = np.unique(marks[::-1], return_index=True)
-            kept = np.sort(len(marks) - 1 - from_behind)
-            codes = codes.take(pa.array(kept))
-            rows, begins, ends = rows[kept], begins[kept], ends[kept]
-        counts = np.bincount(rows, minlength=self._row_count)
-        edges = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-        values = gather_slices(self._data, begins, ends)
-        spelled = decode_utf8(codes.dictionary).take(codes.indices)
-        return pa.MapArray.from_arrays(pa.array(edges), spelled, decode_utf8(values))
-
-    def _may_repeat(self, codes: npt.NDArray[np.int32], name_count: int) -> bool:
-        """Whether a name may come twice in a message: a bit for each, added up and laid together,
-        is not the same then."""
-        if name_count > _MAX_BITS:
-            return True
-        bits = np.left_shift(np.int64(1), codes.astype(np.int64))
-        firsts = np.flatnonzero(np.diff(self._row, prepend=-1))
-        added, together = np.add.reduceat(bits, firsts), np.bitwise_or.reduceat(bits, firsts)
-        return bool((added != together).any())
-
-    def _items_named(self, name: bytes) -> Int64Array:
-        items = np.flatnonzero(self._value_begin - 1 - self._begin == len(name))
-        for place, byte in enumerate(name):
-            items = items[self._data[self._begin[items] + place] == byte]
-        return items
-
-    # Of every item that has both sides: where it begins, where its value does, where it ends.
-
-    @property
-    def _begin(self) -> Int64Array:
-        return self._items[0]
-
-    @property
-    def _value_begin(self) -> Int64Array:
-        return self._items[1]
-
-    @property
-    def _end(self) -> Int64Array:
-        return self._items[2]
-
-    @property
-    def _row(self) -> Int64Array:
-        return self._items[3]
-
-    @cached_property
-    def _items(self) -> _PropertyItems:
-        within = self._data[self._offsets[0] : self._offsets[-1]]
-        separators = np.flatnonzero(within == _ITEM_END) + self._offsets[0]
-        name_ends = np.flatnonzero(within == _NAME_END) + self._offsets[0]
-        found = self._parse_uniform(separators, name_ends)
-        return self._parse_irregular(separators, name_ends) if found is None else found
-
-    def _parse_uniform(
-        self, separators: Int64Array, name_ends: Int64Array
-    ) -> _PropertyItems | None:
-        """Without a search, if every message ends with a separator and each item has its two
-        sides and nothing else, as nearly all do."""
-        edges, count = self._offsets, len(separators)
-        if not count or count != len(name_ends):
-            return None
-        upto = np.searchsorted(separators, edges[1:])  # of each message, behind its last one
-        begins = np.empty_like(separators)
-        begins[0], begins[1:] = edges[0], separators[:-1] + 1
-        is_ended = (separators[upto - 1] + 1 == edges[1:]).all()
-        if not is_ended or not ((begins < name_ends) & (name_ends + 1 < separators)).all():
-            return None
-        rows = np.repeat(np.arange(self._row_count), np.diff(upto, prepend=0))
-        return begins, name_ends + 1, separators, rows
-
-    def _parse_irregular(self, separators: Int64Array, name_ends: Int64Array) -> _PropertyItems:
-        edges = self._offsets
-        ends = _merge_sorted(separators, edges[1:])
-        begins = _merge_sorted(separators + 1, edges[:-1])
-        # A separator that ends a message makes an item of nothing behind it: so do begin and end
-        # stay in step, and all of these go with the rest that is not name and value.
-        following = np.searchsorted(name_ends, begins)
-        values = np.append(name_ends, edges[-1])[following] + 1
-        sound = (values < ends) & (values - 1 > begins)
-        begins, values, ends = begins[sound], values[sound], ends[sound]
-        rows = np.searchsorted(edges, begins, side="right") - 1
-        return begins, values, ends, rows.astype(np.int64)
-
-
-def _merge_sorted(first: Int64Array, second: Int64Array) -> Int64Array:
-    merged = np.concatenate((first, second))
-    merged.sort(kind="stable")
-    return merged
-
-
-def decode_utf8(encoded: pa.Array) -> pa.Array:
-    """Bytes that should be UTF-8; what is not is replaced, as everywhere else."""
-    try:
-        return encoded.cast(pa.string())
-    except pa.ArrowInvalid:
-        return pa.array(
-            [
-                None if raw is None else raw.decode("utf-8", "replace")
-                for raw in encoded.to_pylist()
-            ],
-            pa.string(),
-        )
-
-
-def is_one_of(column: pa.Array, values: list[str]) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = pc.is_in(column, pa.array(values)).to_numpy(False)
-    return found
-
-
-MAX_BODY_BYTES: Final = 64 << 20
+# --- messages ------------------------------------------------------------------------------------
 
 
 class MessageColumns:
-    """The columns of some records of one broker. `topic` is None where records of many lie
-    together, as they do in a log."""
+    """The columns of records of one broker.
+
+    `topic` is None if the records have different topics, as in a commit log.
+    """
 
     def __init__(self, records: Records, topic: str | None, broker: str | None) -> None:
         self._records = records
@@ -204,39 +68,39 @@ class MessageColumns:
         return pa.repeat(pa.scalar(self._broker, pa.string()), len(self._records))
 
     def _message_ids(self) -> pa.Array:
-        """What the sender called it; where that is missing, the place where it lies."""
-        found = self.property_values("UNIQ_KEY")
-        if not found.null_count:
-            return found
-        rows = Records(self._records.data, self._records.positions[found.is_null().to_numpy(False)])
-        places = zip(rows.store_host.to_pylist(), rows.log_offset.tolist(), strict=True)
-        made = pa.array([encode_offset_id(host, at) for host, at in places], pa.string())
-        return pc.replace_with_mask(found, found.is_null(), made)
+        """Return the unique keys; the offset id for a message without one."""
+        keys = self.property_values("UNIQ_KEY")
+        if not keys.null_count:
+            return keys
+        without_key = keys.is_null()
+        rows = Records(self._records.data, self._records.positions[without_key.to_numpy(False)])
+        positions = zip(rows.store_host.to_pylist(), rows.log_offset.tolist(), strict=True)
+        offset_ids = [encode_offset_id(host, log_offset) for host, log_offset in positions]
+        return pc.replace_with_mask(keys, without_key, pa.array(offset_ids, pa.string()))
 
     def _transaction_ids(self) -> pa.Array:
-        """Null for a message that was not sent in a transaction."""
-        named = pc.coalesce(
-            self.property_values("TX_ID"), self.property_values("__transactionId__")
-        )
-        is_part = (self._records.sys_flag & TRANSACTION_MASK) != 0
-        if not is_part.any():
-            return named
-        nothing = pa.scalar(None, pa.string())
-        return pc.coalesce(named, pc.if_else(pa.array(is_part), self._message_ids(), nothing))
+        """Return the ids of transactions; null for a message that was sent without one."""
+        ids = pc.coalesce(self.property_values("TX_ID"), self.property_values("__transactionId__"))
+        is_transactional = (self._records.sys_flag & TRANSACTION_MASK) != 0
+        if not is_transactional.any():
+            return ids
+        null = pa.scalar(None, pa.string())
+        return pc.coalesce(ids, pc.if_else(pa.array(is_transactional), self._message_ids(), null))
 
     def _bodies(self) -> pa.Array:
         records = self._records
         bodies = records.body
-        compressed = (records.sys_flag & COMPRESSED) != 0
-        if not compressed.any():
+        is_compressed = (records.sys_flag & COMPRESSED) != 0
+        if not is_compressed.any():
             return bodies
-        mask = pa.array(compressed)
-        flags, places = records.sys_flag[compressed].tolist(), records.log_offset[compressed]
-        whole = [
-            _decompress(body, flag, at)
-            for body, flag, at in zip(bodies.filter(mask).to_pylist(), flags, places, strict=True)
+        mask = pa.array(is_compressed)
+        flags, offsets = records.sys_flag[is_compressed].tolist(), records.log_offset[is_compressed]
+        compressed = bodies.filter(mask).to_pylist()
+        decompressed = [
+            _decompress(body, flag, log_offset)
+            for body, flag, log_offset in zip(compressed, flags, offsets, strict=True)
         ]
-        return pc.replace_with_mask(bodies, mask, pa.array(whole, pa.binary()))
+        return pc.replace_with_mask(bodies, mask, pa.array(decompressed, pa.binary()))
 
 
 def _decompress(body: bytes, sys_flag: int, log_offset: int) -> bytes:
@@ -255,10 +119,10 @@ def timestamp_array(values_ms: Any) -> pa.Array:
 
 
 def host_array(encoded: pa.Array) -> pa.Array:
-    """`address:port`. Messages are many, their senders few."""
-    known = encoded.dictionary_encode()
-    names = [_format_host(host) for host in known.dictionary.to_pylist()]
-    return pa.array(names, pa.string()).take(known.indices)
+    """Return `address:port`. Each distinct host is formatted once: there are few."""
+    codes = encoded.dictionary_encode()
+    names = [_format_host(host) for host in codes.dictionary.to_pylist()]
+    return pa.array(names, pa.string()).take(codes.indices)
 
 
 def _format_host(host: bytes) -> str:
@@ -285,3 +149,162 @@ _COLUMN_BUILDERS: Final[dict[str, Callable[[MessageColumns], pa.Array]]] = {
     "prepared_offset": lambda of: int_array(of._records.prepared_offset, pa.int64()),
     "flag": lambda of: int_array(of._records.flag, pa.int32()),
 }
+
+
+# --- helpers of both kinds of columns -------------------------------------------------------------
+
+
+def decode_utf8(encoded: pa.Array) -> pa.Array:
+    """Return text; invalid UTF-8 is replaced, as everywhere else."""
+    try:
+        return encoded.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array(
+            [
+                None if raw is None else raw.decode("utf-8", "replace")
+                for raw in encoded.to_pylist()
+            ],
+            pa.string(),
+        )
+
+
+def is_one_of(column: pa.Array, values: list[str]) -> npt.NDArray[np.bool_]:
+    mask: npt.NDArray[np.bool_] = pc.is_in(column, pa.array(values)).to_numpy(False)
+    return mask
+
+
+# --- properties ----------------------------------------------------------------------------------
+
+
+class PropertyTable:
+    """The properties of many messages.
+
+    `encoded` is a binary column without nulls, with the encoded properties of one message each.
+    """
+
+    def __init__(self, encoded: pa.Array) -> None:
+        self._row_count = len(encoded)
+        _, offsets, data = encoded.buffers()
+        self._data: ByteArray = np.frombuffer(data if data is not None else b"", np.uint8)
+        first, count = encoded.offset, self._row_count + 1
+        self._offsets = np.frombuffer(offsets, np.int32)[first : first + count].astype(np.int64)
+
+    def values(self, name: str) -> pa.Array:
+        """Return one property of each message, null where a message does not have it."""
+        items = self._items_named(name.encode())
+        if not len(items):
+            return pa.nulls(self._row_count, pa.string())
+        item_of_row = np.full(self._row_count, -1, np.int64)
+        item_of_row[self._row[items]] = items  # of several, the last one is stored last
+        has_value = item_of_row >= 0
+        items = item_of_row[has_value]
+        values = decode_utf8(gather_slices(self._data, self._value_begin[items], self._end[items]))
+        if len(values) == self._row_count:
+            return values
+        indices = np.cumsum(has_value) - 1
+        return values.take(pa.array(indices, pa.int64(), mask=~has_value))
+
+    def as_map(self) -> pa.Array:
+        """Return all properties of each message as a map column."""
+        names = gather_slices(self._data, self._begin, self._value_begin - 1)
+        codes = names.dictionary_encode()
+        rows, begins, ends = self._row, self._value_begin, self._end
+        if self._may_repeat(codes.indices.to_numpy(), len(codes.dictionary)):
+            # Keep the last item of each row and name. unique() returns the first index of a value,
+            # so it gets the items in reverse order.
+            row_and_name = rows * len(codes.dictionary) + codes.indices.to_numpy()
+            _, reverse_indices = np.unique(row_and_name[::-1], return_index=True)
+            retained = np.sort(len(row_and_name) - 1 - reverse_indices)
+            codes = codes.take(pa.array(retained))
+            rows, begins, ends = rows[retained], begins[retained], ends[retained]
+        counts = np.bincount(rows, minlength=self._row_count)
+        map_offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+        values = gather_slices(self._data, begins, ends)
+        keys = decode_utf8(codes.dictionary).take(codes.indices)
+        return pa.MapArray.from_arrays(pa.array(map_offsets), keys, decode_utf8(values))
+
+    def _may_repeat(self, codes: npt.NDArray[np.int32], name_count: int) -> bool:
+        """Return whether a name may occur twice in a message.
+
+        Each name is one bit. If a name repeats in a message, the sum of its bits differs from
+        their disjunction.
+        """
+        if name_count > _MAX_BITS:
+            return True
+        bits = np.left_shift(np.int64(1), codes.astype(np.int64))
+        firsts = np.flatnonzero(np.diff(self._row, prepend=-1))
+        sums, disjunctions = np.add.reduceat(bits, firsts), np.bitwise_or.reduceat(bits, firsts)
+        return bool((sums != disjunctions).any())
+
+    def _items_named(self, name: bytes) -> Int64Array:
+        items = np.flatnonzero(self._value_begin - 1 - self._begin == len(name))
+        for index, byte in enumerate(name):
+            items = items[self._data[self._begin[items] + index] == byte]
+        return items
+
+    # Positions of every item that has a name and a value, and the number of its message.
+
+    @property
+    def _begin(self) -> Int64Array:
+        return self._items[0]
+
+    @property
+    def _value_begin(self) -> Int64Array:
+        return self._items[1]
+
+    @property
+    def _end(self) -> Int64Array:
+        return self._items[2]
+
+    @property
+    def _row(self) -> Int64Array:
+        return self._items[3]
+
+    @cached_property
+    def _items(self) -> _PropertyItems:
+        within = self._data[self._offsets[0] : self._offsets[-1]]
+        separators = np.flatnonzero(within == _ITEM_END) + self._offsets[0]
+        name_ends = np.flatnonzero(within == _NAME_END) + self._offsets[0]
+        items = self._parse_uniform(separators, name_ends)
+        return self._parse_irregular(separators, name_ends) if items is None else items
+
+    def _parse_uniform(
+        self, separators: Int64Array, name_ends: Int64Array
+    ) -> _PropertyItems | None:
+        """Parse regular properties; return None if they are not.
+
+        Nearly all are: every item has exactly one name and one value, and every message ends with
+        a separator. Then the n-th name end belongs to the n-th item, and nothing is searched.
+        """
+        offsets, count = self._offsets, len(separators)
+        if not count or count != len(name_ends):
+            return None
+        end_items = np.searchsorted(separators, offsets[1:])  # per message, behind its last item
+        begins = np.empty_like(separators)
+        begins[0], begins[1:] = offsets[0], separators[:-1] + 1
+        is_ended = (separators[end_items - 1] + 1 == offsets[1:]).all()
+        if not is_ended or not ((begins < name_ends) & (name_ends + 1 < separators)).all():
+            return None
+        rows = np.repeat(np.arange(self._row_count), np.diff(end_items, prepend=0))
+        return begins, name_ends + 1, separators, rows
+
+    def _parse_irregular(self, separators: Int64Array, name_ends: Int64Array) -> _PropertyItems:
+        """Parse any properties."""
+        offsets = self._offsets
+        # Items end at separators and at the ends of messages. A separator at the end of a message
+        # makes an empty item behind it, so that begins and ends stay paired. Empty items are
+        # dropped together with those that lack a name or a value.
+        ends = _merge_sorted(separators, offsets[1:])
+        begins = _merge_sorted(separators + 1, offsets[:-1])
+        next_name_end = np.searchsorted(name_ends, begins)
+        values = np.append(name_ends, offsets[-1])[next_name_end] + 1
+        is_valid = (values < ends) & (values - 1 > begins)
+        begins, values, ends = begins[is_valid], values[is_valid], ends[is_valid]
+        rows = np.searchsorted(offsets, begins, side="right") - 1
+        return begins, values, ends, rows.astype(np.int64)
+
+
+def _merge_sorted(first: Int64Array, second: Int64Array) -> Int64Array:
+    merged = np.concatenate((first, second))
+    merged.sort(kind="stable")
+    return merged

@@ -1,12 +1,12 @@
-"""Read the commit-log files of a broker from disk, whether it runs or not, ours or Apache's.
+"""Read the commit-log files of a broker from disk, of EscrowMQ or RocketMQ, running or not.
 
-A file is cut into ranges of bytes without a look into it. The task that gets one finds the first
-record in it by itself: a record begins with its size and a magic and holds its own log offset, and
-nothing else looks like that. A record belongs to the range in which it begins.
+The driver splits files into ranges of bytes without reading them. The task that reads a range finds
+its first record: a record begins with its size and a magic number and contains its own log offset,
+and nothing else looks like that. A record belongs to the range in which it begins.
 
-Behind the last record there are zeros, or what a crash left. So a place that is no record is the
-end, unless records follow it in the same file: then it is damage, which fails the query or, with
-failOnDataLoss=false, is stepped over.
+Behind the last record of the log there are zeros, or an incomplete write of a crash. So a position
+without a record is the end of the log, unless records follow in the same file. Then it is damage,
+which fails the query or, with failOnDataLoss=false, is skipped.
 """
 
 from __future__ import annotations
@@ -51,27 +51,30 @@ _MAGIC_PATTERN: Final = re.compile(
     b"|".join(re.escape(magic.to_bytes(4, "big")) for magic in (MAGIC_V1, MAGIC_V2))
 )
 _PAGE_BYTES: Final = 4096
-DAMAGE_SCAN_BYTES: Final = (
-    64 << 20
-)  # bytes behind a bad place, for a record that would make it damage
+DAMAGE_SCAN_BYTES: Final = 64 << 20  # how far behind a bad position a record is searched
+_MIN_TASK_BYTES: Final = 64 << 10
 
 
 @dataclass(frozen=True)
 class LogRange(InputPartition):
-    """Bytes of log files: name, first, behind the last."""
+    """What one task reads: name of a file, first byte, end."""
 
     ranges: tuple[tuple[str, int, int], ...]
 
 
 class LogReader(DataSourceReader):
+    """Reads the log files of one broker in a batch."""
+
     def __init__(self, parsed_options: Options, columns: Columns, cores: int = 0) -> None:
         self._options = parsed_options
         self._columns = columns
         self._task_sizing = make_task_sizing(parsed_options, cores)
         self._mode = parsed_options[options.MODE]
         self._fail_on_data_loss = parsed_options[options.FAIL_ON_DATA_LOSS]
-        wanted = parsed_options[options.SUBSCRIBE]
-        self._topics = list(TRANSACTION_TOPICS) if self._is_transaction_mode else wanted
+        # Empty: all topics.
+        self._topics: list[str] = parsed_options[options.SUBSCRIBE]
+        if self._is_transaction_mode:
+            self._topics = list(TRANSACTION_TOPICS)
 
     @property
     def _is_transaction_mode(self) -> bool:
@@ -79,24 +82,27 @@ class LogReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         files = find_log_files(Path(self._options[options.PATH]))
-        used = [(str(path), estimate_used_bytes(path)) for path in files]
-        total = sum(size for _, size in used)
-        tasks = min(self._task_sizing.task_count(total), max(1, total // (64 << 10)))
-        share = -(-total // tasks)
-        found: list[list[tuple[str, int, int]]] = [[]]
-        room = share
-        for name, size in used:
-            at = 0
-            while at < size:
-                count = min(room, size - at)
-                # How much is used is a guess: the last range of a file reaches to its end.
-                end = os.path.getsize(name) if at + count == size else at + count
-                found[-1].append((name, at, end))
-                at, room = at + count, room - count
-                if not room:
-                    found.append([])
-                    room = share
-        return [LogRange(tuple(task)) for task in found if task] or [LogRange(())]
+        used_bytes = [(str(path), estimate_used_bytes(path)) for path in files]
+        total_bytes = sum(size for _, size in used_bytes)
+        task_count = min(
+            self._task_sizing.task_count(total_bytes), max(1, total_bytes // _MIN_TASK_BYTES)
+        )
+        task_bytes = -(-total_bytes // task_count)
+        tasks: list[list[tuple[str, int, int]]] = [[]]
+        free_bytes = task_bytes
+        for name, size in used_bytes:
+            begin = 0
+            while begin < size:
+                end = begin + min(free_bytes, size - begin)
+                # The used size is an estimate, so the last range of a file extends to its end.
+                range_end = os.path.getsize(name) if end == size else end
+                tasks[-1].append((name, begin, range_end))
+                free_bytes -= end - begin
+                begin = end
+                if not free_bytes:
+                    tasks.append([])
+                    free_bytes = task_bytes
+        return [LogRange(tuple(task)) for task in tasks if task] or [LogRange(())]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, LogRange)
@@ -115,28 +121,36 @@ class LogReader(DataSourceReader):
             return
         topics = decode_utf8(records.topic)
         for topic in self._topics:
-            some = records.select(is_one_of(topics, [topic]))
-            if len(some):
-                yield TransactionColumns(some, topic, None).to_record_batch(self._columns)
+            of_topic = records.select(is_one_of(topics, [topic]))
+            if len(of_topic):
+                yield TransactionColumns(of_topic, topic, None).to_record_batch(self._columns)
 
 
 def find_log_files(directory: Path) -> list[Path]:
-    """Raises BadOption if there is no log: `directory` is a store's, or its commitlog itself."""
-    inside = directory / "commitlog"
-    place = inside if inside.is_dir() else directory
+    """Return the log files of a broker's directory, or of its directory `commitlog`.
+
+    Raises InvalidOption if there are none.
+    """
+    subdirectory = directory / "commitlog"
+    log_directory = subdirectory if subdirectory.is_dir() else directory
     try:
-        found = sorted(path for path in place.iterdir() if _FILE_NAME_PATTERN.fullmatch(path.name))
+        files = sorted(
+            path for path in log_directory.iterdir() if _FILE_NAME_PATTERN.fullmatch(path.name)
+        )
     except OSError as error:
-        raise InvalidOption(f"option path: {error.strerror}: {place}") from error
-    if not found:
+        raise InvalidOption(f"option path: {error.strerror}: {log_directory}") from error
+    if not files:
         raise InvalidOption(
             f"option path: no commit log in {directory}; is it a broker's directory?"
         )
-    return found
+    return files
 
 
 def estimate_used_bytes(path: Path) -> int:
-    """About how much of a file was written: files have their full length from the start."""
+    """Estimate how much of a file was written, with a binary search for the first empty page.
+
+    Files have their full length from the start; the unused part is zeros.
+    """
     size = path.stat().st_size
     with path.open("rb") as file:
         low, high = 0, -(-size // _PAGE_BYTES)
@@ -151,7 +165,10 @@ def estimate_used_bytes(path: Path) -> int:
 
 
 def read_records(path: Path, begin: int, end: int, *, fail_on_data_loss: bool) -> Iterator[Records]:
-    """The records that begin in this range of bytes, some thousands at a time."""
+    """Yield the records that begin in this range of bytes, at most BLOCK_ROWS at a time.
+
+    Raises DataLost if the file is gone or damaged, if `fail_on_data_loss`.
+    """
     try:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -160,46 +177,47 @@ def read_records(path: Path, begin: int, end: int, *, fail_on_data_loss: bool) -
             raise DataLost(f"{path}: {error.strerror}; it may have expired meanwhile") from error
         return
     data = np.frombuffer(mapped, np.uint8)
-    base = int(path.name)
-    at = 0 if begin == 0 else find_next_record(mapped, base, begin, end)
-    while at is not None and at < end:
-        records, following = _next_records(data, base, at, end)
+    base = int(path.name)  # the log offset of the first byte
+    position = 0 if begin == 0 else find_next_record(mapped, base, begin, end)
+    while position is not None and position < end:
+        records, next_position = _next_records(data, base, position, end)
         if len(records):
             yield records
-            at = following
+            position = next_position
             continue
-        behind = (
-            None
-            if _is_end_of_log(mapped, at)
-            else find_next_record(mapped, base, at + 1, at + DAMAGE_SCAN_BYTES)
-        )
-        if behind is None:
-            return  # zeros, a blank record, or a torn end
+        if _is_end_of_log(mapped, position):
+            return
+        next_record = find_next_record(mapped, base, position + 1, position + DAMAGE_SCAN_BYTES)
+        if next_record is None:
+            return  # zeros, or a torn end
         if fail_on_data_loss:
             raise DataLost(
-                f"{path}: no record at log offset {base + at}, and records behind it: "
-                f"`escrowmq store check` says more; failOnDataLoss=false steps over it"
+                f"{path}: damage at log offset {base + position}, with records behind it: "
+                f"`escrowmq store check` says more; failOnDataLoss=false skips it"
             )
-        log.warning("damage was stepped over path=%s from=%d to=%d", path, at, behind)
-        at = behind
+        log.warning("skipped damage path=%s from=%d to=%d", path, position, next_record)
+        position = next_record
 
 
 def _next_records(data: ByteArray, base: int, position: int, end: int) -> tuple[Records, int]:
-    """Some records, and the place behind them. None: there is no record."""
-    places, following = find_records(data, position, min(end, position + BLOCK_BYTES))
-    if len(places) > BLOCK_ROWS:
-        following = places[BLOCK_ROWS]
-        places = places[:BLOCK_ROWS]
-    records = Records(data, np.array(places, np.int64))
-    good = records.valid_mask(base)
-    if good.all():
-        return records, following
-    first_bad = int(np.argmin(good))
-    return Records(data, records.positions[:first_bad]), places[first_bad]
+    """Return valid records from a position on, and the position behind them.
+
+    There are none if there is no valid record at the position itself.
+    """
+    positions, next_position = find_records(data, position, min(end, position + BLOCK_BYTES))
+    if len(positions) > BLOCK_ROWS:
+        next_position = positions[BLOCK_ROWS]
+        positions = positions[:BLOCK_ROWS]
+    records = Records(data, np.array(positions, np.int64))
+    is_valid = records.valid_mask(base)
+    if is_valid.all():
+        return records, next_position
+    first_invalid = int(np.argmin(is_valid))
+    return Records(data, records.positions[:first_invalid]), positions[first_invalid]
 
 
 def _is_end_of_log(mapped: mmap.mmap, position: int) -> bool:
-    """Whether the file ends here in order: with a blank record."""
+    """Return whether the file ends at this position as it should: with a blank record."""
     if position + BLANK.size > len(mapped):
         return True
     remaining, magic = BLANK.unpack_from(mapped, position)
@@ -207,17 +225,20 @@ def _is_end_of_log(mapped: mmap.mmap, position: int) -> bool:
 
 
 def find_next_record(mapped: mmap.mmap, base: int, position: int, limit: int) -> int | None:
-    """Where the first whole record begins, at this place or behind it, but before the limit."""
-    for found in _MAGIC_PATTERN.finditer(mapped, position + 4, limit + 8):
-        place = found.start() - 4
-        if len(mapped) - place < RECORD_BYTES_MIN:
+    """Return where the first complete record begins, from the position to before the limit.
+
+    A magic number can also occur in a body, so the log offset and the CRC are checked as well.
+    """
+    for match in _MAGIC_PATTERN.finditer(mapped, position + 4, limit + 8):
+        begin = match.start() - 4
+        if len(mapped) - begin < RECORD_BYTES_MIN:
             return None
-        if int.from_bytes(mapped[place + 28 : place + 36], "big") != base + place:
+        if int.from_bytes(mapped[begin + 28 : begin + 36], "big") != base + begin:
             continue
-        size = int.from_bytes(mapped[place : place + 4], "big", signed=True)
+        size = int.from_bytes(mapped[begin : begin + 4], "big", signed=True)
         try:
-            decode_record(mapped[place : place + max(0, size)], 0, LogOffset(base + place))
+            decode_record(mapped[begin : begin + max(0, size)], 0, LogOffset(base + begin))
         except CorruptRecord:
             continue
-        return place
+        return begin
     return None

@@ -1,8 +1,11 @@
 """Many records in one buffer, read field by field instead of record by record.
 
-A field of all records is one gather: the buffer is looked at as numbers that begin at every byte,
-and those at the records' places are taken. Bodies, topics and properties become Arrow columns in
-one copy. Nothing here makes a Python object for a message, but for the walk from one to the next.
+A numeric field of all records is one gather of numpy: the buffer is seen as an array of numbers
+that begin at every byte, and the numbers at the positions of the records are taken. Bodies, topics
+and properties become Arrow columns in one copy. There is no Python object per message, except in
+the loop that finds where each record begins.
+
+The layout of a record is specified in `message/record.py`.
 """
 
 from __future__ import annotations
@@ -30,28 +33,30 @@ Int64Array = npt.NDArray[np.int64]
 MAGIC_POSITION: Final = 4
 QUEUE_ID_POSITION, FLAG_POSITION, QUEUE_OFFSET_POSITION, LOG_OFFSET_POSITION = 12, 16, 20, 28
 SYS_FLAG_POSITION, BORN_MS_POSITION, BORN_HOST_POSITION = 36, 40, 48
-_HEAD_BYTES: Final = 88  # with both hosts IPv4
 _HOST_V4_BYTES, _HOST_V6_BYTES = 8, 20
 _SIZE = struct.Struct(">i")
 
 
 def find_records(data: ByteArray, begin: int, limit: int) -> tuple[list[int], int]:
-    """Where records begin that do so before the limit, one behind the other; and the place behind
-    them, or the first that is no record."""
-    places: list[int] = []
+    """Return where consecutive records begin, from `begin` to before `limit`.
+
+    Also return the position behind the last one, which is the limit, the end of the buffer, or the
+    first position that is not a record.
+    """
+    positions: list[int] = []
     unpack, view, end = _SIZE.unpack_from, data.data, len(data)
-    at, limit = begin, min(limit, end - RECORD_BYTES_MIN + 1)
-    while at < limit:
-        (size,) = unpack(view, at)
-        if size < RECORD_BYTES_MIN or size > end - at:
+    position, limit = begin, min(limit, end - RECORD_BYTES_MIN + 1)
+    while position < limit:
+        (size,) = unpack(view, position)
+        if size < RECORD_BYTES_MIN or size > end - position:
             break
-        places.append(at)
-        at += size
-    return places, at
+        positions.append(position)
+        position += size
+    return positions, position
 
 
 class Records:
-    """Records at these places of a buffer, in rising order."""
+    """The records at these positions of a buffer, in rising order. Fields are read when used."""
 
     def __init__(self, data: ByteArray, positions: Int64Array) -> None:
         self.data = data
@@ -59,11 +64,14 @@ class Records:
 
     @classmethod
     def from_buffer(cls, data: ByteArray) -> Records:
-        """A buffer that holds whole records and nothing else, as pull answers do."""
-        places, end = find_records(data, 0, len(data))
+        """Return the records of a buffer with nothing else in it, as the response to a pull.
+
+        Raises BrokenBody.
+        """
+        positions, end = find_records(data, 0, len(data))
         if end != len(data):
-            raise BrokenBody(f"no record at byte {end} of {len(data)} in what was pulled")
-        return cls(data, np.array(places, np.int64))
+            raise BrokenBody(f"no record at byte {end} of {len(data)} in the response to a pull")
+        return cls(data, np.array(positions, np.int64))
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -140,14 +148,14 @@ class Records:
 
     @property
     def born_host(self) -> pa.Array:
-        """As bytes: address and port."""
+        """The encoded hosts: address and port."""
         return gather_slices(self.data, self.positions + BORN_HOST_POSITION, self._born_end)
 
     @property
     def store_host(self) -> pa.Array:
         return gather_slices(self.data, self._born_end + 8, self.body_position - 16)
 
-    # --- what has a length of its own ------------------------------------------------------------
+    # --- fields of variable length ---------------------------------------------------------------
 
     @cached_property
     def body_bytes(self) -> npt.NDArray[np.int32]:
@@ -172,7 +180,7 @@ class Records:
         return gather_slices(self.data, self.body_position, self._body_end)
 
     def body_from(self, skip_bytes: int) -> pa.Array:
-        """The bodies without their first bytes."""
+        """Return the bodies without their first bytes."""
         return gather_slices(
             self.data, np.minimum(self.body_position + skip_bytes, self._body_end), self._body_end
         )
@@ -183,45 +191,51 @@ class Records:
 
     @cached_property
     def properties(self) -> pa.Array:
-        """As they are written: see `message/properties.py`."""
+        """The encoded properties: see `message/properties.py`."""
         return gather_slices(self.data, self._topic_span[1] + 2, self.positions + self.size)
 
     def valid_mask(self, first_log_offset: int) -> npt.NDArray[np.bool_]:
-        """Which of them are records at all. `first_log_offset` is that of the buffer's begin."""
+        """Return which positions hold a valid record, in a buffer that may be damaged.
+
+        `first_log_offset` is the log offset of the begin of the buffer. Magic, log offset and all
+        lengths must agree; the checks are ordered so that nothing outside of the buffer is read.
+        """
         magic = self.read_int32(self.positions + MAGIC_POSITION)
-        good = np.asarray((magic == _signed(MAGIC_V1)) | (magic == _signed(MAGIC_V2)))
-        good &= self.log_offset == self.positions + first_log_offset
+        is_valid = np.asarray((magic == _signed(MAGIC_V1)) | (magic == _signed(MAGIC_V2)))
+        is_valid &= self.log_offset == self.positions + first_log_offset
         ends = self.positions + self.size
-        good &= (
+        is_valid &= (
             (self.body_position + 3 <= ends) & (self.body_bytes >= 0) & (self._body_end + 3 <= ends)
         )
-        sound = Records(self.data, self.positions[good])
-        topic_end = sound._topic_span[1]
-        fits = topic_end + 2 <= sound.positions + sound.size
-        high = sound.data[np.where(fits, topic_end, 0)].astype(np.int64)
-        length = high * 256 + sound.data[np.where(fits, topic_end + 1, 0)]
-        good[good] = fits & (topic_end + 2 + length == sound.positions + sound.size)
-        return good
+        candidates = Records(self.data, self.positions[is_valid])
+        topic_end = candidates._topic_span[1]
+        candidate_ends = candidates.positions + candidates.size
+        fits = topic_end + 2 <= candidate_ends
+        high = candidates.data[np.where(fits, topic_end, 0)].astype(np.int64)
+        length = high * 256 + candidates.data[np.where(fits, topic_end + 1, 0)]
+        is_valid[is_valid] = fits & (topic_end + 2 + length == candidate_ends)
+        return is_valid
 
 
 def gather_slices(data: ByteArray, begins: Int64Array, ends: Int64Array) -> pa.Array:
-    """data[begin:end] for each, as one binary column.
+    """Return data[begin:end] for each pair, as one binary column.
 
-    Begins and ends, taken in turn, are the edges of a binary column over the same buffer in which
-    every second value is one of ours; taking these is one pass of copying, without numpy.
+    Begins and ends, taken alternately, are the offsets of a binary column over the same buffer, in
+    which every second value is a slice and the others are the gaps between them. Arrow's `take` of
+    every second value copies each slice once.
     """
     count = len(begins)
     if count == 0:
         return pa.array([], pa.binary())
-    edges = np.empty(2 * count, np.int32)
-    edges[0::2], edges[1::2] = begins, ends
-    buffers: list[Any] = [None, pa.py_buffer(edges), pa.py_buffer(data)]
-    woven = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
-    return woven.take(pa.array(np.arange(0, 2 * count - 1, 2, dtype=np.int32)))
+    offsets = np.empty(2 * count, np.int32)
+    offsets[0::2], offsets[1::2] = begins, ends
+    buffers: list[Any] = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    slices_and_gaps = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
+    return slices_and_gaps.take(pa.array(np.arange(0, 2 * count - 1, 2, dtype=np.int32)))
 
 
 def _unaligned_view(data: ByteArray, type_code: str) -> npt.NDArray[Any]:
-    """The number that begins at each byte."""
+    """Return the number that begins at each byte, without a copy."""
     dtype = np.dtype(type_code)
     count = max(0, len(data) - dtype.itemsize + 1)
     return np.ndarray((count,), dtype, data.data, strides=(1,))

@@ -1,4 +1,7 @@
-"""The columns of a message, as Spark and as Arrow know them. Spark compares them to the letter."""
+"""The columns that readers produce, with their Arrow and Spark types.
+
+Spark checks that the Arrow schema of every batch equals the schema of the query exactly.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,9 @@ _SPARK_TYPES: Final[tuple[tuple[pa.DataType, sql.DataType], ...]] = (
 
 @dataclass(frozen=True)
 class Columns:
-    """Some of the columns that a reader can make, in the order in which they are wanted."""
+    """Columns of a reader, in the order of its rows."""
 
-    arrow_types: Mapping[str, Any]  # name -> Arrow's type
+    arrow_types: Mapping[str, Any]  # name -> Arrow type
 
     @property
     def names(self) -> list[str]:
@@ -40,7 +43,7 @@ class Columns:
         return name in self.arrow_types
 
     def select(self, names: Sequence[str]) -> Columns:
-        """Raises BadOption."""
+        """Return only these columns, in this order. Raises InvalidOption."""
         for name in names:
             if name not in self.arrow_types:
                 raise InvalidOption(
@@ -49,7 +52,7 @@ class Columns:
                 )
         if not names or len(set(names)) < len(names):
             raise InvalidOption(
-                f"columns are named once each, and one at least: {', '.join(names)!r}"
+                f"name at least one column, and each only once: {', '.join(names)!r}"
             )
         return Columns({name: self.arrow_types[name] for name in names})
 
@@ -62,16 +65,19 @@ class Columns:
         return pa.schema(list(self.arrow_types.items()))
 
     def select_schema(self, schema: sql.StructType) -> Columns:
-        """Those of the schema that `.schema(…)` gave, or that we gave ourselves."""
-        chosen = self.select(schema.names)
+        """Return the columns of a schema, which a user may have set with `.schema(…)`.
+
+        Raises InvalidOption if a type differs.
+        """
+        columns = self.select(schema.names)
         for field in schema.fields:
-            if field.dataType != _spark_type(chosen.arrow_types[field.name]):
-                wanted = _spark_type(chosen.arrow_types[field.name]).simpleString()
+            spark_type = _spark_type(columns.arrow_types[field.name])
+            if field.dataType != spark_type:
                 raise InvalidOption(
-                    f"column {field.name} is {wanted}, not {field.dataType.simpleString()}: "
-                    f"leave .schema(…) out and cast afterwards"
+                    f"column {field.name} is {spark_type.simpleString()}, not "
+                    f"{field.dataType.simpleString()}: remove .schema(…) and cast afterwards"
                 )
-        return chosen
+        return columns
 
 
 MESSAGE_COLUMNS: Final = Columns(
@@ -132,4 +138,4 @@ TRANSACTION_COLUMNS: Final = Columns(
 
 
 def _spark_type(arrow_type: pa.DataType) -> sql.DataType:
-    return next(ours for theirs, ours in _SPARK_TYPES if theirs.equals(arrow_type))
+    return next(spark for arrow, spark in _SPARK_TYPES if arrow.equals(arrow_type))

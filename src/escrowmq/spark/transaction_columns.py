@@ -1,14 +1,15 @@
-"""mode=transactions: what brokers write down about transactions, a row for each thing they wrote.
+"""Decode the records of transactions (mode=transactions): one row per record, or per decided half.
 
-    kind      from                          half_offset: the half it speaks of
+    kind      topic                         half_offset: the half that the record is about
     half      the half topic                its own queue offset
-    op        the op topic                  in its body; RocketMQ 5 settles several in one
-    stranded  TRANS_CHECK_MAX_TIME_TOPIC    unknown; its transaction_id is the half's
-    check     ESCROW_JOURNAL, ours          who was asked, and what came of it
-    decision  ESCROW_DECISION, ours         `commits` and `rolls_back`: halves by queue offset
+    op        the op topic                  in its body; an op of RocketMQ 5 decides several halves
+    stranded  TRANS_CHECK_MAX_TIME_TOPIC    unknown; it has the transaction_id of the half
+    check     ESCROW_JOURNAL                a check of a producer, and its result
+    decision  ESCROW_DECISION               none; `commits` and `rolls_back` list halves
 
-Rows of one transaction are those of one broker that share a half_offset. RocketMQ does not say how
-a half ended; it was committed if a message with its log_offset as `prepared_offset` is there.
+The last two topics exist only in EscrowMQ. Rows of one half are those of one broker with the same
+half_offset. RocketMQ does not record how a half ended: it was committed if there is a message whose
+`prepared_offset` is the log_offset of the half.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from escrowmq.errors import EscrowError
-from escrowmq.escrow import records as shapes
-from escrowmq.escrow.records import JOURNAL_EVENTS
+from escrowmq.escrow.records import BY_PRODUCER, JOURNAL_EVENTS
 from escrowmq.escrow.writers import DecisionRecord, decode_decision_body
 from escrowmq.message import names
 from escrowmq.message.names import ATTEMPT, BATCH, FENCE, WRITER
@@ -37,13 +37,13 @@ from escrowmq.spark.records import Records
 from escrowmq.spark.schema import LONG_LIST, TRANSACTION_COLUMNS, Columns
 
 _VERDICTS: Final = {"c": "committed", "r": "rolled_back", "s": "stranded", "m": "moved"}
-_JOURNAL_HEAD_BYTES: Final = 11  # half 8, step 1, number of the check 2
+_JOURNAL_HEAD_BYTES: Final = 11  # half offset 8, step 1, number of the check 2
 
 ColumnArrays = dict[str, pa.Array]
 
 
 class TransactionColumns:
-    """Records of one of the topics above."""
+    """The rows of records from one of the topics above."""
 
     def __init__(self, records: Records, topic: str, broker: str | None) -> None:
         self._records = records
@@ -52,7 +52,7 @@ class TransactionColumns:
 
     def to_record_batch(self, columns: Columns) -> pa.RecordBatch:
         records = self._records
-        made: ColumnArrays = {
+        arrays: ColumnArrays = {
             "broker": pa.repeat(pa.scalar(self._broker, pa.string()), len(records)),
             "queue_id": int_array(records.queue_id, pa.int32()),
             "queue_offset": int_array(records.queue_offset, pa.int64()),
@@ -61,24 +61,24 @@ class TransactionColumns:
             "born_time": timestamp_array(records.born_ms),
             "born_host": host_array(records.born_host),
         }
-        kind, more = _TOPIC_DECODERS[self._topic]
-        made |= more(records, PropertyTable(records.properties))
-        if "half_row" in made:  # one record, several rows
-            rows, offsets = made.pop("half_row"), made.pop("half_offset")
-            made = {name: column.take(rows) for name, column in made.items()}
-            made["half_offset"] = offsets
-        count = len(made["half_offset"]) if "half_offset" in made else len(records)
-        made["kind"] = pa.repeat(pa.scalar(kind), count)
-        arrays = [
-            made.get(name, pa.nulls(count, TRANSACTION_COLUMNS.arrow_types[name]))
+        kind, decode = _TOPIC_DECODERS[self._topic]
+        arrays |= decode(records, PropertyTable(records.properties))
+        if "half_row" in arrays:  # a record with several halves becomes several rows
+            rows, offsets = arrays.pop("half_row"), arrays.pop("half_offset")
+            arrays = {name: column.take(rows) for name, column in arrays.items()}
+            arrays["half_offset"] = offsets
+        count = len(arrays["half_offset"]) if "half_offset" in arrays else len(records)
+        arrays["kind"] = pa.repeat(pa.scalar(kind), count)
+        selected = [
+            arrays.get(name, pa.nulls(count, TRANSACTION_COLUMNS.arrow_types[name]))
             for name in columns.names
         ]
-        return pa.RecordBatch.from_arrays(arrays, schema=columns.arrow_schema())
+        return pa.RecordBatch.from_arrays(selected, schema=columns.arrow_schema())
 
 
 def _half_columns(records: Records, table: PropertyTable) -> ColumnArrays:
     copies = table.values(names.COPY_OF)
-    # RocketMQ appends a half again to ask about it, and says where it was.
+    # RocketMQ appends a half again when it checks it, with the offset where it was before.
     copies = pc.coalesce(copies, table.values(names.PREPARED_QUEUE_OFFSET))
     marker, message = table.values("TX_ID"), table.values(names.UNIQUE_KEY)
     return {
@@ -101,64 +101,73 @@ def _half_columns(records: Records, table: PropertyTable) -> ColumnArrays:
 
 
 def _stranded_columns(records: Records, table: PropertyTable) -> ColumnArrays:
-    made = _half_columns(records, table)
-    made["half_offset"] = pa.nulls(len(records), pa.int64())
-    made["reason"] = table.values(names.REASON)
-    return made
+    arrays = _half_columns(records, table)
+    arrays["half_offset"] = pa.nulls(len(records), pa.int64())
+    arrays["reason"] = table.values(names.REASON)
+    return arrays
 
 
 def _op_columns(records: Records, table: PropertyTable) -> ColumnArrays:
-    ended = table.values(names.OUTCOME)
-    known = ended.dictionary_encode()
-    verdicts = [_VERDICTS.get(letter) for letter in known.dictionary.to_pylist()]
-    by = pc.coalesce(
+    outcomes = table.values(names.OUTCOME)
+    letters = outcomes.dictionary_encode()
+    verdicts = [_VERDICTS.get(letter) for letter in letters.dictionary.to_pylist()]
+    # An op of EscrowMQ without this property was written for a decision of the producer.
+    decided_by = pc.coalesce(
         table.values(names.DECIDED_BY),
-        pc.if_else(ended.is_valid(), shapes.BY_PRODUCER, pa.scalar(None, pa.string())),
+        pc.if_else(outcomes.is_valid(), BY_PRODUCER, pa.scalar(None, pa.string())),
     )
-    made = {
-        "verdict": pa.array(verdicts, pa.string()).take(known.indices),
-        "who": by,
+    arrays = {
+        "verdict": pa.array(verdicts, pa.string()).take(letters.indices),
+        "who": decided_by,
         "reason": table.values(names.REASON),
         "copy_of": parse_int_lists(table.values(names.PREVIOUS_OFFSETS)),
     }
     bodies = decode_utf8(records.body)
     parts = pc.split_pattern(bodies, ",")
     if pc.max(pc.list_value_length(parts)).as_py() == 1:
-        return made | {"half_offset": parse_ints(bodies, pa.int64())}
-    rows, places = pc.list_parent_indices(parts), parts.flatten()
-    is_there = pc.not_equal(places, "")  # RocketMQ 5 ends its lists with a comma
-    return made | {
-        "half_offset": parse_ints(places.filter(is_there), pa.int64()),
-        "half_row": rows.filter(is_there),
+        return arrays | {"half_offset": parse_ints(bodies, pa.int64())}
+    rows, offsets = pc.list_parent_indices(parts), parts.flatten()
+    is_offset = pc.not_equal(offsets, "")  # RocketMQ 5 ends its lists with a comma
+    return arrays | {
+        "half_offset": parse_ints(offsets.filter(is_offset), pa.int64()),
+        "half_row": rows.filter(is_offset),
     }
 
 
 def _check_columns(records: Records, table: PropertyTable) -> ColumnArrays:
-    at = records.body_position
-    steps = records.data[at + 8]
-    number = records.data[at + 9].astype(np.int32) * 256 + records.data[at + 10]
-    known = pa.array([*JOURNAL_EVENTS, None], pa.string())
+    position = records.body_position
+    steps = records.data[position + 8]
+    check_number = records.data[position + 9].astype(np.int32) * 256 + records.data[position + 10]
+    step_names = pa.array([*JOURNAL_EVENTS, None], pa.string())  # an unknown step becomes null
     return {
-        "half_offset": int_array(records.read_int64(at), pa.int64()),
-        "step": known.take(pa.array(np.minimum(steps, len(JOURNAL_EVENTS)))),
-        "checks": int_array(number, pa.int32()),
+        "half_offset": int_array(records.read_int64(position), pa.int64()),
+        "step": step_names.take(pa.array(np.minimum(steps, len(JOURNAL_EVENTS)))),
+        "checks": int_array(check_number, pa.int32()),
         "who": decode_utf8(records.body_from(_JOURNAL_HEAD_BYTES)),
     }
 
 
 def _decision_columns(records: Records, table: PropertyTable) -> ColumnArrays:
-    """They are few, and each is a document of its own."""
-    found = [_decode_decision(body) for body in records.body.to_pylist()]
+    """Decode decision records one by one: they are few, and each has a body of its own kind."""
+    decisions = [_decode_decision(body) for body in records.body.to_pylist()]
     return {
-        "half_offset": pa.nulls(len(found), pa.int64()),
-        "commits": pa.array([one.commits for one in found], LONG_LIST),
-        "rolls_back": pa.array([one.rolls_back for one in found], LONG_LIST),
-        "who": pa.array([one.by or None for one in found], pa.string()),
-        "writer": pa.array([one.writer or None for one in found], pa.string()),
-        "batch": pa.array([one.batch if one.writer else None for one in found], pa.int64()),
-        "fence": pa.array([one.fence if one.writer else None for one in found], pa.int64()),
+        "half_offset": pa.nulls(len(decisions), pa.int64()),
+        "commits": pa.array([decision.commits for decision in decisions], LONG_LIST),
+        "rolls_back": pa.array([decision.rolls_back for decision in decisions], LONG_LIST),
+        "who": pa.array([decision.by or None for decision in decisions], pa.string()),
+        "writer": pa.array([decision.writer or None for decision in decisions], pa.string()),
+        "batch": pa.array(
+            [decision.batch if decision.writer else None for decision in decisions], pa.int64()
+        ),
+        "fence": pa.array(
+            [decision.fence if decision.writer else None for decision in decisions], pa.int64()
+        ),
         "attempt": pa.array(
-            [",".join(w.attempt for w in one.winners) or None for one in found], pa.string()
+            [
+                ",".join(winner.attempt for winner in decision.winners) or None
+                for decision in decisions
+            ],
+            pa.string(),
         ),
     }
 
@@ -167,16 +176,16 @@ def _decode_decision(body: bytes) -> DecisionRecord:
     try:
         return decode_decision_body(body)
     except EscrowError:
-        return DecisionRecord()  # somebody else's record in a topic of this name
+        return DecisionRecord()  # a record of another program in a topic of this name
 
 
 def parse_ints(texts: pa.Array, arrow_type: pa.DataType) -> pa.Array:
-    """Numbers that are written as text; what is none is null."""
+    """Return numbers from text; null for a text that is not a number."""
     try:
         return texts.cast(arrow_type)
     except pa.ArrowInvalid:
-        found = [_parse_int(one) for one in texts.to_pylist()]
-        return pa.array(found, pa.int64()).cast(arrow_type, safe=False)
+        numbers = [_parse_int(text) for text in texts.to_pylist()]
+        return pa.array(numbers, pa.int64()).cast(arrow_type, safe=False)
 
 
 def _parse_int(digits: str | None) -> int | None:
@@ -186,14 +195,14 @@ def _parse_int(digits: str | None) -> int | None:
 
 
 def parse_int_lists(texts: pa.Array) -> pa.Array:
-    """`1,2` as a list. Hardly any record has one."""
+    """Return lists from text such as `1,2`. Few records have one."""
     if texts.null_count == len(texts):
         return pa.nulls(len(texts), LONG_LIST)
-    found: list[Any] = [
-        None if one is None else [int(part) for part in one.split(",") if part.isdecimal()]
-        for one in texts.to_pylist()
+    lists: list[Any] = [
+        None if text is None else [int(part) for part in text.split(",") if part.isdecimal()]
+        for text in texts.to_pylist()
     ]
-    return pa.array(found, LONG_LIST)
+    return pa.array(lists, LONG_LIST)
 
 
 _TOPIC_DECODERS: Final[dict[str, tuple[str, Callable[[Records, PropertyTable], ColumnArrays]]]] = {

@@ -121,7 +121,7 @@ def test_only_the_columns_that_are_wanted_in_their_order() -> None:
 
 @pytest.mark.parametrize(
     ("names", "why"),
-    [(["bodi"], "did you mean body"), (["body", "body"], "once each"), ([], "one at least")],
+    [(["bodi"], "did you mean body"), (["body", "body"], "only once"), ([], "at least one column")],
 )
 def test_columns_that_cannot_be_are_refused(names: list[str], why: str) -> None:
     with pytest.raises(InvalidOption, match=why):
