@@ -1,6 +1,6 @@
 """A blocking connection to a broker or name server, for code that runs no event loop.
 
-The command line, `escrowmq.admin` and Spark's tasks use it. Three ways to use one:
+The command line, `escrowmq.admin` and Spark's tasks use it:
 
     call()                            one request, one response
     call_many()                       many requests, up to 64 of them unanswered at a time
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import select
 import socket
-import struct
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
@@ -26,8 +25,6 @@ from typing import Final, NamedTuple, NoReturn
 from escrowmq.client.access import NO_ACCESS, Access
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.errors import (
-    FrameTooLong,
-    HeaderTooLong,
     LocalProtocolError,
     NotSent,
     OutcomeUnknown,
@@ -35,13 +32,12 @@ from escrowmq.errors import (
     RequestRefused,
     TransportError,
     UnknownRequest,
-    UnknownSerializer,
 )
 from escrowmq.parsing import parse_address
-from escrowmq.remoting.codes import JSON, ROCKETMQ, ResponseCode, request_name
+from escrowmq.remoting.codes import ResponseCode, request_name
 from escrowmq.remoting.command import Command, decode_command
 from escrowmq.remoting.connection import Call, Connection, Reply
-from escrowmq.remoting.frame import FRAME_LENGTH_MAX, HEADER_LENGTH_MAX
+from escrowmq.remoting.frame import decode_prefix
 from escrowmq.remoting.headers import Header
 from escrowmq.remoting.requests import Body
 
@@ -49,7 +45,7 @@ DEFAULT_TIMEOUT_S: Final = 10.0
 CONNECT_TIMEOUT_S: Final = 10.0
 DEFAULT_WINDOW: Final = 64
 
-_PREFIX: Final = struct.Struct(">II")
+_PREFIX_BYTES: Final = 8
 # Bytes that are read ahead. Enough for the heads of a dozen responses in one system call; little
 # enough that copying them out of the buffer does not count beside a response of a megabyte.
 _READ_AHEAD_BYTES: Final = 4096
@@ -67,11 +63,11 @@ class OutgoingRequest(NamedTuple):
 
 
 class SyncConnection:
-    """One connection, opened by the constructor, which raises NotSent if that fails.
+    """A connection to `address` (HOST:PORT). The constructor opens it, and raises NotSent.
 
     `timeout_s` limits the wait for the next bytes of a response. Every method raises
-    OutcomeUnknown if the connection breaks, times out or carries something else than the remoting
-    protocol; the connection is then closed, and every later use raises NotSent.
+    OutcomeUnknown if the connection breaks, if it times out, or if the peer does not speak the
+    remoting protocol. The connection is then closed, and every later use raises NotSent.
     """
 
     def __init__(
@@ -116,10 +112,10 @@ class SyncConnection:
         self._socket.close()
 
     def is_usable(self) -> bool:
-        """Whether an idle connection is still open on both sides.
+        """Return whether an idle connection is still open on both sides.
 
-        Nothing may arrive on an idle connection. Readable therefore means that the peer closed it
-        (a broker does so after two minutes of silence), or sent a request that is not for us.
+        A peer sends nothing on an idle connection. If it is readable, the peer has closed it, as
+        brokers do after two minutes, or has sent a request that is not meant for this client.
         """
         if not self._is_open:
             return False
@@ -220,20 +216,19 @@ class SyncConnection:
     def receive_head(self) -> tuple[Command, int]:
         """Return the next response without its body, and the length of the body in bytes.
 
-        The caller must read the body with `receive_into` next, unless it is empty. Requests of the
-        broker are skipped: whoever uses this class is no member of a group.
+        The caller must read the body with `receive_into` next, unless it is empty. Brokers send
+        requests to members of groups only; a SyncConnection is none, so requests are skipped.
         """
         while True:
-            length, mark = _PREFIX.unpack(self._read(_PREFIX.size))
             try:
-                header_length = _check_prefix(length, mark)
-                command = decode_command(mark >> 24, self._read(header_length))
+                prefix = self._read(_PREFIX_BYTES)
+                serializer, header_length, body_bytes = decode_prefix(prefix)
+                command = decode_command(serializer, self._read(header_length))
             except RemoteProtocolError as error:
                 self._fail(
                     OutcomeUnknown(f"{self.address} does not speak the remoting protocol: {error}"),
                     error,
                 )
-            body_bytes = length - 4 - header_length
             if command.is_response:
                 call = self._calls.pop(command.opaque, None)
                 if call is not None:
@@ -286,21 +281,10 @@ class SyncConnection:
         return OutcomeUnknown(f"{self.address}: no response{request} in {self.timeout_s:g} s")
 
     def _fail(self, error: TransportError, cause: BaseException | None = None) -> NoReturn:
-        """Close: half a frame may have been sent or read, so that no other frame can follow."""
+        """Close the connection and raise. A part of a frame may have been sent or read, so no
+        other frame can follow."""
         self.close()
         raise error from cause
-
-
-def _check_prefix(length: int, mark: int) -> int:
-    """Return the length of the header."""
-    header_length, serializer = mark & HEADER_LENGTH_MAX, mark >> 24
-    if not 4 <= length <= FRAME_LENGTH_MAX:
-        raise FrameTooLong(f"a frame of {length} bytes, the limit is {FRAME_LENGTH_MAX}")
-    if header_length > length - 4:
-        raise HeaderTooLong(f"a header of {header_length} bytes in a frame of {length}")
-    if serializer not in (JSON, ROCKETMQ):
-        raise UnknownSerializer(f"serializer {serializer}, not {JSON} or {ROCKETMQ}")
-    return header_length
 
 
 def _coalesce(frame: Sequence[Body]) -> Sequence[Body]:

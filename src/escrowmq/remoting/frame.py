@@ -170,23 +170,34 @@ class FrameDecoder(Generic[T]):
             self._check(length, mark=0)
 
     def _check(self, length: int, mark: int) -> None:
-        header_length, serializer = mark & HEADER_LENGTH_MAX, mark >> 24
-        if length > self._frame_length_max:
-            self.fail(
-                FrameTooLong(f"the frame has {length} bytes, the limit is {self._frame_length_max}")
-            )
-        if length < 4:
-            self.fail(
-                FrameTooLong(f"a frame of {length} bytes cannot hold the length of its header")
-            )
-        if header_length > length - 4:
-            self.fail(
-                HeaderTooLong(f"the header has {header_length} bytes, its frame has {length}")
-            )
-        if serializer not in (JSON, ROCKETMQ):
-            self.fail(
-                UnknownSerializer(f"the serializer is {serializer}, expected {JSON} or {ROCKETMQ}")
-            )
+        try:
+            _check_prefix(length, mark, self._frame_length_max)
+        except RemoteProtocolError as error:
+            self.fail(error)
+
+
+def decode_prefix(prefix: bytes) -> tuple[int, int, int]:
+    """Return serializer, header length and body length of the eight bytes before a header.
+
+    For readers that take a body from the socket without a FrameDecoder. Raises
+    RemoteProtocolError.
+    """
+    length, mark = _PREFIX.unpack(prefix)
+    _check_prefix(length, mark, FRAME_LENGTH_MAX)
+    header_length = mark & HEADER_LENGTH_MAX
+    return mark >> 24, header_length, length - 4 - header_length
+
+
+def _check_prefix(length: int, mark: int, frame_length_max: int) -> None:
+    header_length, serializer = mark & HEADER_LENGTH_MAX, mark >> 24
+    if length > frame_length_max:
+        raise FrameTooLong(f"the frame has {length} bytes, the limit is {frame_length_max}")
+    if length < 4:
+        raise FrameTooLong(f"a frame of {length} bytes cannot hold the length of its header")
+    if header_length > length - 4:
+        raise HeaderTooLong(f"the header has {header_length} bytes, its frame has {length}")
+    if serializer not in (JSON, ROCKETMQ):
+        raise UnknownSerializer(f"the serializer is {serializer}, expected {JSON} or {ROCKETMQ}")
 
 
 def frame_prefix(serializer: int, header_length: int, body_length: int) -> bytes:

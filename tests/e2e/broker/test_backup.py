@@ -1,4 +1,4 @@
-"""`store backup` beside a broker at work, kill -9, `store restore`, and everything is there."""
+"""`store backup` of a running broker, kill -9, `store restore`: nothing is missing."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 class Load(threading.Thread):
-    """Sends until it is told to stop; `acknowledged` are those that the broker has answered."""
+    """Send until `stop`; `acknowledged` are the bodies that the broker has acknowledged."""
 
     def __init__(self, served: Served) -> None:
         super().__init__(daemon=True)
         self._served = served
-        self._told = threading.Event()
+        self._stop = threading.Event()
         self.began = threading.Event()
         self.acknowledged: list[bytes] = []
 
     def run(self) -> None:
         with self._served.client() as client:
             number = 0
-            while not self._told.is_set():
+            while not self._stop.is_set():
                 body = b"%d " % number + b"x" * 2000
                 client.send("orders", body, {"UNIQ_KEY": f"key-{number}"})
                 self.acknowledged.append(body)
@@ -45,11 +45,11 @@ class Load(threading.Thread):
                     self.began.set()
 
     def stop(self) -> None:
-        self._told.set()
+        self._stop.set()
         self.join(30)
 
 
-def test_a_backup_of_a_broker_at_work_has_all_that_it_had_acknowledged(tmp_path: Path) -> None:
+def test_a_backup_of_a_running_broker_has_every_acknowledged_message(tmp_path: Path) -> None:
     with Served(tmp_path / "first", conf=SYNC) as served:
         with served.client() as client:
             client.create_topic("orders")
@@ -105,19 +105,19 @@ def test_what_cannot_be_backed_up_or_restored_is_said(tmp_path: Path) -> None:
         at_other.send("orders", b"1")
         target = tmp_path / "backup"
         wrong = run("backup", served.data, target / "1", "--broker", other.address)
-        nobody = run("backup", served.data, target / "2", "--broker", "127.0.0.1:1")
+        unreachable = run("backup", served.data, target / "2", "--broker", "127.0.0.1:1")
         taken = run("backup", served.data, tmp_path / "other", "--broker", served.address)
-    for refused, why in (
+    for result, expected in (
         (wrong, "does not run on"),
-        (nobody, "--broker HOST:PORT"),
+        (unreachable, "--broker HOST:PORT"),
         (taken, "is not empty"),
         (run("backup", tmp_path / "nowhere", target / "3"), "not a store"),
         (run("restore", target / "2", tmp_path / "third"), "contains the file escrowmq.backup"),
         (run("restore", tmp_path / "first" / "data", tmp_path / "third"), "not a backup"),
     ):
-        assert refused.returncode == 2
-        assert why in refused.stderr
-        assert len(refused.stderr.splitlines()) == 1
+        assert result.returncode == 2
+        assert expected in result.stderr
+        assert len(result.stderr.splitlines()) == 1
 
 
 def test_a_backup_that_was_damaged_is_not_restored(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`escrowmq config` and the refusals of `escrowmq serve`, as a user runs them."""
+"""`escrowmq config`, and the settings that `escrowmq serve` refuses, as a user runs them."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProce
     )
 
 
-def test_every_setting_is_printed_with_where_it_came_from(tmp_path: Path) -> None:
+def test_every_setting_is_printed_with_its_origin(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text("brokerName=orders\nsendMessageThreadPoolNums=16\n")
-    done = run("config", "-c", conf, ESCROWMQ_LISTEN_PORT="10921")
-    assert done.returncode == 0
-    assert all(f"{setting.key} = " in done.stdout for setting in SETTINGS)
-    lines = {line.split(" = ")[0]: " ".join(line.split()) for line in done.stdout.splitlines()}
+    result = run("config", "-c", conf, ESCROWMQ_LISTEN_PORT="10921")
+    assert result.returncode == 0
+    assert all(f"{setting.key} = " in result.stdout for setting in SETTINGS)
+    lines = {line.split(" = ")[0]: " ".join(line.split()) for line in result.stdout.splitlines()}
     assert lines["brokerName"] == f"brokerName = orders ({conf}:1)"
     assert lines["listenPort"] == "listenPort = 10921 (ESCROWMQ_LISTEN_PORT)"
     assert lines["fileReservedTime"] == "fileReservedTime = 72 hours (default)"
-    assert done.stderr == (
+    assert result.stderr == (
         f"escrowmq: warning: {conf}:2: sendMessageThreadPoolNums is a setting of RocketMQ that "
         "EscrowMQ does not have; ignored\n"
     )
 
 
-def test_what_changed_can_be_had_as_json() -> None:
-    done = run("config", "--changed", "--json", ESCROWMQ_LISTEN_PORT="10921")
-    assert (done.returncode, done.stderr) == (0, "")
-    (setting,) = json.loads(done.stdout)["settings"]
+def test_changed_settings_are_printed_as_json() -> None:
+    result = run("config", "--changed", "--json", ESCROWMQ_LISTEN_PORT="10921")
+    assert (result.returncode, result.stderr) == (0, "")
+    (setting,) = json.loads(result.stdout)["settings"]
     assert setting == {
         "key": "listenPort",
         "name": "listen_port",
@@ -66,31 +66,31 @@ def test_what_changed_can_be_had_as_json() -> None:
 def test_the_example_can_be_used_at_once(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text(run("config", "--example").stdout)
-    done = run("config", "-c", conf, "--changed")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    result = run("config", "-c", conf, "--changed")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("command", ["config", "serve"])
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, command: str) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text("listenPrt=1\n")
-    done = run(command, "-c", conf)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
+    result = run(command, "-c", conf)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == (
         f"escrowmq: {conf}:1: there is no setting 'listenPrt'; did you mean listenPort?\n"
     )
 
 
 def test_a_flag_out_of_range_is_refused() -> None:
-    done = run("serve", "--port", "70000")
-    assert done.returncode == 2
-    assert done.stderr == (
+    result = run("serve", "--port", "70000")
+    assert result.returncode == 2
+    assert result.stderr == (
         "escrowmq: --port: listenPort='70000': must be a whole number from 0 to 65535\n"
     )
 
 
-def test_serve_has_the_flags_that_others_rely_on() -> None:
-    done = run("serve", "--help")
+def test_serve_keeps_the_flags_that_scripts_use() -> None:
+    result = run("serve", "--help")
     for flag in (
         "-c",
         "--data",
@@ -99,15 +99,15 @@ def test_serve_has_the_flags_that_others_rely_on() -> None:
         "--namesrv-port",
         "--role [all|broker|namesrv]",
     ):
-        assert f"  {flag} " in done.stdout
+        assert f"  {flag} " in result.stdout
 
 
-def test_the_package_runs_as_the_command_does() -> None:
-    done = subprocess.run(
+def test_python_m_escrowmq_is_the_same_command() -> None:
+    result = subprocess.run(
         [sys.executable, "-m", "escrowmq", "--version"],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, run("--version").stdout)
+    assert (result.returncode, result.stdout) == (0, run("--version").stdout)

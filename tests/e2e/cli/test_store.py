@@ -1,4 +1,4 @@
-"""`escrowmq store …` as a user runs it: exit codes, what is printed, and what is not."""
+"""`escrowmq store check` and `store dump` as a user runs them: exit codes and output."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def lines(*arguments: str | Path) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store that no test changes."""
+    """Return a store that no test changes."""
     return make(tmp_path_factory.mktemp("made") / "store")
 
 
 @pytest.fixture
 def broken(tmp_path: Path) -> Path:
-    """One with a wrong byte in its second record."""
+    """Return a store with a wrong byte in its second record."""
     path = make(tmp_path / "store")
     first = lines(path, "--limit", "1")[0]
     with (path / f"commitlog/{0:020d}").open("r+b") as file:
@@ -63,7 +63,7 @@ def make(path: Path) -> Path:
 # --- check -----------------------------------------------------------------------------------
 
 
-def test_a_clean_store_exits_with_0_and_says_so(made: Path) -> None:
+def test_a_clean_store_is_reported_with_exit_code_0(made: Path) -> None:
     result = run("store", "check", made)
     assert (result.returncode, result.stderr) == (0, "")
     assert f"{RECORDS} records" in result.stdout
@@ -71,7 +71,7 @@ def test_a_clean_store_exits_with_0_and_says_so(made: Path) -> None:
     assert len(result.stdout.splitlines()) == 1
 
 
-def test_a_damaged_store_exits_with_1_and_names_the_place(broken: Path) -> None:
+def test_damage_is_located_and_reported_with_exit_code_1(broken: Path) -> None:
     result = run("store", "check", broken)
     assert result.returncode == 1
     assert result.stdout.startswith(f"DAMAGE commitlog/{0:020d} at byte ")
@@ -94,7 +94,7 @@ def test_a_report_in_json_can_be_read_by_programs(made: Path, broken: Path) -> N
     assert finding["position"] > 0
 
 
-def test_what_cannot_be_looked_at_exits_with_2_and_one_line(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_checked_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     for directory, reason in ((tmp_path / "none", "no such directory"), (tmp_path, "not a store")):
         for command in ("check", "dump"):
             result = run("store", command, directory)
@@ -143,7 +143,7 @@ def test_a_dump_can_be_narrowed_down(made: Path) -> None:
     assert "body" not in lines(made, "--limit", "1", "--no-body")[0]
 
 
-def test_a_dump_is_readable(made: Path) -> None:
+def test_a_dump_has_a_line_for_each_record(made: Path) -> None:
     result = run("store", "dump", made, "--limit", "2", "--no-body")
     words = result.stdout.splitlines()[0].split("  ")
     assert [word.strip() for word in words if word][:6] == [
@@ -189,7 +189,7 @@ def test_bodies_are_text_or_hex_and_never_move_the_cursor(tmp_path: Path) -> Non
     assert dumped[6]["body"] == "long " * 100
 
 
-def test_a_dump_goes_on_behind_damage(broken: Path) -> None:
+def test_a_dump_continues_after_damage(broken: Path) -> None:
     result = run("store", "dump", broken)
     assert result.returncode == 0
     assert "NO RECORD: the body's checksum is wrong" in result.stdout
@@ -202,7 +202,7 @@ def test_a_dump_goes_on_behind_damage(broken: Path) -> None:
     ]
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(made: Path) -> None:
+def test_a_closed_pipe_is_no_error(made: Path) -> None:
     for command in ("dump", "check"):
         # `true` reads nothing; the pipe is closed before or while the command writes.
         script = f"{COMMAND} store {command} {made} | true; echo ${{PIPESTATUS[0]}}"
@@ -215,7 +215,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(made: Path) -> None:
 # --- the command itself ----------------------------------------------------------------------
 
 
-def test_the_command_knows_its_version() -> None:
+def test_the_command_prints_its_version() -> None:
     assert run("--version").stdout == f"escrowmq, version {version('escrowmq')}\n"
 
 
