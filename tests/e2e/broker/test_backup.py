@@ -29,14 +29,14 @@ class Load(threading.Thread):
     def __init__(self, served: Served) -> None:
         super().__init__(daemon=True)
         self._served = served
-        self._stop = threading.Event()
+        self._stop_requested = threading.Event()
         self.began = threading.Event()
         self.acknowledged: list[bytes] = []
 
     def run(self) -> None:
         with self._served.client() as client:
             number = 0
-            while not self._stop.is_set():
+            while not self._stop_requested.is_set():
                 body = b"%d " % number + b"x" * 2000
                 client.send("orders", body, {"UNIQ_KEY": f"key-{number}"})
                 self.acknowledged.append(body)
@@ -45,7 +45,7 @@ class Load(threading.Thread):
                     self.began.set()
 
     def stop(self) -> None:
-        self._stop.set()
+        self._stop_requested.set()
         self.join(30)
 
 
