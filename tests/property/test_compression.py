@@ -8,12 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.errors import BrokenBody
-from escrowmq.message import record as sysflag
+from escrowmq.message import record
 from escrowmq.message.compression import compress_body, decompress_body
 
-kinds = st.sampled_from(
-    [sysflag.COMPRESSION_ZLIB, sysflag.COMPRESSION_LZ4, sysflag.COMPRESSION_ZSTD]
-)
+kinds = st.sampled_from([record.COMPRESSION_ZLIB, record.COMPRESSION_LZ4, record.COMPRESSION_ZSTD])
 repeated = st.builds(
     lambda piece, times: piece * times, st.binary(max_size=20), st.integers(0, 500)
 )
@@ -23,7 +21,7 @@ bodies = st.one_of(st.binary(max_size=300), repeated)
 @given(bodies, kinds, st.integers(1, 9))
 def test_round_trip(body: bytes, kind: int, level: int) -> None:
     small = compress_body(body, kind, level=level)
-    flag = sysflag.with_compression(0, kind)
+    flag = record.with_compression(0, kind)
     assert decompress_body(small, flag, body_bytes_max=len(body)) == body
 
 
@@ -38,7 +36,7 @@ def test_damage_is_refused_or_stays_within_the_limit(
     cut = bytes(damaged[: data.draw(st.integers(0, len(damaged)))])
     for written in (bytes(damaged), cut):
         with contextlib.suppress(BrokenBody):
-            read = decompress_body(written, sysflag.with_compression(0, kind), body_bytes_max=limit)
+            read = decompress_body(written, record.with_compression(0, kind), body_bytes_max=limit)
             assert len(read) <= limit
 
 

@@ -1,5 +1,20 @@
-"""The shared nouns: a message as bytes, its properties, its ids, its offsets.
+"""A message and everything that belongs to it, as values: bytes, properties, ids, names. No I/O.
 
-Both the wire and the store speak of these, and neither knows the other. Nothing here opens a
-file, reads a clock or starts a task. Read `record.py` first.
+    fields of a send -> NewRecord -> bytes in the log -> StoredRecord -> message of a consumer
+
+The remoting protocol and the store both build on this package, and neither knows the other. What
+always holds: every encoding here is RocketMQ's, byte by byte, and property tests prove that each
+decoder reads what its encoder writes and refuses everything else with a typed error.
+
+Modules, in reading order:
+
+    record.py        a message as the log stores it; the bits of the sysFlag
+    properties.py    the properties string
+    names.py         names of topics, groups and properties
+    keys.py          message ids, unique keys, tag hashes, the keys of the index
+    batch.py         several messages in one request; uniform runs
+    compression.py   compressed bodies
+    filter.py        filters as users write them
+    transaction.py   verdicts and states of a transaction
+    topic_config.py  the configuration of a topic and its version
 """

@@ -1,10 +1,10 @@
-"""The properties string: `name 0x01 value 0x02` repeated.
+"""The properties string of a message: `name 0x01 value 0x02`, repeated.
 
-Writers differ in whether the last 0x02 is there; readers take both. An item that is not a name,
-a separator and a non-empty value is skipped, as RocketMQ skips it.
+Writers differ in whether the last 0x02 is there; both forms are read. An item that is not a name, a
+separator and a non-empty value is skipped, as RocketMQ skips it.
 
-The store and the broker's hot path look for one property in the encoded bytes (`find`) and never
-build the mapping; everybody else decodes once.
+The store and the hot path of the broker look for single properties in the encoded bytes
+(`find_property`) and never build a mapping; all other code decodes once.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ from escrowmq.errors import LocalProtocolError
 
 _NAME_END = "\x01"
 _ITEM_END = "\x02"
+_SEPARATORS = frozenset(_NAME_END + _ITEM_END)
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
+    """Return the encoded properties. Raises LocalProtocolError if they cannot be encoded."""
     for name, value in properties.items():
         if not name or not value:
-            raise LocalProtocolError(f"property {name!r}={value!r}: neither side may be empty")
+            raise LocalProtocolError(
+                f"property {name!r}={value!r}: name and value must not be empty"
+            )
         if not _SEPARATORS.isdisjoint(name) or not _SEPARATORS.isdisjoint(value):
             raise LocalProtocolError(f"property {name!r} contains a separator (0x01 or 0x02)")
     items = [f"{name}\x01{value}\x02" for name, value in properties.items()]
@@ -31,6 +35,7 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def decode_properties(encoded: bytes | memoryview) -> dict[str, str]:
+    """Return the properties by name. Of a name that occurs twice, the last value counts."""
     properties = {}
     for item in str(encoded, "utf-8", "replace").split(_ITEM_END):
         name, separator, value = item.partition(_NAME_END)
@@ -40,31 +45,34 @@ def decode_properties(encoded: bytes | memoryview) -> dict[str, str]:
 
 
 def find_property(encoded: bytes, name: bytes) -> bytes | None:
-    """One property's value, without decoding the others. Said twice, the last one counts."""
+    """Return the value of one property, or None, without decoding the others.
+
+    Of a name that occurs twice, the last value counts; empty values are ignored.
+    """
     before = b"\x02" + encoded
-    sought = b"\x02" + name + b"\x01"
+    marker = b"\x02" + name + b"\x01"
     while True:
-        before, found, rest = before.rpartition(sought)
-        if not found:
+        before, separator, after = before.rpartition(marker)
+        if not separator:
             return None
-        value = rest.partition(b"\x02")[0]
+        value = after.partition(b"\x02")[0]
         if value:
-            return value  # an empty one is as good as none
+            return value
 
 
 def change_properties(
     encoded: bytes, *, remove: Collection[str] = (), update: Mapping[str, str] | None = None
 ) -> bytes:
-    """The same properties but for these; the others stay as they were written, however odd."""
+    """Return the properties without those of `remove` and with those of `update`.
+
+    All others stay byte by byte as they were written, even if they are malformed.
+    """
     update = update or {}
-    unwanted = {name.encode() for name in (*remove, *update)}
+    dropped = {name.encode() for name in (*remove, *update)}
     items = [
         item
         for item in encoded.split(b"\x02")
-        if item and item.partition(b"\x01")[0] not in unwanted
+        if item and item.partition(b"\x01")[0] not in dropped
     ]
     items += [f"{name}\x01{value}".encode() for name, value in update.items()]
     return b"".join(item + b"\x02" for item in items)
-
-
-_SEPARATORS = frozenset(_NAME_END + _ITEM_END)

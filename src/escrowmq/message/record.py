@@ -1,28 +1,25 @@
-"""One message as it lies in the commit log and travels in a pull answer, byte by byte.
+"""A record: one message as the commit log stores it and a pull returns it, byte by byte.
 
     total size 4 | magic 4 | body CRC 4 | queue id 4 | flag 4 | queue offset 8 | log offset 8
     | sysFlag 4 | born ms 8 | born host 8 or 20 | stored ms 8 | store host 8 or 20
     | reconsume times 4 | prepared transaction offset 8 | body length 4, body
     | topic length 1 or 2, topic | properties length 2, properties
 
-Two layouts, told apart by the magic: V1 has one byte for the topic's length (at most 127), V2 two.
-The end of a log file is a blank record: the bytes that remain (4) and its own magic (4).
+There are two layouts, told apart by the magic: V1 has one byte for the length of the topic (at most
+127), V2 has two. A log segment ends with a blank record: the number of remaining bytes (4) and a
+magic of its own (4).
 
-The CRC covers the body alone. A *sealed* record ends its properties with `__CRC32#`, ten digits,
-which cover everything before them; RocketMQ calls that enabledAppendPropCRC.
+The body CRC covers the body alone. With the record CRC (RocketMQ's enabledAppendPropCRC), the
+properties end with `__CRC32#` and ten digits, a CRC of everything before them.
 
-The bits of a message's sysFlag.
+The bits of the sysFlag:
 
-bit 0        the body is compressed
-bit 1        several tags
-bits 2-3     transaction: 0 none, 4 half, 8 commit, 12 rollback
-bits 4, 5    born host, store host is IPv6
-bits 6, 7    inner batch: needs unwrapping, is one
-bits 8-10    how it is compressed: 0 and 0x300 zlib, 0x100 LZ4, 0x200 zstd
-
-CRC-32, the fastest there is: `isal` takes a third of zlib's time (extra `[fast]`).
-
-The two kinds of offset that the wire and the disk put side by side.
+    bit 0        the body is compressed
+    bit 1        several tags
+    bits 2-3     transaction: 0 none, 4 half, 8 commit, 12 rollback
+    bits 4, 5    the born host, the store host is IPv6
+    bits 6, 7    inner batch: needs unwrapping, is one
+    bits 8-10    compression: 0 and 0x300 zlib, 0x100 LZ4, 0x200 zstd
 """
 
 from __future__ import annotations
@@ -35,6 +32,17 @@ import msgspec
 
 from escrowmq.errors import CorruptRecord, RecordRefused
 from escrowmq.message.names import RECORD_CRC
+
+# CRC-32 of `isal` takes a third of the time of zlib's; it is installed with the extra `[fast]`.
+try:
+    from isal.isal_zlib import crc32 as crc32
+except ImportError:
+    from zlib import crc32 as crc32
+
+LogOffset = NewType("LogOffset", int)  # a byte position in the commit log
+QueueOffset = NewType("QueueOffset", int)  # a count of messages in one queue
+
+# --- sysFlag -------------------------------------------------------------------------------------
 
 COMPRESSED: Final = 0x1
 MULTI_TAGS: Final = 0x2
@@ -58,6 +66,7 @@ COMPRESSION_ZLIB: Final = 0x300
 
 
 def transaction_type(sys_flag: int) -> int:
+    """Return one of TRANSACTION_…."""
     return sys_flag & TRANSACTION_MASK
 
 
@@ -70,25 +79,11 @@ def is_compressed(sys_flag: int) -> bool:
 
 
 def with_compression(sys_flag: int, compression_type: int) -> int:
-    """Marks the body compressed in that way."""
+    """Return the flag of a body that is compressed with one of COMPRESSION_…."""
     return sys_flag & ~COMPRESSION_MASK | COMPRESSED | compression_type
 
 
-def without_compression(sys_flag: int) -> int:
-    return sys_flag & ~(COMPRESSION_MASK | COMPRESSED)
-
-
-try:
-    from isal.isal_zlib import crc32
-except ImportError:  # the same function, slower
-    from zlib import crc32
-
-__all__ = ["crc32"]
-
-
-LogOffset = NewType("LogOffset", int)  # a byte position in the commit log
-QueueOffset = NewType("QueueOffset", int)  # a count of messages in one queue
-
+# --- layout --------------------------------------------------------------------------------------
 
 MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB
@@ -99,13 +94,11 @@ CRC_MASK: Final = 0x7FFFFFFF
 TOPIC_BYTES_MAX_V1: Final = 127
 TOPIC_BYTES_MAX: Final = 255
 PROPERTIES_BYTES_MAX: Final = 32_767
-RECORD_BYTES_MIN: Final = 91  # V1, both hosts IPv4, nothing in it
+RECORD_BYTES_MIN: Final = 91  # V1, both hosts IPv4, no body, no properties
 
 _CRC_PROPERTY_NAME: Final = RECORD_CRC.encode() + b"\x01"
 _CRC_PROPERTY_BYTES: Final = len(_CRC_PROPERTY_NAME) + 10 + 1
-CRC_PROPERTY_BYTES_MAX: Final = (
-    _CRC_PROPERTY_BYTES + 1
-)  # with the separator that may have to go before it
+CRC_PROPERTY_BYTES_MAX: Final = _CRC_PROPERTY_BYTES + 1  # with a separator before it, if needed
 _PROPERTIES_LENGTH = struct.Struct(">h")
 pack_properties_length = _PROPERTIES_LENGTH.pack
 _TOPIC_LENGTH_V2 = struct.Struct(">h")
@@ -131,7 +124,7 @@ def _head(born_bytes: int, store_bytes: int) -> struct.Struct:
     )
 
 
-# By the two IPv6 bits of the sysFlag.
+# The head of a record, by the two IPv6 bits of the sysFlag.
 _HEADS = {
     0: _head(8, 8),
     BORN_HOST_IPV6: _head(20, 8),
@@ -145,11 +138,14 @@ assert _HEAD_V4_BYTES + 1 + 2 == RECORD_BYTES_MIN
 _SYS_FLAG_POSITION = 36
 
 
-class NewRecord(msgspec.Struct, frozen=True, gc=False):
-    """A message to be appended. Where it will lie is the store's business."""
+# --- values --------------------------------------------------------------------------------------
 
-    # A msgspec struct and not a dataclass: one is made for every message sent, and this is
-    # five times cheaper to make.
+
+class NewRecord(msgspec.Struct, frozen=True, gc=False):
+    """A message to be appended. The store assigns its offsets."""
+
+    # A msgspec struct and not a dataclass: one is created for every message sent, and this is
+    # five times cheaper to create.
     topic: str
     queue_id: int
     body: bytes
@@ -160,14 +156,14 @@ class NewRecord(msgspec.Struct, frozen=True, gc=False):
     born_host: bytes = b"\0" * 8
     reconsume_times: int = 0
     prepared_offset: int = 0
-    # Its tags code and all its keys, if whoever made it knows them already.
+    # The tags code and all keys, if the creator of the record knows them already.
     tags_and_keys: tuple[int, list[bytes]] | None = None
 
 
 class StoredRecord(msgspec.Struct, frozen=True, gc=False):
-    """A record that was read and checked. `body` is a slice of what it was read from."""
+    """A record that was read and checked. `body` is a slice of the data it was read from."""
 
-    # In the order of the layout, so that what was unpacked can be handed over as it is.
+    # In the order of the layout, so that the unpacked values can be passed on as they are.
     size: int
     magic: int
     body_crc: int
@@ -195,7 +191,7 @@ def copy_record(
     properties: bytes,
     reconsume_times: int | None = None,
 ) -> NewRecord:
-    """The same message for another queue; what it was born with stays."""
+    """Return the same message for another queue. Its born time, born host and flags stay."""
     return NewRecord(
         topic=topic,
         queue_id=queue_id,
@@ -210,12 +206,18 @@ def copy_record(
     )
 
 
+# --- encoding ------------------------------------------------------------------------------------
+
+
 @lru_cache(maxsize=65_536)
 def encode_topic(topic: str) -> tuple[int, bytes]:
-    """The magic that a topic's length asks for, and its length and name as records hold them."""
+    """Return the magic for a topic of this length, and length and name as records hold them.
+
+    Raises RecordRefused if the topic is empty or too long.
+    """
     name = topic.encode()
     if not 1 <= len(name) <= TOPIC_BYTES_MAX:
-        raise RecordRefused(f"a topic of {len(name)} bytes, not 1 to {TOPIC_BYTES_MAX}")
+        raise RecordRefused(f"the topic has {len(name)} bytes, expected 1 to {TOPIC_BYTES_MAX}")
     if len(name) <= TOPIC_BYTES_MAX_V1:
         return MAGIC_V1, bytes([len(name)]) + name
     return MAGIC_V2, _TOPIC_LENGTH_V2.pack(len(name)) + name
@@ -243,7 +245,7 @@ def encode_record_pieces(
     store_host: bytes,
     append_crc: bool = False,
 ) -> tuple[int, tuple[bytes, ...]]:
-    """Its size, and what it is made of, not yet joined: many records are joined at once."""
+    """Return the size of a record and its pieces, not joined: a batch joins many at once."""
     magic, topic = encode_topic(record.topic)
     body, properties, sys_flag = record.body, record.properties, record.sys_flag & ~_HOST_BITS
     born_host, body_bytes = record.born_host, len(body)
@@ -279,7 +281,7 @@ def encode_record_pieces(
 
 
 def encoded_size(record: NewRecord, *, store_host: bytes, append_crc: bool = False) -> int:
-    """How long `encode_record` will make it, without making it."""
+    """Return the size that `encode_record` would produce, without encoding."""
     properties = record.properties
     size = _HEAD_V4_BYTES - 16 + len(record.born_host) + len(store_host)
     size += len(record.body) + len(encode_topic(record.topic)[1]) + 2 + len(properties)
@@ -289,13 +291,18 @@ def encoded_size(record: NewRecord, *, store_host: bytes, append_crc: bool = Fal
 
 
 def encode_blank(remaining_bytes: int) -> bytes:
+    """Return the record that ends a segment."""
     return BLANK.pack(remaining_bytes, MAGIC_BLANK)
 
 
-def decode_record(data: bytes | memoryview, position: int, log_offset: LogOffset) -> StoredRecord:
-    """The record at `data[at:]`, checked in every way that its layout allows.
+# --- decoding ------------------------------------------------------------------------------------
 
-    `log_offset` is where it should think it lies: what is stored at the wrong place is corrupt.
+
+def decode_record(data: bytes | memoryview, position: int, log_offset: LogOffset) -> StoredRecord:
+    """Return the record at `data[position:]`, checked in every way that its layout allows.
+
+    The record must contain `log_offset` as its own: a record at the wrong offset is corrupt. Raises
+    CorruptRecord.
     """
     if len(data) - position < RECORD_BYTES_MIN:
         raise CorruptRecord(log_offset, "the log ends inside this record")
@@ -307,21 +314,21 @@ def decode_record(data: bytes | memoryview, position: int, log_offset: LogOffset
     size, magic, body_crc, _, _, _, own_offset = fields[:7]
     body_size = fields[14]
     if magic != MAGIC_V1 and magic != MAGIC_V2:
-        raise CorruptRecord(log_offset, f"magic {magic:#010x} is not a record's")
+        raise CorruptRecord(log_offset, f"its magic {magic:#010x} is not that of a record")
     if size < RECORD_BYTES_MIN or size > len(data) - position:
-        raise CorruptRecord(log_offset, f"a size of {size} does not fit")
+        raise CorruptRecord(log_offset, f"its size {size} is impossible")
     if own_offset != log_offset:
-        raise CorruptRecord(log_offset, f"it says that it lies at {own_offset}")
-    body_at = position + head.size
-    body_end = body_at + body_size
+        raise CorruptRecord(log_offset, f"it contains another log offset, {own_offset}")
+    body_begin = position + head.size
+    body_end = body_begin + body_size
     topic, properties = _decode_topic_and_properties(
         data, body_end, position + size, magic, log_offset, body_size
     )
-    body = data[body_at:body_end]
+    body = data[body_begin:body_end]
     if crc32(body) & CRC_MASK != body_crc:
         raise CorruptRecord(log_offset, "the body's checksum is wrong")
     _check_properties(data[position : position + size], properties, log_offset)
-    # mypy cannot count what was unpacked; the layout above can.
+    # mypy cannot count the unpacked values; the layout above guarantees their number.
     return StoredRecord(*fields[:14], body, topic, properties)  # type: ignore[call-arg]
 
 
@@ -333,43 +340,44 @@ def _decode_topic_and_properties(
     log_offset: LogOffset,
     body_size: int,
 ) -> tuple[str, bytes]:
-    """Topic and properties, if the three lengths add up to the record's size."""
+    """Return topic and properties, after checking that all lengths add up to the record's size."""
     length_bytes = 1 if magic == MAGIC_V1 else 2
     if body_size < 0 or body_end + length_bytes > record_end:
-        raise CorruptRecord(log_offset, f"a body of {body_size} bytes does not fit")
-    topic_at = body_end + length_bytes
+        raise CorruptRecord(log_offset, f"a body of {body_size} bytes does not fit into it")
+    topic_begin = body_end + length_bytes
     length = data[body_end]
     if length_bytes == 2 or length > TOPIC_BYTES_MAX_V1:
-        length = int.from_bytes(data[body_end:topic_at], "big", signed=True)
-    topic_end = topic_at + length
-    if not topic_at < topic_end <= record_end - 2:
-        raise CorruptRecord(log_offset, "the topic does not fit")
+        length = int.from_bytes(data[body_end:topic_begin], "big", signed=True)
+    topic_end = topic_begin + length
+    if not topic_begin < topic_end <= record_end - 2:
+        raise CorruptRecord(log_offset, "the topic does not fit into it")
     (properties_size,) = _PROPERTIES_LENGTH.unpack_from(data, topic_end)
     if properties_size < 0 or topic_end + 2 + properties_size != record_end:
-        raise CorruptRecord(log_offset, "the parts do not add up to the size")
+        raise CorruptRecord(log_offset, "its parts do not add up to its size")
     try:
-        topic = str(data[topic_at:topic_end], "utf-8")
+        topic = str(data[topic_begin:topic_end], "utf-8")
     except UnicodeDecodeError:
-        raise CorruptRecord(log_offset, "the topic is not text") from None
+        raise CorruptRecord(log_offset, "the topic is not valid text") from None
     if "\0" in topic:
-        raise CorruptRecord(log_offset, "the topic has a zero byte in it")
+        raise CorruptRecord(log_offset, "the topic contains a zero byte")
     return topic, bytes(data[topic_end + 2 : record_end])
 
 
 def _check_properties(
     encoded: bytes | memoryview, properties: bytes, log_offset: LogOffset
 ) -> None:
-    # No property has a zero byte: one here is a sector that was never written.
+    # No property contains a zero byte. If there is one, a sector of the disk was never written.
     if 0 in properties:
-        raise CorruptRecord(log_offset, "the properties have a zero byte in them")
-    seal = properties[-_CRC_PROPERTY_BYTES:]
-    if not seal[-11:-1].isdigit() and not seal.startswith(_CRC_PROPERTY_NAME):
-        return  # nothing like a seal: most records have none
-    is_named = seal.startswith(_CRC_PROPERTY_NAME) and seal.endswith(b"\x02")
-    is_right = seal[-11:-1].isdigit() and _crc_digits(encoded) == seal[-11:-1]
-    if is_named != is_right and (seal.startswith(_CRC_PROPERTY_NAME) or is_right):
-        # The digits are wrong; or they are right, and what stands around them is not.
-        raise CorruptRecord(log_offset, "the record's seal is wrong")
+        raise CorruptRecord(log_offset, "the properties contain a zero byte")
+    crc_property = properties[-_CRC_PROPERTY_BYTES:]
+    has_name, digits = crc_property.startswith(_CRC_PROPERTY_NAME), crc_property[-11:-1]
+    if not digits.isdigit() and not has_name:
+        return  # most records have no record CRC
+    is_complete = has_name and crc_property.endswith(b"\x02")
+    is_right = digits.isdigit() and _crc_digits(encoded) == digits
+    if is_complete != is_right and (has_name or is_right):
+        # Either the digits are wrong, or they are right and the bytes around them are damaged.
+        raise CorruptRecord(log_offset, "the record CRC is wrong")
 
 
 def _fill_in_crc(encoded: bytes) -> bytes:
@@ -378,6 +386,6 @@ def _fill_in_crc(encoded: bytes) -> bytes:
 
 
 def _crc_digits(encoded: bytes | memoryview) -> bytes:
-    """Ten decimal digits, the least significant first."""
+    """Return the CRC as ten decimal digits, the least significant first."""
     value = crc32(encoded[:-_CRC_PROPERTY_BYTES]) & CRC_MASK
     return (b"%010d" % value)[::-1]

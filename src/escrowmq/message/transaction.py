@@ -1,7 +1,4 @@
-"""What can be said of a transaction, and what can have become of it.
-
-Verdicts and states, as the escrow's own modules know them; clients know them too.
-"""
+"""The verdict of a producer on a transaction, and the state that the broker records."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Final
 
 
 class Verdict(enum.IntEnum):
-    """By RocketMQ's numbers, which are those of the sysFlag."""
+    """What a producer says about its transaction. The numbers are RocketMQ's, as in the sysFlag."""
 
     UNKNOWN = 0
     COMMIT = 8
@@ -18,15 +15,16 @@ class Verdict(enum.IntEnum):
 
 
 class TransactionState(enum.IntEnum):
-    """Two bits. A half is in one of these, and leaves OPEN and STRANDED only for good."""
+    """The state of a half, in two bits. COMMITTED and ROLLED_BACK are final."""
 
     OPEN = 0
     COMMITTED = 1
     ROLLED_BACK = 2
-    STRANDED = 3  # asked about as often as allowed, or too old: it waits for an operator
+    STRANDED = 3  # checked as often as allowed, or too old: it waits for an operator
 
     @property
     def text(self) -> str:
+        """The name of the state as responses and tools show it."""
         return self.name.lower()
 
     @property
@@ -34,7 +32,7 @@ class TransactionState(enum.IntEnum):
         return self in (TransactionState.COMMITTED, TransactionState.ROLLED_BACK)
 
 
-# Names of a module are found ten times faster than members of an enum: every commit needs these.
+# Every commit needs these: a name of a module is found ten times faster than a member of an enum.
 COMMITTED: Final = TransactionState.COMMITTED
 ROLLED_BACK: Final = TransactionState.ROLLED_BACK
 STRANDED: Final = TransactionState.STRANDED
@@ -44,14 +42,3 @@ STATE_BY_VERDICT = {
     Verdict.COMMIT: TransactionState.COMMITTED,
     Verdict.ROLLBACK: TransactionState.ROLLED_BACK,
 }
-
-
-__all__ = [
-    "COMMIT",
-    "COMMITTED",
-    "ROLLED_BACK",
-    "STATE_BY_VERDICT",
-    "STRANDED",
-    "TransactionState",
-    "Verdict",
-]

@@ -17,8 +17,8 @@ import msgspec
 from msgspec import field
 
 from escrowmq.errors import BrokenBody, LocalProtocolError
-from escrowmq.message import record as sysflag
 from escrowmq.message.compression import decompress_body
+from escrowmq.message.record import COMPRESSED, COMPRESSION_ZLIB
 from escrowmq.message.topic_config import DataVersion, TopicConfig
 from escrowmq.parsing import Int32, Int64, parse_lenient_json
 
@@ -317,7 +317,7 @@ class TransactionHistory(JsonBody, frozen=True, kw_only=True):
 UNPACKED_BYTES_MAX: Final = 64 * 1024 * 1024
 
 _INT = struct.Struct(">i")
-_ZLIB = sysflag.COMPRESSED | sysflag.COMPRESSION_ZLIB
+_ZLIB = COMPRESSED | COMPRESSION_ZLIB
 
 
 def decode_packed_registration(

@@ -11,15 +11,15 @@ import lz4.frame
 import pytest
 
 from escrowmq.errors import BrokenBody, LocalProtocolError
-from escrowmq.message import record as sysflag
+from escrowmq.message import record
 from escrowmq.message.compression import compress_body, decompress_body
 
-KINDS = [sysflag.COMPRESSION_ZLIB, sysflag.COMPRESSION_LZ4, sysflag.COMPRESSION_ZSTD]
+KINDS = [record.COMPRESSION_ZLIB, record.COMPRESSION_LZ4, record.COMPRESSION_ZSTD]
 BODY = b"The quick brown fox jumps over the lazy dog. " * 200
 
 
 def mark(kind: int) -> int:
-    return sysflag.with_compression(0, kind)
+    return record.with_compression(0, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -31,12 +31,12 @@ def test_it_comes_back_and_is_smaller_meanwhile(kind: int) -> None:
 
 def test_the_compressed_bit_without_a_type_is_zlib() -> None:
     small = zlib.compress(BODY, 5)
-    assert decompress_body(small, sysflag.COMPRESSED, body_bytes_max=len(BODY)) == BODY
+    assert decompress_body(small, record.COMPRESSED, body_bytes_max=len(BODY)) == BODY
     assert compress_body(BODY, 0) == small
 
 
 def test_without_the_bit_the_body_is_left_alone() -> None:
-    flag = sysflag.COMPRESSION_ZSTD | sysflag.TRANSACTION_PREPARED
+    flag = record.COMPRESSION_ZSTD | record.TRANSACTION_PREPARED
     assert decompress_body(memoryview(BODY), flag, body_bytes_max=1) == BODY
 
 
@@ -90,10 +90,10 @@ def test_an_unknown_type_is_refused(kind: int) -> None:
 
 
 def test_lz4_is_the_frame_format_that_java_writes() -> None:
-    assert compress_body(BODY, sysflag.COMPRESSION_LZ4)[:4] == b"\x04\x22\x4d\x18"
+    assert compress_body(BODY, record.COMPRESSION_LZ4)[:4] == b"\x04\x22\x4d\x18"
     streamed = lz4.frame.LZ4FrameCompressor()
     written = streamed.begin() + streamed.compress(BODY) + streamed.flush()
-    flag = mark(sysflag.COMPRESSION_LZ4)
+    flag = mark(record.COMPRESSION_LZ4)
     assert decompress_body(written, flag, body_bytes_max=len(BODY)) == BODY
 
 
@@ -104,7 +104,7 @@ def test_a_zstd_frame_may_leave_its_size_open() -> None:
     streamed = zstandard.ZstdCompressor(level=5).compressobj()
     written = streamed.compress(BODY) + streamed.flush()
     assert zstandard.frame_content_size(written) == -1
-    flag = mark(sysflag.COMPRESSION_ZSTD)
+    flag = mark(record.COMPRESSION_ZSTD)
     assert decompress_body(written, flag, body_bytes_max=len(BODY)) == BODY
     with pytest.raises(BrokenBody):
         decompress_body(written, flag, body_bytes_max=len(BODY) - 1)

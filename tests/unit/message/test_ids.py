@@ -69,13 +69,13 @@ def test_hosts_byte_by_byte(address: str, port: int, encoded: str) -> None:
     ("address", "port"), [("localhost", 1), ("", 1), ("10.0.0.256", 1), ("10.0.0.1", 1 << 31)]
 )
 def test_what_is_no_address_is_refused(address: str, port: int) -> None:
-    with pytest.raises(LocalProtocolError, match="not an address"):
+    with pytest.raises(LocalProtocolError, match="not an IP address"):
         encode_host(address, port)
 
 
 @pytest.mark.parametrize("length", [0, 4, 7, 9, 16, 21])
 def test_a_host_of_another_length_is_the_peers_fault(length: int) -> None:
-    with pytest.raises(RemoteProtocolError, match=f"host of {length} bytes"):
+    with pytest.raises(RemoteProtocolError, match=f"host has {length} bytes"):
         decode_host(bytes(length))
 
 

@@ -57,8 +57,8 @@ def new(**changes: Any) -> NewRecord:
     return NewRecord(**{**fields, **changes})
 
 
-def encoded(record: NewRecord, *, store_host: bytes = STORE_V4, sealed: bool = False) -> bytes:
-    return encode_record(record, 7, AT, STORED_MS, store_host, sealed)
+def encoded(record: NewRecord, *, store_host: bytes = STORE_V4, append_crc: bool = False) -> bytes:
+    return encode_record(record, 7, AT, STORED_MS, store_host, append_crc)
 
 
 def decoded(data: bytes) -> StoredRecord:
@@ -177,11 +177,11 @@ def test_a_longer_topic_has_two_bytes_of_length(length: int) -> None:
 
 @pytest.mark.parametrize("topic", ["", "t" * 256, "é" * 128])
 def test_a_topic_that_no_layout_holds_is_refused(topic: str) -> None:
-    with pytest.raises(RecordRefused, match="topic of"):
+    with pytest.raises(RecordRefused, match="the topic has"):
         encoded(new(topic=topic))
 
 
-@pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
+@pytest.mark.parametrize("append_crc", [False, True], ids=["plain", "record CRC"])
 @pytest.mark.parametrize(
     ("born_host", "store_host", "bits", "size"),
     [
@@ -193,11 +193,11 @@ def test_a_topic_that_no_layout_holds_is_refused(topic: str) -> None:
     ids=["both 4", "born 6", "store 6", "both 6"],
 )
 def test_hosts_of_either_kind(
-    born_host: bytes, store_host: bytes, bits: int, size: int, sealed: bool
+    born_host: bytes, store_host: bytes, bits: int, size: int, append_crc: bool
 ) -> None:
     record = new(born_host=born_host)
-    data = encoded(record, store_host=store_host, sealed=sealed)
-    assert len(data) == size + 20 * sealed
+    data = encoded(record, store_host=store_host, append_crc=append_crc)
+    assert len(data) == size + 20 * append_crc
     assert data[36:40] == bytes([0, 0, 0, bits])
     assert data[48 : 48 + len(born_host)] == born_host
     stored_at = 48 + len(born_host)
@@ -237,16 +237,16 @@ def test_a_record_in_a_larger_buffer_and_its_body_is_a_slice_of_it() -> None:
 # --- corruption ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
-def test_a_record_cut_at_any_byte_is_corrupt(sealed: bool) -> None:
-    data = encoded(new(born_host=BORN_V6), store_host=STORE_V6, sealed=sealed)
+@pytest.mark.parametrize("append_crc", [False, True], ids=["plain", "record CRC"])
+def test_a_record_cut_at_any_byte_is_corrupt(append_crc: bool) -> None:
+    data = encoded(new(born_host=BORN_V6), store_host=STORE_V6, append_crc=append_crc)
     for length in range(len(data)):
         refusal(data[:length])
 
 
-@pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
-def test_a_record_cut_at_any_byte_and_followed_by_zeros_is_corrupt(sealed: bool) -> None:
-    data = encoded(new(), sealed=sealed)
+@pytest.mark.parametrize("append_crc", [False, True], ids=["plain", "record CRC"])
+def test_a_record_cut_at_any_byte_and_followed_by_zeros_is_corrupt(append_crc: bool) -> None:
+    data = encoded(new(), append_crc=append_crc)
     for length in range(len(data)):
         refusal(data[:length].ljust(4096, b"\0"))
 
@@ -256,17 +256,17 @@ def test_a_record_cut_at_any_byte_and_followed_by_zeros_is_corrupt(sealed: bool)
     [
         (0, "00000072", "add up"),
         (0, "00000074", "add up"),
-        (0, "0000005a", "size of 90"),
-        (0, "00000000", "size of 0"),
-        (0, "ffffffff", "size of -1"),
-        (0, "7fffffff", "size of 2147483647"),
+        (0, "0000005a", "size 90"),
+        (0, "00000000", "size 0"),
+        (0, "ffffffff", "size -1"),
+        (0, "7fffffff", "size 2147483647"),
         (4, "00000000", "magic"),
         (4, "daa320a8", "magic"),
         (4, "daa320ab", "topic"),
         (8, "3610a687", "checksum"),
         (8, "b610a686", "checksum"),
-        (28, "0000000000001001", "lies at 4097"),
-        (28, "0000000000000000", "lies at 0"),
+        (28, "0000000000001001", "another log offset, 4097"),
+        (28, "0000000000000000", "another log offset, 0"),
         (36, "00000010", "."),
         (36, "00000020", "."),
         (36, "00000030", "."),
@@ -280,7 +280,7 @@ def test_a_record_cut_at_any_byte_and_followed_by_zeros_is_corrupt(sealed: bool)
         (93, "00", "topic"),
         (93, "ff", "topic"),
         (93, "7f", "topic"),
-        (94, "ff", "not text"),
+        (94, "ff", "not valid text"),
         (94, "00", "zero byte"),
         (103, "0009", "add up"),
         (103, "000b", "add up"),
@@ -302,11 +302,11 @@ def test_any_flipped_bit_of_size_magic_checksum_offset_lengths_and_body_is_corru
 
 
 @pytest.mark.parametrize("at", [0, 1, 300, 511])
-@pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
-def test_a_sector_that_was_never_written_is_noticed(at: int, sealed: bool) -> None:
+@pytest.mark.parametrize("append_crc", [False, True], ids=["plain", "record CRC"])
+def test_a_sector_that_was_never_written_is_noticed(at: int, append_crc: bool) -> None:
     # The record lies anywhere in its file; a power cut leaves zeros for any run of sectors.
     record = new(body=b"b" * 700, topic="t" * 200, properties=b"KEYS\x01" + b"k" * 900 + b"\x02")
-    data = bytes(at) + encoded(record, sealed=sealed)
+    data = bytes(at) + encoded(record, append_crc=append_crc)
     file = data.ljust(-(-len(data) // 512) * 512, b"\0")
     sectors = len(file) // 512
     for first in range(sectors):
@@ -321,7 +321,9 @@ def test_a_sector_that_was_never_written_is_noticed(at: int, sealed: bool) -> No
 
 def test_a_record_at_the_wrong_place_is_corrupt() -> None:
     data = encoded(new())
-    with pytest.raises(CorruptRecord, match="log_offset=8192: it says that it lies at 4096"):
+    with pytest.raises(
+        CorruptRecord, match="log_offset=8192: it contains another log offset, 4096"
+    ):
         decode_record(data, 0, LogOffset(8192))
 
 
@@ -329,18 +331,18 @@ def test_zeros_are_no_record() -> None:
     assert "magic 0x00000000" in refusal(bytes(4096)).reason
 
 
-# --- seals ---------------------------------------------------------------------------------------
+# --- record CRC ----------------------------------------------------------------------------------
 
 
-def seal_digits(value: int) -> bytes:
+def crc_digits(value: int) -> bytes:
     return "".join(str(value // 10**place % 10) for place in range(10)).encode()
 
 
-def test_seal_digits_stand_least_significant_first() -> None:
-    assert seal_digits(907060870) == b"0780607090"  # the known example
-    data = encoded(new(), sealed=True)
+def test_crc_digits_stand_least_significant_first() -> None:
+    assert crc_digits(907060870) == b"0780607090"  # the known example
+    data = encoded(new(), append_crc=True)
     value = crc32(data[:-20]) & 0x7FFFFFFF
-    assert data[-20:] == b"__CRC32#\x01" + seal_digits(value) + b"\x02"
+    assert data[-20:] == b"__CRC32#\x01" + crc_digits(value) + b"\x02"
     assert decoded(data).properties == b"TAGS\x01TagA\x02" + data[-20:]
 
 
@@ -355,14 +357,14 @@ def test_seal_digits_stand_least_significant_first() -> None:
 )
 def test_a_seal_is_one_more_property(properties: bytes, before_the_seal: bytes) -> None:
     record = new(properties=properties)
-    data = encoded(record, sealed=True)
+    data = encoded(record, append_crc=True)
     assert decoded(data).properties[:-20] == before_the_seal
     assert len(data) == encoded_size(record, store_host=STORE_V4, append_crc=True)
     assert len(data) == len(encoded(new(properties=before_the_seal))) + 20
 
 
 def test_a_sealed_record_with_any_bit_flipped_is_corrupt() -> None:
-    data = encoded(new(), sealed=True)
+    data = encoded(new(), append_crc=True)
     passed = []
     for position in range(len(data)):
         for bit in range(8):
@@ -375,7 +377,7 @@ def test_a_sealed_record_with_any_bit_flipped_is_corrupt() -> None:
     assert not passed, f"(position from the end, bit) that went unnoticed: {passed}"
 
 
-def test_a_seal_covers_what_nothing_else_covers() -> None:
-    data = encoded(new(), sealed=True)
+def test_the_record_crc_covers_what_nothing_else_covers() -> None:
+    data = encoded(new(), append_crc=True)
     queue_offset = patched(data, 20, (8).to_bytes(8, "big"))
-    assert "seal" in refusal(queue_offset).reason
+    assert "record CRC" in refusal(queue_offset).reason

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.message import record as sysflag
+from escrowmq.message import record
 
 
 def test_every_bit_has_its_place() -> None:
-    assert (sysflag.COMPRESSED, sysflag.MULTI_TAGS) == (1, 2)
+    assert (record.COMPRESSED, record.MULTI_TAGS) == (1, 2)
     assert (
-        sysflag.TRANSACTION_NONE,
-        sysflag.TRANSACTION_PREPARED,
-        sysflag.TRANSACTION_COMMIT,
-        sysflag.TRANSACTION_ROLLBACK,
+        record.TRANSACTION_NONE,
+        record.TRANSACTION_PREPARED,
+        record.TRANSACTION_COMMIT,
+        record.TRANSACTION_ROLLBACK,
     ) == (0, 4, 8, 12)
-    assert (sysflag.BORN_HOST_IPV6, sysflag.STORE_HOST_IPV6) == (16, 32)
-    assert (sysflag.NEED_UNWRAP, sysflag.INNER_BATCH) == (64, 128)
-    assert (sysflag.COMPRESSION_LZ4, sysflag.COMPRESSION_ZSTD, sysflag.COMPRESSION_ZLIB) == (
+    assert (record.BORN_HOST_IPV6, record.STORE_HOST_IPV6) == (16, 32)
+    assert (record.NEED_UNWRAP, record.INNER_BATCH) == (64, 128)
+    assert (record.COMPRESSION_LZ4, record.COMPRESSION_ZSTD, record.COMPRESSION_ZLIB) == (
         0x100,
         0x200,
         0x300,
@@ -30,15 +30,14 @@ def test_the_transaction_type_replaces_the_one_before_and_nothing_else(
     kind: int, others: int
 ) -> None:
     for before in (0, 4, 8, 12):
-        changed = sysflag.with_transaction_type(others | before, kind)
-        assert sysflag.transaction_type(changed) == kind
-        assert changed & ~sysflag.TRANSACTION_MASK == others
+        changed = record.with_transaction_type(others | before, kind)
+        assert record.transaction_type(changed) == kind
+        assert changed & ~record.TRANSACTION_MASK == others
 
 
-def test_compression_is_marked_and_cleared_and_nothing_else() -> None:
-    others = sysflag.TRANSACTION_PREPARED | sysflag.BORN_HOST_IPV6
-    marked = sysflag.with_compression(others | sysflag.COMPRESSION_LZ4, sysflag.COMPRESSION_ZSTD)
+def test_compression_is_marked_and_no_other_bit_changes() -> None:
+    others = record.TRANSACTION_PREPARED | record.BORN_HOST_IPV6
+    marked = record.with_compression(others | record.COMPRESSION_LZ4, record.COMPRESSION_ZSTD)
     assert marked == others | 0x201
-    assert sysflag.is_compressed(marked)
-    assert sysflag.without_compression(marked) == others
-    assert not sysflag.is_compressed(others)
+    assert record.is_compressed(marked)
+    assert not record.is_compressed(others)

@@ -150,7 +150,7 @@ STEPPED_OVER: Final = {
         damage=change_body, numbers=(2, 3), why=CHECKSUM
     ),
     "neighbours of both layouts that no longer look like records": DamagedLog(
-        damage=change_magic, numbers=(2, 3, 4), why="magic 0xeea320a7 is not a record's"
+        damage=change_magic, numbers=(2, 3, 4), why="its magic 0xeea320a7 is not that of a record"
     ),
     "a place in the queue that is taken": DamagedLog(
         damage=take_first_place, numbers=(4,), why=TAKEN
