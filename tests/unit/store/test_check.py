@@ -233,7 +233,7 @@ def test_a_bit_flip_anywhere_in_a_sealed_record_is_found(tmp_path: Path) -> None
     change(path, position + 19, flip)  # the user's flag, which nothing else covers
     found = the_damage(tmp_path)
     assert (found.where, found.position) == (name(tmp_path, path), position)
-    assert "seal" in found.what
+    assert "record CRC" in found.what
 
 
 def test_a_missing_log_file_is_found_and_the_rest_is_examined(clean: Path) -> None:
