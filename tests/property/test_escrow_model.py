@@ -457,9 +457,9 @@ class EscrowMachine(RuleBasedStateMachine):
 
     # --- starts ----------------------------------------------------------------------------------
 
-    @rule(with_note=st.booleans())
-    def kill(self, with_note: bool) -> None:
-        self.bench = self.bench.killed(with_snapshot=with_note)
+    @rule(with_snapshot=st.booleans())
+    def kill(self, with_snapshot: bool) -> None:
+        self.bench = self.bench.killed(with_snapshot=with_snapshot)
         self.started()
 
     @rule()

@@ -154,9 +154,6 @@ class CheckSchedule:
                 del slot[-remaining:]
         return due
 
-    def next_due_ms(self) -> int | None:
-        return self._slot_heap[0] * SLOT_MS if self._slot_heap else None
-
 
 # --- due halves and the capacity of producers ----------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Due times: never early, the longest overdue first, nothing lost."""
+"""The check schedule: never early, the oldest first, nothing lost."""
 
 from __future__ import annotations
 
@@ -11,41 +11,40 @@ times = st.lists(st.integers(0, 3_000), max_size=40)
 
 
 @given(times, st.lists(st.tuples(st.integers(0, 4_000), st.integers(0, 10)), max_size=20))
-def test_everything_is_taken_once_and_none_before_its_time(
+def test_every_half_is_taken_once_and_not_before_its_time(
     due_times: list[int], takes: list[tuple[int, int]]
 ) -> None:
-    due = CheckSchedule()
+    schedule = CheckSchedule()
     for offset, due_ms in enumerate(due_times):
-        due.add(offset, due_ms)
-    left = dict(enumerate(due_times))
+        schedule.add(offset, due_ms)
+    remaining = dict(enumerate(due_times))
     for now_ms, count_max in [*takes, (10_000, 1_000)]:
-        found = due.take_due(now_ms, count_max)
-        assert len(found) <= count_max
-        taken = [left.pop(offset) for offset in found]
+        due = schedule.take_due(now_ms, count_max)
+        assert len(due) <= count_max
+        taken = [remaining.pop(offset) for offset in due]
         assert all(due_ms <= now_ms for due_ms in taken)
-        if len(found) < count_max:  # all that is due, but for the slot that is not over
-            assert all(due_ms > now_ms - SLOT_MS for due_ms in left.values())
-    assert not left
-    assert due.next_due_ms() is None
+        if len(due) < count_max:  # everything that is due, except in the slot that has not ended
+            assert all(due_ms > now_ms - SLOT_MS for due_ms in remaining.values())
+    assert not remaining
 
 
 @given(times)
-def test_what_is_longest_overdue_comes_first(due_times: list[int]) -> None:
-    due = CheckSchedule()
+def test_the_oldest_slot_comes_first(due_times: list[int]) -> None:
+    schedule = CheckSchedule()
     for offset, due_ms in enumerate(due_times):
-        due.add(offset, due_ms)
+        schedule.add(offset, due_ms)
     slots = []
-    while found := due.take_due(10_000, 1):
-        slots.append(-(-due_times[found[0]] // SLOT_MS))
+    while due := schedule.take_due(10_000, 1):
+        slots.append(-(-due_times[due[0]] // SLOT_MS))
     assert slots == sorted(slots)
     assert len(slots) == len(due_times)
 
 
-def test_the_next_time_is_that_of_the_first_slot() -> None:
-    due = CheckSchedule()
-    due.add(1, 950)
-    due.add(2, 101)
-    assert due.next_due_ms() == 200
-    assert due.take_due(199, 9) == []
-    assert due.take_due(200, 9) == [2]
-    assert due.next_due_ms() == 1000
+def test_a_half_is_due_at_the_end_of_its_slot() -> None:
+    schedule = CheckSchedule()
+    schedule.add(1, 950)
+    schedule.add(2, 101)
+    assert schedule.take_due(199, 9) == []
+    assert schedule.take_due(200, 9) == [2]
+    assert schedule.take_due(999, 9) == []
+    assert schedule.take_due(1000, 9) == [1]

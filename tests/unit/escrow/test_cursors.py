@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from escrowmq.escrow.half_table import RocketMQCursors
 
 
-def test_they_stand_at_the_first_open_half_and_the_first_op_that_matters() -> None:
+def test_cursors_are_at_the_first_open_half_and_its_first_op() -> None:
     cursors = RocketMQCursors()
     for op, half in enumerate((2, 0, 4)):  # in the order of the op queue; 1 and 3 are open
         cursors.add_op(op, half)
@@ -22,15 +22,15 @@ def test_they_stand_at_the_first_open_half_and_the_first_op_that_matters() -> No
     assert (cursors.half_offset, cursors.op_offset) == (5, 5)
 
 
-def test_they_never_go_back() -> None:
+def test_cursors_never_go_back() -> None:
     cursors = RocketMQCursors(half_offset=7, op_offset=3)
     cursors.advance(2)
     assert (cursors.half_offset, cursors.op_offset) == (7, 3)
 
 
-def test_an_op_that_nobody_could_read_does_not_take_those_before_it_along() -> None:
+def test_an_unreadable_op_does_not_move_the_cursor_past_earlier_ops() -> None:
     cursors = RocketMQCursors()
-    cursors.add_op(0, 5)  # settles 5, while 1 is open
+    cursors.add_op(0, 5)  # decides 5 while 1 is open
     cursors.add_op(2, 6)
     cursors.advance(1)
     assert cursors.op_offset == 0
@@ -45,8 +45,10 @@ def test_the_first_op_may_be_far_into_its_queue() -> None:
 
 
 @given(st.permutations(range(12)), st.integers(1, 4))
-def test_from_the_cursors_on_everything_is_found(order: list[int], pause: int) -> None:
-    """Whoever begins there takes the open ones for open, and no others."""
+def test_reading_from_the_cursors_finds_exactly_the_open_halves(
+    order: list[int], pause: int
+) -> None:
+    """A reader that starts at the cursors considers exactly the open halves as open."""
     cursors = RocketMQCursors()
     for op, half in enumerate(order):
         cursors.add_op(op, half)

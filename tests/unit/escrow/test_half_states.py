@@ -1,4 +1,4 @@
-"""Two bits for every half, against a dictionary."""
+"""The states of all halves, compared with a dictionary."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ steps = st.lists(
 
 
 @given(base=st.integers(0, 9), steps=steps)
-def test_it_knows_what_a_dictionary_knows(
+def test_states_are_those_of_a_dictionary(
     base: int, steps: list[tuple[str, int, TransactionState]]
 ) -> None:
     settled = HalfStates(base, base)
@@ -45,7 +45,7 @@ def test_it_knows_what_a_dictionary_knows(
                 known[offset] = state
                 settled.put(offset, state)
         else:
-            settled.put(offset, state)  # below: forgotten already
+            settled.put(offset, state)  # below the base: purged already
         assert settled.next_offset == end
         assert {at: settled.get(at) for at in range(-2, 70)} == {
             at: known.get(at) if at >= settled.base_offset else None for at in range(-2, 70)
@@ -65,7 +65,7 @@ def test_a_hundred_million_halves_are_25_megabytes() -> None:
 
 
 @pytest.mark.parametrize("state", TransactionState)
-def test_a_neighbour_is_not_touched(state: TransactionState) -> None:
+def test_setting_a_state_does_not_change_its_neighbours(state: TransactionState) -> None:
     settled = HalfStates(0, 4)
     for at, other in enumerate(
         (TransactionState.COMMITTED, state, TransactionState.ROLLED_BACK, TransactionState.STRANDED)

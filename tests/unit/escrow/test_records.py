@@ -1,4 +1,4 @@
-"""The records of a transaction, from the send to what its consumers see."""
+"""The records of a transaction, from the send to the message that consumers see."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.support.stores import HOST
 SENT = "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01k\x02"
 
 
-def kept(record: NewRecord, *, log_offset: int = 0, queue_offset: int = 0) -> StoredRecord:
+def stored_record(record: NewRecord, *, log_offset: int = 0, queue_offset: int = 0) -> StoredRecord:
     data = encode_record(record, queue_offset, log_offset, 1_000, HOST)
     return decode_record(data, 0, LogOffset(log_offset))
 
@@ -84,17 +84,17 @@ values = st.sampled_from(["true", "TRAN_MSG", "x", "TRAN_MSG\x01true", "REAL_TOP
 
 
 @given(st.lists(st.tuples(names_of_properties, values), max_size=8), st.integers(0, 8))
-def test_what_consumers_see_is_what_was_sent(items: list[tuple[str, str]], at: int) -> None:
-    """Whatever else stands in the properties, and wherever: half, copy and final keep it."""
+def test_consumers_see_what_was_sent(items: list[tuple[str, str]], at: int) -> None:
+    """Half, copy and final keep all other properties, wherever they are."""
     items.insert(at, ("TRAN_MSG", "true"))
     items.append(("UNIQ_KEY", "k"))
     text = "".join(f"{name}\x01{value}\x02" for name, value in items)
     record = sent(text)
-    half = kept(make_half(record), log_offset=50)
+    half = stored_record(make_half(record), log_offset=50)
     facts = parse_half(half)
     assert facts is not None
     assert (facts.topic, facts.queue_id, facts.key) == ("T", 3, b"k")
-    moved = kept(make_copy(half, 9), log_offset=90)
+    moved = stored_record(make_copy(half, 9), log_offset=90)
     moved_facts = parse_half(moved)
     assert moved_facts is not None
     assert moved_facts.previous_offsets == (9,)
@@ -125,16 +125,16 @@ def test_what_consumers_see_is_what_was_sent(items: list[tuple[str, str]], at: i
         SENT + "TAGS\x01\u00e9\x02KEYS\x01\u4e2d \u6587\x02XTAGS\x01b\x02XKEYS\x01z",
     ],
 )
-def test_the_short_way_to_a_half_leads_where_the_long_one_does(text: str) -> None:
+def test_the_fast_path_makes_the_same_half_as_the_general_one(text: str) -> None:
     added = "CLUSTER\x01C\x02"
     properties, of_final, group, key, derived = make_plain_half(text, added, "T", 3)
-    facts = parse_half(kept(NewRecord(names.HALF_TOPIC, 0, b"body", properties)))
+    facts = parse_half(stored_record(NewRecord(names.HALF_TOPIC, 0, b"body", properties)))
     end = "" if text.endswith("\x02") else "\x02"
-    long_way = parse_half(kept(make_half(sent(text + end + added))))
+    long_way = parse_half(stored_record(make_half(sent(text + end + added))))
     assert facts == long_way
     assert facts is not None
     assert (facts.group, facts.key) == (group, key)
-    stored = kept(NewRecord(names.HALF_TOPIC, 0, b"body", properties))
+    stored = stored_record(NewRecord(names.HALF_TOPIC, 0, b"body", properties))
     assert of_final == make_final(stored, "T", 3).properties
     found = tags_and_keys("T", of_final, 0)
     assert found == tags_and_keys(names.HALF_TOPIC, properties, 0)
@@ -143,13 +143,13 @@ def test_the_short_way_to_a_half_leads_where_the_long_one_does(text: str) -> Non
 
 
 @given(st.lists(st.tuples(names_of_properties, values), max_size=8), st.integers(0, 8))
-def test_what_is_plain_is_cut_as_what_is_not(items: list[tuple[str, str]], at: int) -> None:
+def test_plain_properties_are_parsed_as_any_others(items: list[tuple[str, str]], at: int) -> None:
     items.insert(at, ("TRAN_MSG", "true"))
     items.append(("UNIQ_KEY", "k"))
     text = "".join(f"{name}\x01{value}\x02" for name, value in items)
     assume(is_plain_half(text))
     properties, of_final, group, key, derived = make_plain_half(text, "", "T", 3)
-    half = kept(NewRecord(names.HALF_TOPIC, 0, b"body", properties))
+    half = stored_record(NewRecord(names.HALF_TOPIC, 0, b"body", properties))
     assert parse_half(half) == parse_half(make_half(sent(text)))
     assert of_final == make_final(half, "T", 3).properties
     assert (
@@ -202,12 +202,12 @@ def test_a_send_is_parked_by_its_property_alone(properties: str, parked: bool) -
         ("99999999999999999999", None),
     ],
 )
-def test_an_immunity_is_as_odd_as_it_may_come(text: str | None, expected: int | None) -> None:
+def test_immunity_times_are_parsed(text: str | None, expected: int | None) -> None:
     assert parse_immunity_ms(text) == expected
 
 
 @pytest.mark.parametrize("text", ["nan", "-5", "soon", "0"])
-def test_an_odd_immunity_leaves_it_to_the_broker(text: str) -> None:
+def test_an_invalid_immunity_time_means_the_setting_of_the_broker(text: str) -> None:
     bench = EscrowBench()
     bench.park("k", CHECK_IMMUNITY_TIME_IN_SECONDS=text)
     bench.tick(bench.config.immunity_ms - 1)
@@ -232,11 +232,11 @@ def test_an_odd_immunity_leaves_it_to_the_broker(text: str) -> None:
     ],
 )
 def test_an_op_is_one_number_or_several(body: bytes, halves: list[int] | None) -> None:
-    found = decode_op(kept(NewRecord(names.OP_TOPIC, 0, body, b"TAGS\x01d\x02")))
+    found = decode_op(stored_record(NewRecord(names.OP_TOPIC, 0, body, b"TAGS\x01d\x02")))
     assert (None if found is None else found.half_offsets) == halves
     if found is not None:
         assert found.state is None  # RocketMQ does not say how it ended
-    assert decode_op(kept(NewRecord(names.OP_TOPIC, 0, body, b"TAGS\x01x\x02"))) is None
+    assert decode_op(stored_record(NewRecord(names.OP_TOPIC, 0, body, b"TAGS\x01x\x02"))) is None
 
 
 @pytest.mark.parametrize("state", TransactionState)
@@ -245,7 +245,7 @@ def test_an_op_of_ours_says_how_it_ended(state: TransactionState) -> None:
         7, state, "producer 1.2.3.4:5", "because\x02of\x01it", previous_offsets=(3, 5), now_ms=9
     )
     assert record.body == b"7"  # which every RocketMQ can read
-    found = decode_op(kept(record))
+    found = decode_op(stored_record(record))
     assert found is not None
     assert (found.half_offsets, found.previous_offsets, found.state) == ([7], [3, 5], state)
     assert (found.by, found.reason) == ("producer 1.2.3.4:5", "because of it")
@@ -254,9 +254,12 @@ def test_an_op_of_ours_says_how_it_ended(state: TransactionState) -> None:
 @pytest.mark.parametrize(
     "properties", [{}, {"REAL_QID": "1"}, {"REAL_TOPIC": "T", "REAL_QID": "x"}]
 )
-def test_what_says_not_where_it_wants_to_go_is_no_half(properties: dict[str, str]) -> None:
+def test_properties_without_topic_and_queue_are_no_half(properties: dict[str, str]) -> None:
     assert (
-        parse_half(kept(NewRecord(names.HALF_TOPIC, 0, b"", encode_properties(properties)))) is None
+        parse_half(
+            stored_record(NewRecord(names.HALF_TOPIC, 0, b"", encode_properties(properties)))
+        )
+        is None
     )
 
 
@@ -282,20 +285,20 @@ def test_an_attempt_names_writer_and_batch(
     assert parse_attempt(properties | changes) == expected
 
 
-def test_a_stranded_copy_says_why() -> None:
-    half = kept(make_half(sent(flag=7)))
-    record = make_stranded(half, "asked 3 times")
+def test_a_stranded_message_has_the_reason() -> None:
+    half = stored_record(make_half(sent(flag=7)))
+    record = make_stranded(half, "checked 3 times")
     assert (record.topic, record.queue_id, record.flag) == (names.STRANDED_TOPIC, 0, 7)
-    assert decode_properties(record.properties)["ESCROW_REASON"] == "asked 3 times"
+    assert decode_properties(record.properties)["ESCROW_REASON"] == "checked 3 times"
 
 
-def test_a_line_of_the_journal_is_read_as_it_was_written() -> None:
+def test_a_journal_entry_is_read_as_it_was_written() -> None:
     step = JournalEntry(2**40, "asked", 15, "1.2.3.4:5")
-    found = decode_journal_entry(kept(make_journal_record(step, now_ms=5)))
+    found = decode_journal_entry(stored_record(make_journal_record(step, now_ms=5)))
     assert found == JournalEntry(2**40, "asked", 15, "1.2.3.4:5", 1_000)
 
 
 @pytest.mark.parametrize("body", [b"", b"short", struct.pack(">qBH", 1, 99, 1)])
-def test_what_is_no_line_of_a_journal_is_said_to_be_none(body: bytes) -> None:
+def test_a_record_that_is_no_journal_entry_is_corrupt(body: bytes) -> None:
     with pytest.raises(CorruptRecord):
-        decode_journal_entry(kept(NewRecord(names.JOURNAL_TOPIC, 0, body)))
+        decode_journal_entry(stored_record(NewRecord(names.JOURNAL_TOPIC, 0, body)))

@@ -1,4 +1,4 @@
-"""A start after a crash at any byte, and in a directory that RocketMQ has written."""
+"""Recovery after a crash at any byte, and in a directory that RocketMQ has written."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Final
 
 import pytest
 
+from escrowmq.escrow.records import make_copy
 from escrowmq.message import names
 from escrowmq.message.properties import change_properties, encode_properties
-from escrowmq.message.record import NewRecord, StoredRecord, copy_record
+from escrowmq.message.record import LogOffset, NewRecord, StoredRecord, copy_record
 from tests.support.broker_requests import a_send, bodies, stored
 from tests.support.escrows import (
     COMMIT,
@@ -33,7 +34,7 @@ OPEN, COMMITTED, ROLLED_BACK = "open", "committed", "rolled_back"
 ATTEMPT: Final = {"ESCROW_WRITER": "w", "ESCROW_BATCH": "0", "ESCROW_ATTEMPT": "a"}
 
 
-def noted(bench: EscrowBench) -> None:
+def save_snapshot(bench: EscrowBench) -> None:
     bench.store.flush()
     bench.broker.transactions.save(force=True)
 
@@ -62,7 +63,7 @@ def strand(bench: EscrowBench, positions: list[HalfPosition]) -> None:
     bench.tick(100)
 
 
-def renew(bench: EscrowBench, positions: list[HalfPosition]) -> None:
+def move_halves(bench: EscrowBench, positions: list[HalfPosition]) -> None:
     half = bench.coordinator.find_open(*positions[0])
     assert half is not None
     bench.broker.transactions.move_half(half, bench.now_ms)
@@ -73,7 +74,7 @@ def park(bench: EscrowBench, positions: list[HalfPosition]) -> None:
     bench.turn(a_half("third"))
 
 
-# What is appended, and what the first and second half are when so many of its records are whole.
+# What is appended, and the states of both halves when the first 0, 1, 2, … records are complete.
 CRASHES: Final = {
     "a half": (park, [(OPEN, OPEN)] * 2),
     "a commit": (end_with(COMMIT), [(OPEN, OPEN)] + [(COMMITTED, OPEN)] * 2),
@@ -81,13 +82,13 @@ CRASHES: Final = {
     "a group": (commit_both, [(OPEN, OPEN)] + [(COMMITTED, COMMITTED)] * 5),
     "a batch": (decide_batch, [(OPEN, OPEN)] + [(ROLLED_BACK, COMMITTED)] * 4),
     "a stranding": (strand, [(OPEN, OPEN)] + [("stranded", OPEN)] * 2),
-    "a move": (renew, [(OPEN, OPEN)] * 3),
+    "a move": (move_halves, [(OPEN, OPEN)] * 3),
 }
 
 
-@pytest.mark.parametrize("with_note", [True, False], ids=["noted", "without a note"])
+@pytest.mark.parametrize("with_snapshot", [True, False], ids=["noted", "without a note"])
 @pytest.mark.parametrize("what", CRASHES)
-def test_a_crash_at_any_byte_leaves_all_or_nothing(what: str, with_note: bool) -> None:
+def test_a_crash_at_any_byte_leaves_all_or_nothing(what: str, with_snapshot: bool) -> None:
     step, expected = CRASHES[what]
     bench = EscrowBench()
     attempts = [{**ATTEMPT, "ESCROW_ATTEMPT": "b"}, ATTEMPT] if what == "a batch" else [{}, {}]
@@ -95,8 +96,8 @@ def test_a_crash_at_any_byte_leaves_all_or_nothing(what: str, with_note: bool) -
         bench.park("k0", **attempts[0]),
         bench.park("k1", **attempts[1]),
     ]
-    noted(bench)
-    if not with_note:
+    save_snapshot(bench)
+    if not with_snapshot:
         bench.disk.remove("escrowmq.escrow")
     begin = bench.store.end
     step(bench, positions)
@@ -109,7 +110,7 @@ def test_a_crash_at_any_byte_leaves_all_or_nothing(what: str, with_note: bool) -
             again = bench.truncated(position)
             for _ in range(2):
                 check_states(again, positions, states)
-                again = again.killed(with_snapshot=with_note)
+                again = again.killed(with_snapshot=with_snapshot)
             finish(again, positions, states)
         at += size
 
@@ -128,7 +129,7 @@ def check_states(
 
 
 def finish(bench: EscrowBench, positions: list[HalfPosition], states: tuple[str, str]) -> None:
-    """What was open can be decided, what was decided cannot be turned, and each comes once."""
+    """Open halves can be decided, decided ones cannot be changed, and each is delivered once."""
     for position, state in zip(positions, states, strict=True):
         is_lost = state == ROLLED_BACK
         assert bench.end(position, COMMIT).code == (3701 if is_lost else 0)
@@ -140,8 +141,8 @@ def finish(bench: EscrowBench, positions: list[HalfPosition], states: tuple[str,
     assert again.coordinator.halves.find(positions[0].queue_offset) is None
 
 
-def test_the_first_half_of_all_lies_at_log_offset_0_and_is_no_ordinary_messages() -> None:
-    """0 is also what stands in every message that no half belongs to."""
+def test_an_ordinary_message_is_not_taken_for_a_final_of_the_half_at_log_offset_0() -> None:
+    """0 is also the prepared offset of every message without a half."""
     bench = EscrowBench()
     position = bench.park("k")
     assert position == (0, 0)
@@ -154,7 +155,7 @@ def test_the_first_half_of_all_lies_at_log_offset_0_and_is_no_ordinary_messages(
     assert bench.bodies().count(b"k") == 1
 
 
-def test_a_final_of_the_first_half_is_seen_as_such() -> None:
+def test_a_final_of_the_half_at_log_offset_0_is_recognised() -> None:
     bench = EscrowBench()
     position = bench.park("k")
     [half] = bench.coordinator.halves
@@ -162,15 +163,15 @@ def test_a_final_of_the_first_half_is_seen_as_such() -> None:
     assert bench.killed().state(position) == COMMITTED
 
 
-def test_a_moved_half_whose_op_is_cut_off_is_committed_in_all_its_places() -> None:
+def test_a_moved_half_whose_op_is_cut_off_is_committed_at_all_its_positions() -> None:
     bench = EscrowBench()
     old = bench.park("k")
-    renew(bench, [old])
+    move_halves(bench, [old])
     [half] = bench.coordinator.halves
     new = HalfPosition(half.queue_offset, half.log_offset)
     append_final_without_op(bench, half)
-    for with_note in (True, False):
-        bench = bench.killed(with_snapshot=with_note)
+    for with_snapshot in (True, False):
+        bench = bench.killed(with_snapshot=with_snapshot)
         assert [bench.end(position, COMMIT).code for position in (old, new)] == [0, 0]
         assert bench.bodies() == [b"k"]
 
@@ -178,31 +179,31 @@ def test_a_moved_half_whose_op_is_cut_off_is_committed_in_all_its_places() -> No
 def test_a_moved_half_of_a_batch_is_counted_once() -> None:
     bench = EscrowBench()
     position = bench.park("k", **ATTEMPT)
-    renew(bench, [position])
+    move_halves(bench, [position])
     again = bench.killed()
     assert again.request(a_batch_decision(0, 0, [("a", 1)])).code == 0
     assert again.bodies() == [b"k"]
 
 
-@pytest.mark.parametrize("with_note", [True, False])
-def test_what_was_asked_is_remembered(with_note: bool) -> None:
+@pytest.mark.parametrize("with_snapshot", [True, False])
+def test_the_number_of_checks_survives_a_crash(with_snapshot: bool) -> None:
     bench = EscrowBench()
     bench.park("k")
     bench.tick(ESCROW.immunity_ms)
-    noted(bench)
+    save_snapshot(bench)
     bench.tick(ESCROW.check_interval_ms)
     bench.store.flush()
-    again = bench.killed(with_snapshot=with_note)
+    again = bench.killed(with_snapshot=with_snapshot)
     [half] = again.coordinator.halves
     assert half.checks == 2
     assert half.due_ms == again.now_ms + ESCROW.check_interval_ms
 
 
-def test_a_note_that_is_of_no_use_is_done_without() -> None:
+def test_an_unusable_snapshot_is_ignored() -> None:
     bench = EscrowBench()
     position = bench.park("k")
     bench.end(position, COMMIT)
-    noted(bench)
+    save_snapshot(bench)
     bench.store.abandon()
     for content in (b"", b"abc", b"\0" * 40):
         file = bench.disk.create("escrowmq.escrow", len(content))
@@ -212,9 +213,9 @@ def test_a_note_that_is_of_no_use_is_done_without() -> None:
         bench.store.abandon()
 
 
-def test_a_note_is_not_ahead_of_the_log() -> None:
-    """A power cut takes the end of the log, and must not leave a memory of it; not even one that
-    comes up when the log has grown again."""
+def test_a_snapshot_is_not_ahead_of_the_log() -> None:
+    """A power cut removes the end of the log. No snapshot of it may remain, not even one that fits
+    again when the log has grown."""
     bench = EscrowBench()
     position = bench.park("k")
     bench.store.flush()
@@ -244,20 +245,20 @@ def test_cursors_are_not_ahead_of_the_log() -> None:
     assert again.state(position) == OPEN
 
 
-def test_writers_are_remembered_with_a_note_and_without() -> None:
+def test_writers_are_recovered_with_and_without_a_snapshot() -> None:
     bench = EscrowBench()
     bench.request(a_batch_decision(4, 0, []))
-    for with_note in (False, True):
-        noted(bench)
-        bench = bench.killed(with_snapshot=with_note)
+    for with_snapshot in (False, True):
+        save_snapshot(bench)
+        bench = bench.killed(with_snapshot=with_snapshot)
         assert writer_state(bench.request(a_writer_query())).batch == 4
 
 
-# --- as RocketMQ leaves it -----------------------------------------------------------------------
+# --- directories of RocketMQ ---------------------------------------------------------------------
 
 
-class Theirs:
-    """A directory in which RocketMQ parks, asks and settles."""
+class RocketMQDirectory:
+    """A directory in which RocketMQ parks, checks and decides."""
 
     def __init__(self) -> None:
         self.bench = EscrowBench()
@@ -272,7 +273,7 @@ class Theirs:
         return self._append(record)
 
     def put_back(self, half: StoredRecord, checks: int = 1) -> StoredRecord:
-        """What it does for each question: a copy at the end of the half queue."""
+        """Append a copy to the half queue, as RocketMQ does for every check."""
         properties = change_properties(
             half.properties, update={"TRANSACTION_CHECK_TIMES": str(checks)}
         )
@@ -316,13 +317,13 @@ def position(record: StoredRecord) -> HalfPosition:
 
 
 @pytest.mark.parametrize("commas", [True, False])
-def test_its_halves_and_ops_are_read(commas: bool) -> None:
-    theirs = Theirs()
-    open_one, committed, rolled_back = (theirs.half(key) for key in ("o", "c", "r"))
-    theirs.deliver(committed)
-    theirs.op(committed, commas=commas)
-    theirs.op(rolled_back, commas=commas)
-    bench = theirs.opened()
+def test_halves_and_ops_of_rocketmq_are_read(commas: bool) -> None:
+    rocketmq = RocketMQDirectory()
+    open_one, committed, rolled_back = (rocketmq.half(key) for key in ("o", "c", "r"))
+    rocketmq.deliver(committed)
+    rocketmq.op(committed, commas=commas)
+    rocketmq.op(rolled_back, commas=commas)
+    bench = rocketmq.opened()
     assert [half.key for half in bench.coordinator.halves] == [b"o"]
     assert bench.end(position(committed), COMMIT).code == 0
     assert bench.end(position(rolled_back), COMMIT).code == 3701
@@ -330,25 +331,25 @@ def test_its_halves_and_ops_are_read(commas: bool) -> None:
     assert bench.bodies() == [b"c", b"o"]
 
 
-def test_one_that_it_delivered_without_an_op_is_not_asked_about() -> None:
-    """It keeps ops in memory for seconds, and loses them in a crash."""
-    theirs = Theirs()
-    half = theirs.half("k")
-    theirs.deliver(half)
-    theirs.half("another")
-    bench = theirs.opened()
+def test_a_half_that_rocketmq_delivered_without_an_op_is_not_checked() -> None:
+    """RocketMQ holds ops in memory for seconds and loses them in a crash."""
+    rocketmq = RocketMQDirectory()
+    half = rocketmq.half("k")
+    rocketmq.deliver(half)
+    rocketmq.half("another")
+    bench = rocketmq.opened()
     bench.tick(ESCROW.immunity_ms)
     assert [key for key, _ in sent_checks(bench.channel)] == ["another"]
     assert bench.end(position(half), COMMIT).code == 0
     assert bench.bodies() == [b"k"]
 
 
-def test_of_its_copies_the_newest_lives_and_the_older_lead_to_it() -> None:
-    theirs = Theirs()
-    first = theirs.half("k")
-    second = theirs.put_back(first)
-    third = theirs.put_back(second, 2)
-    bench = theirs.opened(half_cursor=2)
+def test_older_copies_by_rocketmq_lead_to_the_newest() -> None:
+    rocketmq = RocketMQDirectory()
+    first = rocketmq.half("k")
+    second = rocketmq.put_back(first)
+    third = rocketmq.put_back(second, 2)
+    bench = rocketmq.opened(half_cursor=2)
     bench.tick(ESCROW.immunity_ms)
     assert sent_checks(bench.channel) == [("k", position(third))]
     assert bench.end(position(first), COMMIT).code == 0
@@ -361,55 +362,55 @@ def test_of_its_copies_the_newest_lives_and_the_older_lead_to_it() -> None:
     assert again.end(position(second), COMMIT).code == 0
 
 
-def test_what_its_cursor_has_passed_is_over() -> None:
-    theirs = Theirs()
-    passed, open_one = theirs.half("passed"), theirs.half("open")
-    bench = theirs.opened(half_cursor=1)
+def test_halves_before_the_cursor_of_rocketmq_are_done() -> None:
+    rocketmq = RocketMQDirectory()
+    passed, open_one = rocketmq.half("passed"), rocketmq.half("open")
+    bench = rocketmq.opened(half_cursor=1)
     assert [half.key for half in bench.coordinator.halves] == [b"open"]
     assert bench.end(position(passed), COMMIT).code != 0
     assert bench.end(position(open_one), ROLLBACK).code == 0
     assert bench.bodies() == []
 
 
-def test_a_half_that_wants_nowhere_is_left_alone() -> None:
-    theirs = Theirs()
-    theirs._append(NewRecord(names.HALF_TOPIC, 0, b"x", b"TRAN_MSG\x01true\x02"))
-    good = theirs.half("k")
-    bench = theirs.opened()
+def test_a_half_without_a_topic_is_ignored() -> None:
+    rocketmq = RocketMQDirectory()
+    rocketmq._append(NewRecord(names.HALF_TOPIC, 0, b"x", b"TRAN_MSG\x01true\x02"))
+    good = rocketmq.half("k")
+    bench = rocketmq.opened()
     assert bench.end(position(good), COMMIT).code == 0
     assert bench.end((0, 0), COMMIT).code == 1
     assert bench.bodies() == [b"k"]
 
 
-def test_what_we_leave_it_reads_as_its_own() -> None:
-    """From the cursors on: halves without an op, and those are the open ones."""
+def test_rocketmq_finds_the_open_halves_in_our_directory() -> None:
+    """From the cursors on, the halves without an op are the open ones."""
     bench = EscrowBench()
     positions = [bench.park(f"k{number}") for number in range(9)]
     for number in (0, 1, 3, 4, 7):
         bench.end(positions[number], COMMIT if number % 2 else ROLLBACK)
-    renew(bench, [positions[2]])
+    move_halves(bench, [positions[2]])
     bench.end(positions[2], ROLLBACK)
-    renew(bench, [positions[5]])
+    move_halves(bench, [positions[5]])
     for _ in range(2):
         bench.tick()
         bench.store.flush()
-    assert left_to_rocketmq(bench) == [b"k5", b"k6", b"k8"]
+    assert open_for_rocketmq(bench) == [b"k5", b"k6", b"k8"]
     assert bench.cursors()[0] == 6
 
 
-def test_a_moved_half_is_left_to_it_once() -> None:
+def test_rocketmq_finds_a_moved_half_once() -> None:
     bench = EscrowBench()
     positions = [bench.park(f"k{number}") for number in range(3)]
-    renew(bench, [positions[1]])
+    move_halves(bench, [positions[1]])
     bench.end(positions[2], ROLLBACK)
     for _ in range(2):
         bench.tick()
         bench.store.flush()
-    assert left_to_rocketmq(bench) == [b"k0", b"k1"]
+    assert open_for_rocketmq(bench) == [b"k0", b"k1"]
 
 
-def left_to_rocketmq(bench: EscrowBench) -> list[bytes]:
-    """The halves from its cursor on of which no op from its other cursor on speaks."""
+def open_for_rocketmq(bench: EscrowBench) -> list[bytes]:
+    """Return the halves from the half cursor on that have no op from the op cursor on."""
     half_cursor, op_cursor = bench.cursors()
     ops = {int(body) for body in bodies(bench.store, names.OP_TOPIC)[op_cursor:]}
     halves = stored(bench.store, names.HALF_TOPIC)[half_cursor:]
@@ -417,3 +418,27 @@ def left_to_rocketmq(bench: EscrowBench) -> list[bytes]:
     tracked = {half.queue_offset for half in bench.coordinator.halves}
     assert {record.queue_offset for record in undecided} == tracked
     return sorted(bytes(record.body) for record in undecided)
+
+
+@pytest.mark.parametrize("whole_records", [0, 1, 2])
+def test_a_crash_during_recovery_does_not_lose_the_commit_that_lacks_its_op(
+    whole_records: int,
+) -> None:
+    """Recovery finds such a final only at the end of the log, so it completes it first."""
+    bench = EscrowBench()
+    moved = bench.park("moved")
+    record = bench.store.record_at(LogOffset(moved.log_offset))
+    bench.store.append([make_copy(record, moved.queue_offset)], now_ms=NOW_MS)  # its op is missing
+    committed = bench.park("k")
+    half = bench.coordinator.find_open(*committed)
+    assert half is not None
+    append_final_without_op(bench, half)
+    log_end = bench.store.end
+    recovered = bench.killed(with_snapshot=False)
+    appended = [*recovered.store.records(log_end)]
+    assert [record.topic for record in appended] == [names.OP_TOPIC] * 2
+    ends = [log_end, *(record.log_offset + record.size for record in appended)]
+    again = recovered.truncated(ends[whole_records])
+    assert again.state(committed) == COMMITTED
+    assert again.bodies() == [b"k"]
+    assert again.state(moved) == OPEN

@@ -1,4 +1,4 @@
-"""A start over records that cannot be read: each is passed over, and all others count.
+"""Recovery with unreadable records: each is skipped, and all others count.
 
 A record is unreadable in one of two ways. Its queue entry still points at it and its body does not
 check out; or the queues were rebuilt around the damage, and a blank entry stands in its position.
@@ -24,12 +24,12 @@ from tests.support.escrows import (
     writer_state,
 )
 from tests.support.stores import NOW_MS
-from tests.unit.escrow.test_recovery import Theirs, position
+from tests.unit.escrow.test_recovery import RocketMQDirectory, position
 
 BODY_AT: Final = 88  # bytes into a record
 OP_PROPERTIES: Final = b"TAGS\x01d\x02"
 
-ways_to_be_unreadable = pytest.mark.parametrize(
+both_kinds_of_damage = pytest.mark.parametrize(
     "has_entry", [True, False], ids=["damaged body", "blank entry"]
 )
 
@@ -50,8 +50,8 @@ def append(bench: EscrowBench, topic: str, body: bytes, properties: bytes = b"")
     bench.store.append([NewRecord(topic, 0, body, properties)], now_ms=NOW_MS)
 
 
-def settled_cursors(bench: EscrowBench) -> tuple[int, int]:
-    """The cursors after everything that is settled was passed, and the log flushed."""
+def advanced_cursors(bench: EscrowBench) -> tuple[int, int]:
+    """Return the cursors after they have advanced and the log is flushed."""
     for _ in range(2):
         bench.tick()
         bench.store.flush()
@@ -73,7 +73,7 @@ def settled_cursors(bench: EscrowBench) -> tuple[int, int]:
     ids=["no number", "a number and no number", "nothing", "too large", "another tag"],
 )
 @pytest.mark.parametrize("is_last", [True, False], ids=["last", "between others"])
-def test_an_op_that_names_no_half_settles_nothing(
+def test_an_op_that_names_no_half_decides_nothing(
     body: bytes, properties: bytes, is_last: bool
 ) -> None:
     bench = EscrowBench()
@@ -87,19 +87,19 @@ def test_an_op_that_names_no_half_settles_nothing(
     again = bench.killed(with_snapshot=False)
     states = [again.state_in_memory(half) for half in (committed, still_open, last)]
     assert states == ["committed", "open", "rolled_back"]
-    assert settled_cursors(again) == (1, 1 if is_last else 2)
+    assert advanced_cursors(again) == (1, 1 if is_last else 2)
     assert again.end(still_open, ROLLBACK).code == 0
-    assert settled_cursors(again) == (3, 4)
+    assert advanced_cursors(again) == (3, 4)
 
 
 def test_the_op_cursor_passes_an_op_that_names_no_half_at_the_end_of_its_queue() -> None:
     bench = EscrowBench()
     bench.end(bench.park("k"), COMMIT)
     append(bench, names.OP_TOPIC, b"zero", OP_PROPERTIES)
-    assert settled_cursors(bench.killed(with_snapshot=False)) == (1, 2)
+    assert advanced_cursors(bench.killed(with_snapshot=False)) == (1, 2)
 
 
-@ways_to_be_unreadable
+@both_kinds_of_damage
 def test_without_its_op_a_committed_half_is_recognised_by_its_message(has_entry: bool) -> None:
     bench = EscrowBench()
     halves = [bench.park(f"k{number}") for number in range(3)]
@@ -112,7 +112,7 @@ def test_without_its_op_a_committed_half_is_recognised_by_its_message(has_entry:
     assert again.bodies() == [b"k0", b"k1", b"k2"]
 
 
-@ways_to_be_unreadable
+@both_kinds_of_damage
 def test_without_its_op_a_rolled_back_half_is_open_again(has_entry: bool) -> None:
     bench = EscrowBench()
     halves = [bench.park(f"k{number}") for number in range(3)]
@@ -136,10 +136,10 @@ def test_an_unreadable_record_is_reported(caplog: pytest.LogCaptureFixture) -> N
     assert f"record unreadable topic={names.OP_TOPIC} queue_offset=0" in caplog.text
 
 
-# --- decisions and questions ---------------------------------------------------------------------
+# --- decisions and checks ------------------------------------------------------------------------
 
 
-def test_a_decision_that_makes_no_sense_is_reported_and_passed_over(
+def test_an_invalid_decision_record_is_reported_and_skipped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = EscrowBench()
@@ -152,7 +152,7 @@ def test_a_decision_that_makes_no_sense_is_reported_and_passed_over(
     assert writer_state(again.request(a_writer_query())).batch == 4
 
 
-@ways_to_be_unreadable
+@both_kinds_of_damage
 def test_the_last_decision_that_can_be_read_stands(has_entry: bool) -> None:
     bench = EscrowBench()
     for batch in (4, 5):
@@ -164,7 +164,7 @@ def test_the_last_decision_that_can_be_read_stands(has_entry: bool) -> None:
     assert writer_state(again.request(a_writer_query("other"))).batch == 1
 
 
-def test_a_question_whose_record_cannot_be_read_does_not_count() -> None:
+def test_a_check_with_an_unreadable_journal_record_does_not_count() -> None:
     bench = EscrowBench()
     bench.park("k")
     bench.heartbeat(bench.channel, "p")
@@ -178,15 +178,15 @@ def test_a_question_whose_record_cannot_be_read_does_not_count() -> None:
     assert half.due_ms == first.stored_ms + ESCROW.check_interval_ms
 
 
-# --- halves in a directory of RocketMQ's ---------------------------------------------------------
+# --- halves in a directory of RocketMQ -----------------------------------------------------------
 
 
-@ways_to_be_unreadable
-def test_an_unreadable_half_that_rocketmq_has_passed_is_over(has_entry: bool) -> None:
-    theirs = Theirs()
-    passed, unreadable, still_open = (theirs.half(key) for key in ("passed", "lost", "open"))
-    make_unreadable(theirs.bench, unreadable, has_entry=has_entry)
-    bench = theirs.opened(half_cursor=2)
+@both_kinds_of_damage
+def test_an_unreadable_half_before_the_cursor_of_rocketmq_is_done(has_entry: bool) -> None:
+    rocketmq = RocketMQDirectory()
+    passed, unreadable, still_open = (rocketmq.half(key) for key in ("passed", "lost", "open"))
+    make_unreadable(rocketmq.bench, unreadable, has_entry=has_entry)
+    bench = rocketmq.opened(half_cursor=2)
     assert [half.key for half in bench.coordinator.halves] == [b"open"]
     for half in (passed, unreadable):
         assert bench.state_in_memory(position(half)) == "rolled_back"
@@ -195,16 +195,16 @@ def test_an_unreadable_half_that_rocketmq_has_passed_is_over(has_entry: bool) ->
     assert bench.bodies() == [b"open"]
 
 
-@ways_to_be_unreadable
+@both_kinds_of_damage
 def test_an_unreadable_copy_that_rocketmq_has_passed_leads_to_no_living_half(
     has_entry: bool,
 ) -> None:
-    theirs = Theirs()
-    first = theirs.half("k")
-    unreadable = theirs.put_back(first)
-    newest = theirs.put_back(first, 2)
-    make_unreadable(theirs.bench, unreadable, has_entry=has_entry)
-    bench = theirs.opened(half_cursor=2)
+    rocketmq = RocketMQDirectory()
+    first = rocketmq.half("k")
+    unreadable = rocketmq.put_back(first)
+    newest = rocketmq.put_back(first, 2)
+    make_unreadable(rocketmq.bench, unreadable, has_entry=has_entry)
+    bench = rocketmq.opened(half_cursor=2)
     assert bench.end(position(unreadable), COMMIT).code != 0
     assert bench.bodies() == []
     assert bench.end(position(first), COMMIT).code == 0
@@ -212,17 +212,17 @@ def test_an_unreadable_copy_that_rocketmq_has_passed_leads_to_no_living_half(
     assert bench.bodies() == [b"k"]
 
 
-@ways_to_be_unreadable
-def test_an_unreadable_half_that_rocketmq_has_settled_counts_as_rolled_back(
+@both_kinds_of_damage
+def test_an_unreadable_half_that_rocketmq_has_decided_counts_as_rolled_back(
     has_entry: bool,
 ) -> None:
-    """Its key tells whether its message was delivered, and cannot be read."""
-    theirs = Theirs()
-    committed, unreadable, still_open = (theirs.half(key) for key in ("c", "lost", "open"))
-    theirs.deliver(committed)
-    theirs.op(committed, unreadable)
-    make_unreadable(theirs.bench, unreadable, has_entry=has_entry)
-    bench = theirs.opened()
+    """Its key, by which a delivered message would be found, cannot be read."""
+    rocketmq = RocketMQDirectory()
+    committed, unreadable, still_open = (rocketmq.half(key) for key in ("c", "lost", "open"))
+    rocketmq.deliver(committed)
+    rocketmq.op(committed, unreadable)
+    make_unreadable(rocketmq.bench, unreadable, has_entry=has_entry)
+    bench = rocketmq.opened()
     assert [half.key for half in bench.coordinator.halves] == [b"open"]
     assert bench.state_in_memory(position(committed)) == "committed"
     assert bench.state_in_memory(position(unreadable)) == "rolled_back"

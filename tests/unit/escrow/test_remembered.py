@@ -1,4 +1,4 @@
-"""A send that is repeated late, after its transaction was settled and the broker started anew."""
+"""A send that is repeated after its transaction was decided and the broker has restarted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STARTS: dict[str, Callable[[EscrowBench], EscrowBench]] = {
 
 @pytest.mark.parametrize("verdict", [COMMIT, ROLLBACK])
 @pytest.mark.parametrize("again", STARTS.values(), ids=STARTS)
-def test_a_repeated_send_of_a_settled_half_gets_its_first_place(
+def test_a_repeated_send_of_a_decided_half_gets_the_first_position(
     again: Callable[[EscrowBench], EscrowBench], verdict: int
 ) -> None:
     bench = EscrowBench()
@@ -39,7 +39,7 @@ def test_another_groups_half_with_this_key_is_another_half() -> None:
     assert bench.park("k", group="other") != position
 
 
-def test_of_a_half_that_was_appended_again_the_last_place_is_told() -> None:
+def test_a_repeated_send_of_a_moved_half_gets_the_last_position() -> None:
     bench = EscrowBench()
     first = bench.park("k")
     half = bench.coordinator.find_open(*first)
@@ -51,7 +51,7 @@ def test_of_a_half_that_was_appended_again_the_last_place_is_told() -> None:
     assert bench.park("k") == (half.queue_offset, half.log_offset) != first
 
 
-def test_a_start_looks_at_so_many_halves_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recovery_reads_a_bounded_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembered, "RECENT_HALVES_MAX", 2)
     bench = EscrowBench()
     positions = [bench.park(key) for key in ("a", "b", "c")]

@@ -37,14 +37,14 @@ def test_a_registration_raises_the_fence_and_keeps_the_last_decision() -> None:
 
 
 @pytest.mark.parametrize(("batch", "fence"), [(9, 2), (9, 4), (7, 3)])
-def test_a_wrong_fence_or_a_batch_that_is_past_is_refused(batch: int, fence: int) -> None:
+def test_a_wrong_fence_or_an_earlier_batch_is_refused(batch: int, fence: int) -> None:
     writers = WriterTable()
     writers.apply(DecisionRecord(writer="w", fence=3, batch=8), 0)
     with pytest.raises(WriterFenced):
         decide(writers, batch, fence=fence)
 
 
-def test_a_batch_that_is_decided_needs_no_decision() -> None:
+def test_a_decided_batch_needs_no_decision() -> None:
     writers = WriterTable()
     writers.apply(DecisionRecord(writer="w", fence=3, batch=8), 0)
     assert decide(writers, 8, Winner("whoever", 7), fence=3) is None

@@ -1,4 +1,4 @@
-"""Transactions as operators see them: lists, stories, decisions by hand."""
+"""Transactions as operators see them: lists, histories, decisions by hand."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Bench:
         return self.channel.answer()
 
     def advance(self, ms: int) -> None:
-        """So much later, and whatever is due then."""
+        """Let time pass, and tick."""
         self.now_ms += ms
         for _ in range(2):
             self.broker.tick(self.now_ms)
@@ -93,13 +93,13 @@ class Bench:
                 return found
             page = self.page(**{**filters, "after": page["nextAfter"]})
 
-    def story(self, name: str) -> Any:
+    def history(self, name: str) -> Any:
         answer = self.ask(RequestCode.SHOW_TRANSACTION, TransactionHeader(transaction_id=name))
         assert answer.code == 0, answer.remark
         return json.loads(answer.body)
 
     def steps(self, name: str) -> list[str]:
-        return [step["what"] for step in self.story(name)["steps"]]
+        return [step["what"] for step in self.history(name)["steps"]]
 
     def settle(self, name: str, verdict: int, reason: str = "because", by: str = "ann") -> Answer:
         fields = SettleTransaction(
@@ -126,7 +126,7 @@ class Bench:
 # --- lists ---------------------------------------------------------------------------------------
 
 
-def test_a_list_says_what_is_pending_and_when_it_is_due() -> None:
+def test_a_list_has_undecided_transactions_with_their_due_times() -> None:
     bench = Bench()
     bench.park("A")
     [entry] = bench.page()["transactions"]
@@ -136,7 +136,7 @@ def test_a_list_says_what_is_pending_and_when_it_is_due() -> None:
     assert entry["nextDue"] == NOW_MS + IMMUNITY_MS
 
 
-def test_filters_are_joined() -> None:
+def test_filters_are_combined() -> None:
     bench = Bench()
     bench.park("A", topic="T", group="p")
     bench.park("B", topic="U", group="p")
@@ -155,7 +155,7 @@ def test_filters_are_joined() -> None:
     assert bench.ids(state="open") == ["C"]
 
 
-def test_pages_give_each_once_however_small_they_are() -> None:
+def test_pages_contain_each_transaction_once() -> None:
     bench = Bench()
     keys = [f"K{number}" for number in range(23)]
     sent = {key: bench.park(key) for key in keys}
@@ -166,7 +166,7 @@ def test_pages_give_each_once_however_small_they_are() -> None:
         assert bench.ids(count_max=count_max) == left
 
 
-def test_a_page_looks_at_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_scans_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("escrowmq.broker.transactions.admin.PAGE_SCANNED_MAX", 4)
     bench = Bench()
     for number in range(10):
@@ -176,7 +176,7 @@ def test_a_page_looks_at_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> No
     assert bench.ids(topic="wanted") == ["K9"]
 
 
-def test_one_answer_never_holds_more_than_its_bound() -> None:
+def test_a_page_never_exceeds_its_limit() -> None:
     bench = Bench()
     for number in range(3):
         bench.park(f"K{number}")
@@ -187,7 +187,7 @@ def test_one_answer_never_holds_more_than_its_bound() -> None:
     assert answer.code == ResponseCode.INVALID_PARAMETER
 
 
-def test_settled_ones_are_listed_newest_first() -> None:
+def test_decided_transactions_are_listed_newest_first() -> None:
     bench = Bench()
     for number in range(40):
         sent = bench.park(f"K{number:02d}", topic="T" if number % 4 else "U")
@@ -200,7 +200,7 @@ def test_settled_ones_are_listed_newest_first() -> None:
     assert bench.ids() == []
 
 
-def test_one_that_was_appended_again_is_listed_once() -> None:
+def test_a_moved_transaction_is_listed_once() -> None:
     bench = Bench()
     bench.park("A")
     bench.strand()
@@ -211,33 +211,33 @@ def test_one_that_was_appended_again_is_listed_once() -> None:
     assert bench.ids(state="committed") == ["A"]
 
 
-# --- stories -------------------------------------------------------------------------------------
+# --- histories -----------------------------------------------------------------------------------
 
 
-def test_the_story_of_an_open_one_says_why_it_is_pending() -> None:
+def test_the_history_of_an_open_transaction_says_why_it_is_pending() -> None:
     bench = Bench()
     bench.park("A")
-    story = bench.story("A")
-    assert [step["what"] for step in story["steps"]] == ["parked"]
-    assert "the first check is not due yet" in story["pendingBecause"]
+    history = bench.history("A")
+    assert [step["what"] for step in history["steps"]] == ["parked"]
+    assert "the first check is not due yet" in history["pendingBecause"]
     bench.channel.is_open = False
     bench.broker.channel_closed(bench.channel)
     bench.channel.is_open = True
     bench.now_ms += IMMUNITY_MS
-    assert "no producer of group p is connected" in bench.story("A")["pendingBecause"]
+    assert "no producer of group p is connected" in bench.history("A")["pendingBecause"]
 
 
-def test_every_check_is_told_with_its_answer() -> None:
+def test_a_history_has_every_check_and_its_answer() -> None:
     bench = Bench()
     sent = bench.park("A")
     bench.advance(IMMUNITY_MS)
-    assert "has not been answered" in bench.story("A")["pendingBecause"]
+    assert "has not been answered" in bench.history("A")["pendingBecause"]
     bench.now_ms += 10
     bench.end(sent, UNKNOWN, check=True)
-    story = bench.story("A")
-    assert "was answered with UNKNOWN" in story["pendingBecause"]
-    assert story["transaction"]["nextDue"] == NOW_MS + IMMUNITY_MS + INTERVAL_MS
-    parked, asked, unknown = story["steps"]
+    history = bench.history("A")
+    assert "was answered with UNKNOWN" in history["pendingBecause"]
+    assert history["transaction"]["nextDue"] == NOW_MS + IMMUNITY_MS + INTERVAL_MS
+    parked, asked, unknown = history["steps"]
     assert (parked["what"], parked["at"]) == ("parked", NOW_MS)
     assert (asked["what"], asked["at"], asked["who"], asked["detail"]) == (
         *("asked", NOW_MS + IMMUNITY_MS),
@@ -245,15 +245,15 @@ def test_every_check_is_told_with_its_answer() -> None:
     )
     assert (unknown["what"], unknown["at"]) == ("unknown", NOW_MS + IMMUNITY_MS + 10)
     bench.end(sent, COMMIT, check=True)
-    story = bench.story("A")
-    last = story["steps"][-1]
+    history = bench.history("A")
+    last = history["steps"][-1]
     assert (last["what"], last["who"]) == ("committed", f"check {bench.channel.address}")
     assert last["detail"] == "delivered to queue 0 of topic T at offset 0"
-    assert story["pendingBecause"] == ""
-    assert story["transaction"]["checks"] == 1
+    assert history["pendingBecause"] == ""
+    assert history["transaction"]["checks"] == 1
 
 
-def test_more_checks_than_one_look_up_gives_are_told_all() -> None:
+def test_a_history_has_more_checks_than_one_look_up_returns() -> None:
     bench = Bench()
     bench.broker.transactions.coordinator.config = TransactionConfig(
         immunity_ms=IMMUNITY_MS, check_interval_ms=INTERVAL_MS, checks_max=200
@@ -262,12 +262,12 @@ def test_more_checks_than_one_look_up_gives_are_told_all() -> None:
     bench.advance(IMMUNITY_MS)
     for _ in range(149):
         bench.advance(INTERVAL_MS)
-    details = [step["detail"] for step in bench.story("A")["steps"][1:]]
+    details = [step["detail"] for step in bench.history("A")["steps"][1:]]
     assert details == [f"check {number}" for number in range(1, 151)]
 
 
 @pytest.mark.parametrize("in_order", [True, False], ids=["stopped", "crashed"])
-def test_stories_survive_a_restart(in_order: bool) -> None:
+def test_histories_survive_a_restart(in_order: bool) -> None:
     bench = Bench()
     committed, rolled_back, asked = bench.park("C"), bench.park("R"), bench.park("A")
     bench.park("S")
@@ -281,28 +281,28 @@ def test_stories_survive_a_restart(in_order: bool) -> None:
     bench.settle("A", COMMIT, "the order is in the books")
     bench.advance(INTERVAL_MS)
     keys = ["C", "R", "A", "S", "H"]
-    before = [bench.story(key) for key in keys]
+    before = [bench.history(key) for key in keys]
     assert before[2]["steps"][-1]["reason"] == "the order is in the books"
     again = bench.restarted(in_order=in_order)
-    after = [again.story(key) for key in keys]
-    for story in (*before, *after):
-        story["transaction"].pop("why", None)
+    after = [again.history(key) for key in keys]
+    for history in (*before, *after):
+        history["transaction"].pop("why", None)
     assert after == before
     assert again.steps("S") == ["parked", "asked", "asked", "stranded"]
-    assert "checked 2 times" in again.story("S")["pendingBecause"]
+    assert "checked 2 times" in again.history("S")["pendingBecause"]
     assert again.ids(checks_min=2) == ["S"]
 
 
-def test_of_a_delayed_one_the_story_says_that_it_waits() -> None:
+def test_the_history_of_a_delayed_transaction_says_that_it_waits() -> None:
     bench = Bench()
     bench.park("A", more="DELAY\x012\x02")
     bench.settle("A", COMMIT)
-    last = bench.story("A")["steps"][-1]
+    last = bench.history("A")["steps"][-1]
     assert (last["what"], last["who"]) == ("committed", "operator ann")
     assert last["detail"] == "will be delivered to queue 0 of topic T after its delay"
 
 
-def test_what_nobody_knows_is_not_found() -> None:
+def test_an_unknown_transaction_is_not_found() -> None:
     bench = Bench()
     bench.park("A")
     for name in ("B", "", "zz", "00" * 16, encode_offset_id(HOST, 1 << 40)):
@@ -313,15 +313,15 @@ def test_what_nobody_knows_is_not_found() -> None:
 def test_an_offset_id_names_a_transaction_too() -> None:
     bench = Bench()
     offset_id = bench.park("A").ext_fields["msgId"]
-    assert bench.story(offset_id)["transaction"]["transactionId"] == "A"
+    assert bench.history(offset_id)["transaction"]["transactionId"] == "A"
     bench.settle(offset_id, ROLLBACK)
-    assert bench.story(offset_id)["transaction"]["state"] == "rolled_back"
+    assert bench.history(offset_id)["transaction"]["state"] == "rolled_back"
 
 
 # --- decisions by hand ---------------------------------------------------------------------------
 
 
-def test_a_commit_by_hand_delivers_once_and_stands() -> None:
+def test_a_commit_by_an_operator_delivers_once_and_is_final() -> None:
     bench = Bench()
     sent = bench.park("A")
     answer = bench.settle("A", COMMIT)
@@ -333,11 +333,11 @@ def test_a_commit_by_hand_delivers_once_and_stands() -> None:
     assert bench.end(sent, ROLLBACK).code == ResponseCode.TRANSACTION_CONFLICT
     assert bench.end(sent, COMMIT).code == 0
     assert bodies(bench.store, "T") == [b"body of A"]
-    last = bench.story("A")["steps"][-1]
+    last = bench.history("A")["steps"][-1]
     assert (last["who"], last["reason"]) == ("operator ann", "because")
 
 
-def test_what_a_producer_decided_cannot_be_turned_over_by_hand() -> None:
+def test_an_operator_cannot_change_the_decision_of_a_producer() -> None:
     bench = Bench()
     bench.end(bench.park("A"), ROLLBACK)
     assert bench.settle("A", COMMIT).code == ResponseCode.TRANSACTION_CONFLICT
@@ -345,29 +345,29 @@ def test_what_a_producer_decided_cannot_be_turned_over_by_hand() -> None:
 
 
 @pytest.mark.parametrize("reason", ["", "  ", "two\nlines", "x" * 501, "a\x02b"])
-def test_a_reason_that_cannot_be_kept_is_refused(reason: str) -> None:
+def test_an_invalid_reason_is_refused(reason: str) -> None:
     bench = Bench()
     bench.park("A")
     assert bench.settle("A", COMMIT, reason).code == ResponseCode.INVALID_PARAMETER
     assert bench.ids() == ["A"]
 
 
-def test_a_name_that_would_change_the_record_is_refused() -> None:
+def test_an_invalid_operator_name_is_refused() -> None:
     bench = Bench()
     bench.park("A")
     odd = "ann\x02ESCROW_OUTCOME\x01c"
     assert bench.settle("A", ROLLBACK, by=odd).code == ResponseCode.INVALID_PARAMETER
     assert bench.settle("A", ROLLBACK, by="").code == 0
-    assert bench.story("A")["steps"][-1]["who"] == f"operator {bench.channel.address}"
+    assert bench.history("A")["steps"][-1]["who"] == f"operator {bench.channel.address}"
 
 
-def test_a_verdict_must_be_one() -> None:
+def test_an_invalid_verdict_is_refused() -> None:
     bench = Bench()
     bench.park("A")
     assert bench.settle("A", UNKNOWN).code == ResponseCode.INVALID_PARAMETER
 
 
-def test_of_two_in_one_turn_the_first_wins() -> None:
+def test_the_first_of_two_decisions_in_one_turn_wins() -> None:
     bench = Bench()
     bench.park("A")
     for verdict in (COMMIT, ROLLBACK):
@@ -383,37 +383,37 @@ def test_of_two_in_one_turn_the_first_wins() -> None:
     assert bodies(bench.store, "T") == [b"body of A"]
 
 
-def test_a_decision_that_finds_no_room_changes_nothing() -> None:
+def test_a_decision_without_disk_space_changes_nothing() -> None:
     bench = Bench()
     bench.park("A")
     bench.store.has_disk_space = False
     assert bench.settle("A", COMMIT).code != 0
     bench.store.has_disk_space = True
-    assert bench.story("A")["transaction"]["state"] == "open"
+    assert bench.history("A")["transaction"]["state"] == "open"
     assert bench.settle("A", ROLLBACK).code == 0
 
 
 # --- resuming ------------------------------------------------------------------------------------
 
 
-def test_a_stranded_one_is_asked_about_again_when_resumed() -> None:
+def test_a_resumed_transaction_is_checked_again() -> None:
     bench = Bench()
     sent = bench.park("A")
     assert bench.resume("A").code == ResponseCode.INVALID_PARAMETER
     bench.strand()
-    assert bench.story("A")["transaction"]["state"] == "stranded"
-    assert "nextDue" not in bench.story("A")["transaction"]
+    assert bench.history("A")["transaction"]["state"] == "stranded"
+    assert "nextDue" not in bench.history("A")["transaction"]
     asked = len(bench.channel.posted)
     assert bench.resume("A").code == 0
     bench.advance(200)
     assert len(bench.channel.posted) == asked + 1
-    story = bench.story("A")
-    assert story["transaction"]["state"] == "open"
-    assert [step["what"] for step in story["steps"]] == [
+    history = bench.history("A")
+    assert history["transaction"]["state"] == "open"
+    assert [step["what"] for step in history["steps"]] == [
         *("parked", "asked", "asked", "stranded"),
         *("resumed", "appended_again", "asked"),
     ]
-    resumed = story["steps"][4]
+    resumed = history["steps"][4]
     assert (resumed["who"], resumed["reason"]) == ("operator ann", "try again")
     assert bench.end(sent, COMMIT).code == 0
     assert bodies(bench.store, "T") == [b"body of A"]
@@ -432,7 +432,7 @@ def test_rocketmqs_own_request_resumes_by_the_id_of_the_stranded_message() -> No
 
 
 @pytest.mark.parametrize("in_order", [True, False], ids=["stopped", "crashed"])
-def test_a_resumed_one_stays_resumed_after_a_restart(in_order: bool) -> None:
+def test_a_resumed_transaction_stays_resumed_after_a_restart(in_order: bool) -> None:
     bench = Bench()
     bench.park("A")
     bench.strand()

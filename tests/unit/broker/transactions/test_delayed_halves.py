@@ -1,4 +1,4 @@
-"""A transactional message with a delay: refused with its send, or delayed from its commit."""
+"""Delayed transactional messages: the delay is checked at the send and counts from the commit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.escrows import COMMIT, EscrowBench, HalfPosition
 TOO_LONG = f"TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01k\x02TIMER_DELAY_SEC\x01{10**8}\x02"
 
 
-def test_a_delay_that_is_not_served_is_refused_with_the_send() -> None:
+def test_an_unsupported_delay_is_refused_at_the_send() -> None:
     bench = EscrowBench()
     bench.broker.handle(bench.channel, a_send(properties=TOO_LONG), bench.now_ms)
     bench.turn()
@@ -18,7 +18,7 @@ def test_a_delay_that_is_not_served_is_refused_with_the_send() -> None:
     assert len(bench.coordinator.halves) == 0
 
 
-def test_a_delay_that_is_not_served_any_more_does_not_keep_a_message_back() -> None:
+def test_a_message_whose_delay_is_not_supported_any_more_is_delivered_at_once() -> None:
     bench = EscrowBench()
     bench.broker.delayed_messages._config = DelayConfig(timer_delay_max_s=2**31 - 1)
     bench.broker.handle(bench.channel, a_send(properties=TOO_LONG), bench.now_ms)

@@ -1,4 +1,4 @@
-"""Ends and questions when something else happens at the same time: no room, no flush, no clock."""
+"""ENDs and checks under difficult conditions: a full disk, late flushes, a clock set back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.escrows import (
 IMMUNITY_MS, INTERVAL_MS = ESCROW.immunity_ms, ESCROW.check_interval_ms
 
 
-def test_nobody_is_told_anything_before_it_is_durable() -> None:
+def test_responses_wait_until_their_records_are_durable() -> None:
     bench = EscrowBench(sync=True)
     position = bench.park("k")
     for request in (
@@ -46,7 +46,7 @@ def test_nobody_is_told_anything_before_it_is_durable() -> None:
 
 
 @pytest.mark.parametrize("verdict", [COMMIT, ROLLBACK])
-def test_an_end_that_is_not_durable_in_time_is_not_called_done(verdict: int) -> None:
+def test_an_end_that_is_not_flushed_in_time_is_not_successful(verdict: int) -> None:
     bench = EscrowBench(sync=True)
     position = bench.park("k")
     bench.turn(an_end(position, verdict))
@@ -55,7 +55,7 @@ def test_an_end_that_is_not_durable_in_time_is_not_called_done(verdict: int) -> 
     assert bench.end(position, verdict).code == 0
 
 
-def test_an_end_that_finds_no_room_changes_nothing() -> None:
+def test_an_end_without_disk_space_changes_nothing() -> None:
     bench = EscrowBench()
     position = bench.park("k")
     bench.store.has_disk_space = False
@@ -66,7 +66,7 @@ def test_an_end_that_finds_no_room_changes_nothing() -> None:
     assert bench.bodies() == []
 
 
-def test_of_two_ends_in_one_turn_the_second_counts_if_the_first_found_no_room() -> None:
+def test_the_second_of_two_ends_in_one_turn_counts_if_the_first_had_no_disk_space() -> None:
     bench, other = EscrowBench(), FakeLine("other")
     position = bench.park("k")
     bench.store.has_disk_space = False
@@ -80,7 +80,7 @@ def test_of_two_ends_in_one_turn_the_second_counts_if_the_first_found_no_room() 
 
 
 @pytest.mark.parametrize(("first", "second"), [(COMMIT, ROLLBACK), (ROLLBACK, COMMIT)])
-def test_of_two_ends_in_one_turn_the_first_counts(first: int, second: int) -> None:
+def test_the_first_of_two_ends_in_one_turn_counts(first: int, second: int) -> None:
     bench, other = EscrowBench(sync=True), FakeLine("other")
     position = bench.park("k")
     bench.broker.handle(bench.channel, an_end(position, first), bench.now_ms)
@@ -102,11 +102,11 @@ def test_a_half_that_is_refused_can_be_sent_again() -> None:
     assert bench.bodies() == [b"k"]
 
 
-def test_more_than_may_be_open_is_refused_until_some_are_decided() -> None:
+def test_halves_above_the_limit_are_refused_until_some_are_decided() -> None:
     bench = EscrowBench(config=replace(ESCROW, open_max=2))
     first, _ = bench.park("a"), bench.park("b")
     assert bench.request(a_half("c")).code == 2
-    assert bench.park("a") == first  # that is no new one
+    assert bench.park("a") == first  # a repeated send is no new transaction
     bench.end(first, ROLLBACK)
     bench.park("c")
 
@@ -122,7 +122,7 @@ def test_unknown_for_a_half_that_was_never_parked_is_refused(check: bool) -> Non
     assert bench.state(parked) == "open"
 
 
-def test_a_moved_half_is_as_open_at_its_old_place() -> None:
+def test_a_moved_half_is_also_open_at_its_old_position() -> None:
     bench = EscrowBench()
     position = bench.park("k")
     [half] = bench.coordinator.halves
@@ -135,7 +135,7 @@ def test_a_moved_half_is_as_open_at_its_old_place() -> None:
     assert bench.state(position) == "rolled_back"
 
 
-def test_what_waits_for_its_group_is_asked_though_the_clock_went_back() -> None:
+def test_a_half_in_the_backlog_is_checked_after_the_clock_was_set_back() -> None:
     bench = EscrowBench()
     bench.park("k")
     bench.disconnect(bench.channel)
@@ -148,7 +148,7 @@ def test_what_waits_for_its_group_is_asked_though_the_clock_went_back() -> None:
     assert [key for key, _ in sent_checks(back)] == ["k"]
 
 
-def test_what_waits_for_its_group_is_asked_though_an_end_of_it_found_no_room() -> None:
+def test_a_half_in_the_backlog_is_checked_after_its_end_had_no_disk_space() -> None:
     bench = EscrowBench()
     position = bench.park("k")
     bench.disconnect(bench.channel)
@@ -163,7 +163,7 @@ def test_what_waits_for_its_group_is_asked_though_an_end_of_it_found_no_room() -
     assert [key for key, _ in sent_checks(back)] == ["k"]
 
 
-def test_a_question_that_did_not_leave_does_not_count() -> None:
+def test_a_check_that_was_not_sent_does_not_count() -> None:
     class Stuffed(FakeLine):
         def send_oneway(self, *_: object) -> bool:
             return False
@@ -180,7 +180,7 @@ def test_a_question_that_did_not_leave_does_not_count() -> None:
     assert "k" in [key for key, _ in sent_checks(bench.channel)]
 
 
-def test_a_sender_that_hangs_is_not_the_only_one_who_is_asked() -> None:
+def test_a_producer_that_hangs_is_not_the_only_one_that_is_checked() -> None:
     bench, hanging, other = EscrowBench(), FakeLine("hanging"), FakeLine("other")
     bench.heartbeat(hanging, "p")
     bench.heartbeat(other, "p")
@@ -192,7 +192,7 @@ def test_a_sender_that_hangs_is_not_the_only_one_who_is_asked() -> None:
     assert [key for key, _ in sent_checks(other)] == ["k"]
 
 
-def test_whoever_answered_last_is_asked_first() -> None:
+def test_the_channel_that_answered_last_is_checked_first() -> None:
     bench, hanging, other = EscrowBench(), FakeLine("hanging"), FakeLine("other")
     bench.heartbeat(hanging, "p")
     bench.heartbeat(other, "p")
@@ -203,33 +203,33 @@ def test_whoever_answered_last_is_asked_first() -> None:
     assert [key for key, _ in sent_checks(other)] == ["k"]
 
 
-def test_a_closed_line_that_was_asked_is_not_kept_in_memory() -> None:
-    bench, asked_line = EscrowBench(), FakeLine("asked")
+def test_a_closed_channel_with_unanswered_checks_is_released() -> None:
+    bench, checked_channel = EscrowBench(), FakeLine("asked")
     bench.park("k")
     bench.disconnect(bench.channel)
-    bench.heartbeat(asked_line, "p")
+    bench.heartbeat(checked_channel, "p")
     bench.tick(IMMUNITY_MS)
-    assert [key for key, _ in sent_checks(asked_line)] == ["k"]  # and it never answers
-    bench.disconnect(asked_line)
-    line_in_memory = weakref.ref(asked_line)
-    del asked_line
+    assert [key for key, _ in sent_checks(checked_channel)] == ["k"]  # and it never answers
+    bench.disconnect(checked_channel)
+    line_in_memory = weakref.ref(checked_channel)
+    del checked_channel
     gc.collect()
     assert line_in_memory() is None
 
 
-def test_it_is_stranded_once_though_it_was_due_twice() -> None:
+def test_a_half_that_is_scheduled_twice_is_stranded_once() -> None:
     bench = EscrowBench()
     bench.park("k")
     for _ in range(ESCROW.checks_max):
         bench.tick(INTERVAL_MS)
-    again = bench.killed()  # where it is due by its parking, and by the last question
+    again = bench.killed()  # scheduled twice: by the time it was parked, and by its last check
     again.tick(10 * INTERVAL_MS)
     again.tick(10 * INTERVAL_MS)
     assert len(bodies(again.store, names.STRANDED_TOPIC)) == 1
     assert again.coordinator.counters.stranded == 1
 
 
-def test_a_waiting_pull_sees_a_half_when_it_is_committed_and_not_before() -> None:
+def test_a_held_pull_gets_a_message_when_it_is_committed_and_not_before() -> None:
     bench, reader = EscrowBench(), FakeLine("reader")
     bench.turn(a_pull(suspend_timeout_millis=600_000), channel=reader)
     first, second = bench.park("a"), bench.park("b")

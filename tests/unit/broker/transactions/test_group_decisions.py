@@ -1,4 +1,4 @@
-"""Group decisions and writers: all or nothing, once, and never told before it is durable."""
+"""Group decisions and writers: all or nothing, once, and durable before the response."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_group_is_decided_together(verdict: int, delivered: list[bytes]) -> No
     ],
     ids=["rolled back", "unknown", "wrong log offset", "another group's"],
 )
-def test_one_that_cannot_be_committed_refuses_the_whole_group(spoil: Any) -> None:
+def test_one_half_that_cannot_be_committed_fails_the_whole_group(spoil: Any) -> None:
     bench = EscrowBench()
     positions: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
     spoil(bench, positions)
@@ -89,7 +89,7 @@ def test_a_half_named_twice_is_delivered_once() -> None:
     assert bench.bodies() == [b"a"]
 
 
-def test_a_group_that_is_repeated_in_its_own_turn_is_not_called_a_contradiction() -> None:
+def test_a_group_decision_repeated_in_its_own_turn_is_no_conflict() -> None:
     bench = EscrowBench()
     positions: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
     other = FakeLine("other")
@@ -103,7 +103,7 @@ def test_a_group_that_is_repeated_in_its_own_turn_is_not_called_a_contradiction(
     assert bench.bodies() == [b"a", b"b"]
 
 
-def test_a_group_that_found_no_room_is_open_as_before() -> None:
+def test_a_group_decision_without_disk_space_changes_nothing() -> None:
     bench = EscrowBench()
     positions: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
     bench.store.has_disk_space = False
@@ -114,7 +114,7 @@ def test_a_group_that_found_no_room_is_open_as_before() -> None:
     assert bench.bodies() == []
 
 
-def test_a_large_group_is_seen_only_when_all_of_it_is_there() -> None:
+def test_a_large_group_is_visible_only_when_all_of_it_is_stored() -> None:
     bench = EscrowBench(piece_bytes=PIECE_BYTES)
     positions = park_many(bench)
     bench.turn(an_end_of_many(list(positions), COMMIT))
@@ -127,7 +127,7 @@ def test_a_large_group_is_seen_only_when_all_of_it_is_there() -> None:
     assert len(bench.bodies()) == MANY
 
 
-def test_a_large_group_wants_turns_until_it_is_done_and_no_tick() -> None:
+def test_a_large_group_needs_turns_but_no_tick() -> None:
     bench = EscrowBench(piece_bytes=PIECE_BYTES)
     positions = park_many(bench)
     bench.broker.handle(bench.channel, an_end_of_many(list(positions), COMMIT), bench.now_ms)
@@ -140,7 +140,7 @@ def test_a_large_group_wants_turns_until_it_is_done_and_no_tick() -> None:
     assert len(bench.bodies()) == MANY
 
 
-def test_a_large_group_that_found_no_room_hides_nothing_afterwards() -> None:
+def test_a_large_group_without_disk_space_hides_nothing() -> None:
     bench = EscrowBench(piece_bytes=PIECE_BYTES)
     positions = park_many(bench)
     bench.store.has_disk_space = False
@@ -150,7 +150,7 @@ def test_a_large_group_that_found_no_room_hides_nothing_afterwards() -> None:
     assert len(bench.bodies()) == 1
 
 
-def test_a_large_group_whose_later_piece_finds_no_room_gets_it_when_there_is_some() -> None:
+def test_a_later_piece_without_disk_space_is_stored_later() -> None:
     bench = EscrowBench(piece_bytes=PIECE_BYTES)
     positions = park_many(bench)
     bench.turn(an_end_of_many(list(positions), COMMIT))
@@ -164,13 +164,13 @@ def test_a_large_group_whose_later_piece_finds_no_room_gets_it_when_there_is_som
     assert len(bench.bodies()) == MANY
 
 
-@pytest.mark.parametrize("noted", [False, True])
-def test_a_large_group_is_carried_out_after_a_crash_in_the_middle(noted: bool) -> None:
-    """Also if the escrow was noted down between two of its pieces."""
+@pytest.mark.parametrize("has_snapshot", [False, True])
+def test_a_large_group_is_completed_after_a_crash(has_snapshot: bool) -> None:
+    """Also if a snapshot was saved between two of its pieces."""
     bench = EscrowBench(piece_bytes=PIECE_BYTES)
     positions = park_many(bench)
     bench.turn(an_end_of_many(list(positions), COMMIT))
-    if noted:
+    if has_snapshot:
         bench.store.flush()
         bench.broker.transactions.save(force=True)
     again = bench.killed()
@@ -196,7 +196,7 @@ def test_the_winners_of_a_batch_are_delivered_and_the_others_rolled_back() -> No
     assert all("ESCROW" not in str(record.properties) for record in bench.messages())
 
 
-def test_a_decision_that_is_asked_again_is_the_first_one() -> None:
+def test_a_repeated_batch_decision_gets_the_first_one() -> None:
     bench = EscrowBench()
     fence = bench.register().fence
     bench.park("a0", **attempt(name="a", fence=fence))
@@ -207,7 +207,7 @@ def test_a_decision_that_is_asked_again_is_the_first_one() -> None:
 
 
 @pytest.mark.parametrize("winners", [[("a", 2)], [("a", 1), ("b", 1)], [("a", 0)]])
-def test_a_winner_that_is_not_all_there_refuses_the_decision(
+def test_a_winner_with_missing_halves_fails_the_decision(
     winners: list[tuple[str, int]],
 ) -> None:
     bench = EscrowBench()
@@ -218,7 +218,7 @@ def test_a_winner_that_is_not_all_there_refuses_the_decision(
     assert bench.request(a_batch_decision(0, fence, [("a", 1)])).code == 0
 
 
-def test_a_winner_that_is_named_twice_is_delivered_once() -> None:
+def test_a_winner_named_twice_is_delivered_once() -> None:
     bench = EscrowBench()
     fence = bench.register().fence
     bench.park("a0", **attempt(name="a", fence=fence))
@@ -228,13 +228,13 @@ def test_a_winner_that_is_named_twice_is_delivered_once() -> None:
     assert bench.end(bench.park("after"), COMMIT).code == 0
 
 
-def test_a_batch_before_the_first_is_refused() -> None:
+def test_a_negative_batch_is_refused() -> None:
     bench = EscrowBench()
     fence = bench.register().fence
     assert bench.request(a_batch_decision(-1, fence, [("a", 1)])).code != 0
 
 
-def test_whoever_registered_before_decides_nothing() -> None:
+def test_an_older_fence_decides_nothing() -> None:
     bench = EscrowBench()
     old, new = bench.register().fence, bench.register().fence
     assert new > old
@@ -246,7 +246,7 @@ def test_whoever_registered_before_decides_nothing() -> None:
     assert writer_state(again.request(a_writer_query())).batch == 5
 
 
-def test_two_that_register_in_one_turn_get_two_fences() -> None:
+def test_two_registrations_in_one_turn_get_two_fences() -> None:
     bench, other = EscrowBench(), FakeLine("other")
     bench.broker.handle(bench.channel, a_registration(), bench.now_ms)
     bench.broker.handle(other, a_registration(), bench.now_ms)
@@ -255,7 +255,7 @@ def test_two_that_register_in_one_turn_get_two_fences() -> None:
     assert fences == [1, 2]
 
 
-def test_two_that_register_before_one_flush_get_two_fences() -> None:
+def test_two_registrations_before_one_flush_get_two_fences() -> None:
     bench, other = EscrowBench(sync=True), FakeLine("other")
     bench.turn(a_registration())
     bench.turn(a_registration(), channel=other)
@@ -264,7 +264,7 @@ def test_two_that_register_before_one_flush_get_two_fences() -> None:
     assert fences == [1, 2]
 
 
-def test_a_question_is_not_answered_with_a_decision_that_is_not_durable() -> None:
+def test_a_query_is_not_answered_with_a_decision_that_is_not_durable() -> None:
     bench, other = EscrowBench(sync=True), FakeLine("other")
     bench.turn(a_half("not durable yet"))
     bench.turn(a_writer_query(), channel=other)  # waits for that flush
@@ -274,7 +274,7 @@ def test_a_question_is_not_answered_with_a_decision_that_is_not_durable() -> Non
     assert writer_state(other.answer()).batch == -1
 
 
-def test_decisions_that_find_no_room_are_as_if_never_made() -> None:
+def test_decisions_without_disk_space_change_nothing() -> None:
     bench = EscrowBench()
     fence = bench.register().fence
     position = bench.park("a0", **attempt(batch=2, name="a", fence=fence))
@@ -289,7 +289,7 @@ def test_decisions_that_find_no_room_are_as_if_never_made() -> None:
     assert bench.bodies() == [b"a0"]
 
 
-def test_a_registration_that_finds_no_room_raises_no_fence() -> None:
+def test_a_registration_without_disk_space_raises_no_fence() -> None:
     bench = EscrowBench()
     bench.store.has_disk_space = False
     bench.turn(a_registration(), a_registration())
@@ -325,7 +325,7 @@ def test_a_batch_decision_and_an_end_in_one_turn_do_not_both_win() -> None:
     assert bench.bodies() == [b"a0"]
 
 
-def test_a_late_half_of_a_batch_that_is_decided_is_rolled_back_and_nobody_is_asked() -> None:
+def test_a_late_half_of_a_decided_batch_is_rolled_back_without_a_check() -> None:
     bench = EscrowBench()
     fence = bench.register().fence
     bench.request(a_batch_decision(3, fence, []))
@@ -336,7 +336,7 @@ def test_a_late_half_of_a_batch_that_is_decided_is_rolled_back_and_nobody_is_ask
     assert [bench.state(late), bench.state(early)] == ["rolled_back", "open"]
 
 
-def test_a_late_half_that_finds_no_room_to_be_rolled_back_is_looked_at_again() -> None:
+def test_a_late_half_is_rolled_back_when_there_is_disk_space_again() -> None:
     bench = EscrowBench()
     fence = bench.register().fence
     bench.request(a_batch_decision(3, fence, []))
@@ -348,7 +348,7 @@ def test_a_late_half_that_finds_no_room_to_be_rolled_back_is_looked_at_again() -
     assert bench.state(late) == "rolled_back"
 
 
-def test_a_writer_is_remembered_when_the_log_file_with_its_decision_goes() -> None:
+def test_a_writer_outlives_the_segment_with_its_decision() -> None:
     small = StoreConfig(segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99)
     bench = EscrowBench(settings=small)
     fence = bench.register().fence
@@ -362,20 +362,20 @@ def test_a_writer_is_remembered_when_the_log_file_with_its_decision_goes() -> No
     assert (state.fence, state.batch) == (fence, 7)
 
 
-def test_only_a_writer_that_goes_on_is_written_again_when_the_log_below_must_go() -> None:
+def test_only_an_active_writer_is_moved_when_its_segment_expires() -> None:
     bench = EscrowBench()
     for writer, is_last in (("finished", True), ("active", False)):
         fence = bench.register(writer).fence
         bench.request(a_batch_decision(7, fence, [], writer=writer, last=is_last))
     log_end, first_new = bench.store.end, len(stored(bench.store, names.DECISION_TOPIC))
-    for _ in range(2):  # the second time the active writer is above already
+    for _ in range(2):  # the second time the active writer has moved already
         bench.broker.transactions.move_halves_below(log_end, bench.now_ms)
         bench.turn()
     new_records = stored(bench.store, names.DECISION_TOPIC)[first_new:]
     assert [decode_decision(record).writer for record in new_records] == ["active"]
 
 
-def test_a_writer_that_decided_its_last_batch_is_forgotten_with_the_log_file() -> None:
+def test_a_writer_that_decided_its_last_batch_is_purged_with_the_segment() -> None:
     small = StoreConfig(segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99)
     bench = EscrowBench(settings=small)
     bench.request(a_batch_decision(7, bench.register().fence, [], last=True))
@@ -388,7 +388,7 @@ def test_a_writer_that_decided_its_last_batch_is_forgotten_with_the_log_file() -
     assert (state.fence, state.batch) == (0, -1)
 
 
-def test_nobody_is_told_of_a_decision_before_it_is_durable() -> None:
+def test_a_decision_is_not_reported_before_it_is_durable() -> None:
     bench = EscrowBench(sync=True)
     positions: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
     for request in (

@@ -1,4 +1,4 @@
-"""A writer's batch as one half: parked in one piece, delivered one by one, whatever breaks."""
+"""Packed halves: many messages are parked as one half and delivered one by one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def decided(bench: EscrowBench, count: int) -> int:
     return bench.request(a_batch_decision(0, 1, [("a", count)])).code
 
 
-def test_its_messages_are_delivered_one_by_one_and_in_order() -> None:
+def test_packed_messages_are_delivered_one_by_one_and_in_order() -> None:
     bench = EscrowBench()
     bench.register()
     for key, bodies in (("p", [b"1", b"2"]), ("q", [b"3"])):
@@ -67,7 +67,7 @@ def test_its_messages_are_delivered_one_by_one_and_in_order() -> None:
     assert not [name for name in first if name.startswith(("ESCROW_", "TRAN_", "REAL_"))]
 
 
-def test_one_that_is_sent_again_is_the_same() -> None:
+def test_a_repeated_send_of_a_packed_half_is_the_same_half() -> None:
     bench = EscrowBench()
     bench.register()
     first = position_of(bench.request(a_pack([b"1", b"2"])))
@@ -76,7 +76,7 @@ def test_one_that_is_sent_again_is_the_same() -> None:
     assert bench.bodies() == [b"1", b"2"]
 
 
-def test_a_crash_anywhere_in_its_delivery_leaves_each_message_once() -> None:
+def test_a_crash_during_the_delivery_leaves_each_message_once() -> None:
     bodies = [b"%d" % number * 50 for number in range(5)]
     seen = set()
     bench = EscrowBench()
@@ -104,7 +104,7 @@ def test_a_crash_anywhere_in_its_delivery_leaves_each_message_once() -> None:
     assert seen == {0, len(expected)}
 
 
-def test_it_survives_being_appended_again() -> None:
+def test_a_packed_half_can_be_moved() -> None:
     bench = EscrowBench()
     bench.register()
     bench.request(a_pack([b"1", b"2"]))
@@ -116,7 +116,7 @@ def test_it_survives_being_appended_again() -> None:
     assert again.bodies() == [b"1", b"2"]
 
 
-def test_an_operator_may_deliver_it_too() -> None:
+def test_an_operator_can_commit_a_packed_half() -> None:
     bench = EscrowBench()
     position = position_of(bench.request(a_pack([b"1", b"2"])))
     assert bench.request(an_end(position, COMMIT)).code == 0
@@ -141,14 +141,16 @@ def test_an_operator_may_deliver_it_too() -> None:
         *("no half", "empty"),
     ],
 )
-def test_what_could_not_be_delivered_is_refused_at_once(request_: Request[SendMessage]) -> None:
+def test_messages_that_could_not_be_delivered_are_refused_at_once(
+    request_: Request[SendMessage],
+) -> None:
     bench = EscrowBench()
     bench.register()
     assert bench.request(request_).code != 0
     assert len(bench.coordinator.halves) == 0
 
 
-def test_nobody_else_can_say_that_a_body_holds_many() -> None:
+def test_a_client_cannot_mark_a_half_as_packed() -> None:
     bench = EscrowBench()
     position = bench.park("k", body=b"not a batch", ESCROW_PACKED="2")
     assert bench.end(position, COMMIT).code == 0

@@ -1,4 +1,4 @@
-"""What goes wrong in RocketMQ's transactions, one test each: here it does not.
+"""Weak points of RocketMQ's transactions, with a test for each that shows our behaviour.
 
 The numbers are those of our list of its weak points. Not here, because a broker without a client
 and without replicas cannot show them:
@@ -51,12 +51,12 @@ def bench() -> EscrowBench:
     return EscrowBench()
 
 
-def asked(bench: EscrowBench) -> list[str]:
+def checked_keys(bench: EscrowBench) -> list[str]:
     return [key for key, _ in sent_checks(bench.channel)]
 
 
 class CountingStore(MessageStore):
-    """One that counts what is wanted of it."""
+    """A store that counts its calls."""
 
     reads = appends = 0
 
@@ -78,8 +78,8 @@ def counting(bench: EscrowBench) -> CountingStore:
 # --- duplicates and wrong outcomes ---------------------------------------------------------------
 
 
-def test_w01_a_commit_after_the_first_question_is_delivered_once(bench: EscrowBench) -> None:
-    # A question makes no copy with a position of its own: both ends name the same half.
+def test_w01_a_commit_after_the_first_check_is_delivered_once(bench: EscrowBench) -> None:
+    # A check makes no copy with a position of its own: both ENDs name the same half.
     position = bench.park("k")
     bench.tick(IMMUNITY_MS)
     [(_, asked_about)] = sent_checks(bench.channel)
@@ -87,7 +87,7 @@ def test_w01_a_commit_after_the_first_question_is_delivered_once(bench: EscrowBe
     assert bench.end(position, COMMIT).code == 0
     assert bench.end(asked_about, COMMIT, check=True).code == 0
     bench.tick(10 * INTERVAL_MS)
-    assert asked(bench) == []
+    assert checked_keys(bench) == []
     assert bench.bodies() == [b"k"]
 
 
@@ -104,7 +104,7 @@ def test_w01_a_commit_after_the_first_question_is_delivered_once(bench: EscrowBe
 def test_w02_the_first_decision_stands(
     bench: EscrowBench, first: int, second: int, code: int, delivered: list[bytes], restart: bool
 ) -> None:
-    # What became of a half is known for as long as the log holds it.
+    # The state of a half is known for as long as the log holds it.
     position = bench.park("k")
     assert bench.end(position, first).code == 0
     if restart:
@@ -115,7 +115,7 @@ def test_w02_the_first_decision_stands(
 
 
 def test_w02_a_decision_after_it_was_stranded_is_the_only_one(bench: EscrowBench) -> None:
-    # Stranded is not decided: a late producer may still do it, once.
+    # Stranded is not decided: a late producer may still decide it, once.
     position = bench.park("k")
     for _ in range(CHECKS_MAX + 1):
         bench.tick(INTERVAL_MS)
@@ -124,20 +124,20 @@ def test_w02_a_decision_after_it_was_stranded_is_the_only_one(bench: EscrowBench
     assert bench.bodies() == [b"k"]
 
 
-@pytest.mark.parametrize("with_note", [True, False])
+@pytest.mark.parametrize("with_snapshot", [True, False])
 def test_w03_a_crash_between_final_and_op_delivers_once(
-    bench: EscrowBench, with_note: bool
+    bench: EscrowBench, with_snapshot: bool
 ) -> None:
-    # The final names its half: that is proof enough.
+    # The final names its half, which proves the commit.
     position = bench.park("k")
     bench.store.flush()
     bench.broker.transactions.save(force=True)
     [half] = bench.coordinator.halves
     append_final_without_op(bench, half)
-    again = bench.killed(with_snapshot=with_note)
+    again = bench.killed(with_snapshot=with_snapshot)
     again.heartbeat(again.channel, "p")
     again.tick(10 * INTERVAL_MS)
-    assert asked(again) == []
+    assert checked_keys(again) == []
     assert again.state(position) == "committed"
     assert again.end(position, COMMIT).code == 0
     assert again.bodies() == [b"k"]
@@ -145,8 +145,8 @@ def test_w03_a_crash_between_final_and_op_delivers_once(
 
 
 @pytest.mark.parametrize("stop", ["restarted", "killed", "power_cut"])
-def test_w04_what_was_decided_just_before_a_stop_is_not_asked_about(stop: str) -> None:
-    # The op goes to the log with the final, and nobody is answered before both are durable.
+def test_w04_what_was_decided_just_before_a_stop_is_not_checked(stop: str) -> None:
+    # Final and op are one append, and the response waits until both are durable.
     bench = EscrowBench(sync=True)
     positions = [bench.park(f"k{number}") for number in range(10)]
     for position in positions:
@@ -154,47 +154,47 @@ def test_w04_what_was_decided_just_before_a_stop_is_not_asked_about(stop: str) -
     again: EscrowBench = getattr(bench, stop)()
     again.heartbeat(again.channel, "p")
     again.tick(10 * INTERVAL_MS)
-    assert asked(again) == []
+    assert checked_keys(again) == []
     assert len(again.bodies()) == 10
 
 
 def test_w05_a_commit_within_a_long_immunity_is_delivered_once(bench: EscrowBench) -> None:
-    # The half stays where it is until it is due, so the end finds it.
+    # The half does not move before it is due, so the END finds it.
     position = bench.park("k", CHECK_IMMUNITY_TIME_IN_SECONDS="120")
     for _ in range(3):
         bench.tick(INTERVAL_MS)
     assert bench.end(position, COMMIT).code == 0
     for _ in range(10):
         bench.tick(INTERVAL_MS)
-    assert asked(bench) == []
+    assert checked_keys(bench) == []
     assert bench.bodies() == [b"k"]
 
 
-def test_w06_a_long_immunity_uses_up_no_questions(bench: EscrowBench) -> None:
-    # Only a question that was sent counts.
+def test_w06_a_long_immunity_uses_up_no_checks(bench: EscrowBench) -> None:
+    # Only a check that was sent counts.
     immunity_ms = 100 * INTERVAL_MS
     position = bench.park("k", CHECK_IMMUNITY_TIME_IN_SECONDS=str(immunity_ms // 1000))
     for _ in range(99):
         bench.tick(INTERVAL_MS)
-    assert asked(bench) == []
+    assert checked_keys(bench) == []
     bench.tick(INTERVAL_MS)
-    assert asked(bench) == ["k"]
+    assert checked_keys(bench) == ["k"]
     assert bench.end(position, COMMIT).code == 0
 
 
 @pytest.mark.parametrize("off_ms", [-(10**9), -5_000, 5_000, 10**9])
 def test_w07_the_producers_clock_decides_nothing(bench: EscrowBench, off_ms: int) -> None:
-    # Due is counted from the broker's own clock.
+    # The due time is counted by the broker's own clock.
     position = bench.park("k", born_timestamp=NOW_MS + off_ms)
     bench.tick(IMMUNITY_MS - 1)
-    assert asked(bench) == []
+    assert checked_keys(bench) == []
     bench.tick(1)
-    assert asked(bench) == ["k"]
+    assert checked_keys(bench) == ["k"]
     assert bench.end(position, COMMIT, check=True).code == 0
 
 
 def test_w08_a_repeated_send_is_the_same_half(bench: EscrowBench) -> None:
-    # By unique key and group: the answer that got lost is given again.
+    # It is recognised by unique key and group, and the lost response is sent again.
     first = bench.park("k")
     retry = bench.park("k", channel=FakeLine("another channel"))
     assert retry == first
@@ -215,7 +215,7 @@ def test_w08_a_send_that_is_repeated_in_its_own_turn_is_the_same_half(bench: Esc
 
 
 def test_w08_a_send_of_another_group_with_the_same_key_is_another_half(bench: EscrowBench) -> None:
-    # Keys are unique within a group; whoever else uses it neither hides nor finds it.
+    # Keys are unique within a group; another group with the same key has its own half.
     other = FakeLine("other")
     bench.broker.handle(bench.channel, a_half("k"), bench.now_ms)
     bench.turn(a_half("k", group="q"), channel=other)
@@ -227,23 +227,23 @@ def test_w08_a_send_of_another_group_with_the_same_key_is_another_half(bench: Es
     assert bench.park("k", group="q") == theirs
 
 
-@pytest.mark.parametrize("with_note", [True, False])
-def test_w09_a_crash_between_questions_makes_no_second_half(with_note: bool) -> None:
-    # A question appends nothing to the half queue that a crash could repeat.
+@pytest.mark.parametrize("with_snapshot", [True, False])
+def test_w09_a_crash_between_checks_makes_no_second_half(with_snapshot: bool) -> None:
+    # A check appends nothing to the half queue that a crash could repeat.
     bench = EscrowBench()
     position = bench.park("k")
     for _ in range(CHECKS_MAX):
-        bench = bench.killed(with_snapshot=with_note)
+        bench = bench.killed(with_snapshot=with_snapshot)
         bench.heartbeat(bench.channel, "p")
         bench.tick(INTERVAL_MS)
-        assert asked(bench) == ["k"]
+        assert checked_keys(bench) == ["k"]
     assert bodies(bench.store, names.HALF_TOPIC) == [b"k"]
     assert bench.end(position, COMMIT).code == 0
     assert bench.bodies() == [b"k"]
 
 
-def test_w10_an_op_over_several_halves_settles_just_those(bench: EscrowBench) -> None:
-    # As RocketMQ 5 writes them; the cursors wait for the half in between.
+def test_w10_an_op_about_several_halves_decides_only_those(bench: EscrowBench) -> None:
+    # RocketMQ 5 writes such ops; the cursors wait for the half in between.
     positions = [bench.park(f"k{number}") for number in range(4)]
     op = NewRecord(names.OP_TOPIC, 0, b"0,2,3,", b"TAGS\x01d\x02")
     bench.store.append([op], now_ms=NOW_MS)
@@ -256,8 +256,8 @@ def test_w10_an_op_over_several_halves_settles_just_those(bench: EscrowBench) ->
     assert again.end(positions[1], ROLLBACK).code == 0
 
 
-def test_w11_whoever_wants_an_answer_hears_what_came_of_it(bench: EscrowBench) -> None:
-    # An end as a request is answered, and refused with a reason; one-way it stays silent.
+def test_w11_an_end_gets_a_response_with_the_outcome(bench: EscrowBench) -> None:
+    # An END gets a response, or an error with a reason; a one-way END gets none.
     position = bench.park("k")
     assert "group" in bench.end(position, COMMIT, group="q").remark
     assert "log offset" in bench.end((0, 7), COMMIT).remark
@@ -273,7 +273,7 @@ def test_w11_whoever_wants_an_answer_hears_what_came_of_it(bench: EscrowBench) -
 
 
 def test_w12_an_end_that_names_no_half_delivers_nothing(bench: EscrowBench) -> None:
-    # Not what lies at a log offset counts, but what was parked.
+    # The table of parked halves counts, not the record at the log offset.
     text = "PGROUP\x01p\x02REAL_TOPIC\x01T\x02REAL_QID\x010\x02UNIQ_KEY\x01u\x02"
     bench.turn(a_send(body=b"ordinary", properties=text))
     sent = position_of(bench.channel.answer())
@@ -291,8 +291,8 @@ def test_w12_an_end_that_names_no_half_delivers_nothing(bench: EscrowBench) -> N
 # --- loss ----------------------------------------------------------------------------------------
 
 
-def test_w13_a_group_that_is_away_is_asked_when_it_is_back(bench: EscrowBench) -> None:
-    # A question that nobody got does not count.
+def test_w13_a_group_that_was_away_is_checked_when_it_is_back(bench: EscrowBench) -> None:
+    # A check that was not sent does not count.
     position = bench.park("k")
     bench.disconnect(bench.channel)
     for _ in range(10 * CHECKS_MAX):
@@ -305,8 +305,8 @@ def test_w13_a_group_that_is_away_is_asked_when_it_is_back(bench: EscrowBench) -
     assert bench.bodies() == [b"k"]
 
 
-def test_w14_stranding_is_counted_and_told_and_survives_a_full_disk(bench: EscrowBench) -> None:
-    # It is no more than a state: the half is there until somebody decides.
+def test_w14_stranding_is_counted_and_logged_and_survives_a_full_disk(bench: EscrowBench) -> None:
+    # Stranded is only a state: the half stays until it is decided.
     position = bench.park("k")
     for _ in range(CHECKS_MAX):
         bench.tick(INTERVAL_MS)
@@ -324,9 +324,9 @@ def test_w14_stranding_is_counted_and_told_and_survives_a_full_disk(bench: Escro
     assert again.end(position, ROLLBACK).code == 0
 
 
-@pytest.mark.parametrize("with_note", [True, False])
-def test_w15_an_open_half_outlives_its_log_file(with_note: bool) -> None:
-    # It is appended again, and its old position still leads to it.
+@pytest.mark.parametrize("with_snapshot", [True, False])
+def test_w15_an_open_half_outlives_its_log_file(with_snapshot: bool) -> None:
+    # It moves, and its old position still leads to it.
     settings = StoreConfig(
         segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99
     )
@@ -339,7 +339,7 @@ def test_w15_an_open_half_outlives_its_log_file(with_note: bool) -> None:
     assert bench.state_in_memory(position) == "open"
     bench.store.flush()
     bench.broker.transactions.save(force=True)
-    bench = bench.killed(with_snapshot=with_note)
+    bench = bench.killed(with_snapshot=with_snapshot)
     bench.heartbeat(bench.channel, "p")
     bench.tick(IMMUNITY_MS)
     assert [(key, at == position) for key, at in sent_checks(bench.channel)] == [("k", False)]
@@ -349,9 +349,9 @@ def test_w15_an_open_half_outlives_its_log_file(with_note: bool) -> None:
     assert_clean(bench.disk, settings)
 
 
-@pytest.mark.parametrize("with_note", [True, False])
-def test_w15_a_stranded_half_outlives_its_log_file(with_note: bool) -> None:
-    # RocketMQ's cursor has passed the copy, and only its own record says that it is stranded.
+@pytest.mark.parametrize("with_snapshot", [True, False])
+def test_w15_a_stranded_half_outlives_its_log_file(with_snapshot: bool) -> None:
+    # RocketMQ's cursor is past the copy; only the record itself says that it is stranded.
     settings = StoreConfig(
         segment_bytes=4096, queue_file_bytes=200, index_slots=7, index_entries=99
     )
@@ -365,17 +365,19 @@ def test_w15_a_stranded_half_outlives_its_log_file(with_note: bool) -> None:
         assert bench.remove_log_file()
     bench.tick()
     bench.store.flush()
-    bench.tick()  # a cursor is noted when what it speaks of is durable
+    bench.tick()  # a cursor is saved when the log behind it is durable
     bench.broker.save()
     assert bench.cursors()[0] > bench.coordinator.aliases[position.queue_offset]
-    again = bench.killed(with_snapshot=with_note)
+    again = bench.killed(with_snapshot=with_snapshot)
     assert again.state(position) == "stranded"
     assert again.end(position, COMMIT).code == 0
     assert again.bodies() == [b"k"]
 
 
-def test_w16_what_is_decided_at_the_last_moment_is_not_stranded(bench: EscrowBench) -> None:
-    # An end in the turn of the tick counts before the tick's own idea.
+def test_w16_a_half_that_is_decided_in_the_turn_of_the_tick_is_not_stranded(
+    bench: EscrowBench,
+) -> None:
+    # An END of the same turn comes before the tick.
     position = bench.park("k")
     for _ in range(CHECKS_MAX):
         bench.tick(INTERVAL_MS)
@@ -391,7 +393,7 @@ def test_w16_what_is_decided_at_the_last_moment_is_not_stranded(bench: EscrowBen
 
 @pytest.mark.parametrize("delay", [{"DELAY": "1"}, {"TIMER_DELAY_MS": "1000"}])
 def test_w17_a_delay_counts_from_the_commit(bench: EscrowBench, delay: dict[str, str]) -> None:
-    # The half is parked like any other, and the final waits where delayed messages wait.
+    # The half is parked like any other; the final goes to the delayed messages.
     position = bench.park("k", **delay)
     bench.tick(5_000)
     assert bench.bodies() == []
@@ -403,7 +405,7 @@ def test_w17_a_delay_counts_from_the_commit(bench: EscrowBench, delay: dict[str,
 
 
 def test_w19_flag_and_properties_are_those_of_the_send(bench: EscrowBench) -> None:
-    # However often it was asked about, and wherever it was moved.
+    # However often it was checked or moved.
     position = bench.park("k", flag=7, TAGS="red", KEYS="order-1", mine="yes", born_timestamp=5)
     for _ in range(2):
         bench.tick(INTERVAL_MS)
@@ -427,7 +429,7 @@ def test_w19_flag_and_properties_are_those_of_the_send(bench: EscrowBench) -> No
 
 
 def test_w20_the_halves_and_ends_of_one_turn_are_one_append(bench: EscrowBench) -> None:
-    # One half queue does no harm if a hundred sends are one write.
+    # One half queue is no bottleneck if a hundred sends are one write.
     store = counting(bench)
     bench.turn(*(a_half(f"k{number}") for number in range(100)))
     assert store.appends == 1
@@ -437,58 +439,58 @@ def test_w20_the_halves_and_ends_of_one_turn_are_one_append(bench: EscrowBench) 
     assert len(bench.bodies()) == 100
 
 
-def test_w21_a_question_costs_no_copy_of_the_message(bench: EscrowBench) -> None:
+def test_w21_a_check_makes_no_copy_of_the_message(bench: EscrowBench) -> None:
     # One journal entry, whatever the size of the body.
     bench.park("k", body=b"x" * 100_000)
     before = bench.store.end
     for number in range(CHECKS_MAX):
         bench.tick(INTERVAL_MS)
-        assert asked(bench) == ["k"]
+        assert checked_keys(bench) == ["k"]
         assert bench.store.end - before < 200 * (number + 1)
 
 
-def test_w22_what_is_not_due_costs_nothing(bench: EscrowBench) -> None:
-    # A tick reads the halves that are due, not those that are open.
+def test_w22_halves_that_are_not_due_cost_nothing(bench: EscrowBench) -> None:
+    # A tick reads the due halves only, not all open ones.
     for number in range(200):
         bench.park(f"patient {number}", CHECK_IMMUNITY_TIME_IN_SECONDS="3600")
     bench.park("due")
     store = counting(bench)
     for _ in range(10):
         bench.tick(IMMUNITY_MS // 10)
-    assert asked(bench) == ["due"]
+    assert checked_keys(bench) == ["due"]
     assert store.reads == 1
 
 
-def test_w23_nobody_waits_behind_an_unanswered_half(bench: EscrowBench) -> None:
-    # Each has its own time; neither an old one nor a patient one holds the others up.
+def test_w23_an_unanswered_half_does_not_delay_others(bench: EscrowBench) -> None:
+    # Every half has its own due time.
     bench.park("never answered")
     bench.park("patient", CHECK_IMMUNITY_TIME_IN_SECONDS="3600")
     bench.park("hasty", CHECK_IMMUNITY_TIME_IN_SECONDS="1")
     bench.tick(1_000)
-    assert asked(bench) == ["hasty"]
+    assert checked_keys(bench) == ["hasty"]
     bench.tick(IMMUNITY_MS - 1_000)
-    assert asked(bench) == ["never answered"]
+    assert checked_keys(bench) == ["never answered"]
     bench.park("new")
     bench.tick(IMMUNITY_MS)
-    assert asked(bench) == ["new"]
+    assert checked_keys(bench) == ["new"]
 
 
-def test_w24_a_question_is_asked_when_it_is_due(bench: EscrowBench) -> None:
-    # To the tick, not to the interval; and never before.
+def test_w24_a_check_is_sent_when_it_is_due(bench: EscrowBench) -> None:
+    # At the next tick, not at the next interval; and never earlier.
     due_ms = {}
     for number in range(20):
         bench.park(f"k{number}")
         due_ms[f"k{number}"] = bench.now_ms + IMMUNITY_MS
         bench.now_ms += 137
     while due_ms:
-        for key in asked(bench):
+        for key in checked_keys(bench):
             late_ms = bench.now_ms - due_ms.pop(key)
             assert 0 <= late_ms <= 200
         bench.tick(100)
 
 
-def test_w25_waits_grow_and_differ_by_topic_and_group() -> None:
-    # By configuration; without it every wait is the same, as RocketMQ's.
+def test_w25_intervals_grow_and_differ_by_topic_and_group() -> None:
+    # If configured; otherwise all intervals are the same, as in RocketMQ.
     config = replace(
         ESCROW, check_backoff_percent=200, check_intervals_ms=(("fast", 1_000),), checks_max=99
     )
@@ -498,14 +500,14 @@ def test_w25_waits_grow_and_differ_by_topic_and_group() -> None:
     times: dict[str, list[int]] = {"slow": [], "quick": []}
     for _ in range(3_000):
         bench.tick(100)
-        for key in asked(bench):
+        for key in checked_keys(bench):
             times[key].append(bench.now_ms - NOW_MS)
     assert times["slow"][:3] == [6_000, 36_000, 96_000]
     assert times["quick"][:4] == [6_000, 7_000, 9_000, 13_000]
 
 
-def test_w25_one_group_does_not_hold_up_another(bench: EscrowBench) -> None:
-    # However much the one has to be asked about, the other's channel has room.
+def test_w25_one_group_does_not_delay_another(bench: EscrowBench) -> None:
+    # A group with many due checks leaves capacity for the others.
     for number in range(UNANSWERED_CHECKS_MAX + 100):
         bench.park(f"many {number}")
     other = FakeLine("other")
@@ -515,8 +517,8 @@ def test_w25_one_group_does_not_hold_up_another(bench: EscrowBench) -> None:
     assert [key for key, _ in sent_checks(other)] == ["one"]
 
 
-def test_w26_what_finds_no_room_is_tried_again_with_a_pause(bench: EscrowBench) -> None:
-    # Not at every tick: a full disk has enough to do.
+def test_w26_a_decision_without_disk_space_is_tried_again_after_a_pause(bench: EscrowBench) -> None:
+    # Not at every tick, which would burden a full disk.
     bench.park("k")
     for _ in range(CHECKS_MAX):
         bench.tick(INTERVAL_MS)
@@ -531,17 +533,17 @@ def test_w26_what_finds_no_room_is_tried_again_with_a_pause(bench: EscrowBench) 
     assert bench.coordinator.counters.stranded == 1
 
 
-def test_w28_more_questions_than_a_line_takes_are_asked_later(bench: EscrowBench) -> None:
-    # Bounded per channel and second, none lost, each counted once.
+def test_w28_checks_above_the_limit_of_a_channel_are_sent_later(bench: EscrowBench) -> None:
+    # Limited per channel and second, none lost, each counted once.
     count = 2 * UNANSWERED_CHECKS_MAX + 100
     bench.turn(*(a_half(f"k{number}") for number in range(count)))
     bench.channel.answers()
     bench.tick(IMMUNITY_MS)
-    found = asked(bench)
+    found = checked_keys(bench)
     assert len(found) == UNANSWERED_CHECKS_MAX
     for _ in range(30):
         bench.tick(100)
-        found += asked(bench)
+        found += checked_keys(bench)
     assert sorted(found) == sorted(f"k{number}" for number in range(count))
     assert {half.checks for half in bench.coordinator.halves} == {1}
 
@@ -553,7 +555,7 @@ def test_w28_more_questions_than_a_line_takes_are_asked_later(bench: EscrowBench
 def test_w29_an_operator_can_decide(
     bench: EscrowBench, verdict: int, delivered: list[bytes]
 ) -> None:
-    # By transaction id, with a reason; the producer hears of it when it comes late.
+    # By transaction id, with a reason. A late END gets the outcome.
     position = bench.park("k")
     fields = SettleTransaction(
         transaction_id="k", commit_or_rollback=verdict, reason="the books say so"
@@ -565,8 +567,8 @@ def test_w29_an_operator_can_decide(
     assert bench.end(position, other).code == CONTRADICTED
 
 
-def test_w30_the_line_that_sent_it_is_asked_first(bench: EscrowBench) -> None:
-    # Others of the group only when it is gone.
+def test_w30_the_channel_that_sent_it_is_checked_first(bench: EscrowBench) -> None:
+    # Other channels of the group follow when it is closed.
     others = [FakeLine(f"other {number}") for number in range(3)]
     for channel in (*others, bench.channel):
         bench.heartbeat(channel, "p")
@@ -579,21 +581,21 @@ def test_w30_the_line_that_sent_it_is_asked_first(bench: EscrowBench) -> None:
     assert sorted(len(sent_checks(channel)) for channel in others) == [2, 3, 3]
 
 
-def test_w31_a_question_without_an_answer_is_asked_again(bench: EscrowBench) -> None:
-    # A client that drops it says nothing; the next one may know.
+def test_w31_an_unanswered_check_is_sent_again(bench: EscrowBench) -> None:
+    # A client may drop a check silently; the next one may know the outcome.
     position = bench.park("k")
     bench.tick(IMMUNITY_MS)
     bench.tick(INTERVAL_MS - 1)
-    assert asked(bench) == ["k"]
+    assert checked_keys(bench) == ["k"]
     bench.tick(1)
-    assert asked(bench) == ["k"]
+    assert checked_keys(bench) == ["k"]
     assert bench.end(position, UNKNOWN, check=True).ext_fields["state"] == "open"
     bench.tick(INTERVAL_MS)
-    assert asked(bench) == ["k"]
+    assert checked_keys(bench) == ["k"]
 
 
 def test_w32_a_slow_client_is_not_flooded(bench: EscrowBench) -> None:
-    # So many unanswered questions and no more; an answer makes room for the next at once.
+    # The number of unanswered checks is limited; an answer makes room for the next at once.
     bench.turn(*(a_half(f"k{number}") for number in range(UNANSWERED_CHECKS_MAX + 1)))
     bench.channel.answers()
     bench.tick(IMMUNITY_MS)
@@ -603,8 +605,8 @@ def test_w32_a_slow_client_is_not_flooded(bench: EscrowBench) -> None:
     assert len(sent_checks(bench.channel)) == 1
 
 
-def test_w33_the_count_of_open_ones_is_what_is_open(bench: EscrowBench) -> None:
-    # Repeats, contradictions, repeated sends and restarts change nothing about it.
+def test_w33_the_count_of_open_transactions_is_right(bench: EscrowBench) -> None:
+    # Repeated and contradicting ENDs, repeated sends and restarts do not change it.
     positions = [bench.park(f"k{number}") for number in range(6)]
     bench.park("k0")
     for position in (positions[0], positions[0], positions[1]):
@@ -620,7 +622,7 @@ def test_w33_the_count_of_open_ones_is_what_is_open(bench: EscrowBench) -> None:
     assert again.coordinator.halves.group_totals("p") == total
 
 
-def test_a_question_shows_the_message_as_it_was_sent(bench: EscrowBench) -> None:
+def test_a_check_shows_the_message_as_it_was_sent(bench: EscrowBench) -> None:
     position: HalfPosition = bench.park("k", queue_id=1, TAGS="red")
     bench.tick(IMMUNITY_MS)
     [(code, _, body)] = bench.channel.posted

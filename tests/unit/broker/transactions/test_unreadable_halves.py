@@ -1,4 +1,4 @@
-"""An open half that the log cannot give back: reported, and nobody and nothing waits for it."""
+"""An open half that the log cannot read: it is reported, and nothing waits for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SMALL = StoreConfig(segment_bytes=4096, queue_file_bytes=200, index_slots=7, ind
 
 
 def damage(bench: EscrowBench, position: HalfPosition, at: int) -> None:
-    """A byte of its record is not what it was."""
+    """Flip the bits of one byte of the record."""
     base = position.log_offset - position.log_offset % SMALL.segment_bytes
     file = bench.disk.open(f"commitlog/{base:020d}")
     was = file.view()[position.log_offset - base + at]
@@ -27,8 +27,10 @@ def fill(bench: EscrowBench) -> None:
         bench.end(bench.park(f"other {number}", body=b"x" * 200), ROLLBACK)
 
 
-@pytest.mark.parametrize("is_known", [True, False], ids=["asked about", "never looked at"])
-def test_it_does_not_keep_its_log_file(is_known: bool, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("is_known", [True, False], ids=["checked", "never read"])
+def test_an_unreadable_half_does_not_keep_its_segment(
+    is_known: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     bench = EscrowBench(settings=SMALL)
     lost, whole = bench.park("lost"), bench.park("whole")
     fill(bench)
@@ -44,11 +46,11 @@ def test_it_does_not_keep_its_log_file(is_known: bool, caplog: pytest.LogCapture
     assert [half.key for half in bench.coordinator.halves] == [b"whole"]
     assert bench.state_in_memory(whole) == "open"
     assert bench.end(whole, COMMIT).code == 0
-    assert bench.end(lost, COMMIT).code != 0  # never taken for delivered
+    assert bench.end(lost, COMMIT).code != 0  # it does not count as delivered
     assert bench.bodies() == [b"whole"]
 
 
-def test_it_stays_as_long_as_its_log_file_may() -> None:
+def test_an_unreadable_half_stays_open_until_its_segment_expires() -> None:
     bench = EscrowBench(settings=SMALL)
     lost = bench.park("lost")
     damage(bench, lost, 90)
@@ -56,7 +58,7 @@ def test_it_stays_as_long_as_its_log_file_may() -> None:
     bench.tick(IMMUNITY_MS)
     assert bench.state_in_memory(lost) == "open"
     assert [half.is_unreadable for half in bench.coordinator.halves] == [True]
-    damage(bench, lost, 90)  # it is whole again: a cable was loose
+    damage(bench, lost, 90)  # the record is readable again
     fill(bench)
     while bench.store.begin == 0:
         assert bench.remove_log_file()
@@ -64,18 +66,18 @@ def test_it_stays_as_long_as_its_log_file_may() -> None:
     assert bench.bodies() == [b"lost"]
 
 
-@pytest.mark.parametrize("with_note", [True, False])
-def test_a_start_reports_what_it_cannot_read(
-    with_note: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("with_snapshot", [True, False])
+def test_recovery_reports_unreadable_halves(
+    with_snapshot: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = EscrowBench(settings=SMALL)
     lost, whole = bench.park("lost"), bench.park("whole")
     fill(bench)
     bench.store.checkpoint()
     bench.broker.transactions.save(force=True)
-    damage(bench, lost, 4)  # its magic: it does not even look like a record
+    damage(bench, lost, 4)  # the magic number: nothing looks like a record here
     with caplog.at_level(logging.ERROR):
-        bench = bench.killed(with_snapshot=with_note)
+        bench = bench.killed(with_snapshot=with_snapshot)
     assert "half messages lost: unreadable queue_offsets=0..0" in caplog.text
     assert bench.coordinator.counters.unreadable_halves == 1
     assert bench.state_in_memory(whole) == "open"
