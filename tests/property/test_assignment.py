@@ -1,4 +1,4 @@
-"""However many members and queues: each queue is one member's, and RocketMQ says whose."""
+"""Every queue is assigned to one member, the same one that RocketMQ assigns it to."""
 
 from __future__ import annotations
 
@@ -38,39 +38,39 @@ STRATEGIES: list[AssignmentStrategy] = [
 
 @given(queues, members, st.sampled_from(STRATEGIES), st.randoms())
 def test_every_queue_belongs_to_one_member_whatever_the_order_of_the_lists(
-    queues: list[MessageQueue], members: list[str], share: AssignmentStrategy, chance: object
+    queues: list[MessageQueue], members: list[str], assign: AssignmentStrategy, random: object
 ) -> None:
-    shares = [share(queues, members, member) for member in members]
-    assert sorted(queue for mine in shares for queue in mine) == sorted(queues)
+    shares = [assign(queues, members, member) for member in members]
+    assert sorted(queue for own_queues in shares for queue in own_queues) == sorted(queues)
     mixed_queues, mixed_members = queues[:], members[:]
-    chance.shuffle(mixed_queues)  # type: ignore[attr-defined]
-    chance.shuffle(mixed_members)  # type: ignore[attr-defined]
-    again = [share(mixed_queues, mixed_members, member) for member in members]
+    random.shuffle(mixed_queues)  # type: ignore[attr-defined]
+    random.shuffle(mixed_members)  # type: ignore[attr-defined]
+    again = [assign(mixed_queues, mixed_members, member) for member in members]
     assert list(map(sorted, again)) == list(map(sorted, shares))
-    assert share(queues, members, "a stranger") == []
+    assert assign(queues, members, "a stranger") == []
 
 
 @given(queues, members)
 def test_average_and_circle_equal_rocketmq(queues: list[MessageQueue], members: list[str]) -> None:
-    """Its rules in its own terms: an index, a remainder, a start and a range."""
+    """RocketMQ's rules in its own terms: an index, a remainder, a start and a range."""
     ordered, ranked = sorted(queues), sorted(members)
     count, total = len(ranked), len(ordered)
-    for index, me in enumerate(ranked):
+    for index, client_id in enumerate(ranked):
         remainder = total % count
         size = 1 if total <= count else total // count + (remainder > 0 and index < remainder)
         has_more = remainder > 0 and index < remainder
         begin = index * size if has_more else index * size + remainder
         reach = min(size, total - begin)
         expected = [ordered[(begin + step) % total] for step in range(reach)]
-        assert average(queues, members, me) == expected
-        dealt = [ordered[at] for at in range(index, total) if at % count == index]
-        assert average_by_circle(queues, members, me) == dealt
+        assert average(queues, members, client_id) == expected
+        dealt = [ordered[position] for position in range(index, total) if position % count == index]
+        assert average_by_circle(queues, members, client_id) == dealt
 
 
 @given(queues, members)
 def test_shares_differ_by_at_most_one(queues: list[MessageQueue], members: list[str]) -> None:
-    for share in (average, average_by_circle, machine_room(rooms)):
-        sizes = [len(share(queues, members, member)) for member in members]
+    for assign in (average, average_by_circle, machine_room(rooms)):
+        sizes = [len(assign(queues, members, member)) for member in members]
         assert max(sizes) - min(sizes) <= 1
 
 
@@ -78,19 +78,19 @@ def test_shares_differ_by_at_most_one(queues: list[MessageQueue], members: list[
 def test_consistent_hash_moves_only_the_queues_of_the_member_that_leaves(
     queues: list[MessageQueue], members: list[str]
 ) -> None:
-    share = consistent_hash()
+    assign = consistent_hash()
     for member in members[1:]:
-        before = set(share(queues, members, member))
-        assert before <= set(share(queues, [m for m in members if m != members[0]], member))
+        before = set(assign(queues, members, member))
+        assert before <= set(assign(queues, [m for m in members if m != members[0]], member))
 
 
 def test_queues_of_other_rooms_are_not_assigned() -> None:
-    ours, theirs, none = (
+    own_room, other_room, without_room = (
         MessageQueue("t", "r1@a", 0),
         MessageQueue("t", "r2@a", 0),
         MessageQueue("t", "plain", 0),
     )
-    assert machine_room(["r1"])([ours, theirs, none], ["m"], "m") == [ours]
+    assert machine_room(["r1"])([own_room, other_room, without_room], ["m"], "m") == [own_room]
 
 
 def test_by_config_assigns_the_fixed_queues_and_divides_the_others() -> None:
@@ -105,11 +105,11 @@ def test_by_config_assigns_the_fixed_queues_and_divides_the_others() -> None:
 
 
 def test_consistent_hash_equals_rocketmq() -> None:
-    """As AllocateMessageQueueConsistentHash of RocketMQ 5.5.0 answered for the same lists."""
+    """The result of AllocateMessageQueueConsistentHash in RocketMQ 5.5.0 for the same lists."""
     queues = [MessageQueue("t", "broker-a", number) for number in range(12)]
     members = ["c0", "c1", "c2"]
     shares = [consistent_hash()(queues, members, member) for member in members]
-    assert [[queue.queue_id for queue in mine] for mine in shares] == [
+    assert [[queue.queue_id for queue in own_queues] for own_queues in shares] == [
         [2, 6, 9],
         [3, 5, 8, 10, 11],
         [0, 1, 4, 7],

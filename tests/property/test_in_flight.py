@@ -1,4 +1,4 @@
-"""What is in hand against a plain set: the offset to commit is the lowest that is not done with."""
+"""InFlight against a plain dictionary: the commit offset is the lowest one that is not done."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from escrowmq.client.consumer.fetcher import ConsumerLimits, InFlight, InFlightLimiter
 
 
-class HandMachine(RuleBasedStateMachine):
+class InFlightMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.room = InFlightLimiter(ConsumerLimits())
-        self.hand = InFlight(5)
+        self.limiter = InFlightLimiter(ConsumerLimits())
+        self.in_flight = InFlight(5)
         self.open: dict[int, int] = {}
-        self.seen = 5  # everything before it was taken or passed
+        self.next_offset = 5  # every message before it was added or skipped
 
     @rule(gap=st.integers(0, 3), size=st.integers(0, 9))
-    def take(self, gap: int, size: int) -> None:
-        offset = self.seen + gap
-        self.room.add(self.hand, offset, size)
+    def add(self, gap: int, size: int) -> None:
+        offset = self.next_offset + gap
+        self.limiter.add(self.in_flight, offset, size)
         self.open[offset] = size
-        self.seen = offset + 1
+        self.next_offset = offset + 1
 
     @rule(ahead=st.integers(-2, 4))
-    def passed(self, ahead: int) -> None:
-        self.hand.skip_to(self.seen + ahead)
-        self.seen = max(self.seen, self.seen + ahead)
+    def skip(self, ahead: int) -> None:
+        self.in_flight.skip_to(self.next_offset + ahead)
+        self.next_offset = max(self.next_offset, self.next_offset + ahead)
 
     @rule(data=st.data())
-    def done(self, data: st.DataObject) -> None:
+    def remove(self, data: st.DataObject) -> None:
         offset = data.draw(st.sampled_from(sorted(self.open)) if self.open else st.just(0))
         was_open = self.open.pop(offset, None) is not None
-        assert self.room.remove(self.hand, offset) == was_open
+        assert self.limiter.remove(self.in_flight, offset) == was_open
 
     @rule(offset=st.integers(0, 40))
-    def done_twice_or_never_taken(self, offset: int) -> None:
+    def remove_unknown(self, offset: int) -> None:
         if offset not in self.open:
-            assert not self.room.remove(self.hand, offset)
+            assert not self.limiter.remove(self.in_flight, offset)
 
     @invariant()
-    def agrees(self) -> None:
-        assert self.hand.commit_offset == min(self.open, default=self.seen)
-        assert self.hand.span == self.seen - self.hand.commit_offset
-        assert len(self.hand) == self.room.message_count == len(self.open)
-        assert self.hand.body_bytes == self.room.body_bytes == sum(self.open.values())
+    def equals_the_model(self) -> None:
+        assert self.in_flight.commit_offset == min(self.open, default=self.next_offset)
+        assert self.in_flight.span == self.next_offset - self.in_flight.commit_offset
+        assert len(self.in_flight) == self.limiter.message_count == len(self.open)
+        assert self.in_flight.body_bytes == self.limiter.body_bytes == sum(self.open.values())
 
 
-TestHand = HandMachine.TestCase
-TestHand.settings = settings(max_examples=30, stateful_step_count=30)
+TestInFlight = InFlightMachine.TestCase
+TestInFlight.settings = settings(max_examples=30, stateful_step_count=30)

@@ -1,4 +1,4 @@
-"""Broadcasting: everybody gets everything, and notes how far it is in a file of its own."""
+"""Broadcast consumers: each gets all messages and stores its offsets in a file of its own."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ async def test_every_broadcast_member_gets_all_messages_and_continues_from_its_f
     served: Broker, tmp_path: Path
 ) -> None:
     await send(served, "cast", *numbered(8))
-    one, two = tmp_path / "one" / "offsets.json", tmp_path / "two.json"
-    async with listener(served, "cast", one) as first, listener(served, "cast", two) as second:
+    member, two = tmp_path / "one" / "offsets.json", tmp_path / "two.json"
+    async with listener(served, "cast", member) as first, listener(served, "cast", two) as second:
         assert sorted(await receive(first, 8)) == numbered(8)
         assert sorted(await receive(second, 8)) == numbered(8)
     await send(served, "cast", b"more")
-    async with listener(served, "cast", one) as first:
+    async with listener(served, "cast", member) as first:
         assert await receive(first, 1) == [b"more"]
-    noted = json.loads(one.read_text())["offsets"]
+    noted = json.loads(member.read_text())["offsets"]
     assert sum(row["offset"] for row in noted) == 9
 
 

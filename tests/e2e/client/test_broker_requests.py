@@ -1,4 +1,4 @@
-"""What an operator asks of a consumer through its broker: state, places, a reset, one message."""
+"""Requests of a broker to a consumer: state, offsets, a reset, processing one message."""
 
 from __future__ import annotations
 
@@ -37,26 +37,27 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield served
 
 
-class _Asking:
-    """The broker's end of a line: puts a question and takes the answer."""
+class _BrokerSide:
+    """The broker's end of a connection: sends a request and waits for the response."""
 
     def __init__(self) -> None:
         self._connection = Connection()
-        self._answered = asyncio.get_running_loop().create_future()
+        self._response = asyncio.get_running_loop().create_future()
 
     def write(self, data: bytes) -> None:
         self._connection.receive(data)
-        self._answered.set_result(next(iter(self._connection.events())))
+        self._response.set_result(next(iter(self._connection.events())))
 
-    async def ask(
+    async def request(
         self, consumer: Consumer, code: RequestCode, fields: Header, body: bytes = b""
     ) -> Response:
-        theirs = Connection()
-        theirs.receive(self._connection.call(code, fields, body, deadline_s=WAIT_S)[1])
-        request = cast("Request[Any]", next(iter(theirs.events())))
+        client_side = Connection()
+        client_side.receive(self._connection.call(code, fields, body, deadline_s=WAIT_S)[1])
+        request = cast("Request[Any]", next(iter(client_side.events())))
+        # The private handler: a broker sends these requests only for an operator.
         consumer._broker_requests.on_request(cast("ClientConnection", self), request)
         async with asyncio.timeout(WAIT_S):
-            return cast("Response", await self._answered)
+            return cast("Response", await self._response)
 
 
 async def test_a_consumer_reports_its_state_and_resets_its_offsets(served: Broker) -> None:
@@ -72,31 +73,33 @@ async def test_a_consumer_reports_its_state_and_resets_its_offsets(served: Broke
     await until(lambda: len(seen) == 8)
     client_id = consumer._rebalancer.heartbeat.client_id
 
-    told = await _Asking().ask(
+    response = await _BrokerSide().request(
         consumer,
         RequestCode.GET_CONSUMER_RUNNING_INFO,
         GetConsumerRunningInfo(consumer_group="g-asked", client_id=client_id),
     )
-    assert told.command.code == 0
-    assert b'"PROP_CONSUME_TYPE": "CONSUME_PASSIVELY"' in bytes(told.body)
-    assert bytes(told.body).count(b'"cachedMsgCount"') == len(consumer.assigned_queues)
+    assert response.command.code == 0
+    assert b'"PROP_CONSUME_TYPE": "CONSUME_PASSIVELY"' in bytes(response.body)
+    assert bytes(response.body).count(b'"cachedMsgCount"') == len(consumer.assigned_queues)
 
     status = GetConsumerStatus(topic="asked", group="g-asked")
     code = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
-    told = await _Asking().ask(consumer, code, status)
-    offsets = decode_queue_offsets(bytes(told.body))
+    response = await _BrokerSide().request(consumer, code, status)
+    offsets = decode_queue_offsets(bytes(response.body))
     assert sum(offsets.values()) == 8
 
     reset = ResetConsumerOffset(topic="asked", group="g-asked", timestamp=0)
     queues = [queue for queue in consumer.assigned_queues if queue.topic == "asked"]
     body = b'{"offsetTable":%b}' % encode_queue_map([(queue, "0") for queue in queues])
-    told = await _Asking().ask(consumer, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, reset, body)
-    assert told.command.code == 0
+    response = await _BrokerSide().request(
+        consumer, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, reset, body
+    )
+    assert response.command.code == 0
     await until(lambda: len(seen) == 16)
     assert sorted(seen) == sorted(numbered(8) * 2)
 
     stranger = GetConsumerStatus(topic="asked", group="another")
-    assert (await _Asking().ask(consumer, code, stranger)).command.code == 1
+    assert (await _BrokerSide().request(consumer, code, stranger)).command.code == 1
     await consumer.close()
     await running
 
@@ -114,21 +117,25 @@ async def test_one_message_is_processed_on_demand(served: Broker) -> None:
 
     running = asyncio.create_task(consumer.run())
     await until(lambda: len(seen) == 1)
-    pull = next(pull for pull in consumer._rebalancer.fetchers.values() if pull.commit_offset)
-    line = await consumer._rebalancer.heartbeat.connect(pull.queue)
-    record = await _record(line, pull.queue)
-    fields = ConsumeMessageDirectly(consumer_group="g-direct", broker_name=pull.queue.broker)
+    fetcher = next(
+        fetcher for fetcher in consumer._rebalancer.fetchers.values() if fetcher.commit_offset
+    )
+    connection = await consumer._rebalancer.heartbeat.connect(fetcher.queue)
+    record = await _record(connection, fetcher.queue)
+    fields = ConsumeMessageDirectly(consumer_group="g-direct", broker_name=fetcher.queue.broker)
     results = []
     for _ in range(2):
-        told = await _Asking().ask(consumer, RequestCode.CONSUME_MESSAGE_DIRECTLY, fields, record)
-        results.append(json.loads(bytes(told.body))["consumeResult"])
+        response = await _BrokerSide().request(
+            consumer, RequestCode.CONSUME_MESSAGE_DIRECTLY, fields, record
+        )
+        results.append(json.loads(bytes(response.body))["consumeResult"])
     assert results == ["CR_SUCCESS", "CR_THROW_EXCEPTION"]
     assert seen == [b"x"] * 3
     await consumer.close()
     await running
 
 
-async def _record(line: ClientConnection, queue: MessageQueue) -> bytes:
+async def _record(connection: ClientConnection, queue: MessageQueue) -> bytes:
     fields = PullMessage(
         consumer_group="any",
         topic=queue.topic,
@@ -138,7 +145,9 @@ async def _record(line: ClientConnection, queue: MessageQueue) -> bytes:
         sys_flag=4,
         subscription="*",
     )
-    return bytes((await line.call_checked(RequestCode.PULL_MESSAGE, fields, timeout_s=WAIT_S)).body)
+    return bytes(
+        (await connection.call_checked(RequestCode.PULL_MESSAGE, fields, timeout_s=WAIT_S)).body
+    )
 
 
 def test_offsets_are_decoded_in_the_forms_for_java_and_for_cpp_clients() -> None:

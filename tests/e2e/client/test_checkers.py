@@ -1,5 +1,5 @@
-"""Who answers when the broker asks: by name, topic and tag; in a process that never sent anything;
-and when a checker fails or there are too many questions."""
+"""Transaction checks: which checker is called, in which process, and what happens if it fails or
+too many checks arrive."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ async def test_no_more_checkers_run_than_check_concurrency_allows(served: Served
             with lock:
                 running += 1
                 most = max(most, running)
-            two_are_in.wait(WAIT_S)  # they do run at the same time
+            two_are_in.wait(WAIT_S)  # both run at the same time
             with lock:
                 running -= 1
             return Verdict.COMMIT
@@ -182,7 +182,7 @@ async def test_checks_beyond_the_limit_are_answered_with_unknown(
 
 
 class Ledger(TransactionListener):
-    """Remembers what it was asked to do and answers from that: by the message's key."""
+    """Records what it executed and answers checks from that, by the message's key."""
 
     def __init__(self) -> None:
         self.done: dict[str, Verdict] = {}

@@ -1,4 +1,4 @@
-"""The client's consumer against a real broker: what is acknowledged, shared out and given back."""
+"""The consumer with a real broker: acknowledgement, rebalancing, messages that are sent back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from escrowmq import Consumer, ConsumerLimits, PullConsumer, ReceivedMessage
-from escrowmq.client.consumer import rebalance as member_module
+from escrowmq.client.consumer import rebalance as rebalance_module
 from escrowmq.client.consumer.offset_store import ConsumeFrom
 from escrowmq.client.consumer.rebalance import average_by_circle
 from escrowmq.errors import InvalidSubscription, LocalProtocolError
@@ -37,99 +37,99 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield served
 
 
-def consumer(served: Broker, group: str, **subscribe: FilterLike) -> Consumer:
+def subscriber(served: Broker, group: str, **subscribe: FilterLike) -> Consumer:
     return Consumer(served.namesrv_address, group=group, subscribe=subscribe)
 
 
 async def test_a_group_gets_every_message_once(served: Broker) -> None:
     bodies = numbered(20)
     await send(served, "bills", *bodies)
-    async with consumer(served, "billing", bills="*") as first:
-        found = []
+    async with subscriber(served, "billing", bills="*") as first:
+        received = []
         async with asyncio.timeout(WAIT_S):
             async for message in first:
-                found.append(message.body)
-                if len(found) == 12:
+                received.append(message.body)
+                if len(received) == 12:
                     break
-    async with consumer(served, "billing", bills="*") as second:
-        found += await receive(second, 8)
-    assert sorted(found) == bodies
+    async with subscriber(served, "billing", bills="*") as second:
+        received += await receive(second, 8)
+    assert sorted(received) == bodies
 
 
 async def test_a_message_in_flight_during_an_exception_comes_again(served: Broker) -> None:
     await send(served, "fragile", b"only")
     with pytest.raises(ZeroDivisionError):  # noqa: PT012
-        async with consumer(served, "g-fragile", fragile="*") as first:
+        async with subscriber(served, "g-fragile", fragile="*") as first:
             async for _ in first:
                 raise ZeroDivisionError
-    async with consumer(served, "g-fragile", fragile="*") as second:
+    async with subscriber(served, "g-fragile", fragile="*") as second:
         assert await receive(second, 1) == [b"only"]
 
 
 async def test_a_tag_filter_selects_messages(served: Broker) -> None:
-    # "Aa" and "BB" have the same hash in Java: a broker cannot tell them apart, a client can.
+    # "Aa" and "BB" have the same hash in Java. A broker compares hashes, the client compares tags.
     await send(served, "tagged", b"no", tags="c")
     await send(served, "tagged", b"alike", tags="BB")
     await send(served, "tagged", b"yes", tags="b")
     await send(served, "tagged", b"too", tags="Aa")
-    one = Consumer(served.namesrv_address, group="g-tags")
+    member = Consumer(served.namesrv_address, group="g-tags")
     seen: list[bytes] = []
 
-    @one.on("tagged", "Aa || b")
+    @member.on("tagged", "Aa || b")
     async def handle(message: ReceivedMessage) -> None:
         seen.append(message.body)
 
-    running = asyncio.create_task(one.run())
-    await caught_up(served, one, "tagged")  # what is not wanted is passed all the same
-    await one.close()
+    running = asyncio.create_task(member.run())
+    await caught_up(served, member, "tagged")  # offsets of filtered messages are committed too
+    await member.close()
     await running
     assert sorted(seen) == [b"too", b"yes"]
 
 
 async def test_a_message_sent_back_comes_again_with_its_original_topic(served: Broker) -> None:
     await send(served, "again", b"x", tags="a")
-    async with consumer(served, "g-again", again="a") as one, asyncio.timeout(WAIT_S):
-        first = await one.receive()
+    async with subscriber(served, "g-again", again="a") as member, asyncio.timeout(WAIT_S):
+        first = await member.receive()
         assert (first.topic, first.reconsume_times) == ("again", 0)
-        await one.retry_later(first, delay_level=1)
-        second = await one.receive()
+        await member.retry_later(first, delay_level=1)
+        second = await member.receive()
         assert (second.body, second.topic, second.reconsume_times) == (b"x", "again", 1)
-        await one.retry_later(second)
-        third = await one.receive()
+        await member.retry_later(second)
+        third = await member.receive()
         assert (third.body, third.reconsume_times) == (b"x", 2)
         with pytest.raises(LocalProtocolError, match="not acknowledged"):
-            await one.retry_later(first)
+            await member.retry_later(first)
 
 
 async def test_a_message_sent_back_too_often_moves_to_the_dead_letters(served: Broker) -> None:
     await send(served, "hopeless", b"x")
-    one = Consumer(
+    member = Consumer(
         served.namesrv_address, group="g-dead", subscribe={"hopeless": "*"}, max_reconsume_times=1
     )
-    async with one, asyncio.timeout(WAIT_S):
-        await one.retry_later(await one.receive())
-        again = await one.receive()
+    async with member, asyncio.timeout(WAIT_S):
+        await member.retry_later(await member.receive())
+        again = await member.receive()
         assert again.reconsume_times == 1
-        await one.retry_later(again)
+        await member.retry_later(again)
         await send(served, "hopeless", b"y")
-        assert (await one.receive()).body == b"y"
-    async with PullConsumer(served.namesrv_address, group="undertaker") as puller:
-        (queue,) = await puller.queues("%DLQ%g-dead")
-        pulled = await puller.pull(queue, 0)
+        assert (await member.receive()).body == b"y"
+    async with PullConsumer(served.namesrv_address, group="undertaker") as pull_consumer:
+        (queue,) = await pull_consumer.queues("%DLQ%g-dead")
+        pulled = await pull_consumer.pull(queue, 0)
         assert [message.body for message in pulled.messages] == [b"x"]
 
 
 async def test_two_members_divide_the_queues_and_the_last_one_gets_all(
     served: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As soon as the broker says that somebody came or went."""
-    monkeypatch.setattr(member_module, "REBALANCE_INTERVAL_S", 10 * WAIT_S)
+    """They rebalance when the broker reports a change, not only at the next interval."""
+    monkeypatch.setattr(rebalance_module, "REBALANCE_INTERVAL_S", 10 * WAIT_S)
     await send(served, "shared", b"made")
-    async with consumer(served, "g-shared", shared="*") as first:
+    async with subscriber(served, "g-shared", shared="*") as first:
         assert await receive(first, 1) == [b"made"]
-        await until(lambda: len(first.assigned_queues) == 5)  # and the one for retries
+        await until(lambda: len(first.assigned_queues) == 5)  # four and that of the retry topic
         everything = set(first.assigned_queues)
-        async with consumer(served, "g-shared", shared="*") as second:
+        async with subscriber(served, "g-shared", shared="*") as second:
             await until(lambda: not set(first.assigned_queues) & set(second.assigned_queues))
             assert {*first.assigned_queues, *second.assigned_queues} == everything
             assert len(of_topic(second.assigned_queues, "shared")) == 2
@@ -145,18 +145,18 @@ async def test_three_members_get_each_message_once(served: Broker) -> None:
         seen.append(message.body)
 
     running = []
-    for one in trio:
-        one.on("trio")(handle)
-        running.append(asyncio.create_task(one.run()))
+    for member in trio:
+        member.on("trio")(handle)
+        running.append(asyncio.create_task(member.run()))
 
     def shares() -> list[int]:
-        return sorted(len(of_topic(one.assigned_queues, "trio")) for one in trio)
+        return sorted(len(of_topic(member.assigned_queues, "trio")) for member in trio)
 
     await until(lambda: shares() == [1, 1, 2] and seen == [b"make"])
     await send(served, "trio", *numbered(200))
     await until(lambda: len(seen) >= 201)
-    for one in trio:  # one after the other: who stays takes over, and nothing comes again
-        await one.close()
+    for member in trio:  # one after the other: the others take over, and nothing comes again
+        await member.close()
     await asyncio.gather(*running)
     assert sorted(seen) == [*numbered(200), b"make"]
 
@@ -165,17 +165,17 @@ async def test_after_a_rebalance_only_unacknowledged_messages_come_again(served:
     bodies = numbered(40)
     await send(served, "moved", *bodies)
     seen: list[bytes] = []
-    async with consumer(served, "g-moved", moved="*") as first:
+    async with subscriber(served, "g-moved", moved="*") as first:
         seen += await receive(first, 20)
-        in_hand = seen[-1]  # asking for the next would acknowledge it
-        async with consumer(served, "g-moved", moved="*") as second:
+        in_flight_body = seen[-1]  # the next receive() would acknowledge it
+        async with subscriber(served, "g-moved", moved="*") as second:
             await until(lambda: not set(first.assigned_queues) & set(second.assigned_queues))
 
-            async def rest(one: Consumer) -> None:
-                async for message in one:
+            async def consume_all(member: Consumer) -> None:
+                async for message in member:
                     seen.append(message.body)
 
-            tasks = [asyncio.create_task(rest(one)) for one in (first, second)]
+            tasks = [asyncio.create_task(consume_all(member)) for member in (first, second)]
             await until(lambda: set(seen) == set(bodies))
             await send(served, "moved", b"last")
             await until(lambda: b"last" in seen)
@@ -183,107 +183,112 @@ async def test_after_a_rebalance_only_unacknowledged_messages_come_again(served:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
     twice = {body for body in seen if seen.count(body) > 1}
-    assert twice <= {in_hand}
+    assert twice <= {in_flight_body}
 
 
 async def test_a_running_consumer_discovers_a_new_topic(served: Broker) -> None:
-    one = Consumer(
+    member = Consumer(
         served.namesrv_address, group="g-early", subscribe={"unborn": "*"}, start="latest"
     )
-    async with one:
+    async with member:
         await send(served, "unborn", b"first")
-        assert await receive(one, 1) == [b"first"]
+        assert await receive(member, 1) == [b"first"]
 
 
 async def test_start_position_of_a_new_group(served: Broker) -> None:
     if getattr(served, "version", "") == "4.9.7":
-        pytest.skip("4.x begins a young queue at 0, whatever is asked: docs/compatibility.md")
+        pytest.skip("4.x starts a young queue at 0 in any case: docs/compatibility.md")
     await send(served, "since", *numbered(4, "old"))
     await asyncio.sleep(0.1)  # stored times are compared in milliseconds
     moment = datetime.now(tz=UTC)
     await send(served, "since", b"new")
 
-    async def found(group: str, start: ConsumeFrom, newest: bytes) -> list[bytes]:
-        one = Consumer(served.namesrv_address, group=group, start=start)
+    async def received(group: str, start: ConsumeFrom, newest: bytes) -> list[bytes]:
+        member = Consumer(served.namesrv_address, group=group, start=start)
         seen: list[bytes] = []
 
-        @one.on("since")
+        @member.on("since")
         async def handle(message: ReceivedMessage) -> None:
             seen.append(message.body)
 
-        running = asyncio.create_task(one.run())
-        await until(lambda: one._rebalancer.fetchers)
+        running = asyncio.create_task(member.run())
+        await until(lambda: member._rebalancer.fetchers)
         await until(
             lambda: all(
-                pull.commit_offset is not None for pull in one._rebalancer.fetchers.values()
+                fetcher.commit_offset is not None
+                for fetcher in member._rebalancer.fetchers.values()
             )
         )
         await send(served, "since", newest)
-        await caught_up(served, one, "since")
-        await one.close()
+        await caught_up(served, member, "since")
+        await member.close()
         await running
         return sorted(seen)
 
-    assert await found("g-since-latest", "latest", b"x") == [b"x"]
-    assert await found("g-since-time", moment, b"y") == [b"new", b"x", b"y"]
-    assert len(await found("g-since-all", "earliest", b"z")) == 8
+    assert await received("g-since-latest", "latest", b"x") == [b"x"]
+    assert await received("g-since-time", moment, b"y") == [b"new", b"x", b"y"]
+    assert len(await received("g-since-all", "earliest", b"z")) == 8
 
 
 async def test_a_message_that_is_never_done_holds_up_no_other_queue(served: Broker) -> None:
-    """And the offset that is noted in its queue stays before it."""
+    """And the committed offset of its queue stays before it."""
     await send(served, "stuck", b"make")
-    async with PullConsumer(served.namesrv_address, group="g-stuck") as puller:
-        queues = await puller.queues("stuck")
+    async with PullConsumer(served.namesrv_address, group="g-stuck") as pull_consumer:
+        queues = await pull_consumer.queues("stuck")
         for queue in queues:
-            await puller.commit(queue, await puller.latest_offset(queue))
+            await pull_consumer.commit(queue, await pull_consumer.latest_offset(queue))
         await send_to(served, "stuck", 0, b"stone", *numbered(5, "a"))
         await send_to(served, "stuck", 1, *numbered(5, "b"))
-        one = Consumer(
+        member = Consumer(
             served.namesrv_address, group="g-stuck", concurrency=2, shutdown_timeout_s=0.1
         )
         seen: list[bytes] = []
         never = asyncio.Event()
 
-        @one.on("stuck")
+        @member.on("stuck")
         async def handle(message: ReceivedMessage) -> None:
             seen.append(message.body)
             if message.body == b"stone":
                 await never.wait()
 
-        running = asyncio.create_task(one.run())
+        running = asyncio.create_task(member.run())
         await until(lambda: len(seen) == 11)
-        one.stop()
+        member.stop()
         await running
-        before = await puller.committed(queues[0])
+        before = await pull_consumer.committed(queues[0])
         assert before is not None
-        assert await puller.latest_offset(queues[0]) - before == 6  # from the stone on
-        assert await puller.committed(queues[1]) == await puller.latest_offset(queues[1])
+        assert (
+            await pull_consumer.latest_offset(queues[0]) - before == 6
+        )  # the stone and the five messages after it
+        assert await pull_consumer.committed(queues[1]) == await pull_consumer.latest_offset(
+            queues[1]
+        )
 
 
 async def test_no_more_is_pulled_than_the_limits_allow(served: Broker) -> None:
     bodies = numbered(200)
     await send(served, "crowd", *bodies)
-    one = Consumer(
+    member = Consumer(
         served.namesrv_address,
         group="g-crowd",
         subscribe={"crowd": "*"},
         limits=ConsumerLimits(per_queue=10, total=20),
     )
-    async with one:
-        room = one._rebalancer.limiter
-        await until(lambda: room.message_count >= 20)
-        await asyncio.sleep(0.3)  # more would come now
-        most = 4 * 32  # an answer for each queue may have been under way
-        assert room.message_count <= most
-        found = await receive(one, 200)
-        assert sorted(found) == bodies
-        assert room.message_count <= most
+    async with member:
+        limiter = member._rebalancer.limiter
+        await until(lambda: limiter.message_count >= 20)
+        await asyncio.sleep(0.3)  # time for pulls beyond the limit
+        limit = 4 * 32  # one response for each queue may have been on its way
+        assert limiter.message_count <= limit
+        received = await receive(member, 200)
+        assert sorted(received) == bodies
+        assert limiter.message_count <= limit
 
 
 async def test_queues_can_be_assigned_in_turn(served: Broker) -> None:
     await send(served, "cards", b"made")
 
-    def member() -> Consumer:
+    def new_member() -> Consumer:
         return Consumer(
             served.namesrv_address,
             group="g-cards",
@@ -291,7 +296,7 @@ async def test_queues_can_be_assigned_in_turn(served: Broker) -> None:
             assignment=average_by_circle,
         )
 
-    async with member() as first, member() as second:
+    async with new_member() as first, new_member() as second:
         await until(
             lambda: (
                 len(of_topic(first.assigned_queues, "cards"))
@@ -300,8 +305,8 @@ async def test_queues_can_be_assigned_in_turn(served: Broker) -> None:
             )
         )
         ids = sorted(
-            [queue.queue_id for queue in one.assigned_queues if queue.topic == "cards"]
-            for one in (first, second)
+            [queue.queue_id for queue in member.assigned_queues if queue.topic == "cards"]
+            for member in (first, second)
         )
         assert ids == [[0, 2], [1, 3]]
 
@@ -309,14 +314,16 @@ async def test_queues_can_be_assigned_in_turn(served: Broker) -> None:
 async def test_a_consumer_sees_only_its_namespace(served: Broker) -> None:
     await send(served, "spaced", b"outside")
     await send(served, "ns%spaced", b"inside")
-    one = Consumer(served.namesrv_address, group="g-ns", subscribe={"spaced": "*"}, namespace="ns")
-    async with one, asyncio.timeout(WAIT_S):
-        message = await one.receive()
+    member = Consumer(
+        served.namesrv_address, group="g-ns", subscribe={"spaced": "*"}, namespace="ns"
+    )
+    async with member, asyncio.timeout(WAIT_S):
+        message = await member.receive()
         assert (message.topic, message.body) == ("spaced", b"inside")
-        await one.retry_later(message, delay_level=1)
-        message = await one.receive()
+        await member.retry_later(message, delay_level=1)
+        message = await member.receive()
         assert (message.topic, message.body, message.reconsume_times) == ("spaced", b"inside", 1)
-        assert "%RETRY%ns%g-ns" in {queue.topic for queue in one.assigned_queues}
+        assert "%RETRY%ns%g-ns" in {queue.topic for queue in member.assigned_queues}
 
 
 @pytest.mark.parametrize(

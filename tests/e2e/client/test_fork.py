@@ -1,4 +1,4 @@
-"""A client in a child of fork: a blocking producer goes on there, an asyncio one says no."""
+"""Clients after a fork: a blocking producer works in the child, an asyncio one is refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.brokers import Served
 
 pytestmark = [
     pytest.mark.slow,
-    # Python warns of what is tested here: a fork while other threads run.
+    # Python warns about a fork while other threads run, which is tested here.
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning"),
 ]
 
@@ -34,7 +34,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def in_a_child(work: Callable[[], object]) -> int:
-    """Its exit code: 0 if nothing was raised there."""
+    """Run a function in a child and return its exit code: 0 if nothing was raised."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -99,7 +99,7 @@ def test_a_fork_while_other_threads_send_leaves_no_lock_behind(served: Served) -
 
 
 def test_a_child_answers_checks_of_its_own_open_transactions(served: Served) -> None:
-    """Checkers that were registered in the parent are known to the child's own client."""
+    """Checkers registered in the parent are registered by the child's own client too."""
     with Producer(served.namesrv_address, group="forked-checks") as producer:
 
         @producer.checker("left-open")

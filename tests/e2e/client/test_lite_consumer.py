@@ -1,4 +1,4 @@
-"""Lite and pull consumers: where to read is up to their users."""
+"""Lite and pull consumers, which the application drives."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 async def poll(lite: LiteConsumer, count: int) -> list[bytes]:
-    found: list[bytes] = []
+    received: list[bytes] = []
     async with asyncio.timeout(WAIT_S):
-        while len(found) < count:
-            found += [message.body for message in await lite.poll(1)]
-    return found
+        while len(received) < count:
+            received += [message.body for message in await lite.poll(1)]
+    return received
 
 
 async def test_polled_messages_are_committed_and_the_next_consumer_continues(
@@ -117,41 +117,41 @@ async def test_lite_consumers_divide_the_queues(served: Broker) -> None:
 async def test_queues_are_pulled_by_hand(served: Broker) -> None:
     await send(served, "dug", b"make")
     await send_to(served, "dug", 2, *numbered(40))
-    async with PullConsumer(served.namesrv_address, group="g-d") as puller:
-        queue = (await puller.queues("dug"))[2]
-        assert not await puller.committed(queue)
-        begin = await puller.latest_offset(queue) - 40
-        pulled = await puller.pull(queue, begin, max_messages=5)
+    async with PullConsumer(served.namesrv_address, group="g-d") as pull_consumer:
+        queue = (await pull_consumer.queues("dug"))[2]
+        assert not await pull_consumer.committed(queue)
+        begin = await pull_consumer.latest_offset(queue) - 40
+        pulled = await pull_consumer.pull(queue, begin, max_messages=5)
         assert [message.body for message in pulled.messages] == numbered(5)
         assert pulled.next_offset == begin + 5
-        await puller.commit(queue, pulled.next_offset)
-        assert await puller.committed(queue) == begin + 5
-        end = await puller.latest_offset(queue)
-        assert (await puller.pull(queue, end)).messages == []
-        waiting = asyncio.create_task(puller.pull(queue, end, wait_s=10))
+        await pull_consumer.commit(queue, pulled.next_offset)
+        assert await pull_consumer.committed(queue) == begin + 5
+        end = await pull_consumer.latest_offset(queue)
+        assert (await pull_consumer.pull(queue, end)).messages == []
+        waiting = asyncio.create_task(pull_consumer.pull(queue, end, wait_s=10))
         await send_to(served, "dug", 2, b"late")
         assert [message.body for message in (await waiting).messages] == [b"late"]
-        assert await puller.offset_at_time(queue, datetime.fromtimestamp(0, tz=UTC)) == 0
-        assert len(await puller.assigned_queues("dug")) == 4
+        assert await pull_consumer.offset_at_time(queue, datetime.fromtimestamp(0, tz=UTC)) == 0
+        assert len(await pull_consumer.assigned_queues("dug")) == 4
         with pytest.raises(NoRoute):
-            await puller.queues("nowhere")
+            await pull_consumer.queues("nowhere")
 
 
 def test_blocking_consumers_do_the_same(served: Broker) -> None:
     address = served.namesrv_address
     asyncio.run(send(served, "plain", *numbered(4)))
     with blocking.LiteConsumer(address, group="g-p", subscribe={"plain": "*"}) as lite:
-        found: list[bytes] = []
-        while len(found) < 4:
-            found += [message.body for message in lite.poll(10)]
-        assert sorted(found) == numbered(4)
+        received: list[bytes] = []
+        while len(received) < 4:
+            received += [message.body for message in lite.poll(10)]
+        assert sorted(received) == numbered(4)
         lite.commit()
         queue = lite.assigned_queues[0]
         lite.seek_to_end(queue)
         lite.pause(queue)
         lite.resume(queue)
-    with blocking.PullConsumer(address, group="g-p") as puller:
-        queues = puller.queues("plain")
-        assert sum(puller.committed(queue) or 0 for queue in queues) == 4
-        bodies = [m.body for queue in queues for m in puller.pull(queue, 0).messages]
+    with blocking.PullConsumer(address, group="g-p") as pull_consumer:
+        queues = pull_consumer.queues("plain")
+        assert sum(pull_consumer.committed(queue) or 0 for queue in queues) == 4
+        bodies = [m.body for queue in queues for m in pull_consumer.pull(queue, 0).messages]
         assert sorted(bodies) == numbered(4)

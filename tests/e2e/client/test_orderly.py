@@ -1,4 +1,4 @@
-"""Orderly consumers: one message of a queue at a time, one reader of a queue at a time."""
+"""Orderly consumers: one message of a queue at a time, one member for each queue."""
 
 from __future__ import annotations
 
@@ -73,9 +73,11 @@ async def test_a_message_that_fails_too_often_moves_to_the_dead_letters(served: 
     await consumer.close()
     await running
     assert seen == [(b"000", 0), (b"001", 0), (b"001", 1), (b"001", 2), (b"002", 0)]
-    async with PullConsumer(served.namesrv_address, group="undertaker") as puller:
-        (queue,) = await puller.queues("%DLQ%g-barred")
-        assert [message.body for message in (await puller.pull(queue, 0)).messages] == [b"001"]
+    async with PullConsumer(served.namesrv_address, group="undertaker") as pull_consumer:
+        (queue,) = await pull_consumer.queues("%DLQ%g-barred")
+        assert [message.body for message in (await pull_consumer.pull(queue, 0)).messages] == [
+            b"001"
+        ]
 
 
 async def test_a_second_member_continues_where_the_first_one_stopped(served: Broker) -> None:
@@ -86,7 +88,7 @@ async def test_a_second_member_continues_where_the_first_one_stopped(served: Bro
             seen = [(await first.receive()).body for _ in range(3)]
         second = orderly(served, "g-handed", subscribe=subscribe)
         async with second:
-            # What is in hand keeps its queue locked until it is done with.
+            # A delivered message keeps its queue locked until it is done.
             await until(lambda: len(first.assigned_queues) < 5)
             receiving = asyncio.create_task(first.receive())
             await until(
@@ -111,30 +113,30 @@ async def test_a_second_member_continues_where_the_first_one_stopped(served: Bro
 async def test_a_queue_locked_by_another_member_is_released(
     served: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a long stop of the process, when its locks have run out."""
+    """This happens after a long pause of the process, when its locks have expired."""
     monkeypatch.setattr(member_module, "LOCK_INTERVAL_S", 0.2)
     await send(served, "stolen", b"x")
-    async with orderly(served, "g-stolen", subscribe={"stolen": "*"}) as one:
-        await until(lambda: len(of_topic(one.assigned_queues, "stolen")) == 4)
-        queue = next(queue for queue in one.assigned_queues if queue.topic == "stolen")
-        membership = one._rebalancer.heartbeat
+    async with orderly(served, "g-stolen", subscribe={"stolen": "*"}) as member:
+        await until(lambda: len(of_topic(member.assigned_queues, "stolen")) == 4)
+        queue = next(queue for queue in member.assigned_queues if queue.topic == "stolen")
+        membership = member._rebalancer.heartbeat
         thief = ConsumerHeartbeat(
             served.namesrv_address,
             lambda line, request: None,
             group="g-stolen",
             client_id="thief",
-            entry=one._rebalancer.consumer_entry,
+            entry=member._rebalancer.consumer_entry,
             clock=SystemClock(),
         )
         async with asyncio.timeout(WAIT_S):
             await membership.unlock([queue])
-            while not (await thief.lock([queue]))[queue]:  # it was renewed in between
+            while not (await thief.lock([queue]))[queue]:  # the lock was extended in between
                 await membership.unlock([queue])
-        await until(lambda: queue not in one.assigned_queues)
+        await until(lambda: queue not in member.assigned_queues)
         assert (await membership.lock([queue])) == {queue: False}
         await thief.unlock([queue])
         await thief.leave()
-        await until(lambda: queue in one.assigned_queues)
+        await until(lambda: queue in member.assigned_queues)
 
 
 async def test_a_message_that_fails_while_its_queue_is_released_goes_to_the_next_owner(

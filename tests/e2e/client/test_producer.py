@@ -1,4 +1,4 @@
-"""The client's producer against a real broker, also one that dies and comes back."""
+"""The producer with a real broker, also one that is killed and restarted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def bodies(served: Served, topic: str) -> list[bytes]:
 
 
 async def until(served: Served, topic: str, expected: list[bytes]) -> None:
-    """Wait for messages that only check-back brings."""
+    """Wait for messages that only a check commits."""
     async with asyncio.timeout(WAIT_S):
         while sorted(bodies(served, topic)) != sorted(expected):  # noqa: ASYNC110
             await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Messages handed to functions: at once, again when they fail, and a stop that finishes them."""
+"""Handlers: concurrency, redelivery after a failure, and a stop that finishes them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 async def open_offsets(served: Broker, group: str, topic: str) -> int:
-    """How many messages of a topic the group has yet to acknowledge."""
-    async with PullConsumer(served.namesrv_address, group=group) as puller:
+    """Return how many messages of a topic the group has not acknowledged."""
+    async with PullConsumer(served.namesrv_address, group=group) as pull_consumer:
         return sum(
             [
-                await puller.latest_offset(queue) - (await puller.committed(queue) or 0)
-                for queue in await puller.queues(topic)
+                await pull_consumer.latest_offset(queue)
+                - (await pull_consumer.committed(queue) or 0)
+                for queue in await pull_consumer.queues(topic)
             ]
         )
 
@@ -80,7 +81,7 @@ async def test_a_handler_registered_later_widens_the_filter(served: Broker) -> N
     consumer.on("grown", "a")(handle)
     running = asyncio.create_task(consumer.run())
     await until(lambda: seen == [b"first"])
-    await until(lambda: len(consumer.assigned_queues) == 5)  # that of retries too
+    await until(lambda: len(consumer.assigned_queues) == 5)  # four and that of the retry topic
     consumer.on("grown", "b")(handle)
     consumer.on("sprung")(handle)
     await send(served, "grown", b"second", tags="b")
@@ -153,8 +154,8 @@ async def test_stop_finishes_running_handlers_and_leaves_the_other_messages(serv
     assert len(ended) == 3
     second = Consumer(served.namesrv_address, group="g-halted", subscribe={"halted": "*"})
     async with second, asyncio.timeout(WAIT_S):
-        rest = {(await second.receive()).body for _ in range(9)}
-    assert rest | set(ended) == set(numbered(12))
+        remaining = {(await second.receive()).body for _ in range(9)}
+    assert remaining | set(ended) == set(numbered(12))
 
 
 SCRIPT = """
@@ -222,32 +223,32 @@ async def test_messages_of_a_killed_member_go_to_the_others(served: Broker, tmp_
     assert process.stdout is not None
     async with asyncio.timeout(WAIT_S):
         assert await process.stdout.readline() == b"began\n"
-        one = Consumer(served.namesrv_address, group="g-orphaned", subscribe={"orphaned": "*"})
-        async with one:
+        member = Consumer(served.namesrv_address, group="g-orphaned", subscribe={"orphaned": "*"})
+        async with member:
             process.kill()
             await process.wait()
-            assert (await one.receive()).body == b"x"
+            assert (await member.receive()).body == b"x"
 
 
 async def test_a_message_that_the_broker_has_lost_is_sent_back_as_a_copy(served: Broker) -> None:
     await send(served, "kept", b"x")
-    one = Consumer(served.namesrv_address, group="g-kept", subscribe={"kept": "*"})
-    async with one, asyncio.timeout(WAIT_S):
-        message = await one.receive()
+    member = Consumer(served.namesrv_address, group="g-kept", subscribe={"kept": "*"})
+    async with member, asyncio.timeout(WAIT_S):
+        message = await member.receive()
         # The private queue client, because only a wrong log offset makes the broker refuse.
-        await one._rebalancer.queue_client.send_back(
+        await member._rebalancer.queue_client.send_back(
             replace(message, log_offset=1 << 40),
-            next(queue for queue in one.assigned_queues if queue.topic == "kept"),
+            next(queue for queue in member.assigned_queues if queue.topic == "kept"),
             delay_level=1,
         )
-        again = await one.receive()
+        again = await member.receive()
         assert (again.topic, again.body, again.reconsume_times) == ("kept", b"x", 1)
 
 
 async def test_a_message_that_fails_while_its_broker_is_down_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It cannot be given back: it comes again here. And what comes after the restart, comes."""
+    """It cannot be sent back, so the same consumer gets it again, and later messages too."""
     monkeypatch.setattr(consumer_module, "REDELIVERY_DELAY_S", 0.1)
     with Served(tmp_path, conf=CONF) as served:
         await send(served, "outlived", b"x")
@@ -272,7 +273,7 @@ async def test_a_message_that_fails_while_its_broker_is_down_is_not_lost(
         assert await open_offsets(served, "g-outlived", "outlived") == 0
 
 
-async def test_conflicting_handlers_are_refused(served: Broker) -> None:
+async def test_invalid_handlers_are_refused(served: Broker) -> None:
     consumer = Consumer(served.namesrv_address, group="g")
     with pytest.raises(LocalProtocolError, match="on\\(\\)"):
         await consumer.run()

@@ -1,4 +1,4 @@
-"""Requests and replies over a real broker, and handlers that go on with the producer's trace."""
+"""Requests and replies with a real broker, and handlers that continue the producer's trace."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def test_handlers_continue_the_trace_of_the_sender(served: Served) -> None
         await producer.send(Message("traced", b"l", tags="loop"))
         await producer.send(Message("traced", b"t", tags="thread"))
     running = asyncio.create_task(consumer.run())
-    await until(lambda: len(processed(exporter)) == 3)  # the one that failed came again
+    await until(lambda: len(processed(exporter)) == 3)  # the failed message came again
     consumer.stop()
     await running
     sent = {

@@ -1,5 +1,4 @@
-"""What a producer can do with a message, against a real broker: batches, order, delays,
-compression, namespaces, traces."""
+"""Sending with a real broker: batches, order, delays, compression, namespaces, traces."""
 
 from __future__ import annotations
 

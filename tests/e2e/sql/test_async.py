@@ -1,4 +1,4 @@
-"""The same promises with `await`: SQLite through aiosqlite, PostgreSQL through psycopg."""
+"""AsyncEscrow and AsyncInbox, on SQLite with aiosqlite and PostgreSQL with psycopg."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_both_or_neither_with_await(served: Served, async_url: str) -> Non
         async with Consumer(
             served.namesrv_address, group=f"{topic}-c", subscribe={topic: "*"}
         ) as consumer:
-            # The loop goes on meanwhile: it answers what the broker asks.
+            # The event loop keeps running and answers the broker's checks.
             bodies = sorted([(await consumer.receive()).body for _ in range(4)])
         assert bodies == [b"a", b"a again", b"d", b"d again"]
 
@@ -165,14 +165,14 @@ async def test_a_failure_in_the_last_flush_rolls_back_with_await(
         with pytest.raises(IntegrityError):
             await _add_and_send(escrow, topic, "a")
         assert open_halves(served) == 0
-        # A failed COMMIT would have been looked up in the database, which leaves a tombstone.
+        # A failed COMMIT would have been resolved by the marker, which leaves a tombstone.
         async with engine.connect() as connection:
             assert (await connection.execute(select(marker_table.c.id))).all() == []
     assert delivered(served, topic) == []
 
 
 async def _add_and_send(escrow: AsyncEscrow, topic: str, name: str) -> None:
-    """The row reaches the database in the last flush."""
+    """Add a row that reaches the database in the last flush."""
     async with escrow.transaction() as (session, tx):
         session.add(Transfer(id=name, amount=1))
         await tx.send(Message(topic, name.encode()))

@@ -42,12 +42,12 @@ pytestmark = pytest.mark.slow
 AFTER_THE_COMMIT = (crashing.AFTER_COMMIT, crashing.BEFORE_END, crashing.AFTER_END)
 HAS_HALF = (crashing.AFTER_HALF, crashing.BEFORE_COMMIT, *AFTER_THE_COMMIT)
 SOME = (crashing.AFTER_MARKER, crashing.AFTER_HALF, crashing.BEFORE_COMMIT, crashing.BEFORE_END)
-CHECKS = 2  # that a frozen owner sleeps through
+CHECKS = 2  # while the owner is frozen
 
 
 @dataclass
 class Crash:
-    """One process that stops at `point`, and this process of the same group beside it."""
+    """A process that stops at `point`, while this process of the same group keeps running."""
 
     database: str
     point: str
@@ -66,7 +66,7 @@ class Crash:
 
 
 def stopped(crash: Crash) -> None:
-    """It has reached its point."""
+    """Wait until the process has reached its point."""
     _, status = os.waitpid(crash.child.pid, os.WUNTRACED)
     if crash.how == "kill":
         crash.child.returncode = -os.WTERMSIG(status)
@@ -77,7 +77,7 @@ def stopped(crash: Crash) -> None:
 
 def resumed(crash: Crash) -> int:
     if crash.point in HAS_HALF:
-        decided = crash.point in AFTER_THE_COMMIT  # then one check is enough, or none
+        decided = crash.point in AFTER_THE_COMMIT  # one check is enough, or none is needed
         wanted = 0 if crash.point == crashing.AFTER_END else 1 if decided else CHECKS
         wait_until(lambda: crash.checks >= wanted, f"asked about {crash.name}")
     crash.child.send_signal(signal.SIGCONT)
@@ -86,7 +86,7 @@ def resumed(crash: Crash) -> int:
 
 @pytest.fixture
 def crashes() -> Iterator[list[Crash]]:
-    """None of them outlives its test."""
+    """Processes of the test, which are killed at its end."""
     running: list[Crash] = []
     yield running
     for crash in running:
@@ -130,7 +130,7 @@ def agree(served: Served, crashes: list[Crash]) -> None:
 
 
 def urls(kind: str, servers: dict[str, DatabaseServer], tmp_path: Path) -> Iterator[str]:
-    """A file for each on SQLite, which locks the whole of it; one database for all otherwise."""
+    """A file for each crash on SQLite, which locks whole files; otherwise one database for all."""
     if kind == "sqlite":
         for number in range(100):
             yield f"sqlite:///{tmp_path / f'{number}.db'}"
@@ -178,7 +178,7 @@ def test_database_and_message_agree(
 def test_an_owner_whose_session_ended_while_it_was_frozen_fails(
     served: Served, servers: dict[str, DatabaseServer], tmp_path: Path, crashes: list[Crash]
 ) -> None:
-    """The database gives its lock to the checker; what it does when it wakes up is refused."""
+    """The database gives the lock to the checker, and refuses the owner when it wakes up."""
     url = url_of("postgresql", servers, tmp_path)
     more = "?options=-c%20idle_in_transaction_session_timeout%3D500"
     with ExitStack() as stack:

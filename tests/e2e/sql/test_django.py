@@ -39,7 +39,7 @@ def databases(
     servers: dict[str, DatabaseServer],
     served: Served,
 ) -> Iterator[None]:
-    """Settings are a process's own, and set once."""
+    """Configure Django. Settings belong to the process and are set once."""
     directory = tmp_path_factory.mktemp("django")
     found: dict[str, dict[str, object]] = {
         "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": str(directory / "bank.db")}
@@ -127,7 +127,9 @@ def test_a_block_inside_a_block_waits_for_the_outermost(served: Served, alias: s
     with transaction.atomic(using=alias):
         tx = pay(alias, topic, "a")
         with pytest.raises(ZeroDivisionError):
-            pay(alias, topic, "b", fails=ZeroDivisionError())  # its savepoint, and its messages
+            pay(
+                alias, topic, "b", fails=ZeroDivisionError()
+            )  # rolls back its savepoint and its messages
         with shared.atomic(using=alias) as outer:
             pay(alias, topic, "c")
             outer.send(Message(topic, b"outer"))
@@ -191,7 +193,7 @@ def test_a_transaction_managed_by_hand_ends_by_hand(served: Served, alias: str) 
 
 
 def test_a_commit_that_fails_is_resolved_by_the_marker(served: Served, alias: str) -> None:
-    """PostgreSQL looks at a deferred constraint only then; SQLite at its foreign keys."""
+    """Both databases check deferred constraints only at the commit."""
     topic = new_topic("deferred")
     with connections[alias].cursor() as cursor:
         cursor.execute("DROP TABLE IF EXISTS child")
@@ -248,11 +250,11 @@ def test_a_message_that_comes_again_has_no_second_effect(alias: str) -> None:
     assert credit(message_called("m1", b"a")) is True
     assert credit(message_called("m1", b"a")) is False
     with pytest.raises(DatabaseError):
-        credit(message_called("m2", b"a"))  # its own conflict
+        credit(message_called("m2", b"a"))  # the effect itself violates a constraint
     assert credit(message_called("m2", b"b")) is True
     with transaction.atomic(using=alias):
         assert credit(message_called("m2", b"b")) is False
-        save(alias, "c")  # the block around it is unharmed
+        save(alias, "c")  # the outer block can continue
     assert rows(alias) == ["a", "b", "c"]
     assert inbox.purge(older_than_ms=-1000) == 2
 

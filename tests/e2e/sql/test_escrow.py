@@ -1,4 +1,4 @@
-"""A database and a broker, both real: whatever happens in between, they agree in the end."""
+"""Escrow with a real database and a real broker: whatever fails, they agree in the end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.support.tcp_proxy import CuttingProxy
 
 pytestmark = pytest.mark.slow
 
-NOBODY = "127.0.0.1:1"
+UNREACHABLE = "127.0.0.1:1"
 HOUR_MS = 3_600_000
 
 
@@ -98,27 +98,27 @@ def test_a_failure_in_the_last_flush_rolls_back_without_reading_the_marker(
             _add_and_send(escrow, topic, "a")
         assert open_halves(served) == 0
     assert delivered(served, topic) == []
-    # A failed COMMIT would have been looked up in the database, which leaves a tombstone.
+    # A failed COMMIT would have been resolved by the marker, which leaves a tombstone.
     assert marked(engine) == paid
 
 
 def _add_and_send(escrow: Escrow, topic: str, name: str) -> None:
-    """The row reaches the database in the last flush."""
+    """Add a row that reaches the database in the last flush."""
     with escrow.transaction() as (session, tx):
         session.add(Transfer(id=name, amount=1))
         tx.send(Message(topic, name.encode()))
 
 
 def test_a_half_that_cannot_be_sent_rolls_the_database_back(sqlite: Engine) -> None:
-    with Escrow(sqlite, NOBODY, group="g-nobody", retries=0) as escrow:
+    with Escrow(sqlite, UNREACHABLE, group="g-nobody", retries=0) as escrow:
         with pytest.raises(TransportError):
             pay(escrow, "t", "a")
         with pytest.raises(TransactionMessageFailed):
-            _pay_and_go_on(escrow, "b")
+            _pay_and_ignore_the_error(escrow, "b")
     assert saved(sqlite) == []
 
 
-def _pay_and_go_on(escrow: Escrow, name: str) -> None:
+def _pay_and_ignore_the_error(escrow: Escrow, name: str) -> None:
     with escrow.transaction() as (session, tx):
         session.execute(insert(transfers).values(id=name, amount=1))
         with contextlib.suppress(TransportError):
@@ -170,12 +170,12 @@ def test_a_failed_end_raises_no_error(tmp_path: Path, sqlite: Engine) -> None:
             assert not tx.outcome.acknowledged
             assert "left to check-back" in tx.outcome.detail
             served.start()
-            escrow.clean_up()  # it makes itself known to the new process
+            escrow.clean_up()
             settled(served)
         assert delivered(served, "t") == [b"a"]
 
 
-# --- the answer to COMMIT ------------------------------------------------------------------------
+# --- a COMMIT without a response -----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -237,14 +237,14 @@ def test_a_database_that_stops_before_the_commit_has_rolled_back(
     with Escrow(engine, served.namesrv_address, group=topic) as escrow:
         with pytest.raises(DBAPIError):
             _pay_and_lose(escrow, engine, topic)
-        assert open_halves(served) == 0  # it was told, not asked
+        assert open_halves(served) == 0  # the verdict was sent, no check was needed
     assert saved(engine) == []
     assert delivered(served, topic) == []
     engine.dispose()
 
 
 def _pay_and_lose(escrow: Escrow, engine: Engine, topic: str) -> None:
-    """After the last statement the database ends this session."""
+    """Pay, and have the database end the session before the commit."""
     with escrow.transaction() as (session, tx):
         session.execute(insert(transfers).values(id="a", amount=1))
         tx.send(Message(topic, b"a"))
@@ -284,7 +284,7 @@ def test_a_half_of_another_producer_gets_no_verdict(
         lost = producer.transaction()
         lost.send(Message(topic, b"a"))
     with caplog.at_level(logging.ERROR), Escrow(sqlite, served.namesrv_address, group=topic):
-        wait_until(lambda: "a group of its own" in caplog.text, "it is asked about")
+        wait_until(lambda: "a group of its own" in caplog.text, "the half is checked")
     assert marked(sqlite) == []
     with Producer(served.namesrv_address, group=topic) as producer:
         producer.send(Message(topic, b"b"))

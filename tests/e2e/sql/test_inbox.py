@@ -1,4 +1,4 @@
-"""A message that comes again has no second effect, and one whose effect failed is not lost."""
+"""A redelivered message has no second effect, and one whose effect failed is not lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first writer of a marker wins, on every database; only a lock means "still at work"."""
+"""The first writer of a marker wins, on every database; a lock means that the owner still works."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_first_writer_wins(marked: Engine) -> None:
     with marked.connect() as owner:
         owner.begin()
         insert_marker(owner, "committed", group="g", now_ms=NOW_MS)
-        assert asked(marked, "committed") is Verdict.UNKNOWN  # it is at work
+        assert asked(marked, "committed") is Verdict.UNKNOWN  # the owner still works
         owner.commit()
         assert asked(marked, "committed") is Verdict.COMMIT
         owner.begin()
@@ -82,7 +82,7 @@ def test_a_checker_that_waits_returns_what_the_owner_did(marked: Engine, ends: s
         assert inserting.wait(20)
         owner.commit() if ends == "commit" else owner.rollback()
         checker.join()
-    # On a machine that stands still the wait may be over before the owner ends.
+    # On a busy machine the wait may end before the owner does.
     assert answers[0] in (wanted, Verdict.UNKNOWN)
     assert asked(marked, "t") is wanted
 

@@ -1,4 +1,4 @@
-"""Every error answers two questions: may I retry, and may it have happened?"""
+"""Every error says whether to retry, and whether the request may have taken effect."""
 
 from __future__ import annotations
 

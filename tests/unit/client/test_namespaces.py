@@ -1,4 +1,4 @@
-"""Names with a namespace: RocketMQ's form, for topics, groups, retries and dead letters."""
+"""Namespaces in RocketMQ's form, for topics, groups, retries and dead letters."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_a_namespace_with_a_separator_is_refused() -> None:
 def test_unwrapping_undoes_wrapping_and_wrapping_twice_equals_wrapping_once(
     namespace: str, name: str, prefix: str
 ) -> None:
-    one = Namespace(namespace)
-    wrapped = one.wrap(prefix + name)
-    assert one.wrap(wrapped) == wrapped
-    assert one.unwrap(wrapped) == prefix + name
+    wrapper = Namespace(namespace)
+    wrapped = wrapper.wrap(prefix + name)
+    assert wrapper.wrap(wrapped) == wrapped
+    assert wrapper.unwrap(wrapped) == prefix + name
     assert is_shared_name(name) or namespace in wrapped

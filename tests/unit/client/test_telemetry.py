@@ -1,4 +1,4 @@
-"""Telemetry is optional: without OpenTelemetry there is none, and who wants it is told how."""
+"""Telemetry is optional and needs OpenTelemetry."""
 
 from __future__ import annotations
 

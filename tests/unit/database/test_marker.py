@@ -1,4 +1,4 @@
-"""Which errors mean a lock, what an id looks like, and what follows from a tombstone."""
+"""Lock errors, transaction ids, and the verdict for each result of a tombstone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from escrowmq.message.transaction import Verdict
 
 
 class _DriverError(Exception):
-    """As drivers raise them: with a code somewhere."""
+    """An error as drivers raise it, with its code in one of several attributes."""
 
     def __init__(self, *args: object, **codes: object) -> None:
         super().__init__(*args)
@@ -60,7 +60,7 @@ def test_a_transaction_id_contains_its_database() -> None:
         (TombstoneResult.LOCKED, None, Verdict.UNKNOWN),
         (TombstoneResult.EXISTS, "committed", Verdict.COMMIT),
         (TombstoneResult.EXISTS, "tombstone", Verdict.ROLLBACK),
-        (TombstoneResult.EXISTS, None, Verdict.UNKNOWN),  # removed in between
+        (TombstoneResult.EXISTS, None, Verdict.UNKNOWN),  # purged in between
     ],
 )
 def test_verdict_for_each_result_of_a_tombstone(

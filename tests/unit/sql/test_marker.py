@@ -1,4 +1,4 @@
-"""A marker's row, and a checker that loses the race for it."""
+"""The row of a marker, and a checker that loses the race for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that wait: the queues take turns, and an orderly queue has one out at a time."""
+"""Queues take turns, and an orderly queue has one message delivered at a time."""
 
 from __future__ import annotations
 

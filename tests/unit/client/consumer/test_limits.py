@@ -1,4 +1,4 @@
-"""Room for messages: at any of its bounds a queue waits, until something is done with."""
+"""Limits of messages in flight: at any limit a queue waits until a message is done."""
 
 from __future__ import annotations
 

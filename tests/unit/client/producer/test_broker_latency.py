@@ -1,4 +1,4 @@
-"""Which brokers are passed over, and for how long."""
+"""Which brokers are avoided, and for how long."""
 
 from __future__ import annotations
 

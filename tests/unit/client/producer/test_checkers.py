@@ -1,4 +1,4 @@
-"""What a checker can be registered for."""
+"""Registration of checkers: for a topic, a tag or a transaction's name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def always_commit(message: ReceivedMessage) -> Verdict:
 
 
 @pytest.mark.parametrize(
-    "place",
+    "selection",
     [
         {"topic": "orders"},
         {"topic": "orders", "tag": "paid"},
@@ -23,26 +23,26 @@ def always_commit(message: ReceivedMessage) -> Verdict:
     ids=str,
 )
 def test_a_checker_is_registered_for_a_topic_a_tag_all_topics_or_a_name(
-    place: dict[str, str],
+    selection: dict[str, str],
 ) -> None:
     checkers = CheckerRegistry("g")
     assert not checkers.has_checkers()
-    checkers.register(always_commit, **place)
+    checkers.register(always_commit, **selection)
     assert checkers.has_checkers()
 
 
-@pytest.mark.parametrize("place", [{"topic": "*"}, {"name": "transfer"}], ids=str)
-def test_a_tag_without_its_topic_is_refused(place: dict[str, str]) -> None:
-    """The tag would never be compared: only a checker for one topic looks at tags."""
+@pytest.mark.parametrize("selection", [{"topic": "*"}, {"name": "transfer"}], ids=str)
+def test_a_tag_without_its_topic_is_refused(selection: dict[str, str]) -> None:
+    """Only a checker for one topic compares tags, so this tag would be ignored."""
     checkers = CheckerRegistry("g")
     with pytest.raises(ValueError, match="needs the topic"):
-        checkers.register(always_commit, tag="paid", **place)
+        checkers.register(always_commit, tag="paid", **selection)
     assert not checkers.has_checkers()
 
 
-@pytest.mark.parametrize("place", [{}, {"tag": "paid"}, {"topic": "t", "name": "n"}], ids=str)
-def test_a_checker_for_nothing_or_for_two_things_is_refused(place: dict[str, str]) -> None:
+@pytest.mark.parametrize("selection", [{}, {"tag": "paid"}, {"topic": "t", "name": "n"}], ids=str)
+def test_a_checker_for_nothing_or_for_two_things_is_refused(selection: dict[str, str]) -> None:
     checkers = CheckerRegistry("g")
     with pytest.raises(ValueError, match="for a topic"):
-        checkers.register(always_commit, **place)
+        checkers.register(always_commit, **selection)
     assert not checkers.has_checkers()

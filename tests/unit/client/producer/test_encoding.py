@@ -1,4 +1,4 @@
-"""A message as it goes out: properties, delays, compression, batches."""
+"""Encoding of messages: properties, delays, compression, batches."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_an_unknown_compression_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "said"),
+    ("messages", "error_text"),
     [
         ([], "at least one message"),
         ([Message("t", b""), Message("u", b"")], "one topic"),
@@ -140,8 +140,10 @@ def test_an_unknown_compression_is_refused() -> None:
         ([Message("t", b"", sharding_key="a"), Message("t", b"", sharding_key="b")], "sharding"),
     ],
 )
-def test_messages_that_cannot_be_one_batch_are_refused(messages: list[Message], said: str) -> None:
-    with pytest.raises(LocalProtocolError, match=said):
+def test_messages_that_cannot_be_one_batch_are_refused(
+    messages: list[Message], error_text: str
+) -> None:
+    with pytest.raises(LocalProtocolError, match=error_text):
         check_batch(messages)
 
 

@@ -1,4 +1,4 @@
-"""Sends that meet brokers which fail, refuse, do not answer, come and go."""
+"""Sends to brokers that fail, refuse, do not respond, stop and return."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_a_slow_broker_is_avoided_although_it_responds() -> None:
         producer._sender.fault_tolerance.record_response("a", 2.0, producer._clock.elapsed_s())
         results = [await producer.send(Message("t", b"x")) for _ in range(8)]
         assert {result.queue.broker for result in results} == {"b"}
-        # Whoever names a queue gets it all the same; and a quick answer makes up for a slow one.
+        # An explicit queue is used although its broker is avoided, and a quick response ends that.
         assert (await producer.send(Message("t", b"x"), queue=queues["a"])).queue.broker == "a"
         results = [await producer.send(Message("t", b"x")) for _ in range(8)]
         assert {result.queue.broker for result in results} == {"a", "b"}
@@ -59,9 +59,9 @@ async def test_every_attempt_has_the_same_unique_key() -> None:
         async with Producer(cluster.address, group="g", retries=3) as producer:
             with pytest.raises(RequestRefused):
                 await producer.send(Message("t", b"x"))
-        asked = cluster["a"].received(*SENDS) + cluster["b"].received(*SENDS)
-        assert len(asked) == 4
-        assert len({request.head.fields.properties for request in asked}) == 1
+        requests = cluster["a"].received(*SENDS) + cluster["b"].received(*SENDS)
+        assert len(requests) == 4
+        assert len({request.head.fields.properties for request in requests}) == 1
 
 
 async def test_errors_that_are_not_retriable_are_not_retried() -> None:
@@ -102,7 +102,9 @@ async def test_a_broken_connection_is_an_unknown_outcome_and_is_opened_again() -
         del cluster["a"].responders[SEND]
         await producer.send(Message("t", b"x"))
         assert len(cluster["a"].transports) == 2
-        assert len(cluster["a"].received(RequestCode.HEART_BEAT)) == 2  # known before it sends
+        assert (
+            len(cluster["a"].received(RequestCode.HEART_BEAT)) == 2
+        )  # it registers before it sends
 
 
 async def test_name_servers_that_are_down_are_skipped() -> None:
@@ -142,7 +144,7 @@ async def test_routes_are_refreshed_and_heartbeats_sent_in_the_background() -> N
             beats = len(cluster["a"].received(RequestCode.HEART_BEAT))
             await until(lambda: len(cluster["a"].received(RequestCode.HEART_BEAT)) > beats + 1)
             assert {queue.broker for queue in await producer.queues("t")} == {"a", "b"}
-            cluster.is_silent = True  # the old route serves on
+            cluster.is_silent = True  # the cached route is used
             await producer.send(Message("t", b"x"))
 
 
@@ -155,11 +157,11 @@ async def test_a_sharding_key_keeps_its_queue_while_the_route_does_not_change() 
         first = (await producer.send(message)).queue
         owner = cluster[first.broker]
         owner.responders[SEND] = refuse_with(ResponseCode.SYSTEM_BUSY)
-        with pytest.raises(RequestRefused):  # never another queue: order is worth more
+        with pytest.raises(RequestRefused):  # another queue would break the order
             await producer.send(message)
         del owner.responders[SEND]
         assert (await producer.send(message)).queue == first
-        owner.is_listed = False  # its broker is gone for good: the rest share the keys out anew
+        owner.is_listed = False  # its broker is gone: the keys move to the other queues
         await producer._routes.refresh()
         moved = (await producer.send(message)).queue
         assert moved.broker != first.broker
@@ -242,10 +244,10 @@ async def test_a_closed_client_raises_client_closed() -> None:
 async def test_the_sends_of_one_turn_are_written_together() -> None:
     async with FakeCluster("a") as cluster, Producer(cluster.address, group="g") as producer:
         await producer.send(Message("t", b"x"))
-        line = producer._heartbeat.ready_connection(cluster["a"].address)
-        assert line is not None
+        connection = producer._heartbeat.ready_connection(cluster["a"].address)
+        assert connection is not None
         sending = [asyncio.ensure_future(producer.send(Message("t", b"x"))) for _ in range(20)]
         await asyncio.sleep(0)
-        assert len(line._outgoing) == 19  # the first did not wait for the others
+        assert len(connection._outgoing) == 19  # the first one was written at once
         await asyncio.gather(*sending)
-        assert not line._outgoing
+        assert not connection._outgoing

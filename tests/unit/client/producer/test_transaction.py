@@ -1,4 +1,4 @@
-"""Ends against brokers of RocketMQ's kind that lose answers, refuse, or go away; and listeners."""
+"""End requests to RocketMQ brokers that lose responses, refuse or stop; and listeners."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_an_escrowmq_broker_gets_one_end_for_all_halves_repeated_if_needed
 
 async def test_a_broker_that_refuses_many_ends_at_once_gets_them_one_by_one() -> None:
     async with FakeCluster("a") as cluster:
-        cluster["a"].responders[RequestCode.QUERY_WRITER] = encode_success  # it seemed to be ours
+        cluster["a"].responders[RequestCode.QUERY_WRITER] = encode_success  # it looks like EscrowMQ
         async with (
             Producer(cluster.address, group="g") as producer,
             producer.transaction(Message("t", b"1")) as tx,
@@ -167,31 +167,31 @@ async def test_a_half_has_no_delay_on_rocketmq_and_keeps_it_on_escrowmq() -> Non
 # --- listeners -----------------------------------------------------------------------------------
 
 
-class Says(TransactionListener):
-    """Answers what it is told to, and remembers what it was given."""
+class FixedListener(TransactionListener):
+    """Returns or raises what it was created with, and records its calls."""
 
-    def __init__(self, said: Any) -> None:
-        self.said = said
+    def __init__(self, returned: Any) -> None:
+        self.result = returned
         self.executed: list[tuple[Message, Any]] = []
 
     def execute_local_transaction(self, message: Message, arg: Any) -> Any:
         self.executed.append((message, arg))
-        if isinstance(self.said, Exception):
-            raise self.said
-        return self.said
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
 
     def check_local_transaction(self, message: ReceivedMessage) -> Verdict:
         return Verdict.UNKNOWN
 
 
-class SaysLater(Says):
+class AsyncFixedListener(FixedListener):
     async def execute_local_transaction(self, message: Message, arg: Any) -> Any:
         return super().execute_local_transaction(message, arg)
 
 
-@pytest.mark.parametrize("kind", [Says, SaysLater])
+@pytest.mark.parametrize("kind", [FixedListener, AsyncFixedListener])
 @pytest.mark.parametrize(
-    ("said", "state", "told"),
+    ("returned", "state", "sent_verdict"),
     [
         (Verdict.COMMIT, Verdict.COMMIT, 8),
         (Verdict.ROLLBACK, Verdict.ROLLBACK, 12),
@@ -204,16 +204,16 @@ class SaysLater(Says):
     ids=str,
 )
 async def test_the_verdict_of_the_listener_is_sent(
-    kind: type[Says], said: Any, state: Verdict, told: int
+    kind: type[FixedListener], returned: Any, state: Verdict, sent_verdict: int
 ) -> None:
-    listener = kind(said)
+    listener = kind(returned)
     async with (
         FakeCluster("a") as cluster,
         TransactionProducer(cluster.address, group="g", listener=listener) as producer,
     ):
         result = await producer.send_in_transaction(Message("t", b"x"), arg=7)
         async with asyncio.timeout(20):
-            while not cluster["a"].received(END):  # noqa: ASYNC110  # what is one way takes a moment
+            while not cluster["a"].received(END):  # noqa: ASYNC110  # a one-way request takes a moment
                 await asyncio.sleep(0.01)
     [(message, arg)] = listener.executed
     assert arg == 7
@@ -222,19 +222,19 @@ async def test_the_verdict_of_the_listener_is_sent(
     assert (result.status, result.local_state) == (SendStatus.SEND_OK, state)
     assert (result.queue.topic, result.queue_offset) == ("t", 1)
     [end] = cluster["a"].received(END)
-    assert end.head.fields.commit_or_rollback == told
-    assert end.head.is_oneway == (told == 0) == result.outcome.oneway
-    assert result.outcome.acknowledged == (told != 0)
-    if isinstance(said, OSError):
+    assert end.head.fields.commit_or_rollback == sent_verdict
+    assert end.head.is_oneway == (sent_verdict == 0) == result.outcome.oneway
+    assert result.outcome.acknowledged == (sent_verdict != 0)
+    if isinstance(returned, OSError):
         assert "disk on fire" in end.head.remark
-        assert result.error is said
-    elif said == "COMMIT":
+        assert result.error is returned
+    elif returned == "COMMIT":
         assert "COMMIT" in end.head.remark
 
 
 @pytest.mark.parametrize("code", [10, 11, 12])
 async def test_a_status_other_than_ok_rolls_back_without_the_local_transaction(code: int) -> None:
-    listener = Says(Verdict.COMMIT)
+    listener = FixedListener(Verdict.COMMIT)
     async with FakeCluster("a") as cluster:
         cluster["a"].responders[SEND] = lambda request: cluster["a"].store_response(request, code)
         async with TransactionProducer(cluster.address, group="g", listener=listener) as producer:
@@ -245,7 +245,7 @@ async def test_a_status_other_than_ok_rolls_back_without_the_local_transaction(c
 
 
 async def test_a_half_that_cannot_be_sent_raises_without_the_local_transaction() -> None:
-    listener = Says(Verdict.COMMIT)
+    listener = FixedListener(Verdict.COMMIT)
     async with FakeCluster("a") as cluster:
         cluster["a"].responders[SEND] = refuse_with(ResponseCode.MESSAGE_ILLEGAL)
         async with TransactionProducer(cluster.address, group="g", listener=listener) as producer:
@@ -261,7 +261,7 @@ async def test_a_listener_without_its_methods_is_refused() -> None:
 
 
 async def test_names_have_their_namespace_on_the_wire_and_not_for_the_user() -> None:
-    listener = Says(Verdict.COMMIT)
+    listener = FixedListener(Verdict.COMMIT)
     async with (
         FakeCluster("a") as cluster,
         TransactionProducer(

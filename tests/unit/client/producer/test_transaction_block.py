@@ -1,4 +1,4 @@
-"""A transaction whose end is on its way: it takes no more messages and no second verdict."""
+"""A transaction whose end is in progress accepts no more messages and no second verdict."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ END = RequestCode.END_TRANSACTION
 
 
 class FirstEndUnanswered:
-    """Answers every end but the first, and says when that one has arrived."""
+    """Responds to every end except the first, and sets an event when that one arrives."""
 
     def __init__(self) -> None:
         self.arrived = asyncio.Event()
