@@ -1,7 +1,7 @@
-"""What `Disk` promises, asked of the real one and of both fakes by the same tests.
+"""The contract of `Disk`, which the real disk and both fakes must fulfil.
 
-Each test runs three times: on a directory, in memory, and on a FaultyDisk that is told to fail
-nothing. The root does not exist at first, as on a machine where nothing was ever stored.
+Each test runs three times: on a directory, in memory, and on a FaultyDisk without faults. The root
+does not exist at first, as on a machine where nothing was ever stored.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> 
 
 @pytest.fixture
 def let_time_pass(disk: Disk, tmp_path: Path, clock: ManualClock) -> LetTimePass:
-    """Since that path was last modified. A real file is made older instead."""
+    """Return a function that lets time pass since a path was modified; a real file gets older."""
 
     def pass_time(path: str) -> None:
         clock.advance(ms=60_000)
@@ -54,7 +54,7 @@ def content(disk: Disk, path: str) -> bytes:
 
 
 @pytest.mark.parametrize("size", [0, 1, 5000])
-def test_a_new_file_is_zeros_of_the_size_asked_for(disk: Disk, size: int) -> None:
+def test_a_new_file_has_the_requested_size_and_is_zero(disk: Disk, size: int) -> None:
     file = disk.create("a", size)
     assert file.size == size
     assert bytes(file.view()) == bytes(size)
@@ -173,7 +173,7 @@ def test_resize_down_and_up_again_reads_zeros(disk: Disk) -> None:
 
 
 @pytest.mark.parametrize("path", ["a", "nowhere/a"])
-def test_what_is_not_there_cannot_be_opened_or_removed_or_dated(disk: Disk, path: str) -> None:
+def test_a_missing_file_cannot_be_opened_removed_or_dated(disk: Disk, path: str) -> None:
     assert not disk.exists(path)
     with pytest.raises(StoreFailed):
         disk.open(path)
@@ -241,7 +241,7 @@ def test_a_renamed_file_stays_open(disk: Disk) -> None:
     assert content(disk, "new") == b"abc"
 
 
-def test_a_replaced_file_stays_readable_for_those_who_hold_it(disk: Disk) -> None:
+def test_a_replaced_file_stays_readable_while_it_is_open(disk: Disk) -> None:
     write_file(disk, "a", b"old")
     file = disk.open("a")
     replace_file(disk, "a", b"new")
@@ -278,7 +278,7 @@ def test_a_directory_can_be_synced_once_it_is_there(disk: Disk) -> None:
 
 
 @pytest.mark.parametrize("path", ["nowhere", "file"])
-def test_what_is_no_directory_cannot_be_synced_as_one(disk: Disk, path: str) -> None:
+def test_only_a_directory_can_be_synced_as_one(disk: Disk, path: str) -> None:
     disk.create("file", 1)
     with pytest.raises(StoreFailed):
         disk.sync_directory(path)
@@ -361,7 +361,7 @@ def test_reading_a_lock_does_not_release_it(disk: Disk) -> None:
     lock.release()
 
 
-def test_read_file_of_nothing_is_none(disk: Disk) -> None:
+def test_read_file_returns_none_for_a_missing_file(disk: Disk) -> None:
     assert read_file(disk, "a") is None
     assert read_file(disk, "nowhere/a") is None
 
@@ -383,7 +383,7 @@ def test_write_file_and_replace_file_read_back_whole(disk: Disk, data: bytes) ->
     assert disk.names("d") == ["replaced", "written"]
 
 
-def test_remove_file_does_not_mind_if_there_is_none(disk: Disk) -> None:
+def test_remove_file_ignores_a_missing_file(disk: Disk) -> None:
     write_file(disk, "d/a", b"x")
     remove_file(disk, "d/a")
     remove_file(disk, "d/a")

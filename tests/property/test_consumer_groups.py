@@ -132,7 +132,7 @@ class GroupsMachine(RuleBasedStateMachine):
             assert versions == self.topics.get(name, {})
 
     def teardown(self) -> None:
-        """Nothing stays when all have left."""
+        """Check that nothing is left when all members have left."""
         for channel in {channel for channel, _ in self.members.values()}:
             self.groups.channel_closed(channel)
         assert len(self.table) == 0

@@ -1,4 +1,4 @@
-"""Waiting pulls against a plain list of them: every pull leaves once, and for the right reason."""
+"""Held pulls against a list: every pull is released once, and for the right reason."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class WaitingMachine(RuleBasedStateMachine):
         assert self.waiting.next_due_ms() == due
 
     def teardown(self) -> None:
-        """Nothing stays when all have left."""
+        """Check that nothing is left when all pulls are released."""
         for channel in CHANNELS:
             self.waiting.channel_closed(channel)
         assert len(self.waiting) == 0

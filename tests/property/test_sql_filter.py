@@ -1,4 +1,4 @@
-"""SQL92 filters against a tiny evaluator, which walks a tree of its own and knows no text."""
+"""SQL92 filters against a small reference evaluator of expression trees."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def evaluated(tree: Any, message: dict[str, str]) -> Any:
 
 
 @given(tree=trees, message=properties)
-def test_it_matches_what_the_tree_says(tree: Any, message: dict[str, str]) -> None:
+def test_a_filter_matches_like_the_reference_evaluator(tree: Any, message: dict[str, str]) -> None:
     try:
         expected = evaluated(tree, message) is True
     except Incomparable:
@@ -208,7 +208,7 @@ pieces = st.sampled_from(PIECES.split())
     expression=st.text(max_size=60) | st.lists(pieces, max_size=25).map(" ".join),
     message=st.dictionaries(st.sampled_from(NAMES), st.text(min_size=1, max_size=12)),
 )
-def test_garbage_is_refused_at_a_place_of_it_or_is_an_expression(
+def test_random_text_is_refused_with_a_position_or_is_an_expression(
     expression: str, message: dict[str, str]
 ) -> None:
     position = 1

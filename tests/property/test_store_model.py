@@ -1,4 +1,4 @@
-"""The store against lists: any order of appends, reads, flushes, checkpoints, crashes and expiry.
+"""The store against a list: any order of appends, reads, flushes, checkpoints, crashes, expiry.
 
 A crash here is a killed process: what was written stays, flushed or not. Power cuts are in
 tests/simulation.

@@ -1,4 +1,4 @@
-"""Drive a store on a disk that can fail, and judge what is found after a crash.
+"""Drive a store on a disk that can fail, and check what a crash leaves.
 
 The log is one sequence, so the model is one list. Of everything ever appended, in order:
 
@@ -6,7 +6,7 @@ The log is one sequence, so the model is one list. Of everything ever appended, 
 
 After a crash the store must hold one run of that list, which begins no later than at the first
 record that was not expired and ends no earlier than at the last durable one. Queues, offsets and
-keys must say the same as the log.
+keys must agree with the log.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Sent:
 
 @dataclass
 class StoreRun:
-    """One store through any number of crashes, and what must be in it."""
+    """One store through any number of crashes, and the model of what it must contain."""
 
     rng: Random
     disk: FaultyDisk
@@ -104,7 +104,7 @@ class StoreRun:
         self.durable = self.acknowledged
 
     def scenario(self) -> None:
-        """A fixed life: singles, batches, rolls, flushes, checkpoints, expiry, a clean stop."""
+        """Run a fixed scenario: appends, flushes, checkpoints, expiry and a clean stop."""
         self.open()
         for step in range(36):
             self.append([self.rng.choice((3, 40, 200))] * (1 if step % 3 else 4))
@@ -133,7 +133,7 @@ class StoreRun:
                 self.kill()
 
     def kill(self) -> None:
-        """The process dies and the machine goes on: nothing is lost, and nothing is durable."""
+        """Kill the process but not the machine: nothing is lost, and nothing becomes durable."""
         assert self.store is not None
         self.store.abandon()
         self.open()
@@ -158,12 +158,12 @@ class StoreRun:
     # --- what must hold --------------------------------------------------------------------------
 
     def crash(self, disk: FaultyDisk) -> None:
-        """The process is gone; the next one finds this disk."""
+        """Continue with the disk that the next process finds."""
         self.disk = disk
         self.store = None
 
     def judge(self) -> None:
-        """The store is open again: it holds what it must, and its parts agree."""
+        """Check a reopened store: it contains what it must, and its parts agree."""
         store = self.store
         assert store is not None
         assert store.recovery.damage == []
@@ -212,7 +212,7 @@ class StoreRun:
 
 
 def bodies_in(slices: list[memoryview]) -> list[bytes]:
-    """The bodies of records that lie one behind the other."""
+    """Return the bodies of adjacent records."""
     bodies = []
     for data in slices:
         at = 0
@@ -225,7 +225,7 @@ def bodies_in(slices: list[memoryview]) -> list[bytes]:
 
 
 def outcome(run: StoreRun) -> StoreError | None:
-    """Play the fixed scenario up to its first failure."""
+    """Run the fixed scenario and return its first failure, or None."""
     try:
         run.scenario()
     except StoreError as error:

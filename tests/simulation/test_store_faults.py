@@ -1,7 +1,7 @@
-"""Make every disk call of a store's life fail in turn, go on, crash, start again, and look.
+"""Let every disk call of a scenario fail in turn, go on, crash, recover and check.
 
-The scenario appends, rolls, flushes, makes checkpoints, expires and stops in order; opening the
-directory again is part of it. A call fails once (a passing fault) or from then on (a dead disk).
+The scenario appends, flushes, makes checkpoints, expires segments and closes the store; opening it
+again is part of it. A call fails once (a passing fault) or from then on (a dead disk).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.stores import NOW_MS, open_store, sample
 
 
 def go_on(run: StoreRun) -> None:
-    """What a broker does after an error: it tries again, and stops if it must."""
+    """Do what a broker does after an error: try again, and stop if necessary."""
     for _ in range(3):
         try:
             if run.store is None:
@@ -80,7 +80,7 @@ def test_every_call_of_recovery_fails_in_turn() -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk_refuses_and_recovers_when_there_is_room() -> None:
+def test_a_full_disk_refuses_appends_until_there_is_space() -> None:
     for pages in itertools.count(8):
         disk = FaultyDisk(seed=pages, capacity_bytes=pages * 4096)
         run = StoreRun(Random(pages), disk)
@@ -108,8 +108,8 @@ def test_a_full_disk_refuses_and_recovers_when_there_is_room() -> None:
 
 
 @pytest.mark.slow
-def test_a_file_whose_removal_a_power_cut_undoes_still_has_its_keys() -> None:
-    """The name was removed, to make that safe failed, and the store went on."""
+def test_a_segment_that_a_power_cut_brings_back_has_its_keys() -> None:
+    """The removal of a segment succeeds, the sync of its directory fails, the store goes on."""
     for seed in range(20):
         run = StoreRun(Random(1), FaultyDisk(seed=seed, error=StoreFull))
         store = run.open()

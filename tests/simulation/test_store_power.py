@@ -1,8 +1,8 @@
-"""Cut the power at every disk call of a store's life in turn, start again, and look.
+"""Cut the power at every disk call of a scenario in turn, recover and check.
 
-SQLite's method: the n-th call, for n = 1, 2, 3 … until a run gets through. Then the same with a
-second cut at every call of the recovery, and with random lives, crashes and seeds.
-ESCROWMQ_SEEDS sets how many random lives; a failure names its seed.
+SQLite's method: the n-th call, for n = 1, 2, 3 … until a run succeeds. Then the same with a
+second cut at every call of the recovery, and with random scenarios, crashes and seeds.
+ESCROWMQ_SEEDS sets the number of random scenarios; a failure names its seed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LONG = "ESCROWMQ_SEEDS" in os.environ
 
 
 def cut_run(cut_at: int) -> tuple[StoreRun, bool]:
-    """The fixed scenario, with the power cut at that call; whether it got through."""
+    """Run the fixed scenario with a power cut at a call. Return whether it completed."""
     run = StoreRun(Random(1), FaultyDisk(seed=cut_at, power_cut_at=cut_at))
     try:
         run.scenario()
@@ -93,26 +93,26 @@ def test_power_cut_in_the_middle_of_recovery() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(10))
-def test_random_lives(block: int) -> None:
+def test_random_runs_with_power_cuts(block: int) -> None:
     for seed in range(block, SEEDS, 10):
         try:
-            live_and_crash(seed, ("none", "all", "mixed", "mixed"), SETTINGS)
+            run_and_crash(seed, ("none", "all", "mixed", "mixed"), SETTINGS)
         except AssertionError as error:
             raise AssertionError(f"SEED={seed}: {error}") from error
 
 
 @pytest.mark.slow
-def test_sealed_records_survive_a_drive_that_scrambles_sectors() -> None:
+def test_records_with_a_crc_survive_a_drive_that_scrambles_sectors() -> None:
     # Without seals nothing covers a record's header: words of it that were never written would
     # pass for zeros that were meant.
     for seed in range(SEEDS):
         try:
-            live_and_crash(seed, ("scrambled",), replace(SETTINGS, sealed=True))
+            run_and_crash(seed, ("scrambled",), replace(SETTINGS, sealed=True))
         except AssertionError as error:
             raise AssertionError(f"SEED={seed}: {error}") from error
 
 
-def live_and_crash(seed: int, survivals: tuple[Survival, ...], settings: StoreConfig) -> None:
+def run_and_crash(seed: int, survivals: tuple[Survival, ...], settings: StoreConfig) -> None:
     rng = Random(seed)
     run = StoreRun(rng, FaultyDisk(seed=seed), settings=settings)
     for _ in range(rng.randint(1, 5)):

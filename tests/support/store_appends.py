@@ -1,7 +1,4 @@
-"""What tests of appends and reads share: disks in memory with tiny files.
-
-What crashes do is in tests/simulation and test_recovery.py.
-"""
+"""Helpers for tests of appends and reads, on disks in memory with tiny files."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ FIRST_FILE = f"commitlog/{0:020d}"
 
 
 def plain(body: bytes = b"body", **changes: Any) -> NewRecord:
-    """In one queue, with nothing to derive."""
+    """Return a record of one queue, without tags and keys."""
     fields: dict[str, Any] = {"topic": "T", "queue_id": 0, "body": body, "properties": b""}
     return NewRecord(**{**fields, **changes})
 
@@ -29,7 +26,7 @@ def append(store: MessageStore, *records: NewRecord, now_ms: int = NOW_MS) -> li
 
 
 def bodies(found: QueueRead) -> list[bytes]:
-    """Of the records in the slices, which lie one behind the other."""
+    """Return the bodies of the records in the slices of a read."""
     read = []
     for data in found.slices:
         at = 0

@@ -1,4 +1,4 @@
-"""Small real stores in which one thing gets broken, and what a check says of them."""
+"""Small stores on disk that tests damage, and what a check finds in them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECORDS = 60
 
 
 def make(path: Path, *, killed: bool = False) -> Path:
-    """Several files of each kind, and a checkpoint half way; closed in order, or given up."""
+    """Create a store with several files of each kind and a checkpoint half way."""
     store = open_store(RealDisk(path))
     fill(store, range(RECORDS // 2))
     store.checkpoint()
@@ -26,7 +26,7 @@ def make(path: Path, *, killed: bool = False) -> Path:
 
 
 def records(store: Path) -> list[StoredRecord]:
-    return [met for met in LogFiles(RealDisk(store)).scan() if not isinstance(met, DamagedRange)]
+    return [item for item in LogFiles(RealDisk(store)).scan() if not isinstance(item, DamagedRange)]
 
 
 def log_end(store: Path) -> int:
@@ -40,7 +40,7 @@ def log_place(store: Path, log_offset: int) -> tuple[Path, int]:
 
 
 def change(path: Path, position: int, edit: Callable[[bytes], bytes] | bytes) -> None:
-    """Write bytes at a place, or flip them."""
+    """Write bytes at a position, or change the byte there by a function."""
     with path.open("r+b") as file:
         file.seek(position)
         new = edit if isinstance(edit, bytes) else edit(file.read(1))

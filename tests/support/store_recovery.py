@@ -1,7 +1,7 @@
-"""A store that was stopped or killed, and what has to be so after the next start.
+"""Stores that were closed or killed, and what must hold after the next start.
 
-A directory is made, something in it is changed, and it is opened again. `check_life` then reads all
-of it back by log, queue and key, appends on, stops in order, opens again and lets the check look.
+A test creates a directory, changes something in it and opens it again. `check_life` then reads
+everything by log, queue and key, appends, closes, checks the directory and opens it once more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ALL = 40
 
 
 def make(root: Path, *, killed: bool, settings: StoreConfig = TINY) -> list[StoredRecord]:
-    """Samples 0 to ALL - 1 in several files of each kind; the later ones after a checkpoint."""
+    """Append samples 0 to ALL - 1, the later ones after a checkpoint. Return the records."""
     store = open_store(RealDisk(root), settings)
     fill(store, range(9))
     store.checkpoint()
@@ -30,12 +30,12 @@ def make(root: Path, *, killed: bool, settings: StoreConfig = TINY) -> list[Stor
     store.checkpoint()
     fill(store, range(HALF, ALL))
     store.flush()
-    kept = [detached(record) for record in store.records()]
+    records = [detached(record) for record in store.records()]
     if killed:
         store.abandon()
     else:
         store.close()
-    return kept
+    return records
 
 
 def detached(record: StoredRecord) -> StoredRecord:
@@ -56,7 +56,7 @@ def overwrite(root: Path, log_offset: int, data: bytes) -> None:
 
 
 def flip_bit(root: Path, record: StoredRecord) -> None:
-    """In the body, where the checksum sees it."""
+    """Flip a bit of the body, which the checksum covers."""
     overwrite(root, record.log_offset + 88, bytes([bytes(record.body)[0] ^ 1]))
 
 
@@ -76,7 +76,7 @@ def check_life(
     *,
     missing: Iterable[StoredRecord] = (),
 ) -> None:
-    """The store holds just these; it goes on from there; and so does the next one."""
+    """Check that a store contains exactly these records, accepts more, and can be reopened."""
     check_content(store, expected, missing)
     store.append([sample(1000 + number) for number in range(20)], now_ms=NOW_MS)
     store.close()
@@ -119,7 +119,7 @@ def check_content(
 
 
 def read_all(store: MessageStore, queue: tuple[str, int], at: int) -> list[tuple[int, bytes]]:
-    """(queue offset, body) of all that consumers of a queue would get."""
+    """Return (queue offset, body) of every message that consumers of a queue would get."""
     served = []
     at = max(at, store.min_offset(*queue))
     while at < store.max_offset(*queue):

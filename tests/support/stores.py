@@ -28,7 +28,7 @@ TINY = StoreConfig(
 
 
 def sample(number: int = 0, **changes: Any) -> NewRecord:
-    """A record that differs from the next one in everything a store derives from it."""
+    """Return a record that differs from the next one in queue, tag, keys and size."""
     fields: dict[str, Any] = {
         "topic": f"T{number % 2}",
         "queue_id": number % 2,
@@ -51,10 +51,10 @@ def open_store(disk: Disk, settings: StoreConfig = TINY) -> MessageStore:
 
 
 def fill(store: MessageStore, numbers: Iterable[int], *, batch: int = 3) -> None:
-    """Samples with these numbers, some in one append, one millisecond apart."""
-    waiting = list(numbers)
-    for begin in range(0, len(waiting), batch):
-        part = waiting[begin : begin + batch]
+    """Append samples with these numbers, `batch` of them at a time."""
+    remaining = list(numbers)
+    for begin in range(0, len(remaining), batch):
+        part = remaining[begin : begin + batch]
         store.append([sample(number) for number in part], now_ms=NOW_MS + part[0])
 
 
@@ -64,7 +64,7 @@ def examine(store: Disk | str | os.PathLike[str], settings: StoreConfig = TINY) 
 
 
 def assert_clean(store: Disk | str | os.PathLike[str], settings: StoreConfig = TINY) -> CheckReport:
-    """Nothing that was written is missing or wrong. To be asked at the end of a store test."""
+    """Assert that a check finds no damage. Call this at the end of a store test."""
     report = examine(store, settings)
     damage = [f for f in report.findings if f.severity is Severity.DAMAGE]
     assert not damage, "\n".join(f"{f.where} at {f.position}: {f.what}" for f in damage)

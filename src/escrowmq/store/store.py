@@ -31,7 +31,7 @@ from escrowmq.errors import (
     StoreFull,
 )
 from escrowmq.message.batch import Appendable, RecordRun
-from escrowmq.message.keys import QUEUED_AND_KEYED, decode_offset_id, tags_and_keys
+from escrowmq.message.keys import QUEUED_AND_KEYED, tags_and_keys
 from escrowmq.message.record import (
     CRC_PROPERTY_BYTES_MAX,
     PROPERTIES_BYTES_MAX,
@@ -111,10 +111,6 @@ class StoreReader:
     def record_at(self, log_offset: int) -> StoredRecord:
         """Decode the record at a log offset. Raises RecordNotFound or CorruptRecord."""
         return self._log.record_at(LogOffset(log_offset))
-
-    def record_by_id(self, offset_id: str) -> StoredRecord:
-        """Decode the record that an offset id names. Its host is ignored."""
-        return self.record_at(decode_offset_id(offset_id)[1])
 
     def record_bytes(self, record: StoredRecord) -> memoryview:
         """Return the encoded record, not copied."""

@@ -1,4 +1,4 @@
-"""What a heartbeat changes in its group, and who is told."""
+"""What heartbeats change in their groups, and which members are notified."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def beat(
     *,
     channel: str = "",
     subscriptions: list[Subscription] | None = None,
-    habits: ConsumerGroupSettings | None = None,
+    settings: ConsumerGroupSettings | None = None,
     fingerprint: int = 0,
     without_sub: bool = False,
     now_ms: int = 0,
@@ -37,7 +37,7 @@ def beat(
     return groups.heartbeat(
         "g",
         GroupClient(client_id=client_id, channel=FakePeer(channel or f"channel-{client_id}")),
-        settings=habits or ConsumerGroupSettings(),
+        settings=settings or ConsumerGroupSettings(),
         subscriptions=topics("orders") if subscriptions is None else subscriptions,
         fingerprint=fingerprint,
         without_sub=without_sub,
@@ -63,7 +63,7 @@ def test_a_new_channel_of_the_same_client_is_a_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "changed", "expressions"),
+    ("subscriptions", "changed", "expressions"),
     [
         (topics("orders", "stock"), False, {"orders": "*", "stock": "*"}),
         (
@@ -92,28 +92,30 @@ def test_a_new_channel_of_the_same_client_is_a_change() -> None:
     ids=["same", "added", "removed", "all removed", "newer", "same version", "older"],
 )
 def test_subscriptions_follow_the_table(
-    said: list[Subscription], changed: bool, expressions: dict[str, str]
+    subscriptions: list[Subscription], changed: bool, expressions: dict[str, str]
 ) -> None:
     groups = ConsumerGroups[FakePeer]()
     beat(groups, subscriptions=topics("orders", "stock"))
-    assert beat(groups, subscriptions=said).has_changed is changed
+    assert beat(groups, subscriptions=subscriptions).has_changed is changed
     group = groups.find("g")
     assert group is not None
-    assert {name: each.expression for name, each in group.subscriptions.items()} == expressions
+    assert {
+        name: subscription.expression for name, subscription in group.subscriptions.items()
+    } == expressions
 
 
-def test_habits_are_those_of_the_last_heartbeat() -> None:
+def test_group_settings_are_those_of_the_last_heartbeat() -> None:
     groups = ConsumerGroups[FakePeer]()
     beat(groups)
-    assert not beat(groups, habits=ConsumerGroupSettings(message_model=BROADCASTING)).has_changed
+    assert not beat(groups, settings=ConsumerGroupSettings(message_model=BROADCASTING)).has_changed
     group = groups.find("g")
     assert group is not None
     assert group.is_broadcasting
 
 
-def test_a_broadcasting_group_is_not_told() -> None:
+def test_a_broadcasting_group_is_not_notified() -> None:
     groups = ConsumerGroups[FakePeer]()
-    assert beat(groups, habits=ConsumerGroupSettings(message_model=BROADCASTING)).has_changed
+    assert beat(groups, settings=ConsumerGroupSettings(message_model=BROADCASTING)).has_changed
     assert groups.channels_to_notify("g") == []
     assert groups.channels_to_notify("nobody") == []
 
@@ -121,7 +123,7 @@ def test_a_broadcasting_group_is_not_told() -> None:
 # --- fingerprints -------------------------------------------------------------------------------
 
 
-def test_without_a_fingerprint_subscriptions_are_always_wanted() -> None:
+def test_without_a_fingerprint_subscriptions_are_always_needed() -> None:
     groups = ConsumerGroups[FakePeer]()
     assert beat(groups).needs_subscriptions
     assert beat(groups).needs_subscriptions
@@ -136,7 +138,7 @@ def test_subscriptions_may_be_left_out_once_their_fingerprint_is_known() -> None
     assert groups.subscription("g", "orders") is not None
 
 
-def test_an_unknown_fingerprint_is_asked_about_until_its_subscriptions_come() -> None:
+def test_subscriptions_of_an_unknown_fingerprint_are_requested_until_they_come() -> None:
     groups = ConsumerGroups[FakePeer]()
     for _ in range(2):  # the first answer may have been lost
         assert beat(groups, subscriptions=[], fingerprint=7, without_sub=True).needs_subscriptions
@@ -145,14 +147,14 @@ def test_an_unknown_fingerprint_is_asked_about_until_its_subscriptions_come() ->
     assert beat(groups, fingerprint=7).has_changed
 
 
-def test_a_fingerprint_goes_with_its_group() -> None:
+def test_a_fingerprint_is_removed_with_its_group() -> None:
     groups = ConsumerGroups[FakePeer]()
     beat(groups, fingerprint=7)
     groups.channel_closed(FakePeer("channel-a"))
     assert beat(groups, subscriptions=[], fingerprint=7, without_sub=True).needs_subscriptions
 
 
-def test_somebody_elses_subscriptions_are_not_mine() -> None:
+def test_another_member_replaces_the_fingerprint() -> None:
     groups = ConsumerGroups[FakePeer]()
     beat(groups, "a", fingerprint=7)
     beat(groups, "b", fingerprint=0)
@@ -166,10 +168,10 @@ def test_leaving_out_subscriptions_needs_a_fingerprint() -> None:
     assert groups.subscription("g", "orders") is None
 
 
-# --- going --------------------------------------------------------------------------------------
+# --- leaving --------------------------------------------------------------------------------------
 
 
-def test_a_goodbye_counts_on_the_channel_of_the_member() -> None:
+def test_unregistering_works_only_on_the_channel_of_the_member() -> None:
     groups = ConsumerGroups[FakePeer]()
     beat(groups)
     beat(groups, "b")
@@ -192,7 +194,7 @@ def test_a_group_ends_with_its_last_member() -> None:
     assert groups.member_ids("g") == []
 
 
-def test_silence_ends_a_group() -> None:
+def test_a_group_without_heartbeats_expires() -> None:
     groups = ConsumerGroups[FakePeer]()
     beat(groups)
     beat(groups, "b", now_ms=MEMBER_TIMEOUT_MS)
@@ -236,7 +238,7 @@ def producers() -> ProducerGroups[FakePeer]:
     return groups
 
 
-def test_producers_are_asked_in_turn() -> None:
+def test_producers_are_returned_in_turn() -> None:
     groups = producers()
     assert [groups.next_channel("p") for _ in range(3)] == ["channel-a", "channel-b", "channel-a"]
     assert groups.unregister("p", "b", FakePeer("channel-b"))

@@ -1,4 +1,4 @@
-"""Pulls that wait: who is answered when, and what bounds them."""
+"""Held pulls: when each is released, and how many there may be."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pull(
     *,
     topic: str = "orders",
     queue_id: int = 0,
-    wanted: int = 10,
+    queue_offset: int = 10,
     due_ms: int = 15_000,
     channel: str = "channel",
     message_filter: MessageFilter = MATCH_ALL,
@@ -24,7 +24,7 @@ def pull(
     return HeldPull(
         topic=topic,
         queue_id=queue_id,
-        queue_offset=QueueOffset(wanted),
+        queue_offset=QueueOffset(queue_offset),
         due_ms=due_ms,
         channel=FakePeer(channel),
         payload=name,
@@ -40,21 +40,21 @@ def arrivals(tags_codes: list[int] | None) -> list[tuple[int, bytes]] | None:
 
 
 def names(pulls: list[HeldPull[str]]) -> list[str]:
-    return [each.payload for each in pulls]
+    return [pull.payload for pull in pulls]
 
 
-def test_a_message_wakes_those_who_wait_for_it_in_order() -> None:
+def test_a_message_wakes_the_pulls_of_its_queue_in_order() -> None:
     waiting = LongPolls[str]()
-    for each in (pull("a"), pull("b"), pull("c", queue_id=1), pull("d", topic="stock")):
-        assert waiting.add(each)
+    for held in (pull("a"), pull("b"), pull("c", queue_id=1), pull("d", topic="stock")):
+        assert waiting.add(held)
     assert names(waiting.take_ready("orders", 0, 11)) == ["a", "b"]
     assert waiting.take_ready("orders", 0, 12) == []
     assert len(waiting) == 2
 
 
-def test_an_offset_that_is_still_to_come_is_waited_for() -> None:
+def test_a_pull_waits_for_its_offset() -> None:
     waiting = LongPolls[str]()
-    waiting.add(pull(wanted=10))
+    waiting.add(pull(queue_offset=10))
     assert waiting.take_ready("orders", 0, 10) == []
     assert names(waiting.take_ready("orders", 0, 11)) == ["p"]
 
@@ -63,9 +63,7 @@ def test_an_offset_that_is_still_to_come_is_waited_for() -> None:
     ("codes", "wakes"),
     [([1], False), ([7], True), ([1, 7], True), ([1, 2, 3], False), ([], False), (None, True)],
 )
-def test_a_filter_must_accept_one_of_those_that_arrived(
-    codes: list[int] | None, wakes: bool
-) -> None:
+def test_a_filter_by_tags_must_match_an_arrival(codes: list[int] | None, wakes: bool) -> None:
     waiting = LongPolls[str]()
     waiting.add(pull(message_filter=TAG_SEVEN))
     assert bool(waiting.take_ready("orders", 0, 10 + len(codes or [0]), arrivals(codes))) is wakes
@@ -78,14 +76,14 @@ def test_a_filter_by_properties_must_match_an_arrival() -> None:
     assert names(waiting.take_ready("orders", 0, 13, [(0, b"yes")])) == ["p"]
 
 
-def test_what_lies_before_the_wanted_offset_does_not_wake() -> None:
+def test_messages_before_the_offset_of_a_pull_do_not_wake_it() -> None:
     waiting = LongPolls[str]()
-    waiting.add(pull(wanted=10, message_filter=TAG_SEVEN))
+    waiting.add(pull(queue_offset=10, message_filter=TAG_SEVEN))
     assert waiting.take_ready("orders", 0, 12, arrivals([7, 1, 1])) == []  # offsets 9, 10, 11
     assert names(waiting.take_ready("orders", 0, 13, arrivals([7]))) == ["p"]
 
 
-def test_whether_anybody_waits_is_known_before_codes_are_looked_up() -> None:
+def test_has_pulls_tells_whether_a_queue_has_held_pulls() -> None:
     waiting = LongPolls[str]()
     assert not waiting.has_pulls("orders", 0)
     waiting.add(pull())
@@ -95,7 +93,7 @@ def test_whether_anybody_waits_is_known_before_codes_are_looked_up() -> None:
     assert not waiting.has_pulls("orders", 0)
 
 
-def test_time_is_over_at_the_due_time_exactly() -> None:
+def test_a_pull_expires_exactly_at_its_due_time() -> None:
     waiting = LongPolls[str]()
     waiting.add(pull("late", due_ms=200))
     waiting.add(pull("soon", due_ms=100))
@@ -119,7 +117,7 @@ def test_a_pull_that_was_woken_does_not_expire() -> None:
     assert len(waiting) == 1
 
 
-def test_the_pulls_of_a_closed_channel_are_gone() -> None:
+def test_the_pulls_of_a_closed_channel_are_removed() -> None:
     waiting = LongPolls[str]()
     waiting.add(pull("a"))
     waiting.add(pull("b", queue_id=1))
@@ -130,7 +128,7 @@ def test_the_pulls_of_a_closed_channel_are_gone() -> None:
     assert not waiting.has_pulls("orders", 1)
 
 
-def test_at_the_end_everybody_is_released() -> None:
+def test_release_all_returns_every_pull() -> None:
     waiting = LongPolls[str]()
     waiting.add(pull("a"))
     waiting.add(pull("b", queue_id=1, channel="other"))
@@ -139,7 +137,7 @@ def test_at_the_end_everybody_is_released() -> None:
     assert waiting.expire(1 << 60) == []
 
 
-def test_one_too_many_is_refused_and_leaves_no_trace() -> None:
+def test_a_pull_above_the_limit_is_refused_and_leaves_no_trace() -> None:
     waiting = LongPolls[str](pulls_max=2)
     assert waiting.add(pull("a", channel="1"))
     assert waiting.add(pull("b", channel="2"))
@@ -151,24 +149,24 @@ def test_one_too_many_is_refused_and_leaves_no_trace() -> None:
     assert waiting.add(refused)
 
 
-def test_one_channel_cannot_take_all_the_room() -> None:
+def test_the_pulls_of_one_channel_are_limited() -> None:
     waiting = LongPolls[str](pulls_max=100, per_channel_max=1)
     assert waiting.add(pull("a"))
     assert not waiting.add(pull("b"))
     assert waiting.add(pull("c", channel="other"))
 
 
-def test_pulls_that_have_left_do_not_pile_up() -> None:
+def test_pulls_that_left_early_do_not_accumulate() -> None:
     waiting = LongPolls[str]()
     waiting.add(pull("patient", queue_id=1, due_ms=99_999))
     for number in range(10_000):
-        waiting.add(pull(str(number), wanted=number))
+        waiting.add(pull(str(number), queue_offset=number))
         assert names(waiting.take_ready("orders", 0, number + 1)) == [str(number)]
-    assert len(waiting._heap) < 100
+    assert len(waiting._heap) < 100  # private: nothing else shows what the heap still holds
     assert waiting.next_due_ms() == 99_999
 
 
-def test_after_clearing_out_the_earliest_pull_still_comes_first() -> None:
+def test_after_a_rebuild_of_the_heap_the_earliest_pull_comes_first() -> None:
     waiting = LongPolls[str]()
     waiting.add(pull("woken", due_ms=100))
     waiting.add(pull("late", queue_id=1, due_ms=900))

@@ -28,7 +28,7 @@ def test_a_client_is_new_once() -> None:
     assert len(members) == 1
 
 
-def test_a_client_that_reconnects_is_new_and_its_old_channel_means_nothing_any_more() -> None:
+def test_a_client_that_reconnects_is_new_and_its_old_channel_is_ignored() -> None:
     members = MemberTable[FakePeer]()
     members.join("g", client("a", "old"), now_ms=0)
     assert members.join("g", client("a", "new"), now_ms=1)
@@ -40,7 +40,7 @@ def test_a_client_that_reconnects_is_new_and_its_old_channel_means_nothing_any_m
     assert len(members) == 0
 
 
-def test_a_channel_takes_all_its_memberships_with_it() -> None:
+def test_a_closed_channel_ends_all_its_memberships() -> None:
     members = MemberTable[FakePeer]()
     members.join("g", client("a"), now_ms=0)
     members.join("h", client("a"), now_ms=0)
@@ -59,7 +59,7 @@ def test_a_channel_takes_all_its_memberships_with_it() -> None:
 @pytest.mark.parametrize(
     ("silence_ms", "is_gone"), [(MEMBER_TIMEOUT_MS, False), (MEMBER_TIMEOUT_MS + 1, True)]
 )
-def test_silence_ends_a_membership(silence_ms: int, is_gone: bool) -> None:
+def test_a_membership_without_heartbeats_expires(silence_ms: int, is_gone: bool) -> None:
     members = MemberTable[FakePeer]()
     members.join("g", client("a"), now_ms=1_000)
     assert bool(members.expire(1_000 + silence_ms)) is is_gone
@@ -78,7 +78,7 @@ def test_members_take_turns() -> None:
     assert members.next_member("nobody") is None
 
 
-def test_a_heartbeat_does_not_change_whose_turn_it_is() -> None:
+def test_a_heartbeat_does_not_change_the_order_of_turns() -> None:
     members = MemberTable[FakePeer]()
     for client_id in "ab":
         members.join("g", client(client_id), now_ms=0)
@@ -88,7 +88,7 @@ def test_a_heartbeat_does_not_change_whose_turn_it_is() -> None:
     assert turn.client.client_id == "a"
 
 
-def test_a_client_is_found_where_it_was_heard_of_last() -> None:
+def test_a_client_is_found_by_its_latest_heartbeat() -> None:
     members = MemberTable[FakePeer]()
     members.join("g", client("a", "one"), now_ms=5)
     members.join("h", client("a", "two"), now_ms=9)
@@ -102,7 +102,7 @@ def test_a_client_is_found_where_it_was_heard_of_last() -> None:
     assert members.most_recent_member("nobody") is None
 
 
-def test_there_is_a_bound_in_all_and_those_inside_are_not_touched() -> None:
+def test_a_full_table_refuses_new_members_and_keeps_the_others() -> None:
     members = MemberTable[FakePeer](members_max=2)
     members.join("g", client("a"), now_ms=0)
     members.join("g", client("b"), now_ms=0)
@@ -113,7 +113,7 @@ def test_there_is_a_bound_in_all_and_those_inside_are_not_touched() -> None:
     assert members.join("g", client("b", "channel-2"), now_ms=1)
 
 
-def test_there_is_a_bound_for_one_channel() -> None:
+def test_the_members_of_one_channel_are_limited() -> None:
     members = MemberTable[FakePeer](per_channel_max=1)
     members.join("g", client("a"), now_ms=0)
     with pytest.raises(TableFull):
@@ -148,7 +148,7 @@ def test_a_membership_that_ends_makes_room_on_its_channel() -> None:
 
 
 @pytest.mark.parametrize("departure", ["goodbye", "closed channel", "silence"])
-def test_nothing_stays_of_clients_that_have_left(departure: str) -> None:
+def test_nothing_is_left_of_clients_that_have_left(departure: str) -> None:
     members = MemberTable[FakePeer]()
     for group, client_id in (("g", "a"), ("h", "a"), ("g", "b")):
         members.join(group, client(client_id, "old"), now_ms=0)

@@ -8,7 +8,7 @@ from escrowmq.consume.offsets import ConsumerOffsets, initial_offset
 from escrowmq.message.record import QueueOffset
 
 
-def test_what_was_committed_last_counts_also_when_it_goes_back() -> None:
+def test_the_last_commit_counts_even_if_it_is_lower() -> None:
     offsets = ConsumerOffsets()
     assert offsets.query("orders", "g", 0) is None
     assert offsets.commit("orders", "g", 0, 12)
@@ -18,7 +18,7 @@ def test_what_was_committed_last_counts_also_when_it_goes_back() -> None:
     assert offsets.query("orders", "h", 0) is None
 
 
-def test_a_client_that_does_not_know_changes_nothing() -> None:
+def test_a_negative_offset_changes_nothing() -> None:
     offsets = ConsumerOffsets()
     offsets.commit("orders", "g", 0, 12)
     version = offsets.version
@@ -58,7 +58,7 @@ def test_the_offsets_of_a_group_are_listed_by_topic() -> None:
     assert offsets.group_offsets("nobody") == {}
 
 
-def test_a_group_is_forgotten_with_all_its_topics() -> None:
+def test_a_group_is_removed_with_all_its_topics() -> None:
     offsets = ConsumerOffsets({"stock@g": {1: 4}, "orders@g": {0: 3}, "orders@h": {0: 1}})
     offsets.reset("stock", "g", 1, 0)
     offsets.remove_group("g")
@@ -66,7 +66,7 @@ def test_a_group_is_forgotten_with_all_its_topics() -> None:
     assert offsets.take_reset("stock", "g", 1) is None
 
 
-def test_a_topic_is_forgotten_in_all_groups() -> None:
+def test_a_topic_is_removed_from_all_groups() -> None:
     offsets = ConsumerOffsets({"stock@g": {1: 4}, "orders@g": {0: 3}, "orders@h": {0: 1}})
     offsets.remove_topic("orders")
     assert offsets.dump() == {"stock@g": {1: 4}}
@@ -74,14 +74,14 @@ def test_a_topic_is_forgotten_in_all_groups() -> None:
     offsets.remove_topic("orders")
 
 
-def test_a_clone_goes_on_where_the_other_group_is() -> None:
+def test_a_clone_has_the_offsets_of_the_other_group() -> None:
     offsets = ConsumerOffsets({"orders@g": {0: 3, 1: 4}})
     offsets.clone("orders", "g", "h")
     offsets.commit("orders", "g", 0, 9)
     assert offsets.queue_offsets("orders", "h") == {0: 3, 1: 4}
 
 
-def test_a_reset_is_picked_up_once_and_commits_wait_for_that() -> None:
+def test_a_reset_is_taken_once_and_commits_are_refused_until_then() -> None:
     offsets = ConsumerOffsets({"orders@g": {0: 100, 1: 100}})
     offsets.reset("orders", "g", 0, 20)
     assert offsets.query("orders", "g", 0) == 20

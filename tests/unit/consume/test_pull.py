@@ -1,4 +1,4 @@
-"""The two tables of pull.py: refusals in order, and what a read is called in the answer."""
+"""The tables of pull.py: refusals in order, and the response to each result of a read."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from escrowmq.store.queue_reader import ReadStatus
 
 
 @dataclass
-class Place:
-    """Everything wrong at once; each row puts one more thing right."""
+class QueueAccess:
+    """A request with everything wrong; each row corrects one more thing."""
 
     broker_perm: int = 2
     group: GroupConfig | None = None
@@ -51,16 +51,16 @@ READABLE = TopicConfig(topic_name="orders", perm=6, read_queue_nums=4)
 
 
 @pytest.mark.parametrize(
-    ("place", "code", "forbidden"),
+    ("access", "code", "forbidden"),
     [
-        (Place(), 16, 1),
-        (Place(broker_perm=6), 26, 0),
-        (Place(broker_perm=6, group=OFF), 16, 2),
-        (Place(broker_perm=6, group=ON), 17, 0),
-        (Place(broker_perm=6, group=ON, topic=UNREADABLE), 16, 3),
-        (Place(broker_perm=6, group=ON, topic=READABLE), 29, 0),
-        (Place(broker_perm=6, group=ON, topic=READABLE, queue_id=-1), 29, 0),
-        (Place(broker_perm=6, group=ON, topic=READABLE, queue_id=3), None, 0),
+        (QueueAccess(), 16, 1),
+        (QueueAccess(broker_perm=6), 26, 0),
+        (QueueAccess(broker_perm=6, group=OFF), 16, 2),
+        (QueueAccess(broker_perm=6, group=ON), 17, 0),
+        (QueueAccess(broker_perm=6, group=ON, topic=UNREADABLE), 16, 3),
+        (QueueAccess(broker_perm=6, group=ON, topic=READABLE), 29, 0),
+        (QueueAccess(broker_perm=6, group=ON, topic=READABLE, queue_id=-1), 29, 0),
+        (QueueAccess(broker_perm=6, group=ON, topic=READABLE, queue_id=3), None, 0),
     ],
     ids=[
         "broker serves no reads",
@@ -73,14 +73,16 @@ READABLE = TopicConfig(topic_name="orders", perm=6, read_queue_nums=4)
         "fine",
     ],
 )
-def test_places_are_refused_in_order(place: Place, code: int | None, forbidden: int) -> None:
+def test_queue_access_is_checked_in_order(
+    access: QueueAccess, code: int | None, forbidden: int
+) -> None:
     refusal = check_queue_access(
         "g",
         "orders",
-        place.queue_id,
-        broker_perm=place.broker_perm,
-        group=place.group,
-        topic=place.topic,
+        access.queue_id,
+        broker_perm=access.broker_perm,
+        group=access.group,
+        topic=access.topic,
     )
     if code is None:
         assert refusal is None
@@ -184,12 +186,12 @@ def test_an_invalid_expression_of_the_group_is_refused_when_it_pulls() -> None:
         (ReadStatus.PAST_END, 21, 21),
     ],
 )
-def test_what_a_read_is_called(status: ReadStatus, from_zero: int, from_nine: int) -> None:
+def test_the_response_code_of_a_read(status: ReadStatus, from_zero: int, from_nine: int) -> None:
     assert pull_result(status, 0)[0] == from_zero
     assert pull_result(status, 9)[0] == from_nine
 
 
-def test_every_end_of_a_read_has_a_name() -> None:
+def test_every_status_of_a_read_has_its_own_remark() -> None:
     remarks = {pull_result(status, 0)[1] for status in ReadStatus}
     assert len(remarks) == len(ReadStatus)
 
@@ -213,7 +215,7 @@ def test_only_a_pull_that_found_nothing_is_held(
     assert hold_ms(code, sys_flag, suspend_ms, is_first_attempt=is_first_look) == held_ms
 
 
-def test_without_long_polling_it_is_held_a_moment() -> None:
+def test_without_long_polling_a_pull_is_held_for_a_moment() -> None:
     held = hold_ms(19, 2, 15_000, is_first_attempt=True, long_polling=False)
     assert held == SHORT_POLLING_MS
 
@@ -234,6 +236,6 @@ def test_a_read_has_limits_and_gets_one_message_at_least(
     assert read_limits(count, size) == expected
 
 
-def test_a_bulk_pull_has_bounds_of_its_own() -> None:
+def test_a_bulk_pull_has_its_own_limits() -> None:
     assert bulk_read_limits(0) == ReadLimits(1, BULK_BYTES_MAX)
     assert bulk_read_limits(1 << 30) == ReadLimits(BULK_COUNT_MAX, BULK_BYTES_MAX)

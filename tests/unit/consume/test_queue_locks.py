@@ -21,7 +21,7 @@ TWO = ("orders", 1)
     ],
     ids=["own", "own, expired", "taken", "still valid", "expired"],
 )
-def test_who_gets_a_queue_that_a_has_locked(client_id: str, later_ms: int, granted: bool) -> None:
+def test_who_can_lock_a_queue_that_is_locked(client_id: str, later_ms: int, granted: bool) -> None:
     locks = QueueLocks()
     assert locks.lock("g", "a", [ONE], now_ms=1_000) == [ONE]
     assert locks.lock("g", client_id, [ONE], now_ms=1_000 + later_ms) == [ONE] * granted
@@ -29,7 +29,7 @@ def test_who_gets_a_queue_that_a_has_locked(client_id: str, later_ms: int, grant
     assert len(locks) == 1
 
 
-def test_asking_again_makes_a_lock_last() -> None:
+def test_a_repeated_request_renews_a_lock() -> None:
     locks = QueueLocks()
     locks.lock("g", "a", [ONE], now_ms=0)
     locks.lock("g", "a", [ONE], now_ms=LOCK_VALID_MS)
@@ -63,7 +63,7 @@ def test_a_group_has_locks_while_one_is_valid() -> None:
     assert not locks.group_has_locks("g", now_ms=LOCK_VALID_MS + 11)
 
 
-def test_expired_locks_are_forgotten() -> None:
+def test_expired_locks_are_removed() -> None:
     locks = QueueLocks()
     locks.lock("g", "a", [ONE], now_ms=0)
     locks.lock("h", "a", [TWO], now_ms=10)
@@ -72,7 +72,7 @@ def test_expired_locks_are_forgotten() -> None:
     assert locks.is_locked_by("h", "a", TWO, now_ms=LOCK_VALID_MS + 1)
 
 
-def test_past_the_bound_nothing_is_granted_until_locks_expire() -> None:
+def test_above_the_limit_no_lock_is_granted_until_locks_expire() -> None:
     locks = QueueLocks(locks_max=1)
     assert locks.lock("g", "a", [ONE, TWO], now_ms=0) == [ONE]
     assert locks.lock("g", "a", [ONE], now_ms=1) == [ONE]

@@ -1,4 +1,4 @@
-"""Sent back: the table of retry.py, row by row."""
+"""Messages that are sent back: the table of retry.py, row by row."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def failed(times: int = 0, topic: str = "orders", /, **properties: str) -> Faile
         "as many as a record can hold",
     ],
 )
-def test_where_it_goes(
+def test_where_a_message_is_sent_back_to(
     times: int, delay_level: int, rules: RetryPolicy, topic: str, level: int, new_times: int
 ) -> None:
     again = send_back(failed(times), "g", rules, delay_level=delay_level)
@@ -63,7 +63,7 @@ def test_where_it_goes(
     assert again.is_dead_letter is (topic == DEAD)
 
 
-def test_a_group_without_retry_queues_drops_it() -> None:
+def test_a_group_without_retry_queues_drops_messages() -> None:
     assert send_back(failed(), "g", RetryPolicy(retry_queue_count=0), delay_level=0) is None
 
 
@@ -77,7 +77,7 @@ def test_any_of_the_retry_queues_will_do_but_there_is_one_for_dead_letters() -> 
     assert counts == [4, 1]
 
 
-def test_the_first_failure_notes_where_the_message_came_from() -> None:
+def test_the_first_failure_stores_the_origin_of_the_message() -> None:
     again = send_back(failed(KEYS="k"), "g", RetryPolicy(), delay_level=0)
     assert again is not None
     assert again.properties == {
@@ -88,7 +88,7 @@ def test_the_first_failure_notes_where_the_message_came_from() -> None:
     }
 
 
-def test_later_failures_leave_that_as_it_is() -> None:
+def test_later_failures_keep_the_origin() -> None:
     record = failed(1, RETRY, RETRY_TOPIC="orders", ORIGIN_MESSAGE_ID="AAAA", DELAY="3")
     again = send_back(record, "g", RetryPolicy(), delay_level=0)
     assert again is not None
@@ -99,7 +99,7 @@ def test_later_failures_leave_that_as_it_is() -> None:
     }
 
 
-def test_a_dead_letter_knows_its_topic_and_id_and_waits_for_nothing() -> None:
+def test_a_dead_letter_has_its_origin_and_no_delay() -> None:
     record = failed(16, RETRY, RETRY_TOPIC="orders", UNIQ_KEY="U1", DELAY="18", TIMER_DELAY_SEC="9")
     again = send_back(record, "g", RetryPolicy(), delay_level=0)
     assert again is not None
@@ -119,7 +119,7 @@ def test_without_a_unique_key_a_dead_letter_is_known_by_its_first_offset_id() ->
 
 
 @pytest.mark.parametrize("name", ["TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "DELAY"])
-def test_the_delay_a_message_was_sent_with_is_not_waited_for_again(name: str) -> None:
+def test_the_original_delay_does_not_apply_again(name: str) -> None:
     again = send_back(failed(**{name: "77"}), "g", RetryPolicy(), delay_level=0)
     assert again is not None
     assert "77" not in again.properties.values()
@@ -142,7 +142,7 @@ def test_the_properties_of_the_record_are_not_touched() -> None:
     ],
     ids=["often", "too often", "orderly", "the client's maximum", "an old client's"],
 )
-def test_a_send_to_the_retry_topic_may_end_with_the_dead_letters(
+def test_a_send_to_the_retry_topic_may_become_a_dead_letter(
     times: int, rules: RetryPolicy, has_locks: bool, is_diverted: bool
 ) -> None:
     sent = {"RETRY_TOPIC": "orders", "DELAY": "5", "UNIQ_KEY": "U1"}
@@ -164,7 +164,7 @@ def test_a_send_to_the_retry_topic_may_end_with_the_dead_letters(
     )
 
 
-def test_a_dead_letter_that_tells_nothing_about_itself_is_one_all_the_same() -> None:
+def test_a_message_without_properties_can_become_a_dead_letter() -> None:
     again = redirect({}, "g", RetryPolicy(), reconsume_times=99, group_has_locks=False)
     assert again is not None
     assert again.properties == {}

@@ -1,4 +1,4 @@
-"""A store in memory, or a place for one, for whoever wants it."""
+"""Fixtures: a store in memory, and a directory for a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where records go: one behind the other in the log, each queue counted for itself."""
+"""Appending records: their offsets, their bytes, and the writes that are made."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.stores import (
 SECOND_FILE = f"commitlog/{4096:020d}"
 
 
-def test_records_lie_one_behind_the_other_and_each_queue_counts_for_itself(
+def test_records_are_consecutive_in_the_log_and_each_queue_counts_its_own(
     store: MessageStore,
 ) -> None:
     placed = store.append(
@@ -48,7 +48,7 @@ def test_the_log_holds_exactly_the_encoded_records() -> None:
     assert content == expected.ljust(4096, b"\0")
 
 
-def test_nothing_to_append_is_nothing_appended() -> None:
+def test_an_empty_append_changes_nothing() -> None:
     disk = FaultyDisk()
     store = open_store(disk)
     calls = disk.calls
@@ -83,7 +83,7 @@ def test_a_batch_across_the_end_of_a_file_is_one_write_to_each() -> None:
     ]
 
 
-def test_the_rest_of_a_full_file_is_a_blank_record() -> None:
+def test_a_blank_record_fills_the_end_of_a_segment() -> None:
     disk = MemoryDisk()
     store = open_store(disk)
     append(store, *(plain() for _ in range(42)))  # 4032 bytes: 64 remain
@@ -107,7 +107,7 @@ def test_a_record_goes_into_this_file_if_eight_bytes_remain_behind_it(
     assert [len(body) for body in all_bodies(store)] == [2000, room - 92 - spare, 1]
 
 
-def test_prepared_and_rolled_back_records_take_no_place_in_their_queue(
+def test_prepared_and_rolled_back_records_get_no_queue_offset(
     store: MessageStore,
 ) -> None:
     keyed = properties(UNIQ_KEY="U", KEYS="k")
@@ -127,7 +127,7 @@ def test_prepared_and_rolled_back_records_take_no_place_in_their_queue(
     assert len(all_bodies(store)) == 5
 
 
-def test_a_store_timestamp_never_falls_when_the_clock_jumps_back() -> None:
+def test_stored_times_never_decrease_when_the_clock_is_set_back() -> None:
     disk = MemoryDisk()
     store = open_store(disk)
     for now_ms in (NOW_MS, NOW_MS + 10, NOW_MS - 60_000, 0, NOW_MS + 11):
@@ -140,7 +140,7 @@ def test_a_store_timestamp_never_falls_when_the_clock_jumps_back() -> None:
     assert [record.stored_ms - NOW_MS for record in store.records()][-1] == 11
 
 
-def test_hosts_of_ipv6_are_stored_and_found() -> None:
+def test_ipv6_hosts_are_stored() -> None:
     host = encode_host("2001:db8::1", 10911)
     store = MessageStore.open(MemoryDisk(), TINY, store_host=host)
     (first, second) = append(store, plain(b"a", born_host=host), plain(b"b", born_host=HOST))
@@ -150,7 +150,7 @@ def test_hosts_of_ipv6_are_stored_and_found() -> None:
     assert store.offset_by_time("T", 0, NOW_MS + 1) == 2
 
 
-def test_sealed_records_end_with_their_seal() -> None:
+def test_records_with_a_crc_end_with_it() -> None:
     store = open_store(MemoryDisk(), replace(TINY, sealed=True))
     (at,) = append(store, plain(properties=properties(TAGS="a")))
     assert store.record_at(at).properties[:16] == b"TAGS\x01a\x02__CRC32#\x01"

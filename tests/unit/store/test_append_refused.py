@@ -1,4 +1,4 @@
-"""What a store does not take, and that nothing is changed by it."""
+"""Appends that a store refuses. They change nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.stores import (
 
 
 def state(store: MessageStore) -> object:
-    """Everything that a refused append must leave as it was."""
+    """Return everything that a refused append must not change."""
     queues = store.queues()
     offsets = [(store.min_offset(*queue), store.max_offset(*queue)) for queue in queues]
     return store.end, store.begin, queues, offsets, all_bodies(store)
@@ -54,7 +54,7 @@ LONGEST_PROPERTIES = 32_767 - 21  # a seal must still fit
     ids=lambda record: f"{record.topic[:9]!r} {record.queue_id} {len(record.body)}",
 )
 @pytest.mark.parametrize("kind", [0, 4, 12], ids=["none", "prepared", "rollback"])
-def test_what_does_not_fit_is_refused_and_changes_nothing(wrong: NewRecord, kind: int) -> None:
+def test_an_invalid_record_is_refused_and_changes_nothing(wrong: NewRecord, kind: int) -> None:
     store = open_store(MemoryDisk())
     append(store, plain(b"before"))
     before = state(store)
@@ -87,7 +87,7 @@ def test_a_number_that_its_field_cannot_hold_is_refused(
     assert state(store) == before
 
 
-def test_properties_that_no_reader_would_take_for_whole_are_refused() -> None:
+def test_properties_with_a_zero_byte_are_refused() -> None:
     # A zero byte in a record is what an unwritten sector looks like: recovery would cut there,
     # and everything behind it would be gone.
     disk = MemoryDisk()
@@ -101,7 +101,7 @@ def test_properties_that_no_reader_would_take_for_whole_are_refused() -> None:
     assert all_bodies(open_store(disk)) == [b"before", b"behind"]
 
 
-def test_a_refused_record_takes_its_whole_batch_along(store: MessageStore) -> None:
+def test_a_refused_record_refuses_its_whole_batch(store: MessageStore) -> None:
     append(store, plain(b"before"))
     before = state(store)
     batch = [plain(b"a"), plain(b"b", topic="New"), plain(b"c", queue_id=7), plain(topic="a/b")]
@@ -113,7 +113,7 @@ def test_a_refused_record_takes_its_whole_batch_along(store: MessageStore) -> No
     assert [record.stored_ms for record in store.records()] == [NOW_MS, NOW_MS]
 
 
-def test_a_refused_batch_gives_its_places_in_the_queue_back(store: MessageStore) -> None:
+def test_a_refused_batch_uses_no_queue_offsets(store: MessageStore) -> None:
     append(store, plain(b"before"))
     with pytest.raises(RecordRefused):
         append(store, plain(b"a"), plain(b"b"), plain(topic="a/b"))
@@ -137,7 +137,7 @@ def test_the_largest_record_fits() -> None:
         append(store, plain(b"x" * 100_001))
 
 
-def test_a_record_never_outgrows_a_file() -> None:
+def test_a_record_larger_than_a_segment_is_refused() -> None:
     store = open_store(MemoryDisk(), replace(TINY, message_bytes_max=1 << 20))
     append(store, plain(b"x" * (4096 - 8 - 92)))
     with pytest.raises(RecordRefused, match="record is 4089 bytes, the limit is 4088"):
@@ -189,14 +189,14 @@ def test_a_closed_store_refuses_and_does_not_look_empty(
         use(store)
 
 
-def test_closing_twice_is_closing_once(store: MessageStore) -> None:
+def test_a_store_can_be_closed_twice(store: MessageStore) -> None:
     append(store, plain())
     store.close()
     store.close()
     assert store.has_failed
 
 
-def test_a_directory_has_one_owner(tmp_path: Path) -> None:
+def test_a_directory_can_be_opened_only_once(tmp_path: Path) -> None:
     store = open_store(RealDisk(tmp_path))
     append(store, plain())
     with pytest.raises(StoreLocked):

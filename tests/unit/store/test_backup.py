@@ -1,4 +1,4 @@
-"""A backup while the store goes on: what the copy has, and what it never says."""
+"""Backups of a store that is in use, and restoring them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOPICS = "config/topics.json"
 
 
 def flushed(store: MessageStore, *, then: Callable[[], None] = lambda: None) -> Callable[[], int]:
-    """The end of the log at the moment that it is asked for; then something else happens."""
+    """Return a function that flushes, returns the end of the log and then calls `then`."""
 
     def ask() -> int:
         end = store.flush()
@@ -50,7 +50,7 @@ def reopened(backup: MemoryDisk) -> MessageStore:
     return open_store(target)
 
 
-def test_a_copy_is_the_store_as_it_was_when_its_end_was_asked_for() -> None:
+def test_a_backup_ends_where_the_log_ended_when_its_end_was_read() -> None:
     disk = MemoryDisk()
     store = open_store(disk)
     fill(store, range(40))  # several files
@@ -68,7 +68,7 @@ def test_a_copy_is_the_store_as_it_was_when_its_end_was_asked_for() -> None:
     assert again.max_offset("T0", 0) == 30
 
 
-def test_a_queue_remembers_its_offsets_though_its_messages_have_expired() -> None:
+def test_a_restored_queue_continues_behind_expired_messages() -> None:
     disk = MemoryDisk()
     store = open_store(disk)
     fill(store, range(0, 20, 2))  # T0 alone
@@ -96,7 +96,7 @@ def test_progress_is_copied_before_the_end_is_known_and_topics_after() -> None:
     assert read_file(target, TOPICS) == b'{"new":1}'
 
 
-def test_a_file_that_expires_meanwhile_is_not_missed() -> None:
+def test_a_segment_may_expire_during_a_backup() -> None:
     disk = MemoryDisk()
     store = open_store(disk)
     fill(store, range(60))
@@ -114,7 +114,7 @@ def test_a_file_that_expires_meanwhile_is_not_missed() -> None:
     assert bodies(reopened(target)) == bodies(store)
 
 
-def test_a_copy_that_is_not_whole_is_no_backup() -> None:
+def test_an_incomplete_copy_is_not_a_backup() -> None:
     disk = MemoryDisk()
     store = open_store(disk)
     fill(store, range(5))

@@ -1,6 +1,6 @@
-"""The check against stores whose log was broken: it names the place, and how bad it is.
+"""Checks of stores with a damaged log: findings name position and severity.
 
-Each test makes a small real store, changes a few bytes in it, and looks.
+Each test creates a small store on disk, changes a few bytes in it and checks it.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ TORN = b"\xda\xa3\x20\xa7 half a record"
 
 @pytest.fixture
 def clean(tmp_path: Path) -> Path:
-    """Closed in order."""
+    """Return a store that was closed."""
     return make(tmp_path / "store")
 
 
 @pytest.fixture
 def killed(tmp_path: Path) -> Path:
-    """Given up without a close; the second half came after the last checkpoint."""
+    """Return a store that was killed; half of its records follow the last checkpoint."""
     return make(tmp_path / "store", killed=True)
 
 
@@ -84,7 +84,7 @@ def test_a_store_in_memory_can_be_checked_too() -> None:
     assert assert_clean(disk).records == 10
 
 
-def test_a_store_whose_oldest_file_went_is_clean(clean: Path) -> None:
+def test_a_store_without_its_oldest_segment_is_clean(clean: Path) -> None:
     store = open_store(RealDisk(clean))
     store.remove_oldest_file()
     store.close()
@@ -130,7 +130,7 @@ def test_a_store_of_apache_rocketmq_is_clean(version: str, ending: Ending, tmp_p
 # --- after a crash ---------------------------------------------------------------------------
 
 
-def test_what_recovery_puts_back_is_a_note(killed: Path) -> None:
+def test_entries_that_recovery_restores_are_a_note(killed: Path) -> None:
     report = examine(killed)
     assert report.is_clean
     assert not report.stopped_cleanly
@@ -150,7 +150,7 @@ def test_a_torn_end_after_a_crash_is_a_note_and_recovery_cuts_there(killed: Path
     assert examine(killed).findings == []
 
 
-def test_a_bad_record_behind_the_checkpoint_is_the_torn_end_of_a_crash(killed: Path) -> None:
+def test_an_invalid_record_behind_the_checkpoint_is_a_torn_end(killed: Path) -> None:
     record = records(killed)[-3]
     path, position = log_place(killed, record.log_offset)
     change(path, position + 90, flip)
@@ -163,7 +163,7 @@ def test_a_bad_record_behind_the_checkpoint_is_the_torn_end_of_a_crash(killed: P
     assert examine(killed).findings == []
 
 
-def test_a_bad_record_below_the_checkpoint_is_damage_also_after_a_crash(killed: Path) -> None:
+def test_an_invalid_record_below_the_checkpoint_is_damage_even_after_a_crash(killed: Path) -> None:
     path, position = log_place(killed, records(killed)[2].log_offset)
     change(path, position + 90, flip)
     found = damage(examine(killed))
@@ -224,7 +224,7 @@ def test_a_bit_flip_in_a_queue_offset_is_found_by_the_queue(clean: Path) -> None
     assert "queue offset" in found.what
 
 
-def test_a_bit_flip_anywhere_in_a_sealed_record_is_found(tmp_path: Path) -> None:
+def test_a_bit_flip_anywhere_in_a_record_with_crc_is_found(tmp_path: Path) -> None:
     store = open_store(RealDisk(tmp_path), replace(TINY, sealed=True))
     fill(store, range(5))
     store.close()
@@ -236,7 +236,7 @@ def test_a_bit_flip_anywhere_in_a_sealed_record_is_found(tmp_path: Path) -> None
     assert "record CRC" in found.what
 
 
-def test_a_missing_log_file_is_found_and_the_rest_is_examined(clean: Path) -> None:
+def test_a_missing_segment_is_found_and_the_others_are_checked(clean: Path) -> None:
     missing = clean / f"commitlog/{TINY.segment_bytes:020d}"
     missing.unlink()
     report = examine(clean)
@@ -294,7 +294,7 @@ def test_a_torn_record_at_the_end_after_a_clean_stop_is_damage(clean: Path) -> N
     assert (found.where, found.position) == (name(clean, path), position)
 
 
-def test_a_log_file_with_a_name_that_cannot_be_is_found(clean: Path) -> None:
+def test_a_segment_with_an_impossible_name_is_found(clean: Path) -> None:
     stray = clean / f"commitlog/{12_345:020d}"
     stray.write_bytes(bytes(TINY.segment_bytes))
     assert (the_damage(clean).where, the_damage(clean).position) == (name(clean, stray), None)
@@ -307,7 +307,7 @@ def test_a_clock_that_was_set_back_is_a_note(clean: Path) -> None:
     assert [(f.where, f.position) for f in found] == [(name(clean, path), position)]
 
 
-# --- what cannot be looked at ----------------------------------------------------------------
+# --- stores that cannot be checked ----------------------------------------------------------------
 
 
 def test_a_directory_that_a_broker_owns_cannot_be_checked(clean: Path) -> None:
@@ -337,7 +337,7 @@ def no_directory_is_left_locked(tmp_path: Path) -> Iterator[None]:
         RealDisk(tmp_path / "store").lock("lock", b"lock").release()
 
 
-def test_a_topic_that_no_directory_can_have_is_damage(tmp_path: Path) -> None:
+def test_an_invalid_topic_name_is_damage(tmp_path: Path) -> None:
     store = open_store(RealDisk(tmp_path))
     store.append([sample(0, topic="abcd", properties=properties(TAGS="t"))], now_ms=NOW_MS)
     store.close()

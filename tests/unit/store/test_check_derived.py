@@ -1,6 +1,6 @@
-"""The check against stores whose queues, index or small files were broken.
+"""Checks of stores with damaged queues, key index or small files.
 
-Each test makes a small real store, changes a few bytes in it, and looks.
+Each test creates a small store on disk, changes a few bytes in it and checks it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.support.stores import NOW_MS, TINY, examine, fill, open_store, sample
 
 @pytest.fixture
 def clean(tmp_path: Path) -> Path:
-    """Closed in order."""
+    """Return a store that was closed."""
     return make(tmp_path / "store")
 
 
@@ -42,7 +42,7 @@ def clean(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def queue_file(clean: Path) -> Path:
-    """The second file of a queue: entries 5 to 9."""
+    """Return the second file of a queue, with entries 5 to 9."""
     return clean / f"consumequeue/T1/1/{TINY.queue_file_bytes:020d}"
 
 
@@ -111,7 +111,7 @@ def test_garbage_behind_the_end_of_a_queue_is_found(tmp_path: Path) -> None:
     assert (found.where, found.position) == (name(tmp_path, path), 85)
 
 
-def test_blank_entries_hold_the_place_of_a_damaged_record(clean: Path) -> None:
+def test_blank_entries_stand_for_a_damaged_record(clean: Path) -> None:
     path, position = log_place(clean, records(clean)[5].log_offset)
     change(path, position + 88, flip)
     (clean / "escrowmq.checkpoint").unlink()
@@ -122,7 +122,7 @@ def test_blank_entries_hold_the_place_of_a_damaged_record(clean: Path) -> None:
     assert (found.where, found.position) == (name(clean, path), position)
 
 
-def test_of_very_many_findings_in_one_file_only_some_are_kept(tmp_path: Path) -> None:
+def test_many_findings_in_one_file_are_summarized(tmp_path: Path) -> None:
     settings = replace(TINY, queue_file_bytes=2000, segment_bytes=1 << 16)
     store = open_store(RealDisk(tmp_path), settings)
     store.append([sample(0, queue_id=0) for _ in range(60)], now_ms=NOW_MS)
@@ -167,7 +167,7 @@ def test_an_index_entry_that_points_nowhere_is_found(clean: Path) -> None:
     assert {f.where for f in found} == {name(clean, path)}
 
 
-def test_a_hash_that_is_of_no_key_is_found(clean: Path) -> None:
+def test_a_hash_of_no_key_is_found(clean: Path) -> None:
     path = index_files(clean)[1]
     position = ENTRIES_AT + 5 * 20
     change(path, position, flip)
@@ -190,7 +190,7 @@ def test_a_missing_index_file_is_a_note(clean: Path) -> None:
     assert [note.where for note in notes(report)] == ["index"]
 
 
-def test_an_index_without_settings_is_examined_all_the_same(clean: Path) -> None:
+def test_the_layout_of_an_index_is_detected_without_configuration(clean: Path) -> None:
     assert check_store(RealDisk(clean)).keys == 3 * RECORDS
     path = index_files(clean)[1]
     change(path, ENTRIES_AT + 5 * 20 + 16, struct.pack(">i", 17))

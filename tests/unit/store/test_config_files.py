@@ -1,4 +1,4 @@
-"""config/*.json: RocketMQ's dialect, the version before, and what we only carry along."""
+"""Files in config/: RocketMQ's format, previous versions and unknown fields."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ GROUPS = """{"dataVersion":{"counter":1,"stateVersion":0,"timestamp":1},"forbidd
 
 
 def disk_with(**files: str | bytes) -> MemoryDisk:
-    """`topics` and `topics_bak` stand for topics.json and topics.json.bak."""
+    """Return a disk with files; `topics` and `topics_bak` become topics.json and its .bak."""
     disk = MemoryDisk()
     for name, text in files.items():
         path = "config/" + name.removesuffix("_bak") + ".json" + ".bak" * name.endswith("_bak")
@@ -104,7 +104,7 @@ def test_groups_as_rocketmq_writes_them() -> None:
     assert group.other == {"groupRetryPolicy": {"type": "CUSTOMIZED"}}
 
 
-def test_nothing_is_an_empty_file() -> None:
+def test_a_missing_file_has_no_content() -> None:
     file = topics_file(MemoryDisk())
     assert file.version() == DataVersion()
     assert file.entries("topicConfigTable", TopicConfig) == {}
@@ -113,16 +113,16 @@ def test_nothing_is_an_empty_file() -> None:
 
 
 @pytest.mark.parametrize("broken", ["", "{", '{"a":1', "[]", "null", "7", b"\xff\xfe", b"\0" * 50])
-def test_the_version_before_is_read_when_the_file_is_broken(broken: str | bytes) -> None:
+def test_the_backup_is_read_when_the_file_is_invalid(broken: str | bytes) -> None:
     disk = disk_with(delayOffset=broken, delayOffset_bak=DELAYS)
     assert delay_offsets_file(disk).int_keys() == {1: 100, 2: 5}
 
 
-def test_the_version_before_is_read_when_the_file_is_missing() -> None:
+def test_the_backup_is_read_when_the_file_is_missing() -> None:
     assert delay_offsets_file(disk_with(delayOffset_bak=DELAYS)).int_keys() == {1: 100, 2: 5}
 
 
-def test_a_good_file_is_read_whatever_the_version_before_is() -> None:
+def test_a_valid_file_is_read_whatever_its_backup_is() -> None:
     disk = disk_with(delayOffset=DELAYS, delayOffset_bak="{broken")
     assert delay_offsets_file(disk).int_keys() == {1: 100, 2: 5}
 
@@ -137,7 +137,7 @@ def test_a_good_file_is_read_whatever_the_version_before_is() -> None:
         {"delayOffset_bak": "{"},
     ],
 )
-def test_two_broken_files_are_not_an_empty_one(files: dict[str, str]) -> None:
+def test_an_invalid_file_with_an_invalid_backup_is_damage(files: dict[str, str]) -> None:
     with pytest.raises(StoreDamaged, match=r"config/delayOffset\.json"):
         delay_offsets_file(disk_with(**files))
 
@@ -165,7 +165,7 @@ def test_a_row_of_another_shape_is_damage_and_names_the_file(row: str) -> None:
         file.entries("topicConfigTable", TopicConfig)
 
 
-def test_what_we_do_not_know_is_carried_along() -> None:
+def test_unknown_fields_are_kept() -> None:
     disk = disk_with(topics=TOPICS)
     file = topics_file(disk)
     topics = file.entries("topicConfigTable", TopicConfig)
@@ -192,7 +192,7 @@ def test_what_we_do_not_know_is_carried_along() -> None:
     }
 
 
-def test_what_was_saved_is_read_again() -> None:
+def test_saved_tables_are_loaded_again() -> None:
     disk = MemoryDisk()
     offsets = {"T@g": {0: 1, 3: 1 << 62}, "ünï@g": {0: 0}}
     offsets_file(disk).save(offsetTable=offsets)
@@ -204,7 +204,7 @@ def test_what_was_saved_is_read_again() -> None:
     assert groups_file(disk).entries("subscriptionGroupTable", GroupConfig) == groups
 
 
-def test_a_save_keeps_the_version_before() -> None:
+def test_a_save_keeps_the_previous_version() -> None:
     disk = MemoryDisk()
     file = delay_offsets_file(disk)
     for number in range(1, 4):
@@ -214,7 +214,7 @@ def test_a_save_keeps_the_version_before() -> None:
     assert disk.names("config") == ["delayOffset.json", "delayOffset.json.bak"]
 
 
-def test_a_save_over_a_broken_file_keeps_the_good_version_before() -> None:
+def test_a_save_over_an_invalid_file_keeps_the_valid_backup() -> None:
     disk = disk_with(delayOffset="{broken", delayOffset_bak=DELAYS)
     delay_offsets_file(disk).save(offsetTable={1: 101})
     assert saved(disk, "delayOffset.json") == {"dataVersion": {}, "offsetTable": {"1": 101}}

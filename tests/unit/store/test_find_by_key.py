@@ -1,4 +1,4 @@
-"""Records found by their keys, newest first."""
+"""Finding records by their keys, the newest first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.stores import (
 
 @pytest.fixture(params=["in memory", "in files", "in both"])
 def settle(request: pytest.FixtureRequest) -> Callable[[MessageStore, int], None]:
-    """Called after each append: brings the keys to the files, or does not."""
+    """Return what to call after each append: it writes the keys to files, or does nothing."""
 
     def after(store: MessageStore, number: int) -> None:
         if request.param == "in files" or (request.param == "in both" and number % 7 == 3):
@@ -51,7 +51,9 @@ def test_keys_are_found_newest_first(
     assert found_bodies(store, "T0", "k") == []
 
 
-def test_keys_with_one_hash_are_told_apart(settle: Callable[[MessageStore, int], None]) -> None:
+def test_keys_with_the_same_hash_are_distinguished(
+    settle: Callable[[MessageStore, int], None],
+) -> None:
     store = open_store(MemoryDisk(), replace(TINY, index_slots=1))
     assert java_hash("T#Aa") == java_hash("T#BB")
     for number, key in enumerate(["Aa", "BB", "Aa", "AaAa", "AaBB", "BBAa"]):
@@ -72,7 +74,7 @@ def test_a_topic_that_ends_like_a_key_begins_is_another_topic(
     assert found_bodies(store, "a#b", "c") == []
 
 
-def test_a_record_that_says_a_key_twice_is_found_once(
+def test_a_record_with_a_repeated_key_is_found_once(
     settle: Callable[[MessageStore, int], None], store: MessageStore
 ) -> None:
     append(store, plain(b"one", properties=properties(UNIQ_KEY="k", KEYS="k k")))
@@ -93,7 +95,7 @@ def test_a_record_that_says_a_key_twice_is_found_once(
         (9_001, 10_000, []),
     ],
 )
-def test_a_window_of_time_counts_both_its_ends(
+def test_a_time_window_includes_both_ends(
     settle: Callable[[MessageStore, int], None],
     store: MessageStore,
     begin: int,
@@ -117,7 +119,7 @@ def test_at_most_64_records_are_found(settle: Callable[[MessageStore, int], None
     assert found_bodies(store, "T", "k") == newest_first[:32]
 
 
-def test_what_expired_is_not_found_by_key(store: MessageStore) -> None:
+def test_expired_records_are_not_found_by_key(store: MessageStore) -> None:
     append(store, *(keyed("k", b"%d" % n + b"x" * 1000) for n in range(6)))
     store.checkpoint()
     store.remove_oldest_file()

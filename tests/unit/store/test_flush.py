@@ -1,4 +1,4 @@
-"""What a flush and a checkpoint cover while appends go on."""
+"""What flushes and checkpoints make durable while appends go on."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_flushes_that_overlap_never_claim_too_much() -> None:
     assert after.end >= flushed
 
 
-def test_a_checkpoint_overtakes_a_flush_and_claims_no_more_than_is_safe() -> None:
+def test_a_checkpoint_that_overtakes_a_flush_claims_only_durable_records() -> None:
     disk = FaultyDisk()
     store = open_store(disk)
     append(store, *(plain() for _ in range(43)))

@@ -1,4 +1,4 @@
-"""`messageIndexEnable=false`: messages are stored, read and recovered, and not found by key."""
+"""A disabled key index (messageIndexEnable=false): messages are stored but not found by key."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def end(store: MessageStore, *, killed: bool) -> None:
         store.close()
 
 
-def test_nothing_is_found_by_key_and_no_file_is_made() -> None:
+def test_without_index_no_key_is_found_and_no_file_is_created() -> None:
     disk = MemoryDisk()
     store = open_store(disk, OFF)
     fill(store, range(10))
@@ -42,10 +42,10 @@ def test_nothing_is_found_by_key_and_no_file_is_made() -> None:
 
 @ENDINGS
 @pytest.mark.parametrize("counts", [(3, 3, 3), (3, 3, 0, 3), (0, 3, 3), (30, 30, 30)])
-def test_what_came_while_it_was_off_stays_unfound_and_the_rest_is_found(
+def test_keys_are_found_except_those_stored_while_the_index_was_off(
     counts: tuple[int, ...], killed: bool
 ) -> None:
-    """On, off, on (and on again): each start with one more run of messages."""
+    """The index is on, off and on again; each start appends some messages."""
     disk, wanted, end_of = MemoryDisk(), list[int](), 0
     for step, count in enumerate(counts):
         store = open_store(disk, OFF if step == 1 else TINY)
@@ -64,7 +64,7 @@ def test_what_came_while_it_was_off_stays_unfound_and_the_rest_is_found(
 
 
 @pytest.mark.parametrize("first", [TINY, OFF], ids=["on, then off", "off, then on"])
-def test_what_a_crash_left_for_the_next_start_goes_by_its_setting(first: StoreConfig) -> None:
+def test_recovery_indexes_by_the_configuration_of_its_start(first: StoreConfig) -> None:
     disk = MemoryDisk()
     store = open_store(disk)
     fill(store, range(5))
@@ -82,7 +82,7 @@ def test_what_a_crash_left_for_the_next_start_goes_by_its_setting(first: StoreCo
     assert_clean(disk)
 
 
-def test_an_index_that_is_gone_is_not_built_while_it_is_off() -> None:
+def test_a_missing_index_is_not_rebuilt_while_it_is_off() -> None:
     disk = MemoryDisk()
     store = open_store(disk)
     fill(store, range(10))

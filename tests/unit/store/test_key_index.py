@@ -1,6 +1,6 @@
-"""The key index by itself: its files byte by byte, rolling, damage, and writing twice.
+"""The key index alone: the bytes of its files, new files, damage and the redo file.
 
-Seven slots and six entries to a file (numbers 1 to 5), so that everything happens at once.
+Seven slots and six entries to a file (numbers 1 to 5), so that all cases occur with few keys.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def make(disk: MemoryDisk, *, slots: int = SLOTS, entries: int = ENTRIES) -> Key
 
 
 def put(index: KeyIndex, *keys: tuple[str, int, int], now_ms: int = NOW_MS) -> None:
-    """(key, log offset, ms after NOW_MS) of topic T, in one flush."""
+    """Add (key, log offset, ms after NOW_MS) of topic T and flush once."""
     for key, log_offset, ms in keys:
         index.add("T", [key.encode()], log_offset, NOW_MS + ms)
     flush = index.begin_flush(now_ms)
@@ -57,7 +57,7 @@ def entry(data: bytes, number: int) -> tuple[int, ...]:
     return struct.unpack_from(">iqii", data, ENTRIES_AT + number * 20)
 
 
-def test_the_hash_of_the_known_key() -> None:
+def test_a_key_hash_equals_rocketmqs() -> None:
     assert key_hash("TopicTest", b"KEY1") == 1656969516
 
 
@@ -86,7 +86,7 @@ def test_a_file_byte_by_byte() -> None:
     assert not any(data[ENTRIES_AT + 80 :])
 
 
-def test_a_later_flush_goes_on_in_the_file() -> None:
+def test_a_later_flush_continues_the_file() -> None:
     disk = MemoryDisk()
     index = make(disk)
     put(index, ("a", 1000, 0), ("b", 2000, 0))
@@ -122,7 +122,7 @@ def test_a_full_file_is_followed_by_another() -> None:
         assert find(index, f"k{number}") == [number * 100]
 
 
-def test_a_new_file_is_named_by_the_time_it_is_made() -> None:
+def test_a_new_file_is_named_by_its_creation_time() -> None:
     disk = MemoryDisk()
     index = make(disk)
     put(index, *((f"k{number}", number, 0) for number in range(5)))
@@ -130,7 +130,7 @@ def test_a_new_file_is_named_by_the_time_it_is_made() -> None:
     assert disk.names("index") == [FIRST_NAME, "20231114221420001"]
 
 
-def test_names_rise_when_the_clock_falls() -> None:
+def test_names_ascend_when_the_clock_is_set_back() -> None:
     disk = MemoryDisk()
     index = make(disk)
     put(index, *((f"k{number}", number, 0) for number in range(5)))
@@ -146,7 +146,7 @@ def test_the_newest_is_found_first_across_files_and_memory() -> None:
     assert find(index, "k") == list(range(12, -1, -1))
 
 
-def test_nothing_is_lost_from_sight_while_a_flush_is_on_its_way() -> None:
+def test_every_key_is_found_while_a_flush_runs() -> None:
     index = make(MemoryDisk())
     for number in range(12):
         put(index, ("k", number, 0))
@@ -170,7 +170,7 @@ def test_an_opened_index_finds_what_was_written() -> None:
     assert find(index, "k1") == [12, 9, 5, 1]
 
 
-def test_a_window_of_time_misses_nothing_that_lies_in_it() -> None:
+def test_a_time_window_misses_no_record() -> None:
     index = make(MemoryDisk())
     moments = [0, 999, 1000, 1999, 5500]
     put(index, *(("k", ms, ms) for ms in moments))
@@ -199,7 +199,7 @@ def damaged(disk: MemoryDisk, position: int, data: bytes) -> KeyIndex:
 
 
 def chained() -> MemoryDisk:
-    """Entries 1 to 4 in one chain."""
+    """Return a disk whose index has entries 1 to 4 in one chain."""
     disk = MemoryDisk()
     put(make(disk), *(("a", number, 0) for number in (1, 2, 3, 4)))
     return disk
@@ -210,13 +210,13 @@ def previous_at(number: int) -> int:
 
 
 @pytest.mark.parametrize("previous", [2, 3, 5, 100, 0x7FFFFFFF, -1, -0x80000000])
-def test_a_chain_that_does_not_fall_ends(previous: int) -> None:
+def test_a_chain_that_does_not_descend_ends(previous: int) -> None:
     index = damaged(chained(), previous_at(2), struct.pack(">i", previous))
     assert find(index, "a") == [4, 3, 2]
 
 
 @pytest.mark.parametrize("head", [0, 5, 100, 0x7FFFFFFF, -1])
-def test_a_slot_that_points_nowhere_is_empty(head: int) -> None:
+def test_an_invalid_slot_is_empty(head: int) -> None:
     slot_at = 40 + 81906 % SLOTS * 4
     assert find(damaged(chained(), slot_at, struct.pack(">i", head)), "a") == []
 
@@ -242,7 +242,7 @@ def test_a_file_of_another_length_is_removed() -> None:
     assert find(index, "a") == [4, 3, 2, 1]
 
 
-def test_a_file_that_was_just_made_is_used() -> None:
+def test_a_new_empty_file_is_used() -> None:
     disk = MemoryDisk()
     write_file(disk, f"index/{FIRST_NAME}", bytes(FILE_BYTES))
     index = make(disk)
@@ -260,7 +260,7 @@ def everything(disk: MemoryDisk) -> dict[str, bytes]:
     return {name: content(disk, name) for name in disk.names("index")}
 
 
-def test_a_redo_done_twice_is_done_once() -> None:
+def test_applying_a_redo_file_twice_changes_nothing() -> None:
     disk = MemoryDisk()
     index = make(disk)
     put(index, *((f"k{number}", number, 0) for number in range(4)))
@@ -272,7 +272,7 @@ def test_a_redo_done_twice_is_done_once() -> None:
         assert everything(disk) == before
 
 
-def test_a_crash_between_any_two_writes_is_put_right_at_the_next_start() -> None:
+def test_a_crash_between_any_two_writes_is_repaired_at_the_next_start() -> None:
     wanted = MemoryDisk()
     index = make(wanted)
     put(index, *((f"k{number}", number, 0) for number in range(4)))
@@ -295,7 +295,7 @@ def test_a_crash_between_any_two_writes_is_put_right_at_the_next_start() -> None
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\0\0\0\0", b"\0\0\0\0\x90", b"\xff" * 40])
-def test_a_redo_file_that_does_not_check_out_is_nothing(garbage: bytes) -> None:
+def test_a_redo_file_with_a_wrong_checksum_is_ignored(garbage: bytes) -> None:
     disk = chained()
     before = everything(disk)
     write_file(disk, REDO_PATH, garbage)
@@ -315,7 +315,7 @@ def test_clearing_removes_files_and_redo() -> None:
     assert find(make(disk), "a") == []
 
 
-def test_expired_files_go_and_the_last_one_stays() -> None:
+def test_expired_files_are_removed_except_the_last() -> None:
     disk = MemoryDisk()
     index = make(disk)
     put(index, *((f"k{number}", number * 100, 0) for number in range(12)))

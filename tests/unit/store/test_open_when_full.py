@@ -1,4 +1,4 @@
-"""A store opened on a disk without room is there for reads, and whole when there is room."""
+"""A store that is opened on a full disk can be read, and works once there is space."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def bodies(store: MessageStore) -> list[bytes]:
     return [bytes(store.record_at(place).body) for place in places if place is not None]
 
 
-def test_what_a_crash_left_is_read_without_room_for_a_checkpoint() -> None:
+def test_a_crashed_store_is_readable_on_a_full_disk() -> None:
     disk = MemoryDisk()
     store = open_store(disk)
     fill(store, range(6))

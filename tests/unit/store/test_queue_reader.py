@@ -1,4 +1,4 @@
-"""Reads of a queue, and where in it a time lies."""
+"""Reading queues, with filters and limits, and offsets by time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.support.stores import (
 
 @pytest.fixture(params=["in memory", "in files", "in both"])
 def ten(request: pytest.FixtureRequest) -> MessageStore:
-    """Ten records of one queue, side by side; their entries still in memory, or not."""
+    """Return a store with ten adjacent records; their entries are in memory or in files."""
     store = open_store(MemoryDisk(), replace(TINY, queue_file_bytes=80))
     for number in range(10):
         append(store, plain(b"%d" % number))
@@ -73,7 +73,7 @@ def test_a_count_limits_a_read(ten: MessageStore) -> None:
 @pytest.mark.parametrize(
     ("bytes_max", "count"), [(0, 1), (1, 1), (93, 1), (185, 1), (186, 2), (929, 9), (930, 10)]
 )
-def test_bytes_limit_a_read_but_one_record_always_comes(
+def test_bytes_limit_a_read_to_one_record_at_least(
     ten: MessageStore, bytes_max: int, count: int
 ) -> None:
     found = ten.read("T", 0, 0, bytes_max=bytes_max)
@@ -82,7 +82,7 @@ def test_bytes_limit_a_read_but_one_record_always_comes(
     assert len(bodies(found)) == count
 
 
-def test_records_with_others_between_them_are_slices_each(store: MessageStore) -> None:
+def test_records_that_are_not_adjacent_are_separate_slices(store: MessageStore) -> None:
     append(store, plain(b"a"), plain(b"b"), plain(b"-", queue_id=1), plain(b"c"), plain(b"d"))
     found = store.read("T", 0, 0)
     assert [len(data) // 93 for data in found.slices] == [2, 2]
@@ -97,7 +97,7 @@ def test_a_slice_does_not_cross_the_end_of_a_file(store: MessageStore) -> None:
 
 
 @pytest.mark.parametrize("kind", ["real", "memory"])
-def test_slices_are_the_file_itself_and_not_copies(tmp_path: Path, kind: str) -> None:
+def test_slices_are_views_of_the_file(tmp_path: Path, kind: str) -> None:
     disk: Disk = RealDisk(tmp_path) if kind == "real" else MemoryDisk()
     store = open_store(disk)
     append(store, plain(b"first"), plain(b"second"))
@@ -121,7 +121,7 @@ def sql_filter(expression: str) -> MessageFilter:
     return compile_subscription(parse_subscription("T", expression, expression_type="SQL92"))
 
 
-def test_a_filter_picks_by_tags_code(store: MessageStore) -> None:
+def test_a_filter_selects_by_tags_code(store: MessageStore) -> None:
     append(store, *(tagged("odd" if n % 2 else "even", b"%d" % n) for n in range(9)))
     odd = store.read("T", 0, 0, message_filter=tag_filter("odd"))
     assert bodies(odd) == [b"1", b"3", b"5", b"7"]
@@ -173,7 +173,7 @@ def test_a_filter_that_matches_nothing_still_moves_on(store: MessageStore) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_a_filter_looks_at_so_many_entries_and_no_more(checkpointed: bool) -> None:
+def test_a_filter_tests_a_limited_number_of_entries(checkpointed: bool) -> None:
     store = open_store(MemoryDisk(), replace(TINY, segment_bytes=1 << 20, queue_file_bytes=4000))
     append(store, *(tagged("a") for _ in range(TAG_SCAN_MAX + 50)), tagged("b", b"found"))
     if checkpointed:
@@ -187,7 +187,7 @@ def test_a_filter_looks_at_so_many_entries_and_no_more(checkpointed: bool) -> No
     assert bodies(many) == [b"found"]
 
 
-def test_what_a_read_says_when_there_is_nothing_to_read(store: MessageStore) -> None:
+def test_the_status_of_a_read_without_messages(store: MessageStore) -> None:
     append(store, plain(), plain())
     append(store, plain(topic="Half", sys_flag=4))
 
@@ -220,7 +220,7 @@ def test_below_the_oldest_message_is_too_small(store: MessageStore) -> None:
     assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (3, 10)
 
 
-def test_a_queue_whose_messages_are_all_gone_keeps_counting(store: MessageStore) -> None:
+def test_a_queue_whose_messages_have_all_expired_keeps_counting(store: MessageStore) -> None:
     append(store, plain(b"gone", topic="Old"), plain(b"gone too", topic="Old"))
     append(store, *(plain(b"x" * 1000) for _ in range(5)))
     store.checkpoint()
@@ -234,7 +234,7 @@ def test_a_queue_whose_messages_are_all_gone_keeps_counting(store: MessageStore)
     assert store.min_offset("Old", 0) == 2
 
 
-def test_an_entry_that_points_at_no_record_is_said_to(store: MessageStore) -> None:
+def test_an_entry_that_points_to_no_record_is_an_error(store: MessageStore) -> None:
     disk = MemoryDisk()
     store = open_store(disk)
     append(store, plain(b"a"), plain(b"b"))
@@ -297,14 +297,14 @@ def test_the_offset_at_a_time(
     assert store.offset_by_time("T", 0, NOW_MS + time, upper=True) == upper
 
 
-def test_no_queue_and_an_empty_one_have_no_time(store: MessageStore) -> None:
+def test_missing_and_empty_queues_have_no_time(store: MessageStore) -> None:
     append(store, plain(topic="Half", sys_flag=4))
     assert store.offset_by_time("T", 0, NOW_MS) == 0
     assert store.offset_by_time("Half", 0, NOW_MS) == 0
     assert store.offset_by_time("Half", 0, NOW_MS, upper=True) == 0
 
 
-def test_the_offset_at_a_time_among_what_is_left(store: MessageStore) -> None:
+def test_the_offset_at_a_time_after_expiry(store: MessageStore) -> None:
     for number in range(10):
         append(store, plain(b"x" * 1000), now_ms=NOW_MS + number)
     store.checkpoint()
@@ -315,7 +315,7 @@ def test_the_offset_at_a_time_among_what_is_left(store: MessageStore) -> None:
 
 
 def gapped_queue() -> tuple[CommitLog, ConsumeQueue]:
-    """Messages at 0, 3 and 4, stored at 10, 20 and 20; nothing at 1, 2, 5 and 6."""
+    """Return a queue with messages at 0, 3 and 4, stored at 10, 20 and 20; the others are blank."""
     disk = MemoryDisk()
     log = CommitLog(disk, segment_bytes=4096, store_host=HOST)
     queue = ConsumeQueue(disk, ViewCache(disk), "T", 0, file_bytes=100)
@@ -342,15 +342,3 @@ def test_the_offset_at_a_time_where_messages_are_missing(
     there = [at for at in (0, 3, 4) if at >= lower]
     assert (there[0] if there else None) == first_found
     assert offset_by_time(log, queue, NOW_MS + time, upper=True) == upper
-
-
-# --- flushing ------------------------------------------------------------------------------------
-
-
-def test_an_offset_id_alone_finds_its_record_and_no_other(store: MessageStore) -> None:
-    append(store, plain(b"before"), plain(b"sought"))
-    sought = list(store.records())[1]
-    offset_id = encode_offset_id(sought.store_host, sought.log_offset)
-    assert store.record_by_id(offset_id).body == b"sought"
-    with pytest.raises(RecordNotFound):
-        store.record_by_id(encode_offset_id(sought.store_host, store.end))

@@ -1,4 +1,4 @@
-"""What only the real disk can show: a full file system, other processes, sparse files.
+"""Properties of the real disk only: a full file system, other processes, sparse files.
 
 The full file system is a tmpfs of a few pages that a child process mounts in a mount namespace
 of its own, so nothing is left behind; where that is not permitted those tests are skipped.
@@ -102,7 +102,7 @@ def child(program: str, root: Path, *, close_fds: bool = True) -> Iterator[subpr
             process.kill()
 
 
-def test_a_full_disk_is_store_full_and_room_made_is_room_again(tmp_path: Path) -> None:
+def test_a_full_disk_raises_store_full_until_there_is_space(tmp_path: Path) -> None:
     if not can_mount(tmp_path):
         pytest.skip("a tmpfs in a mount namespace of our own is not permitted here")
     script = MOUNT + 'exec "$1" -c "$2" "$0"'
@@ -121,7 +121,7 @@ def test_a_full_disk_is_store_full_and_room_made_is_room_again(tmp_path: Path) -
     ]
 
 
-def test_an_unwritten_file_takes_no_room(disk: RealDisk, tmp_path: Path) -> None:
+def test_an_unwritten_file_takes_no_space(disk: RealDisk, tmp_path: Path) -> None:
     file = disk.create("log", 1 << 30)
     file.write_at(1 << 29, b"x")
     assert (tmp_path / "log").stat().st_size == 1 << 30
@@ -167,6 +167,6 @@ def test_a_child_process_does_not_inherit_the_lock(disk: RealDisk, tmp_path: Pat
         disk.lock("d/lock", b"again").release()
 
 
-def test_an_error_names_the_file_and_what_the_system_said(disk: RealDisk) -> None:
+def test_an_error_names_the_file_and_the_cause(disk: RealDisk) -> None:
     with pytest.raises(StoreFailed, match="opening d/a: No such file or directory"):
         disk.open("d/a")

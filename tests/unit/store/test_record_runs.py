@@ -1,4 +1,4 @@
-"""Records that go together lie in the log as if each had come alone."""
+"""Runs are stored exactly like their records one by one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def stored(store: MessageStore, topic: str, queue_id: int) -> bytes:
 
 
 def places_of(placed: AppendResult) -> list[tuple[int, int, int]]:
-    """Log offset, queue offset and size of each."""
+    """Return log offset, queue offset and size of each record."""
     if placed.run is None:
         return [(placed.log_offset, placed.queue_offset, placed.size)]
     numbered = enumerate(zip(*placed.run, strict=True), placed.queue_offset)
@@ -64,7 +64,7 @@ def places_of(placed: AppendResult) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_runs_are_as_if_each_had_come_alone(sealed: bool, host: str) -> None:
+def test_a_run_is_stored_like_its_single_records(sealed: bool, host: str) -> None:
     settings = replace(TINY, sealed=sealed)
     kept = []
     for records in (MIXED, list(iter_records(MIXED))):
@@ -87,7 +87,7 @@ def test_runs_are_as_if_each_had_come_alone(sealed: bool, host: str) -> None:
     assert sum(map(len, kept[0][2])) == 60 - 2  # two are of another topic
 
 
-def test_a_run_is_found_again_after_a_crash() -> None:
+def test_a_run_survives_a_crash() -> None:
     disk = FaultyDisk()
     store = open_store(disk)
     store.append(MIXED, now_ms=NOW_MS)
@@ -108,7 +108,7 @@ def test_a_run_is_found_again_after_a_crash() -> None:
         a_run(5, 2, topic="V" * 300),
     ],
 )
-def test_one_that_is_refused_takes_all_before_it_back(bad: RecordRun) -> None:
+def test_a_refused_run_undoes_the_whole_append(bad: RecordRun) -> None:
     store = open_store(FaultyDisk())
     good = a_run(0, 5)
     with pytest.raises(RecordRefused):

@@ -1,4 +1,4 @@
-"""A store after a stop, a kill, and a log that a crash has torn."""
+"""Recovery after a clean stop, a kill and a torn log."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_an_empty_directory_is_an_empty_store(root: Path) -> None:
     assert_clean(root)
 
 
-def test_a_clean_stop_leaves_nothing_to_walk(root: Path) -> None:
+def test_after_a_clean_stop_nothing_is_replayed(root: Path) -> None:
     kept = make(root, killed=False)
     store = reopen(root)
     found = store.recovery
@@ -51,7 +51,7 @@ def test_a_clean_stop_leaves_nothing_to_walk(root: Path) -> None:
     check_life(root, store, kept)
 
 
-def test_a_kill_costs_a_walk_over_the_tail(root: Path) -> None:
+def test_after_a_kill_the_tail_is_replayed(root: Path) -> None:
     kept = make(root, killed=True)
     store = reopen(root)
     found = store.recovery
@@ -63,7 +63,7 @@ def test_a_kill_costs_a_walk_over_the_tail(root: Path) -> None:
     check_life(root, store, kept)
 
 
-def test_a_kill_right_after_opening_walks_nothing(root: Path) -> None:
+def test_after_a_kill_right_after_opening_nothing_is_replayed(root: Path) -> None:
     kept = make(root, killed=True)
     reopen(root).abandon()
     store = reopen(root)
@@ -72,7 +72,7 @@ def test_a_kill_right_after_opening_walks_nothing(root: Path) -> None:
     check_life(root, store, kept)
 
 
-def test_prepared_and_rolled_back_records_survive_without_a_place(root: Path) -> None:
+def test_prepared_and_rolled_back_records_survive_without_queue_entries(root: Path) -> None:
     store = reopen(root)
     kinds = [0, 4, 12, 8, 4, 0]
     batch = [sample(0, sys_flag=kind, body=b"%d" % kind) for kind in kinds]
@@ -87,13 +87,13 @@ def test_prepared_and_rolled_back_records_survive_without_a_place(root: Path) ->
     assert_clean(root)
 
 
-def test_sealed_records_survive(root: Path) -> None:
+def test_records_with_a_crc_survive(root: Path) -> None:
     settings = replace(TINY, sealed=True)
     kept = make(root, killed=True, settings=settings)
     check_life(root, reopen(root, settings), kept, settings)
 
 
-def test_seals_may_be_switched_on_and_off(root: Path) -> None:
+def test_crcs_can_be_enabled_and_disabled(root: Path) -> None:
     settings = replace(TINY, sealed=True)
     kept = make(root, killed=True)
     check_life(root, reopen(root, settings), kept, settings)
@@ -139,7 +139,7 @@ def test_a_last_record_that_was_not_written_is_cut_off(
 
 
 @pytest.mark.parametrize("number", [HALF, HALF + 1, ALL - 2, ALL - 1])
-def test_behind_the_checkpoint_a_bad_record_ends_the_log(root: Path, number: int) -> None:
+def test_behind_the_checkpoint_an_invalid_record_ends_the_log(root: Path, number: int) -> None:
     kept = make(root, killed=True)
     flip_bit(root, kept[number])
     store = reopen(root)
@@ -150,7 +150,7 @@ def test_behind_the_checkpoint_a_bad_record_ends_the_log(root: Path, number: int
     check_life(root, store, kept[:number], missing=kept[number:])
 
 
-def test_garbage_behind_the_last_record_is_wiped(root: Path) -> None:
+def test_garbage_behind_the_last_record_is_removed(root: Path) -> None:
     kept = make(root, killed=True)
     path, position = place(root, end_of(kept))
     garbage = b"\xda\xa3\x20\xa7" * ((TINY.segment_bytes - position) // 4)
@@ -161,7 +161,7 @@ def test_garbage_behind_the_last_record_is_wiped(root: Path) -> None:
     check_life(root, store, kept)
 
 
-def test_garbage_after_a_clean_stop_is_wiped_too(root: Path) -> None:
+def test_garbage_after_a_clean_stop_is_removed_too(root: Path) -> None:
     kept = make(root, killed=False)
     overwrite(root, end_of(kept), b"garbage " * 12)
     store = reopen(root)
@@ -170,7 +170,7 @@ def test_garbage_after_a_clean_stop_is_wiped_too(root: Path) -> None:
     check_life(root, store, kept)
 
 
-def test_zeros_and_then_an_old_record_are_not_the_log(root: Path) -> None:
+def test_an_old_record_behind_zeros_is_not_recovered(root: Path) -> None:
     # A drive that wrote the last sectors and not those before them.
     kept = make(root, killed=True)
     overwrite(root, kept[-3].log_offset, bytes(kept[-3].size))
@@ -179,7 +179,7 @@ def test_zeros_and_then_an_old_record_are_not_the_log(root: Path) -> None:
     check_life(root, store, kept[:-3], missing=kept[-3:])
 
 
-def test_a_log_file_that_holds_nothing_yet_is_fine(root: Path) -> None:
+def test_an_empty_segment_is_accepted(root: Path) -> None:
     kept = make(root, killed=True)
     base = (end_of(kept) // TINY.segment_bytes + 1) * TINY.segment_bytes
     (root / f"commitlog/{base:020d}").write_bytes(b"")

@@ -1,4 +1,4 @@
-"""Damage to what was durable: stepped over and reported."""
+"""Recovery of durable records that are damaged: they are skipped and reported."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ pytestmark = pytest.mark.slow  # dozens of real fsyncs each
 
 
 def lose_queues(root: Path) -> None:
-    """So that the log is read from its start; what was durable is still known."""
+    """Remove the queues, so that the log is read from its start. The checkpoint stays."""
     shutil.rmtree(root / "consumequeue")
 
 
 @pytest.mark.parametrize("number", [0, 1, 9, HALF - 2])
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
-def test_damage_below_the_checkpoint_is_stepped_over_and_reported(
+def test_damage_below_the_checkpoint_is_skipped_and_reported(
     root: Path, number: int, killed: bool
 ) -> None:
     kept = make(root, killed=killed)
@@ -76,7 +76,7 @@ def test_damage_to_many_neighbours_is_one_report(root: Path) -> None:
     store.close()
 
 
-def test_damage_at_the_end_of_a_file_goes_up_to_the_next_file(root: Path) -> None:
+def test_damage_at_the_end_of_a_segment_ends_with_it(root: Path) -> None:
     kept = make(root, killed=True)
     second = TINY.segment_bytes
     last = max(number for number in range(HALF) if kept[number].log_offset < second)
@@ -129,7 +129,7 @@ def test_the_loss_of_the_newest_file_is_reported(root: Path) -> None:
     check_life(root, store, left)
 
 
-def test_without_a_checkpoint_damage_in_an_older_file_is_still_no_end(root: Path) -> None:
+def test_without_a_checkpoint_damage_in_an_older_segment_does_not_end_the_log(root: Path) -> None:
     kept = make(root, killed=True)
     flip_bit(root, kept[2])
     (root / "escrowmq.checkpoint").unlink()
@@ -139,7 +139,7 @@ def test_without_a_checkpoint_damage_in_an_older_file_is_still_no_end(root: Path
     store.close()
 
 
-def test_a_file_missing_between_two_others_stops_the_start(root: Path) -> None:
+def test_a_missing_segment_between_two_others_is_an_error(root: Path) -> None:
     make(root, killed=False)
     missing = root / f"commitlog/{TINY.segment_bytes:020d}"
     kept = missing.read_bytes()

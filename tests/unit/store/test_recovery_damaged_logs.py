@@ -1,9 +1,9 @@
-"""A table of damaged logs: what a start keeps of each, what it reports, and what it cuts off.
+"""A table of damaged logs: what recovery keeps, reports and cuts off.
 
-Every log of the table holds the same twelve messages, in two queues by turns. The topic of the
-first queue is short and that of the second is long, so that every other record has the second of
-the two record layouts and its magic. Eight of the messages lie below the checkpoint. All of them
-lie in one file, so that only the checkpoint tells damage from the torn end of a crash.
+Every log of the table holds the same twelve messages, alternating between two queues. The topic of
+the first queue is short and that of the second is long, so that every other record has the second of
+the two record layouts and its magic. Eight of the messages are below the checkpoint. All of them
+are in one segment, so that only the checkpoint tells damage from the torn end of a crash.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def change_magic(disk: MemoryDisk, record: StoredRecord) -> None:
     overwrite_log(disk, record.log_offset + 4, b"\xee")
 
 
-def take_first_place(disk: MemoryDisk, record: StoredRecord) -> None:
+def set_first_queue_offset(disk: MemoryDisk, record: StoredRecord) -> None:
     """Let a record claim the queue offset of the first message. No checksum covers this field."""
     overwrite_log(disk, record.log_offset + QUEUE_OFFSET_AT, bytes(8))
 
@@ -125,7 +125,7 @@ def change_queue_id(disk: MemoryDisk, record: StoredRecord) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class DamagedLog:
-    """Which records are damaged, how, and what the start says about them."""
+    """Which records are damaged, how, and what recovery reports."""
 
     damage: Callable[[MemoryDisk, StoredRecord], None]
     numbers: tuple[int, ...]
@@ -152,11 +152,11 @@ STEPPED_OVER: Final = {
     "neighbours of both layouts that no longer look like records": DamagedLog(
         damage=change_magic, numbers=(2, 3, 4), why="its magic 0xeea320a7 is not that of a record"
     ),
-    "a place in the queue that is taken": DamagedLog(
-        damage=take_first_place, numbers=(4,), why=TAKEN
+    "a queue offset that is taken": DamagedLog(
+        damage=set_first_queue_offset, numbers=(4,), why=TAKEN
     ),
-    "a place that is taken, in the second layout": DamagedLog(
-        damage=take_first_place, numbers=(5,), why=TAKEN
+    "a queue offset that is taken, in the second layout": DamagedLog(
+        damage=set_first_queue_offset, numbers=(5,), why=TAKEN
     ),
     "a queue offset far too high": DamagedLog(
         damage=set_queue_offset(2**50), numbers=(4,), why=TOO_HIGH
@@ -191,11 +191,11 @@ CUT_OFF: Final = {
     "a checksum behind the checkpoint": DamagedLog(
         damage=change_body, numbers=(9,), why=CHECKSUM, reads_from_the_start=False
     ),
-    "a taken place behind the checkpoint": DamagedLog(
-        damage=take_first_place, numbers=(10,), why=TAKEN, reads_from_the_start=False
+    "a taken queue offset behind the checkpoint": DamagedLog(
+        damage=set_first_queue_offset, numbers=(10,), why=TAKEN, reads_from_the_start=False
     ),
-    "a taken place behind the checkpoint, all of the log read": DamagedLog(
-        damage=take_first_place, numbers=(9,), why=TAKEN
+    "a taken queue offset behind the checkpoint, all of the log read": DamagedLog(
+        damage=set_first_queue_offset, numbers=(9,), why=TAKEN
     ),
     "a queue offset far too high behind the checkpoint": DamagedLog(
         damage=set_queue_offset(2**50), numbers=(10,), why=TOO_HIGH, reads_from_the_start=False
@@ -215,8 +215,8 @@ CUT_OFF: Final = {
     "a bad topic behind the checkpoint": DamagedLog(
         damage=change_topic, numbers=(9,), why="only letters", reads_from_the_start=False
     ),
-    "a taken place without a checkpoint": DamagedLog(
-        damage=take_first_place, numbers=(4,), why=TAKEN, has_checkpoint=False
+    "a taken queue offset without a checkpoint": DamagedLog(
+        damage=set_first_queue_offset, numbers=(4,), why=TAKEN, has_checkpoint=False
     ),
 }
 
@@ -248,13 +248,13 @@ def test_damage_to_durable_records_loses_those_records_alone(case: DamagedLog) -
     assert store.recovery.records == COUNT - len(case.numbers)
     assert store.end == end_of(records)
     lost = [records[number] for number in case.numbers]
-    rest = [record for record in records if record not in lost]
-    check_content(store, rest, missing=lost)
+    remaining = [record for record in records if record not in lost]
+    check_content(store, remaining, missing=lost)
     store.abandon()
     again = open_store(disk, SETTINGS)
     assert not again.recovery.rebuilt_queues
-    assert again.recovery.damage == []  # reported once: what is mended is believed from now on
-    check_content(again, rest, missing=lost)
+    assert again.recovery.damage == []  # it is reported only once
+    check_content(again, remaining, missing=lost)
     again.close()
 
 
@@ -364,7 +364,7 @@ MISFITS: Final[dict[str, Damaging]] = {
 
 
 @pytest.mark.parametrize("damage", MISFITS.values(), ids=MISFITS.keys())
-def test_what_does_not_fit_the_log_is_rebuilt_from_it(damage: Damaging) -> None:
+def test_files_that_contradict_the_log_are_rebuilt_from_it(damage: Damaging) -> None:
     disk = MemoryDisk()
     records = write_messages(disk)
     damage(disk, records)
@@ -379,7 +379,7 @@ def test_what_does_not_fit_the_log_is_rebuilt_from_it(damage: Damaging) -> None:
     assert_clean(disk, SETTINGS)
 
 
-def test_a_checkpoint_that_fits_saves_the_walk_over_what_lies_below() -> None:
+def test_a_valid_checkpoint_saves_the_replay_of_what_is_below() -> None:
     disk = MemoryDisk()
     records = write_messages(disk)
     store = open_store(disk, SETTINGS)
@@ -390,7 +390,7 @@ def test_a_checkpoint_that_fits_saves_the_walk_over_what_lies_below() -> None:
     store.close()
 
 
-def test_a_checkpoint_that_names_a_record_of_a_removed_file_is_not_believed() -> None:
+def test_a_checkpoint_that_names_an_expired_record_is_ignored() -> None:
     disk = MemoryDisk()
     store = open_store(disk, TINY)
     fill(store, range(40))
@@ -410,11 +410,11 @@ def test_a_checkpoint_that_names_a_record_of_a_removed_file_is_not_believed() ->
     assert_clean(disk, TINY)
 
 
-# --- long walks ----------------------------------------------------------------------------------
+# --- long replays --------------------------------------------------------------------------------
 
 
-def walk(disk: MemoryDisk, spill: Callable[[], None]) -> Recovery:
-    """Recover a log without a store around it, to see when memory is to be written out."""
+def replay(disk: MemoryDisk, spill: Callable[[], None]) -> Recovery:
+    """Recover a log without a store, to count the calls of `spill`."""
     views = ViewCache(disk)
     log = CommitLog(disk, segment_bytes=SETTINGS.segment_bytes, store_host=HOST)
     queues = QueueTable(disk, views, DeletedTopics(disk), file_bytes=SETTINGS.queue_file_bytes)
@@ -439,7 +439,7 @@ def remove_index(disk: MemoryDisk) -> None:
     ],
     ids=["queues and index are rebuilt", "the index is rebuilt"],
 )
-def test_a_long_walk_writes_out_its_memory_now_and_then(
+def test_a_long_replay_spills_its_memory_to_files(
     remove: Callable[[MemoryDisk], None], spills: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("escrowmq.store.recovery.SPILL_INTERVAL_RECORDS", 3)
@@ -447,13 +447,13 @@ def test_a_long_walk_writes_out_its_memory_now_and_then(
     records = write_messages(disk)
     remove(disk)
     calls: list[None] = []
-    recovery = walk(disk, spill=lambda: calls.append(None))
+    recovery = replay(disk, spill=lambda: calls.append(None))
     assert recovery.end == end_of(records)
     assert len(calls) == spills
 
 
 @pytest.mark.parametrize("remove", [remove_queues, remove_index])
-def test_a_long_walk_finds_the_same_as_a_short_walk(
+def test_a_replay_with_spills_restores_the_same(
     remove: Callable[[MemoryDisk], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("escrowmq.store.recovery.SPILL_INTERVAL_RECORDS", 3)

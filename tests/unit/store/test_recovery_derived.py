@@ -1,4 +1,4 @@
-"""Queues, index and checkpoint are derived: they may be lost, old or broken."""
+"""Recovery with queues, key index or checkpoint that are lost, old or invalid."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def put_back(root: Path, name: str, copy: Path) -> None:
     ],
     ids=["queues", "index", "both", "checkpoint", "RocketMQ's checkpoint", "redo", "all but log"],
 )
-def test_what_is_derived_may_be_lost(
+def test_derived_files_may_be_lost(
     root: Path, gone: list[str], queues: bool, index: bool, killed: bool
 ) -> None:
     kept = make(root, killed=killed)
@@ -66,7 +66,7 @@ def test_what_is_derived_may_be_lost(
 
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
 @pytest.mark.parametrize("which", [0, 1, -1], ids=["first", "middle", "last"])
-def test_one_missing_queue_file_is_made_again(root: Path, which: int, killed: bool) -> None:
+def test_a_missing_queue_file_is_rebuilt(root: Path, which: int, killed: bool) -> None:
     kept = make(root, killed=killed)
     files = sorted((root / "consumequeue/T0/0").iterdir())
     assert len(files) > 2
@@ -75,14 +75,14 @@ def test_one_missing_queue_file_is_made_again(root: Path, which: int, killed: bo
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
-def test_one_missing_queue_is_made_again(root: Path, killed: bool) -> None:
+def test_a_missing_queue_is_rebuilt(root: Path, killed: bool) -> None:
     kept = make(root, killed=killed)
     shutil.rmtree(root / "consumequeue/T1")
     check_life(root, reopen(root), kept)
 
 
 @pytest.mark.parametrize("which", [0, -1], ids=["first", "last"])
-def test_one_missing_index_file_is_made_again(root: Path, which: int) -> None:
+def test_a_missing_index_file_is_rebuilt(root: Path, which: int) -> None:
     kept = make(root, killed=False)
     files = sorted((root / "index").iterdir())
     assert len(files) > 2
@@ -92,7 +92,7 @@ def test_one_missing_index_file_is_made_again(root: Path, which: int) -> None:
 
 @pytest.mark.parametrize("name", ["consumequeue", "index", "escrowmq.checkpoint"])
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
-def test_what_is_derived_may_be_old(root: Path, name: str, killed: bool) -> None:
+def test_derived_files_may_be_old(root: Path, name: str, killed: bool) -> None:
     store = reopen(root)
     fill(store, range(10))
     store.close()
@@ -110,7 +110,7 @@ def test_what_is_derived_may_be_old(root: Path, name: str, killed: bool) -> None
 
 
 @pytest.mark.parametrize("name", ["consumequeue", "index", "escrowmq.checkpoint"])
-def test_what_is_derived_may_be_of_another_store(root: Path, name: str) -> None:
+def test_derived_files_may_be_of_another_store(root: Path, name: str) -> None:
     other = root.parent / "other"
     store = reopen(other)
     for number in range(30):
@@ -122,7 +122,7 @@ def test_what_is_derived_may_be_of_another_store(root: Path, name: str) -> None:
     check_life(root, reopen(root), kept)
 
 
-def test_an_old_checkpoint_makes_the_walk_longer(root: Path) -> None:
+def test_an_old_checkpoint_makes_the_replay_longer(root: Path) -> None:
     store = reopen(root)
     fill(store, range(10))
     store.checkpoint()
@@ -151,9 +151,7 @@ def test_an_old_checkpoint_makes_the_walk_longer(root: Path) -> None:
     ],
     ids=["empty", "cut", "zeros", "bit", "checksum", "garbage", "other version", "lines"],
 )
-def test_a_broken_checkpoint_is_no_checkpoint(
-    root: Path, content: Callable[[bytes], bytes]
-) -> None:
+def test_an_invalid_checkpoint_is_ignored(root: Path, content: Callable[[bytes], bytes]) -> None:
     kept = make(root, killed=True)
     path = root / "escrowmq.checkpoint"
     path.write_bytes(content(path.read_bytes()))
@@ -164,7 +162,7 @@ def test_a_broken_checkpoint_is_no_checkpoint(
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 10, bytes(5000), b"\xff" * 4096])
-def test_rocketmqs_checkpoint_is_written_whatever_it_was(root: Path, content: bytes) -> None:
+def test_an_invalid_rocketmq_checkpoint_is_replaced(root: Path, content: bytes) -> None:
     kept = make(root, killed=False)
     (root / "checkpoint").write_bytes(content)
     store = reopen(root)
@@ -174,13 +172,13 @@ def test_rocketmqs_checkpoint_is_written_whatever_it_was(root: Path, content: by
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\xff" * 300, bytes(300)])
-def test_a_broken_redo_file_was_never_begun(root: Path, garbage: bytes) -> None:
+def test_an_invalid_redo_file_is_ignored(root: Path, garbage: bytes) -> None:
     kept = make(root, killed=True)
     (root / "escrowmq.redo").write_bytes(garbage)
     check_life(root, reopen(root), kept)
 
 
-def test_zeroed_queue_files_are_made_again(root: Path) -> None:
+def test_zeroed_queue_files_are_rebuilt(root: Path) -> None:
     kept = make(root, killed=True)
     for path in (root / "consumequeue").rglob("0*"):
         if path.is_file():
@@ -188,7 +186,7 @@ def test_zeroed_queue_files_are_made_again(root: Path) -> None:
     check_life(root, reopen(root), kept)
 
 
-def test_a_queue_file_cut_short_is_filled_up_again(root: Path) -> None:
+def test_a_short_queue_file_is_extended(root: Path) -> None:
     kept = make(root, killed=True)
     first = root / f"consumequeue/T0/0/{0:020d}"
     with first.open("r+b") as file:
@@ -201,9 +199,7 @@ def test_a_queue_file_cut_short_is_filled_up_again(root: Path) -> None:
 
 @pytest.mark.parametrize("derived", [True, False], ids=["queues kept", "queues lost"])
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
-def test_missing_first_files_are_messages_that_expired(
-    root: Path, killed: bool, derived: bool
-) -> None:
+def test_missing_first_segments_count_as_expired(root: Path, killed: bool, derived: bool) -> None:
     kept = make(root, killed=killed)
     (root / f"commitlog/{0:020d}").unlink()
     if not derived:
@@ -217,7 +213,7 @@ def test_missing_first_files_are_messages_that_expired(
     check_life(root, store, left, missing=[kept[0]])
 
 
-def test_a_log_whose_files_are_all_gone_begins_anew(root: Path) -> None:
+def test_a_log_without_segments_begins_again(root: Path) -> None:
     kept = make(root, killed=False)
     shutil.rmtree(root / "commitlog")
     store = reopen(root)

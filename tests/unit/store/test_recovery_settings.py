@@ -1,4 +1,4 @@
-"""A directory that was written with other settings, or holds other files."""
+"""Recovery of a directory with another configuration or with unknown files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow  # dozens of real fsyncs each
         ({"queue_file_bytes": 120}, "mappedFileSizeConsumeQueue"),
     ],
 )
-def test_other_settings_are_named_and_nothing_is_changed(
+def test_another_file_size_is_an_error_and_changes_nothing(
     root: Path, wrong: dict[str, int], said: str
 ) -> None:
     kept = make(root, killed=False)
@@ -36,7 +36,7 @@ def test_other_settings_are_named_and_nothing_is_changed(
     check_life(root, reopen(root), kept)
 
 
-def test_smaller_log_files_than_there_are_are_refused(root: Path) -> None:
+def test_a_smaller_segment_size_is_refused(root: Path) -> None:
     settings = replace(TINY, segment_bytes=8192)
     kept = make(root, killed=False, settings=settings)
     with pytest.raises(StoreDamaged, match=r"has 8192 bytes.*mappedFileSizeCommitLog"):
@@ -53,7 +53,7 @@ def file_sizes(root: Path) -> dict[str, int]:
     }
 
 
-def test_an_index_of_another_size_is_made_again(root: Path) -> None:
+def test_an_index_of_another_size_is_rebuilt(root: Path) -> None:
     kept = make(root, killed=False)
     settings = replace(TINY, index_slots=11, index_entries=33)
     check_life(root, reopen(root, settings), kept, settings)

@@ -1,4 +1,4 @@
-"""Words that are written many at a time are each where they should be, and nothing else changes."""
+"""Words that are written many at a time: each is in its position, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATH = "index/1"
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 60, 500, 5000])
-def test_words_far_apart_and_close_together(count: int) -> None:
+def test_words_are_written_where_they_belong(count: int) -> None:
     disk, chance = FaultyDisk(), random.Random(count)
     before = chance.randbytes(SIZE)
     file = disk.create(PATH, SIZE)

@@ -1,4 +1,4 @@
-"""A topic is deleted: its queues are gone, for good, and come back at 0."""
+"""Deleting topics: their queues are removed durably and begin again at 0."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def removed(disk: Disk) -> MessageStore:
     return store
 
 
-def test_queues_keys_and_files_are_gone() -> None:
+def test_a_deleted_topic_has_no_queues_keys_and_files() -> None:
     disk = MemoryDisk()
     store = removed(disk)
     assert queue_lengths(store) == {("T1", 1): 20}
@@ -42,7 +42,7 @@ def test_queues_keys_and_files_are_gone() -> None:
     assert disk.names("consumequeue") == ["T1"]
 
 
-def test_another_message_begins_at_0() -> None:
+def test_a_message_after_the_deletion_has_offset_0() -> None:
     disk = MemoryDisk()
     store = removed(disk)
     [placed] = store.append([sample(0)], now_ms=NOW_MS)
@@ -55,7 +55,7 @@ def test_another_message_begins_at_0() -> None:
     assert_nothing_is_wrong(disk)
 
 
-def test_a_topic_that_is_not_there() -> None:
+def test_deleting_an_unknown_topic_changes_nothing() -> None:
     disk = MemoryDisk()
     with_none = open_store(disk)
     assert with_none.remove_topic("none") == 0
@@ -64,7 +64,7 @@ def test_a_topic_that_is_not_there() -> None:
 
 
 @pytest.mark.parametrize("stop", ["in order", "crash", "everything again"])
-def test_it_stays_deleted(stop: str) -> None:
+def test_a_topic_stays_deleted(stop: str) -> None:
     disk = MemoryDisk()
     store = removed(disk)
     assert not store.is_checkpointed
@@ -86,7 +86,7 @@ def test_it_stays_deleted(stop: str) -> None:
     assert_nothing_is_wrong(disk)
 
 
-def test_the_note_goes_with_the_last_record() -> None:
+def test_a_deletion_is_forgotten_with_the_last_record() -> None:
     disk = MemoryDisk()
     store = removed(disk)
     end = store.end
@@ -101,7 +101,7 @@ def test_the_note_goes_with_the_last_record() -> None:
     store.close()
 
 
-def test_not_while_a_checkpoint_runs_or_a_queue_is_held() -> None:
+def test_a_topic_is_not_deleted_during_a_checkpoint_or_while_messages_are_hidden() -> None:
     store = open_store(MemoryDisk())
     fill(store, range(4))
     job = store.begin_checkpoint()
@@ -117,8 +117,8 @@ def test_not_while_a_checkpoint_runs_or_a_queue_is_held() -> None:
     assert store.can_remove_topic("T0")
 
 
-def test_the_log_may_end_before_the_note() -> None:
-    """What a power cut tears off makes room for new records: they are not deleted."""
+def test_a_torn_log_may_end_before_the_deletion() -> None:
+    """New records in place of those that a power cut has torn off are not deleted."""
     disk = FaultyDisk(seed=1)
     store = open_store(disk)
     fill(store, range(4))
@@ -137,7 +137,7 @@ def test_the_log_may_end_before_the_note() -> None:
 
 @pytest.mark.parametrize("survival", ["none", "mixed", "all", "scrambled"])
 def test_a_power_cut_at_any_call(survival: str) -> None:
-    """Either all of its messages are still there, or none; the other topic never notices."""
+    """Either all messages of the topic are there or none; the other topic is unchanged."""
     seen = set()
     for call in itertools.count(1):
         disk = FaultyDisk(seed=call)

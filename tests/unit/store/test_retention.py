@@ -1,4 +1,4 @@
-"""Which log files go and when: the rule as a table, then whole passes over a store in memory."""
+"""Which segments expire and when: the rule as a table, then passes over a store in memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ NOON = 12
         "written in the future, above the forcing ratio",
     ],
 )
-def test_which_files_go(age_ms: int, hour: int, used_ratio: float, expected: bool) -> None:
+def test_which_segments_expire(age_ms: int, hour: int, used_ratio: float, expected: bool) -> None:
     settings = StoreConfig()
     assert (
         should_remove(
@@ -66,7 +66,7 @@ def test_which_files_go(age_ms: int, hour: int, used_ratio: float, expected: boo
 
 
 class Aged:
-    """A store whose files were written an hour apart; one record of three queues to each file."""
+    """A store whose segments were written an hour apart, with one record of three queues each."""
 
     def __init__(self, files: int, settings: StoreConfig = TINY) -> None:
         self.clock = ManualClock(NOW_MS)
@@ -114,7 +114,7 @@ def checkpointed(files: int, settings: StoreConfig = TINY) -> Aged:
     return aged
 
 
-def test_files_go_oldest_first_up_to_the_first_young_one() -> None:
+def test_segments_expire_oldest_first_up_to_the_first_young_one() -> None:
     aged = checkpointed(6)
     aged.clock.advance(ms=KEPT_MS - 4 * HOUR_MS + 1)  # two of them are old now
     assert aged.expire(hour=DELETE_HOUR) == 2
@@ -122,7 +122,7 @@ def test_files_go_oldest_first_up_to_the_first_young_one() -> None:
     assert aged.expire(hour=DELETE_HOUR) == 0
 
 
-def test_at_another_hour_old_files_stay_until_the_disk_fills_up() -> None:
+def test_at_another_hour_old_segments_stay_until_the_disk_fills_up() -> None:
     aged = checkpointed(4)
     aged.clock.advance(ms=KEPT_MS)
     assert aged.expire(hour=NOON) == 0
@@ -130,7 +130,7 @@ def test_at_another_hour_old_files_stay_until_the_disk_fills_up() -> None:
     assert aged.expire(hour=NOON) == 3
 
 
-def test_a_full_disk_takes_young_files_until_it_is_less_full() -> None:
+def test_on_a_full_disk_young_segments_expire_too() -> None:
     aged = checkpointed(6)
     ratios = [0.88, 0.87, 0.86, 0.84]
 
@@ -142,7 +142,7 @@ def test_a_full_disk_takes_young_files_until_it_is_less_full() -> None:
     assert aged.left() == [3, 4, 5]
 
 
-def test_the_last_file_always_stays() -> None:
+def test_the_last_segment_always_stays() -> None:
     aged = checkpointed(3)
     aged.used = 0.88
     assert aged.expire() == 2
@@ -150,7 +150,7 @@ def test_the_last_file_always_stays() -> None:
     assert aged.expire() == 0
 
 
-def test_a_pass_takes_so_many_files_and_no_more() -> None:
+def test_a_pass_removes_a_limited_number_of_segments() -> None:
     aged = checkpointed(SEGMENTS_PER_PASS_MAX + 4)
     aged.used = 0.88
     assert SEGMENTS_PER_PASS_MAX == 10
@@ -163,14 +163,14 @@ def test_a_pass_takes_so_many_files_and_no_more() -> None:
     ("keep_from", "removed"),
     [(0, 0), (1, 0), (SEGMENT - 1, 0), (SEGMENT, 1), (SEGMENT + 1, 1), (3 * SEGMENT, 3)],
 )
-def test_what_is_to_be_kept_stays_whatever_its_age(keep_from: int, removed: int) -> None:
+def test_needed_segments_stay_whatever_their_age(keep_from: int, removed: int) -> None:
     aged = checkpointed(6)
     aged.used = 0.88
     assert aged.expire(keep_from=keep_from) == removed
     assert aged.store.begin <= keep_from
 
 
-def test_what_no_checkpoint_covers_stays() -> None:
+def test_segments_above_the_checkpoint_stay() -> None:
     aged = Aged(3)
     aged.used = 0.88
     assert aged.expire() == 0
@@ -185,7 +185,7 @@ def test_what_no_checkpoint_covers_stays() -> None:
 
 
 @pytest.mark.parametrize(("used", "accepts"), [(0.5, True), (0.90, True), (0.91, False)])
-def test_a_nearly_full_disk_takes_no_messages(used: float, accepts: bool) -> None:
+def test_a_nearly_full_disk_refuses_messages(used: float, accepts: bool) -> None:
     aged = checkpointed(2)
     aged.used = used
     aged.expire()
@@ -199,7 +199,7 @@ def test_a_nearly_full_disk_takes_no_messages(used: float, accepts: bool) -> Non
     aged.write(1)
 
 
-def test_files_written_lately_are_young_whatever_their_messages() -> None:
+def test_the_age_of_a_segment_is_its_last_write() -> None:
     aged = checkpointed(3)
     aged.clock.advance(ms=KEPT_MS)
     first = aged.disk.open(f"commitlog/{0:020d}")
@@ -207,7 +207,7 @@ def test_files_written_lately_are_young_whatever_their_messages() -> None:
     assert aged.expire(hour=DELETE_HOUR) == 0
 
 
-def test_queue_files_go_with_their_messages() -> None:
+def test_queue_files_expire_with_their_messages() -> None:
     aged = checkpointed(12, replace(TINY, queue_file_bytes=60))  # three entries each
     aged.used = 0.88
     assert len(aged.disk.names("consumequeue/T/0")) == 4
@@ -222,7 +222,7 @@ def test_queue_files_go_with_their_messages() -> None:
         assert aged.store.max_offset("T", queue_id) == 12
 
 
-def test_index_files_go_with_their_messages() -> None:
+def test_index_files_expire_with_their_messages() -> None:
     settings = replace(TINY, index_entries=7)  # six keys each: two log files
     aged = checkpointed(8, settings)
     names = aged.disk.names("index")
@@ -235,7 +235,7 @@ def test_index_files_go_with_their_messages() -> None:
     assert len(aged.store.find_by_key("T", "k5")) == 3
 
 
-def test_reading_goes_on_behind_what_went() -> None:
+def test_reading_continues_behind_expired_messages() -> None:
     aged = checkpointed(6)
     aged.used = 0.88
     aged.expire(keep_from=4 * SEGMENT)
@@ -254,7 +254,7 @@ def test_reading_goes_on_behind_what_went() -> None:
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
-def test_what_went_is_gone_after_a_restart_and_nothing_else(killed: bool) -> None:
+def test_a_restart_keeps_what_has_not_expired(killed: bool) -> None:
     aged = checkpointed(6)
     aged.used = 0.88
     aged.expire(keep_from=4 * SEGMENT)
@@ -284,7 +284,7 @@ def test_slices_that_were_read_outlive_their_file() -> None:
     assert [bytes(data) for data in found.slices] == before
 
 
-def test_an_empty_store_has_nothing_to_forget() -> None:
+def test_nothing_expires_in_an_empty_store() -> None:
     store: MessageStore = open_store(MemoryDisk())
     full = DiskUsage(total_bytes=100, free_bytes=0)
     assert expire(store, now_ms=NOW_MS, hour=NOON, read_usage=lambda: full) == 0

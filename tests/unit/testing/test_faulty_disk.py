@@ -1,7 +1,7 @@
-"""Faults come at the call asked for, and a cut loses no more than a power cut may.
+"""Faults happen at the chosen call, and a power cut loses no more than it may.
 
-The n-th call fails, for every n until a run gets through; cuts are tried with many seeds, and at
-the end by a state machine against a model of all that a file and a directory have been.
+The n-th call fails, for every n until a run succeeds. Cuts are tried with many seeds, and at the
+end by a state machine against a model of all versions of files and directories.
 """
 
 from __future__ import annotations
@@ -138,13 +138,13 @@ def retry_a_failed_sync(*, forgets: bool, rewrite: bool) -> set[bytes | None]:
     return {read_file(disk.power_cut(Random(1), survival), "a") for survival in ("none", "all")}
 
 
-def test_a_sync_after_a_failed_one_does_not_make_the_bytes_safe() -> None:
+def test_a_sync_after_a_failed_one_does_not_make_the_bytes_durable() -> None:
     assert retry_a_failed_sync(forgets=True, rewrite=False) == {b"old", b"new"}
     assert retry_a_failed_sync(forgets=True, rewrite=True) == {b"new"}
     assert retry_a_failed_sync(forgets=False, rewrite=False) == {b"new"}
 
 
-def test_at_the_cut_the_machine_goes_off_and_stays_off() -> None:
+def test_after_a_power_cut_every_call_raises() -> None:
     runs = until_one_gets_through(lambda n: FaultyDisk(power_cut_at=n), every_kind_of_call)
     cuts = 0
     for cuts, (disk, raised) in enumerate(runs, start=1):
@@ -156,7 +156,7 @@ def test_at_the_cut_the_machine_goes_off_and_stays_off() -> None:
     assert cuts == 9
 
 
-def test_no_handler_of_errors_survives_a_cut_and_the_call_did_not_happen() -> None:
+def test_a_power_cut_is_not_an_exception_and_its_call_does_not_happen() -> None:
     disk = FaultyDisk(power_cut_at=1)
     with pytest.raises(PowerCut), contextlib.suppress(Exception):
         disk.create("a", 1)
@@ -164,7 +164,7 @@ def test_no_handler_of_errors_survives_a_cut_and_the_call_did_not_happen() -> No
 
 
 def dirty_disk() -> FaultyDisk:
-    """Ten sectors of `o`, all synced, the middle six overwritten with `n` and not synced."""
+    """Return a disk with ten synced sectors of `o`; six are overwritten with `n`, not synced."""
     disk = FaultyDisk()
     write_file(disk, "a", b"o" * 10 * SECTOR_BYTES)
     disk.open("a").write_at(2 * SECTOR_BYTES, b"n" * 6 * SECTOR_BYTES)
@@ -198,7 +198,7 @@ def left_by_cuts(disk: FaultyDisk, look: Callable[[FaultyDisk], object]) -> set[
     return {look(disk.power_cut(Random(seed))) for seed in range(SEEDS)}
 
 
-def test_a_seed_cuts_the_same_way_again_and_what_it_left_is_safe_from_the_next_cut() -> None:
+def test_a_seed_repeats_a_cut_and_what_survives_is_durable() -> None:
     disk = dirty_disk()
     for seed in range(SEEDS // 4):
         found = disk.power_cut(Random(seed))
@@ -305,8 +305,11 @@ def test_a_capacity_counts_the_pages_written() -> None:
 
 
 class DiskMachine(RuleBasedStateMachine):
-    """One directory. Of a file all versions since its last sync, of the names all maps since
-    the last sync of the directory; the first is safe, the last is what is there now."""
+    """A model of one directory.
+
+    It holds all versions of each file since its last sync, and all maps of names since the last
+    sync of the directory. The first is durable, the last is current.
+    """
 
     paths = st.sampled_from(["d/a", "d/b"])
     sizes = st.integers(0, 3 * SECTOR_BYTES)

@@ -1,4 +1,4 @@
-"""The simulated network: it does to frames what it was told to, and the seed chooses to which."""
+"""The simulated network loses, delays and repeats frames as configured, chosen by its seed."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from escrowmq.testing import ManualClock, Network, NetworkFaults
 from escrowmq.testing.network import NO_FAULTS, Endpoint
 
 
-class Somebody:
-    """Answers every request, and notes what comes."""
+class RecordingPeer:
+    """Responds to every request and records what arrives."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
-        self.is_told = False
+        self.received_names: list[str] = []
+        self.is_closed = False
 
     def received(self, end: Endpoint, data: bytes) -> None:
         for event in end.events(data):
             match event:
                 case Request():
-                    self.heard.append(event.head.fields.writer)
+                    self.received_names.append(event.head.fields.writer)
                     end.write(encode_success(event))
                 case Response() | UnmatchedResponse():
-                    self.heard.append(type(event).__name__)
+                    self.received_names.append(type(event).__name__)
         end.flush()
 
     def closed(self, end: Endpoint) -> None:
-        self.is_told = True
+        self.is_closed = True
 
 
 class Bench:
-    def __init__(self, weather: NetworkFaults = NO_FAULTS, seed: int = 0) -> None:
+    def __init__(self, faults: NetworkFaults = NO_FAULTS, seed: int = 0) -> None:
         self.clock = ManualClock()
-        self.network = Network(Random(seed), self.clock, weather)
-        self.client, self.server = Somebody(), Somebody()
+        self.network = Network(Random(seed), self.clock, faults)
+        self.client, self.server = RecordingPeer(), RecordingPeer()
         self.near, self.far = self.network.connect(self.client, self.server)
 
     def call(self, *names: str) -> None:
@@ -56,29 +56,29 @@ class Bench:
             self.network.deliver()
 
 
-def test_in_calm_weather_everything_comes_once() -> None:
+def test_without_faults_every_frame_arrives_once() -> None:
     bench = Bench()
     bench.call("a", "b")
-    assert bench.server.heard == []
+    assert bench.server.received_names == []
     bench.wait()
-    assert sorted(bench.server.heard) == ["a", "b"]
-    assert bench.client.heard == ["Response", "Response"]
+    assert sorted(bench.server.received_names) == ["a", "b"]
+    assert bench.client.received_names == ["Response", "Response"]
     assert bench.network.in_flight == 0
 
 
-def test_what_is_lost_does_not_come() -> None:
+def test_a_lost_frame_does_not_arrive() -> None:
     bench = Bench(NetworkFaults(loss=1.0))
     bench.call("a")
     bench.wait()
-    assert bench.server.heard == []
+    assert bench.server.received_names == []
 
 
-def test_what_comes_twice_is_answered_twice_and_heard_once() -> None:
+def test_a_repeated_request_is_answered_twice_and_one_response_counts() -> None:
     bench = Bench(NetworkFaults(duplication=1.0))
     bench.call("a")
     bench.wait()
-    assert bench.server.heard == ["a", "a"]
-    assert bench.client.heard == [
+    assert bench.server.received_names == ["a", "a"]
+    assert bench.client.received_names == [
         "Response",
         "UnmatchedResponse",
         "UnmatchedResponse",
@@ -92,34 +92,34 @@ def test_a_late_frame_is_overtaken() -> None:
         bench = Bench(NetworkFaults(lateness=0.5), seed)
         bench.call("a", "b", "c")
         bench.wait()
-        orders.add(tuple(bench.server.heard))
+        orders.add(tuple(bench.server.received_names))
     assert len(orders) == 6
 
 
-def test_the_same_seed_is_the_same_weather() -> None:
+def test_the_same_seed_causes_the_same_faults() -> None:
     heard = []
     for _ in range(2):
         bench = Bench(NetworkFaults(loss=0.3, duplication=0.3, lateness=0.3), seed=5)
         bench.call(*"abcdefgh")
         bench.wait()
-        heard.append((bench.server.heard, bench.client.heard))
+        heard.append((bench.server.received_names, bench.client.received_names))
     assert heard[0] == heard[1]
 
 
 @pytest.mark.parametrize("by_client", [True, False])
-def test_a_line_that_is_cut_takes_along_what_was_under_way(by_client: bool) -> None:
+def test_a_closed_connection_loses_frames_in_flight(by_client: bool) -> None:
     bench = Bench()
     bench.call("a")
     bench.network.disconnect(bench.near if by_client else bench.far)
     bench.wait()
-    assert bench.server.heard == []
-    assert bench.client.is_told
-    assert bench.server.is_told
+    assert bench.server.received_names == []
+    assert bench.client.is_closed
+    assert bench.server.is_closed
     assert not bench.far.send_oneway(RequestCode.QUERY_WRITER, WriterHeader(writer="b"))
     assert len(bench.near.connection.close()) == 1
 
 
-def test_whoever_looks_on_hears_what_is_posted() -> None:
+def test_on_oneway_observes_oneway_requests() -> None:
     bench, seen = Bench(), list[int]()
     bench.far.on_oneway = lambda code, fields: seen.append(code)
     assert bench.far.send_oneway(RequestCode.QUERY_WRITER, WriterHeader(writer="b"))

@@ -1,4 +1,4 @@
-"""What an SQL92 expression matches, rule by rule. The interop tests ask RocketMQ the same."""
+"""What SQL92 expressions match, rule by rule. The interop tests compare with RocketMQ."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_it_does_not_match(expression: str) -> None:
 
 
 @pytest.mark.parametrize("expression", list(REFUSED))
-def test_a_bad_expression_is_refused_where_it_is_bad(expression: str) -> None:
+def test_an_invalid_expression_is_refused_with_its_position(expression: str) -> None:
     position, why = REFUSED[expression]
     with pytest.raises(InvalidExpression) as caught:
         CompiledFilter(expression)
@@ -203,7 +203,7 @@ def test_a_comment_ends_with_its_line() -> None:
     assert CompiledFilter("a = 5 -- AND a = 6\n AND b = -3").matches(MESSAGE)
 
 
-def test_properties_are_read_as_they_lie_in_a_record() -> None:
+def test_encoded_properties_are_matched() -> None:
     assert CompiledFilter("a = 5").matches_encoded(b"b\x011\x02a\x015\x02")
     assert not CompiledFilter("a = 5").matches_encoded(b"")
 
