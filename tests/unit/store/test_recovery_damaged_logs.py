@@ -1,7 +1,7 @@
 """A table of damaged logs: what recovery keeps, reports and cuts off.
 
 Every log of the table holds the same twelve messages, alternating between two queues. The topic of
-the first queue is short and that of the second is long, so that every other record has the second of
+the first queue is short and that of the second is long, so every other record has the second of
 the two record layouts and its magic. Eight of the messages are below the checkpoint. All of them
 are in one segment, so that only the checkpoint tells damage from the torn end of a crash.
 """
