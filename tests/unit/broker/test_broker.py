@@ -1,4 +1,4 @@
-"""The broker as a whole, on disks that fail: what must not be lost, and what comes first."""
+"""The broker as a whole, on disks that fail: nothing is lost, and things happen in order."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Bench:
             UniqueKeyGenerator(address="127.0.0.1", process_id=1, salt=2),
             store_host=HOST,
         )
-        self.line = FakeLine()
+        self.channel = FakeLine()
 
     def turn(self, *requests: Any, at_ms: int = NOW_MS) -> list[Answer]:
         for request in requests:
-            self.broker.handle(self.line, request, at_ms)
+            self.broker.handle(self.channel, request, at_ms)
         self.broker.end_turn(at_ms)
-        return self.line.answers()
+        return self.channel.answers()
 
     def tick(self, at_ms: int) -> None:
         self.broker.tick(at_ms)
@@ -56,7 +56,7 @@ DELAYED = [
 
 
 @pytest.mark.parametrize("delayed", DELAYED)
-def test_a_delayed_message_that_found_no_room_is_delivered_when_there_is_some(
+def test_a_delayed_message_is_delivered_once_the_full_store_has_room_again(
     delayed: dict[str, str],
 ) -> None:
     bench = Bench()
@@ -88,7 +88,7 @@ def test_a_power_cut_does_not_lose_a_delayed_message(delayed: dict[str, str], sa
 def test_a_save_between_tick_and_turn_does_not_lose_a_delayed_message(
     delayed: dict[str, str],
 ) -> None:
-    """The server saves from a task of its own, which may run just then; and then it is killed."""
+    """The server saves in another task, which may run at that moment, and is then killed."""
     bench = Bench()
     bench.turn(a_send(body=b"late", **delayed))
     bench.broker.tick(NOW_MS + 1000)
@@ -111,26 +111,26 @@ def a_topic(name: str) -> Any:
     return ask(RequestCode.UPDATE_AND_CREATE_TOPIC, fields)
 
 
-def test_the_topics_of_one_turn_are_saved_together_and_before_anybody_is_told() -> None:
-    """However they are made. Else ten thousand topics would be ten thousand rewrites."""
+def test_the_topics_of_a_turn_are_saved_together_and_before_the_responses() -> None:
+    """One save per topic would rewrite the file ten thousand times for ten thousand topics."""
     bench = Bench()
     bench.turn()
     before = topic_saves(bench.disk)
     created = [a_topic(f"created-{number}") for number in range(100)]
     made = [a_send(f"made-{number}") for number in range(100)]
     for request in (*created, *made):
-        bench.broker.handle(bench.line, request, NOW_MS)
+        bench.broker.handle(bench.channel, request, NOW_MS)
     assert topic_saves(bench.disk) == before  # nor is anything written that leaves before the end
     bench.broker.end_turn(NOW_MS)
     assert topic_saves(bench.disk) == before + 1
-    assert [answer.code for answer in bench.line.answers()] == [0] * 200
+    assert [answer.code for answer in bench.channel.answers()] == [0] * 200
     again = bench.after_power_cut()
     assert {f"{how}-99" for how in ("created", "made")} <= again.broker.topics.configs().keys()
     bench.turn(a_topic("created-0"))
     assert topic_saves(bench.disk) == before + 1  # it is as it was
 
 
-def test_delays_and_offsets_are_saved_each_for_itself() -> None:
+def test_delays_and_offsets_are_saved_separately() -> None:
     bench = Bench()
     bench.turn(a_send(properties="DELAY\x011\x02"))
     bench.broker.groups.put(GroupConfig(group_name="g"), now_ms=NOW_MS)
@@ -145,7 +145,7 @@ def test_delays_and_offsets_are_saved_each_for_itself() -> None:
     assert bench.disk.exists("config/delayOffset.json")
 
 
-def test_a_message_sent_back_to_a_store_without_room_is_not_said_to_be_safe() -> None:
+def test_sending_back_to_a_full_store_is_not_acknowledged() -> None:
     bench = Bench()
     bench.broker.groups.put(GroupConfig(group_name="g"), now_ms=NOW_MS)
     bench.turn(a_send())
@@ -155,7 +155,7 @@ def test_a_message_sent_back_to_a_store_without_room_is_not_said_to_be_safe() ->
     assert answer.code != 0
 
 
-def test_a_send_to_a_store_without_room_is_refused_and_the_next_one_is_not() -> None:
+def test_a_send_to_a_full_store_is_refused_and_the_next_one_is_accepted() -> None:
     bench = Bench()
     bench.store.has_disk_space = False
     [answer] = bench.turn(a_send(body=b"1"))
@@ -167,22 +167,22 @@ def test_a_send_to_a_store_without_room_is_refused_and_the_next_one_is_not() -> 
 
 
 class BrokenStore(MessageStore):
-    """One with a bug in it."""
+    """A store with a bug."""
 
     def append(self, *_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("a bug")
 
 
-def test_a_bug_at_the_end_of_a_turn_costs_no_answer() -> None:
-    """Whoever has sent something in that turn hears that it failed; nobody waits for ever."""
+def test_after_a_bug_at_the_end_of_a_turn_every_send_gets_a_response() -> None:
+    """Without a response, the clients of that turn would wait until their timeout."""
     bench = Bench()
     bench.store.__class__ = BrokenStore
-    bench.broker.handle(bench.line, a_send(), NOW_MS)
+    bench.broker.handle(bench.channel, a_send(), NOW_MS)
     bench.broker.end_turn(NOW_MS)
-    assert bench.line.answer().code == 1
+    assert bench.channel.answer().code == 1
 
 
-def test_a_waiting_pull_is_woken_in_the_turn_of_the_send() -> None:
+def test_a_held_pull_gets_its_response_in_the_turn_of_the_send() -> None:
     bench = Bench()
     bench.broker.topics.ensure("T", queue_count=4, now_ms=NOW_MS)
     reader = FakeLine("reader")
@@ -191,7 +191,7 @@ def test_a_waiting_pull_is_woken_in_the_turn_of_the_send() -> None:
     assert reader.answer().code == 0
 
 
-def test_a_waiting_pull_is_woken_by_a_delayed_message() -> None:
+def test_a_held_pull_gets_a_delayed_message() -> None:
     bench = Bench()
     bench.broker.topics.ensure("T", queue_count=4, now_ms=NOW_MS)
     reader = FakeLine("reader")
@@ -203,7 +203,7 @@ def test_a_waiting_pull_is_woken_by_a_delayed_message() -> None:
     assert reader.answer().code == 0
 
 
-def test_what_is_saved_is_there_after_a_restart() -> None:
+def test_saved_tables_are_loaded_after_a_restart() -> None:
     bench = Bench(MemoryDisk())
     bench.turn(a_send("orders"))
     bench.broker.groups.put(GroupConfig(group_name="g", retry_max_times=2), now_ms=NOW_MS)
@@ -225,14 +225,14 @@ def test_what_is_saved_is_there_after_a_restart() -> None:
 
 @pytest.mark.parametrize("code", [RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET])
 @pytest.mark.parametrize("queue_id", [-1, 2**31 - 1])
-def test_a_question_about_a_queue_that_is_none_makes_none(code: int, queue_id: int) -> None:
+def test_a_query_of_a_queue_that_does_not_exist_creates_none(code: int, queue_id: int) -> None:
     bench = Bench()
     [answer] = bench.turn(ask(code, QueueHeader(topic="../x", queue_id=queue_id)))
     assert answer.ext_fields.get("offset", "0") == "0"
     assert not bench.disk.exists("consumequeue")
 
 
-def test_who_sends_to_a_topic_that_could_not_be_saved_is_refused() -> None:
+def test_a_send_to_a_topic_that_could_not_be_saved_is_refused() -> None:
     bench = Bench()
     bench.turn(a_send("known"))  # the broker's own topics are saved with it
     assert isinstance(bench.disk, FaultyDisk)

@@ -1,4 +1,4 @@
-"""Delayed messages on a store in memory: where they wait, when they come, and after a restart."""
+"""Delayed messages: where they are stored, when they are delivered, and after a restart."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOUR_MS = 3_600_000
 
 
 class Bench:
-    """Delays, their store, and the broker's part: what is due is appended."""
+    """Delayed messages with their store. Like the broker, it appends what is due."""
 
     def __init__(self, config: DelayConfig | None = None) -> None:
         self.disk = MemoryDisk()
@@ -74,7 +74,7 @@ def test_a_level_has_a_queue_of_its_own(bench: Bench, level: str, queue_id: int)
 
 
 @pytest.mark.parametrize("level", ["0", "-1", "one", "1.5", "\u0661"])
-def test_a_level_that_is_none_delays_nothing(bench: Bench, level: str) -> None:
+def test_an_invalid_level_does_not_delay(bench: Bench, level: str) -> None:
     record = bench.record(b"x", DELAY=level)
     assert bench.delays.redirect(record, NOW_MS) == record
 
@@ -100,7 +100,7 @@ def test_a_level_beyond_rocketmqs_eighteen_can_be_configured() -> None:
         ({"TIMER_DELAY_SEC": str(3 * 24 * 3600)}, NOW_MS + 3 * 24 * HOUR_MS),
     ],
 )
-def test_a_timer_is_kept_with_its_time(bench: Bench, given: dict[str, str], due_ms: int) -> None:
+def test_a_timer_is_stored_with_its_time(bench: Bench, given: dict[str, str], due_ms: int) -> None:
     record = bench.delays.redirect(bench.record(b"x", **given), NOW_MS)
     assert (record.topic, record.queue_id) == (TIMERS, 0)
     assert decode_properties(record.properties)["TIMER_OUT_MS"] == str(due_ms)
@@ -110,27 +110,27 @@ def test_a_timer_is_kept_with_its_time(bench: Bench, given: dict[str, str], due_
     "given",
     [{"TIMER_DELIVER_MS": str(NOW_MS)}, {"TIMER_DELIVER_MS": "1"}, {"TIMER_DELAY_MS": "0"}],
 )
-def test_a_time_that_has_come_delays_nothing(bench: Bench, given: dict[str, str]) -> None:
+def test_a_time_in_the_past_does_not_delay(bench: Bench, given: dict[str, str]) -> None:
     record = bench.record(b"x", **given)
     assert bench.delays.redirect(record, NOW_MS) == record
 
 
 @pytest.mark.parametrize("name", ["TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"])
 @pytest.mark.parametrize("value", ["soon", "-1", "1.5", "9" * 18, "9" * 100])
-def test_a_time_that_makes_no_sense_is_refused(bench: Bench, name: str, value: str) -> None:
+def test_an_invalid_time_is_refused(bench: Bench, name: str, value: str) -> None:
     with pytest.raises(RequestRefused) as refused:
         bench.delays.redirect(bench.record(b"x", **{name: value}), NOW_MS)
     assert refused.value.code == 13
 
 
-def test_a_time_too_far_away_is_refused(bench: Bench) -> None:
+def test_a_time_beyond_the_limit_is_refused(bench: Bench) -> None:
     far = str(NOW_MS + 3 * 24 * HOUR_MS + 1)
     with pytest.raises(RequestRefused):
         bench.delays.redirect(bench.record(b"x", TIMER_DELIVER_MS=far), NOW_MS)
 
 
-def test_odd_properties_beside_the_delay_are_no_obstacle(bench: Bench) -> None:
-    """RocketMQ reads a name up to the first separator and takes the rest for the value."""
+def test_malformed_properties_beside_the_delay_are_kept(bench: Bench) -> None:
+    """RocketMQ takes the text up to the first separator as the name, and the remainder as value."""
     record = sample(topic="T", properties=b"odd\x01a\x01b\x02DELAY\x011\x02\x02nothing\x02")
     rerouted = bench.delays.redirect(record, NOW_MS)
     assert rerouted.topic == LEVELS
@@ -163,7 +163,7 @@ def test_a_level_keeps_the_order_of_its_queue(bench: Bench) -> None:
     assert bench.deliver(NOW_MS + 9000) == [b"3", b"4"]
 
 
-def test_timers_come_in_the_order_of_their_times(bench: Bench) -> None:
+def test_timers_are_delivered_in_the_order_of_their_times(bench: Bench) -> None:
     for delay in (300, 100, 200, 100):
         bench.send(b"%d" % delay, TIMER_DELAY_MS=str(delay))
     assert bench.deliver(NOW_MS + 200) == [b"100", b"100", b"200"]
@@ -171,14 +171,16 @@ def test_timers_come_in_the_order_of_their_times(bench: Bench) -> None:
     assert bench.deliver(NOW_MS + HOUR_MS) == []
 
 
-def test_a_long_level_does_not_hold_up_a_short_one(bench: Bench) -> None:
+def test_a_long_level_does_not_delay_a_short_one(bench: Bench) -> None:
     bench.send(b"long", DELAY="18")
     bench.send(b"short", DELAY="1")
     assert bench.deliver(NOW_MS + 1000) == [b"short"]
     assert bench.deliver(NOW_MS + 2 * HOUR_MS) == [b"long"]
 
 
-def test_a_turn_has_a_limit_and_the_rest_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_delivers_a_limited_number_and_the_next_turn_the_remaining(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("escrowmq.broker.delayed_messages.DELIVERED_PER_TURN_MAX", 3)
     bench = Bench()
     for number in range(4):
@@ -192,7 +194,7 @@ def test_a_turn_has_a_limit_and_the_rest_comes_next(monkeypatch: pytest.MonkeyPa
 # --- restarts ------------------------------------------------------------------------------------
 
 
-def test_what_was_delivered_is_not_delivered_again_after_a_restart(bench: Bench) -> None:
+def test_delivered_messages_are_not_delivered_again_after_a_restart(bench: Bench) -> None:
     bench.send(b"level", DELAY="1")
     bench.send(b"timer", TIMER_DELAY_MS="10")
     assert bench.deliver(NOW_MS + 1000) == [b"level", b"timer"]
@@ -200,7 +202,7 @@ def test_what_was_delivered_is_not_delivered_again_after_a_restart(bench: Bench)
     assert bench.deliver(NOW_MS + HOUR_MS) == []
 
 
-def test_what_was_not_due_comes_after_a_restart(bench: Bench) -> None:
+def test_messages_that_were_not_due_are_delivered_after_a_restart(bench: Bench) -> None:
     bench.send(b"level", DELAY="2")
     bench.send(b"timer", TIMER_DELAY_MS="7000")
     assert bench.deliver(NOW_MS + 1000) == []
@@ -222,7 +224,9 @@ def test_a_timer_that_overtook_another_is_not_delivered_again_after_a_restart(
 
 
 @pytest.mark.parametrize("delays_ms", [(2000, 9000), (9000, 2000)], ids=["in order", "overtaken"])
-def test_all_waiting_timers_come_after_a_restart(bench: Bench, delays_ms: tuple[int, int]) -> None:
+def test_all_pending_timers_are_delivered_after_a_restart(
+    bench: Bench, delays_ms: tuple[int, int]
+) -> None:
     for delay_ms in delays_ms:
         bench.send(b"%d" % delay_ms, TIMER_DELAY_MS=str(delay_ms))
     assert bench.deliver(NOW_MS + 1000) == []
@@ -234,14 +238,14 @@ def test_all_waiting_timers_come_after_a_restart(bench: Bench, delays_ms: tuple[
     assert bench.deliver(NOW_MS + HOUR_MS) == []
 
 
-def test_without_a_save_it_comes_again_rather_than_never(bench: Bench) -> None:
+def test_without_a_save_a_message_is_delivered_twice_rather_than_never(bench: Bench) -> None:
     bench.send(b"level", DELAY="1")
     bench.deliver(NOW_MS + 1000)
     bench.restart(saved=False)
     assert bench.deliver(NOW_MS + 1000) == [b"level"]
 
 
-def test_a_position_is_saved_only_when_what_was_delivered_is_durable(bench: Bench) -> None:
+def test_offsets_are_saved_only_when_the_deliveries_are_durable(bench: Bench) -> None:
     bench.send(b"level", DELAY="1")
     due = bench.delays.find_due(NOW_MS + 1000)
     bench.store.append(due.records, now_ms=NOW_MS + 1000)
@@ -254,7 +258,7 @@ def test_a_position_is_saved_only_when_what_was_delivered_is_durable(bench: Benc
 
 
 @pytest.mark.parametrize("table", [{"1": 99, "0": 99}, {"1": -5, "0": -5}, {"77": 3}])
-def test_an_odd_file_does_no_harm(bench: Bench, table: dict[str, Any]) -> None:
+def test_a_malformed_file_is_tolerated(bench: Bench, table: dict[str, Any]) -> None:
     delay_offsets_file(bench.disk).save(offsetTable=table)
     bench.store.close()
     bench._open()

@@ -92,7 +92,7 @@ def test_every_handler_has_a_permission(handlers: list[Handler]) -> None:
     assert all(handler.permission in rules for handler in handlers)
 
 
-def test_what_is_not_for_clients_is_for_administrators(handlers: list[Handler]) -> None:
+def test_requests_that_are_not_for_clients_are_for_administrators(handlers: list[Handler]) -> None:
     opened = {
         handler.code
         for handler in handlers
@@ -143,12 +143,12 @@ def respond(error: Exception) -> list[tuple[int, str]]:
     return [(answer.code, answer.remark) for answer in channel.answers()]
 
 
-def test_an_expected_error_is_told_with_its_text(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_expected_error_is_responded_to_with_its_text(caplog: pytest.LogCaptureFixture) -> None:
     assert respond(StoreFull("no room")) == [(ResponseCode.SERVICE_NOT_AVAILABLE, "no room")]
     assert caplog.records == []
 
 
-def test_a_bug_is_logged_and_its_text_stays_inside(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_is_logged_and_its_text_is_not_sent(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
         [(code, remark)] = respond(KeyError("secret"))
     assert code == ResponseCode.SYSTEM_ERROR
@@ -156,7 +156,7 @@ def test_a_bug_is_logged_and_its_text_stays_inside(caplog: pytest.LogCaptureFixt
     assert "secret" in caplog.text  # the traceback
 
 
-def test_a_one_way_request_gets_no_error_either() -> None:
+def test_a_one_way_request_gets_no_error_response() -> None:
     channel = FakeLine()
     request = a_send(one_way=FLAG_ONEWAY)
     assert respond_error(channel, request, StoreFull("full")) == ResponseCode.SERVICE_NOT_AVAILABLE

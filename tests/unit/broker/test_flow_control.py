@@ -1,4 +1,4 @@
-"""Sends that are too many, by each limit: who is refused, who is not, and when it is over."""
+"""Flow control: which sends each limit refuses, and until when."""
 
 from __future__ import annotations
 
@@ -26,39 +26,41 @@ class Bench:
         self.config = Config(store=store, overload=OverloadConfig(**limits))
         keys = UniqueKeyGenerator(address="127.0.0.1", process_id=1, salt=2)
         self.broker = Broker(disk, self.store, self.config, keys, store_host=HOST)
-        self.line = FakeLine()
+        self.channel = FakeLine()
 
-    def codes(self, *requests: Any, at_ms: int = NOW_MS, line: FakeLine | None = None) -> list[int]:
-        line = line or self.line
+    def codes(
+        self, *requests: Any, at_ms: int = NOW_MS, channel: FakeLine | None = None
+    ) -> list[int]:
+        channel = channel or self.channel
         for request in requests:
-            self.broker.handle(line, request, at_ms)
+            self.broker.handle(channel, request, at_ms)
         self.broker.end_turn(at_ms)
-        return [answer.code for answer in line.answers()]
+        return [answer.code for answer in channel.answers()]
 
 
 def sends(count: int, **changes: Any) -> list[Any]:
     return [a_send(**changes) for _ in range(count)]
 
 
-def test_a_connection_has_its_rate_and_another_one_its_own() -> None:
+def test_each_connection_has_a_rate_of_its_own() -> None:
     bench = Bench(connection_sends_max=3)
     assert sorted(bench.codes(*sends(5))) == [OK, OK, OK, BUSY, BUSY]
-    assert bench.codes(*sends(3), line=FakeLine("127.0.0.1:2")) == [OK, OK, OK]
+    assert bench.codes(*sends(3), channel=FakeLine("127.0.0.1:2")) == [OK, OK, OK]
     assert bench.codes(*sends(1), at_ms=NOW_MS + 100) == [OK]  # a third of one is back
     assert sorted(bench.codes(*sends(4), at_ms=NOW_MS + 2_000)) == [OK, OK, OK, BUSY]
     assert bench.broker.flow_control.refused_by_limit == {"connection": 3}
 
 
-def test_a_topic_has_its_rate_whoever_sends() -> None:
+def test_a_topic_has_one_rate_for_all_connections() -> None:
     bench = Bench(topic_sends_max=2)
     assert bench.codes(*sends(2)) == [OK, OK]
-    assert bench.codes(*sends(1), line=FakeLine("127.0.0.1:2")) == [BUSY]
+    assert bench.codes(*sends(1), channel=FakeLine("127.0.0.1:2")) == [BUSY]
     assert bench.codes(a_send("other")) == [OK]
     assert bench.broker.flow_control.refused_by_limit == {"topic": 1}
 
 
 @pytest.mark.parametrize("limit", ["connection_send_bytes_max", "topic_send_bytes_max"])
-def test_bytes_count_and_a_message_longer_than_the_rate_gets_through(limit: str) -> None:
+def test_a_message_longer_than_the_byte_rate_is_accepted(limit: str) -> None:
     bench = Bench(TINY, **{limit: 100})
     assert bench.codes(a_send(body=b"x" * 250)) == [OK]
     assert bench.codes(a_send(body=b"x"), at_ms=NOW_MS + 1_400) == [BUSY]
@@ -77,13 +79,13 @@ def test_each_message_of_a_batch_counts() -> None:
     assert bench.codes(a_send(), at_ms=NOW_MS + 400) == [OK]
 
 
-def test_what_is_refused_for_another_reason_does_not_count() -> None:
+def test_sends_that_the_handler_refuses_cost_nothing() -> None:
     bench = Bench(connection_sends_max=1)
     assert OK not in bench.codes(*sends(3, queue_id=99))
     assert bench.codes(a_send()) == [OK]
 
 
-def test_while_the_disk_is_behind_sends_are_refused_and_reads_are_not() -> None:
+def test_while_the_disk_is_behind_sends_are_refused_and_pulls_are_not() -> None:
     large = replace(TINY, segment_bytes=32 * MIB, message_bytes_max=9 * MIB)
     bench = Bench(large, unflushed_bytes_max=FRAME_BYTES_MAX)
     assert bench.codes(*sends(2, body=b"x" * 9 * MIB)) == [OK, OK]
@@ -97,7 +99,7 @@ def test_while_the_disk_is_behind_sends_are_refused_and_reads_are_not() -> None:
     assert bench.broker.flow_control.refused_by_limit == {"unflushed": 1}
 
 
-def test_limits_change_while_it_runs_and_cost_nothing_when_there_are_none() -> None:
+def test_limits_change_at_run_time_and_are_skipped_when_there_are_none() -> None:
     bench = Bench()
     assert not bench.broker.flow_control.is_limiting
     limited = replace(bench.config, overload=OverloadConfig(topic_sends_max=1))
@@ -108,11 +110,11 @@ def test_limits_change_while_it_runs_and_cost_nothing_when_there_are_none() -> N
     assert not bench.broker.flow_control.is_limiting
 
 
-def test_who_is_gone_is_forgotten() -> None:
+def test_closed_connections_and_idle_topics_are_purged() -> None:
     bench = Bench(connection_sends_max=1, topic_sends_max=1)
     for number in range(100):
-        line = FakeLine(f"127.0.0.1:{number}")
-        bench.codes(a_send(f"t{number}"), line=line)
-        bench.broker.channel_closed(line)
+        channel = FakeLine(f"127.0.0.1:{number}")
+        bench.codes(a_send(f"t{number}"), channel=channel)
+        bench.broker.channel_closed(channel)
     bench.broker.tick(NOW_MS + 20_000)
     assert not bench.broker.flow_control._buckets

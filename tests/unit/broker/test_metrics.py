@@ -1,4 +1,4 @@
-"""What a broker counts, and what it says of it."""
+"""Counters and metrics of a broker."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Bench:
             when_flushed=(lambda _, tell: self.waiting.append(tell)) if sync else None,
             counters=BrokerCounters(self.clock.elapsed_s),
         )
-        self.line = FakeLine()
+        self.channel = FakeLine()
         self._registry = Registry()
         self._registry.add(BrokerMetrics(self.broker, self.clock.now_ms).collect)
 
     def turn(self, *requests: Any) -> None:
         for request in requests:
-            self.broker.handle(self.line, request, self.clock.now_ms())
+            self.broker.handle(self.channel, request, self.clock.now_ms())
         self.broker.end_turn(self.clock.now_ms())
 
     def page(self) -> Page:
@@ -75,7 +75,7 @@ def test_messages_are_counted_for_the_topic_they_were_sent_to() -> None:
     assert page.value("escrowmq_append_records_sum") == 4
 
 
-def test_long_messages_are_in_another_bucket() -> None:
+def test_long_messages_are_counted_in_another_bucket() -> None:
     bench = Bench()
     bench.turn(plain("T", b"x" * 2000), plain("T", b"x" * 2000), plain("T"))
     name = "rocketmq_message_size_bucket"
@@ -90,7 +90,7 @@ def test_each_message_of_a_batch_counts() -> None:
     assert bench.page().value("rocketmq_messages_in_total", topic="T") == 6
 
 
-def test_a_delayed_message_counts_once_and_for_its_own_topic() -> None:
+def test_a_delayed_message_is_counted_once_for_its_real_topic() -> None:
     bench = Bench()
     later = encode_properties({"UNIQ_KEY": "A", "DELAY": "1"}).decode()
     bench.turn(plain("T"), a_send("T", properties=later))
@@ -105,7 +105,7 @@ def test_a_delayed_message_counts_once_and_for_its_own_topic() -> None:
     assert len(page.labels(came)) == 2
 
 
-def test_what_is_pulled_counts_for_its_topic_and_group() -> None:
+def test_pulled_messages_are_counted_by_topic_and_group() -> None:
     bench = Bench()
     bench.turn(plain("T"), plain("T"), plain("T"))
     bench.turn(a_pull("T", consumer_group="g"), a_pull("T", 2, consumer_group="h"))
@@ -116,7 +116,7 @@ def test_what_is_pulled_counts_for_its_topic_and_group() -> None:
     assert page.value(size, consumer_group="g") == 3 * page.value(size, consumer_group="h") > 0
 
 
-def test_a_pull_that_waits_counts_when_it_is_answered() -> None:
+def test_a_held_pull_is_counted_when_it_gets_its_response() -> None:
     bench = Bench()
     bench.turn(plain("T"))
     bench.turn(a_pull("T", 1))
@@ -128,7 +128,7 @@ def test_a_pull_that_waits_counts_when_it_is_answered() -> None:
     assert page.value("rocketmq_messages_out_total", consumer_group="g") == 1
 
 
-def test_the_lag_of_a_group_goes_up_and_down_and_ages() -> None:
+def test_the_lag_of_a_group_follows_sends_commits_and_time() -> None:
     bench = Bench()
     lag, age = "rocketmq_consumer_lag_messages", "rocketmq_consumer_lag_latency"
     bench.turn(*(plain("T") for _ in range(3)))
@@ -149,7 +149,7 @@ def test_the_lag_of_a_group_goes_up_and_down_and_ages() -> None:
     assert bench.page().value(lag) == 0
 
 
-def test_nothing_is_said_of_a_topic_that_is_gone() -> None:
+def test_a_deleted_topic_has_no_metrics() -> None:
     bench = Bench()
     bench.turn(plain("T"), plain("U"))
     bench.turn(a_pull("T"), a_pull("U"))
@@ -161,7 +161,7 @@ def test_nothing_is_said_of_a_topic_that_is_gone() -> None:
     assert set(bench.broker.counters.messages_in) == {("U", "normal")}
 
 
-def test_without_anybody_who_asks_what_is_gone_is_forgotten_too() -> None:
+def test_counters_of_deleted_topics_are_purged_without_a_scrape() -> None:
     bench = Bench()
     bench.turn(plain("T"))
     bench.turn(a_pull("T"))
@@ -172,7 +172,7 @@ def test_without_anybody_who_asks_what_is_gone_is_forgotten_too() -> None:
     assert not bench.broker.counters.messages_out
 
 
-def test_requests_and_refusals_are_counted_by_their_codes() -> None:
+def test_requests_and_refusals_are_counted_by_code() -> None:
     bench = Bench()
     bench.turn(plain("T"), a_send("T", queue_id=99), a_send("T", queue_id=99), a_pull("none"))
     page = bench.page()
@@ -185,7 +185,7 @@ def test_requests_and_refusals_are_counted_by_their_codes() -> None:
     assert page.value("rocketmq_messages_in_total") == 1
 
 
-def test_a_send_takes_from_the_begin_of_its_turn_to_its_answer() -> None:
+def test_send_seconds_are_measured_from_the_start_of_the_turn_to_the_response() -> None:
     bench = Bench(sync=True)
     began_s = bench.clock.elapsed_s()
     bench.broker.counters.turn_start_s = lambda: began_s
@@ -199,7 +199,7 @@ def test_a_send_takes_from_the_begin_of_its_turn_to_its_answer() -> None:
     assert page.value("escrowmq_send_seconds_bucket", le="0.05") == 2
 
 
-def test_a_send_that_was_not_flushed_in_time_is_a_refusal() -> None:
+def test_a_send_that_was_not_flushed_in_time_counts_as_refused() -> None:
     bench = Bench(sync=True)
     bench.turn(plain("T"))
     bench.waiting.pop()(FlushTimeout("not flushed in time"))
@@ -207,7 +207,7 @@ def test_a_send_that_was_not_flushed_in_time_is_a_refusal() -> None:
     assert refusals == 1
 
 
-def test_who_is_connected_is_told_by_group() -> None:
+def test_connections_are_counted_by_group() -> None:
     bench = Bench()
     beat = {
         "clientID": "c",
@@ -219,12 +219,12 @@ def test_who_is_connected_is_told_by_group() -> None:
     assert page.value("rocketmq_producer_connections") == 1
     connected = "rocketmq_consumer_connections"
     assert page.value(connected, consumer_group="g", consume_mode="push") == 1
-    bench.broker.channel_closed(bench.line)
+    bench.broker.channel_closed(bench.channel)
     assert bench.page().value("rocketmq_producer_connections") == 0
     assert bench.page().labels(connected) == []
 
 
-def test_dead_letters_are_counted_for_their_group() -> None:
+def test_dead_letters_are_counted_by_group() -> None:
     bench = Bench()
     bench.turn(plain("T"))
     bench.turn(a_pull("T"))
@@ -234,7 +234,7 @@ def test_dead_letters_are_counted_for_their_group() -> None:
     assert bench.page().value(dead, consumer_group="g") == 1
 
 
-def test_where_the_log_is_and_how_much_of_it_is_durable() -> None:
+def test_log_offsets_and_unflushed_bytes_are_shown() -> None:
     bench = Bench()
     bench.turn(plain("T"))
     page = bench.page()

@@ -1,4 +1,4 @@
-"""Consumer groups as they are configured."""
+"""Subscription groups: creation, names and their file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from escrowmq.testing.disks import MemoryDisk
 from tests.support.stores import NOW_MS
 
 
-def test_the_first_consumer_makes_its_group() -> None:
+def test_the_first_consumer_creates_its_group() -> None:
     groups = SubscriptionGroups(groups_file(MemoryDisk()), auto_create=True)
     made = groups.get_or_create("g", now_ms=NOW_MS)
     assert made == GroupConfig(group_name="g")
@@ -19,21 +19,21 @@ def test_the_first_consumer_makes_its_group() -> None:
     assert groups.version.counter == 1
 
 
-def test_nobody_makes_a_group_if_that_is_switched_off() -> None:
+def test_no_group_is_created_if_automatic_creation_is_disabled() -> None:
     groups = SubscriptionGroups(groups_file(MemoryDisk()), auto_create=False)
     assert groups.get_or_create("g", now_ms=NOW_MS) is None
     assert groups.get_or_create("TOOLS_CONSUMER", now_ms=NOW_MS) is not None
 
 
 @pytest.mark.parametrize("name", ["", " ", "a/b", "a@b", "a\0", "\u00e4", "x" * 121, "a\n"])
-def test_a_group_with_a_bad_name_is_never_made(name: str) -> None:
+def test_a_group_with_an_invalid_name_is_never_created(name: str) -> None:
     groups = SubscriptionGroups(groups_file(MemoryDisk()), auto_create=True)
     assert not is_valid_group_name(name)
     assert groups.get_or_create(name, now_ms=NOW_MS) is None
     assert not groups.is_dirty
 
 
-def test_groups_are_there_after_a_restart() -> None:
+def test_groups_are_loaded_after_a_restart() -> None:
     disk = MemoryDisk()
     groups = SubscriptionGroups(groups_file(disk), auto_create=True)
     groups.put(GroupConfig(group_name="g", retry_max_times=3), now_ms=NOW_MS)

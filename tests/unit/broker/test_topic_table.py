@@ -1,4 +1,4 @@
-"""Topics: names, who may make one, and what is remembered."""
+"""Topics: names, creation from templates, and their file."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def make(table: TopicTable, name: str, *, template: str, queues: int) -> TopicCo
 @pytest.mark.parametrize(
     ("asked", "made"), [(4, 4), (8, 8), (100, 8), (1, 1), (0, 0), (-1, 0), (-(2**31), 0)]
 )
-def test_a_new_topic_has_as_many_queues_as_both_sides_allow(asked: int, made: int) -> None:
+def test_a_new_topic_has_as_many_queues_as_client_and_template_allow(asked: int, made: int) -> None:
     topic = make(topics(), "T", template=TEMPLATE_TOPIC, queues=asked)
     assert topic is not None
     assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (made, made, 6)
 
 
 @pytest.mark.parametrize("template", ["", "no-such-topic", "BenchmarkTest", "T"])
-def test_nothing_is_made_from_a_template_that_is_none(template: str) -> None:
+def test_no_topic_is_created_from_a_topic_that_is_not_a_template(template: str) -> None:
     table = topics()
     assert make(table, "T", template=template, queues=4) is None
     assert table.find("T") is None
@@ -54,7 +54,7 @@ def test_without_auto_creation_there_is_no_template() -> None:
     assert make(table, "T", template=TEMPLATE_TOPIC, queues=4) is None
 
 
-def test_a_template_left_from_before_is_of_no_use_without_auto_creation() -> None:
+def test_an_old_template_is_not_used_without_auto_creation() -> None:
     disk = MemoryDisk()
     topics(disk).save()
     table = topics(disk, auto_create=False)
@@ -62,8 +62,8 @@ def test_a_template_left_from_before_is_of_no_use_without_auto_creation() -> Non
     assert make(table, "T", template=TEMPLATE_TOPIC, queues=4) is None
 
 
-def test_a_template_left_from_before_is_not_shown_to_clients_as_one() -> None:
-    """Its route would tell producers that they may send to it; its perm is reset to 6."""
+def test_an_old_template_loses_its_inherit_bit_without_auto_creation() -> None:
+    """Its route would tell producers that they may use it; its perm is reset to 6."""
     disk = MemoryDisk()
     topics(disk).save()
     left = topics(disk, auto_create=False).find(TEMPLATE_TOPIC)
@@ -71,13 +71,13 @@ def test_a_template_left_from_before_is_not_shown_to_clients_as_one() -> None:
     assert left.perm == 6
 
 
-def test_a_retry_topic_is_made_with_one_queue_whatever_the_template() -> None:
+def test_a_retry_topic_is_created_with_one_queue_whatever_the_template() -> None:
     topic = make(topics(auto_create=False), "%RETRY%g", template="", queues=9)
     assert topic is not None
     assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (1, 1, 6)
 
 
-def test_a_known_topic_stays_as_it_is() -> None:
+def test_an_existing_topic_is_returned_unchanged() -> None:
     table = topics()
     first = make(table, "T", template=TEMPLATE_TOPIC, queues=3)
     version = table.version
@@ -86,7 +86,7 @@ def test_a_known_topic_stays_as_it_is() -> None:
     assert table.version == version
 
 
-def test_every_change_moves_the_version_and_is_told() -> None:
+def test_every_change_advances_the_version_and_calls_back() -> None:
     told: list[int] = []
     table = TopicTable(topics_file(MemoryDisk()), BrokerConfig(), lambda: told.append(1))
     begin = table.version.counter
@@ -97,7 +97,7 @@ def test_every_change_moves_the_version_and_is_told() -> None:
     assert len(told) == 2
 
 
-def test_topics_and_their_version_are_there_after_a_restart() -> None:
+def test_topics_and_their_version_are_loaded_after_a_restart() -> None:
     disk = MemoryDisk()
     table = topics(disk)
     table.ensure("T", queue_count=5, now_ms=NOW_MS)
@@ -147,7 +147,7 @@ def test_a_broker_begins_with_its_system_topics(name: str, queues: int, perm: in
 @pytest.mark.parametrize(
     "name", ["a", "A-Z_0|9%", "x" * 127, "%RETRY%" + "g" * 248, "%DLQ%" + "g" * 250]
 )
-def test_good_names_are_taken(name: str) -> None:
+def test_valid_names_are_accepted(name: str) -> None:
     check_topic_name(name)
 
 
@@ -158,7 +158,7 @@ def test_good_names_are_taken(name: str) -> None:
         *("%RETRY%" + "g" * 249, "%DLQ%" + "g" * 251, "%RETRY%\u00e4", "\u0661"),
     ],
 )
-def test_bad_names_are_refused(name: str) -> None:
+def test_invalid_names_are_refused(name: str) -> None:
     with pytest.raises(RequestRefused) as refused:
         check_topic_name(name)
     assert refused.value.code == 29

@@ -1,4 +1,4 @@
-"""What operators ask a broker, without a network: deletions, resets, figures, settings, relays."""
+"""Administration of a broker: deletions, resets, statistics, settings, relayed requests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ code = RequestCode
 
 
 def filled(count: int = 5) -> Bench:
-    """A topic with messages, and a group that has read two of them."""
+    """Return a broker with a topic of messages, and a group that has consumed two of them."""
     bench = Bench(FaultyDisk())
     for number in range(count):
         bench.turn(a_send(body=b"%d" % number), at_ms=NOW_MS + number * 1000)
@@ -54,7 +54,7 @@ def one(bench: Bench, request_code: int, fields: Header, body: bytes = b"", **tu
     return answer
 
 
-def connect(bench: Bench, line: FakeLine, *, language: str = "JAVA") -> None:
+def connect(bench: Bench, channel: FakeLine, *, language: str = "JAVA") -> None:
     beat = {
         "clientID": "c",
         "consumerDataSet": [
@@ -66,15 +66,15 @@ def connect(bench: Bench, line: FakeLine, *, language: str = "JAVA") -> None:
         **{**{f: getattr(request.head, f) for f in request.head.__struct_fields__}}
         | {"language": language}
     )
-    bench.broker.handle(line, type(request)(head, request.body, request.serializer), NOW_MS)
+    bench.broker.handle(channel, type(request)(head, request.body, request.serializer), NOW_MS)
     bench.broker.end_turn(NOW_MS)
-    line.answers()
+    channel.answers()
 
 
 # --- deletions -----------------------------------------------------------------------------------
 
 
-def test_a_deleted_topic_is_gone_with_its_offsets_after_a_power_cut_too() -> None:
+def test_a_deleted_topic_and_its_offsets_stay_deleted_after_a_power_cut() -> None:
     bench = filled()
     assert one(bench, code.DELETE_TOPIC_IN_BROKER, TopicHeader(topic="T")).code == 0
     for now in (bench, bench.after_power_cut()):
@@ -83,20 +83,20 @@ def test_a_deleted_topic_is_gone_with_its_offsets_after_a_power_cut_too() -> Non
         assert now.store.max_offset("T", 0) == 0
 
 
-def test_a_deletion_waits_for_the_checkpoint_that_runs() -> None:
+def test_a_deletion_waits_for_a_running_checkpoint() -> None:
     bench = filled()
     job = bench.store.begin_checkpoint()
     assert bench.turn(ask(code.DELETE_TOPIC_IN_BROKER, TopicHeader(topic="T"))) == []
     bench.tick(NOW_MS + 100)
-    assert bench.line.answers() == []
+    assert bench.channel.answers() == []
     job.run()
     bench.store.finish_checkpoint(job)
     bench.tick(NOW_MS + 200)
-    assert bench.line.answer().code == 0
+    assert bench.channel.answer().code == 0
     assert bench.store.max_offset("T", 0) == 0
 
 
-def test_a_deletion_that_fails_is_said_to_have_failed() -> None:
+def test_a_failed_deletion_gets_an_error_response() -> None:
     bench = filled()
     assert isinstance(bench.disk, FaultyDisk)
     bench.disk.fail_from = bench.disk.calls + 1
@@ -106,13 +106,13 @@ def test_a_deletion_that_fails_is_said_to_have_failed() -> None:
 
 
 @pytest.mark.parametrize("topic", ["", "../x", "TBW102", "SCHEDULE_TOPIC_XXXX", "x" * 200])
-def test_some_topics_cannot_be_deleted(topic: str) -> None:
+def test_system_topics_cannot_be_deleted(topic: str) -> None:
     answer = one(filled(), code.DELETE_TOPIC_IN_BROKER, TopicHeader(topic=topic))
     assert answer.code == ResponseCode.INVALID_PARAMETER
 
 
 @pytest.mark.parametrize("flags", [{}, {"clean_offset": True}, {"remove_offset": True}])
-def test_a_deleted_group_is_gone(flags: dict[str, bool]) -> None:
+def test_a_group_is_deleted(flags: dict[str, bool]) -> None:
     bench = filled()
     bench.broker.save_offsets()
     fields = DeleteGroup(group_name="g", **flags)
@@ -122,12 +122,12 @@ def test_a_deleted_group_is_gone(flags: dict[str, bool]) -> None:
         assert now.broker.offsets.query("T", "g", 0) == (None if flags else 2)
 
 
-def test_the_brokers_own_groups_stay() -> None:
+def test_system_groups_cannot_be_deleted() -> None:
     answer = one(filled(), code.DELETE_SUBSCRIPTIONGROUP, DeleteGroup(group_name="TOOLS_CONSUMER"))
     assert answer.code == ResponseCode.INVALID_PARAMETER
 
 
-def test_queues_without_a_topic_are_cleaned_up() -> None:
+def test_queues_without_a_topic_are_deleted() -> None:
     bench = filled()
     bench.broker.topics.remove("T", now_ms=NOW_MS)
     assert one(bench, code.CLEAN_UNUSED_TOPIC, NoFields()).code == 0
@@ -142,7 +142,7 @@ def create(bench: Bench, **changes: Any) -> Answer:
     return one(bench, code.UPDATE_AND_CREATE_TOPIC, CreateTopic(**{**fields, **changes}))
 
 
-def test_attributes_are_set_and_taken_away() -> None:
+def test_attributes_are_set_and_removed() -> None:
     bench = filled()
     assert create(bench, attributes="+message.type=FIFO,+a=b").code == 0
     assert create(bench, attributes="-a").code == 0
@@ -154,7 +154,7 @@ def test_attributes_are_set_and_taken_away() -> None:
 @pytest.mark.parametrize(
     "bad", [{"attributes": "a=b"}, {"attributes": "+=b"}, {"perm": 8}, {"perm": -1}]
 )
-def test_a_topic_that_makes_no_sense_is_refused(bad: dict[str, Any]) -> None:
+def test_an_invalid_topic_is_refused(bad: dict[str, Any]) -> None:
     assert create(filled(), **bad).code == ResponseCode.INVALID_PARAMETER
 
 
@@ -172,7 +172,7 @@ def test_a_topic_that_makes_no_sense_is_refused(bad: dict[str, Any]) -> None:
         ({"timestamp": 0, "offset": 4, "queue_id": 0}, 4),
     ],
 )
-def test_a_group_is_sent_elsewhere(wanted: dict[str, Any], target: int) -> None:
+def test_offsets_of_a_group_are_reset(wanted: dict[str, Any], target: int) -> None:
     bench = filled()
     fields = ResetOffset(topic="T", group="g", **wanted)
     answer = one(bench, code.INVOKE_BROKER_TO_RESET_OFFSET, fields)
@@ -191,13 +191,13 @@ def test_a_group_is_sent_elsewhere(wanted: dict[str, Any], target: int) -> None:
         ({"offset": 99, "queue_id": 0}, ResponseCode.INVALID_PARAMETER),
     ],
 )
-def test_elsewhere_must_be_there(wanted: dict[str, Any], refused: int) -> None:
+def test_a_reset_to_an_invalid_target_is_refused(wanted: dict[str, Any], refused: int) -> None:
     fields = ResetOffset(**{"topic": "T", "group": "g", "timestamp": 0, **wanted})
     assert one(filled(), code.INVOKE_BROKER_TO_RESET_OFFSET, fields).code == refused
 
 
 @pytest.mark.parametrize("language", ["JAVA", "CPP"])
-def test_members_are_told_where_to_go(language: str) -> None:
+def test_members_are_notified_of_a_reset(language: str) -> None:
     bench, member = filled(), FakeLine("127.0.0.1:40001")
     connect(bench, member, language=language)
     fields = ResetOffset(topic="T", group="g", timestamp=0, is_force=True)
@@ -216,7 +216,7 @@ def test_members_are_told_where_to_go(language: str) -> None:
     assert found.code == 0
 
 
-def test_a_pull_from_the_new_place_is_served_at_once() -> None:
+def test_a_pull_from_the_new_offset_is_served_at_once() -> None:
     bench, member = filled(), FakeLine("127.0.0.1:40001")
     connect(bench, member)
     fields = ResetOffset(topic="T", group="g", timestamp=0, is_force=True)
@@ -226,7 +226,7 @@ def test_a_pull_from_the_new_place_is_served_at_once() -> None:
     assert bench.broker.offsets.commit("T", "g", 0, 1)
 
 
-def test_another_group_goes_on_where_one_is() -> None:
+def test_offsets_are_cloned_to_another_group() -> None:
     bench = filled()
     fields = CloneGroupOffset(src_group="g", dest_group="h")
     assert one(bench, code.CLONE_GROUP_OFFSET, fields).code == 0
@@ -238,13 +238,13 @@ def test_another_group_goes_on_where_one_is() -> None:
 @pytest.mark.parametrize(
     ("index", "count", "found"), [(0, 10, 5), (3, 1, 1), (-9, 2, 2), (9, 9, 0)]
 )
-def test_the_entries_of_a_queue(index: int, count: int, found: int) -> None:
+def test_the_entries_of_a_queue_are_listed(index: int, count: int, found: int) -> None:
     fields = QueryConsumeQueue(topic="T", queue_id=0, index=index, count=count)
     answer = one(filled(), code.QUERY_CONSUME_QUEUE, fields)
     assert len(json.loads(answer.body)["queueData"]) == found
 
 
-def test_no_entries_of_a_queue_that_is_none() -> None:
+def test_entries_of_a_queue_that_does_not_exist_are_refused() -> None:
     fields = QueryConsumeQueue(topic="T", queue_id=9, index=0, count=1)
     assert one(filled(), code.QUERY_CONSUME_QUEUE, fields).code == ResponseCode.SYSTEM_ERROR
 
@@ -252,14 +252,14 @@ def test_no_entries_of_a_queue_that_is_none() -> None:
 # --- figures -------------------------------------------------------------------------------------
 
 
-def test_how_far_a_group_is() -> None:
+def test_the_progress_of_a_group_is_shown() -> None:
     answer = one(filled(), code.GET_CONSUME_STATS, GetConsumeStats(consumer_group="g"))
     assert b'"topic":"T"' in answer.body
     assert b'"brokerOffset":5,"consumerOffset":2' in answer.body
     assert b'"lastTimestamp":%d' % (NOW_MS + 1000) in answer.body
 
 
-def test_figures_of_a_topic_and_of_a_group() -> None:
+def test_statistics_of_a_topic_and_of_a_group_are_shown() -> None:
     bench = filled()
     bench.tick(NOW_MS)
     bench.turn(a_pull(consumer_group="g"))
@@ -285,7 +285,7 @@ def test_figures_of_a_topic_and_of_a_group() -> None:
     assert one(bench, code.VIEW_BROKER_STATS_DATA, nothing).code == 1
 
 
-def test_runtime_figures() -> None:
+def test_runtime_information_is_shown() -> None:
     bench = filled()
     bench.tick(NOW_MS)
     answer = one(bench, code.GET_BROKER_RUNTIME_INFO, NoFields(), at_ms=NOW_MS + 3_661_000)
@@ -296,7 +296,7 @@ def test_runtime_figures() -> None:
     assert all(isinstance(value, str) for value in table.values())
 
 
-def test_a_day_begins_with_what_was_there_in_the_morning() -> None:
+def test_totals_of_the_morning_are_taken_when_a_day_begins() -> None:
     counts = BrokerCounters()
     day_ms = 86_400_000
     statistics = Statistics(counts, now_ms=day_ms)
@@ -321,7 +321,7 @@ class TakesNothing:
         raise ConfigError(f"not {text}")
 
 
-def test_settings_are_shown_and_refused() -> None:
+def test_settings_are_shown_and_an_invalid_change_is_refused() -> None:
     bench = filled()
     assert one(bench, code.UPDATE_BROKER_CONFIG, NoFields(), b"a=2").code == 29
     bench.broker.settings = TakesNothing()
@@ -337,8 +337,8 @@ def test_settings_are_shown_and_refused() -> None:
 # --- relays --------------------------------------------------------------------------------------
 
 
-class AskedLine(FakeLine):
-    """A consumer that can be asked, and answers when the test says so."""
+class AskedChannel(FakeLine):
+    """A consumer that receives requests; the test calls back with the response."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -351,30 +351,30 @@ class AskedLine(FakeLine):
         return self.is_open
 
 
-def test_a_consumers_own_answer_is_handed_back() -> None:
-    bench, consumer = filled(), AskedLine("127.0.0.1:40001")
+def test_the_response_of_a_consumer_is_relayed() -> None:
+    bench, consumer = filled(), AskedChannel("127.0.0.1:40001")
     connect(bench, consumer)
     fields = GetConsumerRunningInfo(consumer_group="g", client_id="c")
     assert bench.turn(ask(code.GET_CONSUMER_RUNNING_INFO, fields)) == []
     [(asked, _, _, answered)] = consumer.asked
     answered(Command(code=0, opaque=1, remark="so"), b"{}")
-    answer = bench.line.answer()
+    answer = bench.channel.answer()
     assert (asked, answer.code, answer.remark, answer.body) == (307, 0, "so", b"{}")
 
 
-def test_a_consumer_that_does_not_answer() -> None:
-    bench, consumer = filled(), AskedLine("127.0.0.1:40001")
+def test_a_relayed_request_without_response_times_out() -> None:
+    bench, consumer = filled(), AskedChannel("127.0.0.1:40001")
     connect(bench, consumer)
     fields = GetConsumerRunningInfo(consumer_group="g", client_id="c")
     bench.turn(ask(code.GET_CONSUMER_RUNNING_INFO, fields))
     consumer.asked[0][3](None, b"")
-    assert bench.line.answer().code == ResponseCode.CONSUME_MSG_TIMEOUT
+    assert bench.channel.answer().code == ResponseCode.CONSUME_MSG_TIMEOUT
     consumer.is_open = False
     assert one(bench, code.GET_CONSUMER_RUNNING_INFO, fields).code == ResponseCode.SYSTEM_ERROR
 
 
 def test_a_message_is_consumed_directly() -> None:
-    bench, consumer = filled(), AskedLine("127.0.0.1:40001")
+    bench, consumer = filled(), AskedChannel("127.0.0.1:40001")
     connect(bench, consumer)
     [sent] = bench.turn(a_send(body=b"directly"))
     fields = ConsumeMessageDirectly(
@@ -385,6 +385,6 @@ def test_a_message_is_consumed_directly() -> None:
 
 
 @pytest.mark.parametrize("message_id", ["", "zz", "00", "7F00000100002A9F0000000000FFFFFF"])
-def test_no_message_to_consume_directly(message_id: str) -> None:
+def test_a_message_that_does_not_exist_cannot_be_consumed_directly(message_id: str) -> None:
     fields = ConsumeMessageDirectly(consumer_group="g", client_id="c", msg_id=message_id)
     assert one(filled(), code.CONSUME_MESSAGE_DIRECTLY, fields).code == 22

@@ -1,4 +1,4 @@
-"""Pulls on a store in memory: found, refused, held, and answered once."""
+"""Pulls: found, refused, held, and responded to once."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Bench:
             config or ConsumeConfig(),
             broker_permission=permission,
         )
-        self.line = FakeLine()
+        self.channel = FakeLine()
         self.topics.ensure("T", queue_count=2, now_ms=NOW_MS)
 
     def pull(self, queue_offset: int = 0, **changes: Any) -> list[Answer]:
-        line = changes.pop("line", self.line)
-        self.pulls.pull(line, a_pull(queue_offset=queue_offset, **changes), NOW_MS)
-        return self.line.answers()
+        channel = changes.pop("channel", self.channel)
+        self.pulls.pull(channel, a_pull(queue_offset=queue_offset, **changes), NOW_MS)
+        return self.channel.answers()
 
     def send(self, *messages: bytes, tag: str = "", queue_id: int = 0) -> None:
         given = properties(TAGS=tag) if tag else b""
@@ -67,7 +67,7 @@ def bodies(answer: Answer) -> list[bytes]:
     return [record.body for record in decode_records(answer.body)]
 
 
-def test_what_is_there_is_found(bench: Bench) -> None:
+def test_stored_messages_are_found(bench: Bench) -> None:
     bench.send(b"0", b"1", b"2")
     [answer] = bench.pull(1, max_msg_nums=1)
     assert (answer.code, answer.remark, bodies(answer)) == (0, "FOUND", [b"1"])
@@ -95,7 +95,7 @@ def test_what_is_there_is_found(bench: Bench) -> None:
         (6, {"subscription": "a > 1", "expression_type": "SQL92"}, 1),
     ],
 )
-def test_the_first_thing_that_is_wrong_is_named(
+def test_the_first_failed_check_gives_the_response_code(
     permission: int, changes: dict[str, Any], code: int
 ) -> None:
     bench = Bench(auto_create=False, permission=permission)
@@ -103,18 +103,18 @@ def test_the_first_thing_that_is_wrong_is_named(
     bench.groups.put(GroupConfig(group_name="off", consume_enable=False), now_ms=NOW_MS)
     bench.topics.put(TopicConfig(topic_name="write-only", perm=2), now_ms=NOW_MS)
     topic = changes.pop("topic", "T")
-    bench.pulls.pull(bench.line, a_pull(topic, **changes), NOW_MS)
-    answer = bench.line.answer()
+    bench.pulls.pull(bench.channel, a_pull(topic, **changes), NOW_MS)
+    answer = bench.channel.answer()
     assert answer.code == code, answer.remark
     assert {"nextBeginOffset", "minOffset", "maxOffset"} <= set(answer.ext_fields)
     assert bench.pulls.held_count == 0
 
 
-def test_without_a_subscription_in_the_request_the_groups_counts(bench: Bench) -> None:
+def test_without_a_subscription_in_the_request_that_of_the_group_applies(bench: Bench) -> None:
     wanted = [parse_subscription("T", "b", version=5)]
     bench.connected.heartbeat(
         "g",
-        GroupClient(client_id="c", channel=bench.line),
+        GroupClient(client_id="c", channel=bench.channel),
         settings=ConsumerGroupSettings(),
         subscriptions=wanted,
         now_ms=NOW_MS,
@@ -127,7 +127,7 @@ def test_without_a_subscription_in_the_request_the_groups_counts(bench: Bench) -
     assert answer.code == 25
 
 
-def test_whoever_reads_whole_queues_gets_more_than_32(bench: Bench) -> None:
+def test_a_bulk_pull_gets_more_than_32_messages(bench: Bench) -> None:
     bench.send(*(b"%d" % number for number in range(100)))
     [usual] = bench.pull(max_msg_nums=1000)
     [bulk] = bench.pull(max_msg_nums=1000, bulk=True)
@@ -135,14 +135,14 @@ def test_whoever_reads_whole_queues_gets_more_than_32(bench: Bench) -> None:
     assert [len(bodies(answer)) for answer in (usual, bulk, some)] == [32, 100, 40]
 
 
-def test_what_was_filtered_out_moves_the_client_on(bench: Bench) -> None:
+def test_the_next_offset_is_behind_messages_that_do_not_match(bench: Bench) -> None:
     bench.send(b"0", b"1", tag="a")
     [answer] = bench.pull(subscription="b")
     assert (answer.code, answer.ext_fields["nextBeginOffset"]) == (20, "2")
 
 
 @pytest.mark.parametrize("queue_offset", [3, 2**62, -1])
-def test_an_offset_outside_is_not_waited_for(bench: Bench, queue_offset: int) -> None:
+def test_a_pull_outside_the_queue_is_not_held(bench: Bench, queue_offset: int) -> None:
     bench.send(b"0")
     [answer] = bench.pull(queue_offset)
     assert answer.code == 21
@@ -153,37 +153,37 @@ def test_an_offset_outside_is_not_waited_for(bench: Bench, queue_offset: int) ->
 # --- held ----------------------------------------------------------------------------------------
 
 
-def test_a_pull_at_the_end_is_held_until_a_message_comes(bench: Bench) -> None:
+def test_a_pull_at_the_end_is_held_until_a_message_arrives(bench: Bench) -> None:
     assert bench.pull() == []
     assert bench.pulls.held_count == 1
     bench.send(b"elsewhere", queue_id=1)
-    assert bench.line.answers() == []
+    assert bench.channel.answers() == []
     bench.send(b"0", b"1")
-    answer = bench.line.answer()
+    answer = bench.channel.answer()
     assert (answer.code, bodies(answer)) == (0, [b"0", b"1"])
     bench.send(b"2")
     bench.pulls.expire(NOW_MS + 10**6)
-    assert bench.line.answers() == []  # once
+    assert bench.channel.answers() == []  # once
 
 
 def test_a_held_pull_ends_exactly_when_its_time_is_over(bench: Bench) -> None:
     bench.pull(suspend_timeout_millis=1000)
     bench.pulls.expire(NOW_MS + 999)
-    assert bench.line.answers() == []
+    assert bench.channel.answers() == []
     bench.pulls.expire(NOW_MS + 1000)
-    answer = bench.line.answer()
+    answer = bench.channel.answer()
     assert (answer.code, answer.ext_fields["nextBeginOffset"]) == (19, "0")
     bench.send(b"0")
-    assert bench.line.answers() == []
+    assert bench.channel.answers() == []
 
 
-def test_a_held_pull_wants_its_tags_only(bench: Bench) -> None:
+def test_a_held_pull_gets_only_its_tags(bench: Bench) -> None:
     bench.pull(subscription="a||b")
     bench.send(b"0", tag="c")
     bench.send(b"1")
-    assert bench.line.answers() == []
+    assert bench.channel.answers() == []
     bench.send(b"2", tag="b")
-    assert bodies(bench.line.answer()) == [b"2"]
+    assert bodies(bench.channel.answer()) == [b"2"]
 
 
 @pytest.mark.parametrize(
@@ -195,20 +195,20 @@ def test_a_held_pull_wants_its_tags_only(bench: Bench) -> None:
     ],
     ids=["may not", "no time", "less than no time"],
 )
-def test_a_pull_that_does_not_want_to_wait_is_answered(
+def test_a_pull_that_may_not_be_held_gets_its_response_at_once(
     bench: Bench, changes: dict[str, Any]
 ) -> None:
     [answer] = bench.pull(**changes)
     assert answer.code == 19
 
 
-def test_nobody_waits_longer_than_two_minutes(bench: Bench) -> None:
+def test_no_pull_is_held_longer_than_two_minutes(bench: Bench) -> None:
     bench.pull(suspend_timeout_millis=2**63 - 1)
     bench.pulls.expire(NOW_MS + 120_000)
-    assert bench.line.answer().code == 19
+    assert bench.channel.answer().code == 19
 
 
-def test_too_many_waiting_pulls_are_answered_at_once() -> None:
+def test_pulls_beyond_the_limit_are_not_held() -> None:
     bench = Bench(ConsumeConfig(waiting_pulls_max=2))
     assert bench.pull() == []
     assert bench.pull() == []
@@ -216,38 +216,38 @@ def test_too_many_waiting_pulls_are_answered_at_once() -> None:
     assert answer.code == 19
 
 
-def test_a_closed_line_is_not_answered(bench: Bench) -> None:
+def test_a_held_pull_of_a_closed_channel_gets_no_response(bench: Bench) -> None:
     gone = FakeLine("gone")
-    bench.pull(line=gone)
+    bench.pull(channel=gone)
     bench.pull()
     bench.pulls.channel_closed(gone)
     bench.send(b"0")
     assert gone.answers() == []
-    assert bodies(bench.line.answer()) == [b"0"]
+    assert bodies(bench.channel.answer()) == [b"0"]
 
 
-def test_at_the_end_everybody_is_answered(bench: Bench) -> None:
-    lines = [FakeLine(str(number)) for number in range(3)]
-    for line in lines:
-        bench.pull(line=line)
+def test_all_held_pulls_get_a_response_when_the_broker_stops(bench: Bench) -> None:
+    channels = [FakeLine(str(number)) for number in range(3)]
+    for channel in channels:
+        bench.pull(channel=channel)
     bench.pulls.release_all(NOW_MS)
-    assert [line.answer().code for line in lines] == [19, 19, 19]
+    assert [channel.answer().code for channel in channels] == [19, 19, 19]
     assert bench.pulls.held_count == 0
 
 
-def test_a_message_without_a_place_in_its_queue_wakes_nobody(bench: Bench) -> None:
-    """A half that is prepared is not to be read yet."""
+def test_a_record_without_queue_entry_releases_no_held_pull(bench: Bench) -> None:
+    """A prepared half must not be read."""
     bench.pull()
     half = sample(topic="T", queue_id=0, sys_flag=4, properties=b"")
     bench.store.append([half], now_ms=NOW_MS)
     bench.pulls.messages_arrived([half], NOW_MS)
-    assert bench.line.answers() == []
+    assert bench.channel.answers() == []
 
 
 # --- offsets that come with a pull ---------------------------------------------------------------
 
 
-def test_a_commit_that_comes_with_a_pull_is_kept(bench: Bench) -> None:
+def test_an_offset_that_comes_with_a_pull_is_committed(bench: Bench) -> None:
     bench.pull(sys_flag=7, commit_offset=5)
     assert bench.offsets.query("T", "g", 0) == 5
     bench.pull(sys_flag=6, commit_offset=9)
@@ -261,7 +261,7 @@ def test_a_refused_pull_commits_nothing(bench: Bench) -> None:
     assert bench.offsets.query("T", "g", 9) is None
 
 
-def test_a_group_that_was_sent_elsewhere_learns_of_it_with_its_next_pull(bench: Bench) -> None:
+def test_the_next_pull_after_a_reset_gets_the_new_offset(bench: Bench) -> None:
     bench.send(*(b"%d" % number for number in range(5)))
     bench.offsets.reset("T", "g", 0, 2)
     [answer] = bench.pull(4)
@@ -275,18 +275,18 @@ def test_a_group_that_was_sent_elsewhere_learns_of_it_with_its_next_pull(bench: 
 SQL = {"expression_type": "SQL92", "sys_flag": 4}
 
 
-def test_sql_wakes_by_properties_and_steps_over_the_rest() -> None:
+def test_a_held_pull_with_sql_gets_only_matching_messages() -> None:
     bench = Bench(ConsumeConfig(filters_by_sql=True))
     assert bench.pull(0, subscription="TAGS IN ('b')", **{**SQL, "sys_flag": 6}) == []
     bench.send(b"0", b"1", tag="a")
-    assert bench.line.answers() == []
+    assert bench.channel.answers() == []
     bench.send(b"2", tag="b")
-    [answer] = bench.line.answers()
+    [answer] = bench.channel.answers()
     assert bodies(answer) == [b"2"]
     assert answer.ext_fields["nextBeginOffset"] == "3"
 
 
-def test_a_long_expression_looks_at_fewer_messages_at_a_time() -> None:
+def test_a_long_expression_scans_fewer_messages_at_a_time() -> None:
     bench = Bench(ConsumeConfig(filters_by_sql=True))
     bench.send(*(b"%d" % number for number in range(100)), tag="a")
     costly = " OR ".join(f"a = {number}" for number in range(600))  # some 33 messages of 100

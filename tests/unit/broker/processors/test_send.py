@@ -1,4 +1,4 @@
-"""Sends, one refusal after the other in RocketMQ's order, and what is stored of the others."""
+"""Sends: refusals in RocketMQ's order, and the records of accepted messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Bench:
             store_host=HOST,
             when_flushed=(lambda _, tell: self.waiting.append(tell)) if sync else None,
         )
-        self.line = FakeLine()
+        self.channel = FakeLine()
         self.topic("T")
 
     def topic(self, name: str, **changes: Any) -> None:
@@ -53,9 +53,9 @@ class Bench:
         self.broker.topics.put(TopicConfig(**{**fields, **changes}), now_ms=NOW_MS)
 
     def send(self, topic: str = "T", body: bytes = b"body", **changes: Any) -> Answer:
-        self.broker.handle(self.line, a_send(topic, body, **changes), NOW_MS)
+        self.broker.handle(self.channel, a_send(topic, body, **changes), NOW_MS)
         self.broker.end_turn(NOW_MS)
-        return self.line.answer()
+        return self.channel.answer()
 
     def first(self, topic: str = "T") -> dict[str, str]:
         return properties_of(stored(self.store, topic)[0])
@@ -91,7 +91,7 @@ def bench() -> Bench:
         ("read-only", {}, 16),
     ],
 )
-def test_the_first_thing_that_is_wrong_is_named(
+def test_the_first_failed_check_gives_the_response_code(
     bench: Bench, topic: str, changes: dict[str, Any], code: int
 ) -> None:
     bench.topic("read-only", perm=4)
@@ -106,8 +106,8 @@ def test_a_broker_that_is_not_writable_refuses_ordered_topics() -> None:
     assert bench.send("ordered").code == 16
 
 
-def test_a_queue_may_be_one_of_the_read_queues() -> None:
-    """While a topic shrinks, its write queues are fewer than its read queues, or the other way."""
+def test_a_send_may_name_a_queue_that_is_only_read() -> None:
+    """A topic that shrinks has fewer write queues than read queues for a time."""
     bench = Bench()
     bench.topic("shrinking", read_queue_nums=8, write_queue_nums=2)
     assert bench.send("shrinking", queue_id=7).code == 0
@@ -115,14 +115,14 @@ def test_a_queue_may_be_one_of_the_read_queues() -> None:
     assert chosen == {0, 1}
 
 
-def test_a_topic_without_write_queues_takes_nothing(bench: Bench) -> None:
-    """There would be no queue from which it could be read."""
+def test_a_topic_without_queues_accepts_no_message(bench: Bench) -> None:
+    """There is no queue from which the message could be read."""
     bench.topic("closed", read_queue_nums=0, write_queue_nums=0)
     assert bench.send("closed", queue_id=-1).code != 0
     assert list(bench.store.records()) == []
 
 
-def test_an_answer_says_where_the_message_is(bench: Bench) -> None:
+def test_the_response_has_the_position_of_the_message(bench: Bench) -> None:
     bench.send(queue_id=2)
     answer = bench.send(queue_id=2)
     second = stored(bench.store, "T", 2)[1]
@@ -143,36 +143,36 @@ def test_the_broker_adds_its_properties(bench: Bench) -> None:
     }
 
 
-def test_a_unique_key_that_was_sent_is_kept(bench: Bench) -> None:
+def test_a_unique_key_of_the_client_is_kept(bench: Bench) -> None:
     bench.send(properties="UNIQ_KEY\x01mine\x02")
     assert bench.first()["UNIQ_KEY"] == "mine"
 
 
 @pytest.mark.parametrize("properties", ["MY_UNIQ_KEY\x01x\x02", "UNIQ_KEY\x01\x02"])
-def test_a_property_that_only_looks_like_a_unique_key_is_none(
+def test_a_property_that_only_looks_like_a_unique_key_does_not_count(
     bench: Bench, properties: str
 ) -> None:
     bench.send(properties=properties)
     assert bench.first().get("UNIQ_KEY")
 
 
-def test_a_users_region_does_not_keep_the_broker_from_marking_its_own(bench: Bench) -> None:
+def test_a_user_property_that_looks_like_a_region_is_harmless(bench: Bench) -> None:
     bench.send(properties="MY_MSG_REGION\x01x\x02")
     assert bench.first()["CLUSTER"] == "C1"
 
 
-def test_pop_marks_are_taken_off(bench: Bench) -> None:
-    """They are the broker's; a client that sends a message on may still have them."""
+def test_pop_properties_are_removed(bench: Bench) -> None:
+    """They belong to the broker. A client that forwards a message may still have them."""
     bench.send(properties="POP_CK\x010 1 2 3 4 b 5 6\x02TAGS\x01a\x02")
     assert "POP_CK" not in bench.first()
 
 
-def test_a_message_that_is_sent_on_has_the_marks_of_this_broker_alone(bench: Bench) -> None:
-    """A consumer sends on what it received, with the marks of the broker it came from."""
+def test_a_forwarded_message_has_only_the_properties_of_this_broker(bench: Bench) -> None:
+    """A consumer forwards a message with the properties that the first broker added."""
     received = "TAGS\x01a\x02MSG_REGION\x01far\x02TRACE_ON\x01false\x02CLUSTER\x01C9\x02"
     bench.send(properties=f"UNIQ_KEY\x01k\x02{received}")
     [record] = stored(bench.store, "T")
-    # The bytes, because a mark that is there twice is there once in a dict.
+    # Compare bytes: a dict would hide a property that occurs twice.
     assert sorted(record.properties.rstrip(b"\x02").split(b"\x02")) == [
         b"CLUSTER\x01C1",
         b"MSG_REGION\x01DefaultRegion",
@@ -182,23 +182,23 @@ def test_a_message_that_is_sent_on_has_the_marks_of_this_broker_alone(bench: Ben
     ]
 
 
-def test_a_one_way_send_is_stored_and_not_answered(bench: Bench) -> None:
-    bench.broker.handle(bench.line, a_send(one_way=2), NOW_MS)
-    bench.broker.handle(bench.line, a_send("a/b", one_way=2), NOW_MS)
+def test_a_one_way_send_is_stored_without_a_response(bench: Bench) -> None:
+    bench.broker.handle(bench.channel, a_send(one_way=2), NOW_MS)
+    bench.broker.handle(bench.channel, a_send("a/b", one_way=2), NOW_MS)
     bench.broker.end_turn(NOW_MS)
-    assert bench.line.answers() == []
+    assert bench.channel.answers() == []
     assert bodies(bench.store, "T") == [b"body"]
 
 
-def test_nothing_is_stored_or_answered_before_the_turn_ends(bench: Bench) -> None:
-    lines = [FakeLine(str(number)) for number in range(3)]
-    for number, line in enumerate(lines):
-        bench.broker.handle(line, a_send(body=b"%d" % number), NOW_MS)
+def test_nothing_is_stored_or_responded_to_before_the_turn_ends(bench: Bench) -> None:
+    channels = [FakeLine(str(number)) for number in range(3)]
+    for number, channel in enumerate(channels):
+        bench.broker.handle(channel, a_send(body=b"%d" % number), NOW_MS)
     assert list(bench.store.records()) == []
-    assert [line.answers() for line in lines] == [[], [], []]
+    assert [channel.answers() for channel in channels] == [[], [], []]
     bench.broker.end_turn(NOW_MS)
     assert bodies(bench.store, "T") == [b"0", b"1", b"2"]
-    assert [line.answer().ext_fields["queueOffset"] for line in lines] == ["0", "1", "2"]
+    assert [channel.answer().ext_fields["queueOffset"] for channel in channels] == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -213,13 +213,13 @@ def test_nothing_is_stored_or_answered_before_the_turn_ends(bench: Bench) -> Non
     ],
     ids=["a zero byte", "a harmless batch"],
 )
-def test_whoever_shares_a_turn_with_a_bad_message_is_not_refused(bench: Bench, bad: Any) -> None:
+def test_a_refused_message_does_not_affect_others_of_its_turn(bench: Bench, bad: Any) -> None:
     other = FakeLine("other")
-    bench.broker.handle(bench.line, a_send(body=b"before"), NOW_MS)
+    bench.broker.handle(bench.channel, a_send(body=b"before"), NOW_MS)
     bench.broker.handle(other, bad, NOW_MS)
-    bench.broker.handle(bench.line, a_send(body=b"after"), NOW_MS)
+    bench.broker.handle(bench.channel, a_send(body=b"after"), NOW_MS)
     bench.broker.end_turn(NOW_MS)
-    assert [answer.code for answer in bench.line.answers()] == [0, 0]
+    assert [answer.code for answer in bench.channel.answers()] == [0, 0]
     assert len(other.answers()) == 1
     found = bodies(bench.store, "T")
     assert (found[0], found[-1]) == (b"before", b"after")
@@ -237,7 +237,9 @@ def test_a_batch_is_stored_as_single_messages(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("properties", [b"TAGS\x01a", b"UNIQ_KEY\x01K%d\x02"])
-def test_a_bulk_batch_is_answered_with_its_first_id(bench: Bench, properties: bytes) -> None:
+def test_the_response_to_a_bulk_batch_has_only_the_first_id(
+    bench: Bench, properties: bytes
+) -> None:
     numbered = [properties.replace(b"%d", b"%d" % number) for number in range(3)]
     items = [BatchItem(0, b"x", one) for one in numbered]
     answer = bench.send(body=encode_batch(items), batch=True, bulk=True, queue_id=1)
@@ -263,9 +265,7 @@ def test_a_message_of_a_batch_is_found_by_its_key_and_has_no_tag(bench: Bench) -
         ("%RETRY%g", {}),
     ],
 )
-def test_a_batch_that_may_not_be_one_is_refused(
-    bench: Bench, topic: str, changes: dict[str, Any]
-) -> None:
+def test_an_invalid_batch_is_refused(bench: Bench, topic: str, changes: dict[str, Any]) -> None:
     bench.broker.groups.put(GroupConfig(group_name="g"), now_ms=NOW_MS)
     good = encode_batch([BatchItem(0, b"x")])
     answer = bench.send(topic, **{"body": good, "batch": True, **changes})
@@ -281,45 +281,45 @@ def test_a_batch_that_may_not_be_one_is_refused(
         (StoreFailed("broken"), 1),
     ],
 )
-def test_with_sync_flush_the_answer_waits_for_the_flush(
+def test_with_sync_flush_the_response_waits_for_the_flush(
     error: StoreError | None, code: int
 ) -> None:
     bench = Bench(sync=True)
-    bench.broker.handle(bench.line, a_send(), NOW_MS)
+    bench.broker.handle(bench.channel, a_send(), NOW_MS)
     bench.broker.end_turn(NOW_MS)
-    assert bench.line.answers() == []
+    assert bench.channel.answers() == []
     [tell] = bench.waiting
     tell(error)
-    answer = bench.line.answer()
+    answer = bench.channel.answer()
     assert (answer.code, answer.ext_fields["queueOffset"]) == (code, "0")
 
 
-def test_with_sync_flush_who_does_not_want_to_wait_is_answered_at_once() -> None:
+def test_with_sync_flush_a_send_with_wait_false_gets_its_response_at_once() -> None:
     bench = Bench(sync=True)
     assert bench.send(properties="WAIT\x01false\x02").code == 0
-    bench.broker.handle(bench.line, a_send(properties="NO_WAIT\x01false\x02"), NOW_MS)
+    bench.broker.handle(bench.channel, a_send(properties="NO_WAIT\x01false\x02"), NOW_MS)
     bench.broker.end_turn(NOW_MS)
-    assert bench.line.answers() == []  # that is a property of the user's
+    assert bench.channel.answers() == []  # NO_WAIT is a property of the user
 
 
-def test_with_sync_flush_a_message_sent_back_is_safe_before_its_answer() -> None:
-    """The consumer commits past it then; a power cut must not lose it."""
+def test_with_sync_flush_a_message_sent_back_is_durable_before_the_response() -> None:
+    """After the response the consumer commits past it, so a power cut must not lose it."""
     bench = Bench(sync=True)
     bench.broker.groups.put(GroupConfig(group_name="g"), now_ms=NOW_MS)
-    bench.broker.handle(bench.line, a_send(properties="WAIT\x01false\x02"), NOW_MS)
+    bench.broker.handle(bench.channel, a_send(properties="WAIT\x01false\x02"), NOW_MS)
     bench.broker.end_turn(NOW_MS)
-    bench.line.answers()
+    bench.channel.answers()
     [record] = stored(bench.store, "T")
     fields = ConsumerSendMessageBack(offset=record.log_offset, group="g", delay_level=1)
-    bench.broker.handle(bench.line, ask(RequestCode.CONSUMER_SEND_MSG_BACK, fields), NOW_MS)
+    bench.broker.handle(bench.channel, ask(RequestCode.CONSUMER_SEND_MSG_BACK, fields), NOW_MS)
     bench.broker.end_turn(NOW_MS)
-    assert bench.line.answers() == []
+    assert bench.channel.answers() == []
     for tell in bench.waiting:
         tell(None)
-    assert bench.line.answer().code == 0
+    assert bench.channel.answer().code == 0
 
 
-def test_the_store_is_clean_after_all_kinds_of_sends(bench: Bench) -> None:
+def test_the_store_check_finds_nothing_after_all_kinds_of_sends(bench: Bench) -> None:
     for number in range(30):
         bench.send(body=b"%d" % number, queue_id=number % 4, properties=f"KEYS\x01k{number}")
     bench.send(properties="DELAY\x011\x02")

@@ -1,4 +1,4 @@
-"""Messages that were sent back, as records: where they go, and what they carry."""
+"""Failed messages: their delay, their retry or dead-letter topic, and their properties."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Bench:
         self.groups = SubscriptionGroups(groups_file(disk), auto_create=True)
         self.locks = QueueLocks()
         self.made: list[NewRecord] = []
-        self.line = FakeLine()
+        self.channel = FakeLine()
         self.turn = Turn(
             self.store, messages_arrived=lambda new: self.made.extend(iter_records(new))
         )
@@ -49,7 +49,7 @@ class Bench:
         self.groups.put(GroupConfig(group_name="g"), now_ms=NOW_MS)
 
     def failed(self, **changes: Any) -> int:
-        """The log offset of a message that was consumed in vain."""
+        """Store a message that could not be processed, and return its log offset."""
         fields = {"topic": "T", "properties": properties(TAGS="a", UNIQ_KEY="U")}
         [placed] = self.store.append([sample(**{**fields, **changes})], now_ms=NOW_MS)
         return placed.log_offset
@@ -58,9 +58,9 @@ class Bench:
         fields = {"offset": offset, "group": "g", "delay_level": 0}
         header = ConsumerSendMessageBack(**{**fields, **changes})
         request = ask(RequestCode.CONSUMER_SEND_MSG_BACK, header, version=version)
-        self.retries.send_back(self.line, request, NOW_MS)
+        self.retries.send_back(self.channel, request, NOW_MS)
         self.turn.append_all(NOW_MS)
-        return self.line.answer().code
+        return self.channel.answer().code
 
     def retried(self, record: NewRecord, *, version: int = VERSION, **changes: Any) -> NewRecord:
         header = SendMessage(producer_group="p", topic=record.topic, queue_id=0, **changes)
@@ -75,7 +75,7 @@ def bench() -> Bench:
 @pytest.mark.parametrize(
     ("times", "asked", "level"), [(0, 0, 3), (1, 0, 4), (9, 0, 12), (0, 1, 1), (5, 18, 18)]
 )
-def test_it_comes_again_later_and_later(bench: Bench, times: int, asked: int, level: int) -> None:
+def test_each_retry_has_a_longer_delay(bench: Bench, times: int, asked: int, level: int) -> None:
     offset = bench.failed(reconsume_times=times, body=b"again", flag=7, sys_flag=1)
     assert bench.send_back(offset, delay_level=asked) == 0
     [record] = bench.made
@@ -99,7 +99,7 @@ def test_it_comes_again_later_and_later(bench: Bench, times: int, asked: int, le
         (16, {"max_reconsume_times": -1}),
     ],
 )
-def test_past_hope_it_goes_to_the_dead_letters(
+def test_beyond_the_maximum_a_message_becomes_a_dead_letter(
     bench: Bench, times: int, changes: dict[str, Any]
 ) -> None:
     bench.send_back(bench.failed(reconsume_times=times), **changes)
@@ -115,7 +115,9 @@ def test_past_hope_it_goes_to_the_dead_letters(
     ("times", "changes"),
     [(15, {}), (16, {"max_reconsume_times": 17}), (2, {"max_reconsume_times": 2, "version": 100})],
 )
-def test_up_to_the_maximum_there_is_hope(bench: Bench, times: int, changes: dict[str, Any]) -> None:
+def test_up_to_the_maximum_a_message_is_retried(
+    bench: Bench, times: int, changes: dict[str, Any]
+) -> None:
     bench.send_back(bench.failed(reconsume_times=times), **changes)
     assert bench.made[0].topic == "%RETRY%g"
 
@@ -127,7 +129,7 @@ def test_a_second_failure_keeps_the_first_topic_and_id(bench: Bench) -> None:
     assert (found["RETRY_TOPIC"], found["ORIGIN_MESSAGE_ID"]) == ("T", "first")
 
 
-def test_a_group_without_retry_queues_drops_it_and_says_that_all_is_well(bench: Bench) -> None:
+def test_a_group_without_retry_queues_drops_the_message_with_success(bench: Bench) -> None:
     bench.groups.put(GroupConfig(group_name="g", retry_queue_nums=0), now_ms=NOW_MS)
     assert bench.send_back(bench.failed()) == 0
     assert bench.made == []
@@ -144,9 +146,7 @@ def test_retries_are_spread_over_the_groups_retry_queues(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("changes", "code"), [({"group": "nobody"}, 26), ({"offset": 5}, 1), ({"offset": -1}, 1)]
 )
-def test_what_cannot_be_sent_back_is_refused(
-    bench: Bench, changes: dict[str, Any], code: int
-) -> None:
+def test_an_invalid_send_back_is_refused(bench: Bench, changes: dict[str, Any], code: int) -> None:
     offset = bench.failed()
     with pytest.raises(EscrowError) as refused:
         bench.send_back(**{"offset": offset, **changes})
@@ -168,7 +168,7 @@ def test_what_cannot_be_sent_back_is_refused(
         (4, {"max_reconsume_times": 3, "version": 100}, "%RETRY%g"),
     ],
 )
-def test_a_client_may_retry_itself_until_it_is_enough(
+def test_a_client_may_send_to_the_retry_topic_up_to_the_maximum(
     bench: Bench, times: int, changes: dict[str, Any], topic: str
 ) -> None:
     record = sample(topic="%RETRY%g", queue_id=0, reconsume_times=times)
@@ -176,10 +176,8 @@ def test_a_client_may_retry_itself_until_it_is_enough(
 
 
 @pytest.mark.parametrize("ahead_ms", [0, -10 * MINUTE_MS, 10 * MINUTE_MS])
-def test_an_orderly_group_that_gives_up_a_message_does_not_see_it_again(
-    bench: Bench, ahead_ms: int
-) -> None:
-    """Whatever the consumer's clock says: the born time is its own."""
+def test_a_dead_letter_of_an_orderly_group_is_not_retried(bench: Bench, ahead_ms: int) -> None:
+    """The decision must not depend on the born time, which is that of the consumer's clock."""
     bench.locks.lock("g", "c1", [("T", 0)], now_ms=NOW_MS)
     record = sample(topic="%RETRY%g", queue_id=0, born_ms=NOW_MS + ahead_ms)
     assert bench.retried(record).topic == "%DLQ%g"
