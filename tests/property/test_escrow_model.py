@@ -18,7 +18,7 @@ from escrowmq.config import StoreConfig
 from escrowmq.message import names
 from escrowmq.message.properties import find_property
 from tests.interop.remoting import Answer
-from tests.support.broker_requests import FakeLine, a_send, stored
+from tests.support.broker_requests import FakeChannel, a_send, stored
 from tests.support.escrows import (
     COMMIT,
     ESCROW,
@@ -93,9 +93,9 @@ class EscrowMachine(RuleBasedStateMachine):
         self.writer = (0, -1)  # fence, last batch
         self.steps: list[Step] = []  # that are not durable yet
         self.before: tuple[dict[str, str], dict[int, list[str]], tuple[int, int]]
-        self.expected: list[tuple[FakeLine, int, Any]] = []  # answers that come with the flush
-        self.parked: list[tuple[FakeLine, str]] = []  # likewise
-        self.channels: list[FakeLine] = []
+        self.expected: list[tuple[FakeChannel, int, Any]] = []  # answers that come with the flush
+        self.parked: list[tuple[FakeChannel, str]] = []  # likewise
+        self.channels: list[FakeChannel] = []
         self.latest_ms = self.bench.now_ms
         self.count = 0
         self.now_durable()
@@ -146,7 +146,7 @@ class EscrowMachine(RuleBasedStateMachine):
 
     def asks(self, request: Any, code: int, check: Any = None) -> None:
         """A request on a channel of its own. Good news comes with the flush, and not before."""
-        channel = FakeLine(f"asker {len(self.expected)}")
+        channel = FakeChannel(f"asker {len(self.expected)}")
         self.bench.turn(request, channel=channel)
         answers = channel.answers()
         if code == 0:
@@ -201,7 +201,7 @@ class EscrowMachine(RuleBasedStateMachine):
         self.count += 1
         due_ms = self.bench.now_ms + CONFIG.immunity_ms
         one = Transaction(f"k{self.count}", group, queue_id, due_ms)
-        passing = FakeLine("sends and goes")
+        passing = FakeChannel("sends and goes")
         sender = self.channels[channel % len(self.channels)] if self.channels else passing
         body = one.key.encode() + b":" + more.pop("body", b"")
         self.bench.turn(
@@ -248,7 +248,7 @@ class EscrowMachine(RuleBasedStateMachine):
             self.steps.append(step)
         request = an_end(at, verdict, group=one.group, one_way=one_way, check=check)
         if one_way:
-            channel = FakeLine("one way")
+            channel = FakeChannel("one way")
             self.bench.turn(request, channel=channel)
             self.bench.turn()
             assert channel.answers() == []
@@ -262,7 +262,7 @@ class EscrowMachine(RuleBasedStateMachine):
         at = None if one is None else self.living(one)
         if one is None or at is None:
             return
-        channels = [FakeLine(f"racer {verdict}") for verdict in tried]
+        channels = [FakeChannel(f"racer {verdict}") for verdict in tried]
         for channel, verdict in zip(channels, tried, strict=True):
             request = an_end(at, verdict, group=one.group)
             self.bench.broker.handle(channel, request, self.bench.now_ms)
@@ -324,7 +324,7 @@ class EscrowMachine(RuleBasedStateMachine):
         codes.discard(0)
         request = an_end_of_many([*positions], verdict, group=members[0].group)
         if codes:
-            channel = FakeLine("group")
+            channel = FakeChannel("group")
             self.bench.turn(request, channel=channel)
             assert channel.answer().code in codes
             return
@@ -390,7 +390,7 @@ class EscrowMachine(RuleBasedStateMachine):
 
     @rule(groups=st.lists(st.sampled_from(GROUPS), unique=True))
     def connect(self, groups: list[str]) -> None:
-        channel = FakeLine(f"channel {self.count}")
+        channel = FakeChannel(f"channel {self.count}")
         self.count += 1
         self.channels.append(channel)
         self.bench.turn(a_heartbeat(channel, *groups), channel=channel)

@@ -1,19 +1,16 @@
-"""Accounts, their rules, and a broker that asks for them.
+"""A broker with access control, and its accounts.
 
-Each rule is attacked from the wire. What is refused must have had no effect: after an attack the
-administrator looks at the log's end.
+Tests attack each rule over the network. A refused request must have no effect, so they compare the
+end of the log before and after.
 """
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.interop.remoting import Answer
-from tests.support.brokers import WAIT_S, Served
+from tests.support.brokers import Served
 
 NO_PERMISSION = 16
 ADMIN = "operator-key", "operator-secret-1"
@@ -46,14 +43,16 @@ acls:
 """
 
 
-def guarded(directory: Path, conf: dict[str, object] | None = None, **more: Any) -> Served:
+def broker_with_acl(
+    directory: Path, conf: dict[str, object] | None = None, **options: Any
+) -> Served:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "acl.yml").write_text(RULES)
     access = {"aclEnable": "true", "escrowAclFile": directory / "acl.yml"}
-    return Served(directory, conf={**access, **(conf or {})}, **more)
+    return Served(directory, conf={**access, **(conf or {})}, **options)
 
 
-def refused(answer: Answer) -> None:
+def assert_refused(answer: Answer) -> None:
     assert answer.code == NO_PERMISSION, answer
     for secret in SECRETS:
         assert secret not in answer.remark
@@ -62,10 +61,3 @@ def refused(answer: Answer) -> None:
 def send_fields(topic: str, properties: str = "") -> dict[str, str]:
     keys = {"a": "g", "b": topic, "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "0", "h": "0"}
     return {**keys, "i": properties, "j": "0", "k": "false", "m": "false"}
-
-
-def eventually(check: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not check():
-        assert time.monotonic() < deadline_s, "it never happened"
-        os.sched_yield()

@@ -1,4 +1,4 @@
-"""A line that keeps what is written to it, and requests as a broker is handed them."""
+"""A channel that records responses as values, and requests for a broker."""
 
 from __future__ import annotations
 
@@ -30,15 +30,19 @@ VERSION = 401
 _opaques = itertools.count(1)
 
 
-class FakeLine:
-    """Compares and hashes as itself, like a connection."""
+class FakeChannel:
+    """Record what a broker responds, as values; `tests/unit/remoting` tests the encoders.
+
+    Like a real connection it drops responses to one-way requests, refuses a body that no frame can
+    hold, and compares and hashes by identity.
+    """
 
     def __init__(self, name: str = "127.0.0.1:40000") -> None:
         self.address = name
         address, _, port = name.rpartition(":")
         self.peer_host = encode_host(address, int(port)) if address else HOST
         self.is_open = True
-        self.posted: list[tuple[int, Header, bytes]] = []
+        self.oneway_requests: list[tuple[int, Header, bytes]] = []
         self._answers: list[Answer] = []
 
     def respond(
@@ -107,7 +111,7 @@ class FakeLine:
 
     def send_oneway(self, code: int, fields: Header, body: Body = b"") -> bool:
         if self.is_open:
-            self.posted.append((code, fields, bytes(body)))
+            self.oneway_requests.append((code, fields, bytes(body)))
         return self.is_open
 
     def answers(self) -> list[Answer]:

@@ -52,7 +52,7 @@ from escrowmq.store.commit_log import LogFlush
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import FaultyDisk, Survival
 from tests.interop.remoting import Answer
-from tests.support.broker_requests import FakeLine, a_send, ask
+from tests.support.broker_requests import FakeChannel, a_send, ask
 from tests.support.stores import HOST, NOW_MS
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
@@ -110,7 +110,7 @@ class EscrowBench:
         )
         self.coordinator = self.broker.transactions.coordinator
         self.checker = self.broker.transactions.checker
-        self.channel = FakeLine("sender")
+        self.channel = FakeChannel("sender")
         if self.broker.topics.find("T") is None:
             topic = TopicConfig(topic_name="T", read_queue_nums=QUEUES, write_queue_nums=QUEUES)
             self.broker.topics.put(topic, now_ms=now_ms)
@@ -138,7 +138,7 @@ class EscrowBench:
                 self._waiting.append((end, callback))
         self.turn()  # callbacks may have added records
 
-    def turn(self, *requests: Request[Any], channel: FakeLine | None = None) -> None:
+    def turn(self, *requests: Request[Any], channel: FakeChannel | None = None) -> None:
         for request in requests:
             self.broker.handle(channel or self.channel, request, self.now_ms)
         self.broker.end_turn(self.now_ms)
@@ -227,7 +227,7 @@ class EscrowBench:
             self.flush()
         return channel.answer()
 
-    def request(self, request: Request[Any], channel: FakeLine | None = None) -> Answer:
+    def request(self, request: Request[Any], channel: FakeChannel | None = None) -> Answer:
         self.turn(request, channel=channel)
         if self.sync:
             self.flush()
@@ -236,11 +236,11 @@ class EscrowBench:
     def register(self, writer: str = "w") -> WriterState:
         return writer_state(self.request(a_registration(writer)))
 
-    def heartbeat(self, channel: FakeLine, *groups: str) -> None:
+    def heartbeat(self, channel: FakeChannel, *groups: str) -> None:
         self.turn(a_heartbeat(channel, *groups), channel=channel)
         channel.answers()
 
-    def disconnect(self, channel: FakeLine) -> None:
+    def disconnect(self, channel: FakeChannel) -> None:
         channel.is_open = False
         self.broker.channel_closed(channel)
 
@@ -343,13 +343,13 @@ def a_batch_decision(
     return ask(RequestCode.DECIDE_BATCH, fields, encode_body(BatchWinners(winners=named)))
 
 
-def a_heartbeat(channel: FakeLine, *groups: str) -> Request[Any]:
+def a_heartbeat(channel: FakeChannel, *groups: str) -> Request[Any]:
     producers = [ProducerEntry(group_name=group) for group in groups]
     beat = Heartbeat(client_id=f"client of {channel.address}", producer_data_set=producers)
     return ask(RequestCode.HEART_BEAT, Header(), encode_body(beat))
 
 
-def an_unregistration(channel: FakeLine, group: str) -> Request[Any]:
+def an_unregistration(channel: FakeChannel, group: str) -> Request[Any]:
     fields = UnregisterClient(client_id=f"client of {channel.address}", producer_group=group)
     return ask(RequestCode.UNREGISTER_CLIENT, fields)
 
@@ -380,13 +380,13 @@ def writer_state(answer: Answer) -> WriterState:
     return decode_body(WriterState, answer.body)
 
 
-def sent_checks(channel: FakeLine) -> list[tuple[str, HalfPosition]]:
+def sent_checks(channel: FakeChannel) -> list[tuple[str, HalfPosition]]:
     """Return key and position of the checks sent to a channel since the last call."""
     checks = []
-    for code, fields, _ in channel.posted:
+    for code, fields, _ in channel.oneway_requests:
         if code == RequestCode.CHECK_TRANSACTION_STATE:
             assert isinstance(fields, CheckTransactionState)
             position = HalfPosition(fields.tran_state_table_offset, fields.commit_log_offset)
             checks.append((fields.transaction_id or "", position))
-    channel.posted.clear()
+    channel.oneway_requests.clear()
     return checks

@@ -14,7 +14,7 @@ from escrowmq.message.keys import UniqueKeyGenerator
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import NoFields
 from escrowmq.testing.disks import MemoryDisk
-from tests.support.broker_requests import FakeLine, a_pull, a_send, ask, bodies
+from tests.support.broker_requests import FakeChannel, a_pull, a_send, ask, bodies
 from tests.support.escrows import EscrowBench
 from tests.support.stores import HOST, NOW_MS, TINY, open_store
 
@@ -68,7 +68,7 @@ class Bench:
             store_host=HOST,
             wall_ms=lambda now_ms: self.clock.now_ms(),
         )
-        self.line = FakeLine()
+        self.line = FakeChannel()
 
     def turn(self, *requests: Any) -> None:
         now_ms = self.steady.now_ms()

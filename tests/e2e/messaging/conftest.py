@@ -1,4 +1,4 @@
-"""One broker for each file, and names that nobody else uses."""
+"""One broker for each test file, and unique names for each test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics and groups, their members, and who of them holds a queue."""
+"""Topics, groups, their members and queue locks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ NOTIFY_CONSUMER_IDS_CHANGED = 40
 # --- topics and groups ---------------------------------------------------------------------------
 
 
-def test_the_first_message_makes_a_topic_like_its_template(served: Served, client: Client) -> None:
+def test_the_first_message_creates_a_topic_like_its_template(
+    served: Served, client: Client
+) -> None:
     name = f"auto-{next(numbers)}"
     client.expect(10, v1(name, defaultTopicQueueNums=100), b"1")
     assert client.request(10, v1(name, queueId=7), b"2").code == 0  # the template has 8
@@ -37,7 +39,7 @@ def test_the_first_message_makes_a_topic_like_its_template(served: Served, clien
         *("rmq_sys_wheel_timer", "rmq_sys_anything"),
     ],
 )
-def test_bad_names_and_system_topics_cannot_be_created(client: Client, name: str) -> None:
+def test_invalid_names_and_system_topics_cannot_be_created(client: Client, name: str) -> None:
     fields = {"topic": name, "defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1}
     more = {"perm": 6, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": False}
     assert client.request(17, {**fields, **more}).code == 29
@@ -48,7 +50,7 @@ def test_system_topics_cannot_be_deleted(client: Client, name: str) -> None:
     assert client.request(215, {"topic": name}).code != 0
 
 
-def test_a_deleted_topic_is_gone_with_its_offsets(client: Client, topic: str, group: str) -> None:
+def test_a_topic_is_deleted_with_its_offsets(client: Client, topic: str, group: str) -> None:
     client.create_group(group)
     client.send(topic, b"1")
     client.commit_offset(group, topic, 0, 1)
@@ -58,7 +60,9 @@ def test_a_deleted_topic_is_gone_with_its_offsets(client: Client, topic: str, gr
     assert client.request(14, fields).code == 22
 
 
-def test_a_group_is_what_it_was_created_as(client: Client, topic: str, group: str) -> None:
+def test_a_group_keeps_the_settings_it_was_created_with(
+    client: Client, topic: str, group: str
+) -> None:
     client.expect(200, body=json.dumps({"groupName": group, "consumeEnable": False}).encode())
     assert client.pull(topic, 0, 0, group=group).code == 16
     client.create_group(group)
@@ -73,7 +77,7 @@ def test_a_group_is_what_it_was_created_as(client: Client, topic: str, group: st
         b'{"groupName":"g","retryQueueNums":2000000000}',
     ],
 )
-def test_a_bad_group_is_refused(client: Client, body: bytes) -> None:
+def test_an_invalid_group_is_refused(client: Client, body: bytes) -> None:
     assert client.request(200, body=body).code != 0
 
 
@@ -101,7 +105,7 @@ def members(client: Client, group: str) -> list[str]:
 
 
 def told(client: Client) -> list[str]:
-    """Of which groups it was told that somebody came or went."""
+    """Return the groups of which the client was notified that their members changed."""
     client.max_offset("any", 0)  # what came before the answer is in `unasked` now
     news, client.unasked[:] = list(client.unasked), []
     assert {header["code"] for header, _ in news} <= {NOTIFY_CONSUMER_IDS_CHANGED}
@@ -109,7 +113,7 @@ def told(client: Client) -> list[str]:
     return [header["extFields"]["consumerGroup"] for header, _ in news]
 
 
-def test_members_are_listed_and_told_of_each_other(
+def test_members_are_listed_and_notified_of_each_other(
     served: Served, client: Client, topic: str, group: str
 ) -> None:
     answer = beat(client, "c1", group, topic)
@@ -133,7 +137,7 @@ def test_members_are_listed_and_told_of_each_other(
     assert members(client, group) == ["c1"]
 
 
-def test_nobody_is_told_in_a_broadcasting_group(
+def test_members_of_a_broadcasting_group_are_not_notified(
     client: Client, other: Client, topic: str, group: str
 ) -> None:
     beat(client, "c1", group, topic, messageModel="BROADCASTING")
@@ -142,16 +146,16 @@ def test_nobody_is_told_in_a_broadcasting_group(
     assert members(client, group) == ["c1", "c2"]
 
 
-def test_a_heartbeat_in_numbers_is_one_too(client: Client, topic: str, group: str) -> None:
+def test_a_heartbeat_with_enum_numbers_is_accepted(client: Client, topic: str, group: str) -> None:
     beat(client, "c1", group, topic, consumeType=1, messageModel=1, consumeFromWhere=0)
     assert members(client, group) == ["c1"]
 
 
-def test_a_group_without_members_is_an_error(client: Client, group: str) -> None:
+def test_listing_a_group_without_members_is_an_error(client: Client, group: str) -> None:
     assert client.request(38, {"consumerGroup": group}).code == 1
 
 
-def test_a_heartbeat_makes_the_group_and_its_retry_topic(
+def test_a_heartbeat_creates_the_group_and_its_retry_topic(
     client: Client, topic: str, group: str
 ) -> None:
     beat(client, "c1", group, topic)

@@ -1,4 +1,4 @@
-"""Pulls that find something, wait or are refused; offsets, and messages by key and time."""
+"""Pulls that are served, held or refused; offsets; messages by key and time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 # --- pulling -------------------------------------------------------------------------------------
 
 
-def test_a_pull_says_all_four_numbers_whatever_it_found(client: Client, topic: str) -> None:
+def test_every_pull_response_has_the_four_offsets(client: Client, topic: str) -> None:
     client.send(topic, b"1")
     names = ["suggestWhichBrokerId", "nextBeginOffset", "minOffset", "maxOffset"]
     for queue_offset, code, following in ((0, 0, "1"), (1, 19, "1"), (9, 21, "1")):
@@ -40,7 +40,7 @@ def test_a_pull_says_all_four_numbers_whatever_it_found(client: Client, topic: s
         ({}, 19),
     ],
 )
-def test_a_refused_pull_has_rocketmqs_code(
+def test_a_refused_pull_gets_the_code_of_rocketmq(
     client: Client, topic: str, changes: dict[str, object], code: int
 ) -> None:
     fields: dict[str, object] = {
@@ -74,7 +74,7 @@ def test_tags_are_filtered_by_the_broker(client: Client, topic: str) -> None:
     assert (answer.code, answer.ext_fields["nextBeginOffset"]) == (20, "5")
 
 
-def test_a_pull_brings_at_most_what_was_asked_for(client: Client, topic: str) -> None:
+def test_a_pull_gets_at_most_the_requested_number(client: Client, topic: str) -> None:
     for number in range(40):
         client.send(topic, b"%d" % number)
     assert len(decode_records(client.pull(topic, 0, 0, most=3).body)) == 3
@@ -82,9 +82,7 @@ def test_a_pull_brings_at_most_what_was_asked_for(client: Client, topic: str) ->
     assert len(decode_records(client.pull(topic, 0, 38, most=1000).body)) == 2
 
 
-def test_a_waiting_pull_is_answered_by_the_next_message(
-    client: Client, other: Client, topic: str
-) -> None:
+def test_a_held_pull_gets_the_next_message(client: Client, other: Client, topic: str) -> None:
     for number in range(20):
         begin_pull(client, topic, number)
         other.send(topic, b"%d" % number)
@@ -94,9 +92,7 @@ def test_a_waiting_pull_is_answered_by_the_next_message(
         assert answer.ext_fields["nextBeginOffset"] == str(number + 1)
 
 
-def test_a_waiting_pull_is_not_woken_by_tags_it_does_not_want(
-    client: Client, other: Client, topic: str
-) -> None:
+def test_a_held_pull_ignores_other_tags(client: Client, other: Client, topic: str) -> None:
     begin_pull(client, topic, 0, subscription="wanted")
     other.send(topic, b"0", {"TAGS": "unwanted"})
     client.max_offset(topic, 0)
@@ -105,7 +101,7 @@ def test_a_waiting_pull_is_not_woken_by_tags_it_does_not_want(
     assert bodies(decode_records(next_answer(client).body)) == [b"1"]
 
 
-def test_a_waiting_pull_ends_with_19_when_its_time_is_over(client: Client, topic: str) -> None:
+def test_a_held_pull_ends_with_19_when_its_time_is_over(client: Client, topic: str) -> None:
     began_s = time.monotonic()
     begin_pull(client, topic, 0, wait_ms=300)
     answer = next_answer(client)
@@ -113,7 +109,7 @@ def test_a_waiting_pull_ends_with_19_when_its_time_is_over(client: Client, topic
     assert 0.3 <= time.monotonic() - began_s < 1.5
 
 
-def test_many_pulls_wait_on_one_line(client: Client, other: Client, topic: str) -> None:
+def test_many_pulls_are_held_on_one_connection(client: Client, other: Client, topic: str) -> None:
     for queue_id in range(4):
         begin_pull(client, topic, 0, queue_id=queue_id)
     for queue_id in (2, 0, 3, 1):
@@ -125,7 +121,7 @@ def test_many_pulls_wait_on_one_line(client: Client, other: Client, topic: str) 
 # --- offsets and look-ups ------------------------------------------------------------------------
 
 
-def test_offsets_are_what_was_committed_last(client: Client, topic: str, group: str) -> None:
+def test_the_offset_is_the_one_committed_last(client: Client, topic: str, group: str) -> None:
     client.create_group(group)
     fields = {"consumerGroup": group, "topic": topic, "queueId": 1}
     assert client.request(14, {**fields, "setZeroIfNotFound": False}).code == 22
@@ -136,7 +132,7 @@ def test_offsets_are_what_was_committed_last(client: Client, topic: str, group: 
     assert client.committed_offset(group, topic, 1) == 3
 
 
-def test_a_pull_may_bring_a_commit(client: Client, topic: str, group: str) -> None:
+def test_a_pull_may_carry_a_commit(client: Client, topic: str, group: str) -> None:
     fields = {
         "consumerGroup": group,
         "topic": topic,
@@ -159,7 +155,7 @@ def test_a_pull_may_bring_a_commit(client: Client, topic: str, group: str) -> No
 @pytest.mark.parametrize(
     ("changes", "code"), [({"topic": "no-such-topic"}, 17), ({"consumerGroup": "nobody"}, 26)]
 )
-def test_a_commit_of_an_unknown_place_is_refused(
+def test_a_commit_for_an_unknown_topic_or_group_is_refused(
     client: Client, topic: str, group: str, changes: dict[str, object], code: int
 ) -> None:
     client.create_group(group)
@@ -191,8 +187,8 @@ def test_messages_are_found_by_key_and_by_id(client: Client, topic: str) -> None
     assert client.request(33, {"offset": sent.log_offset + 1}).code == 1
 
 
-def test_a_look_up_by_key_is_bounded_whatever_was_asked_for(client: Client, topic: str) -> None:
-    """A frame holds 16 MiB, and clients read no longer one."""
+def test_a_query_by_key_is_bounded_whatever_was_requested(client: Client, topic: str) -> None:
+    """A frame holds 16 MiB, and clients refuse a longer one."""
     for _ in range(18):
         client.send(topic, b"x" * (1 << 20), {"KEYS": "many"})
     fields = {"topic": topic, "key": "many", "maxNum": 2**31 - 1}

@@ -1,4 +1,4 @@
-"""Messages that failed come again; what a restart keeps."""
+"""Retries of failed messages, and restarts of the broker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 # --- messages that failed ------------------------------------------------------------------------
 
 
-def test_a_message_that_was_sent_back_comes_again_after_its_delay(
+def test_a_message_that_was_sent_back_is_redelivered_after_its_delay(
     client: Client, topic: str, group: str
 ) -> None:
     client.create_group(group)
@@ -38,7 +38,7 @@ def test_a_message_that_was_sent_back_comes_again_after_its_delay(
     [{"delayLevel": -1}, {"delayLevel": 0, "maxReconsumeTimes": 0}],
     ids=["asked for", "past the maximum"],
 )
-def test_a_message_past_hope_goes_to_the_dead_letters(
+def test_a_message_beyond_the_maximum_becomes_a_dead_letter(
     client: Client, topic: str, group: str, changes: dict[str, object]
 ) -> None:
     client.create_group(group)
@@ -49,7 +49,7 @@ def test_a_message_past_hope_goes_to_the_dead_letters(
     assert record.properties["RETRY_TOPIC"] == topic
 
 
-def test_a_client_that_retries_too_often_itself_ends_in_the_dead_letters(
+def test_a_client_that_retries_too_often_itself_creates_a_dead_letter(
     client: Client, group: str
 ) -> None:
     client.create_group(group)
@@ -63,7 +63,7 @@ def test_a_client_that_retries_too_often_itself_ends_in_the_dead_letters(
     ("changes", "code"),
     [({"group": "no-such-group"}, 26), ({"offset": 2**62}, 1), ({"offset": -1}, 1)],
 )
-def test_a_send_back_that_makes_no_sense_is_refused(
+def test_an_invalid_send_back_is_refused(
     client: Client, topic: str, group: str, changes: dict[str, object], code: int
 ) -> None:
     client.create_group(group)
@@ -77,7 +77,7 @@ def test_a_send_back_that_makes_no_sense_is_refused(
 
 @pytest.fixture
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A broker for one test alone."""
+    """Return a broker for a single test."""
     with Served(tmp_path_factory.mktemp("own")) as server:
         yield server
     server.assert_clean()
@@ -101,7 +101,7 @@ def test_a_restart_keeps_topics_groups_offsets_and_messages(own: Served) -> None
         assert client.send("orders", b"3", queue_id=2).queue_offset == 1
 
 
-def test_what_is_due_while_the_broker_is_down_is_delivered_once_afterwards(own: Served) -> None:
+def test_messages_due_while_the_broker_is_down_are_delivered_once_afterwards(own: Served) -> None:
     with own.client() as client:
         client.create_topic("orders")
         client.send("orders", b"by time", {"TIMER_DELAY_MS": "200"}, queue_id=1)
@@ -117,8 +117,8 @@ def test_what_is_due_while_the_broker_is_down_is_delivered_once_afterwards(own: 
         assert bodies(client.pull_all("orders", 1)) == [b"by time"]
 
 
-def test_a_restart_does_not_deliver_again_what_overtook_a_later_one(own: Served) -> None:
-    """The first message is due in an hour, the second at once: the second is not due twice."""
+def test_a_restart_does_not_repeat_a_timer_that_overtook_another(own: Served) -> None:
+    """The first message is due in an hour, the second at once and only once."""
     with own.client() as client:
         client.create_topic("orders")
         client.send("orders", b"in an hour", {"TIMER_DELAY_SEC": "3600"})

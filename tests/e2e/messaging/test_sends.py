@@ -1,4 +1,4 @@
-"""Sends of every kind to a real broker, and those that it refuses."""
+"""Sends of every kind to a real broker, and refused sends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def batch(*messages: tuple[bytes, Mapping[str, str]], flag: int = 0) -> bytes:
 # --- producing -----------------------------------------------------------------------------------
 
 
-def test_a_first_generation_send_is_stored_as_it_was_sent(client: Client, topic: str) -> None:
+def test_a_send_with_long_field_names_is_stored_unchanged(client: Client, topic: str) -> None:
     born_ms = now_ms() - 1000
     properties = encode_properties({"TAGS": "a", "KEYS": "k1 k2", "mine": "ä\u20ac"})
     fields = v1(topic, queueId=2, flag=7, bornTimestamp=born_ms, properties=properties)
@@ -52,14 +52,14 @@ def test_sends_get_consecutive_offsets(client: Client, topic: str) -> None:
     assert bodies(client.pull_all(topic, 0)) == [b"%d" % number for number in range(40)]
 
 
-def test_a_send_without_a_unique_key_is_given_one(client: Client, topic: str) -> None:
+def test_a_send_without_a_unique_key_gets_one(client: Client, topic: str) -> None:
     client.send(topic, b"1")
     client.send(topic, b"2")
     first, second = client.pull_all(topic, 0)
     assert first.properties["UNIQ_KEY"] != second.properties["UNIQ_KEY"]
 
 
-def test_a_users_property_that_sounds_like_one_of_ours_is_only_the_users(
+def test_a_user_property_that_looks_like_a_system_property_is_harmless(
     client: Client, topic: str
 ) -> None:
     """Names are compared whole: `MY_UNIQ_KEY` is not `UNIQ_KEY`."""
@@ -82,7 +82,7 @@ def test_a_batch_is_stored_as_single_messages(client: Client, topic: str) -> Non
     assert answer.ext_fields["queueOffset"] == "0"
 
 
-def test_a_message_of_a_batch_without_a_unique_key_is_given_one(client: Client, topic: str) -> None:
+def test_a_message_of_a_batch_without_a_unique_key_gets_one(client: Client, topic: str) -> None:
     fields = {"a": "p", "b": topic, "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 5, "h": 0}
     client.expect(320, {**fields, "m": True}, batch((b"one", {}), (b"two", {})))
     first, second = client.pull_all(topic, 0)
@@ -94,13 +94,15 @@ def test_a_message_of_a_batch_without_a_unique_key_is_given_one(client: Client, 
     [b"", b"\0" * 21, batch((b"x", {}))[:-1], batch((b"x", {"DELAY": "1"})), b"\xff" * 40],
     ids=["empty", "short", "cut", "delayed", "garbage"],
 )
-def test_a_bad_batch_is_refused_and_stores_nothing(client: Client, topic: str, body: bytes) -> None:
+def test_an_invalid_batch_is_refused_and_stores_nothing(
+    client: Client, topic: str, body: bytes
+) -> None:
     fields = {"a": "p", "b": topic, "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 5, "h": 0}
     assert client.request(320, {**fields, "m": True}, body).code == 13
     assert client.max_offset(topic, 0) == 0
 
 
-def test_a_one_way_send_is_stored_and_never_answered(client: Client, topic: str) -> None:
+def test_a_one_way_send_is_stored_without_a_response(client: Client, topic: str) -> None:
     client.one_way(10, v1(topic), b"quiet")
     client.one_way(10, v1(topic, queueId=99), b"refused, quietly")
     client.max_offset(topic, 0)  # may be in the same turn, so before they are stored
@@ -114,7 +116,7 @@ def test_the_broker_chooses_a_queue_if_none_is_named(client: Client, topic: str)
     assert sum(client.max_offset(topic, queue_id) for queue_id in range(4)) == 60
 
 
-def test_compressed_bodies_are_handed_back_untouched(client: Client, topic: str) -> None:
+def test_compressed_bodies_are_returned_unchanged(client: Client, topic: str) -> None:
     client.send(topic, b"\x78\x9c compressed, as far as the broker knows", sys_flag=1)
     [record] = client.pull_all(topic, 0)
     assert record.sys_flag == 1
@@ -150,7 +152,7 @@ def test_a_message_may_name_its_time_of_delivery(client: Client, topic: str, nam
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", str(2**63 - 1), "9" * 40])
-def test_a_time_of_delivery_that_is_none_is_refused(client: Client, topic: str, value: str) -> None:
+def test_an_invalid_time_of_delivery_is_refused(client: Client, topic: str, value: str) -> None:
     fields = v1(topic, properties=encode_properties({"TIMER_DELIVER_MS": value}))
     assert client.request(10, fields, b"x").code == 13
     assert client.max_offset(topic, 0) == 0
@@ -193,7 +195,7 @@ def test_a_reply_is_pushed_to_the_client_that_waits_for_it(client: Client, other
         ({"properties": "a\x01" + "x" * 33_000}, 13),
     ],
 )
-def test_a_refused_send_has_rocketmqs_code(
+def test_a_refused_send_gets_the_code_of_rocketmq(
     client: Client, topic: str, changes: dict[str, object], code: int
 ) -> None:
     answer = client.request(10, {**v1(topic), **changes}, b"x")
@@ -209,10 +211,10 @@ def test_a_body_longer_than_the_limit_is_refused(client: Client, topic: str) -> 
     assert len(record.body) == limit
 
 
-def test_one_message_that_cannot_be_stored_does_not_cost_the_others_of_its_turn(
+def test_a_message_that_cannot_be_stored_does_not_affect_others_of_its_turn(
     served: Served, client: Client, other: Client, topic: str
 ) -> None:
-    """Both requests are there when the broker wakes up, so they share one append."""
+    """Both requests arrive in the same turn, so they share one append."""
     fields = {"a": "p", "b": topic, "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 5, "h": 0}
     too_much = batch((b"x", {"a": "x" * (32_767 - 3)}))
     with served.frozen():
@@ -223,7 +225,7 @@ def test_one_message_that_cannot_be_stored_does_not_cost_the_others_of_its_turn(
     assert bodies(client.pull_all(topic, 0)) == [b"good"]
 
 
-def test_a_zero_byte_in_the_properties_does_not_cost_the_others_of_its_turn(
+def test_a_zero_byte_in_the_properties_does_not_affect_others_of_its_turn(
     served: Served, client: Client, other: Client, topic: str
 ) -> None:
     with served.frozen():

@@ -1,4 +1,4 @@
-"""A broker that knows four accounts, and certificates."""
+"""A broker with access control and four accounts; certificates."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.acl_broker import ADMIN, SECRETS, guarded
+from tests.support.acl_broker import ADMIN, SECRETS, broker_with_acl
 from tests.support.brokers import Served, free_ports
 from tests.support.signing import Certificates, SignedClient
 
@@ -16,7 +16,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("guarded")
     (port,) = free_ports(1)
     conf = {"metricsExporterType": "PROM", "metricsPromExporterPort": port}
-    with guarded(directory, conf) as server:
+    with broker_with_acl(directory, conf) as server:
         with SignedClient(server.address, *ADMIN) as admin:
             for topic in ("orders", "others"):
                 admin.create_topic(topic, queues=1)

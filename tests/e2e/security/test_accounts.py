@@ -1,4 +1,4 @@
-"""Who asks: signatures, attacked from the wire."""
+"""Authentication: signatures, attacked over the network."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ ATTACKS: dict[str, tuple[dict[str, str], bytes]] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_who_does_not_sign_right_is_refused(
-    served: Served, admin: SignedClient, attack: str
-) -> None:
+def test_an_invalid_signature_is_refused(served: Served, admin: SignedClient, attack: str) -> None:
     fields, body = ATTACKS[attack]
     ends = [admin.max_offset(topic, 0) for topic in ("orders", "others")]
     with SignedClient(served.address) as client:
@@ -52,7 +50,9 @@ def test_who_does_not_sign_right_is_refused(
     assert [admin.max_offset(topic, 0) for topic in ("orders", "others")] == ends
 
 
-def test_what_is_signed_right_passes_in_every_form(served: Served, admin: SignedClient) -> None:
+def test_a_valid_signature_is_accepted_in_every_encoding(
+    served: Served, admin: SignedClient
+) -> None:
     end = admin.max_offset("orders", 0)
     with SignedClient(served.address, *WRITER) as client:
         client.send("orders", b"json")
@@ -69,15 +69,15 @@ def test_what_is_signed_right_passes_in_every_form(served: Served, admin: Signed
     assert admin.max_offset("orders", 0) == end + 3
 
 
-def test_the_words_are_the_same_for_a_wrong_key_and_a_wrong_secret(served: Served) -> None:
+def test_the_text_is_the_same_for_a_wrong_key_and_a_wrong_secret(served: Served) -> None:
     with SignedClient(served.address, "nobody-key", "whatever-1") as client:
         unknown = client.request(310, send_fields("orders"), b"x").remark
     with SignedClient(served.address, WRITER[0], "whatever-1") as client:
         assert client.request(310, send_fields("orders"), b"x").remark == unknown
 
 
-def test_an_account_is_trusted_at_its_address(served: Served) -> None:
-    """RocketMQ's rule: there the key alone is enough."""
+def test_an_account_is_trusted_from_its_address(served: Served) -> None:
+    """As in RocketMQ, the access key alone is enough there."""
     with SignedClient(served.address) as client:
         client.send_raw(30, {"topic": "others", "queueId": "0", "AccessKey": "trusted-key"})
         assert client.answer_code() == 0

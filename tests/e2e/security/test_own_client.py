@@ -1,4 +1,4 @@
-"""Our client and our commands sign, and hide their secrets."""
+"""The client and the commands sign their requests and hide their secrets."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from click.testing import CliRunner
 from escrowmq import Access, Consumer, Message, Producer
 from escrowmq.cli.main import cli
 from escrowmq.errors import EscrowError, NotSent, RequestRefused
-from tests.support.acl_broker import ADMIN, READER, WRITER, guarded
+from tests.support.acl_broker import ADMIN, READER, WRITER, broker_with_acl
 from tests.support.signing import Certificates, SignedClient
 
 # --- our client ----------------------------------------------------------------------------------
 
 
-async def test_our_client_signs_and_hides(tmp_path: Path, certificates: Certificates) -> None:
-    with guarded(tmp_path, certificates.conf()) as server:
+async def test_the_client_signs_and_hides_its_secret(
+    tmp_path: Path, certificates: Certificates
+) -> None:
+    with broker_with_acl(tmp_path, certificates.conf()) as server:
         tls = certificates.client()
         with SignedClient(server.address, *ADMIN, tls=tls) as admin:
             admin.create_topic("orders", queues=1)
@@ -55,7 +57,7 @@ def test_an_access_does_not_show_its_secrets() -> None:
 
 
 def escrowmq(*arguments: str, environment: dict[str, str] | None = None) -> tuple[str, Exception]:
-    """What it printed, and the error it ended with, if it did."""
+    """Return what the command printed, and the error it ended with."""
     ended = CliRunner().invoke(cli, arguments, env={**BARE, **(environment or {})})
     error = ended.exception
     return ended.output, error if isinstance(error, Exception) else Exception("it ended well")
@@ -64,8 +66,8 @@ def escrowmq(*arguments: str, environment: dict[str, str] | None = None) -> tupl
 BARE = dict.fromkeys(name for name in os.environ if name.startswith("ESCROWMQ_"))
 
 
-def test_a_command_shows_who_it_is(tmp_path: Path, certificates: Certificates) -> None:
-    with guarded(tmp_path, certificates.conf()) as server:
+def test_a_command_authenticates(tmp_path: Path, certificates: Certificates) -> None:
+    with broker_with_acl(tmp_path, certificates.conf()) as server:
         asked = ["transaction", "list", "-n", server.namesrv_address, "--tls-ca"]
         asked.append(str(certificates.ca))
         by_environment = {"ESCROWMQ_ACCESS_KEY": ADMIN[0], "ESCROWMQ_SECRET_KEY": ADMIN[1]}

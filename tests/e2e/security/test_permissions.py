@@ -1,4 +1,4 @@
-"""What an account may, attacked from the wire."""
+"""Permissions of accounts, attacked over the network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests.interop.remoting import Answer, Sent
-from tests.support.acl_broker import ADMIN, READER, USER, WRITER, guarded, refused, send_fields
+from tests.support.acl_broker import (
+    ADMIN,
+    READER,
+    USER,
+    WRITER,
+    assert_refused,
+    broker_with_acl,
+    send_fields,
+)
 from tests.support.brokers import Served
 from tests.support.signing import SignedClient
 
@@ -92,20 +100,22 @@ NOT_FOR_READER: dict[str, Ask] = {
 
 
 @pytest.mark.parametrize("attack", NOT_FOR_WRITER)
-def test_what_a_writer_may_not(served: Served, admin: SignedClient, attack: str) -> None:
+def test_a_writer_is_refused_what_it_may_not_do(
+    served: Served, admin: SignedClient, attack: str
+) -> None:
     ends = [admin.max_offset(topic, 0) for topic in ("orders", "others")]
     with SignedClient(served.address, *WRITER) as client:
-        refused(NOT_FOR_WRITER[attack](client))
+        assert_refused(NOT_FOR_WRITER[attack](client))
     assert [admin.max_offset(topic, 0) for topic in ("orders", "others")] == ends
 
 
 @pytest.mark.parametrize("attack", NOT_FOR_READER)
-def test_what_a_reader_may_not(served: Served, attack: str) -> None:
+def test_a_reader_is_refused_what_it_may_not_do(served: Served, attack: str) -> None:
     with SignedClient(served.address, *READER) as client:
-        refused(NOT_FOR_READER[attack](client))
+        assert_refused(NOT_FOR_READER[attack](client))
 
 
-def test_nothing_of_that_had_an_effect(served: Served, admin: SignedClient) -> None:
+def test_refused_requests_had_no_effect(served: Served, admin: SignedClient) -> None:
     for group, topic in (("strangers", "orders"), ("readers", "others")):
         assert admin.committed_offset(group, topic, 0) != 9
     assert admin.request(38, {"consumerGroup": "strangers"}).code == 1  # nobody is in it
@@ -114,7 +124,7 @@ def test_nothing_of_that_had_an_effect(served: Served, admin: SignedClient) -> N
         assert names.route("mine") is None
 
 
-def test_what_they_may(served: Served) -> None:
+def test_accounts_may_do_what_their_permissions_allow(served: Served) -> None:
     with SignedClient(served.address, *WRITER) as writer:
         sent = writer.send("orders", b"to be read")
         writer.send("RMQ_SYS_TRACE_TOPIC", b"every client traces")
@@ -128,34 +138,36 @@ def test_what_they_may(served: Served) -> None:
         assert lock(reader, "readers", "orders").code == 0
     with SignedClient(served.address, *USER) as user:
         user.send("orders", b"of a user with policies")
-        refused(user.request(310, send_fields("others"), b"x"))
-        refused(user.pull("orders", 0, 0, group="readers"))  # that is for 10.0.0.0/8
+        assert_refused(user.request(310, send_fields("others"), b"x"))
+        assert_refused(user.pull("orders", 0, 0, group="readers"))  # that is for 10.0.0.0/8
 
 
-def test_a_message_is_shown_by_its_own_topic_whatever_the_request_says(
+def test_access_to_a_message_depends_on_its_stored_topic(
     served: Served, admin: SignedClient
 ) -> None:
     hidden = admin.send("others", b"not for the reader")
     with SignedClient(served.address, *READER) as reader:
         offset = int(hidden.message_id[-16:], 16)
-        refused(reader.request(33, {"offset": offset, "topic": "orders"}))
-        refused(reader.request(36, {"offset": offset, "group": "readers", "delayLevel": 0}))
+        assert_refused(reader.request(33, {"offset": offset, "topic": "orders"}))
+        assert_refused(reader.request(36, {"offset": offset, "group": "readers", "delayLevel": 0}))
 
 
 def half(client: SignedClient, topic: str, key: str) -> Sent:
     return client.send_half(topic, b"half", {"UNIQ_KEY": key}, group="banks")
 
 
-def test_only_who_may_write_the_topic_ends_a_transaction(
+def test_only_an_account_that_may_write_the_topic_ends_a_transaction(
     served: Served, admin: SignedClient
 ) -> None:
     parked = half(admin, "others", "tx-1")
     end = admin.max_offset("others", 0)
     with SignedClient(served.address, *WRITER) as writer:
-        refused(writer.end_transaction(parked, 8, topic="orders", group="banks"))
-        refused(writer.end_transaction(parked, 8, topic="", group="banks"))
+        assert_refused(writer.end_transaction(parked, 8, topic="orders", group="banks"))
+        assert_refused(writer.end_transaction(parked, 8, topic="", group="banks"))
         places = json.dumps({"halves": [[parked.queue_offset, parked.log_offset]]}).encode()
-        refused(writer.request(3701, {"producerGroup": "banks", "commitOrRollback": 8}, places))
+        assert_refused(
+            writer.request(3701, {"producerGroup": "banks", "commitOrRollback": 8}, places)
+        )
         # One way, there is no answer; and there is no effect.
         fields = {"topic": "orders", "producerGroup": "banks", "commitOrRollback": 8}
         at = {"tranStateTableOffset": parked.queue_offset, "commitLogOffset": parked.log_offset}
@@ -168,10 +180,10 @@ def test_only_who_may_write_the_topic_ends_a_transaction(
     assert admin.request(3713, settled).code == 0
 
 
-def test_only_who_may_write_the_topic_is_asked_about_its_messages(tmp_path: Path) -> None:
-    """Whoever names a producer group is a member of it; that alone shows him nothing."""
+def test_only_a_producer_that_may_write_the_topic_gets_checks(tmp_path: Path) -> None:
+    """Any client can claim a producer group; that alone must not let it read half messages."""
     quick: dict[str, object] = {"transactionTimeOut": 100, "transactionCheckInterval": 100}
-    with guarded(tmp_path, quick) as server, SignedClient(server.address, *READER) as spy:
+    with broker_with_acl(tmp_path, quick) as server, SignedClient(server.address, *READER) as spy:
         spy.heartbeat("spy", producer_groups=("banks",))
         with SignedClient(server.address, *ADMIN) as sender:
             sender.create_topic("orders", queues=1)

@@ -1,4 +1,4 @@
-"""`serve --brokers N` with accounts and TLS: the brokers are let in, and nobody sees how."""
+"""`serve --brokers N` with accounts and TLS: brokers register, and their secret stays hidden."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def children_of(served: Served) -> list[int]:
     return [int(line.split(" pid=")[1]) for line in lines]
 
 
-def test_brokers_with_accounts_register_and_their_secret_is_nowhere_to_be_seen(
+def test_brokers_with_accounts_register_and_their_secret_is_not_visible(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "acl.yml").write_text(RULES)
@@ -61,7 +61,7 @@ def test_brokers_with_accounts_register_and_their_secret_is_nowhere_to_be_seen(
     assert not any(secret in served.errors for secret in secrets)
 
 
-def test_brokers_that_speak_tls_alone_register(tmp_path: Path) -> None:
+def test_brokers_that_enforce_tls_register(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     conf = {
         "tls.server.mode": "enforcing",

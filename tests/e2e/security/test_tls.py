@@ -1,4 +1,4 @@
-"""TLS on the same port: what gets through, and what is shut out."""
+"""TLS on the same port: which clients are served and which are refused."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.acl_broker import eventually
 from tests.support.brokers import WAIT_S, Served
 from tests.support.signing import Certificates, SignedClient
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +32,7 @@ def closed(line: socket.socket) -> bool:
     return True
 
 
-def test_what_goes_through_tls_is_what_was_sent(
-    enforcing: Served, certificates: Certificates
-) -> None:
+def test_messages_pass_unchanged_through_tls(enforcing: Served, certificates: Certificates) -> None:
     bodies = [bytes([number]) * (number * 40_000) for number in range(1, 11)]
     with SignedClient(enforcing.address, tls=certificates.client()) as client:
         client.create_topic("long", queues=1)
@@ -45,7 +43,7 @@ def test_what_goes_through_tls_is_what_was_sent(
         assert names.route("long") is not None
 
 
-def test_a_plain_client_does_not_get_in(enforcing: Served) -> None:
+def test_a_client_without_tls_is_refused(enforcing: Served) -> None:
     for address in (enforcing.address, enforcing.namesrv_address):
         with pytest.raises(ConnectionError), SignedClient(address) as client:
             client.request(105, {"topic": "orders"})
@@ -60,7 +58,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("what", GARBAGE)
-def test_garbage_at_the_door_is_closed(
+def test_a_connection_that_sends_garbage_is_closed(
     enforcing: Served, certificates: Certificates, what: str
 ) -> None:
     host, port = enforcing.address.rsplit(":", 1)
@@ -73,7 +71,7 @@ def test_garbage_at_the_door_is_closed(
         client.create_topic("still-there")
 
 
-def test_half_a_handshake_waits_alone_and_not_for_ever(
+def test_a_stalled_handshake_times_out_and_blocks_no_other_client(
     enforcing: Served, certificates: Certificates
 ) -> None:
     host, port = enforcing.address.rsplit(":", 1)
@@ -90,12 +88,14 @@ def test_half_a_handshake_waits_alone_and_not_for_ever(
             line.close()
 
 
-def test_who_does_not_trust_the_server_does_not_talk_to_it(enforcing: Served) -> None:
+def test_a_client_that_does_not_trust_the_server_closes_the_connection(enforcing: Served) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
         SignedClient(enforcing.address, tls=ssl.create_default_context())
 
 
-def test_permissive_serves_both(tmp_path: Path, certificates: Certificates) -> None:
+def test_permissive_mode_serves_clients_with_and_without_tls(
+    tmp_path: Path, certificates: Certificates
+) -> None:
     with Served(tmp_path, conf=certificates.conf("permissive")) as server:
         with server.client() as plain:
             plain.create_topic("orders", queues=1)
@@ -110,7 +110,7 @@ def test_without_certificates_tls_is_closed_at_once(tmp_path: Path) -> None:
         SignedClient(server.address, tls=ssl.create_default_context())
 
 
-def test_a_client_must_show_a_certificate_where_one_is_wanted(
+def test_a_client_certificate_is_required_if_configured(
     tmp_path: Path, certificates: Certificates
 ) -> None:
     conf = {
@@ -130,7 +130,7 @@ def test_a_client_must_show_a_certificate_where_one_is_wanted(
                 client.create_topic("orders")
 
 
-def test_certificates_are_read_again(tmp_path: Path) -> None:
+def test_certificates_are_reloaded(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path / "certificates")
     with Served(tmp_path, conf=certificates.conf()) as server:
 
@@ -144,7 +144,7 @@ def test_certificates_are_read_again(tmp_path: Path) -> None:
 
         before = shown()
         certificates.key.write_text("no key at all")
-        eventually(lambda: "cannot be used" in server.errors)
+        wait_until(lambda: "cannot be used" in server.errors, "the invalid file is reported")
         assert shown() == before
         certificates.issue()
-        eventually(lambda: shown() != before)
+        wait_until(lambda: shown() != before, "the new certificate is used")

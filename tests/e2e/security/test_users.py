@@ -1,4 +1,4 @@
-"""Users and policies of the file, as RocketMQ 5's tools ask for them: shown without secrets."""
+"""Users and policies of the ACL file as RocketMQ 5 tools list them, without secrets."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.interop.remoting import Answer
-from tests.support.acl_broker import ADMIN, SECRETS, USER, WRITER, eventually, guarded, refused
+from tests.support.acl_broker import ADMIN, SECRETS, USER, WRITER, assert_refused, broker_with_acl
 from tests.support.brokers import Served
 from tests.support.signing import SignedClient
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +58,7 @@ def test_users_are_shown_and_their_passwords_are_not(admin: SignedClient) -> Non
     assert body(admin.request(GET_USER, {"username": "bob"})) is None
 
 
-def test_policies_are_shown_as_the_file_says_them(admin: SignedClient) -> None:
+def test_policies_are_shown_as_in_the_file(admin: SignedClient) -> None:
     assert body(admin.request(GET_ACL, {"subject": "User:alice"})) == acl(*ENTRIES)
     assert body(admin.request(GET_ACL, {"subject": "User:bob"})) is None
     assert body(admin.request(LIST_ACLS)) == [acl(*ENTRIES)]
@@ -68,30 +69,32 @@ def test_policies_are_shown_as_the_file_says_them(admin: SignedClient) -> None:
 
 @pytest.mark.parametrize("keys", [WRITER, USER])
 @pytest.mark.parametrize("code", [GET_USER, LIST_USERS, GET_ACL, LIST_ACLS, *CHANGES])
-def test_they_are_for_administrators(served: Served, keys: tuple[str, str], code: int) -> None:
+def test_users_are_shown_to_administrators_only(
+    served: Served, keys: tuple[str, str], code: int
+) -> None:
     with SignedClient(served.address, *keys) as client:
-        refused(client.request(code, {"username": "alice", "subject": "User:alice"}))
+        assert_refused(client.request(code, {"username": "alice", "subject": "User:alice"}))
 
 
 @pytest.mark.parametrize("code", CHANGES)
-def test_who_wants_to_change_them_is_told_where(admin: SignedClient, code: int) -> None:
+def test_a_request_to_change_users_names_the_file(admin: SignedClient, code: int) -> None:
     answer = admin.request(code, {"username": "alice", "subject": "User:alice"}, b"{}")
     assert answer.code == NOT_SUPPORTED
     assert "escrowAclFile" in answer.remark
 
 
-def test_what_is_shown_is_the_file_as_it_is_now(tmp_path: Path) -> None:
+def test_users_are_shown_after_a_reload(tmp_path: Path) -> None:
     more = "- {username: robert, password: robert-secret, userType: Super, userStatus: disable}\n"
-    with guarded(tmp_path) as served, SignedClient(served.address, *ADMIN) as admin:
+    with broker_with_acl(tmp_path) as served, SignedClient(served.address, *ADMIN) as admin:
         rules = served.directory / "acl.yml"
         rules.write_text(rules.read_text().replace("users:\n", f"users:\n{more}"))
-        eventually(lambda: len(body(admin.request(LIST_USERS))) == 2)
+        wait_until(lambda: len(body(admin.request(LIST_USERS))) == 2, "the file is reloaded")
         found = body(admin.request(LIST_USERS))
     robert = {"username": "robert", "userType": "Super", "userStatus": "disable"}
     assert found == [{**robert, "password": "***"}, ALICE]
 
 
-def test_without_accounts_there_is_nothing_to_show(tmp_path: Path) -> None:
+def test_without_access_control_users_are_not_shown(tmp_path: Path) -> None:
     with Served(tmp_path) as served, served.client() as client:
         answer = client.request(LIST_USERS)
     assert answer.code == NOT_SUPPORTED

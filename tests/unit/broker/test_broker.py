@@ -17,7 +17,7 @@ from escrowmq.store.config_files import GroupConfig
 from escrowmq.store.store import MessageStore
 from escrowmq.testing.disks import FaultyDisk, MemoryDisk
 from tests.interop.remoting import Answer
-from tests.support.broker_requests import FakeLine, a_pull, a_send, ask, bodies
+from tests.support.broker_requests import FakeChannel, a_pull, a_send, ask, bodies
 from tests.support.stores import HOST, NOW_MS, TINY, assert_clean, open_store
 
 
@@ -32,7 +32,7 @@ class Bench:
             UniqueKeyGenerator(address="127.0.0.1", process_id=1, salt=2),
             store_host=HOST,
         )
-        self.channel = FakeLine()
+        self.channel = FakeChannel()
 
     def turn(self, *requests: Any, at_ms: int = NOW_MS) -> list[Answer]:
         for request in requests:
@@ -185,7 +185,7 @@ def test_after_a_bug_at_the_end_of_a_turn_every_send_gets_a_response() -> None:
 def test_a_held_pull_gets_its_response_in_the_turn_of_the_send() -> None:
     bench = Bench()
     bench.broker.topics.ensure("T", queue_count=4, now_ms=NOW_MS)
-    reader = FakeLine("reader")
+    reader = FakeChannel("reader")
     bench.broker.handle(reader, a_pull(), NOW_MS)
     bench.turn(a_send(body=b"1"))
     assert reader.answer().code == 0
@@ -194,7 +194,7 @@ def test_a_held_pull_gets_its_response_in_the_turn_of_the_send() -> None:
 def test_a_held_pull_gets_a_delayed_message() -> None:
     bench = Bench()
     bench.broker.topics.ensure("T", queue_count=4, now_ms=NOW_MS)
-    reader = FakeLine("reader")
+    reader = FakeChannel("reader")
     bench.broker.handle(reader, a_pull(suspend_timeout_millis=60_000), NOW_MS)
     bench.turn(a_send(properties="DELAY\x011\x02"))
     bench.tick(NOW_MS + 999)

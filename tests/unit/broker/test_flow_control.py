@@ -13,7 +13,7 @@ from escrowmq.config import Config, OverloadConfig, StoreConfig
 from escrowmq.config.settings import FRAME_BYTES_MAX, MIB
 from escrowmq.message.keys import UniqueKeyGenerator
 from escrowmq.testing.disks import MemoryDisk
-from tests.support.broker_requests import FakeLine, a_pull, a_send, bodies
+from tests.support.broker_requests import FakeChannel, a_pull, a_send, bodies
 from tests.support.stores import HOST, NOW_MS, TINY, open_store
 
 OK, BUSY = 0, 2
@@ -26,10 +26,10 @@ class Bench:
         self.config = Config(store=store, overload=OverloadConfig(**limits))
         keys = UniqueKeyGenerator(address="127.0.0.1", process_id=1, salt=2)
         self.broker = Broker(disk, self.store, self.config, keys, store_host=HOST)
-        self.channel = FakeLine()
+        self.channel = FakeChannel()
 
     def codes(
-        self, *requests: Any, at_ms: int = NOW_MS, channel: FakeLine | None = None
+        self, *requests: Any, at_ms: int = NOW_MS, channel: FakeChannel | None = None
     ) -> list[int]:
         channel = channel or self.channel
         for request in requests:
@@ -45,7 +45,7 @@ def sends(count: int, **changes: Any) -> list[Any]:
 def test_each_connection_has_a_rate_of_its_own() -> None:
     bench = Bench(connection_sends_max=3)
     assert sorted(bench.codes(*sends(5))) == [OK, OK, OK, BUSY, BUSY]
-    assert bench.codes(*sends(3), channel=FakeLine("127.0.0.1:2")) == [OK, OK, OK]
+    assert bench.codes(*sends(3), channel=FakeChannel("127.0.0.1:2")) == [OK, OK, OK]
     assert bench.codes(*sends(1), at_ms=NOW_MS + 100) == [OK]  # a third of one is back
     assert sorted(bench.codes(*sends(4), at_ms=NOW_MS + 2_000)) == [OK, OK, OK, BUSY]
     assert bench.broker.flow_control.refused_by_limit == {"connection": 3}
@@ -54,7 +54,7 @@ def test_each_connection_has_a_rate_of_its_own() -> None:
 def test_a_topic_has_one_rate_for_all_connections() -> None:
     bench = Bench(topic_sends_max=2)
     assert bench.codes(*sends(2)) == [OK, OK]
-    assert bench.codes(*sends(1), channel=FakeLine("127.0.0.1:2")) == [BUSY]
+    assert bench.codes(*sends(1), channel=FakeChannel("127.0.0.1:2")) == [BUSY]
     assert bench.codes(a_send("other")) == [OK]
     assert bench.broker.flow_control.refused_by_limit == {"topic": 1}
 
@@ -113,7 +113,7 @@ def test_limits_change_at_run_time_and_are_skipped_when_there_are_none() -> None
 def test_closed_connections_and_idle_topics_are_purged() -> None:
     bench = Bench(connection_sends_max=1, topic_sends_max=1)
     for number in range(100):
-        channel = FakeLine(f"127.0.0.1:{number}")
+        channel = FakeChannel(f"127.0.0.1:{number}")
         bench.codes(a_send(f"t{number}"), channel=channel)
         bench.broker.channel_closed(channel)
     bench.broker.tick(NOW_MS + 20_000)

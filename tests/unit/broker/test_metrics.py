@@ -19,7 +19,7 @@ from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import ConsumerSendMessageBack, NoFields
 from escrowmq.remoting.headers_admin import TopicHeader
 from escrowmq.testing.disks import MemoryDisk
-from tests.support.broker_requests import FakeLine, a_pull, a_send, ask
+from tests.support.broker_requests import FakeChannel, a_pull, a_send, ask
 from tests.support.scraping import Page, parse
 from tests.support.stores import HOST, NOW_MS, TINY, open_store
 
@@ -41,7 +41,7 @@ class Bench:
             when_flushed=(lambda _, tell: self.waiting.append(tell)) if sync else None,
             counters=BrokerCounters(self.clock.elapsed_s),
         )
-        self.channel = FakeLine()
+        self.channel = FakeChannel()
         self._registry = Registry()
         self._registry.add(BrokerMetrics(self.broker, self.clock.now_ms).collect)
 

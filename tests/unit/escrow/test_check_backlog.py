@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from escrowmq.escrow.checks import CHECK_TIMEOUT_MS, CheckBacklog
 from escrowmq.escrow.half_table import Half
-from tests.support.broker_requests import FakeLine
+from tests.support.broker_requests import FakeChannel
 
-CHANNEL, OTHER = FakeLine("channel"), FakeLine("other")
+CHANNEL, OTHER = FakeChannel("channel"), FakeChannel("other")
 
 
 def a_half(queue_offset: int, group: str = "p") -> Half:

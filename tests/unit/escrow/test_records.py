@@ -211,9 +211,9 @@ def test_an_invalid_immunity_time_means_the_setting_of_the_broker(text: str) -> 
     bench = EscrowBench()
     bench.park("k", CHECK_IMMUNITY_TIME_IN_SECONDS=text)
     bench.tick(bench.config.immunity_ms - 1)
-    assert bench.channel.posted == []
+    assert bench.channel.oneway_requests == []
     bench.tick(1)
-    assert len(bench.channel.posted) == 1
+    assert len(bench.channel.oneway_requests) == 1
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from escrowmq.remoting.headers_admin import (
 from escrowmq.remoting.requests import Body
 from escrowmq.testing.disks import FaultyDisk
 from tests.interop.remoting import Answer
-from tests.support.broker_requests import FakeLine, a_pull, a_send, ask
+from tests.support.broker_requests import FakeChannel, a_pull, a_send, ask
 from tests.support.stores import NOW_MS
 from tests.unit.broker.test_broker import Bench
 
@@ -54,7 +54,7 @@ def one(bench: Bench, request_code: int, fields: Header, body: bytes = b"", **tu
     return answer
 
 
-def connect(bench: Bench, channel: FakeLine, *, language: str = "JAVA") -> None:
+def connect(bench: Bench, channel: FakeChannel, *, language: str = "JAVA") -> None:
     beat = {
         "clientID": "c",
         "consumerDataSet": [
@@ -198,12 +198,12 @@ def test_a_reset_to_an_invalid_target_is_refused(wanted: dict[str, Any], refused
 
 @pytest.mark.parametrize("language", ["JAVA", "CPP"])
 def test_members_are_notified_of_a_reset(language: str) -> None:
-    bench, member = filled(), FakeLine("127.0.0.1:40001")
+    bench, member = filled(), FakeChannel("127.0.0.1:40001")
     connect(bench, member, language=language)
     fields = ResetOffset(topic="T", group="g", timestamp=0, is_force=True)
     one(bench, code.INVOKE_BROKER_TO_RESET_OFFSET, fields)
     [(asked, _, body)] = [
-        post for post in member.posted if post[0] == code.RESET_CONSUMER_CLIENT_OFFSET
+        post for post in member.oneway_requests if post[0] == code.RESET_CONSUMER_CLIENT_OFFSET
     ]
     assert asked == 220
     assert (b'"offsetTable":[{' in body) == (language == "CPP")
@@ -217,7 +217,7 @@ def test_members_are_notified_of_a_reset(language: str) -> None:
 
 
 def test_a_pull_from_the_new_offset_is_served_at_once() -> None:
-    bench, member = filled(), FakeLine("127.0.0.1:40001")
+    bench, member = filled(), FakeChannel("127.0.0.1:40001")
     connect(bench, member)
     fields = ResetOffset(topic="T", group="g", timestamp=0, is_force=True)
     one(bench, code.INVOKE_BROKER_TO_RESET_OFFSET, fields)
@@ -337,7 +337,7 @@ def test_settings_are_shown_and_an_invalid_change_is_refused() -> None:
 # --- relays --------------------------------------------------------------------------------------
 
 
-class AskedChannel(FakeLine):
+class AskedChannel(FakeChannel):
     """A consumer that receives requests; the test calls back with the response."""
 
     def __init__(self, name: str) -> None:

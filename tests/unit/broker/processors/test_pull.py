@@ -18,7 +18,7 @@ from escrowmq.store.config_files import GroupConfig, groups_file, topics_file
 from escrowmq.testing.disks import MemoryDisk
 from tests.interop.records import decode_records
 from tests.interop.remoting import Answer
-from tests.support.broker_requests import FakeLine, a_pull
+from tests.support.broker_requests import FakeChannel, a_pull
 from tests.support.stores import NOW_MS, open_store, properties, sample
 
 
@@ -41,7 +41,7 @@ class Bench:
             config or ConsumeConfig(),
             broker_permission=permission,
         )
-        self.channel = FakeLine()
+        self.channel = FakeChannel()
         self.topics.ensure("T", queue_count=2, now_ms=NOW_MS)
 
     def pull(self, queue_offset: int = 0, **changes: Any) -> list[Answer]:
@@ -217,7 +217,7 @@ def test_pulls_beyond_the_limit_are_not_held() -> None:
 
 
 def test_a_held_pull_of_a_closed_channel_gets_no_response(bench: Bench) -> None:
-    gone = FakeLine("gone")
+    gone = FakeChannel("gone")
     bench.pull(channel=gone)
     bench.pull()
     bench.pulls.channel_closed(gone)
@@ -227,7 +227,7 @@ def test_a_held_pull_of_a_closed_channel_gets_no_response(bench: Bench) -> None:
 
 
 def test_all_held_pulls_get_a_response_when_the_broker_stops(bench: Bench) -> None:
-    channels = [FakeLine(str(number)) for number in range(3)]
+    channels = [FakeChannel(str(number)) for number in range(3)]
     for channel in channels:
         bench.pull(channel=channel)
     bench.pulls.release_all(NOW_MS)

@@ -19,7 +19,7 @@ from escrowmq.store.config_files import GroupConfig
 from escrowmq.testing.disks import MemoryDisk
 from tests.interop.remoting import Answer
 from tests.support.broker_requests import (
-    FakeLine,
+    FakeChannel,
     a_send,
     ask,
     bodies,
@@ -45,7 +45,7 @@ class Bench:
             store_host=HOST,
             when_flushed=(lambda _, tell: self.waiting.append(tell)) if sync else None,
         )
-        self.channel = FakeLine()
+        self.channel = FakeChannel()
         self.topic("T")
 
     def topic(self, name: str, **changes: Any) -> None:
@@ -191,7 +191,7 @@ def test_a_one_way_send_is_stored_without_a_response(bench: Bench) -> None:
 
 
 def test_nothing_is_stored_or_responded_to_before_the_turn_ends(bench: Bench) -> None:
-    channels = [FakeLine(str(number)) for number in range(3)]
+    channels = [FakeChannel(str(number)) for number in range(3)]
     for number, channel in enumerate(channels):
         bench.broker.handle(channel, a_send(body=b"%d" % number), NOW_MS)
     assert list(bench.store.records()) == []
@@ -214,7 +214,7 @@ def test_nothing_is_stored_or_responded_to_before_the_turn_ends(bench: Bench) ->
     ids=["a zero byte", "a harmless batch"],
 )
 def test_a_refused_message_does_not_affect_others_of_its_turn(bench: Bench, bad: Any) -> None:
-    other = FakeLine("other")
+    other = FakeChannel("other")
     bench.broker.handle(bench.channel, a_send(body=b"before"), NOW_MS)
     bench.broker.handle(other, bad, NOW_MS)
     bench.broker.handle(bench.channel, a_send(body=b"after"), NOW_MS)

@@ -20,7 +20,7 @@ from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import ConsumerSendMessageBack, SendMessage
 from escrowmq.store.config_files import GroupConfig, groups_file, topics_file
 from escrowmq.testing.disks import MemoryDisk
-from tests.support.broker_requests import VERSION, FakeLine, ask
+from tests.support.broker_requests import VERSION, FakeChannel, ask
 from tests.support.stores import HOST, NOW_MS, open_store, properties, sample
 
 MINUTE_MS = 60_000
@@ -34,7 +34,7 @@ class Bench:
         self.groups = SubscriptionGroups(groups_file(disk), auto_create=True)
         self.locks = QueueLocks()
         self.made: list[NewRecord] = []
-        self.channel = FakeLine()
+        self.channel = FakeChannel()
         self.turn = Turn(
             self.store, messages_arrived=lambda new: self.made.extend(iter_records(new))
         )

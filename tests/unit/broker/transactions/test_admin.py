@@ -24,7 +24,7 @@ from escrowmq.remoting.headers import (
 )
 from escrowmq.testing.disks import MemoryDisk
 from tests.interop.remoting import COMMIT, ROLLBACK, UNKNOWN, Answer
-from tests.support.broker_requests import FakeLine, a_send, ask, bodies, stored
+from tests.support.broker_requests import FakeChannel, a_send, ask, bodies, stored
 from tests.support.stores import HOST, NOW_MS, open_store
 
 SETTINGS = StoreConfig(
@@ -47,7 +47,7 @@ class Bench:
             UniqueKeyGenerator(address="127.0.0.1", process_id=1, salt=2),
             store_host=HOST,
         )
-        self.channel = FakeLine()
+        self.channel = FakeChannel()
         self.now_ms = now_ms
 
     def ask(self, code: int, fields: Header) -> Answer:
@@ -403,10 +403,10 @@ def test_a_resumed_transaction_is_checked_again() -> None:
     bench.strand()
     assert bench.history("A")["transaction"]["state"] == "stranded"
     assert "nextDue" not in bench.history("A")["transaction"]
-    asked = len(bench.channel.posted)
+    asked = len(bench.channel.oneway_requests)
     assert bench.resume("A").code == 0
     bench.advance(200)
-    assert len(bench.channel.posted) == asked + 1
+    assert len(bench.channel.oneway_requests) == asked + 1
     history = bench.history("A")
     assert history["transaction"]["state"] == "open"
     assert [step["what"] for step in history["steps"]] == [

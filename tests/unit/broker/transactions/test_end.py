@@ -10,7 +10,7 @@ import pytest
 
 from escrowmq.errors import FlushTimeout
 from escrowmq.message import names
-from tests.support.broker_requests import FakeLine, a_pull, bodies
+from tests.support.broker_requests import FakeChannel, a_pull, bodies
 from tests.support.escrows import (
     COMMIT,
     ESCROW,
@@ -67,7 +67,7 @@ def test_an_end_without_disk_space_changes_nothing() -> None:
 
 
 def test_the_second_of_two_ends_in_one_turn_counts_if_the_first_had_no_disk_space() -> None:
-    bench, other = EscrowBench(), FakeLine("other")
+    bench, other = EscrowBench(), FakeChannel("other")
     position = bench.park("k")
     bench.store.has_disk_space = False
     bench.broker.handle(bench.channel, an_end(position, ROLLBACK), bench.now_ms)
@@ -81,7 +81,7 @@ def test_the_second_of_two_ends_in_one_turn_counts_if_the_first_had_no_disk_spac
 
 @pytest.mark.parametrize(("first", "second"), [(COMMIT, ROLLBACK), (ROLLBACK, COMMIT)])
 def test_the_first_of_two_ends_in_one_turn_counts(first: int, second: int) -> None:
-    bench, other = EscrowBench(sync=True), FakeLine("other")
+    bench, other = EscrowBench(sync=True), FakeChannel("other")
     position = bench.park("k")
     bench.broker.handle(bench.channel, an_end(position, first), bench.now_ms)
     bench.turn(an_end(position, second), channel=other)
@@ -141,7 +141,7 @@ def test_a_half_in_the_backlog_is_checked_after_the_clock_was_set_back() -> None
     bench.disconnect(bench.channel)
     bench.tick(IMMUNITY_MS)
     bench.now_ms -= 5_000
-    back = FakeLine("back")
+    back = FakeChannel("back")
     bench.heartbeat(back, "p")
     for _ in range(3):
         bench.tick(5_000)
@@ -153,7 +153,7 @@ def test_a_half_in_the_backlog_is_checked_after_its_end_had_no_disk_space() -> N
     position = bench.park("k")
     bench.disconnect(bench.channel)
     bench.tick(IMMUNITY_MS)
-    back = FakeLine("back")
+    back = FakeChannel("back")
     bench.store.has_disk_space = False
     bench.broker.handle(back, an_end(position, COMMIT), bench.now_ms)
     bench.heartbeat(back, "p")
@@ -164,7 +164,7 @@ def test_a_half_in_the_backlog_is_checked_after_its_end_had_no_disk_space() -> N
 
 
 def test_a_check_that_was_not_sent_does_not_count() -> None:
-    class Stuffed(FakeLine):
+    class Stuffed(FakeChannel):
         def send_oneway(self, *_: object) -> bool:
             return False
 
@@ -181,7 +181,7 @@ def test_a_check_that_was_not_sent_does_not_count() -> None:
 
 
 def test_a_producer_that_hangs_is_not_the_only_one_that_is_checked() -> None:
-    bench, hanging, other = EscrowBench(), FakeLine("hanging"), FakeLine("other")
+    bench, hanging, other = EscrowBench(), FakeChannel("hanging"), FakeChannel("other")
     bench.heartbeat(hanging, "p")
     bench.heartbeat(other, "p")
     bench.park("k", channel=hanging)
@@ -193,7 +193,7 @@ def test_a_producer_that_hangs_is_not_the_only_one_that_is_checked() -> None:
 
 
 def test_the_channel_that_answered_last_is_checked_first() -> None:
-    bench, hanging, other = EscrowBench(), FakeLine("hanging"), FakeLine("other")
+    bench, hanging, other = EscrowBench(), FakeChannel("hanging"), FakeChannel("other")
     bench.heartbeat(hanging, "p")
     bench.heartbeat(other, "p")
     position = bench.park("k", channel=hanging)
@@ -204,7 +204,7 @@ def test_the_channel_that_answered_last_is_checked_first() -> None:
 
 
 def test_a_closed_channel_with_unanswered_checks_is_released() -> None:
-    bench, checked_channel = EscrowBench(), FakeLine("asked")
+    bench, checked_channel = EscrowBench(), FakeChannel("asked")
     bench.park("k")
     bench.disconnect(bench.channel)
     bench.heartbeat(checked_channel, "p")
@@ -230,7 +230,7 @@ def test_a_half_that_is_scheduled_twice_is_stranded_once() -> None:
 
 
 def test_a_held_pull_gets_a_message_when_it_is_committed_and_not_before() -> None:
-    bench, reader = EscrowBench(), FakeLine("reader")
+    bench, reader = EscrowBench(), FakeChannel("reader")
     bench.turn(a_pull(suspend_timeout_millis=600_000), channel=reader)
     first, second = bench.park("a"), bench.park("b")
     bench.end(first, ROLLBACK)

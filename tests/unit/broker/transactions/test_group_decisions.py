@@ -9,7 +9,7 @@ import pytest
 from escrowmq.config import StoreConfig
 from escrowmq.escrow.writers import decode_decision
 from escrowmq.message import names
-from tests.support.broker_requests import FakeLine, bodies, stored
+from tests.support.broker_requests import FakeChannel, bodies, stored
 from tests.support.escrows import (
     COMMIT,
     ROLLBACK,
@@ -92,7 +92,7 @@ def test_a_half_named_twice_is_delivered_once() -> None:
 def test_a_group_decision_repeated_in_its_own_turn_is_no_conflict() -> None:
     bench = EscrowBench()
     positions: list[tuple[int, int]] = [bench.park("a"), bench.park("b")]
-    other = FakeLine("other")
+    other = FakeChannel("other")
     bench.broker.handle(bench.channel, an_end_of_many(positions, COMMIT), bench.now_ms)
     bench.broker.handle(other, an_end_of_many(positions, COMMIT), bench.now_ms)
     bench.broker.handle(other, an_end_of_many(positions, ROLLBACK), bench.now_ms)
@@ -247,7 +247,7 @@ def test_an_older_fence_decides_nothing() -> None:
 
 
 def test_two_registrations_in_one_turn_get_two_fences() -> None:
-    bench, other = EscrowBench(), FakeLine("other")
+    bench, other = EscrowBench(), FakeChannel("other")
     bench.broker.handle(bench.channel, a_registration(), bench.now_ms)
     bench.broker.handle(other, a_registration(), bench.now_ms)
     bench.turn()
@@ -256,7 +256,7 @@ def test_two_registrations_in_one_turn_get_two_fences() -> None:
 
 
 def test_two_registrations_before_one_flush_get_two_fences() -> None:
-    bench, other = EscrowBench(sync=True), FakeLine("other")
+    bench, other = EscrowBench(sync=True), FakeChannel("other")
     bench.turn(a_registration())
     bench.turn(a_registration(), channel=other)
     bench.flush()
@@ -265,7 +265,7 @@ def test_two_registrations_before_one_flush_get_two_fences() -> None:
 
 
 def test_a_query_is_not_answered_with_a_decision_that_is_not_durable() -> None:
-    bench, other = EscrowBench(sync=True), FakeLine("other")
+    bench, other = EscrowBench(sync=True), FakeChannel("other")
     bench.turn(a_half("not durable yet"))
     bench.turn(a_writer_query(), channel=other)  # waits for that flush
     flush = bench.store.begin_flush()
@@ -299,7 +299,7 @@ def test_a_registration_without_disk_space_raises_no_fence() -> None:
 
 
 def test_an_end_and_a_batch_decision_in_one_turn_do_not_both_win() -> None:
-    bench, other = EscrowBench(), FakeLine("other")
+    bench, other = EscrowBench(), FakeChannel("other")
     fence = bench.register().fence
     position = bench.park("a0", **attempt(fence=fence))
     bench.broker.handle(bench.channel, an_end(position, ROLLBACK), bench.now_ms)
@@ -313,7 +313,7 @@ def test_an_end_and_a_batch_decision_in_one_turn_do_not_both_win() -> None:
 
 
 def test_a_batch_decision_and_an_end_in_one_turn_do_not_both_win() -> None:
-    bench, other = EscrowBench(), FakeLine("other")
+    bench, other = EscrowBench(), FakeChannel("other")
     fence = bench.register().fence
     position = bench.park("a0", **attempt(fence=fence))
     bench.broker.handle(other, a_batch_decision(0, fence, [("a", 1)]), bench.now_ms)
@@ -332,7 +332,7 @@ def test_a_late_half_of_a_decided_batch_is_rolled_back_without_a_check() -> None
     late = bench.park("late", **attempt(batch=3, fence=fence))
     early = bench.park("early", **attempt(batch=4, fence=fence))
     bench.tick(bench.config.immunity_ms)
-    assert bench.channel.posted == []
+    assert bench.channel.oneway_requests == []
     assert [bench.state(late), bench.state(early)] == ["rolled_back", "open"]
 
 

@@ -22,7 +22,7 @@ from escrowmq.message.record import NewRecord, decode_record
 from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import SettleTransaction
 from escrowmq.store.store import MessageStore
-from tests.support.broker_requests import FakeLine, a_send, ask, bodies, stored
+from tests.support.broker_requests import FakeChannel, a_send, ask, bodies, stored
 from tests.support.escrows import (
     COMMIT,
     ESCROW,
@@ -196,7 +196,7 @@ def test_w07_the_producers_clock_decides_nothing(bench: EscrowBench, off_ms: int
 def test_w08_a_repeated_send_is_the_same_half(bench: EscrowBench) -> None:
     # It is recognised by unique key and group, and the lost response is sent again.
     first = bench.park("k")
-    retry = bench.park("k", channel=FakeLine("another channel"))
+    retry = bench.park("k", channel=FakeChannel("another channel"))
     assert retry == first
     assert bench.end(retry, COMMIT).code == 0
     assert bench.park("k") == first
@@ -208,7 +208,7 @@ def test_w08_a_repeated_send_is_the_same_half(bench: EscrowBench) -> None:
 
 def test_w08_a_send_that_is_repeated_in_its_own_turn_is_the_same_half(bench: EscrowBench) -> None:
     # Two channels, one turn: the first is not in the log yet.
-    other = FakeLine("other")
+    other = FakeChannel("other")
     bench.broker.handle(bench.channel, a_half("k"), bench.now_ms)
     bench.turn(a_half("k"), channel=other)
     assert position_of(bench.channel.answer()) == position_of(other.answer()) == (0, 0)
@@ -216,7 +216,7 @@ def test_w08_a_send_that_is_repeated_in_its_own_turn_is_the_same_half(bench: Esc
 
 def test_w08_a_send_of_another_group_with_the_same_key_is_another_half(bench: EscrowBench) -> None:
     # Keys are unique within a group; another group with the same key has its own half.
-    other = FakeLine("other")
+    other = FakeChannel("other")
     bench.broker.handle(bench.channel, a_half("k"), bench.now_ms)
     bench.turn(a_half("k", group="q"), channel=other)
     mine, theirs = position_of(bench.channel.answer()), position_of(other.answer())
@@ -297,7 +297,7 @@ def test_w13_a_group_that_was_away_is_checked_when_it_is_back(bench: EscrowBench
     bench.disconnect(bench.channel)
     for _ in range(10 * CHECKS_MAX):
         bench.tick(INTERVAL_MS)
-    back = FakeLine("back")
+    back = FakeChannel("back")
     bench.heartbeat(back, "p")
     bench.tick()
     assert [key for key, _ in sent_checks(back)] == ["k"]
@@ -510,7 +510,7 @@ def test_w25_one_group_does_not_delay_another(bench: EscrowBench) -> None:
     # A group with many due checks leaves capacity for the others.
     for number in range(UNANSWERED_CHECKS_MAX + 100):
         bench.park(f"many {number}")
-    other = FakeLine("other")
+    other = FakeChannel("other")
     bench.park("one", group="q", channel=other)
     bench.tick(IMMUNITY_MS)
     assert len(sent_checks(bench.channel)) == UNANSWERED_CHECKS_MAX
@@ -569,7 +569,7 @@ def test_w29_an_operator_can_decide(
 
 def test_w30_the_channel_that_sent_it_is_checked_first(bench: EscrowBench) -> None:
     # Other channels of the group follow when it is closed.
-    others = [FakeLine(f"other {number}") for number in range(3)]
+    others = [FakeChannel(f"other {number}") for number in range(3)]
     for channel in (*others, bench.channel):
         bench.heartbeat(channel, "p")
     for number in range(8):
@@ -625,7 +625,7 @@ def test_w33_the_count_of_open_transactions_is_right(bench: EscrowBench) -> None
 def test_a_check_shows_the_message_as_it_was_sent(bench: EscrowBench) -> None:
     position: HalfPosition = bench.park("k", queue_id=1, TAGS="red")
     bench.tick(IMMUNITY_MS)
-    [(code, _, body)] = bench.channel.posted
+    [(code, _, body)] = bench.channel.oneway_requests
     record = decode_record(body, 0, position.log_offset)  # type: ignore[arg-type]
     assert code == RequestCode.CHECK_TRANSACTION_STATE
     assert (record.topic, record.queue_id, record.queue_offset) == ("T", 1, position.queue_offset)

@@ -1,4 +1,4 @@
-"""Every door asks: name server and metrics too. Rules are read again; no door is open."""
+"""Access control of name server and metrics, reloads, and the refusal of open addresses."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ from tests.support.acl_broker import (
     SECRETS,
     USER,
     WRITER,
-    eventually,
-    guarded,
-    refused,
+    assert_refused,
+    broker_with_acl,
     send_fields,
 )
 from tests.support.brokers import WAIT_S, NotStarted, Served
 from tests.support.signing import SignedClient
+from tests.support.waiting import wait_until
 
 # --- name server and metrics ---------------------------------------------------------------------
 
 
-def test_the_name_server_asks_too(served: Served) -> None:
+def test_the_name_server_checks_access_too(served: Served) -> None:
     with SignedClient(served.namesrv_address) as stranger:
-        refused(stranger.request(105, {"topic": "orders"}))
-        refused(stranger.request(106))
+        assert_refused(stranger.request(105, {"topic": "orders"}))
+        assert_refused(stranger.request(106))
     identity = {"brokerName": "evil", "brokerAddr": "10.9.9.9:1", "clusterName": "DefaultCluster"}
     registration = {**identity, "haServerAddr": "", "brokerId": 0, "compressed": False}
     for keys in (("", ""), WRITER, READER, USER):
         with SignedClient(served.namesrv_address, *keys) as client:
-            refused(client.request(103, registration, b"{}"))
-            refused(client.request(104, {**identity, "brokerName": "broker-a", "brokerId": 0}))
-            refused(client.request(216, {"topic": "orders"}))
-            refused(client.request(100, {"namespace": "n", "key": "k", "value": "v"}))
+            assert_refused(client.request(103, registration, b"{}"))
+            assert_refused(
+                client.request(104, {**identity, "brokerName": "broker-a", "brokerId": 0})
+            )
+            assert_refused(client.request(216, {"topic": "orders"}))
+            assert_refused(client.request(100, {"namespace": "n", "key": "k", "value": "v"}))
     with SignedClient(served.namesrv_address, *READER) as client:
         route = client.route("orders")
         assert route is not None
@@ -48,8 +50,8 @@ def get(served: Served, path: str, keys: tuple[str, str] | None = None) -> int:
     port = int(served.conf.read_text().partition("metricsPromExporterPort=")[2].split()[0])
     headers = {}
     if keys is not None:
-        told = base64.b64encode(":".join(keys).encode()).decode()
-        headers["Authorization"] = f"Basic {told}"
+        credentials = base64.b64encode(":".join(keys).encode()).decode()
+        headers["Authorization"] = f"Basic {credentials}"
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
     try:
         connection.request("GET", path, headers=headers)
@@ -70,37 +72,40 @@ def test_metrics_are_for_administrators(served: Served) -> None:
     assert get(served, "/health/ready") == 200
 
 
-# --- the file changes ----------------------------------------------------------------------------
+# --- reload --------------------------------------------------------------------------------------
 
 
-def test_rules_are_read_again_and_broken_ones_are_not_used(tmp_path: Path) -> None:
-    with guarded(tmp_path) as server:
+def test_rules_are_reloaded_and_an_invalid_file_is_ignored(tmp_path: Path) -> None:
+    with broker_with_acl(tmp_path) as server:
         rules = tmp_path / "acl.yml"
         with SignedClient(server.address, *ADMIN) as admin:
             admin.create_topic("orders", queues=1)
         with SignedClient(server.address, *WRITER) as writer:
 
-            def may() -> bool:
+            def can_send() -> bool:
                 return writer.request(310, send_fields("orders"), b"x").code == 0
 
-            assert may()
+            assert can_send()
             rules.write_text(RULES.replace("[orders=PUB]", "[orders=SUB]"))
-            eventually(lambda: not may())
+            wait_until(lambda: not can_send(), "the permission is withdrawn")
             rules.write_text(RULES)
-            eventually(may)
+            wait_until(can_send, "the permission is granted again")
             rules.write_text(RULES + f"\n  {SECRETS[0]}: [")
-            eventually(lambda: "cannot be used" in server.errors)
-            assert may()
+            wait_until(lambda: "cannot be used" in server.errors, "the invalid file is reported")
+            assert can_send()
             rules.unlink()
-            eventually(lambda: server.errors.count("cannot be used") == 2)
-            assert may()
+            wait_until(
+                lambda: server.errors.count("cannot be used") == 2, "the missing file is reported"
+            )
+            assert can_send()
             rules.write_text(RULES.replace(WRITER[1], "changed-secret-9"))
-            eventually(lambda: not may())  # on the same connection
+            # The connection stays open, but its signature is not valid any more.
+            wait_until(lambda: not can_send(), "the changed secret is used")
         for secret in SECRETS:
             assert secret not in server.errors
 
 
-# --- open doors ----------------------------------------------------------------------------------
+# --- public addresses ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -115,7 +120,7 @@ def test_rules_are_read_again_and_broken_ones_are_not_used(tmp_path: Path) -> No
         ),
     ],
 )
-def test_no_door_is_open_without_a_lock(
+def test_without_access_control_a_public_address_is_refused(
     tmp_path: Path, role: str, conf: dict[str, object], named: str
 ) -> None:
     server = Served(tmp_path, role=role, conf=conf)
@@ -127,18 +132,20 @@ def test_no_door_is_open_without_a_lock(
     assert not server.data.exists()
 
 
-def test_whoever_means_it_says_so(tmp_path: Path) -> None:
+def test_a_public_address_needs_insecure_or_access_control(tmp_path: Path) -> None:
     server = Served(tmp_path, conf={"bindAddress": "0.0.0.0", "brokerIP1": "127.0.0.1"})
     server.arguments.append("--insecure")
     with server, server.client() as client:
         client.create_topic("orders")
-    wide = guarded(tmp_path / "locked", {"bindAddress": "0.0.0.0", "brokerIP1": "127.0.0.1"})
+    wide = broker_with_acl(
+        tmp_path / "locked", {"bindAddress": "0.0.0.0", "brokerIP1": "127.0.0.1"}
+    )
     with wide, SignedClient(wide.address, *ADMIN) as client:
         client.create_topic("orders")
 
 
-def test_accounts_that_cannot_be_read_stop_the_start(tmp_path: Path) -> None:
-    server = guarded(tmp_path)
+def test_a_broker_does_not_start_with_an_invalid_acl_file(tmp_path: Path) -> None:
+    server = broker_with_acl(tmp_path)
     (tmp_path / "acl.yml").write_text(
         f"accounts: [{{accessKey: abcdefgh, secretKy: {SECRETS[0]}}}]"
     )
