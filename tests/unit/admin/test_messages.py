@@ -16,7 +16,7 @@ from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import PullMessageResponse
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_response
-from tests.unit.admin.fake_broker import FakeBroker, json_response
+from tests.support.fake_broker import FakeBroker, json_response
 
 HOST = encode_host("127.0.0.1", 10911)
 

@@ -13,7 +13,7 @@ from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import OffsetResponse
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_response
-from tests.unit.admin.fake_broker import FakeBroker, json_response, queue
+from tests.support.fake_broker import FakeBroker, json_response, queue
 
 TIME_MS = 1_700_000_000_000
 

@@ -20,7 +20,7 @@ from escrowmq.remoting.bodies_admin import ClientEntry, ConsumeOffset, ConsumerC
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_response
-from tests.unit.admin.fake_broker import FakeBroker, json_response, queue
+from tests.support.fake_broker import FakeBroker, json_response, queue
 
 
 def test_topics_that_do_not_exist_are_left_out() -> None:

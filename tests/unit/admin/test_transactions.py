@@ -22,7 +22,7 @@ from escrowmq.remoting.headers import (
 )
 from escrowmq.remoting.requests import Request
 from escrowmq.remoting.responses import encode_response
-from tests.unit.admin.fake_broker import FakeBroker
+from tests.support.fake_broker import FakeBroker
 
 
 def entry(transaction_id: str, state: str = "open") -> TransactionEntry:
