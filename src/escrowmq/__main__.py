@@ -1,4 +1,4 @@
-"""`python -m escrowmq` is `escrowmq`."""
+"""Run the command line: `python -m escrowmq` is the same as `escrowmq`."""
 
 from __future__ import annotations
 

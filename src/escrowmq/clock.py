@@ -1,8 +1,8 @@
-"""Time, handed in as a value.
+"""Time as a value that is handed in. Only this module reads the clock of the system.
 
-Two clocks, because they answer two questions. `now_ms` is wall time: it goes on the wire and
-on disk, and it may jump. `elapsed_s` only measures how long something took. No other module
-reads `time` or `datetime`; tests/test_tidy.py holds us to that.
+There are two kinds of time, for two questions. `now_ms` is wall time in milliseconds since 1970: it
+goes over the network and on disk, and it may jump. `elapsed_s` only measures how long something
+took. A test checks that no other module imports `time` or `datetime`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,22 @@ import datetime
 import time
 from typing import Final, Protocol
 
-Timestamp = datetime.datetime  # always with a time zone
+# A time for users, always with a time zone. Modules that must not read the clock import it here.
+Timestamp = datetime.datetime
 UTC: Final = datetime.UTC
 
 
 class Clock(Protocol):
-    def now_ms(self) -> int: ...
-    def elapsed_s(self) -> float: ...
+    def now_ms(self) -> int:
+        """Return the wall time in milliseconds since 1970."""
+
+    def elapsed_s(self) -> float:
+        """Return a time in seconds that never jumps. Only differences have a meaning."""
 
 
 class SystemClock:
+    """The clock of the operating system."""
+
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
@@ -29,11 +35,12 @@ class SystemClock:
 
 
 class SteadyClock:
-    """Wall time without its jumps: whoever measures a time that must pass reads it here.
+    """Wall time without jumps, for timeouts and delays.
 
-    It runs as `elapsed_s` does. If wall time is set forwards or back, it follows by a tenth of the
-    time that passes, so after five minutes it has made up for half a minute, and it never
-    runs backwards. It does not begin before `not_before_ms`: what was noted as past stays past.
+    It runs like `elapsed_s`. If the wall clock is set forwards or back, it follows by a tenth of
+    the time that passes: after five minutes it has caught up by half a minute. It never runs
+    backwards. It starts at `not_before_ms` at the earliest, so that times which were recorded as
+    past before a restart stay past.
     """
 
     CATCH_UP_RATE: Final = 0.1
@@ -48,8 +55,8 @@ class SteadyClock:
         passed_ms = (read_s - self._read_s) * 1000
         self._read_s = read_s
         gap_ms = self._clock.now_ms() - (self._now_ms + passed_ms)
-        follows_ms = passed_ms * self.CATCH_UP_RATE
-        self._now_ms += passed_ms + min(max(gap_ms, -follows_ms), follows_ms)
+        limit_ms = passed_ms * self.CATCH_UP_RATE
+        self._now_ms += passed_ms + min(max(gap_ms, -limit_ms), limit_ms)
         return int(self._now_ms)
 
     def elapsed_s(self) -> float:
@@ -57,7 +64,7 @@ class SteadyClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to."""
+    """A clock for tests, which moves only by `advance` and `step_wall_clock`."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = now_ms
@@ -70,22 +77,25 @@ class ManualClock:
         return self._elapsed_s
 
     def advance(self, *, ms: int) -> None:
+        """Let time pass: wall time and elapsed time."""
         self._now_ms += ms
         self._elapsed_s += ms / 1000
 
     def step_wall_clock(self, *, ms: int) -> None:
-        """Jump wall time alone, as an operator's `date` or NTP would."""
+        """Change wall time alone, as `date` or NTP would."""
         self._now_ms += ms
 
 
 def epoch_ms(timestamp: Timestamp) -> int:
+    """Return a time as milliseconds since 1970."""
     return round(timestamp.timestamp() * 1000)
 
 
 def local_day(timestamp_ms: int) -> int:
-    """The days of this place's calendar, numbered."""
+    """Return the number of the day in the local calendar. It changes at local midnight."""
     return Timestamp.fromtimestamp(timestamp_ms / 1000).astimezone().toordinal()
 
 
 def local_hour(timestamp_ms: int) -> int:
+    """Return the hour of the day in local time, 0 to 23."""
     return Timestamp.fromtimestamp(timestamp_ms / 1000).astimezone().hour

@@ -1,7 +1,7 @@
-"""Metrics as Prometheus reads them: text format 0.0.4. Opens nothing, reads no clock.
+"""Metrics in the text format of Prometheus, version 0.0.4. No I/O, no clock.
 
-Parts keep plain numbers and Distributions, which cost next to nothing to move. A collector turns
-them into families when somebody asks:
+The parts of a server count in plain numbers and `Distribution`s, which cost almost nothing to
+update. A collector turns them into metric families when the metrics are read:
 
     def collect() -> Iterator[Family]:
         yield Gauge("escrowmq_waiting_pulls", "Pulls that wait for a message.", [({}, waiting)])
@@ -33,27 +33,29 @@ _LABEL: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
 
 
 class Distribution:
-    """How often values up to each bound were seen. A part of the broker keeps one and moves it."""
+    """Counts observed values by bounds, as a histogram needs them."""
 
     __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds  # rising; what is above the last has a place of its own
-        self.counts = [0] * (len(bounds) + 1)
+        self.bounds = bounds  # ascending
+        self.counts = [0] * (len(bounds) + 1)  # the last one counts values above all bounds
         self.sum: float = 0
 
     def observe(self, value: float, times: int = 1) -> None:
+        """Count a value that was observed, `times` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
     @property
     def count(self) -> int:
+        """The number of observed values."""
         return sum(self.counts)
 
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """A name, what it means, and a value for each set of labels."""
+    """A value that may rise and fall, for each set of labels."""
 
     name: str
     help: str
@@ -67,7 +69,7 @@ class Gauge:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """As a Gauge, but it only rises, or begins anew."""
+    """A value that only rises, and starts at zero again after a restart."""
 
     name: str
     help: str
@@ -81,6 +83,8 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
+    """A Distribution for each set of labels."""
+
     name: str
     help: str
     samples: Iterable[tuple[Labels, Distribution]]
@@ -88,15 +92,16 @@ class Histogram:
 
     def lines(self, common_labels: str) -> Iterator[str]:
         name = self.name
-        for labels, seen in self.samples:
-            lead = _format_labels(common_labels, labels)
-            comma = "," if lead else ""
+        for labels, distribution in self.samples:
+            label_text = _format_labels(common_labels, labels)
+            comma = "," if label_text else ""
             total = 0
-            for bound, count in zip((*seen.bounds, math.inf), tuple(seen.counts), strict=True):
+            bounds = (*distribution.bounds, math.inf)
+            for bound, count in zip(bounds, tuple(distribution.counts), strict=True):
                 total += count
-                yield f'{name}_bucket{{{lead}{comma}le="{_format_number(bound)}"}} {total}\n'
-            braced = f"{{{lead}}}" if lead else ""
-            yield f"{name}_sum{braced} {_format_number(seen.sum)}\n"
+                yield f'{name}_bucket{{{label_text}{comma}le="{_format_number(bound)}"}} {total}\n'
+            braced = f"{{{label_text}}}" if label_text else ""
+            yield f"{name}_sum{braced} {_format_number(distribution.sum)}\n"
             yield f"{name}_count{braced} {total}\n"
 
 
@@ -105,7 +110,7 @@ Collector = Callable[[], Iterable[Family]]
 
 
 class Registry:
-    """Everything that can be asked for. `labels` are on every sample."""
+    """All collectors of a process. `labels` are added to every sample."""
 
     def __init__(self, labels: Labels | None = None) -> None:
         self._common_labels = _format_labels("", labels or {})
@@ -115,26 +120,28 @@ class Registry:
         self._collectors.append(collector)
 
     def lines(self) -> Iterator[str]:
-        """The whole text, a line at a time: who writes it may do something else in between.
+        """Yield the text line by line, so that the caller can do other work in between.
 
-        Families of one name, from whichever collectors, stand together under one heading.
+        Families with the same name are joined under one heading, also those of several collectors.
+        Raises ValueError if a name is invalid or has two kinds.
         """
         families: dict[str, list[Family]] = {}
         for collector in self._collectors:
             for family in collector():
                 families.setdefault(family.name, []).append(family)
-        for name, alike in families.items():
+        for name, same_name in families.items():
             _check_name(_NAME, name)
-            first = alike[0]
-            if any(family.kind != first.kind for family in alike):
-                raise ValueError(f"{name} is of two kinds")
+            first = same_name[0]
+            if any(family.kind != first.kind for family in same_name):
+                raise ValueError(f"metric {name} has two kinds")
             yield f"# HELP {name} {_escape_help(first.help)}\n"
             yield f"# TYPE {name} {first.kind}\n"
-            for family in alike:
+            for family in same_name:
                 yield from family.lines(self._common_labels)
 
 
 def _format_labels(common_labels: str, labels: Labels) -> str:
+    """Return the labels without braces; `common_labels` are formatted already."""
     own = ",".join(f'{_check_label(name)}="{_escape(text)}"' for name, text in labels.items())
     return f"{common_labels},{own}" if common_labels and own else common_labels or own
 
@@ -170,4 +177,4 @@ def _check_label(name: str) -> str:
 
 def _check_name(pattern: re.Pattern[str], name: str) -> None:
     if pattern.fullmatch(name) is None:
-        raise ValueError(f"{name!r} names no metric and no label")
+        raise ValueError(f"{name!r} is not a valid name of a metric or label")

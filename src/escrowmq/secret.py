@@ -6,7 +6,7 @@ import hmac
 
 
 class Secret:
-    """`reveal` gives the text; everything else hides it."""
+    """A password or key. Only `reveal` returns the text; `str` and `repr` hide it."""
 
     __slots__ = ("_text",)
 
@@ -25,6 +25,7 @@ class Secret:
         return bool(self._text)
 
     def __eq__(self, other: object) -> bool:
+        # The time of the comparison does not depend on where the texts differ.
         return isinstance(other, Secret) and hmac.compare_digest(
             self._text.encode(), other._text.encode()
         )

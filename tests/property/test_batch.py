@@ -44,9 +44,7 @@ def test_round_trip(batch: list[BatchItem]) -> None:
 
 
 @given(items, items)
-def test_batches_can_be_put_one_behind_the_other(
-    one: list[BatchItem], two: list[BatchItem]
-) -> None:
+def test_batches_can_be_concatenated(one: list[BatchItem], two: list[BatchItem]) -> None:
     assert decode_batch(encode_batch(one) + encode_batch(two)) == one + two
 
 
@@ -81,7 +79,7 @@ def test_a_bulk_batch_is_the_same_in_columns(batch: list[BatchItem]) -> None:
 
 
 @given(bulk_items, items.filter(bool), st.data())
-def test_what_is_no_bulk_batch_is_not_taken_for_one(
+def test_another_batch_is_not_taken_for_a_bulk_batch(
     bulk: list[BatchItem], others: list[BatchItem], data: st.DataObject
 ) -> None:
     mixed = data.draw(st.permutations(bulk + others))
@@ -89,7 +87,7 @@ def test_what_is_no_bulk_batch_is_not_taken_for_one(
 
 
 @given(bulk_items, st.data())
-def test_a_damaged_bulk_batch_is_read_as_others_are_or_not_at_all(
+def test_a_damaged_bulk_batch_is_decoded_like_others_or_not_at_all(
     batch: list[BatchItem], data: st.DataObject
 ) -> None:
     damaged = bytearray(encode_batch(batch))

@@ -26,7 +26,7 @@ def test_rocketmq_round_trip(command: Command) -> None:
 
 
 @given(commands())
-def test_what_we_write_is_json_with_strings_only(command: Command) -> None:
+def test_encoded_json_has_strings_only(command: Command) -> None:
     written = json.loads(encode_command(command, JSON))
     assert written.get("extFields", {}) == command.ext_fields
     assert written["opaque"] == command.opaque

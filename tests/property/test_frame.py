@@ -22,7 +22,7 @@ def drain(reader: FrameDecoder[Frame]) -> list[Plain]:
 
 
 @given(st.lists(frames, max_size=5), st.data())
-def test_cuts_do_not_matter(sent: list[Plain], data: st.DataObject) -> None:
+def test_chunk_boundaries_do_not_matter(sent: list[Plain], data: st.DataObject) -> None:
     stream = b"".join(encode_frame(*frame) for frame in sent)
     reader = FrameDecoder(Frame)
     got: list[Plain] = []
@@ -50,7 +50,7 @@ def test_byte_by_byte_gives_each_frame_with_its_last_byte(
 
 
 @given(st.binary(max_size=200), st.data())
-def test_garbage_is_the_peers_fault_wherever_it_is_cut(garbage: bytes, data: st.DataObject) -> None:
+def test_garbage_is_a_remote_error_wherever_it_is_cut(garbage: bytes, data: st.DataObject) -> None:
     outcomes = []
     for chunks in ([garbage], data.draw(cut(garbage))):
         reader = FrameDecoder(Frame, frame_length_max=64)

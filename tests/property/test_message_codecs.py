@@ -60,9 +60,7 @@ def test_finding_one_agrees_with_decoding_all(
 @given(RAW_PROPERTIES, st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY"]))
 @example(b"TAGS\x01a\x02TAGS\x01b\x02", "TAGS")
 @example(b"TAGS\x01\x02TAGS\x01b\x02", "TAGS")
-def test_finding_one_agrees_with_decoding_all_of_what_a_stranger_wrote(
-    encoded: bytes, name: str
-) -> None:
+def test_finding_one_agrees_with_decoding_all_of_any_bytes(encoded: bytes, name: str) -> None:
     found = find_property(encoded, name.encode())
     expected = decode_properties(encoded).get(name)
     assert (None if found is None else found.decode("utf-8", "replace")) == expected
@@ -76,7 +74,7 @@ def test_any_bytes_are_read_as_properties(garbage: bytes) -> None:
 
 
 @given(PROPERTIES, st.sampled_from(["T", "SCHEDULE_TOPIC_XXXX"]), st.integers(0, 1 << 42))
-def test_facts_agree_with_the_decoded_properties(
+def test_tags_and_keys_agree_with_the_decoded_properties(
     properties: dict[str, str], topic: str, stored_ms: int
 ) -> None:
     check_facts(topic, encode_properties(properties), stored_ms)
@@ -86,7 +84,7 @@ def test_facts_agree_with_the_decoded_properties(
 @example(b"TAGS\x01a\x02TAGS\x01b\x02")
 @example(b"KEYS\x01a\x02KEYS\x01b\x02")
 @example(b"UNIQ_KEY\x01a\x02UNIQ_KEY\x01b\x02")
-def test_facts_agree_with_the_decoded_properties_of_a_stranger(encoded: bytes) -> None:
+def test_tags_and_keys_agree_with_decoded_properties_of_any_bytes(encoded: bytes) -> None:
     check_facts("T", encoded, 0)
 
 
@@ -101,7 +99,7 @@ def check_facts(topic: str, encoded: bytes, stored_ms: int) -> None:
 
 
 @given(ANY_TEXT)
-def test_the_hash_is_javas(text: str) -> None:
+def test_the_hash_is_that_of_java(text: str) -> None:
     assert java_hash(text) == naive_hash(text)
     assert unsigned_hash(text) == naive_hash(text) % (1 << 32)
 
@@ -112,7 +110,7 @@ def test_the_hash_is_javas(text: str) -> None:
 )
 @example("TopicTest", "aXA4ptp")  # hashes to the number that has no absolute value
 @example("T", "")
-def test_the_key_hash_is_the_absolute_value_of_javas(topic: str, key: str) -> None:
+def test_the_key_hash_is_the_absolute_value_of_that_of_java(topic: str, key: str) -> None:
     value = abs(naive_hash(f"{topic}#{key}"))
     assert key_hash(topic, key.encode()) == (0 if value == 1 << 31 else value)
 

@@ -87,7 +87,7 @@ def test_the_size_is_known_before_it_is_encoded(
 
 
 @given(records, HOSTS, st.booleans(), st.binary(max_size=200), st.binary(max_size=200))
-def test_what_lies_around_a_record_does_not_matter(
+def test_the_bytes_around_a_record_do_not_matter(
     record: NewRecord, store_host: bytes, sealed: bool, before: bytes, behind: bytes
 ) -> None:
     data = encode_record(record, 1, 2, 3, store_host, sealed)

@@ -15,7 +15,7 @@ from escrowmq.namesrv.registration import (
     RegistrationRequest,
     registration_request,
 )
-from escrowmq.remoting import responses as answers
+from escrowmq.remoting import responses
 from escrowmq.remoting.bodies import decode_body
 from escrowmq.remoting.codes import FLAG_ONEWAY, JSON, VERSION
 from escrowmq.remoting.command import Command, decode_command, encode_command
@@ -75,7 +75,7 @@ class Heard:
 
 
 class Desk:
-    """Requests go in as bytes and answers come out as bytes, as on a socket."""
+    """A name server that takes requests and returns responses as bytes, as on a socket."""
 
     def __init__(self, server: NameServer | None = None) -> None:
         self.server = server or NameServer()
@@ -102,7 +102,7 @@ class Desk:
             case Request():
                 return self.server.handle(event, self.line, now_ms=self.now_ms)
             case InvalidRequest(request=request, error=error):
-                return answers.encode_error(request, error)
+                return responses.encode_error(request, error)
         raise AssertionError(event)
 
     def ask(

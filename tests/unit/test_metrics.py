@@ -31,7 +31,7 @@ def test_a_gauge_and_a_counter_have_a_heading_each() -> None:
     )
 
 
-def test_labels_of_the_registry_stand_on_every_sample() -> None:
+def test_labels_of_the_registry_are_on_every_sample() -> None:
     text = text_of(
         Gauge("a", "A.", [({}, 1), ({"x": "y"}, 2)]),
         Histogram("h", "H.", [({}, Distribution((1,)))]),
@@ -106,7 +106,7 @@ def test_an_empty_histogram_has_all_its_buckets() -> None:
     ]
 
 
-def test_families_of_one_name_stand_together_under_one_heading() -> None:
+def test_families_of_one_name_are_joined_under_one_heading() -> None:
     registry = Registry()
     collectors: list[Collector] = [
         lambda: [Gauge("a", "A.", [({"p": "1"}, 1)]), Gauge("b", "B.", [({}, 0)])],
@@ -127,13 +127,13 @@ def test_one_name_for_two_kinds_is_a_mistake() -> None:
 
 @pytest.mark.parametrize("name", ["", "1a", "a-b", "a b", "é", "a\n"])
 def test_a_name_that_prometheus_would_not_read_is_a_mistake(name: str) -> None:
-    with pytest.raises(ValueError, match="names no"):
+    with pytest.raises(ValueError, match="is not a valid name"):
         text_of(Gauge(name, "A.", [({}, 1)]))
-    with pytest.raises(ValueError, match="names no"):
+    with pytest.raises(ValueError, match="is not a valid name"):
         text_of(Gauge("a", "A.", [({name: "x"}, 1)]))
 
 
-def test_collectors_are_asked_anew_each_time() -> None:
+def test_collectors_are_called_each_time() -> None:
     registry, values = Registry(), iter((1, 2))
     registry.add(lambda: [Gauge("a", "A.", [({}, next(values))])])
     assert "".join(registry.lines()).endswith("a 1\n")

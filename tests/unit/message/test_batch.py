@@ -17,7 +17,7 @@ def test_two_messages_byte_by_byte() -> None:
     assert decode_batch(bytes.fromhex(ONE + TWO)) == ITEMS
 
 
-def test_nothing_is_a_batch_of_nothing() -> None:
+def test_an_empty_body_is_an_empty_batch() -> None:
     assert encode_batch([]) == b""
     assert decode_batch(b"") == []
 
@@ -29,7 +29,7 @@ def test_the_bodies_are_views_of_the_batch() -> None:
     assert item.body.obj is body
 
 
-def test_magic_and_crc_are_not_looked_at() -> None:
+def test_magic_and_crc_are_ignored() -> None:
     assert decode_batch(bytes.fromhex(TWO.replace("00000000 00000000", "daa320a7 ffffffff", 1)))
 
 
@@ -58,7 +58,7 @@ def test_a_broken_batch_is_refused(wrong: str) -> None:
         decode_batch(bytes.fromhex(wrong))
 
 
-def test_properties_that_are_too_long_are_our_own_mistake() -> None:
+def test_properties_that_are_too_long_are_a_local_error() -> None:
     encode_batch([BatchItem(0, b"", b"p" * 32_767)])
     with pytest.raises(LocalProtocolError):
         encode_batch([BatchItem(0, b"", b"p" * 32_768)])

@@ -23,7 +23,7 @@ def mark(kind: int) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_comes_back_and_is_smaller_meanwhile(kind: int) -> None:
+def test_a_compressed_body_is_smaller_and_decompresses_to_the_same(kind: int) -> None:
     small = compress_body(BODY, kind)
     assert len(small) < len(BODY)
     assert decompress_body(small, mark(kind), body_bytes_max=len(BODY)) == BODY
@@ -62,7 +62,7 @@ def test_a_bomb_is_refused_before_it_is_large(kind: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_ends_too_early_is_refused(kind: int) -> None:
+def test_incomplete_data_is_refused(kind: int) -> None:
     small = compress_body(BODY, kind)
     for length in (0, 1, len(small) // 2, len(small) - 1):
         with pytest.raises(BrokenBody):

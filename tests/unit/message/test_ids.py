@@ -47,7 +47,7 @@ def test_lower_case_is_read_too() -> None:
         ("é" * 32, "not hexadecimal"),
     ],
 )
-def test_what_is_no_offset_id_is_the_peers_fault(text: str, why: str) -> None:
+def test_a_text_that_is_no_offset_id_is_a_remote_error(text: str, why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
         decode_offset_id(text)
 
@@ -68,13 +68,13 @@ def test_hosts_byte_by_byte(address: str, port: int, encoded: str) -> None:
 @pytest.mark.parametrize(
     ("address", "port"), [("localhost", 1), ("", 1), ("10.0.0.256", 1), ("10.0.0.1", 1 << 31)]
 )
-def test_what_is_no_address_is_refused(address: str, port: int) -> None:
+def test_a_text_that_is_no_address_is_refused(address: str, port: int) -> None:
     with pytest.raises(LocalProtocolError, match="not an IP address"):
         encode_host(address, port)
 
 
 @pytest.mark.parametrize("length", [0, 4, 7, 9, 16, 21])
-def test_a_host_of_another_length_is_the_peers_fault(length: int) -> None:
+def test_a_host_of_another_length_is_a_remote_error(length: int) -> None:
     with pytest.raises(RemoteProtocolError, match=f"host has {length} bytes"):
         decode_host(bytes(length))
 

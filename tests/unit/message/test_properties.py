@@ -13,7 +13,7 @@ def test_items_are_written_in_order_each_with_its_end() -> None:
     assert encoded == "TAGS\x01TagA\x02KEYS\x01a b\x02ünï\x01côdé\x02".encode()
 
 
-def test_nothing_is_nothing() -> None:
+def test_no_properties_are_an_empty_text() -> None:
     assert encode_properties({}) == b""
     assert decode_properties(b"") == {}
     assert find_property(b"", b"TAGS") is None
@@ -23,7 +23,7 @@ def test_nothing_is_nothing() -> None:
     ("name", "value"),
     [("", "v"), ("n", ""), ("a\x01b", "v"), ("n", "a\x01b"), ("a\x02b", "v"), ("n", "a\x02")],
 )
-def test_what_no_reader_could_read_is_not_written(name: str, value: str) -> None:
+def test_properties_that_cannot_be_decoded_are_not_encoded(name: str, value: str) -> None:
     with pytest.raises(LocalProtocolError, match="property"):
         encode_properties({"fine": "fine", name: value})
 
@@ -63,7 +63,7 @@ def test_half_a_surrogate_pair_is_not_text(pair: tuple[str, str]) -> None:
         "an end alone",
     ],
 )
-def test_what_is_read(encoded: bytes, expected: dict[str, str]) -> None:
+def test_decoded_properties(encoded: bytes, expected: dict[str, str]) -> None:
     assert decode_properties(encoded) == expected
     assert decode_properties(memoryview(encoded)) == expected
 
@@ -85,5 +85,7 @@ def test_what_is_read(encoded: bytes, expected: dict[str, str]) -> None:
         (b"TAGS\x02", None),
     ],
 )
-def test_one_property_is_found_in_the_encoded_ones(encoded: bytes, value: bytes | None) -> None:
+def test_one_property_is_found_in_the_encoded_properties(
+    encoded: bytes, value: bytes | None
+) -> None:
     assert find_property(encoded, b"TAGS") == value

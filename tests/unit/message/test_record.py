@@ -115,7 +115,7 @@ def test_the_queue_entry_of_the_known_record() -> None:
     assert entry == bytes.fromhex(VECTOR_ENTRY)
 
 
-def test_every_number_has_its_own_place() -> None:
+def test_every_number_has_its_own_field() -> None:
     record = new(
         queue_id=0x01020304,
         flag=0x05060708,
@@ -319,7 +319,7 @@ def test_a_sector_that_was_never_written_is_noticed(at: int, append_crc: bool) -
             assert caught.value.log_offset == AT
 
 
-def test_a_record_at_the_wrong_place_is_corrupt() -> None:
+def test_a_record_at_the_wrong_offset_is_corrupt() -> None:
     data = encoded(new())
     with pytest.raises(
         CorruptRecord, match="log_offset=8192: it contains another log offset, 4096"
@@ -347,7 +347,7 @@ def test_crc_digits_stand_least_significant_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("properties", "before_the_seal"),
+    ("properties", "before_the_crc"),
     [
         (b"", b""),
         (b"TAGS\x01TagA\x02", b"TAGS\x01TagA\x02"),
@@ -355,15 +355,15 @@ def test_crc_digits_stand_least_significant_first() -> None:
     ],
     ids=["none", "ended", "not ended"],
 )
-def test_a_seal_is_one_more_property(properties: bytes, before_the_seal: bytes) -> None:
+def test_the_record_crc_is_one_more_property(properties: bytes, before_the_crc: bytes) -> None:
     record = new(properties=properties)
     data = encoded(record, append_crc=True)
-    assert decoded(data).properties[:-20] == before_the_seal
+    assert decoded(data).properties[:-20] == before_the_crc
     assert len(data) == encoded_size(record, store_host=STORE_V4, append_crc=True)
-    assert len(data) == len(encoded(new(properties=before_the_seal))) + 20
+    assert len(data) == len(encoded(new(properties=before_the_crc))) + 20
 
 
-def test_a_sealed_record_with_any_bit_flipped_is_corrupt() -> None:
+def test_a_record_with_a_record_crc_and_any_flipped_bit_is_corrupt() -> None:
     data = encoded(new(), append_crc=True)
     passed = []
     for position in range(len(data)):

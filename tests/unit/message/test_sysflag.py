@@ -7,7 +7,7 @@ import pytest
 from escrowmq.message import record
 
 
-def test_every_bit_has_its_place() -> None:
+def test_every_bit_has_its_meaning() -> None:
     assert (record.COMPRESSED, record.MULTI_TAGS) == (1, 2)
     assert (
         record.TRANSACTION_NONE,

@@ -86,7 +86,7 @@ def test_in_the_schedule_topic_the_code_is_the_due_time(level: str, delay_ms: in
 
 
 @pytest.mark.parametrize("level", ["0", "-1", "x", "1.5", " ", "٣"])
-def test_a_level_that_is_none_leaves_the_tags_code(level: str) -> None:
+def test_an_invalid_level_leaves_the_tags_code(level: str) -> None:
     assert code(SCHEDULE, TAGS="TagA", DELAY=level) == 2598919
 
 
@@ -116,7 +116,7 @@ def test_there_are_eighteen_levels_and_they_rise() -> None:
         (0xFFF, False, False),
     ],
 )
-def test_the_transaction_bits_say_where_a_record_shows(
+def test_the_transaction_bits_decide_about_queue_entry_and_keys(
     sys_flag: int, in_queue: bool, by_key: bool
 ) -> None:
     assert has_queue_entry(sys_flag) is in_queue

@@ -99,7 +99,7 @@ every_field = pytest.mark.parametrize(
 
 
 @every_request
-def test_what_is_sent_here_succeeds_as_it_is(desk: Desk, code: RequestCode) -> None:
+def test_the_unchanged_requests_succeed(desk: Desk, code: RequestCode) -> None:
     heard = desk.ask(code, *SENT[code])
     assert heard.code == 0, heard.remark
 
@@ -118,7 +118,7 @@ def test_a_field_that_is_missing_is_named(desk: Desk, code: RequestCode, name: s
 
 @pytest.mark.parametrize("serializer", [JSON, ROCKETMQ])
 @every_field
-def test_a_field_with_odd_text_is_answered(
+def test_a_field_with_odd_text_gets_a_response(
     desk: Desk, code: RequestCode, name: str, serializer: int
 ) -> None:
     fields, body = SENT[code]
@@ -133,9 +133,7 @@ def test_a_field_with_odd_text_is_answered(
 
 @pytest.mark.parametrize("name", ["brokerId", "heartbeatTimeoutMillis", "bodyCrc32"])
 @pytest.mark.parametrize("odd", [*NO_NUMBERS, "-1", str(-(2**63)), str(2**63)])
-def test_a_registration_with_a_number_that_is_none_is_refused(
-    desk: Desk, name: str, odd: str
-) -> None:
+def test_a_registration_with_an_invalid_number_is_refused(desk: Desk, name: str, odd: str) -> None:
     fields, body = SENT[RequestCode.REGISTER_BROKER]
     before = everything(desk.server)
     heard = desk.ask(RequestCode.REGISTER_BROKER, fields | {name: odd}, body)

@@ -1,4 +1,4 @@
-"""Every request that a name server answers, through frames."""
+"""Every request of the name server, sent as frames."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def test_a_route_is_strict_json_whoever_asks(desk: Desk, client_version: int) ->
     }
 
 
-def test_an_unknown_topic_is_answered_with_17(desk: Desk) -> None:
+def test_an_unknown_topic_gets_code_17(desk: Desk) -> None:
     heard = desk.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "orders"})
     assert heard.code == ResponseCode.TOPIC_NOT_EXIST
     assert heard.remark == "No topic route info in name server for the topic: orders"
 
 
-def test_a_client_with_binary_headers_is_answered_in_kind(desk: Desk) -> None:
+def test_a_client_with_binary_headers_gets_binary_headers(desk: Desk) -> None:
     desk.register(A, topic("orders"))
     heard = desk.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "orders"}, serializer=ROCKETMQ)
     assert [each.broker_name for each in heard.read(TopicRoute).broker_datas] == ["a"]
@@ -133,7 +133,7 @@ def test_members_of_a_broker_group(desk: Desk) -> None:
 # --- registration ------------------------------------------------------------------------------
 
 
-def test_a_slave_hears_of_its_master_in_the_answer(desk: Desk) -> None:
+def test_the_response_to_a_slave_names_its_master(desk: Desk) -> None:
     assert desk.register(A, topic("orders")).fields == {}
     assert desk.register(SLAVE, topic("orders")).fields == {
         "haServerAddr": A.ha_address,
@@ -141,7 +141,7 @@ def test_a_slave_hears_of_its_master_in_the_answer(desk: Desk) -> None:
     }
 
 
-def test_a_body_that_its_crc_does_not_fit_is_refused(desk: Desk) -> None:
+def test_a_body_with_a_wrong_crc_is_refused(desk: Desk) -> None:
     asked = registration_request(A, [topic("orders")], version())
     heard = desk.ask(asked.code, asked.fields, asked.body + b" ")
     assert (heard.code, heard.remark) == (1, "bodyCrc32 is not the CRC of the body")
@@ -165,7 +165,7 @@ def test_a_registration_without_a_body_has_no_topics(desk: Desk) -> None:
     assert desk.server.routes.clusters() == {"c": ["a"]}
 
 
-def test_a_broker_before_3_0_11_sends_its_topics_bare(desk: Desk) -> None:
+def test_a_broker_before_3_0_11_sends_topics_without_wrapper(desk: Desk) -> None:
     body = encode_body(TopicConfigs(topic_config_table={"orders": topic("orders")}))
     fields = registration_request(A, [], version()).fields
     old = {"brokerName": "a", "brokerAddr": "x:1", "clusterName": "c", "brokerId": "0"}
@@ -214,14 +214,14 @@ def test_what_a_5_5_broker_sends_beside_its_topics_is_skipped(desk: Desk) -> Non
     assert desk.server.routes.topics() == ["orders"]
 
 
-def test_a_broker_that_says_goodbye_is_gone(desk: Desk) -> None:
+def test_a_broker_that_unregisters_is_removed(desk: Desk) -> None:
     desk.register(A, topic("orders"))
     assert desk.make(unregistration_request(A)).code == 0
     assert desk.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "orders"}).code == 17
     assert desk.make(unregistration_request(A)).code == 0
 
 
-def test_a_data_version_is_compared_and_told(desk: Desk) -> None:
+def test_a_data_version_is_compared_and_returned(desk: Desk) -> None:
     heard = desk.make(data_version_request(A, version(1)))
     assert (heard.fields, heard.body) == ({"changed": "true"}, b"")
     desk.register(A, topic("orders"), counter=1)
@@ -232,7 +232,7 @@ def test_a_data_version_is_compared_and_told(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("how", ["heartbeat", "data version"])
-def test_either_sign_of_life_keeps_a_broker(desk: Desk, how: str) -> None:
+def test_both_kinds_of_heartbeat_keep_a_broker(desk: Desk, how: str) -> None:
     desk.register(A, topic("orders"))
     desk.now_ms = NOW + 100_000
     if how == "heartbeat":
@@ -251,20 +251,20 @@ def test_a_broker_sets_its_own_time_limit(desk: Desk) -> None:
     assert desk.server.tick(now_ms=NOW + 1_001) == [desk.line]
 
 
-def test_a_line_with_two_silent_brokers_is_closed_once(desk: Desk) -> None:
+def test_a_channel_with_two_expired_brokers_is_closed_once(desk: Desk) -> None:
     desk.register(A, topic("orders"))
     desk.register(B, topic("orders"))
     assert desk.server.tick(now_ms=NOW + 120_001) == [desk.line]
 
 
-def test_a_closed_line_takes_its_brokers_along(desk: Desk) -> None:
+def test_closing_a_channel_removes_its_brokers(desk: Desk) -> None:
     desk.register(A, topic("orders"))
     assert desk.server.channel_closed("another line") == []
     assert desk.server.channel_closed(desk.line) == [A.address]
     assert desk.server.routes.topics() == []
 
 
-def test_a_one_way_registration_counts_and_is_not_answered(desk: Desk) -> None:
+def test_a_one_way_registration_counts_and_gets_no_response(desk: Desk) -> None:
     assert desk.post(registration_request(A, [topic("orders")], version())) == b""
     assert desk.server.routes.topics() == ["orders"]
 
@@ -313,7 +313,7 @@ def test_settings_are_put_read_listed_and_deleted(desk: Desk) -> None:
     assert listed.code == ResponseCode.QUERY_NOT_FOUND
 
 
-def test_an_ordered_topic_is_told_to_brokers_and_in_its_route(desk: Desk) -> None:
+def test_an_ordered_topic_is_part_of_registrations_and_routes(desk: Desk) -> None:
     assert desk.register(A, topic("orders"), topic("stock")).body == b""
     put = {"namespace": "ORDER_TOPIC_CONFIG", "key": "orders", "value": "a:4;b:4"}
     desk.ask(RequestCode.PUT_KV_CONFIG, put)
@@ -332,7 +332,7 @@ def test_the_configuration_is_shown_and_not_changed() -> None:
 
 
 @pytest.mark.parametrize("code", [10, 34, 37, 9_999])
-def test_a_request_for_somebody_else_is_answered_with_3(desk: Desk, code: int) -> None:
+def test_a_request_that_is_not_for_name_servers_gets_code_3(desk: Desk, code: int) -> None:
     fields = {
         "producerGroup": "g",
         "topic": "t",
@@ -350,7 +350,7 @@ def test_a_request_for_somebody_else_is_answered_with_3(desk: Desk, code: int) -
 
 
 @pytest.mark.slow
-def test_an_answer_too_long_for_a_frame_is_refused(desk: Desk) -> None:
+def test_a_response_too_long_for_a_frame_becomes_an_error(desk: Desk) -> None:
     names = tuple(topic(f"{'n' * 500}{each}") for each in range(33_500))
     many = BrokerRegistration(cluster="c", name="a", broker_id=0, address="x:1", topics=names)
     desk.server.routes.register(many, desk.line, now_ms=NOW)
@@ -359,7 +359,7 @@ def test_an_answer_too_long_for_a_frame_is_refused(desk: Desk) -> None:
     assert "the response cannot be sent" in heard.remark
 
 
-def test_counts_tell_what_is_there_and_what_went_wrong(desk: Desk) -> None:
+def test_counters_show_brokers_topics_and_refused_requests(desk: Desk) -> None:
     desk.register(A, topic("orders"))
     desk.register(SLAVE, topic("orders"))
     desk.ask(RequestCode.PUT_KV_CONFIG, {"namespace": "n", "key": "k", "value": "v"})

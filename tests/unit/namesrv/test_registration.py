@@ -1,4 +1,4 @@
-"""What our broker sends to a name server, and how it reads the answers."""
+"""What a broker sends to a name server, and how it reads the responses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def answered(code: int = 0, remark: str = "", **ext_fields: str) -> Command:
     return Command(code=code, opaque=1, flag=FLAG_RESPONSE, remark=remark, ext_fields=ext_fields)
 
 
-def test_a_registration_says_what_apache_wants_to_hear() -> None:
+def test_a_registration_has_what_rocketmq_demands() -> None:
     orders = TopicConfig(topic_name="orders", read_queue_nums=4, write_queue_nums=4, attributes={})
     asked = registration_request(A, [orders], version(2))
     assert asked.code == RequestCode.REGISTER_BROKER
@@ -80,7 +80,7 @@ def test_a_time_limit_of_our_own_is_sent() -> None:
         (data_version_request(SLAVE, version()), RequestCode.QUERY_DATA_VERSION),
     ],
 )
-def test_the_others_say_who_we_are(asked: RegistrationRequest, code: int) -> None:
+def test_the_other_requests_identify_the_broker(asked: RegistrationRequest, code: int) -> None:
     assert asked.code == code
     assert encode_header(asked.fields) == {
         "brokerName": "a",
@@ -90,7 +90,7 @@ def test_the_others_say_who_we_are(asked: RegistrationRequest, code: int) -> Non
     }
 
 
-def test_a_whole_life_at_our_own_name_server() -> None:
+def test_a_broker_registers_asks_and_unregisters() -> None:
     desk = Desk()
     heard = desk.make(data_version_request(A, version(1)))
     assert parse_data_version_response(heard.command, heard.body) == DataVersionResult(True, None)
@@ -123,7 +123,7 @@ def test_a_refusal_is_raised_with_its_code_and_remark() -> None:
         assert refused.value.code == 1
 
 
-def test_an_answer_that_cannot_be_read_is_their_fault() -> None:
+def test_a_response_that_cannot_be_decoded_is_a_remote_error() -> None:
     with pytest.raises(InvalidField, match="changed"):
         parse_data_version_response(answered(), b"")
     with pytest.raises(BrokenBody):

@@ -129,7 +129,7 @@ def test_a_slaves_topics_do_not_count_beside_its_master() -> None:
     assert queues(routes, "orders").read_queue_nums == 4
 
 
-def test_without_a_master_the_lowest_slave_speaks_for_the_broker() -> None:
+def test_without_a_master_the_lowest_slave_defines_the_topics() -> None:
     second = replace(SLAVE, broker_id=2, address="t:1", topics=(topic("stock"),))
     routes = table(SLAVE, second)
     assert routes.topics() == ["TBW102", "orders"]
@@ -138,7 +138,7 @@ def test_without_a_master_the_lowest_slave_speaks_for_the_broker() -> None:
     assert "stock" in routes.topics()
 
 
-def test_a_slave_too_old_to_act_as_master_never_speaks() -> None:
+def test_a_slave_too_old_to_act_as_master_never_defines_topics() -> None:
     assert table(replace(SLAVE, acting_master=None)).topics() == []
 
 
@@ -193,7 +193,7 @@ def test_of_two_addresses_for_one_id_the_lower_state_version_loses() -> None:
     assert addresses(routes) == {0: "m:1"}
 
 
-def test_a_loser_by_state_version_keeps_the_place_it_had() -> None:
+def test_a_rejected_address_keeps_its_previous_id() -> None:
     routes = table(replace(MASTER, version=version(state=2)), SLAVE)
     with pytest.raises(RequestRefused):
         routes.register(replace(SLAVE, broker_id=0), LINE, now_ms=NOW)
@@ -203,7 +203,7 @@ def test_a_loser_by_state_version_keeps_the_place_it_had() -> None:
 # --- going -------------------------------------------------------------------------------------
 
 
-def test_the_last_address_takes_the_broker_and_its_topics_along() -> None:
+def test_removing_the_last_address_removes_broker_and_topics() -> None:
     routes = table(MASTER, OTHER)
     assert routes.unregister("c", "a", "m:1")
     assert routes.clusters() == {"c": ["b"]}
@@ -223,13 +223,15 @@ def test_a_slave_that_stays_keeps_the_topics() -> None:
     ("cluster", "name", "address"),
     [("c", "a", "n:1"), ("c", "b", "m:1"), ("d", "a", "m:1")],
 )
-def test_unregistering_somebody_else_changes_nothing(cluster: str, name: str, address: str) -> None:
+def test_unregistering_another_broker_changes_nothing(
+    cluster: str, name: str, address: str
+) -> None:
     routes = table(MASTER)
     assert not routes.unregister(cluster, name, address)
     assert addresses(routes) == {0: "m:1"}
 
 
-def test_a_broker_is_silent_for_120_seconds_at_most() -> None:
+def test_a_broker_expires_after_120_seconds_without_heartbeat() -> None:
     routes = table(MASTER)
     assert routes.expire(now_ms=NOW + 120_000) == {}
     assert routes.expire(now_ms=NOW + 120_001) == {"m:1": LINE}
@@ -242,28 +244,28 @@ def test_a_broker_may_ask_for_another_time_limit() -> None:
     assert routes.expire(now_ms=NOW + 10_001) == {"m:1": LINE}
 
 
-def test_a_sign_of_life_starts_the_time_again() -> None:
+def test_a_heartbeat_restarts_the_timeout() -> None:
     routes = table(MASTER)
     assert routes.heartbeat("c", "m:1", now_ms=NOW + 100_000) == version(1)
     assert routes.expire(now_ms=NOW + 220_000) == {}
     assert routes.expire(now_ms=NOW + 220_001) == {"m:1": LINE}
 
 
-def test_a_sign_of_life_of_an_unknown_broker_makes_none() -> None:
+def test_a_heartbeat_of_an_unknown_broker_does_not_register_it() -> None:
     routes = table(MASTER)
     assert routes.heartbeat("c", "n:1", now_ms=NOW) is None
     assert routes.heartbeat("d", "m:1", now_ms=NOW) is None
     assert routes.address_count == 1
 
 
-def test_a_closed_line_removes_its_brokers_at_once() -> None:
+def test_a_closed_channel_removes_its_brokers_at_once() -> None:
     routes = table(MASTER, SLAVE)
     routes.register(OTHER, OTHER_LINE, now_ms=NOW)
     assert sorted(routes.channel_closed(LINE)) == ["m:1", "s:1"]
     assert routes.clusters() == {"c": ["b"]}
 
 
-def test_an_old_line_that_closes_late_removes_nothing() -> None:
+def test_an_old_channel_that_closes_late_removes_nothing() -> None:
     routes = table(MASTER)
     routes.register(MASTER, OTHER_LINE, now_ms=NOW)
     assert routes.channel_closed(LINE) == []
@@ -273,7 +275,7 @@ def test_an_old_line_that_closes_late_removes_nothing() -> None:
 # --- topics ------------------------------------------------------------------------------------
 
 
-def test_wiping_takes_the_write_bit_and_nothing_else() -> None:
+def test_wiping_removes_the_write_bit_and_nothing_else() -> None:
     routes = table(MASTER, OTHER)
     assert routes.wipe_write_perm("a") == 2
     assert queues(routes, "orders").perm == 4
@@ -281,7 +283,7 @@ def test_wiping_takes_the_write_bit_and_nothing_else() -> None:
     assert queues(routes, "orders", "b").perm == 6
 
 
-def test_adding_gives_back_what_was_there_before() -> None:
+def test_adding_restores_the_previous_permissions() -> None:
     routes = table(replace(MASTER, topics=(topic("orders", perm=4), topic("TBW102", perm=7))))
     routes.wipe_write_perm("a")
     assert routes.add_write_perm("a") == 2

@@ -101,7 +101,7 @@ def test_a_broken_body_is_refused(body: bytes) -> None:
         decode_body(Heartbeat, body)
 
 
-def test_a_null_is_a_field_left_out() -> None:
+def test_a_null_counts_as_a_missing_field() -> None:
     beat = decode_body(
         Heartbeat,
         b'{"clientID":"c","producerDataSet":null,"withoutSub":null,"consumerDataSet":'
@@ -113,7 +113,7 @@ def test_a_null_is_a_field_left_out() -> None:
     assert beat.consumer_data_set[0].subscription_data_set[0].expression_type == "TAG"
 
 
-def test_locks_are_asked_for_and_granted() -> None:
+def test_locks_are_requested_and_granted() -> None:
     queue = QueueName(topic="orders", broker_name="a", queue_id=3)
     body = (
         b'{"clientId":"c","consumerGroup":"g",'
@@ -149,12 +149,12 @@ def test_a_registration() -> None:
         b'{"filterServerList":["f"],"other":{0:1}}',
     ],
 )
-def test_a_registration_is_read_the_same_way_fast_and_slow(body: bytes) -> None:
+def test_both_decoders_of_a_registration_agree(body: bytes) -> None:
     assert decode_registration(body) == decode_body(RegisterBrokerBody, body)
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"x":"\xff"}', b'{"x":' + b"[" * 100_000])
-def test_a_broken_registration_is_refused_fast_and_slow(body: bytes) -> None:
+def test_both_decoders_refuse_a_broken_registration(body: bytes) -> None:
     for decode in (decode_registration, partial(decode_body, RegisterBrokerBody)):
         with pytest.raises(BrokenBody):
             decode(body)
@@ -174,6 +174,6 @@ def test_a_cluster_and_a_consumer_list() -> None:
     assert encode_body(ConsumerList(consumer_id_list=["x"])) == b'{"consumerIdList":["x"]}'
 
 
-def test_text_that_is_no_unicode_is_our_own_mistake() -> None:
+def test_text_that_is_not_unicode_is_a_local_error() -> None:
     with pytest.raises(LocalProtocolError):
         encode_body(ConsumerList(consumer_id_list=["\ud800"]))

@@ -49,14 +49,14 @@ def test_a_rocketmq_header_without_remark_and_fields_has_21_bytes() -> None:
     assert len(encode_command(Command(code=34, opaque=0), ROCKETMQ)) == 21
 
 
-def test_the_flags_say_answer_and_one_way() -> None:
+def test_the_flags_mark_responses_and_one_way_requests() -> None:
     assert Command(code=0, opaque=0, flag=FLAG_RESPONSE).is_response
     assert not Command(code=0, opaque=0, flag=FLAG_RESPONSE).is_oneway
     assert Command(code=0, opaque=0, flag=FLAG_ONEWAY).is_oneway
 
 
 @pytest.mark.parametrize("remark", ["", ',"remark":""', ',"remark":null'])
-def test_no_remark_a_null_and_an_empty_one_are_alike(remark: str) -> None:
+def test_a_missing_a_null_and_an_empty_remark_are_the_same(remark: str) -> None:
     assert decode_command(JSON, b'{"code":1%s}' % remark.encode()).remark == ""
 
 
@@ -183,11 +183,11 @@ def test_codes_of_pop_do_not_fit_rocketmq(code: int, cut: int) -> None:
 
 
 @pytest.mark.parametrize("serializer", [JSON, ROCKETMQ])
-def test_text_that_is_no_unicode_is_our_own_mistake(serializer: int) -> None:
+def test_text_that_is_not_unicode_is_a_local_error(serializer: int) -> None:
     with pytest.raises(LocalProtocolError):
         encode_command(Command(code=1, opaque=1, remark="\ud800"), serializer)
 
 
-def test_a_key_too_long_for_rocketmq_is_our_own_mistake() -> None:
+def test_a_key_too_long_for_rocketmq_is_a_local_error() -> None:
     with pytest.raises(LocalProtocolError):
         encode_command(Command(code=1, opaque=1, ext_fields={"k" * 32_768: "v"}), ROCKETMQ)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from escrowmq.errors import BrokenHeader, InvalidField, NotSent, UnknownRequest
-from escrowmq.remoting import responses as answers
+from escrowmq.remoting import responses
 from escrowmq.remoting.codes import JSON, ROCKETMQ, RequestCode, ResponseCode
 from escrowmq.remoting.command import Command, encode_command
 from escrowmq.remoting.connection import (
@@ -47,7 +47,7 @@ def only_answer(line: Connection, data: bytes) -> Response:
 
 
 @pytest.mark.parametrize("serializer", [JSON, ROCKETMQ])
-def test_a_call_and_its_answer(serializer: int) -> None:
+def test_a_call_gets_its_response(serializer: int) -> None:
     client, server = Connection(serializer=serializer), Connection()
     call, data = client.call(RequestCode.GET_MAX_OFFSET, QUEUE, b"body", deadline_s=3.0)
     request = only_request(server, data)
@@ -55,7 +55,7 @@ def test_a_call_and_its_answer(serializer: int) -> None:
     assert bytes(request.body) == b"body"
     assert request.serializer == serializer
 
-    data = answers.encode_response(request, OffsetResponse(offset=42), body=b"back")
+    data = responses.encode_response(request, OffsetResponse(offset=42), body=b"back")
     answer = only_answer(client, data)
     assert answer.call is call
     assert answer.command.ext_fields == {"offset": "42"}
@@ -63,12 +63,12 @@ def test_a_call_and_its_answer(serializer: int) -> None:
     assert client.pending_calls == 0
 
 
-def test_answers_may_come_in_any_order() -> None:
+def test_responses_may_come_in_any_order() -> None:
     client, server = Connection(), Connection()
     calls = [client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=3.0) for _ in range(3)]
     requests = events(server, b"".join(data for _, data in calls))
     replies = [
-        answers.encode_success(request) for request in requests if isinstance(request, Request)
+        responses.encode_success(request) for request in requests if isinstance(request, Request)
     ]
     got = events(client, b"".join(reversed(replies)))
     assert [answer.call for answer in got if isinstance(answer, Response)] == [
@@ -76,7 +76,7 @@ def test_answers_may_come_in_any_order() -> None:
     ]
 
 
-def test_both_ends_ask_with_the_same_numbers() -> None:
+def test_both_ends_may_use_the_same_opaque() -> None:
     client, server = Connection(), Connection()
     ours, data = client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=3.0)
     theirs, back = server.call(
@@ -87,34 +87,34 @@ def test_both_ends_ask_with_the_same_numbers() -> None:
     assert ours.opaque == theirs.opaque
     assert only_request(client, back).head.fields == ConsumerGroupHeader(consumer_group="g")
     request = only_request(server, data)
-    assert only_answer(client, answers.encode_success(request)).call is ours
+    assert only_answer(client, responses.encode_success(request)).call is ours
     assert server.pending_calls == 1
 
 
-def test_a_post_is_one_way_and_waits_for_nothing() -> None:
+def test_a_one_way_request_waits_for_nothing() -> None:
     server, producer = Connection(), Connection()
     check = CheckTransactionState(tran_state_table_offset=1, commit_log_offset=2)
     data = server.send_oneway(RequestCode.CHECK_TRANSACTION_STATE, check, b"half")
     assert server.pending_calls == 0
     request = only_request(producer, data)
     assert request.head.is_oneway
-    assert answers.encode_success(request) == b""
+    assert responses.encode_success(request) == b""
 
 
-def test_an_answer_nobody_waits_for_is_a_stray() -> None:
+def test_a_response_without_a_call_is_unmatched() -> None:
     client, server = Connection(), Connection()
     call, data = client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=3.0)
-    reply = answers.encode_success(only_request(server, data))
+    reply = responses.encode_success(only_request(server, data))
     client.cancel(call)
     (stray,) = events(client, reply)
     assert isinstance(stray, UnmatchedResponse)
     assert stray.command.opaque == call.opaque
 
 
-def test_an_answer_that_comes_twice_is_a_stray_the_second_time() -> None:
+def test_a_response_that_comes_twice_is_unmatched_the_second_time() -> None:
     client, server = Connection(), Connection()
     _, data = client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=3.0)
-    reply = answers.encode_success(only_request(server, data))
+    reply = responses.encode_success(only_request(server, data))
     first, second = events(client, reply + reply)
     assert isinstance(first, Response)
     assert isinstance(second, UnmatchedResponse)
@@ -133,7 +133,7 @@ def test_calls_expire_at_their_deadline_and_not_before() -> None:
     assert client.pending_calls == 0
 
 
-def test_closing_leaves_every_call_with_its_outcome_unknown() -> None:
+def test_closing_fails_every_call_with_outcome_unknown() -> None:
     client = Connection()
     calls = [client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=3.0)[0] for _ in range(3)]
     failed = client.close()
@@ -142,7 +142,7 @@ def test_closing_leaves_every_call_with_its_outcome_unknown() -> None:
     assert client.close() == []
 
 
-def test_nothing_is_sent_on_a_closed_line() -> None:
+def test_nothing_is_sent_on_a_closed_connection() -> None:
     client = Connection()
     client.close()
     with pytest.raises(NotSent):
@@ -152,7 +152,7 @@ def test_nothing_is_sent_on_a_closed_line() -> None:
     assert client.pending_calls == 0
 
 
-def test_calls_are_bounded() -> None:
+def test_the_number_of_pending_calls_is_limited() -> None:
     client = Connection(calls_max=2)
     first, _ = client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=3.0)
     client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=3.0)
@@ -162,7 +162,7 @@ def test_calls_are_bounded() -> None:
     client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=3.0)
 
 
-def test_numbers_wrap_to_zero_and_skip_what_still_waits() -> None:
+def test_opaques_wrap_to_zero_and_skip_pending_calls() -> None:
     client = Connection(calls_max=3, opaque_max=3)
     first, second, third = (
         client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=3.0)[0] for _ in range(3)
@@ -174,7 +174,7 @@ def test_numbers_wrap_to_zero_and_skip_what_still_waits() -> None:
     assert [first.opaque, fourth.opaque, fifth.opaque] == [0, 3, 1]
 
 
-def test_forgetting_a_call_leaves_a_later_one_with_its_number_alone() -> None:
+def test_cancelling_a_call_does_not_touch_a_later_one_with_its_opaque() -> None:
     client = Connection(calls_max=1, opaque_max=1)
     first, _ = client.call(RequestCode.GET_MAX_OFFSET, QUEUE, deadline_s=1.0)
     client.expire(now_s=1.0)
@@ -185,7 +185,7 @@ def test_forgetting_a_call_leaves_a_later_one_with_its_number_alone() -> None:
     assert client.pending_calls == 1
 
 
-def test_an_unknown_request_and_a_bad_field_can_be_answered() -> None:
+def test_an_unknown_request_and_an_invalid_field_get_a_response() -> None:
     server, client = Connection(), Connection()
     _, unknown = client.call(98765, QUEUE, deadline_s=3.0)
     _, bad = client.call(
@@ -196,19 +196,19 @@ def test_an_unknown_request_and_a_bad_field_can_be_answered() -> None:
     for refused in refusals:
         assert isinstance(refused, InvalidRequest)
         errors.append(type(refused.error))
-        replies += answers.encode_error(refused.request, refused.error)
+        replies += responses.encode_error(refused.request, refused.error)
     assert errors == [UnknownRequest, InvalidField]
     codes = [event.command.code for event in events(client, replies) if isinstance(event, Response)]
     assert codes == [ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.SYSTEM_ERROR]
 
 
-def test_a_refused_one_way_request_is_not_answered() -> None:
+def test_a_refused_one_way_request_gets_no_response() -> None:
     (refused,) = events(Connection(), Connection().send_oneway(98765))
     assert isinstance(refused, InvalidRequest)
-    assert answers.encode_error(refused.request, refused.error) == b""
+    assert responses.encode_error(refused.request, refused.error) == b""
 
 
-def test_requests_before_a_broken_header_come_out_and_then_the_line_is_dead() -> None:
+def test_requests_before_a_broken_header_are_returned_before_the_error() -> None:
     server = Connection()
     good = encode_frame(JSON, encode_command(Command(code=34, opaque=1)))
     server.receive(good + encode_frame(JSON, b"{broken") + good)

@@ -66,5 +66,5 @@ def test_the_code_is_found_wherever_it_stands(opening: bytes) -> None:
         b'{"code":310,"extFields":{"a":"g","b":"t","e":"1"},"z":' + b"[" * 100_000,
     ],
 )
-def test_it_leaves_the_rest_to_the_slow_path(header: bytes) -> None:
+def test_unusual_headers_are_left_to_the_plain_path(header: bytes) -> None:
     assert decode_request_head(header) is None

@@ -77,7 +77,7 @@ def test_an_empty_frame_has_an_empty_header_and_body() -> None:
     ],
 )
 @pytest.mark.parametrize("step", [1, 3, 100])
-def test_it_is_refused_as_soon_as_it_can_be_told(
+def test_a_bad_frame_is_refused_as_soon_as_its_prefix_is_known(
     beginning: str, error: type[RemoteProtocolError], step: int
 ) -> None:
     stream = bytes.fromhex(beginning)
@@ -90,7 +90,7 @@ def test_it_is_refused_as_soon_as_it_can_be_told(
     assert reader.buffered_bytes == 0
 
 
-def test_the_longest_frame_is_taken_and_one_byte_more_is_not() -> None:
+def test_the_longest_frame_is_accepted_and_one_byte_more_is_not() -> None:
     limit = 16
     assert frames_of(
         FrameDecoder(Frame, frame_length_max=limit), encode_frame(JSON, b"12345678", b"body")
@@ -102,7 +102,7 @@ def test_the_longest_frame_is_taken_and_one_byte_more_is_not() -> None:
     assert FRAME_LENGTH_MAX + 4 == 16 * 1024 * 1024
 
 
-def test_frames_before_the_bad_one_come_out_first() -> None:
+def test_frames_before_a_bad_one_are_returned_first() -> None:
     reader = FrameDecoder(Frame)
     reader.receive(encode_frame(JSON, b"{}", b"good") + bytes.fromhex("00000000 00000000"))
     frames = reader.frames()
@@ -129,14 +129,14 @@ def test_a_caller_may_stop_and_come_back() -> None:
     assert [frame.header for frame in reader.frames()] == [b"2", b"3"]
 
 
-def test_receiving_before_draining_is_our_own_mistake() -> None:
+def test_receiving_before_all_frames_are_read_is_a_local_error() -> None:
     reader = FrameDecoder(Frame)
     reader.receive(encode_frame(JSON, b"1"))
     with pytest.raises(LocalProtocolError):
         reader.receive(b"more")
 
 
-def test_what_does_not_fit_a_frame_is_not_encoded() -> None:
+def test_a_frame_that_would_be_too_long_is_not_encoded() -> None:
     assert frame_prefix(JSON, 4, FRAME_LENGTH_MAX - 8) == bytes.fromhex("00fffffc 00000004")
     with pytest.raises(LocalProtocolError):
         frame_prefix(JSON, 4, FRAME_LENGTH_MAX - 7)

@@ -144,6 +144,6 @@ def test_an_unknown_request_is_refused_with_code_3() -> None:
     assert refusal.value.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 
-def test_codes_have_names_for_people() -> None:
+def test_request_codes_have_names_for_log_lines() -> None:
     assert request_name(37) == "END_TRANSACTION"
     assert request_name(98765) == "request code 98765"

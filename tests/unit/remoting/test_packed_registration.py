@@ -52,7 +52,7 @@ def test_topics_are_read_with_or_without_attributes(topic: bytes) -> None:
     assert read.filter_server_list == ["f:1"]
 
 
-def test_what_5_0_brokers_put_behind_it_is_skipped() -> None:
+def test_what_5_0_brokers_append_is_skipped() -> None:
     rest = number(1) + sized(b'{"topic":"static","currIdMap":{0:0}}')
     read = decode_packed_registration(packed(ORDERS, rest=rest))
     assert list(read.topic_config_serialize_wrapper.topic_config_table) == ["orders"]
