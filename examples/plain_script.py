@@ -61,7 +61,7 @@ def main() -> None:
         Consumer(SERVERS, group="smith-bank", subscribe={"transfers": "*"}) as consumer,
     ):
         pay(escrow, 30)
-        pay(escrow, 1_000_000)  # rolled back: nobody receives this message
+        pay(escrow, 1_000_000)  # rolled back: this message is never delivered
         while balance("bob") + balance("smith") != 100:  # until no transfer is under way
             credit(consumer.receive())
     print(f"bob {balance('bob')}, smith {balance('smith')}")

@@ -24,8 +24,8 @@ class Access:
     `tls=True` encrypts the connections. The server's certificate must be signed by an authority
     in `ca_file`, or by one that the system trusts if `ca_file` is empty; `verify_server=False`
     accepts any certificate. `cert_file` and `key_file` are the client's own certificate and key.
-    All files are PEM. They are read when the first connection is made, so an Access can be
-    pickled and used on another machine that has the same files. An `ssl.SSLContext` as `tls`
+    All files are PEM. They are read when a client is created, so an Access can be pickled
+    and used on another machine that has the same files. An `ssl.SSLContext` as `tls`
     replaces all of this, and such an Access cannot be pickled.
 
     Raises ValueError if one of the two keys is missing, or if files are given without `tls`.

@@ -60,7 +60,7 @@ class BrokerRequests:
         if request.head.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
             rebalancer.rebalance_requested.set()
         elif request.head.code in self._functions:
-            body = bytes(request.body)  # a copy: the buffer is reused when this returns
+            body = bytes(request.body)  # a copy: a view would keep the received chunk alive
             task = asyncio.create_task(self._respond(rebalancer, connection, request, body))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -108,7 +108,7 @@ class CheckerRegistry:
             remark = f"{self._pending_max} checks are waiting in this producer"
             self._send_verdict(connection, fields, Verdict.UNKNOWN, fields.msg_id or "", remark)
             return
-        body = bytes(request.body)  # a copy: the buffer is reused when this returns
+        body = bytes(request.body)  # a copy: a view would keep the received chunk alive
         task = asyncio.ensure_future(self._handle_check(connection, fields, body))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -175,8 +175,8 @@ class CheckerRegistry:
         if inspect.iscoroutinefunction(checker):
             return await checker(message)
         if self._threads is None:
-            # A pool of its own: the loop's default pool is small and shared with the application,
-            # and a checker that waits for it could wait for the work that it is asked about.
+            # A pool of its own: the default pool of the loop is small and shared with the
+            # application, so checks could wait for the very work that they are about.
             self._threads = ThreadPoolExecutor(self._concurrency, "escrowmq-checker")
         loop = asyncio.get_running_loop()
         result = await loop.run_in_executor(self._threads, checker, message)

@@ -426,7 +426,11 @@ class Producer:
         if refresh_route:
             with contextlib.suppress(EscrowError):
                 await self._routes.get(queue.topic, fresh=True)
-        address = await self._routes.master_address(queue)
+        # The address is known, because this producer sent the halves. Do not ask a name server
+        # whether it is still right: an end must not wait for one that is down.
+        address = self._routes.master_addresses.get(queue.broker)
+        if address is None:
+            address = await self._routes.master_address(queue)
         return self._heartbeat.ready_connection(address) or await self._heartbeat.connect(address)
 
     def _on_request(self, connection: ClientConnection, request: Request[Any]) -> None:

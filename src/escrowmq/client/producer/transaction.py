@@ -56,7 +56,7 @@ class TransactionOutcome:
 
     @property
     def state(self) -> str:
-        """The state as the command line shows it: "committed", "rolled back" or "open"."""
+        """The state as the command line shows it: "committed", "rolled_back" or "open"."""
         if self.verdict is Verdict.UNKNOWN:
             return "open"
         return STATE_BY_VERDICT[self.verdict].text
