@@ -325,7 +325,7 @@ _RESOURCE_TYPES: Final = {member.value.lower(): member for member in ResourceTyp
 
 
 def parse_rules(text: str) -> AccessRules:
-    """Parse an ACL file. Raise InvalidAccessRules with the place of the mistake.
+    """Parse an ACL file. Raise InvalidAccessRules with the location of the mistake.
 
     The message quotes names but no other values, because the file contains secrets. For the same
     reason the original error is suppressed: its traceback would show the text.

@@ -4,8 +4,8 @@
     Signature   Base64(HMAC-SHA1(secret key, content))
 
 The values are joined without a separator, and the content has no time and no sequence number. A
-signature therefore does not protect against replay: whoever reads a connection can send a request
-again. Use TLS to keep connections from being read.
+signature therefore does not protect against replay: an attacker who can read a connection can send
+a request again. Use TLS to keep connections from being read.
 """
 
 from __future__ import annotations

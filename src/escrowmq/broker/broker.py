@@ -5,7 +5,7 @@ It has no socket and starts no task; its owner calls it:
     handle()     for each request that a channel received
     end_turn()   once per turn of the event loop: one append for everything handled in it
     tick()       about ten times a second
-    save()       now and then, for what is kept beside the log
+    save()       every few seconds: write to files what is not in the log
 """
 
 from __future__ import annotations
@@ -177,10 +177,13 @@ class Broker:
             redirect=redirect,
             redirect_retry=self.send_back_processor.redirect_retry,
         )
+        self._create_client_processors(config)
+
+    def _create_client_processors(self, config: Config) -> None:
         self._reply_processor = ReplyProcessor(
             self.send_processor, self.producers, stores_replies=config.broker.stores_replies
         )
-        self._query_processor = QueryProcessor(store, self.topics, self.groups, self.offsets)
+        self._query_processor = QueryProcessor(self.store, self.topics, self.groups, self.offsets)
         self.client_processor = ClientProcessor(
             self.topics,
             self.groups,

@@ -162,7 +162,7 @@ class TopicTable:
     def ensure(
         self, topic: str, *, queue_count: int, now_ms: int, perm: int = PERM_READ | PERM_WRITE
     ) -> TopicConfig:
-        """Return the topic, created if need be. Its template is not asked for."""
+        """Return the topic, created if need be. No template is needed."""
         config = self._topics.get(topic)
         if config is None:
             config = _new_topic(topic, queue_count, perm)
