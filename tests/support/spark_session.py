@@ -1,11 +1,11 @@
-"""One Spark session for all tests of a run: to start one takes longer than most of them.
+"""One Spark session per test process: starting one takes longer than most tests.
 
     from tests.support.spark_session import spark  # noqa: F401
 
     def test_…(spark: SparkSession) -> None: ...
 
-It starts quickly rather than runs quickly; a task is tried three times. A machine without Java
-skips the tests.
+Its settings make it start quickly rather than run quickly, and a task is tried three times. Tests
+are skipped on a machine without Java.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from escrowmq.spark import local_session
 from escrowmq.spark.session import check_java
 
 ROOT: Final = Path(__file__).parents[2]
-SLOW_START: Final = "failed to connect back"  # what Spark says of a Python process
+SLOW_START: Final = "failed to connect back"  # in Spark's message if a Python worker is late
 SETTINGS: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
@@ -40,7 +40,7 @@ SETTINGS: Final = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
-# PySpark says of pandas 3 that it does not know it well yet; and its sockets are closed late.
+# PySpark warns that it does not support pandas 3 fully, and closes its sockets late.
 QUIET: Final = (
     "ignore:.*pandas.*:FutureWarning",
     "ignore:unclosed:ResourceWarning",
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 def environment() -> dict[str, str]:
-    """For Spark and its workers: this interpreter, these sources, loopback only."""
+    """Return variables for Spark and its workers: this interpreter, these sources, loopback."""
     return {
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
@@ -62,14 +62,16 @@ def environment() -> dict[str, str]:
 
 
 def session(master: str = "local[2,3]", **settings: str) -> SparkSession:
-    """For a process that needs no other."""
+    """Start a session in a process of its own."""
     os.environ.update(environment())
     return local_session("tests", master=master, settings={**SETTINGS, **settings})
 
 
 def patiently(run: Callable[[], T]) -> T:
-    """Run a streaming query, again if its Python process did not get up in time: Spark gives it ten
-    seconds, which a busy machine may not have. Nothing of the query has happened then."""
+    """Run a streaming query, and run it again if its Python worker did not start in time.
+
+    Spark allows ten seconds, which is too short on a busy machine. The query has done nothing then.
+    """
     for _ in range(4):
         try:
             return run()
@@ -80,7 +82,7 @@ def patiently(run: Callable[[], T]) -> T:
 
 
 def need_java() -> None:
-    """Or skip the test."""
+    """Skip the test if there is no Java."""
     try:
         check_java()
     except SparkNotAvailable as error:
@@ -90,13 +92,13 @@ def need_java() -> None:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     need_java()
-    here = tmp_path_factory.mktemp("spark")
-    # Workers import our sources, and what tests hand over to them.
+    directory = str(tmp_path_factory.mktemp("spark"))
+    # Workers import our sources, and functions of tests.
     paths = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    before = dict(os.environ)
+    original_environment = dict(os.environ)
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    settings = {**SETTINGS, "spark.sql.warehouse.dir": str(here), "spark.local.dir": str(here)}
+    settings = {**SETTINGS, "spark.sql.warehouse.dir": directory, "spark.local.dir": directory}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         session = local_session("tests", master="local[2,3]", settings=settings)
@@ -105,4 +107,4 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     finally:
         session.stop()
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(original_environment)

@@ -28,7 +28,7 @@ from escrowmq.pipeline.archive import (
 from escrowmq.pipeline.archive import load_plan as load_plan
 from escrowmq.pipeline.job import ClusterSource
 from tests.support.brokers import COMMAND, Served
-from tests.support.spark_session import QUIET, environment, patiently, spark
+from tests.support.spark_session import QUIET, SETTINGS, environment, patiently, spark
 
 __all__ = ["spark"]
 
@@ -129,22 +129,27 @@ def _assert_replay_of_a_range_of_time(spark: SparkSession, served: Served, out: 
     assert run_replay(spark, request).messages == 0
 
 
-def test_the_command_tells_how_far_it_is(tmp_path: Path) -> None:
+def test_the_command_reports_progress_as_json(tmp_path: Path) -> None:
     out = tmp_path / "archive"
     with Served(tmp_path / "broker") as served:
         with served.client() as client:
             client.create_topic("orders", queues=2)
         send(served, 0, 5)
-        where = ("-n", served.namesrv_address, "--topic", "orders", "--master", "local[2]")
-        done = subprocess.run(
-            [COMMAND, "pipeline", "archive", *where, "--out", str(out), "--json"],
+        source = ("-n", served.namesrv_address, "--topic", "orders")
+        # The settings of the shared session: this JVM must start quickly as well.
+        conf = [word for item in SETTINGS.items() for word in ("--conf", "=".join(item))]
+        result = subprocess.run(
+            [
+                *(COMMAND, "pipeline", "archive", *source, "--master", "local[2]"),
+                *("--out", str(out), "--json", *conf),
+            ],
             capture_output=True,
             text=True,
             check=False,
             env={**os.environ, **environment()},
         )
-    assert done.returncode == 0, done.stderr
-    *steps, last = (json.loads(line) for line in done.stdout.splitlines())
+    assert result.returncode == 0, result.stderr
+    *steps, last = (json.loads(line) for line in result.stdout.splitlines())
     assert steps[0]["step"] == "messages"
     assert steps[0]["rows"] == 5
     assert last == {"done": "archive", "out": str(out), "messages": 5, "compacted": 0}
