@@ -1,7 +1,7 @@
-"""The escrow against a small model: any order of sends, ends, questions, decisions and crashes.
+"""The coordinator against a small model: any order of sends, ENDs, checks, decisions and crashes.
 
-The model knows what it was told. Whatever was answered holds for ever; of what was not answered
-yet, a power cut leaves the first few steps, and the model looks how many.
+The model records the responses. What a response has reported holds for ever. Of the steps without
+a response a power cut leaves the first few, and the model finds out how many.
 """
 
 from __future__ import annotations
@@ -61,23 +61,23 @@ class Transaction:
     key: str
     group: str
     queue_id: int
-    not_before_ms: int  # it may not be asked about
+    not_before_ms: int  # no check may be sent before
     state: str = OPEN
-    positions: list[HalfPosition] = field(default_factory=list)  # that somebody was told
-    batch: int | None = None  # of the writer's, then its attempt
+    positions: list[HalfPosition] = field(default_factory=list)  # that a response has reported
+    batch: int | None = None  # of the writer, followed by its attempt
     attempt: str = ""
     checks: int = 0
-    may_also_be: set[str] = field(default_factory=set)  # if the power goes: a tick has changed it
+    may_also_be: set[str] = field(default_factory=set)  # after a power cut: a tick has changed it
     is_remembered: bool = True  # so that a repeated send is recognised
 
     @property
-    def is_settled(self) -> bool:
+    def is_decided(self) -> bool:
         return self.state in (COMMITTED, ROLLED_BACK)
 
 
 @dataclass
 class Step:
-    """What one append will have changed, if it survives."""
+    """What one append changes, if it survives."""
 
     states: dict[str, str] = field(default_factory=dict)
     delivered: list[tuple[int, str]] = field(default_factory=list)
@@ -93,7 +93,7 @@ class EscrowMachine(RuleBasedStateMachine):
         self.writer = (0, -1)  # fence, last batch
         self.steps: list[Step] = []  # that are not durable yet
         self.before: tuple[dict[str, str], dict[int, list[str]], tuple[int, int]]
-        self.expected: list[tuple[FakeChannel, int, Any]] = []  # answers that come with the flush
+        self.expected: list[tuple[FakeChannel, int, Any]] = []  # responses that come with the flush
         self.parked: list[tuple[FakeChannel, str]] = []  # likewise
         self.channels: list[FakeChannel] = []
         self.latest_ms = self.bench.now_ms
@@ -131,21 +131,21 @@ class EscrowMachine(RuleBasedStateMachine):
         return find_property(record.properties, b"UNIQ_KEY") == one.key.encode()
 
     def code_of_end(self, one: Transaction, position: HalfPosition, verdict: int) -> int:
-        """What an end has to be answered with, as things are."""
-        if not one.is_settled:
+        """Return the response code that an END must get now."""
+        if not one.is_decided:
             leads = (
                 position == self.living(one)
                 or position.queue_offset in self.bench.coordinator.aliases
             )
             return 0 if leads else NO_SUCH  # the log, and all memory of this position, may be gone
         if not self.is_in_log(one, position) and self.bench.state_in_memory(position) != one.state:
-            return NO_SUCH  # the half is gone; how it ended is known for a while yet, or not
+            return NO_SUCH  # the half has expired, and perhaps its state too
         return 0 if STATE_OF[verdict] == one.state else CONTRADICTED
 
-    # --- asking the broker -----------------------------------------------------------------------
+    # --- requests to the broker ------------------------------------------------------------------
 
     def asks(self, request: Any, code: int, check: Any = None) -> None:
-        """A request on a channel of its own. Good news comes with the flush, and not before."""
+        """Send a request on a channel of its own. A success must not come before the flush."""
         channel = FakeChannel(f"asker {len(self.expected)}")
         self.bench.turn(request, channel=channel)
         answers = channel.answers()
@@ -165,7 +165,7 @@ class EscrowMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        for _ in range(3):  # what had to wait for somebody else's turn is answered by the next
+        for _ in range(3):  # a request that was deferred is handled in the next turn
             self.bench.flush()
         for channel, code, check in self.expected:
             [answer] = channel.answers()
@@ -242,7 +242,7 @@ class EscrowMachine(RuleBasedStateMachine):
             return
         at = one.positions[position % len(one.positions)]
         code = self.code_of_end(one, at, verdict)
-        if code == 0 and not one.is_settled:
+        if code == 0 and not one.is_decided:
             step = Step()
             self.settle(step, one, STATE_OF[verdict])
             self.steps.append(step)
@@ -257,7 +257,7 @@ class EscrowMachine(RuleBasedStateMachine):
 
     @rule(number=picks, tried=st.lists(verdicts, min_size=2, max_size=4))
     def race(self, number: int, tried: list[int]) -> None:
-        """Several ends in one turn: the first counts, for the others too."""
+        """Send several ENDs in one turn: the first one counts, for the others too."""
         one = self.pick(number, OPEN, STRANDED)
         at = None if one is None else self.living(one)
         if one is None or at is None:
@@ -318,7 +318,7 @@ class EscrowMachine(RuleBasedStateMachine):
         codes = {
             self.code_of_end(one, at, verdict) for one, at in zip(members, positions, strict=True)
         }
-        strangers = [one for one in members if one.group != members[0].group and not one.is_settled]
+        strangers = [one for one in members if one.group != members[0].group and not one.is_decided]
         if strangers:
             codes.add(NO_SUCH)
         codes.discard(0)
@@ -330,7 +330,7 @@ class EscrowMachine(RuleBasedStateMachine):
             return
         step = Step()
         for one in members:
-            if not one.is_settled:
+            if not one.is_decided:
                 self.settle(step, one, STATE_OF[verdict])
         self.asks(request, 0)
         self.steps.append(step)
@@ -357,7 +357,7 @@ class EscrowMachine(RuleBasedStateMachine):
     def decide(self, batch: int, behind: int, winners: list[str], missing: int) -> None:
         fence, decided = self.writer
         of_writer = [
-            one for one in self.all.values() if one.batch is not None and not one.is_settled
+            one for one in self.all.values() if one.batch is not None and not one.is_decided
         ]
         won = {
             name: [one for one in of_writer if (one.batch, one.attempt) == (batch, name)]
@@ -442,7 +442,7 @@ class EscrowMachine(RuleBasedStateMachine):
 
     @rule()
     def everybody_is_asked_in_the_end(self) -> None:
-        """Whatever happened before: with somebody there, and after a while."""
+        """Every open half is checked in the end, if a producer is connected."""
         self.connect(list(GROUPS))
         self.bench.now_ms = self.latest_ms + CONFIG.check_interval_ms + 2_000
         open_ones = [one for one in self.all.values() if one.state == OPEN and one.batch is None]
@@ -480,7 +480,7 @@ class EscrowMachine(RuleBasedStateMachine):
 
     @rule(at=st.floats(0, 1))
     def cut_the_power_while_it_writes(self, at: float) -> None:
-        """Of what is not durable yet, everything up to some byte is there."""
+        """Cut the power: the log that is not durable survives up to some byte."""
         begin, end = self.bench.store.flushed_offset, self.bench.store.end
         self.bench = self.bench.truncated(begin + int((end - begin) * at))
         self.see_what_is_left()
@@ -516,14 +516,14 @@ class EscrowMachine(RuleBasedStateMachine):
                 allowed |= {STRANDED}
             if one.batch is not None and one.may_also_be and one.state == ROLLED_BACK:
                 allowed |= {ROLLED_BACK}
-            # The log may have lost a half only if it was settled, and known to be, before.
+            # The log may have lost a half only if it was decided, and known to be, before.
             is_forgotten = seen is None and self.before[0].get(key) in (COMMITTED, ROLLED_BACK)
             if seen not in allowed and not is_forgotten:
                 return False
         return all(self.bodies(at) == self.bodies_wanted(at, delivered[at]) for at in delivered)
 
     def seen(self, one: Transaction) -> str | None:
-        """None: it was never parked, or the log has forgotten it."""
+        """Return the state of a half; None if it was never parked or has expired."""
         position = self.living(one)
         if position is None:
             kept = [position for position in one.positions if self.is_in_log(one, position)]
@@ -533,8 +533,10 @@ class EscrowMachine(RuleBasedStateMachine):
     def started(self) -> None:
         self.channels, self.expected, self.parked = [], [], []
         for one in self.all.values():
-            one.is_remembered = self.seen(one) is not None  # so is what is settled, if it is there
-            # The last questions may be forgotten: it may be asked again, and once more often.
+            one.is_remembered = (
+                self.seen(one) is not None
+            )  # decided halves too, if the log has them
+            # The last checks may be lost: it may be checked again, once more than the limit.
             one.not_before_ms = 0
             half = self.bench.coordinator.halves.find_by_key(one.key.encode(), one.group)
             if half is not None:
@@ -552,7 +554,7 @@ class EscrowMachine(RuleBasedStateMachine):
         for one in self.all.values():
             position = self.living(one)
             if position is not None and position not in one.positions:
-                one.positions.append(position)  # a repeated send is told of it
+                one.positions.append(position)  # a repeated send gets this position
         self.now_durable()
 
     # --- what always holds -----------------------------------------------------------------------
@@ -573,9 +575,9 @@ class EscrowMachine(RuleBasedStateMachine):
     def every_transaction_is_as_it_should_be(self) -> None:
         for one in self.all.values():
             seen = self.seen(one)
-            assert seen == one.state or (seen is None and one.is_settled)
+            assert seen == one.state or (seen is None and one.is_decided)
         open_halves = sorted(half.key.decode() for half in self.bench.coordinator.halves)
-        assert open_halves == sorted(key for key, one in self.all.items() if not one.is_settled)
+        assert open_halves == sorted(key for key, one in self.all.items() if not one.is_decided)
         total = self.bench.coordinator.halves.total
         assert total.count == len(open_halves)
         assert total.size == sum(half.size for half in self.bench.coordinator.halves)

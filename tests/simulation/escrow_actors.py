@@ -1,7 +1,7 @@
-"""Who lives in a simulated world: producers, drivers of writers, consumers, an operator.
+"""The clients of a simulated world: producers, drivers of writers, consumers, an operator.
 
-Each is a process of its own with a line to the broker. It repeats what is not answered, forgets
-everything when it dies, and comes back as somebody who only knows the database.
+Each is a process with a connection to the broker. It repeats requests that are not answered, loses
+its memory when it dies, and is replaced by a process that only knows the database.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ How = Literal["acknowledged", "one way", "forgotten", "contradicted"]
 
 @dataclass
 class Errand:
-    """One request, repeated until its answer will do."""
+    """One request, repeated until it gets a final response."""
 
     code: int
     fields: Header
@@ -63,7 +63,7 @@ class Errand:
 
 
 class Client:
-    """A process with at most one line to the broker."""
+    """A process with at most one connection to the broker."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -75,10 +75,10 @@ class Client:
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._beat_s = -1e9
 
-    # --- its line --------------------------------------------------------------------------------
+    # --- connection ------------------------------------------------------------------------------
 
     def act(self) -> None:
-        """Once a step, while it lives."""
+        """Act once per step, while the process lives."""
         now_s = self.world.clock.elapsed_s()
         if self.line is None:
             self.line = self.world.connect(self)
@@ -165,7 +165,7 @@ class Client:
     def run(self, errand: Errand) -> None:
         self.errands.append(errand)
 
-    # --- what most of them do --------------------------------------------------------------------
+    # --- requests of most clients ----------------------------------------------------------------
 
     def park(
         self,
@@ -227,7 +227,7 @@ class Client:
         self.run(Errand(RequestCode.END_TRANSACTION, fields, b"", answered))
 
     def is_lost(self, answer: Response, *places: Place) -> bool:
-        """Whether the broker has a good reason not to know it."""
+        """Whether the broker may have lost this half: the log does not hold it any more."""
         is_gone = any(map(self.world.is_gone, places))
         remark = answer.command.remark
         is_unknown = remark.startswith(("the half at", "no half was parked"))
@@ -235,7 +235,7 @@ class Client:
         return is_gone
 
     def contradict(self, key: str, place: Place, verdict: Verdict) -> None:
-        """Somebody says the opposite of what was decided: refused, and nothing changes."""
+        """Send the opposite of what was decided: it is refused, and nothing changes."""
         fields = EndTransaction(
             producer_group=GROUP,
             tran_state_table_offset=place[0],
@@ -269,7 +269,7 @@ class Client:
         self.run(Errand(RequestCode.END_TRANSACTIONS, fields, body, answered))
 
     def end_as_the_database_says(self, key: str, place: Place, how: How) -> None:
-        """What the answer to a check is, and an operator's choice."""
+        """Decide as the database says: for answers to checks, and for the operator."""
         truth = self.world.truth
         transaction = truth.messages[key].transaction
         verdict = self.verdict_on(transaction)
@@ -281,7 +281,7 @@ class Client:
     def verdict_on(self, transaction: str) -> Verdict:
         if any(transaction in one.running for one in self.world.producers if one.is_alive):
             return Verdict.UNKNOWN
-        # A tombstone, unless it is committed: whoever runs it after all finds it.
+        # Write a tombstone unless it is committed, so that a late commit fails.
         committed = self.world.truth.database.roll_back(transaction)
         return Verdict.COMMIT if committed else Verdict.ROLLBACK
 
@@ -302,7 +302,7 @@ class Producer(Client):
     def begin(
         self, count: int = 1, *, commits: bool = True, how: How = "acknowledged", size: int = 20
     ) -> str:
-        """A transaction with so many messages."""
+        """Begin a transaction with this number of messages."""
         transaction = self.world.new_name(self.name)
         messages = [
             Message(f"{transaction}.{number}", QUEUES[number % len(QUEUES)], transaction)
@@ -333,7 +333,7 @@ class Producer(Client):
         self.world.truth.database.roll_back(transaction)
 
     def _decide(self, transaction: str, places: dict[str, Place], commits: bool, how: How) -> None:
-        """The local transaction, and what the broker is told of it."""
+        """Run the local transaction and send the verdict."""
         database = self.world.truth.database
         self.running.discard(transaction)
         if commits:
@@ -375,7 +375,7 @@ class Try:
 
 
 class Driver(Client):
-    """Writes the batches of one writer, until another driver takes over or it has done enough."""
+    """Writes batches of one writer until it has written enough or another driver replaces it."""
 
     def __init__(self, world: World, name: str, writer: str, batches: int) -> None:
         super().__init__(world, name)
@@ -407,7 +407,7 @@ class Driver(Client):
         self.run(Errand(RequestCode.REGISTER_WRITER, fields, b"", answered))
 
     def _begin_batch(self) -> None:
-        """Two tasks, and for one of them two attempts at once."""
+        """Begin a batch with two tasks, one of them with two attempts at the same time."""
         if self.left <= 0:
             return
         rng, batch = self.world.rng, self.batch
@@ -443,7 +443,7 @@ class Driver(Client):
             self.park(message, done, self._start_over, extra)
 
     def _start_over(self) -> None:
-        """A task failed: with the next registration everything of before has lost."""
+        """Register again after a failed task: all earlier attempts lose."""
         self.errands.clear()
         self._waiting.clear()
         self._register()
@@ -452,14 +452,14 @@ class Driver(Client):
         winners = {one.task: one for one in reversed(tries) if one.is_complete}
         if batch != self.batch or len(winners) < 2:
             return
-        self.batch = -1  # decided once by us; the others are late
+        self.batch = -1  # decided; later attempts change nothing
         for one in tries:
             if one not in winners.values():
                 self._abort(one)
         self._decide(batch, list(winners.values()))
 
     def _abort(self, one: Try) -> None:
-        """A task that lost may clean up by itself; the decision says the same."""
+        """Roll a lost attempt back, as the batch decision will do anyway."""
         if self.world.rng.random() < 0.5:
             for key, place in one.parked.items():
                 self.end(key, place, Verdict.ROLLBACK, "one way", checked=False)
@@ -483,7 +483,7 @@ class Driver(Client):
                 self._begin_batch()
                 return True
             if code == ResponseCode.TRANSACTION_FENCED:
-                self.left = 0  # somebody else is the driver now
+                self.left = 0  # another driver has replaced this one
                 return True
             if code == ResponseCode.TRANSACTION_CONFLICT:
                 self._start_over()
@@ -501,7 +501,7 @@ class Driver(Client):
 
 
 class Consumer(Client):
-    """Pulls every queue from its beginning and keeps what it gets."""
+    """Pulls every queue from its beginning and remembers all messages."""
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
@@ -552,12 +552,12 @@ class Consumer(Client):
                 self.positions[queue] = int(fields["nextBeginOffset"])
             return True
 
-        # The body says whose errand it is; a broker does not look at it.
+        # The body identifies the errand; a broker ignores it.
         body = b"%d" % QUEUES.index(queue)
         self.run(Errand(RequestCode.PULL_MESSAGE, fields, body, answered, tries=2))
 
     def rewind(self) -> None:
-        """After a power cut: what was read and not durable is read again, as whatever it is now."""
+        """After a power cut, read messages again that were not durable: they may have changed."""
         for queue, seen in self.world.truth.seen.items():
             mine = self.got[queue]
             changed = [at for at in mine if at not in seen or seen[at][0] != mine[at]]
@@ -566,7 +566,7 @@ class Consumer(Client):
             self.positions[queue] = min([self.positions[queue], *changed])
 
     def judge(self) -> None:
-        """At rest it has everything that it did not come too late for."""
+        """Assert that all messages were received, except those that expired before."""
         assert self.world.process is not None
         for queue, seen in self.world.truth.seen.items():
             begin = self.world.process.store.min_offset(*queue)
@@ -587,7 +587,7 @@ def _pulled(body: bytes) -> list[tuple[int, str]]:
 
 
 class Operator(Client):
-    """Looks at what is stranded: settles it as the database says, or has it asked about again."""
+    """Decides stranded transactions as the database says, or resumes their checks."""
 
     def act(self) -> None:
         super().act()

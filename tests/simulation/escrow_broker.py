@@ -1,7 +1,7 @@
-"""A broker's process on the simulated network: what `server/` does around a Broker, step by step.
+"""A broker process on the simulated network: what `server/` does around a Broker, step by step.
 
-Turns, ticks, group commit, checkpoints, notes of the escrow, expiry. Whatever the server gives to a
-thread has a beginning and an end here, and other steps may come between the two.
+Turns, ticks, group commit, checkpoints, snapshots, expiry. What the server runs in a thread has a
+beginning and an end here, and other steps may happen in between.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PIECE_BYTES = 700
 
 
 class Complaints(logging.Handler):
-    """What the broker logs with a traceback: a bug that it survived is still one."""
+    """Collects log records with a traceback: a bug that the broker survives is still a bug."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -57,7 +57,7 @@ class Complaints(logging.Handler):
 
 
 class BrokerProcess:
-    """One life of a broker, from its start to its end."""
+    """One run of a broker, from its start to its end."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class BrokerProcess:
         )
         self.broker.transactions.coordinator.age_max_ms = AGE_MAX_MS
 
-    # --- its lines -------------------------------------------------------------------------------
+    # --- connections -----------------------------------------------------------------------------
 
     def received(self, end: Endpoint, data: bytes) -> None:
         self.lines[end] = None
@@ -110,7 +110,7 @@ class BrokerProcess:
         self._write()
 
     def tick(self) -> None:
-        """Some ten times a second, by a clock that does not jump."""
+        """Tick about ten times a second, by a clock that does not jump."""
         if self.clock.elapsed_s() - self._tick_s >= TICK_MS / 1000:
             self._tick_s = self.clock.elapsed_s()
             self.broker.tick(self.clock.now_ms())
@@ -153,7 +153,7 @@ class BrokerProcess:
         self.finish_flush()
 
     def lose_patience(self) -> None:
-        """syncFlushTimeout: whoever waits is told so; what he waits for may well be stored."""
+        """Let waiting requests time out (syncFlushTimeout). Their records may well be stored."""
         while self._waiting:
             self._waiting.popleft()[1](FlushTimeout("not flushed in time"))
         self._write()
@@ -162,7 +162,7 @@ class BrokerProcess:
         while self._waiting and self._waiting[0][0] <= self.store.flushed_offset:
             self._waiting.popleft()[1](None)
 
-    # --- upkeep ----------------------------------------------------------------------------------
+    # --- maintenance -----------------------------------------------------------------------------
 
     def begin_checkpoint(self) -> None:
         if self._job is None and self.store.checkpointed_offset < self.store.end:
@@ -175,14 +175,14 @@ class BrokerProcess:
             self.store.finish_checkpoint(job)
 
     def note(self) -> None:
-        """The escrow's own note. The server writes one per 64 MB of log, we after less."""
+        """Save a snapshot. The server saves one per 64 MB of log; here it is done more often."""
         self.broker.transactions.save(force=True)
 
     def save(self) -> None:
         self.broker.save()
 
     def expire(self) -> None:
-        """As Upkeep does it, the disk being full; no checkpoint runs meanwhile."""
+        """Expire segments as the server does on a full disk, while no checkpoint runs."""
         self.finish_checkpoint()
         transactions, store = self.broker.transactions, self.store
         if not is_expired(store, now_ms=self.clock.now_ms(), hour=12, usage=FULL):
@@ -197,10 +197,10 @@ class BrokerProcess:
             return
         store.remove_oldest_file()
 
-    # --- its end ---------------------------------------------------------------------------------
+    # --- end -------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """As `serve` stops: answer what is under way, then make everything durable."""
+        """Stop as `serve` does: respond to requests in progress, then make everything durable."""
         self.finish_checkpoint()
         self.broker.pull_processor.release_all(self.clock.now_ms())
         self.end_turn()

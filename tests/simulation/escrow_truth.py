@@ -1,11 +1,11 @@
-"""What is true in a simulated world, and what the broker may and may not do about it.
+"""What is true in a simulated world, and what the broker may and may not do.
 
-The producers' database decides: a transaction that it committed is to be delivered exactly once,
-one that it rolled back never. What somebody was told stays so for ever. The truth sees what a
-consumer could see, at every step, and every question that the broker asks.
+The producers' database decides: a transaction that it committed must be delivered exactly once,
+and one that it rolled back never. What a response has reported never changes. At every step the
+truth looks at what a consumer could see, and at every check that the broker sends.
 
-A pull may answer with what is not durable yet, so a power cut can take back what was seen. It
-takes back only what lies behind the last flush: `recount` holds it to that.
+A pull may return messages that are not durable yet, so a power cut can remove messages that were
+seen. It may remove only what is behind the last flush; `recount` asserts that.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Message:
     key: str
     queue: Queue
     transaction: str = ""
-    writer: str = ""  # of a batch: the writer's decision is the truth
+    writer: str = ""  # of a batch, which the writer decides
     batch: int = 0
     attempt: str = ""
 
 
 class Database:
-    """Whoever writes first about a transaction has decided it."""
+    """The first entry about a transaction decides it."""
 
     def __init__(self) -> None:
         self._rows: dict[str, bool] = {}
@@ -75,8 +75,12 @@ class Truth:
     asked_safely: Counter[str] = field(default_factory=Counter)
     asked_ms: dict[str, int] = field(default_factory=dict)
     just_asked: set[str] = field(default_factory=set)  # in this turn
-    unnoted: set[str] = field(default_factory=set)  # asked about, and the journal had no room
-    again: set[str] = field(default_factory=set)  # by an operator's wish, and at once
+    unnoted: set[str] = field(
+        default_factory=set
+    )  # checked, but there was no disk space for the journal
+    again: set[str] = field(
+        default_factory=set
+    )  # resumed by an operator, so a check is due at once
     flushed: int = 0
 
     def add(self, messages: Iterable[Message]) -> None:
@@ -85,7 +89,7 @@ class Truth:
             if message.transaction:
                 self.members.setdefault(message.transaction, []).append(message.key)
 
-    # --- what somebody was told ------------------------------------------------------------------
+    # --- what responses have reported ------------------------------------------------------------
 
     def was_parked(self, key: str, place: Place) -> None:
         self.parked.setdefault(key, place)
@@ -101,7 +105,7 @@ class Truth:
             assert is_committed == (state == COMMITTED), f"{key} is {state}, its database differs"
 
     def tell_writer(self, state: WriterState) -> None:
-        # Answers overtake each other: an older one says nothing about now.
+        # Responses overtake each other: an older one is outdated.
         self.fences[state.writer] = max(state.fence, self.fences.get(state.writer, 0))
         self.batches[state.writer] = max(state.batch, self.batches.get(state.writer, -1))
         if state.batch >= 0:
@@ -112,7 +116,7 @@ class Truth:
     # --- what can be seen ------------------------------------------------------------------------
 
     def look(self, process: BrokerProcess) -> None:
-        """At every step: nothing twice, nothing that is not committed, groups as a whole."""
+        """Assert at every step: nothing twice, nothing uncommitted, groups as a whole."""
         store, touched = process.store, set[str]()
         for queue in QUEUES:
             known = self.seen.setdefault(queue, {})
@@ -152,7 +156,7 @@ class Truth:
         return message
 
     def recount(self, process: BrokerProcess) -> None:
-        """After a start: nothing durable is missing, and the rest may be."""
+        """Assert after a start that nothing durable is missing; anything else may be."""
         for queue, known in self.seen.items():
             end = process.store.max_offset(*queue)
             for offset in [
@@ -169,10 +173,10 @@ class Truth:
                 self.count[key] -= 1
         self.look(process)
 
-    # --- what is asked ---------------------------------------------------------------------------
+    # --- checks ----------------------------------------------------------------------------------
 
     def posted(self, process: BrokerProcess, code: int, fields: Header) -> None:
-        """A check leaves: only for what is open and due, and not too often."""
+        """Assert that a check is sent only for an open half that is due, and not too often."""
         if code != RequestCode.CHECK_TRANSACTION_STATE:
             return
         assert isinstance(fields, CheckTransactionState)
@@ -192,7 +196,7 @@ class Truth:
             waited_ms = now_ms - self.asked_ms[key]
             assert waited_ms >= ESCROW.check_interval_ms, f"{key} asked again after {waited_ms} ms"
         self.just_asked.add(key)
-        self.unnoted.discard(key)  # every line of the journal has the whole count
+        self.unnoted.discard(key)  # every journal entry has the total count
         self.asked_ms[key] = now_ms
         self.asked[key] += 1
         assert self.asked[key] <= ESCROW.checks_max, f"{key} was asked {self.asked[key]} times"
@@ -245,7 +249,7 @@ class Truth:
 
 
 def judge_disk(process: BrokerProcess, unnoted: Iterable[str] = ()) -> None:
-    """The checker finds nothing wrong, and the escrow is the same with and without its note."""
+    """Assert that the store is sound and recovers the same with and without a snapshot."""
     unsure = {f"checks {key}" for key in unnoted}
     copy = process.disk.power_cut(Random(0), "all")
     assert_clean(copy, process.settings)
@@ -261,7 +265,7 @@ def judge_disk(process: BrokerProcess, unnoted: Iterable[str] = ()) -> None:
 
 
 def _untimed(found: dict[str, object]) -> dict[str, object]:
-    """Without what a start takes from the log's clock, which never runs backwards."""
+    """Drop the times that recovery takes from the log, whose clock never runs backwards."""
     return {name: value for name, value in found.items() if not name.startswith("time ")}
 
 
@@ -273,7 +277,7 @@ def _reopened(disk: FaultyDisk, process: BrokerProcess, unsure: set[str]) -> dic
 
 
 def picture(process: BrokerProcess, unsure: set[str]) -> dict[str, object]:
-    """Everything that matters of an escrow, by name."""
+    """Return the state of a coordinator, by name."""
     escrow = process.broker.transactions.coordinator
     found: dict[str, object] = {}
     for half in escrow.halves:

@@ -1,10 +1,10 @@
-"""A world in one process: broker, producers, writers, consumers, an operator; and misfortunes.
+"""A world in one process: a broker, producers, writers, consumers, an operator, and failures.
 
-Everything that happens follows from one seed: the network, the disk, the clock, who does what and
-who dies when. Each step moves the clock, delivers what is due, lets everybody act once, and asks
-the truth (`escrow_truth.py`) whether what can be seen now may be seen.
+Everything follows from one seed: network, disk, clock, what each client does and when it dies. Each
+step moves the clock, delivers data, lets every client act once, and asserts with `escrow_truth.py`
+that what is visible now may be visible.
 
-`rest` ends a life: fair weather, everybody alive and answering, until nothing is left to do.
+`rest` ends a run: no more failures, all clients alive and answering, until nothing remains to do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REST_STEPS = 1_500
 
 @dataclass(frozen=True)
 class Odds:
-    """How often what happens, per step."""
+    """Probabilities of events, per step."""
 
     begin: float = 0.35
     writer: float = 0.03
@@ -52,8 +52,8 @@ class World:
         is_wild: bool = False,
     ) -> None:
         self.rng = Random(seed)
-        self.is_wild = is_wild  # people take their time, and do not always answer
-        self.is_silent = False  # producers hear no question
+        self.is_wild = is_wild  # clients are slow and do not always answer
+        self.is_silent = False  # producers ignore checks
         self.clock = ManualClock()
         self.disk = FaultyDisk(clock=self.clock, seed=seed)
         self.network = Network(Random(seed + 1), self.clock, weather)
@@ -73,9 +73,9 @@ class World:
         self._write_fails = False
         self.starts = 0
         self.cuts = 0
-        self.judges_disk = True  # at every start; it is most of what a start costs
+        self.judges_disk = True  # at every start, which is slow
 
-    # --- for whoever lives in it -----------------------------------------------------------------
+    # --- for clients -----------------------------------------------------------------------------
 
     def new_name(self, of: str) -> str:
         self._names += 1
@@ -91,7 +91,7 @@ class World:
         return near
 
     def is_gone(self, place: Place) -> bool:
-        """Whether the log no longer holds it: nobody can be told what became of it."""
+        """Whether the log no longer holds the half: its outcome cannot be reported."""
         return self.process is not None and place[1] < self.process.store.begin
 
     def is_one_of_many(self, key: str) -> bool:
@@ -121,7 +121,7 @@ class World:
         assert not self.complaints.found, self.complaints.found[0]
 
     def doing(self, step: Callable[[], None]) -> None:
-        """Whatever it is, the power may fail in it, or the disk."""
+        """Run a step in which the power or the disk may fail."""
         try:
             step()
         except PowerCut:
@@ -152,7 +152,7 @@ class World:
         process.begin_flush()
         process.end_turn()
 
-    # --- the broker's life -----------------------------------------------------------------------
+    # --- runs of the broker ----------------------------------------------------------------------
 
     def start(self) -> None:
         try:
@@ -174,7 +174,7 @@ class World:
             self._gone()
 
     def kill(self) -> None:
-        """The process dies and the machine goes on."""
+        """Kill the process; the machine goes on."""
         if self.process is not None:
             self.truth.look(self.process)
             self.process.kill()
@@ -196,7 +196,7 @@ class World:
             for end in list(process.lines):
                 self.network.disconnect(end)
 
-    # --- what can happen -------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------
 
     def begin_writer(self, writer: str, batches: int = 2) -> Driver:
         if writer not in self._writers:
@@ -248,7 +248,7 @@ class World:
             )
 
     def tend(self, what: str) -> None:
-        """Something that the server does now and then, if it is up."""
+        """Run a maintenance task of the server, if it is up."""
         if self.process is not None:
             self.doing(getattr(self.process, what))
 
@@ -267,10 +267,10 @@ class World:
             )()
 
     def _fault(self) -> None:
-        """The next write of the log fails, or its flush.
+        """Let the next write of the log or its flush fail.
 
-        After a flush that failed the kernel may take for clean what it never wrote. A process that
-        starts anew on the same machine cannot know that; so here the machine goes down as well.
+        After a failed flush the kernel may consider pages clean that it never wrote. A process that
+        starts on the same machine cannot know that, so the machine goes down as well.
         """
         process, disk = self.process, self.disk
         if process is None:
@@ -290,7 +290,7 @@ class World:
             disk.fail_at = None
 
     def _fail_write(self, process: BrokerProcess) -> None:
-        """In this turn, if it writes to the log and to nothing else."""
+        """Fail the write of this turn, if it writes to the log and to nothing else."""
         disk, broker = self.disk, process.broker
         if broker.topics.is_dirty or broker.groups.is_dirty:
             return
@@ -313,10 +313,10 @@ class World:
             case "cut":
                 self.disk.power_cut_at = self.disk.calls + self.rng.randint(1, 60)
 
-    # --- its end ---------------------------------------------------------------------------------
+    # --- end -------------------------------------------------------------------------------------
 
     def rest(self) -> None:
-        """Fair weather, everybody there, nothing new: all that is open comes to its end."""
+        """Run without failures and new transactions until everything open is decided."""
         self.network.faults = NO_FAULTS
         self.is_wild = self.is_silent = self._write_fails = False
         self.disk.power_cut_at = None
@@ -324,7 +324,7 @@ class World:
             producer.is_alive = True
         for driver in self.drivers:
             driver.die()
-        for writer in self._writers:  # whoever takes over ends what was left behind
+        for writer in self._writers:  # a new driver decides what earlier ones have left
             self.begin_writer(writer, batches=1)
         self.clock.step_wall_clock(ms=max(0, self._latest_ms - self.clock.now_ms()))
         self.truth.asked_ms.clear()
@@ -381,7 +381,7 @@ class World:
 
 
 def live(seed: int) -> World:
-    """One random life, from its seed alone."""
+    """Run a world with random events; the seed determines all of them."""
     rng = Random(seed)
     weather = rng.choice((NO_FAULTS, STORM, NetworkFaults(loss=0.2, duplication=0.2, lateness=0.3)))
     odds = Odds(

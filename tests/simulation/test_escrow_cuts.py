@@ -1,9 +1,9 @@
-"""Cut the power at every write and flush of a fixed life of the escrow in turn, and go on.
+"""Cut the power at every write and flush of a fixed scenario in turn, and go on.
 
-The scenario parks and decides in every way there is: singly, in groups, in pieces, by writers who
-take over from each other, by an operator, by nobody; with checkpoints, notes, expiry, a kill and
-a stop between. After the cut the broker starts again, the rest of the scenario is played, and the
-world comes to rest. `escrow_truth.py` says what must hold at every step, at every start, and then.
+The scenario parks and decides in all ways: single halves, groups, pieces, writers that replace each
+other, an operator, no answer at all; with checkpoints, snapshots, expiry, a kill and a stop. After
+the cut the broker starts again and the world comes to rest. `escrow_truth.py` defines what must
+hold at every step, at every start, and at the end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHANGES: dict[Survival, tuple[str, ...]] = {
 
 
 def scenario(world: World) -> Iterator[None]:
-    """It yields between its steps, so that it need not be played to its end."""
+    """Yield between steps, so that the caller can stop."""
     one, two = world.producers
     world.run(3)
     one.begin()
@@ -47,21 +47,21 @@ def scenario(world: World) -> Iterator[None]:
     world.tend("begin_checkpoint")
     one.begin(4, size=300, how="forgotten")
     two.begin(how="forgotten")
-    world.begin_writer("w0", batches=1)  # takes over from whoever is still at it
+    world.begin_writer("w0", batches=1)  # replaces a driver that is still running
     yield from steps(world, 4)
     world.tend("finish_checkpoint")
     world.tend("note")
-    one.die()  # and what it began is asked about elsewhere
+    one.die()  # its transactions are checked with other producers
     yield from steps(world, 14)
     world.is_silent = True
     two.begin(how="forgotten")
     two.begin(how="forgotten")
     two.begin(2, how="forgotten")
-    yield from steps(world, 45)  # asked too often: stranded; an operator has it asked again
+    yield from steps(world, 45)  # checked too often: stranded, then resumed by an operator
     for _ in range(3):
         world.tend("begin_checkpoint")
         world.tend("finish_checkpoint")
-        world.tend("expire")  # what is open is appended again, then the oldest file goes
+        world.tend("expire")  # open halves move, then the oldest segment is deleted
         yield from steps(world, 1)
     world.doing(world.kill)
     yield from steps(world, 6)
@@ -80,7 +80,7 @@ def steps(world: World, count: int) -> Iterator[None]:
 
 
 def played(survival: Survival = "none", cut_at: int | None = None) -> World:
-    """The scenario; from the cut on, what is left to do is to come to rest."""
+    """Run the scenario up to the cut, and then let the world come to rest."""
     with World(SEED) as world:
         world.survivals = (survival,)
         world.disk.power_cut_at = cut_at
@@ -92,8 +92,8 @@ def played(survival: Survival = "none", cut_at: int | None = None) -> World:
     return world
 
 
-def places_to_cut(survival: Survival) -> list[int]:
-    """The calls that change something, by number."""
+def calls_to_cut(survival: Survival) -> list[int]:
+    """Return the numbers of the disk calls that change something."""
     with World(SEED) as world:
         world.judges_disk = False
         for _ in scenario(world):
@@ -102,7 +102,7 @@ def places_to_cut(survival: Survival) -> list[int]:
     return [at for at, call in enumerate(world.disk.trace, 1) if call.startswith(kinds)]
 
 
-def test_the_scenario_touches_everything() -> None:
+def test_the_scenario_covers_everything() -> None:
     world = played()
     truth = world.truth
     assert sorted(set(truth.told.values())) == ["committed", "rolled_back"]
@@ -111,14 +111,14 @@ def test_the_scenario_touches_everything() -> None:
     assert len(truth.winners) >= 2
     assert world.process is not None
     assert world.process.store.begin > 0, "no file has expired"
-    assert len(places_to_cut("mixed")) > 150
+    assert len(calls_to_cut("mixed")) > 150
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(BLOCKS))
 @pytest.mark.parametrize("survival", SURVIVALS)
 def test_power_cut_at_every_write_and_flush(survival: Survival, block: int) -> None:
-    for cut_at in places_to_cut(survival)[block::BLOCKS]:
+    for cut_at in calls_to_cut(survival)[block::BLOCKS]:
         try:
             played(survival, cut_at)
         except AssertionError as error:

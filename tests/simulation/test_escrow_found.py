@@ -1,4 +1,4 @@
-"""What the simulation of the escrow has found, each as the shortest story that shows it."""
+"""Bugs that the simulation has found, each as the shortest scenario that shows it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def only_half(world: World) -> Half:
     return half
 
 
-def append_again(world: World) -> None:
-    """As if its log file had to go."""
+def move_half(world: World) -> None:
+    """Move the half as if its segment expired."""
     process = served(world)
     process.broker.transactions.move_halves_below(
         LogOffset(process.store.end), world.clock.now_ms()
@@ -37,8 +37,8 @@ def start_again(world: World) -> None:
         world.step()
 
 
-def a_forgotten_one(world: World, checks: int) -> str:
-    """A transaction that nobody ends, and nobody answers for."""
+def park_unanswered(world: World, checks: int) -> str:
+    """Park a half that is never ended, with checks that are never answered."""
     world.is_silent = True
     world.run(2)
     [producer] = world.producers
@@ -51,23 +51,23 @@ def a_forgotten_one(world: World, checks: int) -> str:
     return f"{transaction}.0"
 
 
-def test_checks_from_before_it_was_appended_again_still_count() -> None:
+def test_checks_before_a_move_still_count() -> None:
     with World(1, producers=1) as world:
-        key = a_forgotten_one(world, checks=2)
-        append_again(world)
+        key = park_unanswered(world, checks=2)
+        move_half(world)
         assert only_half(world).previous_offsets
         start_again(world)
         assert only_half(world).checks == world.truth.asked[key] == 2
         judge_disk(served(world))
 
 
-def test_a_stranded_one_is_not_asked_about_because_its_log_file_goes() -> None:
+def test_a_stranded_half_is_not_checked_because_it_moves() -> None:
     with World(1, producers=1) as world:
         world.operator.die()
-        key = a_forgotten_one(world, checks=ESCROW.checks_max)
+        key = park_unanswered(world, checks=ESCROW.checks_max)
         while not only_half(world).is_stranded:
             world.step()
-        append_again(world)
+        move_half(world)
         assert only_half(world).is_stranded
         start_again(world)
         assert only_half(world).is_stranded
@@ -76,13 +76,13 @@ def test_a_stranded_one_is_not_asked_about_because_its_log_file_goes() -> None:
         judge_disk(served(world))
 
 
-def test_a_place_that_the_log_has_lost_still_leads_to_its_half() -> None:
+def test_a_position_that_the_log_has_lost_still_leads_to_its_half() -> None:
     with World(1, producers=1) as world:
         world.operator.die()
-        key = a_forgotten_one(world, checks=1)
+        key = park_unanswered(world, checks=1)
         place = world.truth.parked[key]
         for _ in range(2):
-            append_again(world)
+            move_half(world)
         [producer] = world.producers
         while served(world).store.begin <= place[1]:
             producer.begin(commits=False, size=1_000)
@@ -98,7 +98,7 @@ def test_a_place_that_the_log_has_lost_still_leads_to_its_half() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_groups_that_are_stored_in_pieces_do_not_keep_parts_of_each_other_back(seed: int) -> None:
+def test_groups_in_pieces_do_not_hide_parts_of_each_other(seed: int) -> None:
     with World(seed, producers=2) as world:
         world.run(2)
         for producer in world.producers:
@@ -108,7 +108,7 @@ def test_groups_that_are_stored_in_pieces_do_not_keep_parts_of_each_other_back(s
         world.rest()
 
 
-def test_what_is_out_of_sight_does_not_expire() -> None:
+def test_hidden_messages_do_not_expire() -> None:
     with World(2, producers=1) as world:
         world.run(2)
         world.producers[0].begin(30, size=300)

@@ -1,6 +1,6 @@
-"""Random lives of a whole world: storms, deaths, crashes, faults, clocks that jump.
+"""Random runs of a whole world: network failures, dying clients, crashes, disk faults, clock jumps.
 
-ESCROWMQ_SEEDS sets how many; a failure names its seed, and ESCROWMQ_SEED=… plays that one alone.
+ESCROWMQ_SEEDS sets the number of runs. A failure names its seed; ESCROWMQ_SEED=… repeats that one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BLOCKS = 20
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_random_lives_of_a_world(block: int) -> None:
+def test_random_runs_of_a_world(block: int) -> None:
     seeds = range(block, SEEDS, BLOCKS) if ONLY is None else range(int(ONLY), int(ONLY) + 1)
     for seed in seeds:
         try:
@@ -28,7 +28,7 @@ def test_random_lives_of_a_world(block: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_seed_is_the_whole_story() -> None:
+def test_a_seed_determines_the_run() -> None:
     one, other = live(11), live(11)
     assert one.disk.trace == other.disk.trace
     assert one.truth.told == other.truth.told

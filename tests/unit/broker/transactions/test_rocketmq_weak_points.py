@@ -1,10 +1,10 @@
 """Weak points of RocketMQ's transactions, with a test for each that shows our behaviour.
 
-The numbers are those of our list of its weak points. Not here, because a broker without a client
-and without replicas cannot show them:
+The numbers are those of our list. Two are missing, because this broker has no replicas and no such
+thread:
 
-    W18  a slave that acts for a dead master sends halves on: there is no such slave
-    W27  a thread that spins while it flushes metrics: there is no such thread
+    W18  a slave that acts for a dead master forwards halves
+    W27  a thread spins while it flushes metrics
 """
 
 from __future__ import annotations
