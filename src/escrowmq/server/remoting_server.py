@@ -1,21 +1,16 @@
-"""Sockets: bytes in, turns, bytes out.
+"""The port of a broker or name server: connections, turns, limits on memory and idle time.
 
-One turn of the event loop is one unit of work. Every line that has data hands its requests over;
-at the end of the turn the sends of all of them are appended in one write, and every line with
-answers is written to once. That is worth more than any other trick here.
+    data_received(chunk) → requests → RequestHandler.handle()        of all connections, one turn
+    end_turn() → RequestHandler.end_turn() → one write per connection
 
-A line that does not read its answers is not read from until it does, so what it can hold in
-memory is bounded: its own write buffer, and the answers to one chunk of requests. A request must be
-here whole as soon as a line may not be silent for longer, however slowly it comes; and if all that
-have begun take too much room, the one that began first is given up with its line.
+One iteration of the event loop is one turn. Every connection that has data hands its requests over;
+at the end of the turn the sends of all of them are appended in one write, and each connection with
+responses is written to once. No other optimisation here gains as much.
 
-One connection of a server: bytes to requests, answers to bytes, bounded both ways.
-
-Which lines have been silent for too long, found by looking only at those that may have been.
-
-A line is noted under the second in which it will have been silent for too long if nothing comes
-from it. When that second is over, it has been, or it is noted again for later: one look at a line
-in each such span, however many lines there are, and nothing to do when data comes.
+Memory is bounded. A connection that does not read its responses is not read from until it does, so
+it holds at most its write buffer and the responses to one chunk of requests. An incomplete request
+is dropped with its connection when it is older than the idle timeout, however steadily its bytes
+arrive; and when all incomplete requests together take too much memory, the oldest is dropped.
 """
 
 from __future__ import annotations
@@ -59,7 +54,7 @@ JOINED_WRITE_BYTES_MAX = 8 * 1024  # below it, one joined write is cheaper than 
 
 
 class ServerConnection(asyncio.Protocol):
-    """One connection, as the broker sees it."""
+    """One client connection. For the broker it is a `Channel`."""
 
     def __init__(self, server: RemotingServer) -> None:
         self._server = server
@@ -70,11 +65,10 @@ class ServerConnection(asyncio.Protocol):
         self._is_write_paused = False
         self._is_held = False
         self._pending_calls: dict[Call, Callable[[Command | None, bytes], None]] = {}
-        self._remaining_events: Iterator[Event] | None = (
-            None  # of a chunk that was too much for one turn
-        )
+        # Set while a chunk has more requests than one connection may have in a turn.
+        self._remaining_events: Iterator[Event] | None = None
         self.last_active_s = server.elapsed_s()
-        self.partial = 0, 0  # of a request: bytes that came, and its number
+        self.partial = 0, 0  # incomplete request: bytes received so far, and its number
         self.address = ""
         self.peer_host = b"\0" * 8
 
@@ -95,21 +89,21 @@ class ServerConnection(asyncio.Protocol):
             connection.receive(data)
             self._handle(connection.events())
         except RemoteProtocolError as error:
-            log.info("line closed peer=%s: %s", self.address, error)
+            log.info("connection closed peer=%s: %s", self.address, error)
             self.close()
         if connection.partial_frame != self.partial:
             before, self.partial = self.partial, connection.partial_frame
             self._server.update_partial(self, before)
 
     def _handle(self, events: Iterator[Event]) -> None:
-        port = self._server
-        port.schedule_turn()
-        self.last_active_s = port.turn_start_s
-        if not port.handle_events(self, events):
-            # Others have their turn before this one goes on.
+        server = self._server
+        server.schedule_turn()
+        self.last_active_s = server.turn_start_s
+        if not server.handle_events(self, events):
+            # Let the other connections have a turn first.
             self._remaining_events = events
             self._update_reading()
-            port.call_soon(self._continue)
+            server.call_soon(self._continue)
 
     def _continue(self) -> None:
         events, self._remaining_events = self._remaining_events, None
@@ -122,7 +116,7 @@ class ServerConnection(asyncio.Protocol):
                 before, self.partial = self.partial, self._connection.partial_frame
                 self._server.update_partial(self, before)
         except RemoteProtocolError as error:
-            log.info("line closed peer=%s: %s", self.address, error)
+            log.info("connection closed peer=%s: %s", self.address, error)
             self.close()
 
     def pause_writing(self) -> None:
@@ -135,7 +129,7 @@ class ServerConnection(asyncio.Protocol):
         self._update_reading()
 
     def hold_reading(self, is_held: bool) -> None:
-        """Too much waits in memory for all lines together: read no more from this one."""
+        """Stop or resume reading because of what all connections together hold in memory."""
         if is_held != self._is_held:
             self._is_held = is_held
             self._update_reading()
@@ -144,10 +138,12 @@ class ServerConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        wanted = not (self._is_write_paused or self._is_held or self._remaining_events is not None)
-        if wanted and not transport.is_reading():
+        should_read = not (
+            self._is_write_paused or self._is_held or self._remaining_events is not None
+        )
+        if should_read and not transport.is_reading():
             transport.resume_reading()
-        elif not wanted and transport.is_reading():
+        elif not should_read and transport.is_reading():
             transport.pause_reading()
 
     def unsent_bytes(self) -> int:
@@ -272,23 +268,23 @@ class ServerConnection(asyncio.Protocol):
         return True
 
     def response_received(self, response: Response) -> None:
-        answered = self._pending_calls.pop(response.call, None)
-        if answered is not None:
-            answered(response.command, bytes(response.body))
+        on_response = self._pending_calls.pop(response.call, None)
+        if on_response is not None:
+            on_response(response.command, bytes(response.body))
 
     def expire_calls(self, now_s: float) -> bool:
-        """Whether it still waits for an answer."""
+        """Fail the calls whose time is over. Return whether others still wait for a response."""
         self._fail_calls(self._connection.expire(now_s=now_s))
         return bool(self._pending_calls)
 
-    def _fail_calls(self, failed: list[CallFailed]) -> None:
-        for one in failed:
-            answered = self._pending_calls.pop(one.call, None)
-            if answered is not None:
-                answered(None, b"")
+    def _fail_calls(self, failures: list[CallFailed]) -> None:
+        for failure in failures:
+            on_response = self._pending_calls.pop(failure.call, None)
+            if on_response is not None:
+                on_response(None, b"")
 
     def flush(self) -> int:
-        """Hand the answers over: how much of them the peer has not taken yet."""
+        """Write the responses to the socket. Return how many bytes it has not accepted yet."""
         out, self._outgoing = self._outgoing, []
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -307,20 +303,30 @@ class ServerConnection(asyncio.Protocol):
             self._transport.close()
 
     def drop(self) -> None:
-        """Close it, and do not wait for a peer that reads nothing either."""
+        """Close the connection, without waiting for a peer that does not read."""
         self.close()
         if self._transport is not None and self.unsent_bytes():
             self._transport.abort()
 
 
+# --- idle connections ----------------------------------------------------------------------------
+
+
 class HasLastActivity(Hashable, Protocol):
-    last_active_s: float  # when something came last
+    last_active_s: float  # when data was last received
 
 
 L = TypeVar("L", bound=HasLastActivity)
 
 
 class IdleTracker(Generic[L]):
+    """Find the connections that have been idle for too long.
+
+    A connection is filed under the second in which its idle time would be over if it stayed idle.
+    When that second has passed, it is either idle or filed again. So each connection is looked at
+    once per idle time, however many there are, and receiving data costs nothing here.
+    """
+
     def __init__(self, idle_max_s: float, *, now_s: float) -> None:
         self._idle_max_s = idle_max_s
         self._checked_s = int(now_s)
@@ -335,58 +341,66 @@ class IdleTracker(Generic[L]):
     def remove(self, connection: L) -> None:
         due_s = self._due_by_connection.pop(connection, None)
         if due_s is not None:
-            noted = self._due[due_s]
-            noted.discard(connection)
-            if not noted:
+            connections = self._due[due_s]
+            connections.discard(connection)
+            if not connections:
                 del self._due[due_s]
 
     def find_idle(self, now_s: float) -> list[L]:
-        """Those that were silent for longer than they may; they are watched on."""
+        """Return the connections that have been idle for too long. They stay watched."""
         due: list[L] = []
         while self._checked_s < int(now_s):
             self._checked_s += 1
             due += self._due.get(self._checked_s, ())
-        for line in due:
-            self.remove(line)
-            self.watch(line)
-        return [line for line in due if now_s - line.last_active_s > self._idle_max_s]
+        for connection in due:
+            self.remove(connection)
+            self.watch(connection)
+        return [
+            connection for connection in due if now_s - connection.last_active_s > self._idle_max_s
+        ]
 
 
-EVENTS_PER_TURN_MAX = 64  # of one line
+# --- the port ------------------------------------------------------------------------------------
+
+EVENTS_PER_TURN_MAX = 64  # of one connection
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens: who connects now is served once there is a Port for it."""
+    """Return a listening socket. Clients can connect at once and are served after `listen()`.
+
+    Raises OSError with the address in its text.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        bound = socket.create_server((host, port), family=family, backlog=1024)
+        listening_socket = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
         raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
-    bound.setblocking(False)
-    return bound
+    listening_socket.setblocking(False)
+    return listening_socket
 
 
 def bound_port(listening_socket: socket.socket) -> int:
-    """The system's choice, if 0 was asked for."""
+    """Return the port of a socket; the system chose it if port 0 was requested."""
     return int(listening_socket.getsockname()[1])
 
 
 def reachable_host(host: str) -> str:
+    """Return an address under which this machine reaches a port that listens on `host`."""
     return "127.0.0.1" if host in ("0.0.0.0", "") else host
 
 
 class RequestHandler(Protocol):
-    """What answers the requests of a port: the broker, or the name server."""
+    """Handler of the requests of a port: the broker, or the name server."""
 
     def handle(self, connection: ServerConnection, request: Request[Any], now_ms: int) -> None: ...
     def end_turn(self, now_ms: int) -> bool:
-        """Whether it wants another turn soon."""
+        """Finish the turn. Return whether another turn is needed soon."""
 
     def channel_closed(self, connection: ServerConnection) -> None: ...
 
 
 class RemotingServer:
-    """One listening port and the lines that came through it."""
+    """One listening port and its connections."""
 
     def __init__(
         self,
@@ -414,30 +428,23 @@ class RemotingServer:
         self._loop = asyncio.get_running_loop()
         self._unflushed: list[ServerConnection] = []
         self._is_turn_scheduled = False
-        self.turn_start_ms, self.turn_start_s = (
-            clock.now_ms(),
-            clock.elapsed_s(),
-        )  # when this turn began
+        self.turn_start_ms, self.turn_start_s = clock.now_ms(), clock.elapsed_s()
         self._server: asyncio.Server | None = None
-        self._unsent_bytes: dict[
-            ServerConnection, int
-        ] = {}  # bytes that a line's peer has not read yet
-        self._held_connections: set[ServerConnection] = (
-            set()
-        )  # not read from, because of what all lines hold
+        self._unsent_bytes: dict[ServerConnection, int] = {}  # not yet accepted by the socket
+        # Not read from, because all connections together hold too much in memory.
+        self._held_connections: set[ServerConnection] = set()
         self._idle_tracker: IdleTracker[ServerConnection] = IdleTracker(
             config.idle_max_s, now_s=clock.elapsed_s()
         )
-        self._partial_since_s: dict[
-            ServerConnection, float
-        ] = {}  # since when a part of a request is here, in order
+        # When an incomplete request began to arrive, oldest first.
+        self._partial_since_s: dict[ServerConnection, float] = {}
         self.partial_bytes = 0
         self.dropped_partial_requests = 0
         self.connections: set[ServerConnection] = set()
         self.refused_connections = 0
         self.refused_requests: defaultdict[int, int] = defaultdict(int)  # by response code
         self.turn_seconds = Distribution(LATENCY_BOUNDS_S)
-        self._calling: set[ServerConnection] = set()  # that wait for answers of their peers
+        self._calling: set[ServerConnection] = set()  # have calls to their clients pending
 
     async def listen(self, listening_socket: socket.socket) -> None:
         tls = self._tls
@@ -456,24 +463,24 @@ class RemotingServer:
         )
 
     async def close(self) -> None:
-        """No new lines; what is under way is answered, then every line is closed."""
+        """Finish the turn, send its responses and close every connection."""
         self.stop_reading()
         self.end_turn()
-        for line in list(self.connections):
-            line.close()
+        for connection in list(self.connections):
+            connection.close()
         await asyncio.sleep(0)
 
     def stop_reading(self) -> None:
-        """No new lines, and nothing more from those there are."""
+        """Accept no new connections and read nothing more from the open ones."""
         if self._server is not None:
             self._server.close()
         if self._tls_detector is not None:
             self._tls_detector.close()
-        for line in self.connections:
-            line.hold_reading(True)
+        for connection in self.connections:
+            connection.hold_reading(True)
 
     def refused_handshakes(self) -> int:
-        """Connections that ended before they were lines: without TLS, or with a bad one."""
+        """Return the number of connections that were closed for no TLS or a failed handshake."""
         return 0 if self._tls_detector is None else self._tls_detector.refused
 
     def _has_capacity(self, pending: int) -> bool:
@@ -482,7 +489,7 @@ class RemotingServer:
         self.refused_connections += 1
         return False
 
-    # --- for its lines ---------------------------------------------------------------------------
+    # --- for its connections ---------------------------------------------------------------------
 
     def admit(self, connection: ServerConnection) -> bool:
         if len(self.connections) >= self._config.connections_max:
@@ -493,9 +500,11 @@ class RemotingServer:
         return True
 
     def handle_events(self, connection: ServerConnection, events: Iterator[Event]) -> bool:
-        """What came in one chunk; answers leave at the end of the turn. False: there is more of it
-        than one line may have of a turn."""
-        handle, now_ms, left = self._handler.handle, self.turn_start_ms, EVENTS_PER_TURN_MAX
+        """Handle the events of one chunk; responses are sent at the end of the turn.
+
+        Return False if there may be more events than one connection may have in a turn.
+        """
+        handle, now_ms, remaining = self._handler.handle, self.turn_start_ms, EVENTS_PER_TURN_MAX
         for event in events:
             if type(event) is Request:
                 handle(connection, event, now_ms)
@@ -504,8 +513,8 @@ class RemotingServer:
                 connection.write(encode_error(event.request, event.error))
             elif type(event) is Response:
                 connection.response_received(event)
-            left -= 1
-            if not left:
+            remaining -= 1
+            if not remaining:
                 return False
         return True
 
@@ -523,7 +532,7 @@ class RemotingServer:
             self._handler.channel_closed(connection)
 
     def update_partial(self, connection: ServerConnection, before: tuple[int, int]) -> None:
-        """Its chunk ended inside a request, or such a one is whole now."""
+        """Account for a chunk that ended inside a request, or completed one."""
         now_bytes, number = connection.partial
         self.partial_bytes += now_bytes - before[0]
         if not now_bytes or number != before[1]:
@@ -531,10 +540,13 @@ class RemotingServer:
         if now_bytes:
             self._partial_since_s.setdefault(connection, connection.last_active_s)
         while self.partial_bytes > self._config.in_flight_bytes_max and self._partial_since_s:
-            self._drop_partial(next(iter(self._partial_since_s)), "too much waits for its end")
+            self._drop_partial(
+                next(iter(self._partial_since_s)),
+                "incomplete requests of all connections take too much memory",
+            )
 
     def _drop_partial(self, connection: ServerConnection, reason: str) -> None:
-        log.warning("line closed peer=%s: half a request, and %s", connection.address, reason)
+        log.warning("connection closed peer=%s: incomplete request: %s", connection.address, reason)
         self.dropped_partial_requests += 1
         self._clear_partial(connection)
         connection.drop()
@@ -545,7 +557,7 @@ class RemotingServer:
         connection.partial = 0, 0
 
     def schedule_flush(self, connection: ServerConnection) -> None:
-        """This line has something to send at the end of the turn."""
+        """Flush the connection at the end of the turn."""
         self._unflushed.append(connection)
         self.schedule_turn()
 
@@ -559,41 +571,49 @@ class RemotingServer:
         wants_more = False
         try:
             wants_more = self._handler.end_turn(self.turn_start_ms)
-        except Exception:  # a bug of ours must not keep back the answers of others
-            log.exception("a turn failed")
-        written, self._unflushed = self._unflushed, []
+        except Exception:  # a bug must not hold back the responses of other requests
+            log.exception("turn failed")
+        unflushed, self._unflushed = self._unflushed, []
         was_scheduled = self._is_turn_scheduled
-        self._is_turn_scheduled = False  # only now: what was written so far leaves with this turn
-        for line in written:
-            unsent = line.flush()
+        self._is_turn_scheduled = False  # only now: end_turn() above wrote responses of this turn
+        for connection in unflushed:
+            unsent = connection.flush()
             if unsent:
-                self._unsent_bytes[line] = unsent
+                self._unsent_bytes[connection] = unsent
                 if sum(self._unsent_bytes.values()) > self._config.in_flight_bytes_max:
-                    self._held_connections.add(line)
-                    line.hold_reading(True)
+                    self._held_connections.add(connection)
+                    connection.hold_reading(True)
         if was_scheduled:
             self.turn_seconds.observe(self._clock.elapsed_s() - self.turn_start_s)
         if wants_more:
-            self.schedule_turn()  # after those whose requests have come by then
+            self.schedule_turn()  # requests that have arrived by then are part of it
 
     def sweep_connections(self) -> None:
-        """Now and then: close the silent ones, read on from those that were held."""
-        for line in self._idle_tracker.find_idle(self._clock.elapsed_s()):
-            log.info("line closed peer=%s: silent for %d s", line.address, self._config.idle_max_s)
-            line.drop()
+        """Close idle connections and resume reading where memory allows it; call it regularly."""
+        for connection in self._idle_tracker.find_idle(self._clock.elapsed_s()):
+            log.info(
+                "connection closed peer=%s: idle for %d s",
+                connection.address,
+                self._config.idle_max_s,
+            )
+            connection.drop()
         began_before_s = self._clock.elapsed_s() - self._config.idle_max_s
         while (
             self._partial_since_s
             and (first := next(iter(self._partial_since_s.items())))[1] < began_before_s
         ):
-            self._drop_partial(first[0], "the rest did not come")
+            self._drop_partial(first[0], "the rest did not arrive in time")
         self._unsent_bytes = {
-            line: unsent for line in self._unsent_bytes if (unsent := line.unsent_bytes())
+            connection: unsent
+            for connection in self._unsent_bytes
+            if (unsent := connection.unsent_bytes())
         }
         if sum(self._unsent_bytes.values()) <= self._config.in_flight_bytes_max:
             while self._held_connections:
                 self._held_connections.pop().hold_reading(False)
-        self._calling = {line for line in self._calling if line.expire_calls(self.elapsed_s())}
+        self._calling = {
+            connection for connection in self._calling if connection.expire_calls(self.elapsed_s())
+        }
 
     def change_config(self, config: NetworkConfig) -> None:
         """Apply new limits. Open connections stay open, and the idle timeout does not change."""
@@ -603,7 +623,7 @@ class RemotingServer:
         self._calling.add(connection)
 
     def unsent_bytes(self) -> int:
-        return sum(line.unsent_bytes() for line in self._unsent_bytes)
+        return sum(connection.unsent_bytes() for connection in self._unsent_bytes)
 
     def elapsed_s(self) -> float:
         return self._clock.elapsed_s()

@@ -35,8 +35,10 @@ def test_a_line_has_who_when_and_what() -> None:
 
 
 def test_pairs_in_a_message_are_fields() -> None:
-    found = line("line closed peer=%s: silent for %d s, share=%.2f %%", "10.0.0.1:5", 120, 0.5)
-    assert found["message"] == "line closed peer=10.0.0.1:5: silent for 120 s, share=0.50 %"
+    found = line(
+        "connection closed peer=%s: silent for %d s, share=%.2f %%", "10.0.0.1:5", 120, 0.5
+    )
+    assert found["message"] == "connection closed peer=10.0.0.1:5: silent for 120 s, share=0.50 %"
     assert (found["peer"], found["share"]) == ("10.0.0.1:5", 0.5)
     assert set(found) == {"time", "level", "broker", "logger", "message", "peer", "share"}
 
