@@ -1,16 +1,11 @@
-"""TLS contexts from files, made anew when the files change.
+"""Security of a server: TLS on its ports, access control, and the files of both.
 
-Plain and TLS on one port: the first byte tells, as in RocketMQ.
+    AccessControl     the validator and the TLS context that all ports of a process share
+    TlsDetector       plain and TLS connections on one port, told apart by the first byte
+    FileWatcher       reloads accounts and certificates when their files change
 
-    0x16    a TLS handshake          anything else    the length of a frame; none is that long
-
-A connection is looked at before it is anybody's: its first byte is read and left where it is, then
-the socket goes on as it is, or behind TLS. Who says nothing, or stops in the middle of a handshake,
-has a deadline, and his place is counted; nobody waits for him.
-
-Files that are read again when they change.
-
-Access control of a server: the guard, its file, and whether the doors may be open at all.
+A broker that listens on another address than loopback must have accounts, unless the operator
+allows it to be insecure: `require_auth_or_loopback()`.
 """
 
 from __future__ import annotations
@@ -42,6 +37,122 @@ from escrowmq.config.setting_types import read_credentials
 from escrowmq.errors import ConfigError, InvalidAccessRules
 from escrowmq.secret import Secret
 
+log = logging.getLogger(__name__)
+
+# --- access control ------------------------------------------------------------------------------
+
+ACL_FILE_BYTES_MAX: Final = 16 << 20
+_OWN_KEY_BYTES: Final = 32
+
+InternalAccount = tuple[str, Secret]  # access key and secret key
+
+
+class AccessControl:
+    """Access control and TLS of all ports of a process.
+
+    `validator` and `tls` are None if they are switched off.
+    """
+
+    def __init__(self, config: Config, internal_account: InternalAccount | None = None) -> None:
+        """Pass the account of the brokers if they run in other processes than the name server."""
+        security = config.security
+        self._cluster = config.broker.cluster_name
+        self.validator: AccessValidator | None = None
+        self.tls: TlsContext | None = None
+        self.watchers: list[FileWatcher] = []
+        self._internal_signer: Signer | None = None
+        if security.is_acl_on:
+            assert security.acl_file is not None
+            self._enable_acl(security.acl_file, internal_account or new_internal_account())
+        if security.has_tls:
+            self.tls = tls = TlsContext(security)
+            files = (security.tls_cert, security.tls_key, security.tls_trust)
+            paths = [path for path in files if path is not None]
+            self.watchers.append(FileWatcher("certificates", paths, tls.reload))
+
+    def _enable_acl(self, file: Path, internal_account: InternalAccount) -> None:
+        validator = self.validator = AccessValidator(load_acl_file(file))
+        # The broker registers with the name server of its own process by this account, which is
+        # in no file.
+        key, secret = internal_account
+        account = PlainAccount(access_key=key, secret_key=secret, is_admin=True)
+        validator.add_internal_account(account)
+        self._internal_signer = Signer(key, secret, Secret(""))
+        self.watchers.append(
+            FileWatcher(
+                f"accounts of {file}",
+                [file],
+                lambda: validator.replace_rules(load_acl_file(file)),
+            )
+        )
+
+    @property
+    def internal_signer(self) -> Signer | None:
+        return self._internal_signer
+
+    def administrator_permissions(self) -> tuple[Permission, ...]:
+        """Return the permissions that only an administrator of the cluster has."""
+        return (Permission(ResourceType.CLUSTER, self._cluster, Action.UPDATE),)
+
+    def can_see_metrics(self, access_key: str, secret_key: str, host: str) -> bool:
+        if self.validator is None:
+            return True
+        permission = Permission(ResourceType.CLUSTER, self._cluster, Action.GET)
+        return self.validator.is_allowed_with_secret(access_key, secret_key, permission, host)
+
+
+def new_internal_account() -> InternalAccount:
+    """Return a random account for the processes of one server."""
+    key = f"escrowmq-own-{secrets.token_hex(8)}"
+    return key, Secret(secrets.token_hex(_OWN_KEY_BYTES))
+
+
+def load_acl_file(file: Path) -> AccessRules:
+    """Read an ACL file. Raises InvalidAccessRules, which names the file and the problem."""
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(ACL_FILE_BYTES_MAX + 1)
+        if len(content) > ACL_FILE_BYTES_MAX:
+            raise InvalidAccessRules(f"larger than {ACL_FILE_BYTES_MAX} bytes, the limit")
+        return parse_rules(content.decode("utf-8-sig"))
+    except OSError as error:
+        raise InvalidAccessRules(f"{file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidAccessRules(f"{file}: is not UTF-8") from None
+    except InvalidAccessRules as error:
+        raise InvalidAccessRules(f"{file}: {error}") from None
+
+
+def configured_internal_account(config: Config) -> InternalAccount | None:
+    """Return the account in innerClientAuthenticationCredentials, or None."""
+    credentials = config.security.inner_credentials
+    return read_credentials(credentials) if credentials else None
+
+
+def outgoing_signer(config: Config) -> Signer | None:
+    """Return the signer for registrations with name servers of other processes, or None."""
+    account = configured_internal_account(config)
+    return None if account is None else Signer(*account, Secret(""))
+
+
+def require_auth_or_loopback(config: Config) -> None:
+    """Raise ConfigError if other machines could connect without an account."""
+    if config.security.is_acl_on or config.security.insecure:
+        return
+    addresses = {"bindAddress": config.network.bind_address}
+    if config.metrics.is_enabled and config.metrics.metrics_address:
+        addresses["metricsPromExporterHost"] = config.metrics.metrics_address
+    for name, address in addresses.items():
+        if not is_loopback(address):
+            raise ConfigError(
+                f"{name}={address} allows every machine on the network to read and write messages: "
+                "set aclEnable=true and escrowAclFile (docs/security.md), "
+                "or use --insecure to allow it"
+            )
+
+
+# --- TLS contexts --------------------------------------------------------------------------------
+
 _VERIFY_MODES = {
     ClientAuth.NONE: ssl.CERT_NONE,
     ClientAuth.OPTIONAL: ssl.CERT_OPTIONAL,
@@ -50,14 +161,14 @@ _VERIFY_MODES = {
 
 
 class TlsContext:
-    """What a new connection is served with; those that are open keep what they have."""
+    """The TLS context of new connections. Open connections keep the one they began with."""
 
     def __init__(self, config: SecurityConfig) -> None:
         self._config = config
         self.ssl_context = server_context(config)
 
     def reload(self) -> None:
-        """Raises AccessRulesBroken; then it is as it was."""
+        """Read the certificates again. Raises InvalidAccessRules; then the old ones stay."""
         self.ssl_context = server_context(self._config)
 
 
@@ -68,7 +179,7 @@ def server_context(config: SecurityConfig) -> ssl.SSLContext:
         context.verify_mode = _VERIFY_MODES[config.tls_client_auth]
         if config.tls_trust is not None:
             context.load_verify_locations(config.tls_trust)
-            # A broker and a name server of one process have one certificate between them.
+            # The broker presents this certificate to the name server of the same process.
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
             context.load_verify_locations(config.tls_cert)
     except (OSError, ssl.SSLError) as error:
@@ -77,9 +188,12 @@ def server_context(config: SecurityConfig) -> ssl.SSLContext:
 
 
 def own_namesrv_context(config: SecurityConfig) -> ssl.SSLContext:
-    """To the name server of this very process: it shows the certificate that we have ourselves."""
+    """Return the context for connections to the name server of this process.
+
+    It trusts only the certificate of this process.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # the certificate may be for any name; the key is our own
+    context.check_hostname = False  # the certificate may have any name; only our own is trusted
     try:
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         context.load_verify_locations(config.tls_cert)
@@ -103,7 +217,7 @@ def client_context(config: SecurityConfig) -> ssl.SSLContext:
 
 def _load_certificate(context: ssl.SSLContext, config: SecurityConfig) -> None:
     assert config.tls_cert is not None
-    # A password that is asked for and not there must not be asked of a terminal.
+    # A callable even if there is no password: OpenSSL would ask for it on the terminal.
     context.load_cert_chain(
         config.tls_cert, config.tls_key, password=lambda: config.tls_key_password.reveal()
     )
@@ -113,20 +227,29 @@ def _certificate_error(error: OSError) -> InvalidAccessRules:
     name = f"{error.filename}: " if error.filename else ""
     return InvalidAccessRules(
         f"certificate or key: {name}{error.strerror or error}; "
-        "look at tls.server.certPath, keyPath, keyPassword and trustCertPath"
+        "check tls.server.certPath, keyPath, keyPassword and trustCertPath"
     )
 
 
-log = logging.getLogger(__name__)
+# --- TLS detection -------------------------------------------------------------------------------
 
 HANDSHAKE_FIRST_BYTE: Final = 0x16
 HANDSHAKE_TIMEOUT_S: Final = 10.0
 ACCEPT_BATCH_MAX: Final = 100
-ACCEPT_RETRY_S: Final = 0.2  # if the process has no files left
+ACCEPT_RETRY_S: Final = 0.2  # after an error such as too many open files
 
 
 class TlsDetector:
-    """`context` is asked for every connection: certificates change. `has_room`: for one more."""
+    """Plain and TLS connections on one port, as in RocketMQ.
+
+    A TLS handshake begins with the byte 0x16. A plain connection begins with the length of a frame,
+    which is never that large. The first byte is peeked at, and the socket is then handed to the
+    protocol as it is, or behind TLS. A client that sends nothing or stalls in the handshake is
+    closed after a timeout, and counts as a connection until then.
+
+    `get_context` is called for every connection, because certificates change. `has_capacity` is
+    called with the number of connections that are still being detected.
+    """
 
     def __init__(
         self,
@@ -140,13 +263,13 @@ class TlsDetector:
         self._new_protocol = new_protocol
         self._get_context = get_context
         self._is_enforcing = is_enforcing
-        # A plain client may be silent for a while; where only TLS is served, a handshake is due.
+        # A plain client may stay silent for a while, but a TLS client begins with a handshake.
         self._idle_max_s = min(idle_max_s, HANDSHAKE_TIMEOUT_S) if is_enforcing else idle_max_s
         self._has_capacity = has_capacity
         self._loop = asyncio.get_running_loop()
         self._listening_socket: socket.socket | None = None
         self._pending: set[asyncio.Task[None]] = set()
-        self.refused = 0  # handshakes that failed, and plain connections where TLS is wanted
+        self.refused = 0  # failed handshakes, and plain connections where TLS is required
 
     def listen(self, listening_socket: socket.socket) -> None:
         self._listening_socket = listening_socket
@@ -169,7 +292,7 @@ class TlsDetector:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                log.warning("a connection could not be accepted: %s", error)
+                log.warning("connection not accepted, retrying in %s s: %s", ACCEPT_RETRY_S, error)
                 self._loop.remove_reader(self._listening_socket.fileno())
                 self._loop.call_later(ACCEPT_RETRY_S, self._accept_again)
                 return
@@ -192,7 +315,7 @@ class TlsDetector:
             async with asyncio.timeout(self._idle_max_s):
                 first = await self._first_byte(accepted)
         except (OSError, TimeoutError) as error:
-            self._refuse(accepted, str(error) or "nothing came in time")
+            self._refuse(accepted, str(error) or "nothing received in time")
             return
         except asyncio.CancelledError:
             accepted.close()
@@ -202,9 +325,9 @@ class TlsDetector:
         elif first == HANDSHAKE_FIRST_BYTE:
             await self._start_tls(accepted)
         elif self._is_enforcing:
-            self._refuse(accepted, "this port speaks TLS alone")
+            self._refuse(accepted, "this port requires TLS")
         else:
-            with contextlib.suppress(OSError):  # gone again
+            with contextlib.suppress(OSError):  # the client has gone
                 await self._loop.connect_accepted_socket(self._new_protocol, accepted)
 
     async def _start_tls(self, accepted: socket.socket) -> None:
@@ -217,15 +340,15 @@ class TlsDetector:
             )
         except OSError as error:  # ssl.SSLError is one; the loop has closed the socket
             self.refused += 1
-            log.info("no TLS with a client: %s", getattr(error, "reason", None) or error)
+            log.info("TLS handshake failed: %s", getattr(error, "reason", None) or error)
 
     def _refuse(self, accepted: socket.socket, reason: str) -> None:
         self.refused += 1
-        log.info("connection closed at the door: %s", reason)
+        log.info("connection refused: %s", reason)
         accepted.close()
 
     async def _first_byte(self, accepted: socket.socket) -> int | None:
-        """Without taking it; None if there is none to come."""
+        """Return the first byte without consuming it; None if the client closes before it."""
         readable = asyncio.Event()
         self._loop.add_reader(accepted.fileno(), readable.set)
         try:
@@ -239,14 +362,18 @@ class TlsDetector:
             self._loop.remove_reader(accepted.fileno())
 
 
+# --- watched files -------------------------------------------------------------------------------
+
 WATCH_INTERVAL_S: Final = 1.0
 
 _FileStamps = tuple[tuple[int, int, int], ...]
 
 
 class FileWatcher:
-    """`renew` reads the files, or raises AccessRulesBroken: then what was read before still holds,
-    and it is said once."""
+    """Call `reload` when one of the files changes.
+
+    If it raises InvalidAccessRules, the old content stays in force; this is logged once per change.
+    """
 
     def __init__(self, description: str, files: Sequence[Path], reload: Callable[[], None]) -> None:
         self._description = description
@@ -263,20 +390,20 @@ class FileWatcher:
             self.reload_if_changed()
 
     def reload_if_changed(self) -> None:
-        mark = self._stamps()
-        if mark == self._last_stamps:
+        stamps = self._stamps()
+        if stamps == self._last_stamps:
             return
-        self._last_stamps = mark
+        self._last_stamps = stamps
         try:
             self._reload()
         except InvalidAccessRules as error:
             self.failure_count += 1
             self.is_broken = True
-            log.error("%s changed and cannot be used, the old stay: %s", self._description, error)
+            log.error("%s not reloaded, the old content stays: %s", self._description, error)
         else:
             self.reload_count += 1
             self.is_broken = False
-            log.info("%s read again", self._description)
+            log.info("%s reloaded", self._description)
 
     def _stamps(self) -> _FileStamps:
         return tuple(map(_stamp, self._files))
@@ -284,110 +411,7 @@ class FileWatcher:
 
 def _stamp(file: Path) -> tuple[int, int, int]:
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except OSError:
         return 0, 0, 0
-    return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-ACL_FILE_BYTES_MAX: Final = 16 << 20
-_OWN_KEY_BYTES: Final = 32
-
-InternalAccount = tuple[str, Secret]  # access key and secret key
-
-
-class AccessControl:
-    """Made once for all ports of a process. `guard` and `tls` are None where they are off."""
-
-    def __init__(self, config: Config, internal_account: InternalAccount | None = None) -> None:
-        """`own`: the brokers' account, if they and their name server are several processes."""
-        security = config.security
-        self._cluster = config.broker.cluster_name
-        self.validator: AccessValidator | None = None
-        self.tls: TlsContext | None = None
-        self.watchers: list[FileWatcher] = []
-        self._internal_signer: Signer | None = None
-        if security.is_acl_on:
-            assert security.acl_file is not None
-            self._enable_acl(security.acl_file, internal_account or new_internal_account())
-        if security.has_tls:
-            self.tls = tls = TlsContext(security)
-            files = (security.tls_cert, security.tls_key, security.tls_trust)
-            given = [file for file in files if file is not None]
-            self.watchers.append(FileWatcher("the certificates", given, tls.reload))
-
-    def _enable_acl(self, file: Path, internal_account: InternalAccount) -> None:
-        guard = self.validator = AccessValidator(load_acl_file(file))
-        # The broker of this process needs an account towards its own name server, and no file
-        # should have to know about it.
-        key, secret = internal_account
-        guard.add_internal_account(PlainAccount(access_key=key, secret_key=secret, is_admin=True))
-        self._internal_signer = Signer(key, secret, Secret(""))
-        watch = FileWatcher(
-            f"the accounts of {file}", [file], lambda: guard.replace_rules(load_acl_file(file))
-        )
-        self.watchers.append(watch)
-
-    @property
-    def internal_signer(self) -> Signer | None:
-        return self._internal_signer
-
-    def administrator_permissions(self) -> tuple[Permission, ...]:
-        """Return the permissions that only an administrator of the cluster has."""
-        return (Permission(ResourceType.CLUSTER, self._cluster, Action.UPDATE),)
-
-    def can_see_metrics(self, access_key: str, secret_key: str, host: str) -> bool:
-        if self.validator is None:
-            return True
-        need = Permission(ResourceType.CLUSTER, self._cluster, Action.GET)
-        return self.validator.is_allowed_with_secret(access_key, secret_key, need, host)
-
-
-def new_internal_account() -> InternalAccount:
-    """Known to nobody but who is told."""
-    key = f"escrowmq-own-{secrets.token_hex(8)}"
-    return key, Secret(secrets.token_hex(_OWN_KEY_BYTES))
-
-
-def load_acl_file(file: Path) -> AccessRules:
-    """Raises AccessRulesBroken, which names the file and what is wrong with it."""
-    try:
-        with file.open("rb") as opened:
-            content = opened.read(ACL_FILE_BYTES_MAX + 1)
-        if len(content) > ACL_FILE_BYTES_MAX:
-            raise InvalidAccessRules(f"over {ACL_FILE_BYTES_MAX} bytes")
-        return parse_rules(content.decode("utf-8-sig"))
-    except OSError as error:
-        raise InvalidAccessRules(f"{file}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InvalidAccessRules(f"{file}: is not UTF-8") from None
-    except InvalidAccessRules as error:
-        raise InvalidAccessRules(f"{file}: {error}") from None
-
-
-def configured_internal_account(config: Config) -> InternalAccount | None:
-    """The one of the settings."""
-    told = config.security.inner_credentials
-    return read_credentials(told) if told else None
-
-
-def outgoing_signer(config: Config) -> Signer | None:
-    """By which the broker registers with the name servers of others."""
-    account = configured_internal_account(config)
-    return None if account is None else Signer(*account, Secret(""))
-
-
-def require_auth_or_loopback(config: Config) -> None:
-    """Raises ConfigError: to serve others than this machine, they must be asked who they are."""
-    if config.security.is_acl_on or config.security.insecure:
-        return
-    listened = {"bindAddress": config.network.bind_address}
-    if config.metrics.is_enabled and config.metrics.metrics_address:
-        listened["metricsPromExporterHost"] = config.metrics.metrics_address
-    for name, address in listened.items():
-        if not is_loopback(address):
-            raise ConfigError(
-                f"{name}={address} lets every machine that reaches it read, write and decide: "
-                "set aclEnable=true and escrowAclFile (docs/security.md), "
-                "or say --insecure if that is meant"
-            )
+    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -1,16 +1,12 @@
-"""Group commit: one fsync answers everyone who waited for it.
+"""Background work of a server: group commit, flushes, checkpoints, expiry.
 
-Whoever needs an append to be durable waits here for its end: a send, a decision, a batch, all
-alike. While one flush runs in a thread the next group gathers; when it is done the next begins.
-A disk twice as slow makes groups twice as large, not queues twice as long.
+    GroupCommit        one flush for all requests that wait for one (SYNC_FLUSH)
+    StoreMaintenance   flush, checkpoint and expire at their intervals
+    background_tasks   run tasks as long as the server; stop it if one of them fails
 
-What a store needs now and then: flushes, checkpoints, expiry. When, not what.
-
-In async mode (RocketMQ's default) this flush is all that makes messages durable: a power cut may
-cost the last half second. In sync mode GroupCommit flushes before each answer, and there is
-little left to do here.
-
-Tasks that run as long as a server does; one that fails stops it.
+Under ASYNC_FLUSH, RocketMQ's default, only the flush of StoreMaintenance makes messages durable: a
+power cut can cost the last half second. Under SYNC_FLUSH, GroupCommit flushes before each response
+and leaves it little to do.
 """
 
 from __future__ import annotations
@@ -47,7 +43,12 @@ class _Waiter(NamedTuple):
 
 
 class GroupCommit:
-    """Belongs to the running event loop, like the store it flushes."""
+    """Flush the log for everyone who waits, in one fsync.
+
+    While a flush runs in a thread, further requests gather; when it is done, the next flush serves
+    all of them. A disk that is twice as slow makes the groups twice as large, not the queue twice
+    as long. Use it only in the event loop that was running when it was created.
+    """
 
     def __init__(self, store: MessageStore, *, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
         self._store = store
@@ -58,15 +59,15 @@ class GroupCommit:
         self._running: asyncio.Future[None] | None = None
         self._is_scheduled = False
         self._timeout_handle: asyncio.TimerHandle | None = None
-        self._began_s = 0.0  # the flush that runs
+        self._began_s = 0.0  # start of the running flush
         self.flush_count = 0
         self.flush_seconds = Distribution(LATENCY_BOUNDS_S)
 
     def when_flushed(self, log_offset: int, callback: Callable[[StoreError | None], None]) -> None:
         """Call `callback` with None once all below `log_offset` is durable, or with an error.
 
-        Called at once if it is durable already. Offsets are asked for in rising order: by
-        whoever has just appended.
+        It is called at once if that is durable already. Offsets must not decrease from call to
+        call: they are the ends of appends.
         """
         if log_offset <= self._store.flushed_offset:
             callback(None)
@@ -74,33 +75,33 @@ class GroupCommit:
         deadline_s = self._loop.time() + self._timeout_s
         self._waiting.append(_Waiter(log_offset, deadline_s, callback))
         if self._running is None and not self._is_scheduled:
-            # At the end of this turn of the loop: whoever else appends in it goes along.
+            # Later in this iteration of the loop, so that other appends of it are included.
             self._is_scheduled = True
             self._loop.call_soon(self._start_flush)
         if self._timeout_handle is None:
             self._timeout_handle = self._loop.call_at(deadline_s, self._expire)
 
     async def wait_flushed(self, log_offset: int) -> StoreError | None:
-        answered: asyncio.Future[StoreError | None] = self._loop.create_future()
+        flushed: asyncio.Future[StoreError | None] = self._loop.create_future()
 
-        def answer(error: StoreError | None) -> None:
-            if not answered.done():  # the caller may have been cancelled
-                answered.set_result(error)
+        def set_result(error: StoreError | None) -> None:
+            if not flushed.done():  # the caller may have been cancelled
+                flushed.set_result(error)
 
-        self.when_flushed(log_offset, answer)
-        return await answered
+        self.when_flushed(log_offset, set_result)
+        return await flushed
 
     @property
     def waiting_count(self) -> int:
-        """Appends that wait to be durable."""
+        """Number of callbacks that wait for a flush."""
         return len(self._waiting)
 
     async def close(self) -> None:
-        """Wait for the flushes that somebody waits for."""
+        """Complete the flushes that have been requested, and end the thread."""
         while self._waiting or self._running is not None:
             if self._running is not None:
                 await asyncio.wait([self._running])
-            await asyncio.sleep(0)  # the next flush begins, or those who waited are answered
+            await asyncio.sleep(0)  # the next flush begins, or the callbacks are called
         if self._timeout_handle is not None:
             self._timeout_handle.cancel()
         self._thread.shutdown()
@@ -131,7 +132,7 @@ class GroupCommit:
             self._start_flush()
 
     def _fail(self, error: BaseException) -> None:
-        log.error("flush failed, the store takes no more writes: %s", error)
+        log.error("flush failed, the store accepts no more writes: %s", error)
         cause = error if isinstance(error, StoreError) else StoreFailed(str(error))
         self._store.fail(cause)
         # Not `cause`: a StoreFull would tell the client that nothing was stored.
@@ -151,7 +152,11 @@ class GroupCommit:
 
 
 class StoreMaintenance:
-    """Runs until it is cancelled, or until the store has failed."""
+    """Flush, checkpoint and expire a store at the configured intervals.
+
+    `oldest_needed_offset` returns the log offset below which segments may be deleted; None means
+    all. `move_halves_below` is called with the end of a segment that is due but still needed.
+    """
 
     def __init__(
         self,
@@ -168,23 +173,20 @@ class StoreMaintenance:
         self._clock = clock
         self._config = config
         self._oldest_needed_offset = oldest_needed_offset
-        self._move_halves_below = (
-            move_halves_below  # whoever keeps the log up to there is asked to let it go
-        )
+        self._move_halves_below = move_halves_below
         self.flush_seconds = Distribution(LATENCY_BOUNDS_S)
         self.checkpoint_seconds = Distribution(LATENCY_BOUNDS_S)
-        self._checkpoint_lock = (
-            asyncio.Lock()
-        )  # expiry waits for a checkpoint, and the other way round
+        self._checkpoint_lock = asyncio.Lock()  # a checkpoint and expiry exclude each other
 
     async def run(self) -> None:
+        """Run until cancelled, or until the store has failed."""
         async with asyncio.TaskGroup() as tasks:
-            for what, step, interval_s in (
+            for name, step, interval_s in (
                 ("flush", self.flush, self._config.flush_interval_s),
                 ("checkpoint", self.checkpoint, self._config.checkpoint_interval_s),
                 ("expiry", self.expire, self._config.expire_interval_s),
             ):
-                tasks.create_task(self._repeat(what, step, interval_s))
+                tasks.create_task(self._repeat(name, step, interval_s))
 
     async def flush(self) -> None:
         if self._store.flushed_offset == self._store.end:
@@ -223,7 +225,7 @@ class StoreMaintenance:
                 await self._remove_oldest_segment()
                 removed += 1
         if removed:
-            log.info("expired files=%d log_begin=%d", removed, self._store.begin)
+            log.info("deleted expired segments count=%d log_begin=%d", removed, self._store.begin)
 
     def _is_oldest_segment_expired(self) -> bool:
         now_ms = self._clock.now_ms()
@@ -231,17 +233,16 @@ class StoreMaintenance:
             self._store, now_ms=now_ms, hour=local_hour(now_ms), usage=self._disk.usage()
         ):
             return False
-        end, keep_from = (
-            self._store.begin + self._store.config.segment_bytes,
-            self._oldest_needed_offset(),
-        )
-        if keep_from is not None and keep_from < end:
-            self._move_halves_below(LogOffset(end))  # and the next pass finds nothing kept
+        end = self._store.begin + self._store.config.segment_bytes
+        needed_from = self._oldest_needed_offset()
+        if needed_from is not None and needed_from < end:
+            # Open halves are appended again, so that a later pass can delete the segment.
+            self._move_halves_below(LogOffset(end))
             return False
         return True
 
     async def _remove_oldest_segment(self) -> None:
-        """Not on the loop: to free a gigabyte can take a file system a while."""
+        """Delete the oldest segment in a thread: freeing a gigabyte can take a while."""
         removal = self._store.begin_removal()
         try:
             cancelled = await _run_to_completion(removal.run)
@@ -260,14 +261,17 @@ class StoreMaintenance:
             except StoreFull as error:
                 log.warning("%s postponed, the disk is full: %s", name, error)
             except StoreError as error:
-                # Nothing more can be promised until a restart has looked: take no more messages.
-                log.exception("%s failed, the store takes no more writes", name)
+                # What is on the disk is uncertain until recovery has checked it at a restart.
+                log.exception("%s failed, the store accepts no more writes", name)
                 self._store.fail(error)
 
 
 async def _run_to_completion(function: Callable[[], None]) -> bool:
-    """Run it in a thread, also if we are cancelled meanwhile: it cannot be stopped half way, and
-    the store must hear how it ended. Whether we were."""
+    """Run a function in a thread and wait for its end even if cancelled meanwhile.
+
+    A thread cannot be stopped, and the store must learn how the work ended. Return whether the
+    caller was cancelled and should raise CancelledError.
+    """
     running = asyncio.ensure_future(asyncio.to_thread(function))
     cancelled = False
     while not running.done():
@@ -281,7 +285,8 @@ async def _run_to_completion(function: Callable[[], None]) -> bool:
 
 @contextlib.asynccontextmanager
 async def background_tasks(*coroutines: Any) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(loop) for loop in coroutines]
+    """Run coroutines for as long as the block; a failing one stops the process in order."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     for task in tasks:
         task.add_done_callback(_stop_if_failed)
     try:
@@ -293,7 +298,7 @@ async def background_tasks(*coroutines: Any) -> AsyncIterator[None]:
 
 
 def _stop_if_failed(task: asyncio.Task[None]) -> None:
-    """A broker without one of its loops would only look alive: better none at all."""
+    """Stop the process: without one of its tasks it would only look alive."""
     if not task.cancelled() and task.exception() is not None:
-        log.error("a loop failed, stopping", exc_info=task.exception())
+        log.error("background task failed, stopping", exc_info=task.exception())
         os.kill(os.getpid(), signal.SIGTERM)
