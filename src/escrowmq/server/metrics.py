@@ -44,7 +44,7 @@ class Health:
 
 
 def new_registry(config: Config, role: str) -> Registry:
-    """With what a process of any role can say, and RocketMQ's labels for it."""
+    """Return a registry with RocketMQ's common labels and the metrics of the process."""
     registry = Registry(
         {
             "cluster": config.broker.cluster_name,
@@ -62,49 +62,49 @@ def add_broker_metrics(
     permission = config.broker.broker_permission
     registry.add(BrokerMetrics(broker, clock.now_ms, permission=permission).collect)
     transactions = broker.transactions
-    escrow_metrics = TransactionMetrics(
+    transaction_metrics = TransactionMetrics(
         transactions.coordinator, transactions.checker, clock.now_ms
     )
-    registry.add(escrow_metrics.collect)
+    registry.add(transaction_metrics.collect)
     registry.add(remoting_metrics(server, "broker"))
 
 
 def remoting_metrics(server: RemotingServer, name: str) -> Collector:
-    """Of one listening port; `name` tells it from the others of this process."""
+    """Return the collector of a port. `name` is its label: "broker" or "namesrv"."""
     labels: Labels = {"port": name}
 
     def collect() -> Iterator[Family]:
         yield Gauge(
-            "escrowmq_connections", "Lines that are open.", [(labels, len(server.connections))]
+            "escrowmq_connections", "Open connections.", [(labels, len(server.connections))]
         )
         yield Counter(
             "escrowmq_refused_connections_total",
-            "Lines that were closed at once: there were too many.",
+            "Connections that were closed at once because there were too many.",
             [(labels, server.refused_connections)],
         )
         yield Counter(
             "escrowmq_refused_handshakes_total",
-            "Connections that were closed before they were lines: no TLS, or a bad one.",
+            "Connections that were closed because of no TLS or a failed handshake.",
             [(labels, server.refused_handshakes())],
         )
         yield Gauge(
             "escrowmq_partial_bytes",
-            "Requests that have not come whole yet.",
+            "Bytes of requests that are not complete yet.",
             [(labels, server.partial_bytes)],
         )
         yield Counter(
             "escrowmq_dropped_partial_total",
-            "Lines that were closed because a request did not come whole, or took too much room.",
+            "Connections that were closed because of an incomplete request.",
             [(labels, server.dropped_partial_requests)],
         )
         yield Gauge(
             "escrowmq_unsent_bytes",
-            "Answers that their peers have not read yet.",
+            "Bytes of responses that clients have not read yet.",
             [(labels, server.unsent_bytes())],
         )
         yield Counter(
             "escrowmq_unreadable_requests_total",
-            "Requests that were refused because they could not be read, or are not known.",
+            "Requests that were refused because they are malformed or unknown.",
             [
                 ({**labels, "response_code": response_code_name(code)}, count)
                 for code, count in sorted(server.refused_requests.items())
@@ -112,7 +112,7 @@ def remoting_metrics(server: RemotingServer, name: str) -> Collector:
         )
         yield Histogram(
             "escrowmq_turn_seconds",
-            "One turn: from the first bytes that came to the last answer that left.",
+            "Duration of a turn, from the first bytes received to the last response written.",
             [(labels, server.turn_seconds)],
         )
 
@@ -122,7 +122,7 @@ def remoting_metrics(server: RemotingServer, name: str) -> Collector:
 def store_metrics(
     disk: Disk, group_commit: GroupCommit, maintenance: StoreMaintenance
 ) -> Collector:
-    """Of what makes messages durable."""
+    """Return the collector of flushes, checkpoints and the disk."""
 
     def collect() -> Iterator[Family]:
         usage = disk.usage()
@@ -133,16 +133,18 @@ def store_metrics(
             [(STORAGE_LABELS, used)],
         )
         yield Gauge(
-            "escrowmq_disk_free_bytes", "Bytes free on it.", [(STORAGE_LABELS, usage.free_bytes)]
+            "escrowmq_disk_free_bytes",
+            "Bytes free on the disk of the store.",
+            [(STORAGE_LABELS, usage.free_bytes)],
         )
         yield Gauge(
             "escrowmq_flush_waiting",
-            "Turns whose sends wait for a flush.",
+            "Turns whose responses wait for a flush.",
             [({}, group_commit.waiting_count)],
         )
         yield Histogram(
             "escrowmq_flush_seconds",
-            "One flush of the log: because somebody waits for it, or because it is time.",
+            "Duration of a flush of the log, for waiting requests or at the interval.",
             [
                 ({"why": "waited"}, group_commit.flush_seconds),
                 ({"why": "time"}, maintenance.flush_seconds),
@@ -150,7 +152,7 @@ def store_metrics(
         )
         yield Histogram(
             "escrowmq_checkpoint_seconds",
-            "One checkpoint, beside which messages come and go.",
+            "Duration of a checkpoint; messages are sent and received meanwhile.",
             [({}, maintenance.checkpoint_seconds)],
         )
 
@@ -158,31 +160,32 @@ def store_metrics(
 
 
 def access_metrics(access: AccessControl) -> Collector:
-    """Of the files that say who may come."""
+    """Return the collector of the files of accounts and certificates."""
 
     def collect() -> Iterator[Family]:
         yield Gauge(
             "escrowmq_access_files_broken",
-            "Files of accounts or certificates that changed and cannot be read; the old hold.",
-            [({}, sum(watch.is_broken for watch in access.watchers))],
+            "Files of accounts or certificates that are invalid; the old content is used.",
+            [({}, sum(watcher.is_broken for watcher in access.watchers))],
         )
 
     return collect
 
 
 def process_metrics() -> Iterator[Family]:
-    used = resource.getrusage(resource.RUSAGE_SELF)
+    """Collect processor time and memory, under the names that Prometheus clients use."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
     yield Counter(
         "process_cpu_seconds_total",
         "Processor time of this process.",
-        [({}, round(used.ru_utime + used.ru_stime, 6))],
+        [({}, round(usage.ru_utime + usage.ru_stime, 6))],
     )
     try:
         pages = int(_STATM.read_text().split()[1])
     except (OSError, ValueError, IndexError):
-        return  # not every system tells
+        return  # there is no /proc on this system
     yield Gauge(
         "process_resident_memory_bytes",
-        "Memory of this process, mapped pages of the log included.",
+        "Memory of this process, including mapped pages of the log.",
         [({}, pages * os.sysconf("SC_PAGE_SIZE"))],
     )

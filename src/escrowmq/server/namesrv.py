@@ -1,10 +1,7 @@
-"""The name server on a port of its own.
+"""The name server on its port, and the registration of a broker with name servers.
 
-Keys and values of a name server, in a file: `namesrv/kvConfig.json` under the data directory.
-
-Each change is durable before it is answered; if the disk refuses, that is logged, and tried again.
-
-Keep name servers informed: one task per name server, which never gives up.
+serve_name_server()   the name server and its key-value file, DATA/namesrv/kvConfig.json
+Registrar             keeps a broker registered with one name server, and never gives up
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ import msgspec
 from escrowmq.auth.acl import Permission
 from escrowmq.broker.broker import Broker
 from escrowmq.clock import Clock, SteadyClock
-from escrowmq.config import Config, TlsMode
+from escrowmq.config import Config
 from escrowmq.errors import (
     BrokenBody,
     ConfigError,
@@ -65,10 +62,18 @@ from escrowmq.store.disk import Disk, RealDisk, read_file, replace_file
 
 log = logging.getLogger(__name__)
 
+# --- the name server -----------------------------------------------------------------------------
+
 KV_CONFIG_PATH: Final = "namesrv/kvConfig.json"
 
 
 class KvConfigFile:
+    """The key-value config of a name server, in a file.
+
+    Each change is durable before it is responded to. If the disk refuses the write, this is logged
+    and tried again after the next turn.
+    """
+
     def __init__(self, disk: Disk) -> None:
         """Raises ConfigError if the file is there and cannot be read."""
         self._disk = disk
@@ -81,7 +86,7 @@ class KvConfigFile:
         self._saved_revision = self.settings.revision
 
     def save(self) -> None:
-        """If there is anything new."""
+        """Write the file if something has changed."""
         if self.settings.revision == self._saved_revision:
             return
         try:
@@ -93,7 +98,7 @@ class KvConfigFile:
 
 
 class _NameServerHandler:
-    """The name server as a port sees it."""
+    """Access control and persistence around the name server."""
 
     def __init__(
         self, namesrv: NameServer, access: AccessControl, kv_config_file: KvConfigFile
@@ -103,10 +108,10 @@ class _NameServerHandler:
         self._kv_config_file = kv_config_file
 
     def handle(self, connection: ServerConnection, request: Request[Any], now_ms: int) -> None:
-        guard = self._access.validator
-        if guard is not None:
+        validator = self._access.validator
+        if validator is not None:
             try:
-                guard.check(request, connection.address, self._required_permissions)
+                validator.check(request, connection.address, self._required_permissions)
             except RequestRefused as error:
                 connection.write(encode_error(request, error))
                 return
@@ -129,47 +134,54 @@ class _NameServerHandler:
 async def serve_name_server(
     clock: Clock, access: AccessControl, registry: Registry, live_config: LiveConfig
 ) -> AsyncIterator[str]:
+    """Run a name server on its port; yield its address."""
     config = live_config.config
-    kept = KvConfigFile(RealDisk(config.store.root_dir))
+    kv_config_file = KvConfigFile(RealDisk(config.store.root_dir))
     host = config.network.bind_address
-    bound = bind(host, config.namesrv.namesrv_port)
-    number = bound_port(bound)
-    names = NameServer(
-        kv_config=kept.settings, config={"listenPort": f"{number}", "bindAddress": host}
+    listening_socket = bind(host, config.namesrv.namesrv_port)
+    port = bound_port(listening_socket)
+    name_server = NameServer(
+        kv_config=kv_config_file.settings, config={"listenPort": f"{port}", "bindAddress": host}
     )
-    clock = SteadyClock(clock)  # a jump must not make every broker look gone
-    service = _NameServerHandler(names, access, kept)
-    port = RemotingServer(
-        service,
+    clock = SteadyClock(clock)  # brokers must not expire when the wall clock jumps
+    handler = _NameServerHandler(name_server, access, kv_config_file)
+    server = RemotingServer(
+        handler,
         clock,
         config.network,
         tls=access.tls,
         requires_tls=config.security.requires_tls,
         keeps_headers=access.validator is not None,
     )
-    await port.listen(bound)
-    registry.add(remoting_metrics(port, "namesrv"))
-    live_config.add_listener(lambda now: port.change_config(now.network))
-    log.info("name server listens address=%s:%d", host, number)
+    await server.listen(listening_socket)
+    registry.add(remoting_metrics(server, "namesrv"))
+    live_config.add_listener(lambda changed: server.change_config(changed.network))
+    log.info("name server listens address=%s:%d", host, port)
 
     async def expire() -> None:
         while True:
             await asyncio.sleep(config.namesrv.broker_scan_interval_s)
-            port.sweep_connections()
-            for line in names.tick(now_ms=clock.now_ms()):
-                line.close()  # type: ignore[attr-defined]  # it is a TcpLine: we handed it in
+            server.sweep_connections()
+            for connection in name_server.tick(now_ms=clock.now_ms()):
+                connection.close()  # type: ignore[attr-defined]  # a ServerConnection
 
     async with background_tasks(expire()):
-        yield f"{reachable_host(host)}:{number}"
-    await port.close()
+        yield f"{reachable_host(host)}:{port}"
+    await server.close()
 
+
+# --- registration of a broker --------------------------------------------------------------------
 
 RESPONSE_TIMEOUT_S = 5.0
 RETRY_INTERVAL_S = 1.0
 
 
 class Registrar:
-    """`topics` gives the topics and their version as they are now."""
+    """Keep a broker registered with one name server.
+
+    It registers at an interval and whenever a topic changes, and reconnects after errors. `topics`
+    returns the current topics and their version. A cancelled `run()` unregisters the broker.
+    """
 
     def __init__(
         self,
@@ -188,10 +200,10 @@ class Registrar:
         self._topics = topics
         self._interval_s = interval_s
         self._topics_changed = asyncio.Event()
-        self.registered = asyncio.Event()  # once, at least
+        self.registered = asyncio.Event()  # set after the first registration
 
     def topics_changed(self) -> None:
-        """A topic came or went: say so now, not at the next round."""
+        """Register again now, not only at the next interval."""
         self._topics_changed.set()
 
     async def run(self) -> None:
@@ -199,11 +211,14 @@ class Registrar:
             try:
                 async with _NameServerConnection(
                     self._host, self._port, self._sign, self._tls
-                ) as call:
-                    await self._keep_registered(call)
+                ) as connection:
+                    await self._keep_registered(connection)
             except (OSError, EscrowError, TimeoutError) as error:
                 log.warning(
-                    "name server not reached address=%s:%d: %s", self._host, self._port, error
+                    "not registered, will retry name_server=%s:%d: %s",
+                    self._host,
+                    self._port,
+                    error,
                 )
                 await asyncio.sleep(RETRY_INTERVAL_S)
 
@@ -229,7 +244,7 @@ class Registrar:
 
 
 class _NameServerConnection:
-    """One line to a name server: ask, wait, read the answer."""
+    """A connection to a name server with one call at a time."""
 
     def __init__(
         self, host: str, port: int, sign: SignFunction | None, tls: ssl.SSLContext | None
@@ -258,7 +273,7 @@ class _NameServerConnection:
                 for event in self._connection.events():
                     if isinstance(event, Response) and event.call is call:
                         return event.command, bytes(event.body)
-        raise OutcomeUnknown("the name server closed the line")
+        raise OutcomeUnknown("the name server closed the connection")
 
 
 def new_registrars(
@@ -268,9 +283,13 @@ def new_registrars(
     namesrv_addresses: list[str],
     own_signer: SignFunction | None,
 ) -> list[Registrar]:
-    """`namesrv_addresses` are of this process, which has `own_sign` for them."""
+    """Return a registrar for each name server.
+
+    `namesrv_addresses` are those of this process, which accept `own_signer`; the configured ones
+    come after them.
+    """
     host, _, port = address.rpartition(":")
-    card = BrokerDescription(
+    description = BrokerDescription(
         cluster=config.broker.cluster_name,
         name=config.broker.broker_name,
         address=address,
@@ -278,20 +297,20 @@ def new_registrars(
     )
     security = config.security
     own_tls = other_tls = None
-    if security.tls_mode is TlsMode.ENFORCING:
+    if security.requires_tls:
         own_tls = own_namesrv_context(security)
     if security.tls_outgoing:
         other_tls = client_context(security)
     return [
         Registrar(
-            where,
-            card,
+            namesrv_address,
+            description,
             lambda: _topic_configs(broker),
             interval_s=config.broker.register_interval_s,
-            sign=own_signer if where in namesrv_addresses else outgoing_signer(config),
-            tls=own_tls if where in namesrv_addresses else other_tls,
+            sign=own_signer if namesrv_address in namesrv_addresses else outgoing_signer(config),
+            tls=own_tls if namesrv_address in namesrv_addresses else other_tls,
         )
-        for where in dict.fromkeys([*namesrv_addresses, *config.broker.namesrv_addresses])
+        for namesrv_address in dict.fromkeys([*namesrv_addresses, *config.broker.namesrv_addresses])
     ]
 
 

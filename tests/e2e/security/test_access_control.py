@@ -91,11 +91,14 @@ def test_rules_are_reloaded_and_an_invalid_file_is_ignored(tmp_path: Path) -> No
             rules.write_text(RULES)
             wait_until(can_send, "the permission is granted again")
             rules.write_text(RULES + f"\n  {SECRETS[0]}: [")
-            wait_until(lambda: "cannot be used" in server.errors, "the invalid file is reported")
+            wait_until(
+                lambda: "not reloaded, the old" in server.errors, "the invalid file is reported"
+            )
             assert can_send()
             rules.unlink()
             wait_until(
-                lambda: server.errors.count("cannot be used") == 2, "the missing file is reported"
+                lambda: server.errors.count("not reloaded, the old") == 2,
+                "the missing file is reported",
             )
             assert can_send()
             rules.write_text(RULES.replace(WRITER[1], "changed-secret-9"))
