@@ -50,12 +50,13 @@ from escrowmq.store.store import MessageStore
 log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 1.0
-RESERVED_FILES = 1024  # of the store and the name server, beside those of connections
+RESERVED_FILES = 1024  # for the store and the name server, beside one per connection
 DISK_FULL_HINT = (
-    "Nothing is lost, but a start has to write there: make 64 MiB of room in {place}, or more if "
-    "its queues have to be built anew (60 bytes for each message), and start again"
+    "Nothing is lost, but starting needs disk space: free 64 MiB in {directory}, or more if its "
+    "consume queues have to be rebuilt (60 bytes per message), and start again"
 )
-SWITCH_INTERVAL_S = 0.0005  # a checkpoint's thread must not hold a turn up for Python's usual 5 ms
+# The thread of a checkpoint must not delay a turn for the 5 ms that are Python's default.
+SWITCH_INTERVAL_S = 0.0005
 
 
 def run(
@@ -66,22 +67,24 @@ def run(
     metrics_fd: int | None = None,
     own_namesrv: str | None = None,
 ) -> int:
-    """Serve until a signal says stop. 0: stopped in order; 2: could not start; 1: failed.
+    """Serve until SIGTERM or SIGINT. Return the exit code: 0 stopped, 1 failed, 2 not started.
 
-    `file` is where changes of the settings are kept; `reread` says what they are now. With a
-    `metrics_socket` this is one of many brokers (supervise.py): metrics are served on it, and the
-    end of standard input is a stop; `own_namesrv` is the name server of its supervisor.
+    `file` receives settings that an operator changes; `resolve` reads the configuration again.
+    With `metrics_fd` this is a broker of a supervisor: metrics are served on that socket, the end
+    of standard input stops it, and `own_namesrv` is the supervisor's name server.
     """
     config = resolved.config
-    live = new_live_config(config, resolve, is_supervised=metrics_fd is not None)
-    online = RuntimeSettings(live, resolved.origins, file)
+    live_config = new_live_config(config, resolve, is_supervised=metrics_fd is not None)
+    runtime_settings = RuntimeSettings(live_config, resolved.origins, file)
     raise_file_limit(config.network.connections_max)
     try:
         require_auth_or_loopback(config)
-        return uvloop.run(_serve(config, role, live, online, metrics_fd, own_namesrv))
+        return uvloop.run(
+            _serve(config, role, live_config, runtime_settings, metrics_fd, own_namesrv)
+        )
     except StoreFull as error:
-        place = config.store.root_dir
-        sys.stderr.write(f"escrowmq: {error}. {DISK_FULL_HINT.format(place=place)}\n")
+        hint = DISK_FULL_HINT.format(directory=config.store.root_dir)
+        sys.stderr.write(f"escrowmq: {error}. {hint}\n")
         return 2
     except (EscrowError, OSError) as error:
         sys.stderr.write(f"escrowmq: {error}\n")
@@ -91,25 +94,25 @@ def run(
 def new_live_config(
     config: Config, resolve: Callable[[], ResolvedConfig] | None, *, is_supervised: bool = False
 ) -> LiveConfig:
-    """With the log lines set up, now and after each change."""
-    live = LiveConfig(config, resolve)
+    """Return a LiveConfig; logging is configured now and after each change."""
+    live_config = LiveConfig(config, resolve)
 
-    def set_up(now: Config) -> None:
-        configure_logging(now.log, now.broker.broker_name, is_supervised=is_supervised)
+    def configure(changed: Config) -> None:
+        configure_logging(changed.log, changed.broker.broker_name, is_supervised=is_supervised)
 
-    set_up(config)
-    live.add_listener(set_up)
-    return live
+    configure(config)
+    live_config.add_listener(configure)
+    return live_config
 
 
 def raise_file_limit(connections_max: int) -> None:
-    """A connection is an open file: as many as the system lets us have."""
+    """Allow as many open files as the system permits: each connection is one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # not every system allows what it says it does
+    with contextlib.suppress(ValueError, OSError):  # some systems refuse the limit that they report
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard != resource.RLIM_INFINITY and hard < connections_max + RESERVED_FILES:
         log.warning(
-            "only %d files may be open: not enough for escrowConnectionsMax=%d",
+            "the limit of %d open files is too low for escrowConnectionsMax=%d; raise ulimit -n",
             hard,
             connections_max,
         )
@@ -138,31 +141,40 @@ async def _serve(
     registry.add(access_metrics(access))
     async with contextlib.AsyncExitStack() as parts:
         await parts.enter_async_context(
-            background_tasks(*(watch.run() for watch in access.watchers))
+            background_tasks(*(watcher.run() for watcher in access.watchers))
         )
         if config.metrics.is_enabled or metrics_fd is not None:
             from escrowmq.server.http_server import serve_http  # aiohttp: only if it is needed
 
-            served = serve_http(config, clock, registry, health, access, metrics_fd)
-            await parts.enter_async_context(served)
+            http = serve_http(config, clock, registry, health, access, metrics_fd)
+            await parts.enter_async_context(http)
         namesrv_address = own_namesrv
         if role in ("all", "namesrv"):
-            names = serve_name_server(clock, access, registry, live_config)
-            namesrv_address = await parts.enter_async_context(names)
+            name_server = serve_name_server(clock, access, registry, live_config)
+            namesrv_address = await parts.enter_async_context(name_server)
         failed = asyncio.Event()
         if role in ("all", "broker"):
-            own = [namesrv_address] if namesrv_address is not None else []
-            needed = 1 if metrics_fd is not None else len(own)  # name servers that know of it
+            own_addresses = [namesrv_address] if namesrv_address is not None else []
+            # Ready means that clients find the broker through its own name server.
+            required = 1 if metrics_fd is not None else len(own_addresses)
             broker = _run_broker(
-                clock, access, own, failed, registry, health, live_config, runtime_settings, needed
+                clock,
+                access,
+                own_addresses,
+                failed,
+                registry,
+                health,
+                live_config,
+                runtime_settings,
+                required,
             )
             await parts.enter_async_context(broker)
         health.reason = None
         _print_ready(config, role, namesrv_address)
-        # Everything made so far lives as long as the process: keep the collector off it.
+        # Everything created so far lives as long as the process; the collector need not visit it.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(20_000, 20, 100)  # what a turn makes is gone by its end, without help
+        gc.set_threshold(20_000, 20, 100)  # objects of a turn are freed by reference counting
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         waits = [asyncio.create_task(event.wait()) for event in (stopped, failed)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -175,14 +187,14 @@ async def _serve(
 
 
 def _stop_with_supervisor(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
-    """It holds the other end of our standard input and writes nothing: we can only read the end."""
-    number = sys.stdin.fileno()
+    """Stop when the supervisor is gone: it holds the other end of standard input open."""
+    stdin = sys.stdin.fileno()
 
     def ended() -> None:
-        loop.remove_reader(number)
+        loop.remove_reader(stdin)
         stopped.set()
 
-    loop.add_reader(number, ended)
+    loop.add_reader(stdin, ended)
 
 
 @contextlib.asynccontextmanager
@@ -200,11 +212,12 @@ async def _run_broker(
     config = live_config.config
     disk = RealDisk(config.store.root_dir)
     address = config.broker.advertised_address or reachable_host(config.network.bind_address)
-    bound = bind(config.network.bind_address, config.network.listen_port)
-    number = bound_port(bound)  # first of all: it is in the id of every message
-    host = encode_host(address, number)
-    store = _open_store(config, disk, host, bound)
-    group = GroupCommit(store, timeout_s=config.store.sync_flush_timeout_s)
+    # The port comes first: it is part of the id of every message.
+    listening_socket = bind(config.network.bind_address, config.network.listen_port)
+    port = bound_port(listening_socket)
+    store_host = encode_host(address, port)
+    store = _open_store(config, disk, store_host, listening_socket)
+    group_commit = GroupCommit(store, timeout_s=config.store.sync_flush_timeout_s)
     registrars: list[Registrar] = []
     wall, clock = clock, SteadyClock(clock, not_before_ms=store.last_stored_ms)
     broker = Broker(
@@ -212,17 +225,19 @@ async def _run_broker(
         store,
         config,
         _unique_keys(address),
-        store_host=host,
+        store_host=store_host,
         version=f"EscrowMQ_{version('escrowmq')}",
-        when_flushed=group.when_flushed if config.store.flush_mode is FlushMode.SYNC else None,
+        when_flushed=group_commit.when_flushed
+        if config.store.flush_mode is FlushMode.SYNC
+        else None,
         on_topics_changed=lambda: _report_topics_changed(registrars),
-        flush=group.when_flushed,
+        flush=group_commit.when_flushed,
         counters=BrokerCounters(clock.elapsed_s),
         access_validator=access.validator,
         day_of=local_day,
         wall_ms=lambda now_ms: wall.now_ms(),
     )
-    port = RemotingServer(
+    server = RemotingServer(
         broker,
         clock,
         config.network,
@@ -230,26 +245,27 @@ async def _run_broker(
         requires_tls=config.security.requires_tls,
         keeps_headers=access.validator is not None,
         send_response_encoder=SendResponseEncoder(
-            store_host=host, region=config.broker.region_id, trace_on=config.broker.trace_on
+            store_host=store_host, region=config.broker.region_id, trace_on=config.broker.trace_on
         ),
     )
-    _connect_parts(broker, port, live_config, runtime_settings)
-    await port.listen(bound)
-    place, signer = f"{address}:{number}", access.internal_signer
-    registrars += new_registrars(config, broker, place, namesrv_addresses, signer)
+    _connect_parts(broker, server, live_config, runtime_settings)
+    await server.listen(listening_socket)
+    registrars += new_registrars(
+        config, broker, f"{address}:{port}", namesrv_addresses, access.internal_signer
+    )
     update_disk_state(store, disk.usage())
-    upkeep = _new_maintenance(config, clock, broker, disk)
-    add_broker_metrics(registry, config, wall, broker, port)
-    registry.add(store_metrics(disk, group, upkeep))
-    health.add(lambda: None if store.is_writable else "the store takes no messages")
-    loops = [one.run() for one in registrars]
+    maintenance = _new_maintenance(config, clock, broker, disk)
+    add_broker_metrics(registry, config, wall, broker, server)
+    registry.add(store_metrics(disk, group_commit, maintenance))
+    health.add(lambda: None if store.is_writable else "the store accepts no messages")
     async with background_tasks(
-        *loops, *_background_loops(config, clock, broker, port, upkeep, failed)
+        *(registrar.run() for registrar in registrars),
+        *_background_loops(config, clock, broker, server, maintenance, failed),
     ):
-        log.info("broker listens address=%s:%d", config.network.bind_address, number)
+        log.info("broker listens address=%s:%d", config.network.bind_address, port)
         await _wait_registered(registrars[:required_registrations])
         yield
-    await _stop(broker, port, group, clock)
+    await _stop(broker, server, group_commit, clock)
 
 
 async def _wait_registered(registrars: list[Registrar]) -> None:
@@ -270,7 +286,7 @@ def _connect_parts(
 ) -> None:
     broker.settings = runtime_settings
     broker.counters.turn_start_s = lambda: server.turn_start_s
-    live_config.add_listener(lambda now: _apply_config(now, broker, server))
+    live_config.add_listener(lambda changed: _apply_config(changed, broker, server))
 
 
 def _apply_config(config: Config, broker: Broker, server: RemotingServer) -> None:
@@ -282,14 +298,16 @@ def _unique_keys(address: str) -> UniqueKeyGenerator:
     return UniqueKeyGenerator(address=address, process_id=os.getpid(), salt=secrets.randbits(32))
 
 
-def _open_store(config: Config, disk: Disk, host: bytes, bound: socket.socket) -> MessageStore:
+def _open_store(
+    config: Config, disk: Disk, store_host: bytes, listening_socket: socket.socket
+) -> MessageStore:
     try:
-        store = MessageStore.open(disk, config.store, store_host=host)
+        store = MessageStore.open(disk, config.store, store_host=store_host)
     except EscrowError:
-        bound.close()
+        listening_socket.close()
         raise
     log.info(
-        "store open directory=%s begin=%d end=%d walked=%d",
+        "store open directory=%s begin=%d end=%d records_read=%d",
         config.store.root_dir,
         store.begin,
         store.end,
@@ -312,22 +330,22 @@ def _new_maintenance(config: Config, clock: Clock, broker: Broker, disk: Disk) -
 async def _stop(
     broker: Broker, server: RemotingServer, group_commit: GroupCommit, clock: Clock
 ) -> None:
-    """Answer what is under way, then make everything durable."""
+    """Respond to the requests that were accepted, then make everything durable."""
     server.stop_reading()
     broker.pull_processor.release_all(clock.now_ms())
-    server.end_turn()  # appends what was accepted; with sync flush, its answers come with the flush
+    server.end_turn()  # append what was accepted; under SYNC_FLUSH the flush below responds
     await group_commit.close()
     await server.close()
-    broker.store.flush()  # before it is noted what has been delivered
+    broker.store.flush()  # offsets must not be ahead of the log
     try:
         broker.save()
         broker.transactions.save(force=True)
-    except StoreError as error:  # derived, or saved a moment ago: the log itself is safe
-        log.warning("configuration not saved at the stop: %s", error)
+    except StoreError as error:  # the log is safe; the tables were saved a moment ago
+        log.warning("topics, groups or offsets not saved at shutdown: %s", error)
     try:
         broker.store.close()
     except StoreFull as error:
-        log.warning("no checkpoint at the stop, the next start reads the log again: %s", error)
+        log.warning("no checkpoint at shutdown, the next start reads the log again: %s", error)
 
 
 def _background_loops(
@@ -344,37 +362,37 @@ def _background_loops(
             broker.tick(clock.now_ms())
             server.schedule_turn()
 
-    async def look_after_lines() -> None:
+    async def sweep() -> None:
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             server.sweep_connections()
 
-    async def save(what: str, step: Callable[[], None], interval_ms: int) -> None:
+    async def save(name: str, step: Callable[[], None], interval_ms: int) -> None:
         while True:
             await asyncio.sleep(interval_ms / 1000)
             try:
                 step()
             except StoreError as error:
-                log.warning("%s not saved: %s", what, error)
+                log.warning("%s not saved: %s", name, error)
 
-    async def keep_store() -> None:
-        await maintenance.run()  # ends only when the store has failed
+    async def maintain_store() -> None:
+        await maintenance.run()  # returns only when the store has failed
         failed.set()
 
     return [
         tick(),
-        look_after_lines(),
+        sweep(),
         save("offsets", broker.save_offsets, config.consume.offsets_interval_ms),
         save("delays", broker.save_delayed_messages, config.delay.delay_offsets_interval_ms),
-        keep_store(),
+        maintain_store(),
     ]
 
 
 def _print_ready(config: Config, role: str, namesrv_address: str | None) -> None:
-    where = namesrv_address or ";".join(config.broker.namesrv_addresses)
+    servers = namesrv_address or ";".join(config.broker.namesrv_addresses)
     sys.stdout.write(
-        f"escrowmq is ready ({role}). Name server: {where}\n"
-        f"Try it: point any RocketMQ client at {where}; "
-        f"look at the messages with: escrowmq store dump {config.store.root_dir}\n"
+        f"escrowmq is ready ({role}). Name server: {servers}\n"
+        f"Try it: connect any RocketMQ client to {servers}; "
+        f"show the stored messages with: escrowmq store dump {config.store.root_dir}\n"
     )
     sys.stdout.flush()

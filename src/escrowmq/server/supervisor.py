@@ -1,15 +1,12 @@
 """`escrowmq serve --brokers N`: N brokers on one machine that clients see as one cluster.
 
-    this process     the name server, the metrics of all, N children to look after
-    each child       a broker: broker-a-0 in DATA/broker-0 on port P, the next one on P + 10, …
+    this process    the name server, the metrics of all brokers, N child processes
+    each child      a broker: broker-a-0 in DATA/broker-0 on port P, the next one on P + 10, …
 
-A broker is one thread of Python, so one process per core is how to use more than one.
-
-One broker of many: a process of its own, started again whenever it dies.
-
-It is on a leash: its standard input is a pipe that only we hold, so it stops in order if we are
-gone, however we went. It says on its standard output when it is ready. Its metrics come over a
-socket that we opened and it inherits, so no port has to be found for it.
+A broker is one thread of Python, so several processes are how to use several cores. A child that
+dies is started again. Its standard input is a pipe that only this process holds, so it stops in
+order when this process is gone, however it ended. Its metrics are served on a socket that this
+process opened and the child inherited, so it needs no port of its own.
 """
 
 from __future__ import annotations
@@ -53,16 +50,18 @@ from escrowmq.store.log_files import LogFiles
 
 log = logging.getLogger(__name__)
 
-BACKOFF_S: Final = (0.5, 1, 2, 5, 10, 30)  # before the n-th start in a row
-STABLE_RUN_S: Final = 60.0  # who has run so long begins anew with these
+BACKOFF_S: Final = (0.5, 1, 2, 5, 10, 30)  # before the n-th restart in a row
+STABLE_RUN_S: Final = 60.0  # a child that ran this long begins with the first backoff again
 FETCH_TIMEOUT_S: Final = 5.0
-STOP_TIMEOUT_S: Final = 60.0  # then it is killed
+STOP_TIMEOUT_S: Final = 60.0  # then a child is killed
 _ACCOUNT_VARIABLE: Final = "ESCROWMQ_INNER_CLIENT_AUTHENTICATION_CREDENTIALS"
 _READY: Final = b"escrowmq is ready"
 _MAIN_ARGUMENTS: Final = ("-c", "from escrowmq.cli.main import main; main()")
 
 
 class ChildBroker:
+    """A broker in a process of its own."""
+
     def __init__(
         self,
         name: str,
@@ -71,8 +70,10 @@ class ChildBroker:
         clock: Clock,
         account: tuple[str, Secret] | None = None,
     ) -> None:
-        """`account`: whose it is when we ask it. It goes by the environment, which only its own
-        user can read; a command line is for everybody."""
+        """Pass the account that the broker and its supervisor share, if there is an ACL.
+
+        The child gets it in its environment, which other users cannot read, unlike a command line.
+        """
         self.name = name
         self._arguments = list(arguments)
         self._environment = {**os.environ, **environment}
@@ -87,14 +88,14 @@ class ChildBroker:
         self._is_stopping = False
         self.exit_code = 0
         self.restarts = 0
-        self.ready = asyncio.Event()  # it is, now
+        self.ready = asyncio.Event()  # set while the child is ready
 
     @property
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
     async def run(self, failed: asyncio.Event) -> None:
-        """Until `stop`. `failed` is set if it ended before it was ever ready."""
+        """Run the child until `stop()`. `failed` is set if it ends before it was ever ready."""
         in_a_row = 0
         has_been_ready = False
         while not self._is_stopping:
@@ -110,26 +111,26 @@ class ChildBroker:
             in_a_row = 0 if self._clock.elapsed_s() - began_s >= STABLE_RUN_S else in_a_row + 1
             wait_s = BACKOFF_S[min(max(in_a_row - 1, 0), len(BACKOFF_S) - 1)]
             log.error(
-                "broker died name=%s exit_code=%d: started again in %s s",
+                "broker died, restarting in %s s name=%s exit_code=%d",
+                wait_s,
                 self.name,
                 self.exit_code,
-                wait_s,
             )
             self.restarts += 1
             await asyncio.sleep(wait_s)
 
     async def _run_once(self) -> None:
-        number = self._socket.fileno()
+        metrics_fd = self._socket.fileno()
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             *_MAIN_ARGUMENTS,
             *self._arguments,
-            *("--metrics-socket", str(number)),
+            *("--metrics-socket", str(metrics_fd)),
             stdin=PIPE,
             stdout=PIPE,
             env=self._environment,
-            pass_fds=(number,),
-            start_new_session=True,  # a Ctrl-C is for us; we stop them in order
+            pass_fds=(metrics_fd,),
+            start_new_session=True,  # Ctrl-C reaches only this process, which stops the children
         )
         log.info("broker started name=%s pid=%d", self.name, process.pid)
         assert process.stdout is not None
@@ -145,20 +146,20 @@ class ChildBroker:
                 self._process.send_signal(number)
 
     async def stop(self, run_task: asyncio.Task[None]) -> None:
-        """In order, or by force if that takes too long. `running` is its `run`."""
+        """Stop the child, by force if it takes too long. `run_task` is the task of `run()`."""
         self._is_stopping = True
         if self._process is None:
-            run_task.cancel()  # it waits to be started again
+            run_task.cancel()  # it waits for the next restart
         self.signal(signal.SIGTERM)
         _, late = await asyncio.wait([run_task], timeout=STOP_TIMEOUT_S)
         if late:
-            log.error("broker killed name=%s: it did not stop in %d s", self.name, STOP_TIMEOUT_S)
+            log.error("broker did not stop in %d s, killed name=%s", STOP_TIMEOUT_S, self.name)
             self.signal(signal.SIGKILL)
             await asyncio.wait([run_task])
         self._socket.close()
 
     async def http_get(self, path: str) -> tuple[int, str]:
-        """Over HTTP. Raises NotSent."""
+        """Get a page of the child over HTTP; return status and body. Raises NotSent."""
         if self._process is None:
             raise NotSent(f"{self.name} is not running")
         port = self._socket.getsockname()[1]
@@ -192,7 +193,7 @@ def _http_get(port: int, path: str, account: tuple[str, Secret] | None) -> tuple
 
 
 BROKERS_MAX = 64
-PORT_STEP = 10  # as RocketMQ's own examples have it
+PORT_STEP = 10  # as in RocketMQ's examples
 HEALTH_INTERVAL_S = 1.0
 
 
@@ -203,13 +204,16 @@ def supervise(
     arguments: Sequence[str],
     resolve: Callable[[], ResolvedConfig] | None = None,
 ) -> int:
-    """Until a signal says stop. `arguments` are those of this command; the brokers get them too."""
+    """Run the cluster until SIGTERM or SIGINT and return the exit code.
+
+    `arguments` are those of this command; they are passed on to the brokers.
+    """
     check_no_unserved_store(config.store.root_dir, count)
-    live = new_live_config(config, resolve)
+    live_config = new_live_config(config, resolve)
     raise_file_limit(config.network.connections_max)
     try:
         require_auth_or_loopback(config)
-        return uvloop.run(_supervise(config, role, count, arguments, live))
+        return uvloop.run(_supervise(config, role, count, arguments, live_config))
     except (EscrowError, OSError) as error:
         sys.stderr.write(f"escrowmq: {error}\n")
         return 2
@@ -223,35 +227,35 @@ def broker_directory(root: str | os.PathLike[str], index: int) -> str:
 
 
 def check_no_unserved_store(root: str | os.PathLike[str], count: int) -> None:
-    """Messages that no broker of this start would serve."""
+    """Raise ConfigError if the directory holds messages that none of the brokers would serve."""
     if _has_records(str(root)):
         raise ConfigError(
-            f"{root} holds the messages of a single broker, which --brokers would not serve: "
-            f"start without --brokers, or move what is in it to {broker_directory(root, 0)}"
+            f"{root} holds the messages of a single broker, which would not be served with "
+            f"--brokers: start without it, or move the files to {broker_directory(root, 0)}"
         )
-    beyond = [index for index in _store_indexes(root) if index >= count]
-    if beyond:
+    unserved = [index for index in _store_indexes(root) if index >= count]
+    if unserved:
         raise ConfigError(
-            f"{broker_directory(root, beyond[-1])} holds messages, which --brokers "
-            f"{count} would not "
-            f"serve: start with --brokers {beyond[-1] + 1}, or move that directory away"
+            f"{broker_directory(root, unserved[-1])} holds messages, which would not be served "
+            f"with --brokers {count}: "
+            f"start with --brokers {unserved[-1] + 1}, or move that directory away"
         )
 
 
 def check_single_broker_store(root: str | os.PathLike[str]) -> None:
-    """The same, the other way round: a single broker where many were."""
-    many = _store_indexes(root)
-    if many and not _has_records(str(root)):
+    """Raise ConfigError if the directory holds the messages of several brokers."""
+    indexes = _store_indexes(root)
+    if indexes and not _has_records(str(root)):
         raise ConfigError(
-            f"{root} holds the messages of {many[-1] + 1} brokers, which a single one would not "
-            f"serve: start with --brokers {many[-1] + 1}"
+            f"{root} holds the messages of {indexes[-1] + 1} brokers, which a single broker would "
+            f"not serve: start with --brokers {indexes[-1] + 1}"
         )
 
 
 def _store_indexes(root: str | os.PathLike[str]) -> list[int]:
     names = RealDisk(root).names("")
-    found = [name.removeprefix("broker-") for name in names if name.startswith("broker-")]
-    indexes = sorted(int(index) for index in found if index.isdecimal())
+    suffixes = [name.removeprefix("broker-") for name in names if name.startswith("broker-")]
+    indexes = sorted(int(suffix) for suffix in suffixes if suffix.isdecimal())
     return [index for index in indexes if _has_records(broker_directory(root, index))]
 
 
@@ -277,8 +281,8 @@ async def _supervise(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     clock = SystemClock()
-    # One account for the brokers towards our name server, and for us towards the brokers. What an
-    # operator has set for other name servers must stay theirs, and so serves for both.
+    # One account serves the brokers at the name server and this process at the brokers. If an
+    # operator has configured one for other name servers, the brokers need that one.
     account = configured_internal_account(config)
     if account is None and config.security.is_acl_on:
         account = new_internal_account()
@@ -287,22 +291,24 @@ async def _supervise(
     children: list[ChildBroker] = []
     async with contextlib.AsyncExitStack() as parts:
         await parts.enter_async_context(
-            background_tasks(*(watch.run() for watch in access.watchers))
+            background_tasks(*(watcher.run() for watcher in access.watchers))
         )
         if config.metrics.is_enabled:
             from escrowmq.server.http_server import serve_http  # aiohttp: only if it is needed
 
-            served = serve_http(config, clock, pages, health, access, before_render=pages.fetch)
-            await parts.enter_async_context(served)
-        addresses, own = list(config.broker.namesrv_addresses), None
+            http = serve_http(config, clock, pages, health, access, before_render=pages.fetch)
+            await parts.enter_async_context(http)
+        addresses, own_address = list(config.broker.namesrv_addresses), None
         if role == "all":
-            own = await parts.enter_async_context(
+            own_address = await parts.enter_async_context(
                 serve_name_server(clock, access, registry, live_config)
             )
-            addresses.insert(0, own)
-        handed_on = [*_without_brokers_option(arguments), *(("--own-namesrv", own) if own else ())]
+            addresses.insert(0, own_address)
+        child_arguments = [*_without_brokers_option(arguments)]
+        if own_address is not None:
+            child_arguments += ["--own-namesrv", own_address]
         for index in range(count):
-            children.append(_new_child(config, index, addresses, handed_on, clock, account))
+            children.append(_new_child(config, index, addresses, child_arguments, clock, account))
         registry.add(lambda: _child_metrics(children))
         pages.registry, pages.children = registry, children
         health.add(lambda: _first_not_ready(children))
@@ -316,7 +322,7 @@ async def _supervise(
         health.reason = "stopping"
     log.info("stopped")
     if failed.is_set():
-        sys.stderr.write("escrowmq: a broker could not start, see above\n")
+        sys.stderr.write("escrowmq: a broker could not start, see the log above\n")
         return 2
     return 1 if any(child.exit_code for child in children) else 0
 
@@ -362,8 +368,8 @@ async def _run_children(children: list[ChildBroker], failed: asyncio.Event) -> A
 async def _watch_health(children: list[ChildBroker], health: Health) -> AsyncIterator[None]:
     async def watch() -> None:
         while True:
-            missing = [await child.not_ready_reason() for child in children]
-            health.reason = next((what for what in missing if what is not None), None)
+            reasons = [await child.not_ready_reason() for child in children]
+            health.reason = next((reason for reason in reasons if reason is not None), None)
             await asyncio.sleep(HEALTH_INTERVAL_S)
 
     task = asyncio.create_task(watch())
@@ -395,8 +401,8 @@ async def _wait_first(*events: asyncio.Event, extra_task: asyncio.Task[None] | N
 
 
 def _first_not_ready(children: list[ChildBroker]) -> str | None:
-    down = (child.name for child in children if not child.ready.is_set())
-    return next((f"{name} is starting" for name in down), None)
+    names = (child.name for child in children if not child.ready.is_set())
+    return next((f"{name} is starting" for name in names), None)
 
 
 def _reload(live_config: LiveConfig, children: list[ChildBroker]) -> None:
@@ -409,8 +415,8 @@ def _print_ready(config: Config, addresses: list[str], children: list[ChildBroke
     names = ", ".join(child.name for child in children)
     sys.stdout.write(
         f"escrowmq is ready ({names}). Name server: {addresses[0]}\n"
-        f"Try it: point any RocketMQ client at {addresses[0]}; "
-        f"messages are kept in {config.store.root_dir}/broker-0 and so on\n"
+        f"Try it: connect any RocketMQ client to {addresses[0]}; "
+        f"the messages are in {config.store.root_dir}/broker-0 and so on\n"
     )
     sys.stdout.flush()
 
@@ -426,7 +432,7 @@ def _child_metrics(children: list[ChildBroker]) -> Iterator[Family]:
     )
     yield Counter(
         "escrowmq_broker_restarts_total",
-        "How often a broker of this machine died and was started again.",
+        "Restarts of a broker of this machine after it died.",
         [({"broker": child.name}, child.restarts) for child in children],
     )
 
@@ -460,7 +466,7 @@ class MergedMetrics:
 
 
 class _ClusterMetrics:
-    """Our own page and those of the brokers, as they were when somebody last asked."""
+    """The page of this process and those of the brokers, as of the last `fetch()`."""
 
     def __init__(self) -> None:
         self.registry: Registry | None = None
@@ -472,7 +478,7 @@ class _ClusterMetrics:
         if self.registry is not None:
             pages.add(self.registry.lines())
         for child in self.children:
-            with contextlib.suppress(NotSent):  # escrowmq_broker_up says so
+            with contextlib.suppress(NotSent):  # escrowmq_broker_up shows it
                 status, body = await child.http_get("/metrics")
                 if status == 200:
                     pages.add(body.splitlines(keepends=True))

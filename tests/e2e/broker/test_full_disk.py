@@ -75,5 +75,5 @@ def test_where_nothing_can_be_written_one_line_says_what_to_do(
     assert refused.value.exit_code == 2
     last = refused.value.errors.splitlines()[-1]
     assert "No space left on device" in last
-    assert f"make 64 MiB of room in {served.data}" in last
+    assert f"free 64 MiB in {served.data}" in last
     assert "Traceback" not in refused.value.errors

@@ -122,7 +122,7 @@ def test_clients_see_one_cluster_and_a_broker_that_is_killed_comes_back(tmp_path
 def fewer_are_refused(cluster: Cluster) -> None:
     """Messages in a directory that nobody would serve."""
     for arguments, why in (
-        (["--brokers", "1"], "broker-1 holds messages, which --brokers 1 would not serve"),
+        (["--brokers", "1"], "broker-1 holds messages, which would not be served with --brokers 1"),
         ([], "holds the messages of 2 brokers"),
     ):
         command = [str(COMMAND), "serve", "--data", str(cluster.data), "--port", "0", *arguments]

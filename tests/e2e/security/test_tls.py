@@ -144,7 +144,7 @@ def test_certificates_are_reloaded(tmp_path: Path) -> None:
 
         before = shown()
         certificates.key.write_text("no key at all")
-        wait_until(lambda: "cannot be used" in server.errors, "the invalid file is reported")
+        wait_until(lambda: "not reloaded, the old" in server.errors, "the invalid file is reported")
         assert shown() == before
         certificates.issue()
         wait_until(lambda: shown() != before, "the new certificate is used")
