@@ -285,7 +285,7 @@ def test_a_key_that_nobody_has_is_refused_and_the_nearest_named(tmp_path: Path) 
         ("namesrvAddr=10.0.0.1:0", "must be host:port, several separated by ;"),
         ("messageDelayLevel=1s 5x", "times such as 5s"),
         ("messageDelayLevel=", "times such as 5s"),
-        ("storePathRootDir=~/store", "only a shell knows what ~ is"),
+        ("storePathRootDir=~/store", "must not begin with ~"),
         ("storePathRootDir=", "must be a path"),
         ("bindAddress=a b", "an address of this machine"),
         ("brokerIP1=http://a", "an address that clients reach"),

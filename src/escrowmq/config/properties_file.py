@@ -1,8 +1,8 @@
 r"""Java's properties files: `key=value` lines, as java.util.Properties reads them.
 
-The key ends at the first `=`, `:` or blank. `#` and `!` begin a comment, at the beginning of a line
-only. A line that ends with a backslash goes on in the next, whose leading blanks do not count.
-`\t \n \r \f \uXXXX` are escapes; before anything else a backslash just goes away.
+The key ends at the first `=`, `:` or blank. A line that begins with `#` or `!` is a comment. A line
+that ends with a backslash continues in the next one, whose leading blanks are dropped.
+`\t \n \r \f \uXXXX` are escapes; before any other character a backslash is dropped.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ _ESCAPED: Final = {character: f"\\{letter}" for letter, character in _CONTROLS.i
 class FileProperty:
     key: str
     value: str
-    line: int  # the one that it begins in, from 1
+    line: int  # the line in which it begins, from 1
 
 
 def read_properties(text: str) -> Iterator[FileProperty]:
+    """Yield the properties in the order of the file. Raises ConfigError for an invalid escape."""
     for line, logical in _logical_lines(text):
         key = _KEY.match(logical)
-        assert key is not None  # it matches nothing at all, too
+        assert key is not None  # the pattern also matches an empty key
         gap = _GAP.match(logical, key.end())
         assert gap is not None
         value = logical[gap.end() :]
@@ -43,7 +44,7 @@ def read_properties(text: str) -> Iterator[FileProperty]:
 
 
 def write_property(key: str, value: str) -> str:
-    """One line, without its end, that reads as this key and value."""
+    """Return a line, without its end, that `read_properties()` reads as this key and value."""
     escaped = _escape(value)
     if value[:1] == " ":
         escaped = f"\\{escaped}"
@@ -51,24 +52,24 @@ def write_property(key: str, value: str) -> str:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """A line and those it goes on in; neither empty ones nor comments."""
-    begun: str | None = None
-    begin = 0
+    """Yield line numbers and lines with their continuations; skip empty lines and comments."""
+    unfinished: str | None = None
+    first = 0
     for number, natural in enumerate(_LINE_END.split(text), 1):
         line = natural.lstrip(_BLANKS)
-        if not begun:
-            # Also behind a lone backslash: there is nothing yet to go on with.
-            if line[:1] in ("#", "!") or (line == "" and begun is None):
+        if not unfinished:
+            # A comment is also skipped after a lone backslash, as in Java.
+            if line[:1] in ("#", "!") or (line == "" and unfinished is None):
                 continue
-            begin = number if begun is None else begin
-        line = (begun or "") + line
-        begun = None
+            first = number if unfinished is None else first
+        line = (unfinished or "") + line
+        unfinished = None
         if is_continued(line):
-            begun = line[:-1]
+            unfinished = line[:-1]
         elif line:
-            yield begin, line
-    if begun:
-        yield begin, begun
+            yield first, line
+    if unfinished:
+        yield first, unfinished
 
 
 def is_continued(line: str) -> bool:
@@ -80,23 +81,23 @@ def _unescape(text: str, line: int) -> str:
     if "\\" not in text:
         return text
 
-    def plain(found: re.Match[str]) -> str:
-        escape = found[1]
+    def unescaped(match: re.Match[str]) -> str:
+        escape = match[1]
         if escape[0] != "u":
             return _CONTROLS.get(escape, escape)
         if _CODE_UNIT.fullmatch(escape) is None:
-            raise ConfigError(f"line {line}: {found[0]!r} is not \\u and four hexadecimal digits")
+            raise ConfigError(f"line {line}: {match[0]!r} is not \\u and four hexadecimal digits")
         return chr(int(escape[1:], 16))
 
-    units = _ESCAPE.sub(plain, text)
-    try:  # a character beyond 16 bits is written as two escapes
+    units = _ESCAPE.sub(unescaped, text)
+    try:  # a character beyond 16 bits is written as two escapes, a surrogate pair
         return units.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
     except UnicodeDecodeError:
         raise ConfigError(f"line {line}: half of a \\uXXXX\\uXXXX pair is missing") from None
 
 
 def _escape(text: str) -> str:
-    return _TO_ESCAPE.sub(lambda found: _ESCAPED.get(found[0], f"\\{found[0]}"), text)
+    return _TO_ESCAPE.sub(lambda match: _ESCAPED.get(match[0], f"\\{match[0]}"), text)
 
 
 def _backslash(match: re.Match[str]) -> str:

@@ -1,7 +1,7 @@
-"""What a setting's value may be: from text, to text, and what is allowed.
+"""The types of settings: what a value may be, how text becomes a value, and back.
 
-A value comes as text from every source, so there is one parser for each kind. `parse` and `check`
-raise ValueError with the words that follow "listenPort='x': ".
+Every source delivers text, so each type has one parser. `parse()` and `check()` raise ValueError
+with a text that completes "listenPort='x': ", such as "must be true or false".
 """
 
 from __future__ import annotations
@@ -25,22 +25,28 @@ WILDCARD_ADDRESSES: Final = frozenset({"0.0.0.0", "::"})
 
 class SettingType(Protocol):
     @property
-    def allowed(self) -> str: ...
+    def allowed(self) -> str:
+        """The allowed values, for messages and documentation."""
+
     @property
     def separator(self) -> str | None:
-        """Between the values of a list; None for what is no list."""
+        """The separator of a list; None if the type is not a list."""
 
-    def parse(self, text: str) -> object: ...
-    def check(self, value: object) -> None: ...
+    def parse(self, text: str) -> object:
+        """Return the value. Raises ValueError."""
+
+    def check(self, value: object) -> None:
+        """Raise ValueError if the value is not allowed."""
+
     def format(self, value: object) -> str:
-        """As a file spells it: `parse` gives the value back."""
+        """Return the text of a value in a file; `parse()` turns it back."""
 
 
 @dataclass(frozen=True, slots=True)
 class WholeNumber:
     minimum: int = 0
     maximum: int = INT_MAX
-    multiple_of: int = 1  # what is not is rounded up
+    multiple_of: int = 1  # parse() rounds up
     separator: None = None
 
     @property
@@ -72,7 +78,7 @@ class Boolean:
     separator: None = None
 
     def parse(self, text: str) -> bool:
-        # Java takes every word but "true" for false; a misspelt one should not pass as a no.
+        # RocketMQ takes every word but "true" for false, so a misspelt "true" would mean false.
         match text.lower():
             case "true":
                 return True
@@ -90,7 +96,7 @@ class Boolean:
 
 @dataclass(frozen=True, slots=True)
 class PrintableName:
-    """A name: one line that can be printed, and no space around it."""
+    """A name of printable characters without surrounding spaces."""
 
     chars_max: int = 255
     separator: None = None
@@ -129,7 +135,7 @@ class DirectoryPath:
         if not isinstance(value, Path) or not str(value).isprintable():
             raise ValueError(f"must be {self.allowed}")
         if str(value).startswith("~"):
-            raise ValueError("must be written out: only a shell knows what ~ is")
+            raise ValueError("must not begin with ~, which only a shell expands")
 
     def format(self, value: object) -> str:
         return str(value)
@@ -137,7 +143,7 @@ class DirectoryPath:
 
 @dataclass(frozen=True, slots=True)
 class HostAddress:
-    """An address or a host name; an empty one is for the server to find out, where it may be."""
+    """An address or a host name. If it can be empty, the server finds an address itself."""
 
     is_listen_address: bool
     can_be_empty: bool = False
@@ -170,9 +176,8 @@ class HostAddress:
 @dataclass(frozen=True, slots=True)
 class Choice:
     choices: type[enum.Enum]
-    unsupported: Mapping[str, str] = field(
-        default_factory=dict
-    )  # what RocketMQ has, and why not we
+    # Words that RocketMQ has and EscrowMQ does not, with the reason.
+    unsupported: Mapping[str, str] = field(default_factory=dict)
     separator: None = None
 
     @property
@@ -256,13 +261,13 @@ class NumberPerName:
     allowed: str = "name=number, with semicolons between several"
 
     def parse(self, text: str) -> tuple[tuple[str, int], ...]:
-        found = []
+        pairs = []
         for part in filter(None, (part.strip() for part in text.split(";"))):
             name, _, number = (side.strip() for side in part.partition("="))
             if not name or not number.isdecimal() or len(number) > 9:
                 raise ValueError(f"must be {self.allowed}")
-            found.append((name, int(number)))
-        return tuple(found)
+            pairs.append((name, int(number)))
+        return tuple(pairs)
 
     def check(self, value: object) -> None:
         if not isinstance(value, tuple):
@@ -275,7 +280,7 @@ class NumberPerName:
 
 @dataclass(frozen=True, slots=True)
 class DelayLevels:
-    """`1s 5s 1m 2h`: the first is level 1. In milliseconds once it is read."""
+    """Delays such as `1s 5s 1m 2h`; the value is in milliseconds. The first is level 1."""
 
     levels_max: int = 100
     separator: str = " "
@@ -321,7 +326,7 @@ class OptionalFile:
 
 @dataclass(frozen=True, slots=True)
 class SecretText:
-    """A secret: it is read, and never shown again."""
+    """A secret, which is never shown."""
 
     allowed: str = "any text; it is not shown"
     separator: None = None
@@ -339,7 +344,7 @@ class SecretText:
 
 @dataclass(frozen=True, slots=True)
 class CredentialsText(SecretText):
-    """`{"accessKey":"...","secretKey":"..."}`, as RocketMQ has it."""
+    """An account in RocketMQ's format, `{"accessKey":"...","secretKey":"..."}`."""
 
     allowed: str = '{"accessKey":"...","secretKey":"..."}, or empty; it is not shown'
 
@@ -356,14 +361,14 @@ class CredentialsText(SecretText):
 
 
 def read_credentials(credentials: Secret) -> tuple[str, Secret]:
-    """Access key and secret key. ValueError does not repeat them."""
+    """Return access key and secret key. Raises ValueError, which does not contain them."""
     try:
         content = json.loads(credentials.reveal())
         key, secret = content["accessKey"], content["secretKey"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError('must be {"accessKey":"...","secretKey":"..."}') from None
     if not isinstance(key, str) or not isinstance(secret, str) or not key or not secret:
-        raise ValueError("must have a text for accessKey and for secretKey")
+        raise ValueError("accessKey and secretKey must be non-empty strings")
     return key, Secret(secret)
 
 
