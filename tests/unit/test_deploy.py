@@ -1,4 +1,4 @@
-"""deploy/: what it asks of the command exists, and nothing of it runs as root."""
+"""The files in deploy/ use existing flags and settings, and run nothing as root."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def flags_of_serve() -> set[str]:
     }
 
 
-def test_the_commands_have_flags_that_there_are() -> None:
+def test_the_commands_use_existing_flags() -> None:
     [started] = re.findall(r"^ExecStart=\S+/escrowmq serve (.*)$", UNIT, re.MULTILINE)
     [command] = re.findall(r"^CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
     used = {word for word in [*started.split(), *json.loads(command)] if word.startswith("-")}
@@ -36,8 +36,8 @@ def test_variables_are_settings() -> None:
     assert named <= set(BY_ENVIRONMENT)
 
 
-def test_both_say_how_to_serve_others_with_accounts() -> None:
-    """Listening wide without them is refused."""
+def test_both_explain_how_to_serve_other_machines_with_accounts() -> None:
+    """Listening on another address without accounts is refused."""
     for text, names in (
         (DOCKERFILE, ("ESCROWMQ_ACL_ENABLE=true", "ESCROWMQ_ACL_FILE=", "ESCROWMQ_INSECURE=true")),
         (UNIT, ("aclEnable=true", "escrowAclFile=", "escrowInsecure=true")),
@@ -53,7 +53,7 @@ def test_the_health_check_is_a_program() -> None:
     compile(program, "HEALTHCHECK", "exec")
 
 
-def test_nothing_runs_as_root_or_for_ever() -> None:
+def test_nothing_runs_as_root() -> None:
     users = re.findall(r"^USER (\w+)$", DOCKERFILE, re.MULTILINE)
     assert users == ["escrowmq"]
     for line in (
@@ -69,7 +69,7 @@ def test_nothing_runs_as_root_or_for_ever() -> None:
     assert "HEALTHCHECK" in DOCKERFILE
 
 
-def test_the_health_check_asks_the_port_that_the_command_opens() -> None:
+def test_the_health_check_uses_the_port_that_the_command_opens() -> None:
     [command] = re.findall(r"^CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
     words = json.loads(command)
     port = words[words.index("--metrics-port") + 1]
