@@ -1,4 +1,4 @@
-"""A name server asked through real frames, and the brokers that the tests register."""
+"""A name server behind real frames, and the brokers that the tests register with it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def version(counter: int = 1, *, state: int = 0) -> DataVersion:
 
 
 @dataclass(frozen=True)
-class Heard:
+class HarnessReply:
     command: Command
     body: bytes
 
@@ -74,7 +74,7 @@ class Heard:
         return decode_body(kind, self.body)
 
 
-class Desk:
+class NameServerHarness:
     """A name server that takes requests and returns responses as bytes, as on a socket."""
 
     def __init__(self, server: NameServer | None = None) -> None:
@@ -113,16 +113,16 @@ class Desk:
         *,
         version: int = VERSION,
         serializer: int = JSON,
-    ) -> Heard:
+    ) -> HarnessReply:
         reader = FrameDecoder(Frame)
         reader.receive(self.send(code, fields, body, version=version, serializer=serializer))
         [frame] = reader.frames()
         command = decode_command(frame.serializer, frame.header)
         assert command.is_response
         assert command.opaque == 7
-        return Heard(command, bytes(frame.body))
+        return HarnessReply(command, bytes(frame.body))
 
-    def make(self, ask: RegistrationRequest) -> Heard:
+    def make(self, ask: RegistrationRequest) -> HarnessReply:
         return self.ask(ask.code, ask.fields, ask.body)
 
     def post(self, ask: RegistrationRequest) -> bytes:
@@ -130,7 +130,7 @@ class Desk:
 
     def register(
         self, broker: BrokerDescription, *topics: TopicConfig, counter: int = 1, state: int = 0
-    ) -> Heard:
+    ) -> HarnessReply:
         return self.make(registration_request(broker, topics, version(counter, state=state)))
 
 

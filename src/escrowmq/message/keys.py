@@ -186,7 +186,7 @@ def has_keys(sys_flag: int) -> bool:
     return sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK
 
 
-# Both answers by the transaction bits of the sysFlag, because every append needs them.
+# Both results by the transaction bits of the sysFlag, because every append needs them.
 QUEUED_AND_KEYED: Final = [
     (has_queue_entry(bits), has_keys(bits)) for bits in range(TRANSACTION_MASK + 1)
 ]

@@ -17,7 +17,7 @@ from escrowmq.remoting import headers_admin as headers
 from escrowmq.remoting.bodies import QueueRoute, TopicRoute, encode_body
 from escrowmq.remoting.codes import JSON, ROCKETMQ, RequestCode
 from escrowmq.remoting.headers import encode_header
-from tests.support.namesrv_requests import A, B, Desk, everything, topic, version
+from tests.support.namesrv_requests import A, B, NameServerHarness, everything, topic, version
 
 STOCK = TopicRoute(
     queue_datas=[QueueRoute(broker_name="a", read_queue_nums=1, write_queue_nums=1, perm=6)]
@@ -81,11 +81,11 @@ ODD_TEXTS = ["", " ", "null", "\0", "../..", "%s%n", "{}", "\U0001f4a3", "a;b:1"
 
 
 @pytest.fixture
-def desk() -> Desk:
-    desk = Desk()
-    desk.register(A, topic("orders"), topic("TBW102", perm=7))
-    desk.server.kv_config.put("n", "k", "v")
-    return desk
+def harness() -> NameServerHarness:
+    harness = NameServerHarness()
+    harness.register(A, topic("orders"), topic("TBW102", perm=7))
+    harness.server.kv_config.put("n", "k", "v")
+    return harness
 
 
 def named(code: RequestCode, name: str) -> str:
@@ -99,64 +99,70 @@ every_field = pytest.mark.parametrize(
 
 
 @every_request
-def test_the_unchanged_requests_succeed(desk: Desk, code: RequestCode) -> None:
-    heard = desk.ask(code, *SENT[code])
-    assert heard.code == 0, heard.remark
+def test_the_unchanged_requests_succeed(harness: NameServerHarness, code: RequestCode) -> None:
+    reply = harness.ask(code, *SENT[code])
+    assert reply.code == 0, reply.remark
 
 
 @pytest.mark.parametrize(
     ("code", "name"), REQUIRED, ids=[named(code, name) for code, name in REQUIRED]
 )
-def test_a_field_that_is_missing_is_named(desk: Desk, code: RequestCode, name: str) -> None:
+def test_a_field_that_is_missing_is_named(
+    harness: NameServerHarness, code: RequestCode, name: str
+) -> None:
     fields, body = SENT[code]
-    before = everything(desk.server)
-    heard = desk.ask(code, {key: text for key, text in fields.items() if key != name}, body)
-    assert heard.code == 1
-    assert name in heard.remark
-    assert everything(desk.server) == before
+    before = everything(harness.server)
+    reply = harness.ask(code, {key: text for key, text in fields.items() if key != name}, body)
+    assert reply.code == 1
+    assert name in reply.remark
+    assert everything(harness.server) == before
 
 
 @pytest.mark.parametrize("serializer", [JSON, ROCKETMQ])
 @every_field
 def test_a_field_with_odd_text_gets_a_response(
-    desk: Desk, code: RequestCode, name: str, serializer: int
+    harness: NameServerHarness, code: RequestCode, name: str, serializer: int
 ) -> None:
     fields, body = SENT[code]
     for odd in ODD_TEXTS + NO_NUMBERS:
-        before = everything(desk.server)
-        heard = desk.ask(code, fields | {name: odd}, body, serializer=serializer)
-        if heard.code:
-            assert heard.remark
-            assert len(heard.remark) < 1_000
-            assert everything(desk.server) == before, odd
+        before = everything(harness.server)
+        reply = harness.ask(code, fields | {name: odd}, body, serializer=serializer)
+        if reply.code:
+            assert reply.remark
+            assert len(reply.remark) < 1_000
+            assert everything(harness.server) == before, odd
 
 
 @pytest.mark.parametrize("name", ["brokerId", "heartbeatTimeoutMillis", "bodyCrc32"])
 @pytest.mark.parametrize("odd", [*NO_NUMBERS, "-1", str(-(2**63)), str(2**63)])
-def test_a_registration_with_an_invalid_number_is_refused(desk: Desk, name: str, odd: str) -> None:
+def test_a_registration_with_an_invalid_number_is_refused(
+    harness: NameServerHarness, name: str, odd: str
+) -> None:
     fields, body = SENT[RequestCode.REGISTER_BROKER]
-    before = everything(desk.server)
-    heard = desk.ask(RequestCode.REGISTER_BROKER, fields | {name: odd}, body)
-    assert heard.code == 1
-    assert name in heard.remark
-    assert everything(desk.server) == before
+    before = everything(harness.server)
+    reply = harness.ask(RequestCode.REGISTER_BROKER, fields | {name: odd}, body)
+    assert reply.code == 1
+    assert name in reply.remark
+    assert everything(harness.server) == before
 
 
 @pytest.mark.parametrize("odd", ["0", "86400001", str(2**63 - 1)])
-def test_a_time_limit_of_nothing_or_of_years_is_refused(desk: Desk, odd: str) -> None:
+def test_a_time_limit_of_nothing_or_of_years_is_refused(
+    harness: NameServerHarness, odd: str
+) -> None:
     fields, body = SENT[RequestCode.REGISTER_BROKER]
-    heard = desk.ask(RequestCode.REGISTER_BROKER, fields | {"heartbeatTimeoutMillis": odd}, body)
-    assert (heard.code, "heartbeatTimeoutMillis" in heard.remark) == (1, True)
+    reply = harness.ask(RequestCode.REGISTER_BROKER, fields | {"heartbeatTimeoutMillis": odd}, body)
+    assert (reply.code, "heartbeatTimeoutMillis" in reply.remark) == (1, True)
 
 
 @pytest.mark.parametrize("name", ["brokerName", "brokerAddr", "clusterName", "haServerAddr"])
-def test_a_registration_with_a_huge_name_is_refused(desk: Desk, name: str) -> None:
+def test_a_registration_with_a_huge_name_is_refused(harness: NameServerHarness, name: str) -> None:
     fields, body = SENT[RequestCode.REGISTER_BROKER]
-    before = everything(desk.server)
-    heard = desk.ask(RequestCode.REGISTER_BROKER, fields | {name: HUGE}, body)
-    assert heard.code == 1
-    assert heard.remark.startswith(f"{name} has 100000 characters, the limit is 512")
-    assert everything(desk.server) == before
+    before = everything(harness.server)
+    reply = harness.ask(RequestCode.REGISTER_BROKER, fields | {name: HUGE}, body)
+    assert reply.code == 1
+    assert reply.remark.startswith(f"{name} has 100000 characters, the limit is 512")
+    assert everything(harness.server) == before
 
 
 BODIES = [
@@ -188,19 +194,21 @@ BODIES = [
     ids=lambda code: code.name,
 )
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
-def test_a_body_that_cannot_be_read_is_refused(desk: Desk, code: RequestCode, body: bytes) -> None:
+def test_a_body_that_cannot_be_read_is_refused(
+    harness: NameServerHarness, code: RequestCode, body: bytes
+) -> None:
     fields = SENT[code][0] | {"bodyCrc32": "0"}
-    before = everything(desk.server)
+    before = everything(harness.server)
     for ask_version in (36, 479):
-        heard = desk.ask(code, fields, body, version=ask_version)
-        if ask_version == 36 and code == RequestCode.REGISTER_BROKER and heard.code == 0:
+        reply = harness.ask(code, fields, body, version=ask_version)
+        if ask_version == 36 and code == RequestCode.REGISTER_BROKER and reply.code == 0:
             # To a broker as old as that, none of these keys mean anything.
             assert body.startswith(b"{")
-            desk.server.routes.unregister("c", "b", B.address)
+            harness.server.routes.unregister("c", "b", B.address)
             continue
-        assert heard.code == 1
-        assert heard.remark
-        assert everything(desk.server) == before
+        assert reply.code == 1
+        assert reply.remark
+        assert everything(harness.server) == before
 
 
 def changed_topic(**fields: Any) -> bytes:
@@ -227,21 +235,23 @@ def changed_topic(**fields: Any) -> bytes:
     ],
 )
 def test_one_bad_topic_refuses_the_whole_registration(
-    desk: Desk, fields: dict[str, Any], why: str
+    harness: NameServerHarness, fields: dict[str, Any], why: str
 ) -> None:
-    before = everything(desk.server)
+    before = everything(harness.server)
     sent = SENT[RequestCode.REGISTER_BROKER][0] | {"bodyCrc32": "0"}
-    heard = desk.ask(RequestCode.REGISTER_BROKER, sent, changed_topic(**fields))
-    assert heard.code == 1
-    assert why in heard.remark
-    assert everything(desk.server) == before
+    reply = harness.ask(RequestCode.REGISTER_BROKER, sent, changed_topic(**fields))
+    assert reply.code == 1
+    assert why in reply.remark
+    assert everything(harness.server) == before
 
 
 @pytest.mark.parametrize("perm", [-1, 16])
-def test_a_single_topic_with_a_bad_permission_is_refused(desk: Desk, perm: int) -> None:
+def test_a_single_topic_with_a_bad_permission_is_refused(
+    harness: NameServerHarness, perm: int
+) -> None:
     queues = QueueRoute(broker_name="a", read_queue_nums=1, write_queue_nums=1, perm=perm)
     body = encode_body(TopicRoute(queue_datas=[queues]))
-    before = everything(desk.server)
-    heard = desk.ask(RequestCode.REGISTER_TOPIC_IN_NAMESRV, {"topic": "stock"}, body)
-    assert (heard.code, "perm" in heard.remark) == (1, True)
-    assert everything(desk.server) == before
+    before = everything(harness.server)
+    reply = harness.ask(RequestCode.REGISTER_TOPIC_IN_NAMESRV, {"topic": "stock"}, body)
+    assert (reply.code, "perm" in reply.remark) == (1, True)
+    assert everything(harness.server) == before

@@ -24,7 +24,7 @@ from escrowmq.namesrv.registration import (
 from escrowmq.remoting.codes import FLAG_RESPONSE, RequestCode
 from escrowmq.remoting.command import Command
 from escrowmq.remoting.headers import encode_header
-from tests.support.namesrv_requests import SLAVE, A, Desk, topic, version
+from tests.support.namesrv_requests import SLAVE, A, NameServerHarness, topic, version
 
 
 def answered(code: int = 0, remark: str = "", **ext_fields: str) -> Command:
@@ -91,24 +91,24 @@ def test_the_other_requests_identify_the_broker(asked: RegistrationRequest, code
 
 
 def test_a_broker_registers_asks_and_unregisters() -> None:
-    desk = Desk()
-    heard = desk.make(data_version_request(A, version(1)))
-    assert parse_data_version_response(heard.command, heard.body) == DataVersionResult(True, None)
-    heard = desk.make(registration_request(A, [topic("orders")], version(1)))
-    assert parse_registration_response(heard.command, heard.body) == RegistrationResult()
-    heard = desk.make(data_version_request(A, version(1)))
-    assert parse_data_version_response(heard.command, heard.body) == DataVersionResult(
+    harness = NameServerHarness()
+    reply = harness.make(data_version_request(A, version(1)))
+    assert parse_data_version_response(reply.command, reply.body) == DataVersionResult(True, None)
+    reply = harness.make(registration_request(A, [topic("orders")], version(1)))
+    assert parse_registration_response(reply.command, reply.body) == RegistrationResult()
+    reply = harness.make(data_version_request(A, version(1)))
+    assert parse_data_version_response(reply.command, reply.body) == DataVersionResult(
         False, version(1)
     )
     put = {"namespace": "ORDER_TOPIC_CONFIG", "key": "orders", "value": "a:4"}
-    desk.ask(RequestCode.PUT_KV_CONFIG, put)
-    heard = desk.make(registration_request(SLAVE, [], version(1)))
-    assert parse_registration_response(heard.command, heard.body) == RegistrationResult(
+    harness.ask(RequestCode.PUT_KV_CONFIG, put)
+    reply = harness.make(registration_request(SLAVE, [], version(1)))
+    assert parse_registration_response(reply.command, reply.body) == RegistrationResult(
         A.address, A.ha_address, {"orders": "a:4"}
     )
     for card in (A, SLAVE):
-        parse_unregistration_response(desk.make(unregistration_request(card)).command)
-    assert desk.server.routes.broker_count == 0
+        parse_unregistration_response(harness.make(unregistration_request(card)).command)
+    assert harness.server.routes.broker_count == 0
 
 
 def test_a_refusal_is_raised_with_its_code_and_remark() -> None:
