@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from tests.interop.apache import BrokerFailed, Leashed
 from tests.interop.jars import Artifact, fetch_all
-from tests.support.brokers import free_ports
+from tests.support.ports import free_ports
 
 KAFKA: Final = "4.3.1"
 CONNECTOR: Final = "4.2.0"  # of the Spark that it was built for; there is no newer one

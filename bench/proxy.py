@@ -10,7 +10,7 @@ from typing import Final
 
 from bench.servers import Apache
 from tests.interop.apache import Leashed, _listens
-from tests.support.brokers import free_ports
+from tests.support.ports import free_ports
 
 VERSION: Final = "5.5.0"
 

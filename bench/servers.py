@@ -25,7 +25,7 @@ from escrowmq.server.supervisor import PORT_STEP
 from tests.interop.apache import ApacheRocketMQ, Leashed
 from tests.interop.jars import VERSIONS, find
 from tests.interop.remoting import Client, Refused
-from tests.support.brokers import free_ports
+from tests.support.ports import free_ports
 
 OURS: Final = "EscrowMQ"
 ECHO: Final = "echo"

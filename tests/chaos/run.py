@@ -19,7 +19,8 @@ from tests.chaos.ledger import Fate, Ledger, Place
 from tests.chaos.relay import Relay
 from tests.interop.records import Record
 from tests.interop.remoting import Client
-from tests.support.brokers import Served, free_ports
+from tests.support.brokers import Served
+from tests.support.ports import free_ports
 from tests.support.scraping import scrape
 
 SETTLED_S: Final = 120.0

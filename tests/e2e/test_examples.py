@@ -17,7 +17,8 @@ from typing import IO
 import httpx
 import pytest
 
-from tests.support.brokers import Served, free_ports
+from tests.support.brokers import Served
+from tests.support.ports import free_ports
 from tests.support.sql_bank import WAIT_S, delivered, open_halves, settled, wait_until
 
 pytestmark = pytest.mark.slow

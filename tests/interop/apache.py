@@ -13,7 +13,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -24,10 +23,12 @@ from types import TracebackType
 
 from tests.interop.jars import fetch, java_release
 from tests.interop.remoting import Client, Refused
+from tests.support.ports import free_port_block
 
 START_S = 90  # a cold JVM on a busy two-core machine takes a third of this
 STOP_S = 60
-PORTS = range(20_000, 32_000)  # below where the kernel takes ports for outgoing connections
+# A broker also listens on its port - 2 (its second port) and + 1 (replication).
+PORT_OFFSETS = (0, 2, 4, 5)  # name server, second port, broker, replication
 PORT_ATTEMPTS = 3
 
 _OPENED = [
@@ -110,7 +111,7 @@ class ApacheRocketMQ:
             try:
                 if self._namesrv is None:
                     if self.port == 0 or attempt > 0:
-                        self.namesrv_port, self.port = _free_ports()
+                        self.namesrv_port, self.port = free_server_ports()
                     self._write_configuration()
                     self._namesrv = self._start_namesrv()
                 if self._broker is None:
@@ -288,27 +289,10 @@ class Leashed:
         return "\n".join([line for line in kept if " INFO " not in line][-lines:])
 
 
-def _free_ports() -> tuple[int, int]:
-    """A port for the name server and one for the broker.
-
-    The broker also takes its port - 2 (a second door) and + 1 (replication).
-    """
-    chance = random.Random(f"{os.getpid()} {time.monotonic_ns()}")
-    while True:
-        namesrv = chance.randrange(PORTS.start, PORTS.stop - 8)
-        broker = namesrv + 4
-        if all(_is_free(port) for port in (namesrv, broker - 2, broker, broker + 1)):
-            return namesrv, broker
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
+def free_server_ports() -> tuple[int, int]:
+    """Return a port for a name server and one for a broker; its other two are reserved too."""
+    namesrv, _, broker, _ = free_port_block(PORT_OFFSETS)
+    return namesrv, broker
 
 
 def _listens(address: str) -> bool:

@@ -22,7 +22,7 @@ class ApacheNamesrv(ApacheRocketMQ):
     def start(self) -> None:
         self._jars = fetch(self.version)
         for attempt in range(PORT_ATTEMPTS):
-            self.namesrv_port, self.port = apache._free_ports()
+            self.namesrv_port, self.port = apache.free_server_ports()
             self._write_configuration()
             try:
                 self._namesrv = self._start_namesrv()
@@ -53,7 +53,7 @@ class ApacheBroker(ApacheRocketMQ):
     def start(self) -> None:
         self._jars = fetch(self.version)
         for attempt in range(PORT_ATTEMPTS):
-            _, self.port = apache._free_ports()
+            _, self.port = apache.free_server_ports()
             self._write_configuration()
             try:
                 self._broker = self._start_broker()

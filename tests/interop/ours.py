@@ -72,7 +72,7 @@ class EscrowMQ:
         self.directory.mkdir(parents=True, exist_ok=True)
         for attempt in range(_ATTEMPTS):
             if self.port == 0 or attempt > 0:
-                self.namesrv_port, self.port = apache._free_ports()
+                self.namesrv_port, self.port = apache.free_server_ports()
             self._process = self._serve()
             try:
                 self._process.await_ready(self._is_ready)

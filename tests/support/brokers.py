@@ -9,19 +9,14 @@ Its files are small (SETTINGS), so that a test may look through all of them with
 
 from __future__ import annotations
 
-import fcntl
 import os
-import random
 import select
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -29,6 +24,7 @@ from typing import Final
 from escrowmq.config import StoreConfig
 from escrowmq.store.check import CheckReport
 from tests.interop.remoting import RESPONSE, Answer, Client
+from tests.support.ports import free_ports
 from tests.support.stores import assert_clean
 
 COMMAND: Final = Path(sys.executable).with_name("escrowmq")
@@ -43,7 +39,6 @@ _CONF: Final = {
     "maxHashSlotNum": SETTINGS.index_slots,
     "maxIndexNum": SETTINGS.index_entries,
 }
-_given_out: Final[set[int]] = set()
 
 
 class NotStarted(Exception):
@@ -53,43 +48,6 @@ class NotStarted(Exception):
         super().__init__(f"exit code {exit_code}:\n{errors}")
         self.exit_code = exit_code
         self.errors = errors
-
-
-def free_ports(count: int) -> list[int]:
-    """So many that nobody listens on now, and that neither this process nor another that runs
-    tests has given out before.
-
-    They lie below those that the system gives to outgoing connections, so none of these takes
-    one away before its server is started.
-    """
-    ports: list[int] = []
-    while len(ports) < count:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        if port not in _given_out and _is_ours_alone(port):
-            _given_out.add(port)
-            ports.append(port)
-    return ports
-
-
-def _is_ours_alone(port: int) -> bool:
-    """A byte of a file for each port, locked as long as this process lives."""
-    try:
-        fcntl.lockf(_ports_file(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
-    except OSError:
-        return False
-    return True
-
-
-@cache
-def _ports_file() -> int:
-    """Open for ever: locks go with the first descriptor of the file that is closed."""
-    path = Path(tempfile.gettempdir()) / f"escrowmq-test-ports-{os.getuid()}"
-    return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
 
 def begin_pull(

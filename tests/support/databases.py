@@ -26,7 +26,7 @@ from typing import ClassVar, Self
 import psycopg
 import pymysql
 
-from tests.support.brokers import free_ports
+from tests.support.ports import free_ports
 
 START_S = 180.0
 STOP_S = 30.0

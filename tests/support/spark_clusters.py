@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import pyspark
 
-from tests.support.brokers import free_ports
+from tests.support.ports import free_ports
 from tests.support.spark_session import environment
 
 HOME: Final = Path(pyspark.__file__).parent

@@ -17,8 +17,9 @@ import pytest
 from escrowmq import Consumer, Message, Producer, ReceivedMessage
 from tests.chaos.faults import SmallDisk
 from tests.interop.remoting import Client, Refused
-from tests.support.brokers import Served, free_ports
+from tests.support.brokers import Served
 from tests.support.clients import numbered, receive, send, until
+from tests.support.ports import free_ports
 from tests.support.scraping import scrape
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -14,15 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.brokers import (
-    COMMAND,
-    WAIT_S,
-    NotStarted,
-    Served,
-    begin_pull,
-    free_ports,
-    next_answer,
-)
+from tests.support.brokers import COMMAND, WAIT_S, NotStarted, Served, begin_pull, next_answer
+from tests.support.ports import free_ports
 from tests.support.scraping import Page, scrape
 
 pytestmark = pytest.mark.slow

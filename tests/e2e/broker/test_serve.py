@@ -24,9 +24,9 @@ from tests.support.brokers import (
     NotStarted,
     Served,
     begin_pull,
-    free_ports,
     next_answer,
 )
+from tests.support.ports import free_ports
 from tests.support.stores import HOST, assert_clean
 
 pytestmark = pytest.mark.slow

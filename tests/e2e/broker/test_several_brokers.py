@@ -14,7 +14,8 @@ from urllib.request import urlopen
 import pytest
 
 from tests.interop.remoting import Client, loads
-from tests.support.brokers import COMMAND, WAIT_S, NotStarted, Served, free_ports
+from tests.support.brokers import COMMAND, WAIT_S, NotStarted, Served
+from tests.support.ports import free_ports
 from tests.support.scraping import parse
 
 pytestmark = pytest.mark.slow

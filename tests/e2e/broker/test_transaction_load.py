@@ -10,7 +10,7 @@ import pytest
 from bench import generator
 from bench.generator import Load, NoCompiler, run
 from bench.servers import EscrowMQ, client
-from tests.support.brokers import free_ports
+from tests.support.ports import free_ports
 from tests.support.scraping import scrape
 
 pytestmark = pytest.mark.slow

@@ -16,8 +16,9 @@ from click.shell_completion import get_completion_class
 
 from escrowmq.cli.main import cli
 from tests.interop.remoting import Client
-from tests.support.brokers import COMMAND, WAIT_S, Served, free_ports
+from tests.support.brokers import COMMAND, WAIT_S, Served
 from tests.support.commands import CommandResult, run, run_on_terminal
+from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from tests.interop.remoting import COMMIT, ROLLBACK, UNKNOWN, Client, Sent
-from tests.support.brokers import COMMAND, WAIT_S, Served, free_ports
+from tests.support.brokers import COMMAND, WAIT_S, Served
 from tests.support.commands import run_on_terminal
+from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow

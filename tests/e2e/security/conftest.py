@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.acl_broker import ADMIN, SECRETS, broker_with_acl
-from tests.support.brokers import Served, free_ports
+from tests.support.brokers import Served
+from tests.support.ports import free_ports
 from tests.support.signing import Certificates, SignedClient
 
 

@@ -9,7 +9,8 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.interop.remoting import loads
-from tests.support.brokers import WAIT_S, Served, free_ports
+from tests.support.brokers import WAIT_S, Served
+from tests.support.ports import free_ports
 from tests.support.signing import Certificates, SignedClient
 
 pytestmark = pytest.mark.slow

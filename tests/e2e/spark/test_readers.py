@@ -19,7 +19,8 @@ from escrowmq.spark.data_source import EscrowSource, RocketMQSource
 from escrowmq.spark.readers import StreamReader
 from escrowmq.spark.schema import MESSAGE_COLUMNS
 from tests.interop.remoting import COMMIT, ROLLBACK, Client
-from tests.support.brokers import Served, free_ports
+from tests.support.brokers import Served
+from tests.support.ports import free_ports
 
 pytestmark = pytest.mark.slow
 

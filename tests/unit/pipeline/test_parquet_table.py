@@ -14,7 +14,7 @@ from escrowmq.errors import EscrowError, NotSent, PipelineFailed, SparkNotAvaila
 from escrowmq.pipeline.archive import ReplayChunk, ReplayRequest, split_into_chunks
 from escrowmq.pipeline.job import PipelineProgress, query_lag
 from escrowmq.pipeline.parquet_table import REPLACED_RETENTION_S, ParquetTable, TablePart
-from tests.support.brokers import free_ports
+from tests.support.ports import free_ports
 
 MINUTE = 60_000
 
