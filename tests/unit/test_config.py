@@ -1,4 +1,4 @@
-"""Settings: the four sources and which of them wins, what is refused, and in which words."""
+"""Settings: the sources, which of them wins, errors and warnings."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def refused(file: Path | None = None, **environment: str) -> str:
     return str(caught.value)
 
 
-# --- which one wins ------------------------------------------------------------------------------
+# --- which source wins ---------------------------------------------------------------------------
 
 
-def test_nothing_given_is_a_broker_on_loopback() -> None:
+def test_without_sources_everything_has_its_default() -> None:
     resolved = load_config()
     assert resolved.config == Config()
     assert resolved.warnings == ()
@@ -84,7 +84,7 @@ def test_nothing_given_is_a_broker_on_loopback() -> None:
     assert {origin.source for origin in resolved.origins.values()} == {Source.DEFAULT}
 
 
-def test_a_broker_conf_works_as_it_stands(conf: Path) -> None:
+def test_a_broker_conf_of_rocketmq_works(conf: Path) -> None:
     resolved = load_config(conf)
     config = resolved.config
     assert config.broker.broker_name == "broker-b"
@@ -98,7 +98,7 @@ def test_a_broker_conf_works_as_it_stands(conf: Path) -> None:
     assert str(resolved.origins["messageDelayLevel"]) == f"{conf}:14"
 
 
-def test_what_rocketmq_has_and_we_do_not_is_a_warning(conf: Path) -> None:
+def test_a_key_that_only_rocketmq_has_is_a_warning(conf: Path) -> None:
     assert load_config(conf).warnings == (
         f"{conf}:10: mapedFileSizeCommitLog is ignored, as in RocketMQ 4.9 and 5; "
         "did you mean mappedFileSizeCommitLog?",
@@ -109,7 +109,7 @@ def test_what_rocketmq_has_and_we_do_not_is_a_warning(conf: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["aclEnable", "authenticationEnabled", "authorizationEnabled"])
-def test_access_control_needs_its_accounts(tmp_path: Path, key: str) -> None:
+def test_access_control_requires_a_file_of_accounts(tmp_path: Path, key: str) -> None:
     with pytest.raises(ConfigError, match="escrowAclFile must name"):
         load_config(written(tmp_path, f"{key}=true"))
     config = load_config(written(tmp_path, f"{key}=true\nescrowAclFile=acl.yml")).config
@@ -125,7 +125,7 @@ def test_access_control_needs_its_accounts(tmp_path: Path, key: str) -> None:
         ("tls.server.need.client.auth=require", "trustCertPath must name"),
     ],
 )
-def test_tls_that_cannot_work_is_refused(tmp_path: Path, text: str, wrong: str) -> None:
+def test_incomplete_tls_settings_are_refused(tmp_path: Path, text: str, wrong: str) -> None:
     with pytest.raises(ConfigError, match=wrong):
         load_config(written(tmp_path, text))
 
@@ -147,7 +147,7 @@ def test_a_secret_is_read_and_never_shown(tmp_path: Path) -> None:
     assert SECRET not in "".join(setting_lines(resolved.entries()))
 
 
-def test_a_wrong_secret_is_not_repeated(tmp_path: Path) -> None:
+def test_the_error_of_a_secret_does_not_contain_it(tmp_path: Path) -> None:
     file = written(tmp_path, f"innerClientAuthenticationCredentials={SECRET}")
     with pytest.raises(ConfigError) as caught:
         load_config(file)
@@ -160,7 +160,7 @@ def test_a_wrong_secret_is_not_repeated(tmp_path: Path) -> None:
     assert SECRET not in str(caught.value)
 
 
-def test_a_clients_variables_are_none_of_a_servers_business() -> None:
+def test_variables_of_clients_are_not_settings() -> None:
     environment = {"ESCROWMQ_ACCESS_KEY": "billing", "ESCROWMQ_SECRET_KEY": SECRET}
     assert load_config(None, environment).warnings == ()
 
@@ -182,7 +182,7 @@ def test_a_later_source_wins(conf: Path) -> None:
     assert "maxMessageSize" not in changed
 
 
-def test_metrics_are_off_until_somebody_asks_for_them(tmp_path: Path) -> None:
+def test_metrics_are_off_by_default(tmp_path: Path) -> None:
     assert not Config().metrics.is_enabled
     assert not load_config(written(tmp_path, "metricsPromExporterPort=1")).config.metrics.is_enabled
     prometheus = written(tmp_path, "metricsExporterType=prom\nmetricsPromExporterHost=0.0.0.0")
@@ -203,7 +203,7 @@ def test_the_flag_for_metrics_wins_over_the_file(tmp_path: Path) -> None:
     assert not load_config(on, {}, {"--metrics-port": "0"}).config.metrics.is_enabled
 
 
-def test_a_key_that_stands_twice_has_its_last_value_and_a_warning(tmp_path: Path) -> None:
+def test_a_repeated_key_has_its_last_value_and_a_warning(tmp_path: Path) -> None:
     path = written(tmp_path, "listenPort=1\n\nlistenPort=2\n")
     resolved = load_config(path)
     assert resolved.config.network.listen_port == 2
@@ -216,7 +216,7 @@ def test_an_empty_variable_is_not_set() -> None:
     assert load_config(None, {"ESCROWMQ_LISTEN_PORT": ""}).config == Config()
 
 
-def test_a_variable_that_nobody_knows_is_only_a_warning() -> None:
+def test_an_unknown_variable_is_a_warning() -> None:
     environment = {"ESCROWMQ_SERVICE_HOST": "10.0.0.1", "ESCROWMQ_LISTN_PORT": "1", "HOME": "/"}
     resolved = load_config(None, environment)
     assert resolved.config == Config()
@@ -244,7 +244,7 @@ def test_a_variable_that_nobody_knows_is_only_a_warning() -> None:
         ({}, {"--host": "::"}, "::", ""),
     ],
 )
-def test_an_address_that_nobody_sets_goes_with_the_other(
+def test_an_address_that_is_not_set_follows_the_other(
     environment: dict[str, str], flags: dict[str, str], bind: str, told: str
 ) -> None:
     variables = {f"ESCROWMQ_{name}": value for name, value in environment.items()}
@@ -252,14 +252,14 @@ def test_an_address_that_nobody_sets_goes_with_the_other(
     assert (config.network.bind_address, config.broker.advertised_address) == (bind, told)
 
 
-def test_clients_are_not_told_to_connect_to_everywhere() -> None:
+def test_a_wildcard_address_is_not_advertised() -> None:
     assert "an address that clients reach" in refused(ESCROWMQ_BROKER_IP1="0.0.0.0")
 
 
 # --- what is refused -----------------------------------------------------------------------------
 
 
-def test_a_key_that_nobody_has_is_refused_and_the_nearest_named(tmp_path: Path) -> None:
+def test_an_unknown_key_is_refused_with_a_suggestion(tmp_path: Path) -> None:
     path = written(tmp_path, "# ours\nflushDisktyp=SYNC_FLUSH\n")
     said = refused(path)
     assert said == f"{path}:2: there is no setting 'flushDisktyp'; did you mean flushDiskType?"
@@ -294,13 +294,13 @@ def test_a_key_that_nobody_has_is_refused_and_the_nearest_named(tmp_path: Path) 
         ("escrowConnectionInFlightBytesMax=999999999", "must not be more than"),
     ],
 )
-def test_a_wrong_value_is_refused_with_what_is_allowed(
+def test_an_invalid_value_is_refused_with_what_is_allowed(
     tmp_path: Path, line: str, said: str
 ) -> None:
     assert said in refused(written(tmp_path, line))
 
 
-def test_the_refusal_says_where_the_value_stands(tmp_path: Path) -> None:
+def test_the_error_names_the_origin_of_the_value(tmp_path: Path) -> None:
     path = written(tmp_path, "\n\nlistenPort: x\n")
     assert refused(path).startswith(f"{path}:3: listenPort='x': ")
     assert refused(ESCROWMQ_LISTEN_PORT="x").startswith("ESCROWMQ_LISTEN_PORT: listenPort='x': ")
@@ -312,7 +312,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     assert "larger than 1048576 bytes" in refused(written(tmp_path, b"#" * ((1 << 20) + 1)))
 
 
-def test_values_are_checked_however_they_were_made() -> None:
+def test_groups_check_their_values() -> None:
     with pytest.raises(ConfigError, match="listenPort=-1: must be a whole number"):
         NetworkConfig(listen_port=-1)
     with pytest.raises(ConfigError, match="mappedFileSizeConsumeQueue=19"):
@@ -321,12 +321,12 @@ def test_values_are_checked_however_they_were_made() -> None:
         BrokerConfig(trace_on=1)  # type: ignore[arg-type]  # that is the point
 
 
-def test_a_queue_files_size_is_rounded_up_to_whole_entries() -> None:
+def test_the_size_of_a_queue_file_is_rounded_up_to_whole_entries() -> None:
     config = load_config(None, {"ESCROWMQ_MAPPED_FILE_SIZE_CONSUME_QUEUE": "90001"}).config
     assert config.store.queue_file_bytes == 90_020
 
 
-def test_a_sync_master_is_a_master_and_hears_that_nobody_follows() -> None:
+def test_sync_master_is_a_warning() -> None:
     resolved = load_config(None, {"ESCROWMQ_BROKER_ROLE": "SYNC_MASTER"})
     assert resolved.config.broker.broker_role is BrokerRole.SYNC_MASTER
     assert resolved.warnings == (
@@ -334,7 +334,7 @@ def test_a_sync_master_is_a_master_and_hears_that_nobody_follows() -> None:
     )
 
 
-def test_a_name_server_with_the_brokers_port_hears_of_its_own(tmp_path: Path) -> None:
+def test_a_name_server_with_listen_port_is_a_warning(tmp_path: Path) -> None:
     path = written(tmp_path, "listenPort=9999")
     (warning,) = role_warnings(load_config(path), "namesrv")
     assert (
@@ -349,7 +349,7 @@ def test_a_name_server_with_the_brokers_port_hears_of_its_own(tmp_path: Path) ->
 # --- TOML ----------------------------------------------------------------------------------------
 
 
-def test_toml_takes_both_names_flat_and_in_tables(tmp_path: Path) -> None:
+def test_toml_accepts_keys_and_names_flat_and_in_tables(tmp_path: Path) -> None:
     text = """
 brokerName = "broker-t"
 trace_on = false
@@ -392,11 +392,11 @@ messageDelayLevel = ["1s", "2m"]
         ("a = " + "1" * 5_000, "broker.toml: "),
     ],
 )
-def test_toml_that_is_wrong_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_invalid_toml_is_refused(tmp_path: Path, text: str, said: str) -> None:
     assert said in refused(written(tmp_path, text, "broker.toml"))
 
 
-def test_toml_with_both_names_of_a_setting_has_the_last_and_a_warning(tmp_path: Path) -> None:
+def test_toml_with_key_and_name_of_a_setting_has_the_last_and_a_warning(tmp_path: Path) -> None:
     path = written(tmp_path, "listenPort = 1\nlisten_port = 2\nhaListenPort = 3\n", "b.toml")
     resolved = load_config(path)
     assert resolved.config.network.listen_port == 2
@@ -444,14 +444,14 @@ def test_a_file_may_be_in_utf_8_or_latin_1(tmp_path: Path, coding: str) -> None:
 # --- the catalogue -------------------------------------------------------------------------------
 
 
-def test_no_two_settings_share_a_name() -> None:
+def test_names_of_settings_are_unique() -> None:
     assert len({setting.key for setting in SETTINGS}) == len(SETTINGS)
     assert len({setting.name for setting in SETTINGS}) == len(SETTINGS)
     assert len({setting.environment_variable for setting in SETTINGS}) == len(SETTINGS)
     assert [item.name for item in fields(Config)] == list(GROUPS)
 
 
-def test_a_setting_is_rocketmqs_or_says_that_it_is_ours() -> None:
+def test_keys_are_rocketmqs_or_begin_with_escrow() -> None:
     assert {s.key for s in SETTINGS if not s.is_escrowmq_only} <= ROCKETMQ_KEYS
     assert not {s.key for s in SETTINGS if s.is_escrowmq_only} & ROCKETMQ_KEYS
     assert not OBSOLETE_KEYS & ROCKETMQ_KEYS
@@ -462,7 +462,7 @@ def test_help_is_a_sentence() -> None:
     assert [s.key for s in SETTINGS if not re.fullmatch(r"[A-Z0-9].*[^.]\.", s.help)] == []
 
 
-def test_the_example_without_its_marks_is_the_defaults(tmp_path: Path) -> None:
+def test_the_uncommented_example_has_the_defaults(tmp_path: Path) -> None:
     lines = list(example_lines())
     assert load_config(written(tmp_path, "\n".join(lines))).config == Config()
     bare = "\n".join(re.sub(r"^#(?=\w)", "", line) for line in lines)

@@ -86,7 +86,7 @@ def ok(*numbers: int) -> list[tuple[int, type[StoreError] | None]]:
 
 
 @in_a_loop
-async def test_one_flush_answers_all_that_waited() -> None:
+async def test_one_flush_serves_all_waiting_appends() -> None:
     disk, store = gated()
     commit = GroupCommit(store)
     answers = Answers(store, commit)
@@ -102,7 +102,7 @@ async def test_one_flush_answers_all_that_waited() -> None:
 
 
 @in_a_loop
-async def test_who_comes_during_a_flush_is_answered_by_the_next() -> None:
+async def test_an_append_during_a_flush_waits_for_the_next_flush() -> None:
     disk, store = gated()
     commit = GroupCommit(store)
     answers = Answers(store, commit)
@@ -120,7 +120,7 @@ async def test_who_comes_during_a_flush_is_answered_by_the_next() -> None:
 
 
 @in_a_loop
-async def test_what_is_flushed_already_is_answered_at_once() -> None:
+async def test_a_flushed_offset_is_reported_at_once() -> None:
     _, store = gated()
     commit = GroupCommit(store)
     given: list[StoreError | None] = []
@@ -132,7 +132,7 @@ async def test_what_is_flushed_already_is_answered_at_once() -> None:
 
 
 @in_a_loop
-async def test_a_flush_by_somebody_else_counts_too() -> None:
+async def test_a_flush_by_another_part_counts_too() -> None:
     disk, store = gated()
     commit = GroupCommit(store)
     disk.gate.set()
@@ -144,7 +144,7 @@ async def test_a_flush_by_somebody_else_counts_too() -> None:
 
 
 @in_a_loop
-async def test_many_rounds_answer_everyone_once_and_in_order() -> None:
+async def test_callbacks_are_called_once_and_in_order() -> None:
     store = open_store(MemoryDisk())
     commit = GroupCommit(store)
     answers = Answers(store, commit)
@@ -160,7 +160,7 @@ async def test_many_rounds_answer_everyone_once_and_in_order() -> None:
 
 
 @in_a_loop
-async def test_a_flush_that_fails_is_unknown_to_all_and_ends_the_store() -> None:
+async def test_a_failed_flush_fails_all_callbacks_and_the_store() -> None:
     disk = FaultyDisk()
     store = open_store(disk)
     commit = GroupCommit(store)
@@ -186,7 +186,7 @@ class FailingDisk(GatedDisk):
 
 
 @in_a_loop
-async def test_who_came_during_a_flush_that_fails_is_told_too() -> None:
+async def test_an_append_during_a_failing_flush_fails_too() -> None:
     disk = FailingDisk()
     disk.gate.set()
     store = open_store(disk)
@@ -203,7 +203,7 @@ async def test_who_came_during_a_flush_that_fails_is_told_too() -> None:
 
 
 @in_a_loop
-async def test_a_store_that_fails_elsewhere_leaves_nobody_waiting() -> None:
+async def test_a_store_that_fails_elsewhere_fails_all_callbacks() -> None:
     # A checkpoint failed in the meantime: the flush that runs is good, no other may begin.
     disk, store = gated()
     commit = GroupCommit(store)
@@ -218,7 +218,7 @@ async def test_a_store_that_fails_elsewhere_leaves_nobody_waiting() -> None:
 
 
 @in_a_loop
-async def test_a_store_that_has_failed_is_unknown_to_who_comes_later() -> None:
+async def test_a_failed_store_fails_later_callbacks() -> None:
     store = open_store(MemoryDisk())
     commit = GroupCommit(store)
     store.append([sample(1)], now_ms=NOW_MS)
@@ -228,7 +228,7 @@ async def test_a_store_that_has_failed_is_unknown_to_who_comes_later() -> None:
 
 
 @in_a_loop
-async def test_who_waited_too_long_is_told_so_and_not_answered_again() -> None:
+async def test_a_timeout_is_reported_once() -> None:
     disk, store = gated()
     commit = GroupCommit(store, timeout_s=0.01)
     answers = Answers(store, commit)
@@ -242,7 +242,7 @@ async def test_who_waited_too_long_is_told_so_and_not_answered_again() -> None:
 
 
 @in_a_loop
-async def test_who_comes_after_a_timeout_has_a_time_of_his_own() -> None:
+async def test_an_append_after_a_timeout_has_its_own_deadline() -> None:
     disk, store = gated()
     commit = GroupCommit(store, timeout_s=0.01)
     answers = Answers(store, commit)
@@ -264,7 +264,7 @@ async def test_who_comes_after_a_timeout_has_a_time_of_his_own() -> None:
 
 
 @in_a_loop
-async def test_closing_waits_for_those_who_wait() -> None:
+async def test_closing_completes_requested_flushes() -> None:
     disk, store = gated()
     commit = GroupCommit(store)
     answers = Answers(store, commit)
@@ -280,7 +280,7 @@ async def test_closing_waits_for_those_who_wait() -> None:
 
 
 @in_a_loop
-async def test_closing_with_nobody_waiting_flushes_nothing() -> None:
+async def test_closing_without_callbacks_flushes_nothing() -> None:
     _, store = gated()
     store.append([sample(1)], now_ms=NOW_MS)
     commit = GroupCommit(store)
@@ -290,7 +290,7 @@ async def test_closing_with_nobody_waiting_flushes_nothing() -> None:
 
 
 @in_a_loop
-async def test_who_gave_up_waiting_does_not_disturb_the_others() -> None:
+async def test_a_cancelled_waiter_does_not_affect_the_others() -> None:
     disk, store = gated()
     commit = GroupCommit(store)
     answers = Answers(store, commit)

@@ -39,7 +39,7 @@ class Quiet:
 
 
 @pytest.mark.parametrize("last_active_s", [0, 0.001, 0.5, 0.999])
-def test_a_line_is_silent_for_as_long_as_it_may_and_no_longer(last_active_s: float) -> None:
+def test_a_connection_is_idle_after_exactly_the_idle_time(last_active_s: float) -> None:
     silence: IdleTracker[Quiet] = IdleTracker(IDLE_S, now_s=0)
     line = Quiet(last_active_s)
     silence.watch(line)
@@ -47,7 +47,7 @@ def test_a_line_is_silent_for_as_long_as_it_may_and_no_longer(last_active_s: flo
     assert silence.find_idle(last_active_s + IDLE_S + 1) == [line]
 
 
-def test_a_line_that_was_heard_meanwhile_has_its_whole_time_again() -> None:
+def test_activity_restarts_the_idle_time() -> None:
     silence: IdleTracker[Quiet] = IdleTracker(IDLE_S, now_s=0)
     line = Quiet()
     silence.watch(line)
@@ -57,7 +57,7 @@ def test_a_line_that_was_heard_meanwhile_has_its_whole_time_again() -> None:
     assert silence.find_idle(241) == [line]
 
 
-def test_one_that_is_still_there_is_found_again() -> None:
+def test_an_idle_connection_that_stays_is_found_again() -> None:
     silence: IdleTracker[Quiet] = IdleTracker(IDLE_S, now_s=0)
     line = Quiet()
     silence.watch(line)
@@ -65,7 +65,7 @@ def test_one_that_is_still_there_is_found_again() -> None:
     assert silence.find_idle(122) == [line]
 
 
-def test_one_that_went_is_not_found() -> None:
+def test_a_removed_connection_is_not_found() -> None:
     silence: IdleTracker[Quiet] = IdleTracker(IDLE_S, now_s=0)
     line = Quiet()
     silence.watch(line)
@@ -74,7 +74,7 @@ def test_one_that_went_is_not_found() -> None:
     assert silence.find_idle(1000) == []
 
 
-def test_a_line_is_looked_at_once_in_its_time_not_each_second() -> None:
+def test_a_connection_is_checked_once_per_idle_time() -> None:
     silence: IdleTracker[Quiet] = IdleTracker(IDLE_S, now_s=0)
     lines = [Quiet(number / 100) for number in range(1000)]
     for line in lines:
@@ -85,7 +85,7 @@ def test_a_line_is_looked_at_once_in_its_time_not_each_second() -> None:
     assert [line.looks for line in lines] == [0] * 1000
 
 
-def test_it_finds_what_looking_at_all_of_them_would() -> None:
+def test_the_tracker_agrees_with_a_full_scan() -> None:
     rng = Random(1)
     silence: IdleTracker[Quiet] = IdleTracker(5, now_s=0)
     lines: list[Quiet] = []
@@ -121,7 +121,7 @@ class Nobody:
     def channel_closed(self, line: ServerConnection) -> None: ...
 
 
-def test_a_port_drops_a_silent_line_also_if_it_reads_nothing_and_keeps_the_others() -> None:
+def test_a_server_drops_idle_connections_even_if_they_do_not_read() -> None:
     clock = ManualClock()
 
     async def watch() -> None:
@@ -155,7 +155,7 @@ def test_a_port_drops_a_silent_line_also_if_it_reads_nothing_and_keeps_the_other
     asyncio.run(asyncio.wait_for(watch(), 20))
 
 
-def test_a_port_makes_turns_as_long_as_they_are_wanted() -> None:
+def test_a_server_runs_turns_while_the_handler_asks_for_more() -> None:
     async def watch() -> None:
         service = Nobody(turns=5)
         port = RemotingServer(service, ManualClock(), NetworkConfig())

@@ -1,4 +1,4 @@
-"""Settings that are read again: what changes, what stays, who is told."""
+"""Reloading the configuration: what changes, what stays, which listeners are called."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ def live_of(conf: Path) -> tuple[LiveConfig, list[Config]]:
     return live, told
 
 
-def test_what_is_live_changes_and_the_rest_stays(
-    conf: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_live_settings_change(conf: Path, caplog: pytest.LogCaptureFixture) -> None:
     conf.write_text("fileReservedTime=48\nlistenPort=20000\n")
     live, told = live_of(conf)
     conf.write_text("fileReservedTime=24\nlistenPort=20001\n")
@@ -41,7 +39,7 @@ def test_what_is_live_changes_and_the_rest_stays(
 
 
 @pytest.mark.parametrize("content", ["fileReservedTime=x\n", "nobody=1\n"])
-def test_a_bad_file_changes_nothing(
+def test_an_invalid_file_changes_nothing(
     conf: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     conf.write_text("fileReservedTime=48\n")
@@ -52,7 +50,9 @@ def test_a_bad_file_changes_nothing(
     assert "nothing has changed" in caplog.text
 
 
-def test_nobody_is_told_of_nothing(conf: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_listeners_are_not_called_without_a_change(
+    conf: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     conf.write_text("")
     live, told = live_of(conf)
     with caplog.at_level(logging.INFO):

@@ -1,4 +1,4 @@
-"""Log lines as JSON: what a message is made of is there by name."""
+"""Log lines as JSON: the pairs of a message are fields."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def line(message: str, *arguments: object, **more: Any) -> dict[str, Any]:
     return found
 
 
-def test_a_line_has_who_when_and_what() -> None:
+def test_a_line_has_time_level_broker_logger_and_message() -> None:
     assert line("stopping") == {
         "time": "2023-11-14T22:13:20.250Z",
         "level": "WARNING",

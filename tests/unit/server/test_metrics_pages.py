@@ -1,4 +1,4 @@
-"""Pages of several brokers as one, by the rules of the format."""
+"""Merging the pages of several brokers into one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def page(node: str, *families: Family) -> list[str]:
     return list(registry.lines())
 
 
-def test_families_of_one_name_stand_together() -> None:
+def test_samples_of_one_family_are_merged_under_one_heading() -> None:
     pages = MergedMetrics()
     both: list[Family] = [
         Gauge("a", "A.", [({}, 1)]),

@@ -1,4 +1,4 @@
-"""Requests that come in parts: given up after a while, or when all together take too much room."""
+"""Incomplete requests: dropped after a timeout, or when all together take too much memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Bench:
         await until(lambda: self.port.partial_bytes == wanted)
 
 
-async def test_half_a_request_that_trickles_is_given_up_in_time() -> None:
+async def test_an_incomplete_request_is_dropped_even_if_bytes_keep_arriving() -> None:
     bench = Bench()
     await bench.port.listen(bench.bound)
     slow, other = await bench.connect(), await bench.connect()
@@ -64,7 +64,7 @@ async def test_half_a_request_that_trickles_is_given_up_in_time() -> None:
     await bench.port.close()
 
 
-async def test_parts_of_many_take_no_more_room_than_they_may_and_the_oldest_goes() -> None:
+async def test_the_oldest_incomplete_request_is_dropped_when_memory_is_short() -> None:
     bench = Bench(in_flight_bytes_max=20_000_000, connection_in_flight_bytes_max=FRAME_BYTES_MAX)
     await bench.port.listen(bench.bound)
     peers = [await bench.connect() for _ in range(3)]
@@ -86,7 +86,7 @@ async def test_parts_of_many_take_no_more_room_than_they_may_and_the_oldest_goes
     await bench.port.close()
 
 
-async def test_a_busy_line_whose_chunks_end_anywhere_is_not_given_up() -> None:
+async def test_a_busy_connection_with_split_requests_is_not_dropped() -> None:
     bench = Bench()
     await bench.port.listen(bench.bound)
     peer = await bench.connect()

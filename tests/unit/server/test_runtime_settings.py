@@ -1,4 +1,4 @@
-"""Settings that change while the broker runs, and the file that keeps them."""
+"""Settings that an operator changes while the broker runs, and the file they are saved in."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def online(file: Path | None = None) -> tuple[RuntimeSettings, Applied]:
     return RuntimeSettings(live, resolved.origins, file), applied
 
 
-def test_a_change_is_applied_shown_and_kept(tmp_path: Path) -> None:
+def test_a_change_is_applied_shown_and_saved(tmp_path: Path) -> None:
     file = tmp_path / "broker.conf"
     file.write_text("# mine\nmaxMessageSize=5000\nbrokerName=b")
     settings, applied = online(file)
@@ -41,7 +41,7 @@ def test_a_change_is_applied_shown_and_kept(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["broker.conf"]
 
 
-def test_without_a_file_it_lasts_until_the_stop(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_file_a_change_lasts_until_the_stop(caplog: pytest.LogCaptureFixture) -> None:
     settings, applied = online()
     settings.change("transactionCheckMax=3")
     assert applied.configs[0].transaction.checks_max == 3
@@ -61,7 +61,7 @@ def test_without_a_file_it_lasts_until_the_stop(caplog: pytest.LogCaptureFixture
         ("a=\\u12", "hexadecimal"),
     ],
 )
-def test_what_cannot_be_is_refused_whole(text: str, why: str, tmp_path: Path) -> None:
+def test_an_invalid_change_is_refused_as_a_whole(text: str, why: str, tmp_path: Path) -> None:
     file = tmp_path / "broker.conf"
     file.write_text("maxMessageSize=5000\n")
     settings, applied = online(file)
@@ -71,7 +71,7 @@ def test_what_cannot_be_is_refused_whole(text: str, why: str, tmp_path: Path) ->
     assert file.read_text() == "maxMessageSize=5000\n"
 
 
-def test_what_stays_as_it_is_changes_nothing() -> None:
+def test_an_unchanged_value_changes_nothing() -> None:
     settings, applied = online()
     settings.change("listenPort=10911\nmaxMessageSize=4194304\n")
     settings.change("")
@@ -88,13 +88,13 @@ def test_a_file_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
     assert not applied.configs
 
 
-def test_lines_that_go_on_and_keys_that_stand_twice() -> None:
+def test_continued_lines_and_repeated_keys_are_replaced() -> None:
     text = "a=1 \\\n  2\nb = x\na : 3\n"
     assert update_properties(text, {"a": "9"}) == "b = x\na=9\n"
     assert update_properties("", {"a": "9"}) == "a=9\n"
 
 
-def test_a_name_server_finds_its_keys_again() -> None:
+def test_the_kv_config_is_loaded_again() -> None:
     disk = MemoryDisk()
     kept = KvConfigFile(disk)
     kept.save()
@@ -104,7 +104,7 @@ def test_a_name_server_finds_its_keys_again() -> None:
     assert KvConfigFile(disk).settings.get("space", "colour") == "red"
 
 
-def test_a_file_of_keys_that_is_none() -> None:
+def test_an_invalid_kv_config_file_is_refused() -> None:
     disk = MemoryDisk()
     disk.create(KV_CONFIG_PATH, 3).write_at(0, b"{x}")
     with pytest.raises(ConfigError, match="kvConfig"):

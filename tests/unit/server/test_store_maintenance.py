@@ -1,4 +1,4 @@
-"""Upkeep, step by step on a disk in memory, and once as the loop that a broker runs."""
+"""Store maintenance, step by step on a disk in memory, and once as the task of a broker."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_flush_with_nothing_to_do_leaves_the_disk_alone() -> None:
     assert disk.calls == calls
 
 
-def test_a_checkpoint_lets_the_next_start_walk_nothing() -> None:
+def test_after_a_checkpoint_the_next_start_reads_no_records() -> None:
     disk, store, clock = opened()
     fill(store, range(20))
     run(StoreMaintenance(store, disk, clock, TINY).checkpoint())
@@ -57,7 +57,7 @@ def test_a_checkpoint_lets_the_next_start_walk_nothing() -> None:
     assert_clean(disk)
 
 
-def test_expiry_keeps_what_somebody_still_needs() -> None:
+def test_expiry_keeps_needed_segments() -> None:
     disk, store, clock = opened()
     fill(store, range(60))
     needed = LogOffset(2 * TINY.segment_bytes)
@@ -126,7 +126,7 @@ def test_files_are_removed_in_a_thread_and_reads_and_appends_go_on_meanwhile() -
     assert_clean(disk)
 
 
-def test_an_expiry_that_is_cancelled_ends_its_file_first() -> None:
+def test_a_cancelled_expiry_finishes_its_file() -> None:
     disk, store, upkeep = expiring()
 
     async def watch() -> None:
@@ -147,7 +147,7 @@ def test_an_expiry_that_is_cancelled_ends_its_file_first() -> None:
 
 
 @pytest.mark.parametrize(("call", "begin"), [(1, 0), (2, TINY.segment_bytes)])
-def test_a_removal_that_fails_leaves_the_log_as_the_directory_is(call: int, begin: int) -> None:
+def test_a_failed_removal_leaves_log_and_directory_consistent(call: int, begin: int) -> None:
     """The first call removes the name, the second makes that durable."""
     disk, store, upkeep = expiring()
     disk.may_remove.set()
@@ -175,7 +175,7 @@ def test_a_full_disk_postpones_a_checkpoint_and_the_next_one_makes_up_for_it() -
     assert_clean(disk)
 
 
-def test_the_loop_flushes_and_makes_checkpoints_by_itself() -> None:
+def test_maintenance_flushes_and_checkpoints() -> None:
     disk, store, clock = opened()
     soon = StoreConfig(flush_interval_ms=1, checkpoint_interval_ms=1, expire_interval_ms=1)
 
@@ -191,7 +191,7 @@ def test_the_loop_flushes_and_makes_checkpoints_by_itself() -> None:
     run(watch())
 
 
-def test_the_loop_ends_when_a_flush_fails_and_the_store_takes_no_more() -> None:
+def test_maintenance_ends_when_a_flush_fails() -> None:
     disk, store, clock = opened()
     fill(store, range(10))
     disk.fail_from = disk.calls + 1

@@ -16,5 +16,5 @@ from escrowmq.server.supervisor import _without_brokers_option
         (["serve", "-c", "2"], ["serve", "-c", "2"]),
     ],
 )
-def test_the_brokers_get_every_argument_but_one(given: list[str], handed_on: list[str]) -> None:
+def test_children_get_all_arguments_except_brokers(given: list[str], handed_on: list[str]) -> None:
     assert list(_without_brokers_option(given)) == handed_on
