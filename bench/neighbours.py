@@ -44,9 +44,9 @@ def half_frames(address: str) -> Iterator[None]:
         lines = [stack.enter_context(Client(address, timeout_s=60)) for _ in range(100)]
         begin = (4 * MIB).to_bytes(4, "big") + (100).to_bytes(4, "big") + b" " * 100_000
         for line in lines:
-            line._socket.sendall(begin)
+            line.socket.sendall(begin)
         for line in itertools.cycle(lines):
-            line._socket.sendall(b" ")
+            line.socket.sendall(b" ")
             yield
 
 
@@ -70,7 +70,7 @@ def deaf(address: str) -> Iterator[None]:
             line.send("long", b"x" * 65_000)
         while True:
             with contextlib.suppress(TimeoutError):
-                line._send(11, fields, b"", flag=0)
+                line.send_request(11, fields, b"", flag=0)
             yield
 
 
@@ -96,10 +96,10 @@ def greedy(address: str) -> Iterator[None]:
     """Keep sixty-four sends in flight."""
     with Client(address, timeout_s=60) as line:
         for _ in range(64):
-            line._send(310, _fields("greedy"), b"x" * 1000, flag=0)
+            line.send_request(310, _fields("greedy"), b"x" * 1000, flag=0)
         while True:
             line.next_frame()
-            line._send(310, _fields("greedy"), b"x" * 1000, flag=0)
+            line.send_request(310, _fields("greedy"), b"x" * 1000, flag=0)
             yield
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.servers import Apache
-from tests.interop.apache import Leashed, _listens
+from tests.interop.apache import Leashed, is_listening
 from tests.support.ports import free_ports
 
 VERSION: Final = "5.5.0"
@@ -40,7 +40,7 @@ class Proxied(Apache):
         file.write_text(json.dumps(settings))
         main = "org.apache.rocketmq.proxy.ProxyStartup"
         proxy = self._java("proxy", "1g", main, "-pc", str(file), "-n", self.namesrv_address)
-        proxy.await_ready(lambda: _listens(self.grpc_address))
+        proxy.await_ready(lambda: is_listening(self.grpc_address))
         self._proxy = proxy
 
     def stop(self) -> None:

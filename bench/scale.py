@@ -111,7 +111,7 @@ def topics(server: EscrowMQ, count: int) -> Iterator[None]:
         for begin in range(0, count, PIPELINED):
             part = names[begin : begin + PIPELINED]
             for name in part:
-                sender._send(310, _fields(name), b"x", flag=0)
+                sender.send_request(310, _fields(name), b"x", flag=0)
             for _ in part:
                 sender.next_frame()
         yield

@@ -285,6 +285,34 @@ def test_tests_neither_mock_nor_sleep() -> None:
     expect_none(apply_rule(TESTS, mocks_and_sleeps))
 
 
+PUBLIC_UNDERSCORE_NAMES = {"_replace", "_asdict", "_fields", "_exit"}
+
+
+def unexplained_private_names(path: Path, tree: ast.Module) -> Iterator[str]:
+    """A private name of something else needs a comment, in its line or in the line above."""
+    lines = path.read_text().split("\n")
+    own_names = {function.name for function in functions(tree)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name):
+                own_names.add(name)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=value, attr=name) if (
+                name.startswith("_")
+                and not name.startswith("__")
+                and name not in own_names | PUBLIC_UNDERSCORE_NAMES
+                and not (isinstance(value, ast.Name) and value.id in ("self", "cls"))
+            ):
+                comments = lines[max(0, node.lineno - 2) : node.lineno]
+                if not any("#" in line for line in comments):
+                    yield finding(path, node.lineno, f"uses {name}: say why in a comment")
+
+
+def test_a_test_that_uses_a_private_name_says_why() -> None:
+    expect_none(apply_rule(TESTS, unexplained_private_names))
+
+
 def test_every_folder_of_tests_is_a_package() -> None:
     # Two test files of the same name in different folders would clash otherwise.
     folders = {path.parent for path in modules(TESTS)}

@@ -153,7 +153,7 @@ class ApacheRocketMQ:
         for log in ("namesrv", "broker", "tools"):  # 4.x does not start without them
             (self.directory / "conf" / f"logback_{log}.xml").write_text(_LOGBACK)
         (self.directory / "namesrv.conf").write_text(
-            _properties({"listenPort": self.namesrv_port, "bindAddress": "127.0.0.1"})
+            properties_text({"listenPort": self.namesrv_port, "bindAddress": "127.0.0.1"})
         )
         broker = {
             "brokerClusterName": "DefaultCluster",
@@ -166,16 +166,16 @@ class ApacheRocketMQ:
             "storePathRootDir": self.store,
             "storePathCommitLog": self.store / "commitlog",
         }
-        (self.directory / "broker.conf").write_text(_properties({**broker, **self.settings}))
+        (self.directory / "broker.conf").write_text(properties_text({**broker, **self.settings}))
 
     def _start_namesrv(self) -> Leashed:
         java = self._java("namesrv", "256m", "org.apache.rocketmq.namesrv.NamesrvStartup")
-        java.await_ready(lambda: _listens(self.namesrv_address))
+        java.await_ready(lambda: is_listening(self.namesrv_address))
         return java
 
     def _start_broker(self) -> Leashed:
         java = self._java("broker", self._heap, "org.apache.rocketmq.broker.BrokerStartup")
-        java.await_ready(lambda: _listens(self.address) and self._is_routed())
+        java.await_ready(lambda: is_listening(self.address) and self._is_routed())
         return java
 
     def _is_routed(self) -> bool:
@@ -295,7 +295,7 @@ def free_server_ports() -> tuple[int, int]:
     return namesrv, broker
 
 
-def _listens(address: str) -> bool:
+def is_listening(address: str) -> bool:
     host, port = address.rsplit(":", 1)
     try:
         socket.create_connection((host, int(port)), timeout=1).close()
@@ -304,7 +304,7 @@ def _listens(address: str) -> bool:
     return True
 
 
-def _properties(settings: Mapping[str, object]) -> str:
+def properties_text(settings: Mapping[str, object]) -> str:
     return "".join(f"{name}={_text(value)}\n" for name, value in settings.items())
 
 

@@ -114,7 +114,7 @@ class EscrowMQ:
         if self._elsewhere:
             settings["namesrvAddr"] = self._elsewhere
         conf = self.directory / "escrowmq.conf"
-        conf.write_text(apache._properties(settings))
+        conf.write_text(apache.properties_text(settings))
         flags: dict[str, object] = {"-c": conf, "--role": self.role}
         if self.role != "namesrv":
             flags |= {"--data": self.store, "--port": self.port}
@@ -126,9 +126,9 @@ class EscrowMQ:
 
     def _is_ready(self) -> bool:
         if self.role == "namesrv":
-            return apache._listens(self.namesrv_address)
+            return apache.is_listening(self.namesrv_address)
         # A broker answers for its template topic as soon as the name server knows it.
-        return apache._listens(self.address) and has_route(
+        return apache.is_listening(self.address) and has_route(
             self.namesrv_address, "TBW102", self.address
         )
 

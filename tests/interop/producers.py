@@ -87,9 +87,9 @@ class Producer:
     def _hear(self, plan: Mapping[str, int], deadline: float) -> None:
         unasked = self.client.unasked
         left = max(0.0, deadline - time.monotonic())
-        if not unasked and not select.select([self.client._socket], [], [], left)[0]:
+        if not unasked and not select.select([self.client.socket], [], [], left)[0]:
             return
-        header, body = unasked.pop(0) if unasked else self.client._receive()
+        header, body = unasked.pop(0) if unasked else self.client.receive_frame()
         if header["code"] != CHECK:
             return
         record = decode_record(body)

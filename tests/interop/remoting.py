@@ -72,8 +72,8 @@ class Client:
         self.address = address
         self.version = version
         host, port = address.rsplit(":", 1)
-        self._socket = socket.create_connection((host, int(port)), timeout=timeout_s)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as every client does
+        self.socket = socket.create_connection((host, int(port)), timeout=timeout_s)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as every client does
         self._opaque = 0
         self.unasked: list[tuple[dict[str, Any], bytes]] = []
         self.sent_frame = b""  # the last request, and
@@ -91,16 +91,16 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        self._socket.close()
+        self.socket.close()
 
     # Any request.
 
     def request(
         self, code: int, ext_fields: Mapping[str, object] | None = None, body: bytes = b""
     ) -> Answer:
-        opaque = self._send(code, ext_fields, body, flag=0)
+        opaque = self.send_request(code, ext_fields, body, flag=0)
         while True:
-            header, answer_body = self._receive()
+            header, answer_body = self.receive_frame()
             if header.get("flag", 0) & RESPONSE and header["opaque"] == opaque:
                 fields = {name: str(value) for name, value in _or_empty(header, "extFields")}
                 return Answer(header["code"], header.get("remark") or "", fields, answer_body)
@@ -109,7 +109,7 @@ class Client:
     def one_way(
         self, code: int, ext_fields: Mapping[str, object] | None = None, body: bytes = b""
     ) -> None:
-        self._send(code, ext_fields, body, flag=ONE_WAY)
+        self.send_request(code, ext_fields, body, flag=ONE_WAY)
 
     def expect(
         self,
@@ -129,7 +129,7 @@ class Client:
             raise Refused(code, answer)
         return answer
 
-    def _send(
+    def send_request(
         self, code: int, ext_fields: Mapping[str, object] | None, body: bytes, *, flag: int
     ) -> int:
         self._opaque += 1
@@ -144,14 +144,14 @@ class Client:
         encoded = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
         length = 4 + len(encoded) + len(body)
         self.sent_frame = struct.pack(">II", length, len(encoded)) + encoded + body
-        self._socket.sendall(self.sent_frame)
+        self.socket.sendall(self.sent_frame)
         return self._opaque
 
     def next_frame(self) -> tuple[dict[str, Any], bytes]:
         """Return the next frame, whether it is a response or a request of the peer."""
-        return self.unasked.pop(0) if self.unasked else self._receive()
+        return self.unasked.pop(0) if self.unasked else self.receive_frame()
 
-    def _receive(self) -> tuple[dict[str, Any], bytes]:
+    def receive_frame(self) -> tuple[dict[str, Any], bytes]:
         length_field = self._read(4)
         rest = self._read(int.from_bytes(length_field, "big"))
         self.received_frame = length_field + rest
@@ -163,7 +163,7 @@ class Client:
     def _read(self, size: int) -> bytes:
         data = bytearray()
         while len(data) < size:
-            chunk = self._socket.recv(size - len(data))
+            chunk = self.socket.recv(size - len(data))
             if not chunk:
                 raise ConnectionError("the peer closed the connection")
             data += chunk

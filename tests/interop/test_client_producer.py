@@ -120,8 +120,11 @@ async def test_a_group_of_halves_is_ended_one_by_one(rocketmq: ApacheRocketMQ) -
         assert rolled.outcome is not None
         assert rolled.outcome.acknowledged
         [half, *_] = tx.halves
+        # Private: the request goes past the public API.
         line = await producer._connect(half.queue, False)
+        # Private: the kind of broker has no public view.
         assert not await producer._heartbeat.is_escrowmq(line)
+        # Private: clients refresh their routes only every half minute.
         assert await producer._routes.all_master_addresses() == {rocketmq.address}
         expected = Counter({b"plain": 1, b"1": 1, b"2": 1, b"3": 1})
         await until(lambda: stored(rocketmq, "grouped") == expected)

@@ -132,7 +132,9 @@ async def test_an_operator_asks_through_the_broker(served: Broker) -> None:
 
     running = asyncio.create_task(consumer.run())
     await until(lambda: len(seen) == 8)
+    # Private: the state of a member has no public view.
     await consumer._rebalancer.commit()
+    # Private: the state of a member has no public view.
     client_id = consumer._rebalancer.heartbeat.client_id
 
     def ask(code: int, **fields: object) -> bytes:

@@ -43,6 +43,7 @@ def main() -> None:
         },
     )
     spark.dataSource.register(CrashDataSource)
+    # PySpark has no public name for its JVM.
     jvm: Any = spark.sparkContext._jvm
     pids = (os.getpid(), jvm.java.lang.ProcessHandle.current().pid())
     say(json.dumps({"jvm": pids[1]}))

@@ -75,14 +75,14 @@ def begin_pull(
         "subVersion": 0,
         "expressionType": kind,
     }
-    client._send(11, fields, b"", flag=0)
+    client.send_request(11, fields, b"", flag=0)
     client.max_offset(topic, queue_id)  # lines are read in order
 
 
 def next_answer(client: Client) -> Answer:
     """The next answer to something that was begun."""
     while True:
-        header, body = client.unasked.pop(0) if client.unasked else client._receive()
+        header, body = client.unasked.pop(0) if client.unasked else client.receive_frame()
         if header["flag"] & RESPONSE:
             return Answer(
                 header["code"], header.get("remark") or "", header.get("extFields") or {}, body

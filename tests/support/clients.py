@@ -45,6 +45,7 @@ async def send(
             # because producer.queues() would return the queues of the template.
             while True:
                 with contextlib.suppress(NoRoute):
+                    # Private: clients refresh their routes only every half minute.
                     await producer._routes.get(topic, fresh=True)
                     break
                 await asyncio.sleep(0.05)

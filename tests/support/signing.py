@@ -41,7 +41,7 @@ class SignedClient(Client):
         self.key, self.secret = key, secret
         if tls is not None:
             host = address.rsplit(":", 1)[0]
-            self._socket = tls.wrap_socket(self._socket, server_hostname=host)
+            self.socket = tls.wrap_socket(self.socket, server_hostname=host)
 
     def __enter__(self) -> SignedClient:
         return self
@@ -56,11 +56,11 @@ class SignedClient(Client):
         self, code: int, ext_fields: Mapping[str, object] | None, body: bytes, *, flag: int
     ) -> int:
         texts = {name: _text(value) for name, value in (ext_fields or {}).items()}
-        return super()._send(code, self.signed(texts, body), body, flag=flag)
+        return super().send_request(code, self.signed(texts, body), body, flag=flag)
 
     def send_raw(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> None:
         """Exactly these fields, signed or not."""
-        super()._send(code, fields, body, flag=0)
+        super().send_request(code, fields, body, flag=0)
 
     def send_binary(self, code: int, fields: Mapping[str, object], body: bytes = b"") -> None:
         """The same with a ROCKETMQ header, signed. Its answer cannot be read here."""
@@ -75,7 +75,7 @@ class SignedClient(Client):
         )
         header = struct.pack(">hbhiiii", code, 3, 401, 77, 0, 0, len(block)) + block
         length = 4 + len(header) + len(body)
-        self._socket.sendall(struct.pack(">II", length, 1 << 24 | len(header)) + header + body)
+        self.socket.sendall(struct.pack(">II", length, 1 << 24 | len(header)) + header + body)
 
     def answer_code(self) -> int:
         """Of what comes next; works for both kinds of header."""

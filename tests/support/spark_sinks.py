@@ -28,8 +28,11 @@ class Query:
     def task(
         self, run: str, epoch: int, rows: Iterable[str], *, partition: int = 0, attempt: int = 0
     ) -> TaskResult:
+        # PySpark has no public way to make a task's context.
         context = TaskContext._getOrCreate()
+        # As above.
         context._partitionId, context._taskAttemptId = partition, attempt
+        # PySpark has no public way to make a task's context.
         context._localProperties = {
             "sql.streaming.queryId": self.name,
             "spark.jobGroup.id": run,
@@ -39,6 +42,7 @@ class Query:
         try:
             written = self.writer().write(iter([batch]))
         finally:
+            # PySpark has no public way to remove a task's context.
             TaskContext._setTaskContext(None)
         assert isinstance(written, TaskResult)
         return written

@@ -51,6 +51,7 @@ def test_servers_may_be_given_as_a_sequence() -> None:
 def test_client_spark_and_settings_split_a_server_list_alike(text: str) -> None:
     # The parts hold their servers privately, and connect only when they are used.
     pool: Any = ConnectionPool.__new__(ConnectionPool)
+    # Private: the parsed addresses have no public view.
     assert Routes(text, pool, ManualClock())._servers == TWO_SERVERS
     assert WriteCluster(text, NO_ACCESS, wait_s=1).servers == TWO_SERVERS
     assert ReadCluster(text, NO_ACCESS).servers == TWO_SERVERS

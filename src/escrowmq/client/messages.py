@@ -26,7 +26,7 @@ class Message:
 
         Message("orders", b"o-17", keys="o-17", tags="created")
 
-    `keys` are searchable (`escrowmq message query`): several in one text separated by spaces, or
+    `keys` are searchable (`escrowmq message find`): several in one text separated by spaces, or
     as an iterable. `tags` is the tag that consumers filter by. `properties` are the application's
     own; SQL92 filters see them.
 

@@ -27,7 +27,7 @@ def join(client: Client) -> None:
 def asked_of(client: Client, code: int) -> tuple[dict[str, Any], bytes]:
     """The broker's next question of this kind."""
     while True:
-        header, body = client.unasked.pop(0) if client.unasked else client._receive()
+        header, body = client.unasked.pop(0) if client.unasked else client.receive_frame()
         if not header["flag"] & RESPONSE and header["code"] == code:
             return header, body
 
@@ -36,17 +36,17 @@ def test_a_question_goes_to_the_consumer_and_its_answer_back(tmp_path: Path) -> 
     fields = {"consumerGroup": "g", "clientId": "c", "jstackEnable": "false"}
     with Served(tmp_path) as served, served.client() as consumer, served.client() as operator:
         join(consumer)
-        operator._send(RUNNING_INFO, fields, b"", flag=0)
+        operator.send_request(RUNNING_INFO, fields, b"", flag=0)
         header, _ = asked_of(consumer, RUNNING_INFO)
         assert header["extFields"]["clientId"] == "c"
         answer = {"code": 0, "flag": 1, "opaque": header["opaque"], "language": "JAVA"}
         text = json.dumps({**answer, "version": 401}).encode()
         body = b'{"mine":1}'
         size = (4 + len(text) + len(body)).to_bytes(4, "big")
-        consumer._socket.sendall(size + len(text).to_bytes(4, "big") + text + body)
+        consumer.socket.sendall(size + len(text).to_bytes(4, "big") + text + body)
         assert next_answer(operator).body == body
 
-        operator._send(RUNNING_INFO, fields, b"", flag=0)
+        operator.send_request(RUNNING_INFO, fields, b"", flag=0)
         asked_of(consumer, RUNNING_INFO)
         consumer.close()
         assert next_answer(operator).code == 207

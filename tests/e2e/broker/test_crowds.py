@@ -49,12 +49,12 @@ def open_files(soft: int) -> Iterator[None]:
 def begin_send(client: Client, topic: str, body: bytes, *, queue_id: int = 0) -> None:
     """Send and do not wait; `next_answer` does that."""
     fields = {"a": "producers", "b": topic, "c": "TBW102", "d": 4, "e": queue_id, "i": ""}
-    client._send(310, {**fields, "f": 0, "g": 0, "h": 0, "j": 0}, body, flag=0)
+    client.send_request(310, {**fields, "f": 0, "g": 0, "h": 0, "j": 0}, body, flag=0)
 
 
 def begin_create(client: Client, topic: str) -> None:
     fields = {"topic": topic, "defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1}
-    client._send(17, {**fields, "perm": 6, "topicFilterType": "SINGLE_TAG"}, b"", flag=0)
+    client.send_request(17, {**fields, "perm": 6, "topicFilterType": "SINGLE_TAG"}, b"", flag=0)
 
 
 def pull_fields(topic: str, queue_id: int, queue_offset: int, group: str) -> dict[str, object]:
@@ -84,8 +84,8 @@ def consumer_heartbeat(client: Client, group: str, topic: str) -> None:
 
 def shut(client: Client) -> None:
     """Say goodbye and wait until the broker has taken note."""
-    client._socket.shutdown(socket.SHUT_WR)
-    while client._socket.recv(1 << 16):
+    client.socket.shutdown(socket.SHUT_WR)
+    while client.socket.recv(1 << 16):
         pass
     client.close()
 
@@ -114,7 +114,7 @@ def begin_deaf(client: Client) -> None:
     """It asks for a lot and reads nothing."""
     fields = {**pull_fields("long", 0, 0, "deaf"), "sysFlag": 4}
     for _ in range(LONG_PULLS):
-        client._send(11, fields, b"", flag=0)
+        client.send_request(11, fields, b"", flag=0)
 
 
 def refuse_one_more(served: Served) -> None:
@@ -136,7 +136,7 @@ def test_a_thousand_lines_and_not_one_more(tmp_path: Path) -> None:
         begin_deaf(deaf)
         asking.max_offset("crowd", 0)
         frame, middle = asking.sent_frame, len(asking.sent_frame) // 2
-        silent._socket.sendall(frame[:middle])
+        silent.socket.sendall(frame[:middle])
         crowd = Crowd(served, stack)
         crowd.send()
         for _ in range(3):
@@ -147,7 +147,7 @@ def test_a_thousand_lines_and_not_one_more(tmp_path: Path) -> None:
         crowd.send()
         found = [r.body for queue_id in range(QUEUES) for r in asking.pull_all("crowd", queue_id)]
         assert Counter(found) == Counter(crowd.sent)
-        silent._socket.sendall(frame[middle:])
+        silent.socket.sendall(frame[middle:])
         assert next_answer(silent).code == 0
         assert Counter(next_answer(deaf).code for _ in range(LONG_PULLS)) == {0: LONG_PULLS}
     served.assert_clean()
@@ -354,7 +354,7 @@ def pipelined(
 
 
 def begin_look(client: Client, topic: str) -> None:
-    client._send(11, {**pull_fields(topic, 0, 0, "readers"), "sysFlag": 4}, b"", flag=0)
+    client.send_request(11, {**pull_fields(topic, 0, 0, "readers"), "sysFlag": 4}, b"", flag=0)
 
 
 def bodies_of(client: Client, topics: list[str]) -> list[list[bytes]]:

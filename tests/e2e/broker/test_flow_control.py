@@ -133,7 +133,7 @@ async def test_clients_that_send_half_a_frame_and_wait(tmp_path: Path) -> None:
             for _ in range(200):
                 half = stack.enter_context(served.client())
                 with contextlib.suppress(ConnectionError):
-                    half._socket.sendall(begun)
+                    half.socket.sendall(begun)
                 assert code_of(client, "t") == 0
             await until(lambda: figure("escrowmq_dropped_partial_total", port="broker") >= 150)
             assert figure("escrowmq_partial_bytes", port="broker") <= 16 * MIB
@@ -151,11 +151,11 @@ async def test_half_a_frame_is_not_waited_for_for_ever(tmp_path: Path) -> None:
         def trickle() -> bool:
             """A byte each time, so it is never silent for two seconds."""
             with contextlib.suppress(OSError):
-                slow._socket.sendall(b" ")
+                slow.socket.sendall(b" ")
             assert code_of(client, "t") == 0
             return figure("escrowmq_dropped_partial_total", port="broker") == 1
 
-        slow._socket.sendall((1000).to_bytes(4, "big") + (100).to_bytes(4, "big"))
+        slow.socket.sendall((1000).to_bytes(4, "big") + (100).to_bytes(4, "big"))
         await until(trickle)
 
 

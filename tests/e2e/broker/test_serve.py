@@ -324,7 +324,7 @@ def test_a_silent_line_is_closed_and_a_waiting_one_is_not(tmp_path: Path) -> Non
         for _ in range(4):  # 400 ms each: it speaks often enough
             begin_pull(waiting, "orders", 0, wait_ms=400)
             assert next_answer(waiting).code == 19
-        assert silent._socket.recv(1) == b""
+        assert silent.socket.recv(1) == b""
 
 
 def test_a_setting_of_the_file_has_its_effect(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_the_history_of_a_check_names_the_producer_and_its_answer(tmp_path: Path
     asking = {"transactionTimeOut": 300, "transactionCheckInterval": 600_000}
     with Served(tmp_path, conf=asking) as served, served.client() as client:
         half = park(client, "A")
-        header, _ = client._receive()
+        header, _ = client.receive_frame()
         assert header["code"] == 39
         assert "has not been answered" in show_json(served, "A")["pending_because"]
         answer_check(client, half, UNKNOWN)
@@ -263,10 +263,10 @@ def test_a_resumed_transaction_is_checked_again(hasty: Served) -> None:
         text = explain(hasty, "A")
         assert "why:   checked 2 times without an answer; it waits for an operator" in text
         assert "escrowmq transaction resume|commit|rollback A" in text
-        asked = [client._receive()[0]["code"] for _ in range(2)]
+        asked = [client.receive_frame()[0]["code"] for _ in range(2)]
         result = run(hasty, "resume", "A", "--yes", "--as", "ann", "--reason", "fixed it")
         assert (result.returncode, result.stdout, result.stderr) == (0, "A  open\n", "")
-        asked.append(client._receive()[0]["code"])
+        asked.append(client.receive_frame()[0]["code"])
         assert asked == [39, 39, 39]
         assert 'resumed         by operator ann: "fixed it"' in explain(hasty, "A")
         wait_until(lambda: list_ids(hasty, "--state", "stranded") == ["A"], "A is stranded again")

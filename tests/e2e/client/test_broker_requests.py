@@ -71,6 +71,7 @@ async def test_a_consumer_reports_its_state_and_resets_its_offsets(served: Broke
 
     running = asyncio.create_task(consumer.run())
     await until(lambda: len(seen) == 8)
+    # Private: the state of a member has no public view.
     client_id = consumer._rebalancer.heartbeat.client_id
 
     response = await _BrokerSide().request(
@@ -117,9 +118,10 @@ async def test_one_message_is_processed_on_demand(served: Broker) -> None:
 
     running = asyncio.create_task(consumer.run())
     await until(lambda: len(seen) == 1)
-    fetcher = next(
-        fetcher for fetcher in consumer._rebalancer.fetchers.values() if fetcher.commit_offset
-    )
+    # Private: the state of a member has no public view.
+    fetchers = consumer._rebalancer.fetchers.values()
+    fetcher = next(fetcher for fetcher in fetchers if fetcher.commit_offset)
+    # Private: the test needs the connection that the consumer uses.
     connection = await consumer._rebalancer.heartbeat.connect(fetcher.queue)
     record = await _record(connection, fetcher.queue)
     fields = ConsumeMessageDirectly(consumer_group="g-direct", broker_name=fetcher.queue.broker)

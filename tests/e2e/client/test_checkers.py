@@ -162,6 +162,7 @@ async def test_checks_beyond_the_limit_are_answered_with_unknown(
 ) -> None:
     go_on = asyncio.Event()
     async with a_producer(served, "full") as producer:
+        # Private: a full registry needs 10,000 checks otherwise.
         producer._checkers = CheckerRegistry("full", pending_max=1)
 
         @producer.checker("full")

@@ -212,10 +212,12 @@ async def test_start_position_of_a_new_group(served: Broker) -> None:
             seen.append(message.body)
 
         running = asyncio.create_task(member.run())
+        # Private: the state of a member has no public view.
         await until(lambda: member._rebalancer.fetchers)
         await until(
             lambda: all(
                 fetcher.commit_offset is not None
+                # Private: the state of a member has no public view.
                 for fetcher in member._rebalancer.fetchers.values()
             )
         )
@@ -275,6 +277,7 @@ async def test_no_more_is_pulled_than_the_limits_allow(served: Broker) -> None:
         limits=ConsumerLimits(per_queue=10, total=20),
     )
     async with member:
+        # Private: the state of a member has no public view.
         limiter = member._rebalancer.limiter
         await until(lambda: limiter.message_count >= 20)
         await asyncio.sleep(0.3)  # time for pulls beyond the limit

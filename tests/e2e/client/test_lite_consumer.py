@@ -78,6 +78,7 @@ async def test_assigned_queues_can_be_read_from_anywhere_and_paused(served: Brok
         assert [body for body in first if body != b"make"] == everything
         await lite.seek_to_begin(one)
         assert await poll(lite, len(first)) == first
+        # Private: the state of a member has no public view.
         await lite.seek(one, await lite._rebalancer.queue_client.latest_offset(one) - 2)
         assert await poll(lite, 2) == everything[-2:]
         await lite.seek_to_time(one, moment)

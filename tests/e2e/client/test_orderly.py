@@ -119,12 +119,14 @@ async def test_a_queue_locked_by_another_member_is_released(
     async with orderly(served, "g-stolen", subscribe={"stolen": "*"}) as member:
         await until(lambda: len(of_topic(member.assigned_queues, "stolen")) == 4)
         queue = next(queue for queue in member.assigned_queues if queue.topic == "stolen")
+        # Private: the state of a member has no public view.
         membership = member._rebalancer.heartbeat
         thief = ConsumerHeartbeat(
             served.namesrv_address,
             lambda line, request: None,
             group="g-stolen",
             client_id="thief",
+            # Private: the state of a member has no public view.
             entry=member._rebalancer.consumer_entry,
             clock=SystemClock(),
         )

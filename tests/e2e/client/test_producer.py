@@ -131,7 +131,9 @@ async def test_a_transaction_decided_otherwise_raises_transaction_conflict(serve
         with pytest.raises(TransactionConflict):  # noqa: PT012
             async with producer.transaction(Message("contradicted", b"x")) as tx:
                 [half] = tx.halves
+                # Private: an END that the public API would never send.
                 fields = producer._ender.end_header(half, Verdict.ROLLBACK)
+                # Private: the request goes past the public API.
                 line = await producer._connect(half.queue, False)
                 await line.call_checked(37, fields, timeout_s=3)
     assert bodies(served, "contradicted") == []

@@ -75,6 +75,7 @@ async def test_a_missing_reply_raises_and_a_late_one_is_dropped(served: Served) 
         asking = asyncio.create_task(producer.request(Message("late", b"again"), WAIT_S))
         await consumer.reply(await consumer.receive(), b"in time")
         assert (await asking).body == b"in time"
+        # Private: what stays in memory has no public view.
         assert producer._pending_replies._pending == {}
 
 

@@ -54,6 +54,7 @@ class Pair:
                     with contextlib.suppress(EscrowError):
                         if {q.broker for q in await producer.queues(topic)} == set(NAMES):
                             return
+                    # Private: clients refresh their routes only every half minute.
                     await producer._routes.refresh()
                     await asyncio.sleep(0.05)
 

@@ -132,7 +132,7 @@ def test_members_are_listed_and_notified_of_each_other(
         assert members(client, group) == ["c1"]
         beat(other, "c2", group, topic)
         told(client)
-    header, _ = client._receive()  # a line that closes is a goodbye
+    header, _ = client.receive_frame()  # a line that closes is a goodbye
     assert (header["code"], header["extFields"]["consumerGroup"]) == (40, group)
     assert members(client, group) == ["c1"]
 

@@ -218,8 +218,8 @@ def test_a_message_that_cannot_be_stored_does_not_affect_others_of_its_turn(
     fields = {"a": "p", "b": topic, "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 5, "h": 0}
     too_much = batch((b"x", {"a": "x" * (32_767 - 3)}))
     with served.frozen():
-        other._send(320, {**fields, "m": True}, too_much, flag=0)
-        client._send(10, v1(topic), b"good", flag=0)
+        other.send_request(320, {**fields, "m": True}, too_much, flag=0)
+        client.send_request(10, v1(topic), b"good", flag=0)
     assert next_answer(other).code == 13
     assert next_answer(client).code == 0
     assert bodies(client.pull_all(topic, 0)) == [b"good"]
@@ -229,7 +229,7 @@ def test_a_zero_byte_in_the_properties_does_not_affect_others_of_its_turn(
     served: Served, client: Client, other: Client, topic: str
 ) -> None:
     with served.frozen():
-        other._send(10, v1(topic, properties="a\x01\0\x02"), b"bad", flag=0)
-        client._send(10, v1(topic), b"good", flag=0)
+        other.send_request(10, v1(topic, properties="a\x01\0\x02"), b"bad", flag=0)
+        client.send_request(10, v1(topic), b"good", flag=0)
     assert next_answer(other).code in (1, 13)
     assert next_answer(client).code == 0

@@ -12,6 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from escrowmq import Message, Producer, ReceivedMessage, Rollback, Verdict
 from escrowmq.errors import PipelineFailed
 from escrowmq.pipeline.job import ClusterSource, PipelineProgress, ignore_progress
+
+# Private: a broker's clock cannot be set, so a late half is merged directly.
 from escrowmq.pipeline.ledger.job import LedgerResult, _LedgerRun, read_ledger, run_ledger
 from escrowmq.pipeline.ledger.model import (
     EVENT_SCHEMA,
@@ -207,9 +209,12 @@ def test_a_half_that_is_read_late_moves_its_transaction(
         row["broker"] = "a"
     # The private class: records are appended without a broker, one batch before the other.
     run = _LedgerRun(spark, tmp_path, ignore_progress, PARQUET)
+    # Private: as above, the events of a late half.
     with run.table.write_lock(), run._events.write_lock(), run._finals.write_lock():
         for batch, records in enumerate((in_time, late)):
+            # Private: as above, the events of a late half.
             run._events.append(batch, to_events(records.records(spark)))
+            # Private: as above.
             run._merge()
     rows = by_id(read_ledger(spark, tmp_path))
     days = {name: row["day"].toordinal() - NOON.toordinal() for name, row in rows.items()}

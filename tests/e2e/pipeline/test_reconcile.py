@@ -156,6 +156,7 @@ def prove(spark: SparkSession, bank: Bank, made: Path) -> None:  # noqa: F811
         limits=LIMITS,
     )
     with run_reconcile(spark, wanted) as result:
+        # PySpark has no public name for the physical plan.
         plan = result.differences._jdf.queryExecution().executedPlan().toString()
         rows = result.differences.select("kind", "transaction_id").collect()
         told = result.summary

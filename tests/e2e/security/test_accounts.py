@@ -64,7 +64,7 @@ def test_a_valid_signature_is_accepted_in_every_encoding(
         header = {"opaque": 1, "code": 310, "flag": 0, "extFields": loose}
         encoded = json.dumps(header).encode()
         length = 4 + len(encoded) + 3
-        client._socket.sendall(struct.pack(">II", length, len(encoded)) + encoded + b"c++")
+        client.socket.sendall(struct.pack(">II", length, len(encoded)) + encoded + b"c++")
         assert client.answer_code() == 0
     assert admin.max_offset("orders", 0) == end + 3
 

@@ -117,4 +117,5 @@ def test_closed_connections_and_idle_topics_are_purged() -> None:
         bench.codes(a_send(f"t{number}"), channel=channel)
         bench.broker.channel_closed(channel)
     bench.broker.tick(NOW_MS + 20_000)
+    # Private: what stays in memory has no public view.
     assert not bench.broker.flow_control._buckets

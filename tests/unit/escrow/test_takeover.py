@@ -69,6 +69,7 @@ def test_rocketmq_delivered_our_half_and_lost_the_op(has_snapshot: bool) -> None
     rocketmq = RocketMQDirectory()
     half = parked_by_us(rocketmq, "k") if has_snapshot else rocketmq.half("k")
     rocketmq.deliver(half)
+    # A helper of the fake broker in this folder.
     rocketmq._append(sample(topic="T", queue_id=1))
     bench = rocketmq.opened()
     assert checked_keys(bench) == []
@@ -79,6 +80,7 @@ def test_rocketmq_delivered_our_half_and_lost_the_op(has_snapshot: bool) -> None
 def test_a_half_that_rocketmq_discarded_waits_for_an_operator() -> None:
     rocketmq = RocketMQDirectory()
     half = rocketmq.half("k")
+    # A helper of the fake broker in this folder.
     rocketmq._append(
         copy_record(half, topic=names.STRANDED_TOPIC, queue_id=0, properties=half.properties)
     )
@@ -93,6 +95,7 @@ def test_a_half_that_rocketmq_discarded_waits_for_an_operator() -> None:
 def test_a_half_that_was_resumed_in_rocketmq_is_checked() -> None:
     rocketmq = RocketMQDirectory()
     half = rocketmq.half("k")
+    # A helper of the fake broker in this folder.
     rocketmq._append(
         copy_record(half, topic=names.STRANDED_TOPIC, queue_id=0, properties=half.properties)
     )

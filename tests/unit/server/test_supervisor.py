@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+# Private: the option's parsing is not reachable without processes.
 from escrowmq.server.supervisor import _without_brokers_option
 
 

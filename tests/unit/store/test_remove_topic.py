@@ -97,6 +97,7 @@ def test_a_deletion_is_forgotten_with_the_last_record() -> None:
     store.checkpoint()
     store.close()
     store = open_store(disk)
+    # Private: the list of deleted topics has no public view.
     assert "T0" not in store._queues.deleted_topics
     store.close()
 

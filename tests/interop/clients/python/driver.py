@@ -137,6 +137,7 @@ class A(Wrapper):
     def prepare(self, consumer: Any) -> None:
         # Without tracing its shutdown reads through a null pointer. 0 switches it on.
         ffi.dll.SetPushConsumerMessageTrace.argtypes = [ctypes.c_void_p, ctypes.c_int]
+        # The library has no public name for its native handle.
         ffi.dll.SetPushConsumerMessageTrace(consumer._handle, 0)
 
     def take(self, message: Any, fine: Fine) -> object:

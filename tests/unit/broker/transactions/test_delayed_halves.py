@@ -20,11 +20,13 @@ def test_an_unsupported_delay_is_refused_at_the_send() -> None:
 
 def test_a_message_whose_delay_is_not_supported_any_more_is_delivered_at_once() -> None:
     bench = EscrowBench()
+    # Private: the limit changes after the half is parked.
     bench.broker.delayed_messages._config = DelayConfig(timer_delay_max_s=2**31 - 1)
     bench.broker.handle(bench.channel, a_send(properties=TOO_LONG), bench.now_ms)
     bench.turn()
     sent = bench.channel.answer()
     assert sent.code == 0
+    # Private: the limit changes after the half is parked.
     bench.broker.delayed_messages._config = DelayConfig()
     [half] = bench.coordinator.halves
     bench.end(HalfPosition(half.queue_offset, half.log_offset), COMMIT, group="p")

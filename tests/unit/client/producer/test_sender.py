@@ -43,6 +43,7 @@ async def test_a_broker_that_refuses_is_avoided_and_another_one_used() -> None:
 async def test_a_slow_broker_is_avoided_although_it_responds() -> None:
     async with FakeCluster("a", "b") as cluster, Producer(cluster.address, group="g") as producer:
         queues = {queue.broker: queue for queue in await producer.queues("t")}
+        # Private: a slow response is recorded without waiting for one.
         producer._sender.fault_tolerance.record_response("a", 2.0, producer._clock.elapsed_s())
         results = [await producer.send(Message("t", b"x")) for _ in range(8)]
         assert {result.queue.broker for result in results} == {"b"}
@@ -166,6 +167,7 @@ async def test_a_sharding_key_keeps_its_queue_while_the_route_does_not_change() 
         moved = (await producer.send(message)).queue
         assert moved.broker != first.broker
         owner.is_listed = True
+        # Private: clients refresh their routes only every half minute.
         await producer._routes.refresh()
         assert (await producer.send(message)).queue == first
 
@@ -244,10 +246,12 @@ async def test_a_closed_client_raises_client_closed() -> None:
 async def test_the_sends_of_one_turn_are_written_together() -> None:
     async with FakeCluster("a") as cluster, Producer(cluster.address, group="g") as producer:
         await producer.send(Message("t", b"x"))
+        # Private: the request goes past the public API.
         connection = producer._heartbeat.ready_connection(cluster["a"].address)
         assert connection is not None
         sending = [asyncio.ensure_future(producer.send(Message("t", b"x"))) for _ in range(20)]
         await asyncio.sleep(0)
         assert len(connection._outgoing) == 19  # the first one was written at once
         await asyncio.gather(*sending)
+        # Private: what stays in memory has no public view.
         assert not connection._outgoing
