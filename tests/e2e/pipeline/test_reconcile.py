@@ -268,11 +268,11 @@ def test_what_cannot_be_read_is_said(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--amount"], "give both"),
+        (["--amount"], "--amount needs --sql and --receiver-sql"),
         (["--only-sql"], "needs --sql"),
-        (["--receiver-sql", "select"], "needs a --receiver"),
+        (["--receiver-sql", "select"], "--receiver-sql needs --receiver"),
         (["--grace", "soon"], "is not a duration"),
-        (["--consumer", "bank"], "say GROUP=TOPIC"),
+        (["--consumer", "bank"], "is not GROUP=TOPIC"),
         (["--since", "2026-99-01"], "2026-99-01"),
     ],
 )

@@ -22,6 +22,7 @@ from escrowmq.spark.writers import StreamWriter, batch_writer, stream_writer
 from tests.interop.remoting import Client
 from tests.support.brokers import Served
 from tests.support.spark_sinks import BODY, Query, numbers
+from tests.support.waiting import wait_until
 
 QUEUES = 4
 
@@ -242,6 +243,12 @@ def pair(tmp_path: Path) -> Iterator[tuple[Served, Served, str]]:
             brokers.append(stack.enter_context(broker))
             with broker.client() as client:
                 client.create_topic("t", queues=QUEUES)
+        with Client(names.namesrv_address) as client:
+            # A broker registers a new topic a moment after it is created.
+            wait_until(
+                lambda: len((client.route("t") or {"brokerDatas": []})["brokerDatas"]) == 2,
+                "the name server knows both brokers of the topic",
+            )
         yield brokers[0], brokers[1], names.namesrv_address
 
 
