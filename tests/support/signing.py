@@ -52,7 +52,7 @@ class SignedClient(Client):
         whole = {**fields, "AccessKey": self.key}
         return {**whole, "Signature": signature(self.secret, whole, body)}
 
-    def _send(
+    def send_request(
         self, code: int, ext_fields: Mapping[str, object] | None, body: bytes, *, flag: int
     ) -> int:
         texts = {name: _text(value) for name, value in (ext_fields or {}).items()}
