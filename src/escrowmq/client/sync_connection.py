@@ -238,12 +238,12 @@ class SyncConnection:
 
     def receive_into(self, buffer: memoryview) -> None:
         """Fill the buffer with the next bytes of the connection."""
-        wanted = len(buffer)
-        position = min(wanted, self._end - self._begin)
+        size = len(buffer)
+        position = min(size, self._end - self._begin)
         if position:
             buffer[:position] = self._buffer_view[self._begin : self._begin + position]
             self._begin += position
-        while position < wanted:
+        while position < size:
             position += self._receive_some(buffer[position:])
 
     def _read(self, byte_count: int) -> bytes:

@@ -291,7 +291,7 @@ class TransactionStep(JsonBody, frozen=True, kw_only=True):
     at: Int64  # 0: the time was not recorded
     what: str  # parked, asked, unknown, stranded, resumed, appended_again, committed, rolled_back
     who: str = ""
-    reason: str = ""  # given by whoever decided
+    reason: str = ""  # given with the decision
     detail: str = ""
 
 
