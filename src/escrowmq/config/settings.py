@@ -50,7 +50,6 @@ _PERM_WRITE: Final = 2  # a bit of brokerPermission
 _HOUR_MS: Final = 3_600_000
 _TICK_MS: Final = 100  # how often the broker looks for due work, unless timers must be finer
 _CONNECTION_UNSENT_BYTES_MAX: Final = MIB
-_RECORD_OVERHEAD_BYTES: Final = 64 * 1024  # of the properties, topic and fixed fields of a record
 _BLANK_RECORD_BYTES: Final = 8  # what ends a segment
 _CHECK_INTERVAL_MAX_MS: Final = _HOUR_MS
 
@@ -315,11 +314,12 @@ class StoreConfig(_SettingsGroup):
 
     @property
     def record_bytes_max(self) -> int:
-        """Size limit of a whole record: the largest body and everything stored around it."""
-        return min(
-            self.message_bytes_max + _RECORD_OVERHEAD_BYTES,
-            self.segment_bytes - _BLANK_RECORD_BYTES,
-        )
+        """Size limit of a whole record: it is stored in one segment.
+
+        maxMessageSize limits what clients send. The broker stores messages again (commits, delays,
+        retries), and must be able to do so after maxMessageSize was lowered.
+        """
+        return self.segment_bytes - _BLANK_RECORD_BYTES
 
     @property
     def retention_ms(self) -> int:

@@ -42,6 +42,7 @@ class TransactionCounters:
     conflicts: int = 0
     duplicate_sends: int = 0
     unreadable_halves: int = 0
+    set_aside_halves: int = 0  # their check failed with an error of the broker's own
 
 
 # --- what to do with a half that is due ----------------------------------------------------------
@@ -79,7 +80,7 @@ def next_step(
     half: Half, now_ms: int, config: TransactionConfig, writers: WriterTable, *, age_max_ms: int
 ) -> Strand | Check | Wait | FollowWriter:
     """Return what to do now with an undecided half."""
-    if half.is_stranded or half.reason:  # a reason without being stranded: it is unreadable
+    if half.is_stranded or half.reason:  # a reason without being stranded: it cannot be checked
         return Wait(None)
     if not is_check_due(half, now_ms):
         return Wait(half.due_ms if half.due_ms > now_ms else now_ms + RETRY_DELAY_MS)

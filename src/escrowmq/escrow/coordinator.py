@@ -654,6 +654,15 @@ class TransactionCoordinator:
             log.error("half message unreadable queue_offset=%d: %s", half.queue_offset, error)
             return None
 
+    def set_aside(self, half: Half, reason: str) -> None:
+        """Send no more checks for a half because of an error of the broker's own.
+
+        Nothing is stored: an operator sees the reason and can resume or decide it, and a restart
+        tries it again.
+        """
+        self.counters.set_aside_halves += not half.reason
+        half.reason = f"set aside: {reason}"
+
     def check_sent(self, half: Half, now_ms: int) -> None:
         """Count a check that was handed to a socket. Unsent checks do not count."""
         half.checks += 1

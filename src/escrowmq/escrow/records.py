@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from escrowmq.errors import CorruptRecord, RequestRefused
+from escrowmq.errors import CorruptRecord, RecordRefused, RequestRefused
 from escrowmq.escrow.half_table import Attempt
 from escrowmq.message import names
 from escrowmq.message.batch import Appendable, RecordRun, decode_batch, decode_bulk_batch
@@ -50,6 +50,8 @@ from escrowmq.message.names import (
 )
 from escrowmq.message.properties import change_properties, decode_properties, find_property
 from escrowmq.message.record import (
+    CRC_PROPERTY_BYTES_MAX,
+    PROPERTIES_BYTES_MAX,
     TRANSACTION_COMMIT,
     TRANSACTION_NONE,
     NewRecord,
@@ -106,6 +108,61 @@ _LETTER_BY_STATE: Final = {
 _STATE_BY_LETTER: Final = {letter: state for state, letter in _LETTER_BY_STATE.items()}
 NO_HOST: Final = b"\0" * 8
 _PLAIN_COMMIT_PROPERTIES: Final = f"TAGS\x01d\x02{OUTCOME}\x01c\x02".encode()
+
+
+# --- limits --------------------------------------------------------------------------------------
+
+# What the broker may have to add to a half later: the number of a check; the reason on a stranded
+# copy; previous offsets and check state on a moved copy; the due time of a delayed final. A half
+# that leaves no room for it is refused when it is sent, because later nothing can be refused.
+HALF_RESERVED_BYTES: Final = 1_024
+UNIQUE_KEY_BYTES_MAX: Final = 255  # a half repeats its key as the transaction id
+_STORED_PROPERTIES_BYTES_MAX: Final = PROPERTIES_BYTES_MAX - CRC_PROPERTY_BYTES_MAX
+HALF_PROPERTIES_BYTES_MAX: Final = _STORED_PROPERTIES_BYTES_MAX - HALF_RESERVED_BYTES
+# A half that stays open for months moves every few days. Its producer knows the first position,
+# or one that a check named lately.
+_PREVIOUS_OFFSETS_MAX: Final = 16
+
+
+def check_half_limits(key: bytes, properties_bytes: int) -> None:
+    """Raise RecordRefused if a half leaves no room for what the broker may have to add."""
+    if len(key) > UNIQUE_KEY_BYTES_MAX:
+        raise RecordRefused(
+            f"the UNIQ_KEY of a transactional message is {len(key)} bytes, "
+            f"the limit is {UNIQUE_KEY_BYTES_MAX}"
+        )
+    if properties_bytes > HALF_PROPERTIES_BYTES_MAX:
+        raise RecordRefused(
+            f"the properties of a transactional message are {properties_bytes} bytes with those "
+            f"that the broker adds, the limit is {HALF_PROPERTIES_BYTES_MAX}"
+        )
+
+
+def _with_properties(
+    half: StoredRecord, update: Mapping[str, str], remove: Sequence[str] = ()
+) -> bytes:
+    """Return the changed properties of a half.
+
+    RocketMQ reserves no room in the halves that it stores. If one is too full, it loses what its
+    broker added for information.
+    """
+    properties = change_properties(half.properties, remove=remove, update=update)
+    if len(properties) > _STORED_PROPERTIES_BYTES_MAX:
+        informational = [name.decode() for name in _BROKER_PROPERTIES]
+        properties = change_properties(properties, remove=informational)
+    return properties
+
+
+def _encode_offsets(offsets: Sequence[int]) -> str:
+    """Return offsets as text: all, or the first one and the newest."""
+    if len(offsets) > _PREVIOUS_OFFSETS_MAX:
+        offsets = [offsets[0], *offsets[1 - _PREVIOUS_OFFSETS_MAX :]]
+    return ",".join(map(str, offsets))
+
+
+def _truncate(text: str, bytes_max: int) -> str:
+    """Return as many characters as fit into `bytes_max` bytes."""
+    return text.encode()[: max(0, bytes_max)].decode("utf-8", "ignore")
 
 
 # --- halves --------------------------------------------------------------------------------------
@@ -220,20 +277,28 @@ def make_copy(
     half: StoredRecord, *previous_offsets: int, check_state: CheckState | None = None
 ) -> NewRecord:
     """Return the record that appends a half again, because it moves."""
-    added = {COPY_OF: ",".join(map(str, previous_offsets))}
+    added = {COPY_OF: _encode_offsets(previous_offsets)}
+    removed = (CHECK_TIMES, PREPARED_QUEUE_OFFSET, COPY_CHECK_STATE)
+    properties = _with_properties(half, added, removed)
     if check_state is not None:
-        added[COPY_CHECK_STATE] = ",".join(str(int(part)) for part in check_state)
-    properties = change_properties(
-        half.properties, remove=(CHECK_TIMES, PREPARED_QUEUE_OFFSET, COPY_CHECK_STATE), update=added
-    )
+        state = ",".join(str(int(part)) for part in check_state)
+        with_state = _with_properties(half, {**added, COPY_CHECK_STATE: state}, removed)
+        # A full half of RocketMQ's has no room for it. Then its checks start again, which is
+        # better than a half that cannot be moved.
+        if len(with_state) <= _STORED_PROPERTIES_BYTES_MAX:
+            properties = with_state
     return _copy_to_topic(half, names.HALF_TOPIC, properties)
 
 
 def make_stranded(half: StoredRecord, reason: str) -> NewRecord:
-    """Return the record that shows a stranded message to operators."""
-    return _copy_to_topic(
-        half, names.STRANDED_TOPIC, change_properties(half.properties, update={REASON: reason})
-    )
+    """Return the record that shows a stranded message to operators.
+
+    The op has the whole reason; here it is cut to the room that is left.
+    """
+    bytes_max = _STORED_PROPERTIES_BYTES_MAX - len(half.properties) - len(REASON) - 2
+    reason = _truncate(_printable(reason), bytes_max)
+    added = {REASON: reason} if reason else {}
+    return _copy_to_topic(half, names.STRANDED_TOPIC, _with_properties(half, added))
 
 
 def _copy_to_topic(half: StoredRecord, topic: str, properties: bytes) -> NewRecord:
@@ -341,14 +406,19 @@ def parse_attempt(properties: Mapping[str, str]) -> Attempt | None:
 
 
 def parse_immunity_ms(text: str | None) -> int | None:
-    """Parse seconds. None, which means the broker's own setting, if the text is no valid time."""
+    """Parse seconds. None, which means the broker's own setting, if the text is no valid time.
+
+    As in RocketMQ, 0 and less mean that the first check is due at once, and -1 means None.
+    """
     if text is None:
         return None
     try:
         seconds = float(text)
     except ValueError:
         return None
-    return int(seconds * 1000) if 0 < seconds < 10**9 else None
+    if not -(10**9) < seconds < 10**9 or seconds == -1:
+        return None
+    return max(0, int(seconds * 1000))
 
 
 # --- finals --------------------------------------------------------------------------------------
@@ -496,7 +566,7 @@ def make_op(
         # without: its final is found by the message's own key, and the op is right behind it.
         text += f"KEYS\x01{queue_offset}\x02"
     if previous_offsets:
-        text += f"{PREVIOUS_OFFSETS}\x01{','.join(map(str, previous_offsets))}\x02"
+        text += f"{PREVIOUS_OFFSETS}\x01{_encode_offsets(previous_offsets)}\x02"
     if reason:
         text += f"{REASON}\x01{_printable(reason)}\x02"
     return NewRecord(names.OP_TOPIC, 0, body, text.encode(), born_ms=now_ms, born_host=born_host)
@@ -546,6 +616,8 @@ def _printable(text: str) -> str:
 def make_check_body(half: StoredRecord, topic: str, queue_id: int, checks: int) -> bytes:
     """Return the message as a check shows it to its producer: with its own topic and queue."""
     properties = half.properties + f"{CHECK_TIMES}\x01{checks}\x02".encode()
+    if len(properties) > PROPERTIES_BYTES_MAX:
+        properties = half.properties  # a full half of RocketMQ's: the number is only informational
     record = NewRecord(
         topic,
         queue_id,
@@ -573,12 +645,14 @@ class JournalEntry(msgspec.Struct, frozen=True):
 
 
 _JOURNAL_FORMAT = struct.Struct(">qBH")
+_CHECK_NUMBER_MAX: Final = 0xFFFF
 JOURNAL_EVENTS: Final = ("asked", "unknown", "resumed")  # stored as an index
 
 
 def make_journal_record(entry: JournalEntry, *, now_ms: int) -> NewRecord:
     event = JOURNAL_EVENTS.index(entry.event)
-    body = _JOURNAL_FORMAT.pack(entry.half_offset, event, entry.check_number) + entry.peer.encode()
+    check_number = min(entry.check_number, _CHECK_NUMBER_MAX)
+    body = _JOURNAL_FORMAT.pack(entry.half_offset, event, check_number) + entry.peer.encode()
     return NewRecord(
         names.JOURNAL_TOPIC, 0, body, f"KEYS\x01{entry.half_offset}\x02".encode(), born_ms=now_ms
     )

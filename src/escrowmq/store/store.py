@@ -331,9 +331,7 @@ class MessageStore(StoreReader):
         """Apply new limits and retention times. The layout of files cannot change."""
         self.config = config
         # A record with fewer bytes is within every limit, so that `append` need not measure it.
-        self._unchecked_bytes_max = min(
-            config.message_bytes_max, config.record_bytes_max - 1024, 30_000
-        )
+        self._unchecked_bytes_max = min(config.record_bytes_max - 1024, 30_000)
 
     # --- appending -----------------------------------------------------------------------------
 
@@ -438,12 +436,7 @@ class MessageStore(StoreReader):
         return positions
 
     def _check_record_size(self, record: NewRecord) -> None:
-        body_bytes, properties_bytes = len(record.body), len(record.properties)
-        limit = self.config.message_bytes_max
-        if body_bytes > limit:
-            raise RecordRefused(
-                f"message body is {body_bytes} bytes, the limit is {limit} (maxMessageSize)"
-            )
+        properties_bytes = len(record.properties)
         if properties_bytes > PROPERTIES_BYTES_MAX - CRC_PROPERTY_BYTES_MAX:
             limit = PROPERTIES_BYTES_MAX - CRC_PROPERTY_BYTES_MAX
             raise RecordRefused(f"properties are {properties_bytes} bytes, the limit is {limit}")

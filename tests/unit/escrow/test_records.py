@@ -169,7 +169,7 @@ def test_plain_properties_are_parsed_as_any_others(items: list[tuple[str, str]],
         ("TRAN_MSG\x01false\x02UNIQ_KEY\x01k\x02", False),
         ("TRAN_MSG\x01true\x02TRAN_MSG\x01false\x02", False),  # the last one counts
         ("TRAN_MSGtrue\x02UNIQ_KEY\x01k\x02", False),
-        ("TRAN_MSG\x01True\x02UNIQ_KEY\x01k\x02", False),
+        ("TRAN_MSG\x01True\x02UNIQ_KEY\x01k\x02", True),
     ],
 )
 def test_a_send_is_parked_by_its_property_alone(properties: str, parked: bool) -> None:
@@ -194,7 +194,8 @@ def test_a_send_is_parked_by_its_property_alone(properties: str, parked: bool) -
         (" 7 ", 7_000),
         ("", None),
         ("-1", None),
-        ("0", None),
+        ("0", 0),
+        ("-5", 0),
         ("nan", None),
         ("inf", None),
         ("1e400", None),
@@ -206,7 +207,15 @@ def test_immunity_times_are_parsed(text: str | None, expected: int | None) -> No
     assert parse_immunity_ms(text) == expected
 
 
-@pytest.mark.parametrize("text", ["nan", "-5", "soon", "0"])
+@pytest.mark.parametrize("text", ["0", "-5"])
+def test_an_immunity_time_of_zero_means_a_check_at_once(text: str) -> None:
+    bench = EscrowBench()
+    bench.park("k", CHECK_IMMUNITY_TIME_IN_SECONDS=text)
+    bench.tick()
+    assert len(bench.channel.oneway_requests) == 1
+
+
+@pytest.mark.parametrize("text", ["nan", "-1", "soon"])
 def test_an_invalid_immunity_time_means_the_setting_of_the_broker(text: str) -> None:
     bench = EscrowBench()
     bench.park("k", CHECK_IMMUNITY_TIME_IN_SECONDS=text)

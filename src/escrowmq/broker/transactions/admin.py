@@ -272,13 +272,14 @@ class TransactionAdmin:
         now_ms: int,
     ) -> None:
         half = located.half
-        if half is None or not half.is_stranded:
+        if half is None or not (half.is_stranded or half.reason):
             state = TransactionState.OPEN
             if half is None:
                 state = self._coordinator.states.get(located.queue_offset) or state
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
-                f"the transaction is {state.text}; only stranded transactions can be resumed",
+                f"the transaction is {state.text}; only a transaction that is "
+                "stranded or set aside can be resumed",
             )
         if half.is_being_decided:
             raise _being_decided()

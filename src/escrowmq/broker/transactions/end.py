@@ -84,6 +84,7 @@ class EndProcessor:
             turn,
             self.coordinator,
             counters,
+            segment_bytes=store.config.segment_bytes,
             rejects_transactions=config.refuses_halves,
         )
         self.checker = TransactionChecker(
