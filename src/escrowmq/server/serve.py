@@ -302,7 +302,12 @@ def _open_store(
     config: Config, disk: Disk, store_host: bytes, listening_socket: socket.socket
 ) -> MessageStore:
     try:
-        store = MessageStore.open(disk, config.store, store_host=store_host)
+        store = MessageStore.open(
+            disk,
+            config.store,
+            store_host=store_host,
+            delay_levels_ms=config.delay.delay_levels_ms,
+        )
     except EscrowError:
         listening_socket.close()
         raise
