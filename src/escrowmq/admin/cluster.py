@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
 from escrowmq.client.access import NO_ACCESS, Access
 from escrowmq.client.sync_connection import DEFAULT_TIMEOUT_S, SyncConnection
@@ -85,7 +85,7 @@ class Cluster:
         self._brokers: list[BrokerAddress] | None = None
         self._connections: dict[str, SyncConnection] = {}
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -155,6 +155,12 @@ class Cluster:
         """Return the names of all topics, sorted, with those of the system."""
         reply = self.call_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         return sorted(decode_body(TopicList, reply.body).topic_list)
+
+    def server_names(self) -> list[str]:
+        """Return the names of all clusters and brokers. Each of them has a topic of this name."""
+        # RocketMQ's name for this request is misleading: a name server knows no other system topic.
+        reply = self.call_name_server(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
+        return decode_body(TopicList, reply.body).topic_list
 
     def call_name_server(self, code: int, header: Header | None = None) -> Reply:
         """Call the first name server that answers. Raises RequestRefused, or NotSent if none."""
