@@ -106,7 +106,8 @@ class Cluster:
     def brokers(self, *, fresh: bool = False) -> list[BrokerAddress]:
         """Return the masters, sorted by name. The list is cached; `fresh` asks again.
 
-        Raises NotSent if no name server answers, or none knows such a broker.
+        Raises NotSent if no name server answers, or none knows such a broker, and RequestRefused
+        if a name server refuses access.
         """
         if self._brokers is None or fresh:
             self._brokers = self._find_brokers()
@@ -117,13 +118,18 @@ class Cluster:
         return ", ".join(broker.name for broker in self.brokers())
 
     def info(self) -> ClusterInfo:
-        """Return what the first name server says that knows any broker. Raises NotSent."""
+        """Return what the first name server says that knows any broker.
+
+        Raises NotSent if none does, and RequestRefused if a name server refuses access.
+        """
         failures: list[str] = []
         for address in self.servers:
             try:
                 body = self.connection(address).call(RequestCode.GET_BROKER_CLUSTER_INFO).body
                 info = decode_body(ClusterInfo, body)
             except (TransportError, RequestRefused, BrokenBody) as error:
+                if isinstance(error, RequestRefused) and error.code == ResponseCode.NO_PERMISSION:
+                    raise
                 failures.append(error_text(error))
                 continue
             if masters(info):
