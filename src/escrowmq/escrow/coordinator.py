@@ -605,6 +605,9 @@ class TransactionCoordinator:
                     piece.append(self._decision(half, state, record.by, record.reason, now_ms))
                 except (CorruptRecord, RecordNotFound):
                     self.read_half(half)  # reports it; the other halves are delivered
+                    # Nothing more is stored for it now. It stays open, as every unreadable half
+                    # does, until an operator or the end of its segment decides it.
+                    half.is_being_decided = False
                     continue
                 size += half.size
                 if size >= self.piece_bytes:

@@ -84,7 +84,7 @@ def remoting_metrics(server: RemotingServer, name: str) -> Collector:
         )
         yield Counter(
             "escrowmq_refused_handshakes_total",
-            "Connections that were closed because of no TLS or a failed handshake.",
+            "Connections that were closed because of missing TLS or a failed handshake.",
             [(labels, server.refused_handshakes())],
         )
         yield Gauge(

@@ -145,7 +145,11 @@ def test_steps_of_checks_name_whom_and_what() -> None:
         {"kind": "check", "half_offset": 5, "step": "asked", "checks": 1, "who": "10.0.0.1:5"},
         {"kind": "check", "half_offset": 5, "step": "unknown", "checks": 300, "who": ""},
         {
-            **{"kind": "check", "half_offset": 6, "step": "resumed", "checks": 0, "who": "x"},
+            "kind": "check",
+            "half_offset": 6,
+            "step": "resumed",
+            "checks": 0,
+            "who": "x",
             "reason": "bank is back",
         },
     ]
