@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from escrowmq.config import TransactionConfig
-from escrowmq.escrow.half_table import Half
+from escrowmq.escrow.half_table import Half, HalfTable
 from escrowmq.escrow.writers import WriterTable
 from escrowmq.metrics import Distribution
 from escrowmq.peer import Peer
@@ -116,6 +116,7 @@ def is_check_due(half: Half, now_ms: int) -> bool:
 # --- which halves are due ------------------------------------------------------------------------
 
 SLOT_MS: Final = 100
+PASSED_ENTRIES_MAX: Final = 200_000
 
 
 class CheckSchedule:
@@ -165,6 +166,26 @@ class CheckSchedule:
                 due += slot[-remaining:]
                 del slot[-remaining:]
         return due
+
+    def next_due_ms(self, halves: HalfTable) -> int | None:
+        """Return when the next check is due; None if none is scheduled.
+
+        Decided halves are still in the slots. So that an operator's look costs little, the end of
+        a slot is returned if many of them would have to be passed.
+        """
+        passed = 0
+        for number in sorted(self._slots):
+            due_times: list[int] = []
+            for queue_offset in self._slots[number]:
+                half = halves.find(queue_offset)
+                if half is not None and -(-half.due_ms // SLOT_MS) == number and not half.reason:
+                    due_times.append(half.due_ms)
+            if due_times:
+                return min(due_times)
+            passed += len(self._slots[number])
+            if passed > PASSED_ENTRIES_MAX:
+                return number * SLOT_MS
+        return None
 
 
 # --- due halves and the capacity of producers ----------------------------------------------------

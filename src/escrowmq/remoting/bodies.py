@@ -314,6 +314,22 @@ class TransactionHistory(JsonBody, frozen=True, kw_only=True):
     pending_because: str = ""
 
 
+class TransactionCursors(JsonBody, frozen=True, kw_only=True):
+    """How far a broker is with its half and op queues. The ends are the offsets of the next ones.
+
+    None: a RocketMQ broker does not say.
+    """
+
+    half_cursor: Int64  # every half before it is decided
+    half_end: Int64
+    op_cursor: Int64  # every op before it is about a half before the half cursor
+    op_end: Int64
+    first_open: Int64 | None = None  # queue offset of the first open half; None if there is none
+    open: Int64 | None = None
+    stranded: Int64 | None = None
+    next_due: Int64 | None = None  # of the next check; None if none is scheduled
+
+
 # --- packed registrations ------------------------------------------------------------------------
 
 # A zlib stream of:

@@ -294,6 +294,11 @@ class TransactionHeader(Header, frozen=True, kw_only=True):
     transaction_id: str
 
 
+@request(RequestCode.TRANSACTION_CURSORS)
+class TransactionCursorsHeader(Header, frozen=True, kw_only=True):
+    """The body of the response is TransactionCursors."""
+
+
 class SettleTransactionResponse(Header, frozen=True, kw_only=True):
     transaction_id: str
     state: str  # committed or rolled_back

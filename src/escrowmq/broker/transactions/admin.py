@@ -29,7 +29,12 @@ from escrowmq.escrow.records import (
 from escrowmq.message import names
 from escrowmq.message.record import StoredRecord
 from escrowmq.message.transaction import TransactionState, Verdict
-from escrowmq.remoting.bodies import TransactionEntry, TransactionList, encode_body
+from escrowmq.remoting.bodies import (
+    TransactionCursors,
+    TransactionEntry,
+    TransactionList,
+    encode_body,
+)
 from escrowmq.remoting.codes import RequestCode, ResponseCode
 from escrowmq.remoting.headers import (
     ListTransactions,
@@ -37,6 +42,7 @@ from escrowmq.remoting.headers import (
     ResumeTransaction,
     SettleTransaction,
     SettleTransactionResponse,
+    TransactionCursorsHeader,
     TransactionHeader,
 )
 from escrowmq.remoting.requests import Request
@@ -78,6 +84,7 @@ class TransactionAdmin:
         return [
             Handler(code.LIST_TRANSACTIONS, self.list_transactions, permissions.read_cluster),
             Handler(code.SHOW_TRANSACTION, self.show_transaction, permissions.read_cluster),
+            Handler(code.TRANSACTION_CURSORS, self.show_cursors, permissions.read_cluster),
             Handler(code.SETTLE_TRANSACTION, self.settle_transaction),
             Handler(code.RESUME_TRANSACTION, self.resume_transaction),
             Handler(code.RESUME_CHECK_HALF_MESSAGE, self.resume_check_half),
@@ -198,6 +205,24 @@ class TransactionAdmin:
                 channel.respond(request, body=body)
 
         self._turn.add_records([], on_done)
+
+    def show_cursors(
+        self, channel: Channel, request: Request[TransactionCursorsHeader], now_ms: int
+    ) -> None:
+        coordinator, states = self._coordinator, self._coordinator.states
+        coordinator.advance_cursors()
+        first_open = states.first_open(states.base_offset)
+        cursors = TransactionCursors(
+            half_cursor=coordinator.cursors.half_offset,
+            half_end=self._store.max_offset(names.HALF_TOPIC, 0),
+            op_cursor=coordinator.cursors.op_offset,
+            op_end=self._store.max_offset(names.OP_TOPIC, 0),
+            first_open=first_open if first_open < states.next_offset else None,
+            open=len(coordinator.halves) - coordinator.halves.stranded_count,
+            stranded=coordinator.halves.stranded_count,
+            next_due=coordinator.schedule.next_due_ms(coordinator.halves),
+        )
+        channel.respond(request, body=encode_body(cursors))
 
     # --- decide and resume -----------------------------------------------------------------------
 

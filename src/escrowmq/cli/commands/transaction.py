@@ -19,6 +19,7 @@ from escrowmq.admin.transactions import (
     TransactionView,
     decide_transactions,
     list_transactions,
+    transaction_cursors,
     transaction_histories,
 )
 from escrowmq.cli.options import (
@@ -30,6 +31,8 @@ from escrowmq.cli.options import (
     yes_option,
 )
 from escrowmq.cli.output import (
+    QueryContext,
+    QueryResult,
     TableColumn,
     exit_with_failures,
     field_lines,
@@ -37,11 +40,13 @@ from escrowmq.cli.output import (
     print_json,
     print_lines,
     printable,
+    query_command,
     table_lines,
     terminal_width,
 )
 from escrowmq.clock import SystemClock
 from escrowmq.errors import OutcomeUnknown, TransactionNotFound
+from escrowmq.message import names
 from escrowmq.parsing import format_rough_duration, format_timestamp
 from escrowmq.remoting.bodies import TransactionEntry, TransactionStep
 from escrowmq.remoting.codes import RequestCode
@@ -227,6 +232,68 @@ def listing_json(listing: TransactionListing) -> dict[str, Any]:
         "size": entry.size,
         "why": entry.why,
     }
+
+
+# --- cursors -------------------------------------------------------------------------------------
+
+
+@transaction.command()
+@query_command
+def cursors(query: QueryContext) -> None:
+    """Show how far each broker is with its half queue and its op queue.
+
+    Every half before the half cursor is decided, and every op before the op cursor is about such a
+    half. RocketMQ keeps both as offsets of the group CID_RMQ_SYS_TRANS.
+    """
+    query.show(list_cursors)
+
+
+_CURSOR_COLUMNS: Final = (
+    TableColumn("BROKER"),
+    TableColumn("QUEUE", can_shrink=True),
+    TableColumn("CURSOR", is_number=True),
+    TableColumn("END", is_number=True),
+    TableColumn("FIRST OPEN", is_number=True),
+    TableColumn("OPEN", is_number=True),
+    TableColumn("STRANDED", is_number=True),
+    TableColumn("NEXT CHECK"),
+)
+
+
+def list_cursors(cluster: Cluster) -> QueryResult:
+    content = [
+        {
+            "broker": broker.name,
+            "half": {
+                "topic": names.HALF_TOPIC,
+                "cursor": queues.half_cursor,
+                "end": queues.half_end,
+                "first_open": queues.first_open,
+            },
+            "op": {"topic": names.OP_TOPIC, "cursor": queues.op_cursor, "end": queues.op_end},
+            "open": queues.open,
+            "stranded": queues.stranded,
+            "next_due": None if queues.next_due is None else format_timestamp(queues.next_due),
+        }
+        for broker, queues in transaction_cursors(cluster)
+    ]
+    return content, _cursor_lines(content)
+
+
+def _cursor_lines(content: list[dict[str, Any]]) -> Iterator[str]:
+    def text(value: object) -> str:
+        return "-" if value is None else str(value)
+
+    rows: list[tuple[str, ...]] = []
+    for row in content:
+        half, op = row["half"], row["op"]
+        broker = printable(row["broker"])
+        open_halves = (half["first_open"], row["open"], row["stranded"], row["next_due"])
+        half_queue = (broker, half["topic"], str(half["cursor"]), str(half["end"]))
+        op_queue = (broker, op["topic"], str(op["cursor"]), str(op["end"]))
+        rows.append((*half_queue, *map(text, open_halves)))
+        rows.append((*op_queue, *[""] * len(open_halves)))
+    return table_lines(_CURSOR_COLUMNS, rows, terminal_width())
 
 
 # --- show and explain ----------------------------------------------------------------------------
