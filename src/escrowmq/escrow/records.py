@@ -54,6 +54,7 @@ from escrowmq.message.record import (
     TRANSACTION_NONE,
     NewRecord,
     StoredRecord,
+    copy_record,
     encode_record,
     with_transaction_type,
 )
@@ -226,28 +227,13 @@ def make_copy(
     properties = change_properties(
         half.properties, remove=(CHECK_TIMES, PREPARED_QUEUE_OFFSET, COPY_CHECK_STATE), update=added
     )
-    return _copy_to_topic(half, names.HALF_TOPIC, properties)
+    return copy_record(half, topic=names.HALF_TOPIC, queue_id=0, properties=properties)
 
 
 def make_stranded(half: StoredRecord, reason: str) -> NewRecord:
     """Return the record that shows a stranded message to operators."""
-    return _copy_to_topic(
-        half, names.STRANDED_TOPIC, change_properties(half.properties, update={REASON: reason})
-    )
-
-
-def _copy_to_topic(half: StoredRecord, topic: str, properties: bytes) -> NewRecord:
-    return NewRecord(
-        topic,
-        0,
-        half.body,  # type: ignore[arg-type]  # a view: it is appended in this turn
-        properties,
-        half.flag,
-        half.sys_flag,
-        half.born_ms,
-        half.born_host,
-        half.reconsume_times,
-    )
+    properties = change_properties(half.properties, update={REASON: reason})
+    return copy_record(half, topic=names.STRANDED_TOPIC, queue_id=0, properties=properties)
 
 
 class HasProperties(Protocol):
@@ -546,17 +532,7 @@ def _printable(text: str) -> str:
 def make_check_body(half: StoredRecord, topic: str, queue_id: int, checks: int) -> bytes:
     """Return the message as a check shows it to its producer: with its own topic and queue."""
     properties = half.properties + f"{CHECK_TIMES}\x01{checks}\x02".encode()
-    record = NewRecord(
-        topic,
-        queue_id,
-        half.body,  # type: ignore[arg-type]  # a view: it is encoded right here
-        properties,
-        half.flag,
-        half.sys_flag,
-        half.born_ms,
-        half.born_host,
-        half.reconsume_times,
-    )
+    record = copy_record(half, topic=topic, queue_id=queue_id, properties=properties)
     return encode_record(
         record, half.queue_offset, half.log_offset, half.stored_ms, half.store_host
     )
