@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol
 from escrowmq import blocking
 from escrowmq.client.messages import Message, ReceivedMessage, SendResult
 from escrowmq.client.producer import transaction as client
-from escrowmq.client.producer.transaction import TransactionOutcome
+from escrowmq.client.producer.transaction import TransactionOutcome, describe_error
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.database.marker import HOUR_MS, PURGE_BATCH_ROWS, check_retention_ms
 from escrowmq.errors import (
@@ -140,6 +140,7 @@ def transaction_steps(tx: BaseTransactionMessages, *, is_nested: bool = False) -
 def _roll_back(tx: BaseTransactionMessages, error: BaseException) -> Steps:
     """Roll back. The broker is told only if it is certain that the marker is not there and never
     will be; otherwise a check finds out."""
+    tx.remark = describe_error(error)
     try:
         uncertain: str = yield RollBack(error)
     except Exception as failure:
@@ -159,6 +160,7 @@ def _resolve_failed_commit(
     The error may have been raised before or after the database committed, for example because the
     connection broke. Raises CommitUnknown if the marker cannot be read either.
     """
+    tx.remark = describe_error(error)
     with contextlib.suppress(Exception):
         yield RollBack(error)
     try:
@@ -276,6 +278,7 @@ class BaseTransactionMessages:
     def __init__(self, inner: blocking.Transaction | client.Transaction) -> None:
         self.id = inner.id
         self.outcome: TransactionOutcome | None = None
+        self.remark = ""  # why it is rolled back, for the operators of the broker
         self._client_transaction = inner
         self._failure: BaseException | None = None
 
@@ -351,7 +354,7 @@ class TransactionMessages(BaseTransactionMessages):
             self._record_no_messages(verdict)
             return
         try:
-            self._record_end(verdict, self._inner.end(verdict))
+            self._record_end(verdict, self._inner.end(verdict, remark=self.remark))
         except Exception as error:
             self._record_end_failure(verdict, error)
 
@@ -378,7 +381,7 @@ class AsyncTransactionMessages(BaseTransactionMessages):
             self._record_no_messages(verdict)
             return
         try:
-            self._record_end(verdict, await self._inner.end(verdict))
+            self._record_end(verdict, await self._inner.end(verdict, remark=self.remark))
         except Exception as error:
             self._record_end_failure(verdict, error)
 

@@ -42,6 +42,7 @@ class TransactionCounters:
     conflicts: int = 0
     duplicate_sends: int = 0
     unreadable_halves: int = 0
+    set_aside_halves: int = 0  # their check failed with an error of the broker's own
 
 
 # --- what to do with a half that is due ----------------------------------------------------------
@@ -79,12 +80,12 @@ def next_step(
     half: Half, now_ms: int, config: TransactionConfig, writers: WriterTable, *, age_max_ms: int
 ) -> Strand | Check | Wait | FollowWriter:
     """Return what to do now with an undecided half."""
-    if half.is_stranded or half.reason:  # a reason without being stranded: it is unreadable
+    if half.is_stranded or half.reason:  # a reason without being stranded: it cannot be checked
         return Wait(None)
     if not is_check_due(half, now_ms):
         return Wait(half.due_ms if half.due_ms > now_ms else now_ms + RETRY_DELAY_MS)
     if half.checks >= config.checks_max:
-        return Strand(f"checked {half.checks} times without an answer")
+        return Strand(_checks_summary(half))
     if now_ms - half.parked_ms > age_max_ms:
         return Strand(f"open for more than {age_max_ms // 3_600_000} hours")
     if half.attempt is not None:
@@ -94,6 +95,17 @@ def next_step(
             return FollowWriter(writer)
         return Wait(now_ms + config.next_check_after_ms(half.topic, half.group, half.checks))
     return Check()
+
+
+def _checks_summary(half: Half) -> str:
+    """Say what came of the checks: `checked 3 times: 3 UNKNOWN, last: database is down`."""
+    unanswered = half.checks - half.unknown_answers
+    results = [
+        f"{half.unknown_answers} UNKNOWN" if half.unknown_answers else "",
+        f"{unanswered} without an answer" if unanswered else "",
+        f"last: {half.last_remark}" if half.last_remark else "",
+    ]
+    return f"checked {half.checks} times: {', '.join(filter(None, results))}"
 
 
 def is_check_due(half: Half, now_ms: int) -> bool:

@@ -287,12 +287,25 @@ class TransactionList(JsonBody, frozen=True, kw_only=True):
     next_after: Int64 = -1  # if there is more: the `after` of the next page
 
 
+class StepRecord(JsonBody, frozen=True, kw_only=True):
+    """A record that a step of a transaction stored."""
+
+    kind: str  # half, op, final, stranded
+    topic: str
+    queue_id: Int32
+    queue_offset: Int64
+    log_offset: Int64
+
+
 class TransactionStep(JsonBody, frozen=True, kw_only=True):
     at: Int64  # 0: the time was not recorded
-    what: str  # parked, asked, unknown, stranded, resumed, appended_again, committed, rolled_back
+    # parked, asked, unknown, unknown_at_send, stranded, resumed, appended_again, committed,
+    # rolled_back
+    what: str
     who: str = ""
-    reason: str = ""  # given with the decision
+    reason: str = ""  # given with the decision, or with UNKNOWN
     detail: str = ""
+    records: list[StepRecord] = msgspec.field(default_factory=list)
 
 
 class TransactionHistory(JsonBody, frozen=True, kw_only=True):

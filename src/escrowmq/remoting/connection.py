@@ -181,7 +181,13 @@ class Connection:
     # --- sending ---------------------------------------------------------------------------------
 
     def call(
-        self, code: int, fields: RequestFields = None, body: Body = b"", *, deadline_s: float
+        self,
+        code: int,
+        fields: RequestFields = None,
+        body: Body = b"",
+        *,
+        deadline_s: float,
+        remark: str = "",
     ) -> tuple[Call, bytes]:
         """Return a new call and the bytes of its request.
 
@@ -191,7 +197,7 @@ class Connection:
         if len(self._calls) >= self._calls_max:
             raise NotSent(f"the connection has {self._calls_max} pending calls, which is the limit")
         opaque = self._take_opaque()
-        data = self._encode(code, opaque, 0, fields, body)
+        data = self._encode(code, opaque, 0, fields, body, remark)
         call = self._calls[opaque] = Call(opaque, code, deadline_s)
         return call, data
 

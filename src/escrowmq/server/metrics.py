@@ -36,7 +36,7 @@ REFUSED_CONNECTIONS: Final = Counter(
 )
 REFUSED_HANDSHAKES: Final = Counter(
     "escrowmq_refused_handshakes_total",
-    "Connections that were closed because of no TLS, a failed handshake or a timeout before it.",
+    "Connections that were closed because TLS was missing, or its handshake failed or timed out.",
     ("port",),
 )
 PARTIAL_BYTES: Final = Gauge(

@@ -1,7 +1,7 @@
 """The name server on its port, and the registration of a broker with name servers.
 
 serve_name_server()   the name server and its key-value file, DATA/namesrv/kvConfig.json
-Registrar             keeps a broker registered with one name server, and never gives up
+Registrar             keeps a broker registered with one name server; it retries for ever
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class KvConfigFile:
     """
 
     def __init__(self, disk: Disk) -> None:
-        """Raises ConfigError if the file is there and cannot be read."""
+        """Raises ConfigError if the file exists and cannot be read."""
         self._disk = disk
         data = read_file(disk, KV_CONFIG_PATH)
         try:

@@ -37,7 +37,7 @@ def test_limits_and_the_log_level_change_without_a_restart(tmp_path: Path) -> No
         assert client.pull("orders", 0, 0, subscription="price > 5", kind="SQL92").code == 0
 
         change(served, "brokerName=first", "brokerName=second\nmaxTransferCountOnMessageInMemory=1")
-        wait_for(served, "brokerName stays first: second needs a restart")
+        wait_for(served, "brokerName is still first: the new value second needs a restart")
         wait_for(served, "maxTransferCountOnMessageInMemory changed from 32 to 1")
 
         change(served, "fileReservedTime=48", "fileReservedTime=never")

@@ -245,7 +245,7 @@ async def test_a_failing_collector_affects_only_its_page() -> None:
 
     async with serving() as bench:
         bench.registry.add(fail)
-        assert (await bench.get("/metrics"))[::2] == (500, b"failed, see the log\n")
+        assert (await bench.get("/metrics"))[::2] == (500, b"the request failed, see the log\n")
         assert (await bench.get("/health/live"))[0] == 200
 
 

@@ -421,7 +421,7 @@ def replay(disk: MemoryDisk, spill: Callable[[], None]) -> Recovery:
     index = KeyIndex(
         disk, views, slot_count=SETTINGS.index_slots, entry_count=SETTINGS.index_entries
     )
-    return recover(disk, log, queues, index, was_clean=False, spill=spill)
+    return recover(disk, log, queues, index, (), was_clean=False, spill=spill)
 
 
 def remove_index(disk: MemoryDisk) -> None:

@@ -103,7 +103,7 @@ class PullProcessor:
                 if type(record) is RecordRun:  # messages of a run have no tag
                     arrivals += [(0, properties) for properties in record.properties()]
                     continue
-                tags_code, _ = tags_and_keys(record.topic, record.properties, now_ms)
+                tags_code, _ = tags_and_keys(record.topic, record.properties)
                 arrivals.append((tags_code, record.properties))
         for (topic, queue_id), arrivals in arrivals_by_queue.items():
             end = self._store.max_offset(topic, queue_id)

@@ -19,7 +19,13 @@ from escrowmq.broker.turn import Turn
 from escrowmq.consume.members import ProducerGroups
 from escrowmq.errors import CorruptRecord, RecordNotFound, RequestRefused
 from escrowmq.escrow.decisions import AlreadyDecided, InProgress
-from escrowmq.escrow.records import DecidedBy, JournalEntry, make_journal_record, parse_half
+from escrowmq.escrow.records import (
+    REASON_LENGTH_MAX,
+    DecidedBy,
+    JournalEntry,
+    make_journal_record,
+    parse_half,
+)
 from escrowmq.message import names
 from escrowmq.message.record import StoredRecord
 from escrowmq.message.transaction import TransactionState, Verdict
@@ -50,7 +56,6 @@ PAGE_SCANNED_MAX: Final = 10_000  # states looked at
 PAGE_READS_MAX: Final = 1_000  # decided halves read from the log
 PAGE_LOOKUPS_MAX: Final = 16  # look-ups in the key index
 OPERATOR_NAME_LENGTH_MAX: Final = 100
-REASON_LENGTH_MAX: Final = 500
 
 
 class TransactionAdmin:
@@ -272,13 +277,14 @@ class TransactionAdmin:
         now_ms: int,
     ) -> None:
         half = located.half
-        if half is None or not half.is_stranded:
+        if half is None or not (half.is_stranded or half.reason):
             state = TransactionState.OPEN
             if half is None:
                 state = self._coordinator.states.get(located.queue_offset) or state
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
-                f"the transaction is {state.text}; only stranded transactions can be resumed",
+                f"the transaction is {state.text}; only a transaction that is "
+                "stranded or set aside can be resumed",
             )
         if half.is_being_decided:
             raise _being_decided()
@@ -291,8 +297,8 @@ class TransactionAdmin:
             reason,
             channel.address,
         )
-        peer = f"{DecidedBy.OPERATOR} {operator}\n{reason}"
-        entry = JournalEntry(half.queue_offset, "resumed", half.checks, peer)
+        peer = f"{DecidedBy.OPERATOR} {operator}"
+        entry = JournalEntry(half.queue_offset, "resumed", half.checks, peer, reason)
         self._turn.add_records([make_journal_record(entry, now_ms=now_ms)], waits_for_flush=False)
 
         def on_done(code: int) -> None:

@@ -26,7 +26,7 @@ from escrowmq.broker.turn import Turn
 from escrowmq.errors import EscrowError, RequestRefused
 from escrowmq.escrow.coordinator import DECISION_HALVES_MAX
 from escrowmq.escrow.decisions import AlreadyDecided, DecisionPiece, GroupDecision, InProgress
-from escrowmq.escrow.records import DecidedBy
+from escrowmq.escrow.records import DecidedBy, short_remark
 from escrowmq.escrow.writers import DecisionRecord, Winner, Writer
 from escrowmq.message import names
 from escrowmq.message.batch import Appendable
@@ -106,6 +106,7 @@ class GroupDecisions:
             group=fields.producer_group,
             by=DecidedBy.GROUP,
             by_name=channel.address,
+            reason=short_remark(request.head.remark) if verdict is Verdict.ROLLBACK else "",
             now_ms=now_ms,
         )
         header = EndTransactionsResponse(

@@ -292,6 +292,16 @@ def history_json(view: TransactionView) -> dict[str, Any]:
                 "who": step.who,
                 "reason": step.reason,
                 "detail": step.detail,
+                "records": [
+                    {
+                        "kind": record.kind,
+                        "topic": record.topic,
+                        "queue_id": record.queue_id,
+                        "queue_offset": record.queue_offset,
+                        "log_offset": record.log_offset,
+                    }
+                    for record in step.records
+                ],
             }
             for step in history.steps
         ],
@@ -313,13 +323,19 @@ def _field_text(value: object) -> str:
     return "" if value is None else printable(str(value))
 
 
-_STEP_LABELS: Final = {"asked": "checked", "unknown": "answered", "appended_again": "moved"}
+_STEP_LABELS: Final = {
+    "asked": "checked",
+    "unknown": "answered",
+    "unknown_at_send": "undecided",
+    "appended_again": "moved",
+}
 
 
 def history_lines(view: TransactionView) -> Iterator[str]:
     """Yield what happened to a transaction, one line per step, then why it waits and what is next.
 
     2026-01-01T00:00:00.000Z  parked          3 messages; sent from 10.0.0.7:52110
+                                half: RMQ_SYS_TRANS_HALF_TOPIC queue 0 offset 17, log offset 4711
     """
     entry = view.history.transaction
     transaction_id = printable(entry.transaction_id)
@@ -331,6 +347,11 @@ def history_lines(view: TransactionView) -> Iterator[str]:
         time = format_timestamp(step.at) if step.at else f"{'(time unknown)':<24}"
         label = _STEP_LABELS.get(step.what, step.what)
         yield f"  {time}  {label:<14}  {printable(_step_text(step))}"
+        for record in step.records:
+            yield (
+                f"{'':<28}{record.kind}: {printable(record.topic)} queue {record.queue_id} "
+                f"offset {record.queue_offset}, log offset {record.log_offset}"
+            )
     if view.history.pending_because:
         yield f"why:   {printable(view.history.pending_because)}"
     yield f"next:  {_next_step_text(entry, transaction_id)}"
@@ -343,10 +364,16 @@ def _step_text(step: TransactionStep) -> str:
         case "asked":
             return f"asked {step.who} ({step.detail})"
         case "unknown":
-            return f"{step.who} does not know yet ({step.detail})"
-    reason = f': "{step.reason}"' if step.reason else ""
+            return f"{step.who} does not know yet ({step.detail}){_quoted(step.reason)}"
+        case "unknown_at_send":
+            return f"{step.who} does not know yet, after its send{_quoted(step.reason)}"
+    reason = _quoted(step.reason)
     detail = f"; {step.detail}" if step.detail else ""
     return f"by {step.who or 'an unknown operator'}{reason}{detail}"
+
+
+def _quoted(reason: str) -> str:
+    return f': "{reason}"' if reason else ""
 
 
 def _next_step_text(entry: TransactionEntry, transaction_id: str) -> str:
