@@ -1,4 +1,5 @@
-"""Rules of the papers that a machine can check: links, make targets, the changelog's version."""
+"""Rules of the papers that a machine can check: links, make targets, generated tables, the
+changelog's version."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
+from docs.generate import PAGES, generate
 
 ROOT = Path(__file__).parent.parent
 PAPERS = sorted(
@@ -98,3 +101,9 @@ def test_modules_that_the_papers_name_exist(name: str) -> None:
             if not any((base / module).exists() for base in bases)
         ]
     expect_none(findings)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_generated_tables_are_up_to_date(name: str) -> None:
+    page = (ROOT / "docs" / name).read_text()
+    assert page == generate(page, PAGES[name]()), "run `make docs`"

@@ -22,13 +22,10 @@ from escrowmq.config import (
     StoreConfig,
     load_config,
 )
-from escrowmq.config.__main__ import with_tables
 from escrowmq.config.properties_file import FileProperty, read_properties
 from escrowmq.config.rocketmq_keys import OBSOLETE_KEYS, ROCKETMQ_KEYS
 from escrowmq.config.settings import GROUPS
 from escrowmq.errors import ConfigError
-
-DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 # What many a tutorial shows.
 BROKER_CONF = """\
@@ -469,11 +466,6 @@ def test_the_uncommented_example_has_the_defaults(tmp_path: Path) -> None:
     resolved = load_config(written(tmp_path, bare))
     assert resolved.config == Config()
     assert Source.DEFAULT not in {origin.source for origin in resolved.origins.values()}
-
-
-def test_tables_in_the_documentation_are_up_to_date() -> None:
-    page = DOCS.read_text()
-    assert page == with_tables(page), "run `make docs`"
 
 
 # --- derived values ------------------------------------------------------------------------------

@@ -378,8 +378,9 @@ class ConsumeConfig(_SettingsGroup):
         32, WholeNumber(1), "maxTransferCountOnMessageInMemory", "messages",
         "Maximum number of messages in the response to a pull.", live=True,
     )
+    # Clients refuse a frame of more than FRAME_BYTES_MAX.
     pull_bytes_max: int = setting(
-        262_144, WholeNumber(1), "maxTransferBytesOnMessageInMemory", "bytes",
+        262_144, WholeNumber(1, FRAME_BYTES_MAX // 2), "maxTransferBytesOnMessageInMemory", "bytes",
         "Maximum size of the response to a pull; a larger message is sent alone.", live=True,
     )
     waiting_pulls_max: int = setting(

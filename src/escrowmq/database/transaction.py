@@ -17,6 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, Protocol
 
 from escrowmq import blocking
@@ -443,17 +444,28 @@ class CleanupThread:
                 log.exception("clean-up failed, will retry")
 
 
-class MarkerRetention:
+class RowRetention:
+    """The part of every Escrow and Inbox that decides which rows may be deleted."""
+
+    def __init__(self, *, group: str, retention_ms: int, clock: Clock | None) -> None:
+        self._group = group
+        self._retention_ms = retention_ms
+        self._clock = clock or SystemClock()
+        self._cleanup_queue = CleanupQueue(self._clock)
+
+    def _purge_before_ms(self, older_than_ms: int | None) -> int:
+        age_ms = self._retention_ms if older_than_ms is None else older_than_ms
+        return self._clock.now_ms() - age_ms
+
+
+class MarkerRetention(RowRetention):
     """The part of Escrow and AsyncEscrow that decides which markers may be deleted."""
 
     def __init__(
         self, *, group: str, retention_ms: int, purge_acknowledged: bool, clock: Clock | None
     ) -> None:
-        self._group = group
-        self._retention_ms = check_retention_ms(retention_ms)
+        super().__init__(group=group, retention_ms=check_retention_ms(retention_ms), clock=clock)
         self._purges_acknowledged = purge_acknowledged
-        self._clock = clock or SystemClock()
-        self._cleanup_queue = CleanupQueue(self._clock)
 
     def _transaction_committed(self, tx: BaseTransactionMessages) -> None:
         """Queue the marker for deletion if the broker has acknowledged the end."""
@@ -465,24 +477,43 @@ class MarkerRetention:
         return self._clock.now_ms() - message.born_ms >= self._retention_ms
 
     def _purge_before_ms(self, older_than_ms: int | None) -> int:
-        age_ms = self._retention_ms if older_than_ms is None else older_than_ms
-        if age_ms < self._retention_ms:
+        if older_than_ms is not None and older_than_ms < self._retention_ms:
             raise ConfigError(
-                f"older_than_ms={age_ms} is less than retention_ms={self._retention_ms}; "
+                f"older_than_ms={older_than_ms} is less than retention_ms={self._retention_ms}; "
                 "checkers rely on markers being kept for that long"
             )
-        return self._clock.now_ms() - age_ms
+        return super()._purge_before_ms(older_than_ms)
 
 
-class InboxRetention:
-    """The part of every Inbox that decides which rows may be deleted."""
+# --- inboxes -------------------------------------------------------------------------------------
 
-    def __init__(self, *, group: str, retention_ms: int, clock: Clock | None) -> None:
-        self._group = group
-        self._retention_ms = retention_ms
-        self._clock = clock or SystemClock()
-        self._cleanup_queue = CleanupQueue(self._clock)
+IdempotentHandler = Callable[[ReceivedMessage], bool]
 
-    def _purge_before_ms(self, older_than_ms: int | None) -> int:
-        age_ms = self._retention_ms if older_than_ms is None else older_than_ms
-        return self._clock.now_ms() - age_ms
+
+class BlockingInbox(RowRetention):
+    """What the inboxes of SQLAlchemy and Django share: `run`."""
+
+    def run(
+        self, consumer: blocking.Consumer, handler: IdempotentHandler, *, limit: int | None = None
+    ) -> None:
+        """Handle the messages of a consumer until it is closed, or `limit` messages.
+
+        A message whose effect raises comes again later, and moves to the dead letters of the group
+        in the end. Deletes old rows once an hour.
+        """
+        for message in islice(consumer, limit):
+            self._before_message()
+            try:
+                handler(message)
+            except Exception:
+                log.exception("effect failed, will retry message=%s", message.message_id)
+                consumer.retry_later(message)
+            if self._cleanup_queue.is_cleanup_due():
+                self.purge()
+
+    def purge(self, *, older_than_ms: int | None = None) -> int:
+        """Delete rows older than `retention_ms`, or another age, and return how many."""
+        raise NotImplementedError
+
+    def _before_message(self) -> None:
+        """Prepare the binding for the next message."""

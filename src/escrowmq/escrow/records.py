@@ -56,6 +56,7 @@ from escrowmq.message.record import (
     TRANSACTION_NONE,
     NewRecord,
     StoredRecord,
+    copy_record,
     encode_record,
     with_transaction_type,
 )
@@ -290,7 +291,7 @@ def make_copy(
         # better than a half that cannot be moved.
         if len(with_state) <= _STORED_PROPERTIES_BYTES_MAX:
             properties = with_state
-    return _copy_to_topic(half, names.HALF_TOPIC, properties)
+    return copy_record(half, topic=names.HALF_TOPIC, queue_id=0, properties=properties)
 
 
 def make_stranded(half: StoredRecord, reason: str) -> NewRecord:
@@ -301,21 +302,8 @@ def make_stranded(half: StoredRecord, reason: str) -> NewRecord:
     bytes_max = _STORED_PROPERTIES_BYTES_MAX - len(half.properties) - len(REASON) - 2
     reason = _truncate(_printable(reason), bytes_max)
     added = {REASON: reason} if reason else {}
-    return _copy_to_topic(half, names.STRANDED_TOPIC, _with_properties(half, added))
-
-
-def _copy_to_topic(half: StoredRecord, topic: str, properties: bytes) -> NewRecord:
-    return NewRecord(
-        topic,
-        0,
-        half.body,  # type: ignore[arg-type]  # a view: it is appended in this turn
-        properties,
-        half.flag,
-        half.sys_flag,
-        half.born_ms,
-        half.born_host,
-        half.reconsume_times,
-    )
+    properties = _with_properties(half, added)
+    return copy_record(half, topic=names.STRANDED_TOPIC, queue_id=0, properties=properties)
 
 
 class HasProperties(Protocol):
@@ -626,17 +614,7 @@ def make_check_body(half: StoredRecord, topic: str, queue_id: int, checks: int) 
     properties = half.properties + f"{CHECK_TIMES}\x01{checks}\x02".encode()
     if len(properties) > PROPERTIES_BYTES_MAX:
         properties = half.properties  # a full half of RocketMQ's: the number is only informational
-    record = NewRecord(
-        topic,
-        queue_id,
-        half.body,  # type: ignore[arg-type]  # a view: it is encoded right here
-        properties,
-        half.flag,
-        half.sys_flag,
-        half.born_ms,
-        half.born_host,
-        half.reconsume_times,
-    )
+    record = copy_record(half, topic=topic, queue_id=queue_id, properties=properties)
     return encode_record(
         record, half.queue_offset, half.log_offset, half.stored_ms, half.store_host
     )

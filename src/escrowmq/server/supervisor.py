@@ -30,7 +30,7 @@ import uvloop
 from escrowmq.clock import Clock, SystemClock
 from escrowmq.config import Config, ResolvedConfig
 from escrowmq.errors import ConfigError, EscrowError, NotSent
-from escrowmq.metrics import Counter, Family, Gauge, Registry
+from escrowmq.metrics import Counter, Gauge, Registry, Samples
 from escrowmq.secret import Secret
 from escrowmq.server.live_config import LiveConfig
 from escrowmq.server.metrics import Health, new_registry
@@ -426,17 +426,19 @@ def _print_ready(config: Config, addresses: list[str], children: list[ChildBroke
 # --- metrics -------------------------------------------------------------------------------------
 
 
-def _child_metrics(children: list[ChildBroker]) -> Iterator[Family]:
-    yield Gauge(
-        "escrowmq_broker_up",
-        "Whether a broker of this machine is ready.",
-        [({"broker": child.name}, int(child.ready.is_set())) for child in children],
-    )
-    yield Counter(
-        "escrowmq_broker_restarts_total",
-        "Restarts of a broker of this machine after it died.",
-        [({"broker": child.name}, child.restarts) for child in children],
-    )
+BROKER_UP: Final = Gauge(
+    "escrowmq_broker_up", "1 if a broker of this machine is ready, 0 if not.", ("broker",)
+)
+BROKER_RESTARTS: Final = Counter(
+    "escrowmq_broker_restarts_total",
+    "Restarts of a broker of this machine after it died.",
+    ("broker",),
+)
+
+
+def _child_metrics(children: list[ChildBroker]) -> Iterator[Samples]:
+    yield BROKER_UP.samples(((child.name,), int(child.ready.is_set())) for child in children)
+    yield BROKER_RESTARTS.samples(((child.name,), child.restarts) for child in children)
 
 
 class MergedMetrics:

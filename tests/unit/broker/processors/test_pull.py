@@ -80,6 +80,22 @@ def test_stored_messages_are_found(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "count"),
+    [
+        (ConsumeConfig(), 32),
+        (ConsumeConfig(pull_messages_max=40), 40),
+        (ConsumeConfig(pull_messages_max=3), 3),
+        (ConsumeConfig(pull_bytes_max=1), 1),
+    ],
+)
+def test_the_settings_limit_a_response(config: ConsumeConfig, count: int) -> None:
+    bench = Bench(config)
+    bench.send(*(b"x" for _ in range(50)))
+    [answer] = bench.pull(max_msg_nums=1000)
+    assert len(bodies(answer)) == count
+
+
+@pytest.mark.parametrize(
     ("permission", "changes", "code"),
     [
         (2, {"consumer_group": "nobody"}, 16),
