@@ -25,7 +25,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="escrowmq-chaos-") as name:
         report = asyncio.run(run(Path(name), seconds=given.minutes * 60, seed=seed))
     sys.stdout.write(f"{report}\n")
-    return 1 if report.wrong else 0
+    return 1 if report.violations else 0
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from escrowmq import Consumer, Message, Producer, ReceivedMessage, Rollback, Ver
 from escrowmq.errors import EscrowError, TransactionConflict
 from tests.chaos.ledger import Fate, Ledger
 from tests.interop.records import decode_records
-from tests.interop.remoting import COMMIT, ROLLBACK, SUCCESS, Client, Refused
+from tests.interop.remoting import COMMIT, ROLLBACK, SUCCESS, Client, ResponseError
 
 PLAIN: Final = "chaos-plain"
 DECIDED: Final = "chaos-decided"
@@ -60,12 +60,12 @@ async def send_plainly(servers: str, ledger: Ledger, stop: Stop, number: int) ->
             if stop.is_set:
                 return
             body = b"plain/client%d/%d" % (number, count)
-            ledger.note(body, Fate.SENT)
+            ledger.record(body, Fate.SENT)
             with contextlib.suppress(EscrowError):
                 await producer.send(
                     Message(PLAIN, body), queue=lambda queues, _: queues[number % len(queues)]
                 )
-                ledger.note(body, Fate.ACKNOWLEDGED)
+                ledger.record(body, Fate.ACKNOWLEDGED)
             await asyncio.sleep(PAUSE_S)
 
 
@@ -94,10 +94,10 @@ _VERDICTS: Final = {Fate.COMMITTED: Verdict.COMMIT, Fate.ROLLED_BACK: Verdict.RO
 async def _transact(producer: Producer, ledger: Ledger, body: bytes, choose: random.Random) -> None:
     fate = choose.choice((Fate.COMMITTED, Fate.COMMITTED, Fate.ROLLED_BACK))
     is_said = choose.random() < 0.7
-    ledger.note(body, Fate.OPEN)
+    ledger.record(body, Fate.OPEN)
     try:
         async with producer.transaction(Message(DECIDED, body)):
-            ledger.note(body, fate)  # the local transaction
+            ledger.record(body, fate)  # the local transaction
             if not is_said:
                 raise _Unsaid
             if fate is Fate.ROLLED_BACK:
@@ -105,10 +105,10 @@ async def _transact(producer: Producer, ledger: Ledger, body: bytes, choose: ran
     except _Unsaid:
         pass
     except TransactionConflict as error:
-        ledger.wrong.append(f"{body!r}: {error}")
+        ledger.violations.append(f"{body!r}: {error}")
     except EscrowError:
         if ledger.fates[body] is Fate.OPEN:  # not parked, or nobody knows: there was no work
-            ledger.note(body, Fate.ROLLED_BACK)
+            ledger.record(body, Fate.ROLLED_BACK)
 
 
 async def consume(servers: str, ledger: Ledger, group: str, choose: random.Random) -> None:
@@ -188,13 +188,13 @@ class RawSender:
     def step(self, line: Client) -> None:
         body = f"plain/{self._name}/{self._count}".encode()
         self._count += 1
-        self._ledger.note(body, Fate.SENT)
+        self._ledger.record(body, Fate.SENT)
         try:
             line.send(PLAIN, body, {"UNIQ_KEY": body.decode()}, queue_id=self._queue_id)
-            self._ledger.note(body, Fate.ACKNOWLEDGED)
-        except Refused as refused:
-            if refused.answer.code in NEVER_STORED:
-                self._ledger.note(body, Fate.REFUSED)
+            self._ledger.record(body, Fate.ACKNOWLEDGED)
+        except ResponseError as refused:
+            if refused.response.code in NEVER_STORED:
+                self._ledger.record(body, Fate.REFUSED)
 
 
 class RawDecider:
@@ -211,15 +211,15 @@ class RawDecider:
         self._count += 1
         fate = self._choose.choice((Fate.COMMITTED, Fate.ROLLED_BACK))
         is_said = self._choose.random() < 0.7
-        self._ledger.note(body, Fate.OPEN)
+        self._ledger.record(body, Fate.OPEN)
         try:
             half = line.send_half(DECIDED, body, {"UNIQ_KEY": body.decode()}, group=TX_GROUP)
-        except (Refused, OSError) as error:
-            self._ledger.note(body, Fate.ROLLED_BACK)
+        except (ResponseError, OSError) as error:
+            self._ledger.record(body, Fate.ROLLED_BACK)
             if isinstance(error, OSError):
                 raise
             return
-        self._ledger.note(body, fate)
+        self._ledger.record(body, fate)
         if is_said:
             verdict = COMMIT if fate is Fate.COMMITTED else ROLLBACK
             line.end_transaction(half, verdict, topic=DECIDED, group=TX_GROUP)

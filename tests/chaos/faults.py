@@ -40,12 +40,12 @@ class SmallDisk:
         self._mib = mib
         self._ballast = place / "ballast"
         self._image = place.with_name(f"{place.name}.ext4")
-        self.kind = ""
-        self.why = ""
+        self.file_system = ""
+        self.mount_error = ""
 
     @property
     def is_mounted(self) -> bool:
-        return bool(self.kind)
+        return bool(self.file_system)
 
     def __enter__(self) -> SmallDisk:
         self._place.mkdir(parents=True, exist_ok=True)
@@ -64,9 +64,9 @@ class SmallDisk:
                 for step in steps:
                     subprocess.run(step, check=True, capture_output=True, text=True)
             except (OSError, subprocess.CalledProcessError) as error:
-                self.why = str(getattr(error, "stderr", "") or error).strip()
+                self.mount_error = str(getattr(error, "stderr", "") or error).strip()
                 continue
-            self.kind = kind
+            self.file_system = kind
             break
         return self
 
@@ -107,7 +107,7 @@ class Faults:
     relay: Relay
     disk: SmallDisk
     seed: int
-    done: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._choose = random.Random(self.seed)
@@ -131,7 +131,7 @@ class Faults:
             [name] = self._choose.choices(names, weights)
             say(f"{at_s:7.1f} s  {name}")
             await self._kinds[name][1]()
-            self.done[name] += 1
+            self.counts[name] += 1
             await self._wait(*PAUSE_S)
 
     async def _wait(self, least_s: float, most_s: float) -> None:
@@ -180,10 +180,10 @@ class Faults:
         try:
             await asyncio.to_thread(self.served.start)
         except NotStarted as refused:
-            is_tmpfs = self.disk.kind == "tmpfs" and refused.exit_code == -signal.SIGBUS
+            is_tmpfs = self.disk.file_system == "tmpfs" and refused.exit_code == -signal.SIGBUS
             if refused.exit_code != 2 and not is_tmpfs:
                 raise
-            self.done["start refused on a full disk"] += 1
+            self.counts["start refused on a full disk"] += 1
         self.disk.free()
         if not self.served.is_alive:
             self.served.forget()

@@ -38,23 +38,25 @@ class Ledger:
         default_factory=lambda: defaultdict(Counter)
     )  # by group
     _read_to: dict[tuple[str, Place], int] = field(default_factory=dict)
-    wrong: list[str] = field(default_factory=list)  # found while it ran
+    violations: list[str] = field(default_factory=list)  # found while it ran
 
-    def note(self, body: bytes, fate: Fate) -> None:
+    def record(self, body: bytes, fate: Fate) -> None:
         self.fates[body] = fate
 
     def consume(self, group: str, body: bytes) -> None:
         if self.fates.get(body) is Fate.ROLLED_BACK:
-            self.wrong.append(f"{group} was given {body!r}, which was rolled back")
+            self.violations.append(f"{group} received {body!r}, which was rolled back")
         if self.fates.get(body) is Fate.OPEN:
-            self.wrong.append(f"{group} was given {body!r}, which nobody had decided")
+            self.violations.append(f"{group} received {body!r}, which was not decided")
         self.consumed[group][body] += 1
 
     def consume_in_order(self, group: str, place: Place, queue_offset: int, body: bytes) -> None:
         """It may go back to what was not noted as read, and may skip nothing."""
         before = self._read_to.get((group, place), -1)
         if queue_offset > before + 1:
-            self.wrong.append(f"{group} went from {before} to {queue_offset} of {place}")
+            self.violations.append(
+                f"{group} skipped from offset {before} to {queue_offset} of {place}"
+            )
         self._read_to[group, place] = queue_offset
         self.consume(group, body)
 
@@ -75,14 +77,17 @@ class Ledger:
 
     # --- the verdict -----------------------------------------------------------------------------
 
-    def faults(self, stored: Mapping[Place, list[Record]]) -> list[str]:
+    def check(self, stored: Mapping[Place, list[Record]]) -> list[str]:
         """Everything that is wrong with what lies in the queues at the end."""
         copies: defaultdict[bytes, list[Record]] = defaultdict(list)
         for records in stored.values():
             for record in records:
                 copies[record.body].append(record)
-        found = [*self.wrong]
-        found += [f"{body!r} was promised and is not there" for body in self.missing(copies)]
+        found = [*self.violations]
+        found += [
+            f"{body!r} was acknowledged or committed, but is missing"
+            for body in self.missing(copies)
+        ]
         for body, records in copies.items():
             found += self._wrong_with(body, records)
         for place, records in stored.items():
@@ -95,11 +100,11 @@ class Ledger:
         if fate is None:
             found.append(f"{body!r} was never sent")
         elif fate in (Fate.ROLLED_BACK, Fate.REFUSED, Fate.OPEN):
-            found.append(f"{body!r} is there, although it was {fate.value}")
+            found.append(f"{body!r} is stored, although it was {fate.value}")
         keys = {record.properties.get("UNIQ_KEY") for record in records}
         may_be_twice = body.startswith(b"plain/client") and len(keys) == 1
         if len(records) > 1 and not may_be_twice:
-            found.append(f"{body!r} is there {len(records)} times, under {len(keys)} keys")
+            found.append(f"{body!r} is stored {len(records)} times, under {len(keys)} keys")
         return found
 
     def _out_of_order(self, place: Place, records: list[Record]) -> list[str]:
@@ -113,6 +118,6 @@ class Ledger:
             seen.add(record.body)
             if is_first and self.fates.get(record.body) is Fate.ACKNOWLEDGED:
                 if int(number) < last.get(sender, -1):
-                    found.append(f"{record.body!r} lies behind {last[sender]} in {place}")
+                    found.append(f"{record.body!r} is stored after {last[sender]} in {place}")
                 last[sender] = int(number)
         return found

@@ -33,17 +33,18 @@ class Report:
     seed: int
     seconds: float
     ledger: Ledger
-    done: Counter[str]
+    fault_counts: Counter[str]
     resets: int
     stored: int
-    wrong: list[str]
+    violations: list[str]
     skipped: dict[str, str]
 
     def __str__(self) -> str:
         fates = ", ".join(f"{self.ledger.count(fate)} {fate.value}" for fate in Fate)
         lines = [
             f"seed {self.seed}, {self.seconds:.0f} s of faults",
-            "done: " + ", ".join(f"{count} x {name}" for name, count in self.done.most_common()),
+            "done: "
+            + ", ".join(f"{count} x {name}" for name, count in self.fault_counts.most_common()),
             f"connections reset: {self.resets}",
             f"messages: {len(self.ledger.fates)} ({fates}); {self.stored} in the queues",
         ]
@@ -51,8 +52,10 @@ class Report:
             seen = self.ledger.consumed[group]
             lines.append(f"{group}: {len(seen)} messages, {seen.total() - len(seen)} again")
         lines += [f"skipped: {name}: {why}" for name, why in self.skipped.items()]
-        lines += [f"WRONG: {what}" for what in self.wrong[:SHOWN]]
-        lines.append(f"{len(self.wrong)} wrong" if self.wrong else "every message accounted for")
+        lines += [f"WRONG: {what}" for what in self.violations[:SHOWN]]
+        lines.append(
+            f"{len(self.violations)} wrong" if self.violations else "every message accounted for"
+        )
         return "\n".join(lines)
 
 
@@ -96,15 +99,15 @@ async def run(directory: Path, *, seconds: float, seed: int) -> Report:
                 say("settling")
                 await _settle(served, f"127.0.0.1:{metrics_port}", ledger)
         stored = await asyncio.to_thread(_stored, served)
-        wrong = ledger.faults(stored)
+        wrong = ledger.check(stored)
         bodies = {record.body for records in stored.values() for record in records}
         for group in GROUPS:
             wrong += [f"{group} never got {body!r}" for body in ledger.unread(group, bodies)]
         served.stop()
         served.assert_clean()
-    skipped = dict(NOT_HERE) | ({} if disk.is_mounted else {"full disk": disk.why})
+    skipped = dict(NOT_HERE) | ({} if disk.is_mounted else {"full disk": disk.mount_error})
     count = sum(map(len, stored.values()))
-    return Report(seed, faulty_s, ledger, faults.done, relay.resets, count, wrong, skipped)
+    return Report(seed, faulty_s, ledger, faults.counts, relay.resets, count, wrong, skipped)
 
 
 @contextlib.asynccontextmanager

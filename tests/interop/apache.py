@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.interop.jars import fetch, java_release
-from tests.interop.remoting import Client, Refused
+from tests.interop.remoting import Client, ResponseError, java_text
 from tests.support.ports import free_port_block
 
 START_S = 90  # a cold JVM on a busy two-core machine takes a third of this
@@ -51,7 +51,7 @@ _DISK_MAY_BE_FULL = [  # a test machine with a full disk should not change what 
 ]
 
 
-class BrokerFailed(Exception):
+class ProcessFailed(Exception):
     """A process did not start or stop as it should; the text holds the end of its log."""
 
 
@@ -76,8 +76,8 @@ class ApacheRocketMQ:
         self._heap = heap
         self._jvm = tuple(jvm)
         self._jars: Path | None = None
-        self._namesrv: Leashed | None = None
-        self._broker: Leashed | None = None
+        self._namesrv: ChildProcess | None = None
+        self._broker: ChildProcess | None = None
 
     @property
     def address(self) -> str:
@@ -117,7 +117,7 @@ class ApacheRocketMQ:
                 if self._broker is None:
                     self._broker = self._start_broker()
                 return
-            except BrokerFailed as error:
+            except ProcessFailed as error:
                 self.stop()
                 taken = "already in use" in str(error) or "BindException" in str(error)
                 if not taken or attempt == PORT_ATTEMPTS - 1:
@@ -168,24 +168,24 @@ class ApacheRocketMQ:
         }
         (self.directory / "broker.conf").write_text(properties_text({**broker, **self.settings}))
 
-    def _start_namesrv(self) -> Leashed:
+    def _start_namesrv(self) -> ChildProcess:
         java = self._java("namesrv", "256m", "org.apache.rocketmq.namesrv.NamesrvStartup")
-        java.await_ready(lambda: is_listening(self.namesrv_address))
+        java.wait_until_ready(lambda: is_listening(self.namesrv_address))
         return java
 
-    def _start_broker(self) -> Leashed:
+    def _start_broker(self) -> ChildProcess:
         java = self._java("broker", self._heap, "org.apache.rocketmq.broker.BrokerStartup")
-        java.await_ready(lambda: is_listening(self.address) and self._is_routed())
+        java.wait_until_ready(lambda: is_listening(self.address) and self._is_routed())
         return java
 
     def _is_routed(self) -> bool:
-        with contextlib.suppress(OSError, Refused), Client(self.namesrv_address) as client:
+        with contextlib.suppress(OSError, ResponseError), Client(self.namesrv_address) as client:
             route = client.route("SELF_TEST_TOPIC")
             brokers = route["brokerDatas"] if route else []
             return any(self.address in broker["brokerAddrs"].values() for broker in brokers)
         return False
 
-    def _java(self, name: str, heap: str, main: str, *arguments: str) -> Leashed:
+    def _java(self, name: str, heap: str, main: str, *arguments: str) -> ChildProcess:
         command = [
             "java",
             *(_OPENED if java_release("java") >= 9 else []),
@@ -205,10 +205,10 @@ class ApacheRocketMQ:
             self.directory / "logs" / "rocketmqlogs" / f"{part}.log" for part in (name, "store")
         ]
         output = self.directory / f"{name}.out"
-        return Leashed(command, name=f"{name} {self.version}", output=output, logs=logs)
+        return ChildProcess(command, name=f"{name} {self.version}", output=output, logs=logs)
 
 
-class Leashed:
+class ChildProcess:
     """One process, its logs, and the leash that ends it when this process ends."""
 
     def __init__(
@@ -240,7 +240,7 @@ class Leashed:
     def pid(self) -> int:
         return self._process.pid
 
-    def await_ready(self, is_ready: Callable[[], bool]) -> None:
+    def wait_until_ready(self, is_ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
@@ -251,7 +251,7 @@ class Leashed:
         code = self._process.poll()
         self.kill()
         state = f"not ready after {START_S} s" if code is None else f"exited with {code}"
-        raise BrokerFailed(f"{self._name} {state}; its log ends:\n{self._tail()}")
+        raise ProcessFailed(f"{self._name} {state}; its log ends:\n{self._tail()}")
 
     def stop(self, wait_s: float = STOP_S) -> None:
         self._signal(signal.SIGTERM)
@@ -259,7 +259,7 @@ class Leashed:
             self._process.wait(wait_s)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise BrokerFailed(
+            raise ProcessFailed(
                 f"{self._name} did not stop in {wait_s} s; its log ends:\n{self._tail()}"
             ) from None
         self.kill()
@@ -305,8 +305,4 @@ def is_listening(address: str) -> bool:
 
 
 def properties_text(settings: Mapping[str, object]) -> str:
-    return "".join(f"{name}={_text(value)}\n" for name, value in settings.items())
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return "".join(f"{name}={java_text(value)}\n" for name, value in settings.items())

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.interop.apache import ApacheRocketMQ
-from tests.interop.fixtures import ENDINGS, FIXTURES, Ending
+from tests.interop.fixtures import FIXTURES, SHUTDOWNS, Shutdown
 from tests.interop.jars import VERSIONS
 from tests.interop.observe import ask_around, ask_as_old_client, observe
 from tests.interop.remoting import Client
@@ -38,7 +38,7 @@ SETTINGS: dict[str, object] = {
 KEPT = ("commitlog", "consumequeue", "index", "config", "checkpoint", "abort", "abort.bak", "lock")
 
 
-def capture(version: str, ending: Ending, frames: dict[str, tuple[bytes, bytes]]) -> None:
+def capture(version: str, ending: Shutdown, frames: dict[str, tuple[bytes, bytes]]) -> None:
     with tempfile.TemporaryDirectory(prefix=f"rocketmq-{version}-") as scratch:
         rocketmq = ApacheRocketMQ(version, Path(scratch), SETTINGS)
         if version.startswith("5."):
@@ -148,7 +148,7 @@ def _grouped(frame: bytes) -> str:
 def main(versions: Iterable[str]) -> None:
     for version in versions:
         frames: dict[str, tuple[bytes, bytes]] = {}
-        for ending in ENDINGS:
+        for ending in SHUTDOWNS:
             sys.stdout.write(f"{version}, {ending}\n")
             capture(version, ending, frames)
         write_frames(version, frames)

@@ -10,7 +10,7 @@ from tests.interop import jars
 @pytest.fixture(params=jars.VERSIONS)
 def version(request: pytest.FixtureRequest) -> str:
     wanted: str = request.param
-    if reason := jars.find():
+    if reason := jars.unavailable_reason():
         pytest.skip(reason)
     try:
         jars.fetch(wanted)

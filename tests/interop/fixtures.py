@@ -13,11 +13,11 @@ from typing import Any, Literal
 FIXTURES = Path(__file__).parent / "fixtures"
 VERSIONS = ("5.5.0", "4.9.7")
 
-Ending = Literal["clean", "killed"]  # how the broker that wrote the store came to its end
-ENDINGS: tuple[Ending, ...] = ("clean", "killed")
+Shutdown = Literal["clean", "killed"]  # how the broker that wrote the store came to its end
+SHUTDOWNS: tuple[Shutdown, ...] = ("clean", "killed")
 
 
-def unpack_store(version: str, ending: Ending, directory: Path) -> Path:
+def unpack_store(version: str, ending: Shutdown, directory: Path) -> Path:
     """Lay the store out at `<directory>/store`, where a harness looks for it."""
     store = directory / "store"
     with tarfile.open(FIXTURES / version / f"store-{ending}.tar.xz") as archive:
@@ -34,7 +34,7 @@ def unpack_store(version: str, ending: Ending, directory: Path) -> Path:
     return store
 
 
-def expected(version: str, ending: Ending) -> dict[str, Any]:
+def expected(version: str, ending: Shutdown) -> dict[str, Any]:
     """What a client saw through the wire just before the broker ended."""
     seen: dict[str, Any] = json.loads((FIXTURES / version / f"expected-{ending}.json").read_text())
     return seen

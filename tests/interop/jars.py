@@ -34,7 +34,7 @@ class Artifact(NamedTuple):
     alone: bool = False  # without what it depends on
 
 
-def find() -> str | None:
+def unavailable_reason() -> str | None:
     """Why Apache RocketMQ cannot run here, or None if Java and Maven are at hand."""
     java = shutil.which("java")
     if java is None:

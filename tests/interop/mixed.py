@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.interop import apache
-from tests.interop.apache import PORT_ATTEMPTS, ApacheRocketMQ, BrokerFailed
+from tests.interop.apache import PORT_ATTEMPTS, ApacheRocketMQ, ProcessFailed
 from tests.interop.jars import fetch
 
 
@@ -27,7 +27,7 @@ class ApacheNamesrv(ApacheRocketMQ):
             try:
                 self._namesrv = self._start_namesrv()
                 return
-            except BrokerFailed as error:
+            except ProcessFailed as error:
                 if "BindException" not in str(error) or attempt == PORT_ATTEMPTS - 1:
                     raise
 
@@ -58,6 +58,6 @@ class ApacheBroker(ApacheRocketMQ):
             try:
                 self._broker = self._start_broker()
                 return
-            except BrokerFailed as error:
+            except ProcessFailed as error:
                 if "in use" not in str(error) or attempt == PORT_ATTEMPTS - 1:
                     raise

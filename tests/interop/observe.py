@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.interop.records import Record
-from tests.interop.remoting import HALF_TOPIC, OLD_VERSION, OP_TOPIC, Client, Refused
+from tests.interop.remoting import HALF_TOPIC, OLD_VERSION, OP_TOPIC, Client, ResponseError
 from tests.interop.script import COMMITTED, LONG_GROUP, SCHEDULE_TOPIC, Script
 
 BODY_HEX_MAX = 64  # a longer body is named by its hash
@@ -66,7 +66,7 @@ def queue_view(client: Client, topic: str, queue_id: int) -> dict[str, Any]:
     }
     try:
         records = client.pull_all(topic, queue_id)
-    except Refused as error:
+    except ResponseError as error:
         return {**view, "refused": str(error)}
     for record in records:
         assert (record.topic, record.queue_id) == (topic, queue_id)
@@ -134,7 +134,7 @@ def ask_around(
     keep_namesrv("route.unknown_topic")
     client.heartbeat("127.0.0.1@interop", producer_groups=("interop-producers",))
     keep("heartbeat")
-    client.pull("orders", 0, 0, most=1)
+    client.pull("orders", 0, 0, max_messages=1)
     keep("pull.found")
     client.pull("orders", 0, client.max_offset("orders", 0))
     keep("pull.not_found")

@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Literal
 
 from tests.interop import apache
-from tests.interop.apache import BrokerFailed, Leashed
-from tests.interop.remoting import Client, Refused
+from tests.interop.apache import ChildProcess, ProcessFailed
+from tests.interop.remoting import Client, ResponseError
 
 _MAIN = "from escrowmq.cli.main import main; main()"
 _ATTEMPTS = 3
@@ -46,7 +46,7 @@ class EscrowMQ:
         self.role = role
         self.port = self.namesrv_port = 0
         self._elsewhere = namesrv_address
-        self._process: Leashed | None = None
+        self._process: ChildProcess | None = None
 
     @property
     def address(self) -> str:
@@ -75,9 +75,9 @@ class EscrowMQ:
                 self.namesrv_port, self.port = apache.free_server_ports()
             self._process = self._serve()
             try:
-                self._process.await_ready(self._is_ready)
+                self._process.wait_until_ready(self._is_ready)
                 return
-            except BrokerFailed as error:
+            except ProcessFailed as error:
                 self._process = None
                 if "in use" not in str(error) or attempt == _ATTEMPTS - 1:
                     raise
@@ -88,7 +88,7 @@ class EscrowMQ:
             process, self._process = self._process, None
             process.stop()
             if (self.store / "abort").exists():
-                raise BrokerFailed(f"not stopped in order; the log ends:\n{self.log_tail()}")
+                raise ProcessFailed(f"not stopped in order; the log ends:\n{self.log_tail()}")
 
     def kill(self) -> None:
         """As kill -9 does it."""
@@ -109,7 +109,7 @@ class EscrowMQ:
     def _log(self) -> Path:
         return self.directory / f"{self.role}.out"
 
-    def _serve(self) -> Leashed:
+    def _serve(self) -> ChildProcess:
         settings = dict(self.settings)
         if self._elsewhere:
             settings["namesrvAddr"] = self._elsewhere
@@ -122,7 +122,7 @@ class EscrowMQ:
             flags |= {"--namesrv-port": self.namesrv_port}
         arguments = [str(part) for flag in flags.items() for part in flag]
         command = [sys.executable, "-c", _MAIN, "serve", *arguments]
-        return Leashed(command, name=f"escrowmq {self.role}", output=self._log)
+        return ChildProcess(command, name=f"escrowmq {self.role}", output=self._log)
 
     def _is_ready(self) -> bool:
         if self.role == "namesrv":
@@ -135,7 +135,7 @@ class EscrowMQ:
 
 def has_route(namesrv: str, topic: str, broker: str) -> bool:
     """Does this name server send a topic's clients to this broker?"""
-    with contextlib.suppress(OSError, Refused), Client(namesrv) as client:
+    with contextlib.suppress(OSError, ResponseError), Client(namesrv) as client:
         route = client.route(topic)
         brokers = route["brokerDatas"] if route else []
         return any(broker in each["brokerAddrs"].values() for each in brokers)
@@ -146,5 +146,5 @@ def await_route(namesrv: str, topic: str, broker: str) -> None:
     deadline = time.monotonic() + _ROUTE_S
     while not has_route(namesrv, topic, broker):
         if time.monotonic() > deadline:
-            raise BrokerFailed(f"{namesrv} does not know that {topic} is at {broker}")
+            raise ProcessFailed(f"{namesrv} does not know that {topic} is at {broker}")
         time.sleep(_POLL_S)

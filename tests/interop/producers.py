@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 
 from tests.interop.records import decode_record
-from tests.interop.remoting import COMMIT, ROLLBACK, SUCCESS, UNKNOWN, Client, Sent
+from tests.interop.remoting import COMMIT, ROLLBACK, SUCCESS, UNKNOWN, Client, SendResult
 
 TOPIC, QUEUES = "orders", 2
 GROUP = "clerks"
@@ -52,7 +52,7 @@ class Producer:
 
     # Sending.
 
-    def park(self, name: str, *, group: str = GROUP, born_ms: int | None = None) -> Sent:
+    def park(self, name: str, *, group: str = GROUP, born_ms: int | None = None) -> SendResult:
         number = sum(map(ord, name))
         properties = {"UNIQ_KEY": key_of(name), "TAGS": "tag", "KEYS": f"key-{name}"}
         return self.client.send_half(
@@ -62,7 +62,7 @@ class Producer:
             born_ms=born_ms,
         )
 
-    def end(self, half: Sent, verdict: int, *, group: str = GROUP) -> None:
+    def end(self, half: SendResult, verdict: int, *, group: str = GROUP) -> None:
         answer = self.client.end_transaction(half, verdict, topic=TOPIC, group=group)
         assert answer.code == SUCCESS, answer
 
@@ -85,7 +85,7 @@ class Producer:
             self._hear(plan, time.monotonic() + _POLL_S)
 
     def _hear(self, plan: Mapping[str, int], deadline: float) -> None:
-        unasked = self.client.unasked
+        unasked = self.client.pending_frames
         left = max(0.0, deadline - time.monotonic())
         if not unasked and not select.select([self.client.socket], [], [], left)[0]:
             return
@@ -103,7 +103,7 @@ class Producer:
         if verdict != UNKNOWN:
             self._answered.add(name)
         fields = header["extFields"]
-        self.client.one_way(
+        self.client.send_one_way(
             END,
             {
                 "topic": TOPIC,

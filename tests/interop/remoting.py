@@ -4,7 +4,7 @@
 
 It shares no code with `escrowmq.remoting`: where the two read the same bytes differently, one of
 them is wrong. One request is in flight at a time. Requests of the broker that arrive meanwhile
-(a check, for example) are collected in `Client.unasked`.
+(a check, for example) are collected in `Client.pending_frames`.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     code: int
     remark: str
     ext_fields: dict[str, str]
     body: bytes
 
 
-class Refused(Exception):
+class ResponseError(Exception):
     """The peer answered with a code that the caller does not allow."""
 
-    def __init__(self, request_code: int, answer: Answer) -> None:
-        super().__init__(f"request {request_code} was answered {answer.code}: {answer.remark}")
-        self.answer = answer
+    def __init__(self, request_code: int, response: Response) -> None:
+        super().__init__(f"request {request_code} was answered {response.code}: {response.remark}")
+        self.response = response
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SendResult:
     message_id: str  # the offset id: ip, port and log offset in hex
     queue_id: int
     queue_offset: int
@@ -75,7 +75,7 @@ class Client:
         self.socket = socket.create_connection((host, int(port)), timeout=timeout_s)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as every client does
         self._opaque = 0
-        self.unasked: list[tuple[dict[str, Any], bytes]] = []
+        self.pending_frames: list[tuple[dict[str, Any], bytes]] = []
         self.sent_frame = b""  # the last request, and
         self.received_frame = b""  # its answer, as they were on the wire
 
@@ -97,16 +97,16 @@ class Client:
 
     def request(
         self, code: int, ext_fields: Mapping[str, object] | None = None, body: bytes = b""
-    ) -> Answer:
+    ) -> Response:
         opaque = self.send_request(code, ext_fields, body, flag=0)
         while True:
             header, answer_body = self.receive_frame()
             if header.get("flag", 0) & RESPONSE and header["opaque"] == opaque:
                 fields = {name: str(value) for name, value in _or_empty(header, "extFields")}
-                return Answer(header["code"], header.get("remark") or "", fields, answer_body)
-            self.unasked.append((header, answer_body))
+                return Response(header["code"], header.get("remark") or "", fields, answer_body)
+            self.pending_frames.append((header, answer_body))
 
-    def one_way(
+    def send_one_way(
         self, code: int, ext_fields: Mapping[str, object] | None = None, body: bytes = b""
     ) -> None:
         self.send_request(code, ext_fields, body, flag=ONE_WAY)
@@ -118,7 +118,7 @@ class Client:
         body: bytes = b"",
         *,
         allowed: tuple[int, ...] = (SUCCESS,),
-    ) -> Answer:
+    ) -> Response:
         answer = self.request(code, ext_fields, body)
         for _ in range(FLOW_CONTROL_RETRIES):
             if not _is_flow_control(answer) or SYSTEM_BUSY in allowed:
@@ -126,7 +126,7 @@ class Client:
             time.sleep(FLOW_CONTROL_PAUSE_S)  # the back-off of a real client
             answer = self.request(code, ext_fields, body)
         if answer.code not in allowed:
-            raise Refused(code, answer)
+            raise ResponseError(code, answer)
         return answer
 
     def send_request(
@@ -139,7 +139,7 @@ class Client:
             "version": self.version,
             "opaque": self._opaque,
             "flag": flag,
-            "extFields": {name: _text(value) for name, value in (ext_fields or {}).items()},
+            "extFields": {name: java_text(value) for name, value in (ext_fields or {}).items()},
         }
         encoded = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
         length = 4 + len(encoded) + len(body)
@@ -149,7 +149,7 @@ class Client:
 
     def next_frame(self) -> tuple[dict[str, Any], bytes]:
         """Return the next frame, whether it is a response or a request of the peer."""
-        return self.unasked.pop(0) if self.unasked else self.receive_frame()
+        return self.pending_frames.pop(0) if self.pending_frames else self.receive_frame()
 
     def receive_frame(self) -> tuple[dict[str, Any], bytes]:
         length_field = self._read(4)
@@ -198,7 +198,7 @@ class Client:
     def create_group(self, group: str) -> None:
         self.expect(200, body=json.dumps({"groupName": group}).encode())
 
-    def heartbeat(self, client_id: str, *, producer_groups: tuple[str, ...]) -> Answer:
+    def heartbeat(self, client_id: str, *, producer_groups: tuple[str, ...]) -> Response:
         groups = [{"groupName": group} for group in producer_groups]
         body = {"clientID": client_id, "producerDataSet": groups, "consumerDataSet": []}
         return self.expect(34, body=json.dumps(body).encode())
@@ -217,7 +217,7 @@ class Client:
         flag: int = 0,
         reconsume_times: int = 0,
         born_ms: int | None = None,
-    ) -> Sent:
+    ) -> SendResult:
         answer = self.expect(
             310,
             {
@@ -237,7 +237,7 @@ class Client:
             body,
         )
         fields = answer.ext_fields
-        return Sent(
+        return SendResult(
             message_id=fields["msgId"],
             queue_id=int(fields["queueId"]),
             queue_offset=int(fields["queueOffset"]),
@@ -254,7 +254,7 @@ class Client:
         queue_id: int = 0,
         group: str = "interop-producers",
         born_ms: int | None = None,
-    ) -> Sent:
+    ) -> SendResult:
         """Send a half message. `properties` must contain UNIQ_KEY, as those of every client do."""
         marked = {**properties, "TRAN_MSG": "true", "PGROUP": group}
         return self.send(
@@ -266,8 +266,8 @@ class Client:
         )
 
     def end_transaction(
-        self, half: Sent, verdict: int, *, topic: str, group: str = "interop-producers"
-    ) -> Answer:
+        self, half: SendResult, verdict: int, *, topic: str, group: str = "interop-producers"
+    ) -> Response:
         """End a transaction by a request. The verdict UNKNOWN gets no response from RocketMQ."""
         return self.request(
             37,
@@ -293,9 +293,9 @@ class Client:
         *,
         group: str = "interop-consumers",
         subscription: str = "*",
-        kind: str = "TAG",
-        most: int = 32,
-    ) -> Answer:
+        expression_type: str = "TAG",
+        max_messages: int = 32,
+    ) -> Response:
         """Pull once without waiting. The subscription is part of the request."""
         return self.request(
             11,
@@ -304,13 +304,13 @@ class Client:
                 "topic": topic,
                 "queueId": queue_id,
                 "queueOffset": queue_offset,
-                "maxMsgNums": most,
+                "maxMsgNums": max_messages,
                 "sysFlag": 4,
                 "commitOffset": 0,
                 "suspendTimeoutMillis": 0,
                 "subscription": subscription,
                 "subVersion": 0,
-                "expressionType": kind,
+                "expressionType": expression_type,
             },
         )
 
@@ -320,18 +320,18 @@ class Client:
         while queue_offset < end:
             answer = self.pull(topic, queue_id, queue_offset)
             if answer.code != SUCCESS:
-                raise Refused(11, answer)
+                raise ResponseError(11, answer)
             records += decode_records(answer.body)
             queue_offset = int(answer.ext_fields["nextBeginOffset"])
         return records
 
     def query_by_key(
-        self, topic: str, key: str, *, unique: bool = False, most: int = 32
+        self, topic: str, key: str, *, unique: bool = False, max_messages: int = 32
     ) -> list[Record]:
         fields: dict[str, object] = {
             "topic": topic,
             "key": key,
-            "maxNum": most,
+            "maxNum": max_messages,
             "beginTimestamp": 0,
             "endTimestamp": 2**63 - 1,
         }
@@ -370,7 +370,7 @@ class Client:
         return int(answer.ext_fields["offset"]) if answer.code == SUCCESS else None
 
 
-def _is_flow_control(answer: Answer) -> bool:
+def _is_flow_control(answer: Response) -> bool:
     return answer.code == SYSTEM_BUSY and answer.remark.startswith(FLOW_CONTROL_REMARKS)
 
 
@@ -393,5 +393,5 @@ def _or_empty(header: dict[str, Any], name: str) -> Iterator[tuple[str, object]]
     yield from (header.get(name) or {}).items()
 
 
-def _text(value: object) -> str:
+def java_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

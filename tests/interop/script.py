@@ -14,8 +14,8 @@ from tests.interop.remoting import (
     ROLLBACK,
     SUCCESS,
     Client,
-    Refused,
-    Sent,
+    ResponseError,
+    SendResult,
 )
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
@@ -98,7 +98,7 @@ class Script:
         self._send("%RETRY%billing", b"again", properties, reconsume_times=1)
         try:
             self._send(f"%RETRY%{LONG_GROUP}", b"long topic", properties, reconsume_times=1)
-        except Refused as error:
+        except ResponseError as error:
             self.refusals["long retry topic"] = str(error)
             self._keep("send.refused")
 
@@ -115,13 +115,13 @@ class Script:
         answer = self._client.pull(OP_TOPIC, 0, 0)
         return answer.code in (SUCCESS, PULL_NOT_FOUND)
 
-    def _send_half(self, name: str) -> Sent:
+    def _send_half(self, name: str) -> SendResult:
         unique = self._next_unique_key()
         properties = {"UNIQ_KEY": unique, "KEYS": f"half-{len(name)}", "TAGS": "tx", "user": "ü"}
         self.unique_keys += [(HALF_TOPIC, unique), ("orders", unique)]
         return self._client.send_half("orders", f"half, {name}".encode(), properties, queue_id=1)
 
-    def _end(self, half: Sent, verdict: int, name: str) -> None:
+    def _end(self, half: SendResult, verdict: int, name: str) -> None:
         answer = self._client.end_transaction(half, verdict, topic="orders")
         assert answer.code == SUCCESS, answer
         self._keep(name)

@@ -17,7 +17,7 @@ from tests.interop.remoting import (
     ROLLBACK,
     SUCCESS,
     Client,
-    Refused,
+    ResponseError,
 )
 from tests.interop.samples import Laid, now_ms, unique_key
 from tests.interop.script import SCHEDULE_TOPIC
@@ -34,7 +34,7 @@ def pull_bytes(client: Client, topic: str, queue_id: int) -> list[bytes]:
     while at < end:
         answer = client.pull(topic, queue_id, at)
         if answer.code != SUCCESS:
-            raise Refused(11, answer)
+            raise ResponseError(11, answer)
         records += cut(answer.body)
         at = int(answer.ext_fields["nextBeginOffset"])
     return records
@@ -135,7 +135,7 @@ def what_is_served(client: Client, keys: list[tuple[str, str]]) -> Laid:
     for queue in SENT_QUEUES:
         try:
             seen.queues[queue] = pull_bytes(client, *queue)
-        except Refused:  # 4.9.7, of the topics of transactions
+        except ResponseError:  # 4.9.7, of the topics of transactions
             seen.hidden[queue] = client.max_offset(*queue)
     for topic, key in keys:
         found = client.query_by_key(topic, key)

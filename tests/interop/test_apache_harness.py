@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.interop import fixtures
-from tests.interop.apache import ApacheRocketMQ, BrokerFailed
+from tests.interop.apache import ApacheRocketMQ, ProcessFailed
 from tests.interop.remoting import Client
 from tests.interop.stores import log_records
 
@@ -53,14 +53,14 @@ def test_a_broker_that_cannot_start_says_why(version: str, tmp_path: Path) -> No
     rocketmq = ApacheRocketMQ(version, tmp_path, {"mappedFileSizeCommitLog": 1 << 20})
     (rocketmq.store / "commitlog").mkdir(parents=True)
     (rocketmq.store / "commitlog" / f"{0:020}").write_bytes(b"too short")
-    with pytest.raises(BrokerFailed, match="length not matched"):
+    with pytest.raises(ProcessFailed, match="length not matched"):
         rocketmq.start()
 
 
 ORPHAN = """
 import os, pathlib, sys
-from tests.interop.apache import Leashed
-leashed = Leashed(["sleep", "600"], name="sleeper", output=pathlib.Path(sys.argv[1]))
+from tests.interop.apache import ChildProcess
+leashed = ChildProcess(["sleep", "600"], name="sleeper", output=pathlib.Path(sys.argv[1]))
 sys.stdout.write(str(leashed.pid))
 sys.stdout.flush()
 os.kill(os.getpid(), 9)
@@ -84,10 +84,10 @@ def lives(pid: int) -> bool:
     return told.stdout.strip()[:1] not in (b"", b"Z")  # gone, or dead and not yet buried
 
 
-@pytest.mark.parametrize("ending", fixtures.ENDINGS)
+@pytest.mark.parametrize("ending", fixtures.SHUTDOWNS)
 @pytest.mark.parametrize("captured", fixtures.VERSIONS)
 def test_a_captured_log_holds_what_the_client_saw(
-    captured: str, ending: fixtures.Ending, tmp_path: Path
+    captured: str, ending: fixtures.Shutdown, tmp_path: Path
 ) -> None:
     store = fixtures.unpack_store(captured, ending, tmp_path)
     stored = {record.log_offset: record for record in log_records(store / "commitlog")}

@@ -59,7 +59,7 @@ def rocketmq(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ApacheRocketMQ]:
     """One for all tests here: starting it is what takes long."""
-    if reason := jars.find():
+    if reason := jars.unavailable_reason():
         pytest.skip(reason)
     try:
         jars.fetch(request.param)

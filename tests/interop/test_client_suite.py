@@ -46,7 +46,7 @@ class Apache(ApacheRocketMQ):
 
 
 def start(version: str, directory: Path) -> Apache:
-    if reason := jars.find():
+    if reason := jars.unavailable_reason():
         pytest.skip(reason)
     try:
         jars.fetch(version)

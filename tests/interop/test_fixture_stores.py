@@ -47,13 +47,13 @@ from tests.interop.stores import (
 )
 from tests.support.stores import assert_clean
 
-CASES = [(version, ending) for version in fixtures.VERSIONS for ending in fixtures.ENDINGS]
+CASES = [(version, ending) for version in fixtures.VERSIONS for ending in fixtures.SHUTDOWNS]
 
 
 @dataclass(frozen=True)
 class Captured:
     version: str
-    ending: fixtures.Ending
+    ending: fixtures.Shutdown
     directory: Path
     seen: dict[str, Any]  # by a client of the broker that wrote it
     settings: StoreConfig

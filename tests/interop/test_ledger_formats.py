@@ -12,7 +12,7 @@ from typing import Final
 import pyspark
 import pytest
 
-from tests.interop.jars import Unavailable, find, library
+from tests.interop.jars import Unavailable, library, unavailable_reason
 from tests.support.ledgers import Bank
 from tests.support.spark_session import ROOT, environment
 
@@ -30,7 +30,7 @@ SPARKS: Final = {"delta": "4.2", "iceberg": "4.1"}
 
 @pytest.mark.parametrize("kind", JARS)
 def test_the_copy_has_what_the_ledger_has(kind: str, tmp_path: Path) -> None:
-    if why := find():
+    if why := unavailable_reason():
         pytest.skip(why)
     if not pyspark.__version__.startswith(SPARKS[kind]):
         pytest.skip(f"the newest jars are for Spark {SPARKS[kind]}, this is {pyspark.__version__}")

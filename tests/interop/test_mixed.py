@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.clients.environments import Unavailable
 from tests.interop.clients.play import Told, play
+from tests.interop.jars import Unavailable
 from tests.interop.mixed import ApacheBroker, ApacheNamesrv
 from tests.interop.ours import EscrowMQ, await_route, has_route
 from tests.interop.remoting import Client

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.interop import jars
-from tests.interop.clients.environments import Unavailable
+from tests.interop.jars import Unavailable
 from tests.interop.mqadmin import MqAdmin, until
 from tests.interop.ours import EscrowMQ, await_route
 from tests.interop.remoting import Client
@@ -78,7 +78,7 @@ class Site:
 
 @pytest.fixture(params=jars.VERSIONS)
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    if reason := jars.find():
+    if reason := jars.unavailable_reason():
         pytest.skip(reason)
     version: str = request.param
     with EscrowMQ(tmp_path / "ours") as ours:
@@ -344,7 +344,7 @@ acls:
 
 @pytest.mark.nightly
 def test_users_are_shown_without_secrets_and_not_changed(tmp_path: Path) -> None:
-    if reason := jars.find():
+    if reason := jars.unavailable_reason():
         pytest.skip(reason)
     (tmp_path / "acl.yml").write_text(USERS)
     settings = {"aclEnable": "true", "escrowAclFile": tmp_path / "acl.yml"}

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.interop.clients.environments import Unavailable
 from tests.interop.clients.play import Told, play
+from tests.interop.jars import Unavailable
 from tests.interop.ours import EscrowMQ
 
 QUEUES = 4

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.interop.clients.environments import Unavailable
 from tests.interop.clients.play import Told, play
+from tests.interop.jars import Unavailable
 from tests.support.brokers import Served
 from tests.support.signing import Certificates, SignedClient
 

@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import BigInteger, Column, MetaData, String, Table, create_engine, insert
 
 from escrowmq.sql.statements import create_tables, inbox_table, marker_table
-from tests.interop.jars import Unavailable, find, library
+from tests.interop.jars import Unavailable, library, unavailable_reason
 from tests.support.databases import DatabaseServer, Maria, Postgres
 from tests.support.ledgers import Bank
 from tests.support.spark_session import ROOT, environment
@@ -66,7 +66,7 @@ def expected(bank: Bank) -> dict[str, Any]:
 def served(request: pytest.FixtureRequest, bank: Bank) -> Iterator[tuple[str, list[list[str]]]]:
     """Which one, and the addresses of both banks in each way to write them."""
     kind: str = request.param
-    if why := SERVERS[kind].lack() or find():
+    if why := SERVERS[kind].lack() or unavailable_reason():
         pytest.skip(why)
     with SERVERS[kind]() as server:
         urls = [server.new_database() for _ in range(2)]

@@ -15,7 +15,7 @@ from escrowmq.spark.data_source import EscrowSource
 from escrowmq.spark.readers import StreamReader
 from escrowmq.spark.schema import MESSAGE_COLUMNS
 from tests.interop.apache import ApacheRocketMQ
-from tests.interop.fixtures import ENDINGS, VERSIONS, Ending, unpack_store
+from tests.interop.fixtures import SHUTDOWNS, VERSIONS, Shutdown, unpack_store
 from tests.interop.remoting import COMMIT, ROLLBACK, Client
 
 COUNT = 200
@@ -94,9 +94,9 @@ def _check_stream(servers: str) -> None:
     second.stop()
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", SHUTDOWNS)
 @pytest.mark.parametrize("kept", VERSIONS)
-def test_files_of_apache_are_read(kept: str, ending: Ending, tmp_path: Path) -> None:
+def test_files_of_apache_are_read(kept: str, ending: Shutdown, tmp_path: Path) -> None:
     store = unpack_store(kept, ending, tmp_path)
     rows = read(path=store)
     offsets = [row["log_offset"] for row in rows]

@@ -53,7 +53,7 @@ def matched(client: Client, expression: str) -> list[bytes]:
     found: list[bytes] = []
     at, end = 0, client.max_offset("odd", 0)
     while at < end:
-        answer = client.pull("odd", 0, at, subscription=expression, kind="SQL92")
+        answer = client.pull("odd", 0, at, subscription=expression, expression_type="SQL92")
         assert answer.code in (0, 20), (expression, answer)
         found += [record.body for record in decode_records(answer.body)]
         at = int(answer.ext_fields["nextBeginOffset"])

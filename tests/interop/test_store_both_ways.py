@@ -14,7 +14,7 @@ from escrowmq.config import StoreConfig
 from tests.interop import samples
 from tests.interop.apache import ApacheRocketMQ
 from tests.interop.records import decode_record
-from tests.interop.remoting import Client, Sent
+from tests.interop.remoting import Client, SendResult
 from tests.interop.samples import Laid
 from tests.interop.serving import (
     SYSTEM_TOPICS,
@@ -111,7 +111,7 @@ def is_sealed(message: bytes) -> bool:
     return message[-20:].startswith(b"__CRC32#\x01")
 
 
-def one_message(client: Client, sent: Sent) -> bytes:
+def one_message(client: Client, sent: SendResult) -> bytes:
     return client.expect(33, {"offset": sent.log_offset}).body
 
 

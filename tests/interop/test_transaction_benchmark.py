@@ -26,7 +26,7 @@ from escrowmq.escrow.records import decode_journal_entry
 from escrowmq.message import names
 from escrowmq.message.properties import decode_properties
 from tests.interop import jars
-from tests.interop.apache import QUICK, Leashed
+from tests.interop.apache import QUICK, ChildProcess
 from tests.interop.ours import EscrowMQ
 from tests.interop.remoting import HALF_TOPIC, OP_TOPIC, Client
 from tests.interop.samples import now_ms
@@ -65,7 +65,7 @@ class Benchmark:
             *(str(part) for option in {**options, **rates}.items() for part in option),
             *("-b", str(batch), "-ri", "1000"),
         ]
-        self._process = Leashed(command, name="benchmark", output=self._output)
+        self._process = ChildProcess(command, name="benchmark", output=self._output)
 
     def kill(self) -> None:
         self._process.kill()
@@ -157,7 +157,7 @@ class Run:
 
 
 def run(directory: Path, *, kills: int, pause_s: tuple[float, float]) -> Run:
-    if reason := jars.find():
+    if reason := jars.unavailable_reason():
         pytest.skip(reason)
     chance = random.Random(kills)
     kills_ms = []

@@ -16,7 +16,7 @@ import pytest
 from tests.interop.apache import ApacheRocketMQ
 from tests.interop.ours import EscrowMQ
 from tests.interop.producers import GROUP, QUEUES, STRANDED_TOPIC, TOPIC, Producer
-from tests.interop.remoting import COMMIT, ROLLBACK, UNKNOWN, Sent
+from tests.interop.remoting import COMMIT, ROLLBACK, UNKNOWN, SendResult
 from tests.interop.samples import now_ms
 
 pytestmark = [pytest.mark.apache, pytest.mark.slow]
@@ -107,7 +107,7 @@ def test_apache_asks_about_what_we_left_open_and_only_that(
         assert take_over(ours.address, {}, after) == Counter()
 
 
-def lay_ours(producer: Producer) -> list[Sent]:
+def lay_ours(producer: Producer) -> list[SendResult]:
     """Something of everything; the first half of all stays open, so that no cursor passes it."""
     producer.park("open-0")
     producer.settle(several("committed", 20), COMMIT)
@@ -135,14 +135,14 @@ def lay_ours(producer: Producer) -> list[Sent]:
     return moves
 
 
-def resume(producer: Producer, moves: Sent, commits: Sent) -> None:
+def resume(producer: Producer, moves: SendResult, commits: SendResult) -> None:
     """By an operator: each is appended again. One is committed by its first place after all."""
     for half in (moves, commits):
         producer.client.expect(3714, {"transactionId": half.transaction_id, "reason": "a test"})
     producer.end(commits, COMMIT, group=STRANDS)
 
 
-def decide(producer: Producer, halves: list[Sent], verdict: int) -> None:
+def decide(producer: Producer, halves: list[SendResult], verdict: int) -> None:
     """One decision over many, as only we know it."""
     places = [(half.queue_offset, half.log_offset) for half in halves]
     fields = {"producerGroup": GROUP, "commitOrRollback": verdict}

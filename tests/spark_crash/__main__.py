@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.spark_crash.cases import CHAIN_MAX, Case, Outcome, chains, chosen, failures, table
-from tests.spark_crash.runs import Field
+from tests.spark_crash.cases import CHAIN_MAX, Case, Outcome, chains, failures, select_cases, table
+from tests.spark_crash.runs import CrashHarness
 
 
 def main() -> int:
@@ -25,16 +25,16 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # and cleans up
-    cases = chosen(arguments.runs, arguments.seed, arguments.only)
+    cases = select_cases(arguments.runs, arguments.seed, arguments.only)
     with (
         # Who was killed a moment ago may still be writing.
         tempfile.TemporaryDirectory(prefix="spark-crash-", ignore_cleanup_errors=True) as name,
-        Field(Path(name)) as field,
+        CrashHarness(Path(name)) as field,
     ):
         return run(field, chains(cases, arguments.chain), arguments.seconds)
 
 
-def run(field: Field, wanted: Sequence[Sequence[Case]], seconds: float) -> int:
+def run(field: CrashHarness, wanted: Sequence[Sequence[Case]], seconds: float) -> int:
     """A table in any case; a chain that was cut off is named in it."""
     began_s = time.monotonic()
     cases: list[Case] = []

@@ -45,7 +45,7 @@ def all_cases() -> list[Case]:
     ]
 
 
-def chosen(count: int, seed: int, only: Sequence[str] = ()) -> list[Case]:
+def select_cases(count: int, seed: int, only: Sequence[str] = ()) -> list[Case]:
     """Every case in turn, in an order that the seed says; those of one master together. `only`:
     those whose victim and point contain one of these texts."""
     cases = [case for case in all_cases() if not only or any(text in str(case) for text in only)]

@@ -32,7 +32,7 @@ NEEDS_ANOTHER_DRIVER: Final = ("driver", "freeze")
 
 
 @dataclass
-class Watched:
+class Observations:
     """What was seen of a chain while it ran."""
 
     said: str = ""
@@ -40,7 +40,7 @@ class Watched:
     torn: Counter[int] = field(default_factory=Counter)  # by epoch
 
 
-class Field:
+class CrashHarness:
     """A broker, and a driver for the master that is wanted."""
 
     def __init__(self, directory: Path) -> None:
@@ -52,7 +52,7 @@ class Field:
         self._numbers = itertools.count()
         self.counted: Counter[str] = Counter()
 
-    def __enter__(self) -> Field:
+    def __enter__(self) -> CrashHarness:
         self._served.start()
         note_pids(self._shared / BROKER_PID, self._served.pid)
         return self
@@ -101,9 +101,11 @@ class Field:
         doubled = Counter(row // STEP for row in (found - expected).elements())
         return outcomes_of(chain, fired, lost, doubled, seen)
 
-    def _watch(self, chain: Sequence[Case], wanted: dict[str, object], wait_s: float) -> Watched:
+    def _watch(
+        self, chain: Sequence[Case], wanted: dict[str, object], wait_s: float
+    ) -> Observations:
         """Tell the driver, and bring back whoever dies, until it says how it ended."""
-        seen = Watched()
+        seen = Observations()
         drivers_to_come = sum(case.victim in NEEDS_ANOTHER_DRIVER for case in chain)
         job = self.drivers.take(chain[0].master, drivers_to_come)
         job.tell(wanted)
@@ -153,7 +155,7 @@ class Field:
             for queue_id in range(QUEUES):
                 yield from (record.body.decode() for record in client.pull_all(topic, queue_id))
 
-    def _look(self, topic: str, seen: Watched) -> None:
+    def _look(self, topic: str, seen: Observations) -> None:
         """Whether the topic ends inside an epoch: all queues are asked in one go, so look twice."""
         try:
             with self._served.client() as client:
@@ -175,7 +177,7 @@ def outcomes_of(
     fired: Sequence[bool],
     lost: Counter[int],
     doubled: Counter[int],
-    seen: Watched,
+    seen: Observations,
 ) -> list[Outcome]:
     """The first and the last epoch are on the account of the first run and of the last."""
     last = len(chain)

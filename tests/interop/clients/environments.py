@@ -18,27 +18,21 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tests.interop import jars
+from tests.interop.jars import Unavailable
 
 HERE = Path(__file__).parent
 JAVA = HERE / "java"
 MAKE_S = 600
 
 
-class Unavailable(Exception):
-    """This machine cannot run that client; the text says why."""
-
-
 def java(version: str, main: str = "Driver") -> list[str]:
     """Apache's own client, or its tools: the command that runs our driver against its jars."""
-    if reason := jars.find():
+    if reason := jars.unavailable_reason():
         raise Unavailable(reason)
     compiler = shutil.which("javac")
     if compiler is None:
         raise Unavailable("Java can run but not compile (no `javac` on the path)")
-    try:
-        lib = jars.fetch(version)
-    except jars.Unavailable as error:
-        raise Unavailable(str(error)) from error
+    lib = jars.fetch(version)
     driver = JAVA / f"{main}.java"
     source = hashlib.sha256(driver.read_bytes()).hexdigest()[:16]
 
