@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from tests.interop.apache import _LOGBACK
+from tests.interop.apache import LOGBACK
 from tests.interop.clients import environments
 
 WAIT_S = 60.0
@@ -30,7 +30,7 @@ class MqAdmin:
         self._namesrv = namesrv
         command = environments.java(version, "Admin")
         (directory / "conf").mkdir(parents=True, exist_ok=True)
-        (directory / "conf" / "logback_tools.xml").write_text(_LOGBACK)  # 4.x wants one
+        (directory / "conf" / "logback_tools.xml").write_text(LOGBACK)  # 4.x wants one
         homes = [f"-Duser.home={directory}", f"-Drocketmq.home.dir={directory}"]
         with (directory / "admin.err").open("wb") as errors:
             self._process = subprocess.Popen(

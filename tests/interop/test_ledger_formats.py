@@ -12,7 +12,7 @@ from typing import Final
 import pyspark
 import pytest
 
-from tests.interop.jars import Unavailable, library, unavailable_reason
+from tests.interop.jars import Unavailable, fetch_jar, unavailable_reason
 from tests.support.ledgers import Bank
 from tests.support.spark_session import ROOT, environment
 
@@ -35,7 +35,7 @@ def test_the_copy_has_what_the_ledger_has(kind: str, tmp_path: Path) -> None:
     if not pyspark.__version__.startswith(SPARKS[kind]):
         pytest.skip(f"the newest jars are for Spark {SPARKS[kind]}, this is {pyspark.__version__}")
     try:
-        jars = ",".join(str(library(one)) for one in JARS[kind])
+        jars = ",".join(str(fetch_jar(one)) for one in JARS[kind])
     except Unavailable as error:
         pytest.skip(str(error))
     bank = Bank(tmp_path, transactions=500, seed=2)

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.interop import jars
+from tests.interop.apache import wait_for_route
+from tests.interop.escrowmq_server import EscrowMQ
 from tests.interop.jars import Unavailable
 from tests.interop.mqadmin import MqAdmin, until
-from tests.interop.ours import EscrowMQ, await_route
 from tests.interop.remoting import Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.apache]
@@ -109,8 +110,8 @@ def test_topics_are_made_shown_and_changed(site: Site) -> None:
     address = site.ours.address
     assert "success" in site.run("updateTopic", "-b", address, "-t", "bills", "-r", "2", "-w", "2")
     assert "success" in site.run("updateTopic", "-c", CLUSTER, "-t", "ordered", "-o", "true")
-    await_route(site.ours.namesrv_address, "ordered", address)
-    await_route(site.ours.namesrv_address, "bills", address)
+    wait_for_route(site.ours.namesrv_address, "ordered", address)
+    wait_for_route(site.ours.namesrv_address, "bills", address)
     names = site.run("topicList").split()
     assert {"orders", "bills", "ordered", "TBW102"} <= set(names)
     assert rows(site.run("topicList", "-c"), CLUSTER, "bills")

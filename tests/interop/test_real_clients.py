@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.interop.clients.play import Told, play
+from tests.interop.escrowmq_server import EscrowMQ
 from tests.interop.jars import Unavailable
-from tests.interop.ours import EscrowMQ
 
 QUEUES = 4
 MESSAGES = 8

@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import BigInteger, Column, MetaData, String, Table, create_engine, insert
 
 from escrowmq.sql.statements import create_tables, inbox_table, marker_table
-from tests.interop.jars import Unavailable, library, unavailable_reason
+from tests.interop.jars import Unavailable, fetch_jar, unavailable_reason
 from tests.support.databases import DatabaseServer, Maria, Postgres
 from tests.support.ledgers import Bank
 from tests.support.spark_session import ROOT, environment
@@ -126,7 +126,7 @@ def test_a_server_is_read_over_jdbc(
 ) -> None:
     kind, addresses = served
     try:
-        jar = library(DRIVERS[kind])
+        jar = fetch_jar(DRIVERS[kind])
     except Unavailable as error:
         pytest.skip(str(error))
     found = reconciled(bank, *addresses[way], "--conf", f"spark.jars={jar}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.interop.apache import ApacheRocketMQ
-from tests.interop.ours import EscrowMQ
+from tests.interop.escrowmq_server import EscrowMQ
 from tests.interop.records import decode_records
 from tests.interop.remoting import Client
 from tests.unit.consume.sql92.test_filter import DOES_NOT, MATCHES, MESSAGE, REFUSED, lines

@@ -26,8 +26,8 @@ from escrowmq.escrow.records import decode_journal_entry
 from escrowmq.message import names
 from escrowmq.message.properties import decode_properties
 from tests.interop import jars
-from tests.interop.apache import QUICK, ChildProcess
-from tests.interop.ours import EscrowMQ
+from tests.interop.apache import FAST_START, ChildProcess
+from tests.interop.escrowmq_server import EscrowMQ
 from tests.interop.remoting import HALF_TOPIC, OP_TOPIC, Client
 from tests.interop.samples import now_ms
 from tests.interop.stores import open_store, settings_of
@@ -59,7 +59,7 @@ class Benchmark:
         rates = {"-su": 0.2, "-sr": 0.1, "-cu": 0.2, "-cr": 0.1}
         options = {"-n": namesrv, "-t": TOPIC, "-w": threads, "-s": 512, "-i": pause_ms}
         command = [
-            *("java", *QUICK, "-Xmx256m", f"-Duser.home={directory}"),
+            *("java", *FAST_START, "-Xmx256m", f"-Duser.home={directory}"),
             *("-cp", f"{jars.fetch('5.5.0')}/*"),
             "org.apache.rocketmq.example.benchmark.TransactionProducer",
             *(str(part) for option in {**options, **rates}.items() for part in option),

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.interop.apache import ApacheRocketMQ
-from tests.interop.ours import EscrowMQ
+from tests.interop.escrowmq_server import EscrowMQ
 from tests.interop.producers import GROUP, QUEUES, STRANDED_TOPIC, TOPIC, Producer
 from tests.interop.remoting import COMMIT, ROLLBACK, UNKNOWN, SendResult
 from tests.interop.samples import now_ms

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.interop.apache import ApacheBroker, ApacheNamesrv, has_route, wait_for_route
 from tests.interop.clients.play import Told, play
+from tests.interop.escrowmq_server import EscrowMQ
 from tests.interop.jars import Unavailable
-from tests.interop.mixed import ApacheBroker, ApacheNamesrv
-from tests.interop.ours import EscrowMQ, await_route, has_route
 from tests.interop.remoting import Client
 
 pytestmark = [pytest.mark.apache, pytest.mark.slow, pytest.mark.nightly]
@@ -63,7 +63,7 @@ def test_their_broker_registers_with_our_name_server(version: str, tmp_path: Pat
                 assert client.route("orders") is None
             with Client(broker.address) as client:
                 client.create_topic("orders")
-            await_route(where, "orders", broker.address)
+            wait_for_route(where, "orders", broker.address)
             assert_all_arrived(send_and_receive(version, where, "orders", tmp_path))
             told = send_and_receive(version, where, "made", tmp_path, scenario="autocreate")
             assert_all_arrived(told)
