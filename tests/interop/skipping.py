@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 
 from tests.interop.jars import Unavailable
 
+T = TypeVar("T")
 
-@contextlib.contextmanager
-def skip_if_unavailable(program: str) -> Iterator[None]:
-    """Skip the test if the block raises Unavailable."""
+
+def call_or_skip(program: str, call: Callable[[], T]) -> T:
+    """Return the result of the call. Skips the test if the call raises Unavailable."""
     try:
-        yield
+        return call()
     except Unavailable as error:
         pytest.skip(f"{program}: {error}")
