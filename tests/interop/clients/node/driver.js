@@ -9,7 +9,8 @@
 // these events.
 
 const [clientName, namesrv, topic, group, scenario] = process.argv.slice(2);
-const TIMEOUT_MS = 30_000;
+// A new group queries the route of its retry topic before the topic exists, and again after 30 s.
+const TIMEOUT_MS = 60_000;
 const NO_MORE_MESSAGES_MS = 700; // only time can show that nothing more arrives
 // A broadcast consumer starts at the end of the queues, and the client does not tell when.
 const BROADCAST_START_MS = 3_000;
