@@ -128,7 +128,7 @@ class Faults:
             self._kinds["kill on a full disk"] = (1, self._kill_on_full_disk)
 
     async def inject(self, seconds: float) -> None:
-        """Inject one fault after the other for so many seconds. At the end none remains."""
+        """Inject one fault after the other for `seconds`. At the end none remains."""
         names, weights = list(self._kinds), [weight for weight, _ in self._kinds.values()]
         start_s = time.monotonic()
         while (elapsed_s := time.monotonic() - start_s) < seconds:

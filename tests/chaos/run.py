@@ -90,7 +90,7 @@ def conf(seed: int, metrics_port: int) -> dict[str, object]:
 
 
 async def run(directory: Path, *, seconds: float, seed: int) -> Report:
-    """Run with faults for so many seconds, and check every message."""
+    """Run with faults for `seconds`, and check every message."""
     [metrics_port] = free_ports(1)
     served = Served(directory, conf=conf(seed, metrics_port), wait_s=60)
     ledger = Ledger()

@@ -71,7 +71,7 @@ class Producer:
     # Checks.
 
     def respond_to_checks(self, verdicts: Mapping[str, int], *, seconds: float) -> None:
-        """Respond to checks for so many seconds, with the verdict for each name.
+        """Respond to checks for `seconds`, with the verdict for each name.
 
         A name without a verdict gets no response. COMMIT and ROLLBACK are sent once, even if the
         broker checks again.

@@ -180,7 +180,7 @@ def wait_for_ops(client: Client, *, decided: int) -> None:
 
 
 def wait_for_messages(client: Client, queue: Queue, count: int) -> None:
-    """Wait until a queue has so many messages."""
+    """Wait until a queue has `count` messages."""
     wait_until(
         lambda: client.max_offset(*queue) >= count,
         f"{queue} has {count} messages",

@@ -1,4 +1,4 @@
-"""Our broker works with Apache's name server, and Apache's broker with ours.
+"""Our broker works with Apache's name server, and Apache's broker with escrowmq.
 
 Apache's Java client sends and receives, with a route from one and messages from the other.
 """
@@ -44,21 +44,21 @@ def assert_all_received(result: ScenarioResult) -> None:
 def test_our_broker_registers_with_apaches_name_server(version: str, tmp_path: Path) -> None:
     with ApacheNamesrv(version, tmp_path / "apache") as namesrv:
         address = namesrv.namesrv_address
-        with EscrowMQ(tmp_path / "ours", role="broker", namesrv_address=address) as ours:
+        with EscrowMQ(tmp_path / "ours", role="broker", namesrv_address=address) as escrowmq:
             with Client(address) as client:
                 assert client.route("orders") is None
-            ours.create_topic("orders")
+            escrowmq.create_topic("orders")
             assert_all_received(send_and_receive(version, address, "orders", tmp_path))
             # The broker also registers a topic that the first message of a producer creates.
             result = send_and_receive(version, address, "new", tmp_path, scenario="autocreate")
             assert_all_received(result)
-            assert has_route(address, "new", ours.address)
-        assert not has_route(address, "orders", ours.address)  # the broker unregistered itself
+            assert has_route(address, "new", escrowmq.address)
+        assert not has_route(address, "orders", escrowmq.address)  # the broker unregistered itself
 
 
 def test_apaches_broker_registers_with_our_name_server(version: str, tmp_path: Path) -> None:
-    with EscrowMQ(tmp_path / "ours", role="namesrv") as ours:
-        address = ours.namesrv_address
+    with EscrowMQ(tmp_path / "ours", role="namesrv") as escrowmq:
+        address = escrowmq.namesrv_address
         with ApacheBroker(version, tmp_path / "apache", namesrv_address=address) as broker:
             with Client(address) as client:
                 assert client.route("orders") is None

@@ -35,9 +35,9 @@ AT_END = dict.fromkeys(range(QUEUES), (2, 2))  # see `offsets_of`
 class Cluster:
     """Our broker and name server with a topic, and mqadmin of one release."""
 
-    def __init__(self, version: str, ours: EscrowMQ, admin: MqAdmin) -> None:
+    def __init__(self, version: str, escrowmq: EscrowMQ, admin: MqAdmin) -> None:
         self.version = version
-        self.ours = ours
+        self.escrowmq = escrowmq
         self.admin = admin
         self.sent: list[list[str]] = []  # number, unique key, offset id, queue, queue offset
 
@@ -72,7 +72,7 @@ class Cluster:
         self.wait_for_received(MESSAGES)
 
     def wait_for_received(self, count: int) -> list[str]:
-        """Return the bodies that the consumers received, once there are so many."""
+        """Return the bodies that the consumers received, once there are `count` of them."""
         bodies = wait_for_output(
             lambda: self.admin.run("received"), lambda output: len(output.split("\n")) >= count
         )
@@ -99,15 +99,15 @@ class Cluster:
 @pytest.fixture(params=jars.VERSIONS)
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
     version: str = request.param
-    with EscrowMQ(tmp_path / "ours") as ours:
-        ours.create_topic("orders", queues=QUEUES)
-        with start_mqadmin(version, ours, tmp_path / "admin") as admin:
-            yield Cluster(version, ours, admin)
+    with EscrowMQ(tmp_path / "ours") as escrowmq:
+        escrowmq.create_topic("orders", queues=QUEUES)
+        with start_mqadmin(version, escrowmq, tmp_path / "admin") as admin:
+            yield Cluster(version, escrowmq, admin)
 
 
-def start_mqadmin(version: str, ours: EscrowMQ, directory: Path) -> MqAdmin:
+def start_mqadmin(version: str, escrowmq: EscrowMQ, directory: Path) -> MqAdmin:
     return call_or_skip(
-        f"mqadmin {version}", lambda: MqAdmin(version, ours.namesrv_address, directory)
+        f"mqadmin {version}", lambda: MqAdmin(version, escrowmq.namesrv_address, directory)
     )
 
 
@@ -126,13 +126,13 @@ def offsets_of(progress: str) -> dict[int, tuple[int, int]]:
 
 
 def test_topics_are_created_shown_and_changed(cluster: Cluster) -> None:
-    address = cluster.ours.address
+    address = cluster.escrowmq.address
     assert "success" in cluster.run(
         "updateTopic", "-b", address, "-t", "bills", "-r", "2", "-w", "2"
     )
     assert "success" in cluster.run("updateTopic", "-c", CLUSTER, "-t", "ordered", "-o", "true")
-    wait_for_route(cluster.ours.namesrv_address, "ordered", address)
-    wait_for_route(cluster.ours.namesrv_address, "bills", address)
+    wait_for_route(cluster.escrowmq.namesrv_address, "ordered", address)
+    wait_for_route(cluster.escrowmq.namesrv_address, "bills", address)
     names = cluster.run("topicList").split()
     assert {"orders", "bills", "ordered", "TBW102"} <= set(names)
     assert rows(cluster.run("topicList", "-c"), CLUSTER, "bills")
@@ -155,14 +155,14 @@ def test_a_deleted_topic_stays_deleted_after_a_restart(cluster: Cluster) -> None
     assert output.count("success") == 2
     assert "orders" not in cluster.run("topicList").split()
     assert "CODE: 17" in cluster.run_refused("topicRoute", "-t", "orders")
-    assert not (cluster.ours.store / "consumequeue" / "orders").exists()
-    for end in (cluster.ours.stop, cluster.ours.kill):
+    assert not (cluster.escrowmq.store / "consumequeue" / "orders").exists()
+    for end in (cluster.escrowmq.stop, cluster.escrowmq.kill):
         end()
-        cluster.ours.start()
-        assert not (cluster.ours.store / "consumequeue" / "orders").exists()
+        cluster.escrowmq.start()
+        assert not (cluster.escrowmq.store / "consumequeue" / "orders").exists()
         assert "orders" not in cluster.run("topicList").split()
-    cluster.ours.create_topic("orders", queues=QUEUES)
-    with Client(cluster.ours.address) as client:
+    cluster.escrowmq.create_topic("orders", queues=QUEUES)
+    with Client(cluster.escrowmq.address) as client:
         assert client.max_offset("orders", 0) == 0
         assert client.send("orders", b"new").queue_offset == 0
 
@@ -171,7 +171,7 @@ def test_a_deleted_topic_stays_deleted_after_a_restart(cluster: Cluster) -> None
 
 
 def test_the_status_of_the_broker_is_shown(cluster: Cluster) -> None:
-    address = cluster.ours.address
+    address = cluster.escrowmq.address
     cluster.produce()
     assert rows(cluster.run("clusterList"), CLUSTER, BROKER, "0", address)
     cluster.run("clusterList", "-m")
@@ -188,7 +188,7 @@ def test_the_status_of_the_broker_is_shown(cluster: Cluster) -> None:
 
 @pytest.mark.nightly
 def test_settings_are_shown_and_changed(cluster: Cluster) -> None:
-    address = cluster.ours.address
+    address = cluster.escrowmq.address
 
     def value_of(key: str) -> list[str]:
         return rows(cluster.run("getBrokerConfig", "-b", address), key)[0][2:]
@@ -199,7 +199,7 @@ def test_settings_are_shown_and_changed(cluster: Cluster) -> None:
     assert value_of("maxMessageSize") == [str(4 << 20)]
     assert "success" in cluster.run(*update("maxMessageSize", "1000"))
     assert value_of("maxMessageSize") == ["1000"]
-    with Client(cluster.ours.address) as client:
+    with Client(cluster.escrowmq.address) as client:
         assert client.send("orders", b"x" * 1000).queue_offset == 0
         fields = {"producerGroup": "g", "topic": "orders", "queueId": 0, "sysFlag": 0}
         fields |= {"defaultTopic": "TBW102", "defaultTopicQueueNums": 4, "bornTimestamp": 0}
@@ -208,14 +208,14 @@ def test_settings_are_shown_and_changed(cluster: Cluster) -> None:
     assert "cannot change while" in cluster.run_refused(*update("listenPort", "1"))
     assert "there is no setting" in cluster.run_refused(*update("maxMesageSize", "1"))
     assert "must be" in cluster.run_refused(*update("maxMessageSize", "many"))
-    cluster.ours.stop()
-    assert "maxMessageSize=1000\n" in (cluster.ours.directory / "escrowmq.conf").read_text()
+    cluster.escrowmq.stop()
+    assert "maxMessageSize=1000\n" in (cluster.escrowmq.directory / "escrowmq.conf").read_text()
 
 
 @pytest.mark.nightly
 def test_the_configuration_of_the_name_server_is_shown_and_changed(cluster: Cluster) -> None:
     assert "success" in cluster.run("updateKvConfig", "-s", "space", "-k", "colour", "-v", "red")
-    with Client(cluster.ours.namesrv_address) as namesrv:
+    with Client(cluster.escrowmq.namesrv_address) as namesrv:
         query = {"namespace": "space", "key": "colour"}
         assert namesrv.expect(101, query).ext_fields["value"] == "red"
         assert "success" in cluster.run("deleteKvConfig", "-s", "space", "-k", "colour")
@@ -244,7 +244,7 @@ def test_messages_are_found_sent_and_read(cluster: Cluster) -> None:
         "sendMessage", "-t", "orders", "-p", "sent by mqadmin", "-k", "k"
     )
     assert "sent by mqadmin" in cluster.run("consumeMessage", "-t", "orders")
-    entries = ("-t", "orders", "-q", "0", "-i", "0", "-c", "10", "-b", cluster.ours.address)
+    entries = ("-t", "orders", "-q", "0", "-i", "0", "-c", "10", "-b", cluster.escrowmq.address)
     assert re.search(r"max: \d, min: 0", cluster.run("queryCq", *entries))
 
 
@@ -264,7 +264,7 @@ def test_the_trace_of_a_message_is_found_by_its_unique_key(cluster: Cluster) -> 
 
 
 def test_connections_and_progress_of_groups_are_shown(cluster: Cluster) -> None:
-    address = cluster.ours.address
+    address = cluster.escrowmq.address
     cluster.produce()
     cluster.consume()
     assert "Diff Total: 0" in cluster.wait_for_commit()
@@ -298,9 +298,9 @@ def test_offsets_of_a_group_without_members_are_reset(cluster: Cluster) -> None:
     assert offsets_of(cluster.run(*progress)) == dict.fromkeys(range(QUEUES), (2, 0))
     cluster.run("skipAccumulatedMessage", *group)
     assert offsets_of(cluster.run(*progress)) == AT_END
-    cluster.run("updateSubGroup", "-b", cluster.ours.address, "-g", "copies")
+    cluster.run("updateSubGroup", "-b", cluster.escrowmq.address, "-g", "copies")
     cluster.run("cloneGroupOffset", "-s", "consumers", "-d", "copies", "-t", "orders")
-    with Client(cluster.ours.address) as client:
+    with Client(cluster.escrowmq.address) as client:
         assert client.committed_offset("copies", "orders", 0) == 2
 
 
@@ -318,7 +318,7 @@ def test_a_connected_group_consumes_again_after_a_reset(cluster: Cluster) -> Non
 
 @pytest.mark.nightly
 def test_groups_are_created_and_deleted(cluster: Cluster) -> None:
-    address = cluster.ours.address
+    address = cluster.escrowmq.address
     assert "success" in cluster.run("updateSubGroup", "-b", address, "-g", "created", "-r", "5")
     assert "success" in cluster.run("updateSubGroup", "-c", CLUSTER, "-g", "created", "-r", "7")
     cluster.produce()
@@ -327,10 +327,10 @@ def test_groups_are_created_and_deleted(cluster: Cluster) -> None:
     cluster.close_clients()
     output = cluster.run("deleteSubGroup", "-c", CLUSTER, "-g", "consumers", "-r", "true")
     assert "success" in output
-    for end in (cluster.ours.kill, cluster.ours.stop):
+    for end in (cluster.escrowmq.kill, cluster.escrowmq.stop):
         end()
-        cluster.ours.start()
-        with Client(cluster.ours.address) as client:
+        cluster.escrowmq.start()
+        with Client(cluster.escrowmq.address) as client:
             groups = client.expect(201, {}).body.decode()
             assert '"created"' in groups
             assert '"retryMaxTimes":7' in groups
@@ -358,10 +358,10 @@ def test_users_are_shown_without_secrets_and_cannot_be_changed(tmp_path: Path) -
     (tmp_path / "acl.yml").write_text(USERS)
     settings = {"aclEnable": "true", "escrowAclFile": tmp_path / "acl.yml"}
     with (
-        EscrowMQ(tmp_path / "ours", settings) as ours,
-        start_mqadmin("5.5.0", ours, tmp_path / "admin") as admin,
+        EscrowMQ(tmp_path / "ours", settings) as escrowmq,
+        start_mqadmin("5.5.0", escrowmq, tmp_path / "admin") as admin,
     ):
-        cluster, broker = Cluster("5.5.0", ours, admin), ("-b", ours.address)
+        cluster, broker = Cluster("5.5.0", escrowmq, admin), ("-b", escrowmq.address)
         users = cluster.run("listUser", *broker)
         assert rows(users, "alice") == [["alice", "***", "Normal", "enable"]]
         assert rows(users, "root") == [["root", "***", "Super", "disable"]]

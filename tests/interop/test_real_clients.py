@@ -336,21 +336,21 @@ def cases() -> Iterator[Any]:
 def test_a_client_sends_and_receives(
     client: str, scenario: str, check: Check, tmp_path: Path
 ) -> None:
-    with EscrowMQ(tmp_path / "ours", SETTINGS) as ours:
+    with EscrowMQ(tmp_path / "ours", SETTINGS) as escrowmq:
         if scenario != "autocreate":
-            ours.create_topic("orders", queues=QUEUES)
+            escrowmq.create_topic("orders", queues=QUEUES)
         result = call_or_skip(
             f"client {client}",
             lambda: run_scenario(
                 client,
                 scenario,
-                namesrv=ours.namesrv_address,
+                namesrv=escrowmq.namesrv_address,
                 topic="orders",
                 group=GROUP,
                 directory=tmp_path / "client",
             ),
         )
-        details = f"\n{result}\nour log:\n{ours.log_tail()}"
+        details = f"\n{result}\nour log:\n{escrowmq.log_tail()}"
         assert not result.all("failed"), details
         assert result.all("done"), details
         try:

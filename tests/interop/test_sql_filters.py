@@ -93,9 +93,9 @@ def test_both_match_the_same_messages(version: str, tmp_path: Path) -> None:
     all_texts = [*expressions, *refused]
     with (
         ApacheRocketMQ(version, tmp_path / "apache", settings) as rocketmq,
-        EscrowMQ(tmp_path / "ours", settings) as ours,
+        EscrowMQ(tmp_path / "ours", settings) as escrowmq,
         Client(rocketmq.address) as apache_client,
-        Client(ours.address) as our_client,
+        Client(escrowmq.address) as our_client,
     ):
         for client in (apache_client, our_client):
             client.create_topic("filtered")

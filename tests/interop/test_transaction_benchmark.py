@@ -167,41 +167,41 @@ class BenchmarkRun:
 
 
 def run_benchmark(directory: Path, *, kills: int, pause_s: tuple[float, float]) -> BenchmarkRun:
-    """Run the benchmark and kill the broker so often, after pauses between these limits."""
+    """Run the benchmark and kill the broker `kills` times, after pauses between two limits."""
     call_or_skip("RocketMQ 5.5.0", lambda: jars.fetch("5.5.0"))
     generator = random.Random(kills)
     kills_ms = []
     batch = now_ms()
-    with EscrowMQ(directory / "ours", SETTINGS) as ours:
-        ours.create_topic(TOPIC, queues=QUEUES)
-        namesrv = ours.namesrv_address
+    with EscrowMQ(directory / "ours", SETTINGS) as escrowmq:
+        escrowmq.create_topic(TOPIC, queues=QUEUES)
+        namesrv = escrowmq.namesrv_address
         sending = Benchmark(namesrv, directory / "1", batch=batch, threads=THREADS, pause_ms=10)
-        wait_for_new_halves(ours)
+        wait_for_new_halves(escrowmq)
         # The pauses are the load of the test: the benchmark sends, and kills come at random times.
         for _ in range(kills):
             time.sleep(generator.uniform(*pause_s))
-            ours.kill()
+            escrowmq.kill()
             kills_ms.append(now_ms())
-            ours.start()
-            wait_for_new_halves(ours)  # the benchmark is connected again
+            escrowmq.start()
+            wait_for_new_halves(escrowmq)  # the benchmark is connected again
         time.sleep(pause_s[1])
         sending.kill()
         kills_ms.append(now_ms())
         draining = Benchmark(namesrv, directory / "2", batch=batch, threads=1, pause_ms=600_000)
-        wait_until_all_decided(ours)
+        wait_until_all_decided(escrowmq)
         draining.kill()
-        with Client(ours.address) as client:
+        with Client(escrowmq.address) as client:
             delivered = Counter(
                 record.properties["UNIQ_KEY"]
                 for queue_id in range(QUEUES)
                 for record in client.pull_all(TOPIC, queue_id)
             )
-    assert_clean(ours.store, settings_of(SETTINGS))
-    return BenchmarkRun(read_log(ours.store), delivered, sending, draining, kills_ms)
+    assert_clean(escrowmq.store, settings_of(SETTINGS))
+    return BenchmarkRun(read_log(escrowmq.store), delivered, sending, draining, kills_ms)
 
 
-def wait_for_new_halves(ours: EscrowMQ) -> None:
-    with Client(ours.address) as client:
+def wait_for_new_halves(escrowmq: EscrowMQ) -> None:
+    with Client(escrowmq.address) as client:
         count = client.max_offset(HALF_TOPIC, 0) + 50
         wait_until(
             lambda: client.max_offset(HALF_TOPIC, 0) >= count,
@@ -210,8 +210,8 @@ def wait_for_new_halves(ours: EscrowMQ) -> None:
         )
 
 
-def wait_until_all_decided(ours: EscrowMQ) -> None:
-    with Client(ours.address) as client:
+def wait_until_all_decided(escrowmq: EscrowMQ) -> None:
+    with Client(escrowmq.address) as client:
         wait_until(
             lambda: client.max_offset(HALF_TOPIC, 0) == client.max_offset(OP_TOPIC, 0),
             "every half has an op",

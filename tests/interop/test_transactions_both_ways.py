@@ -1,4 +1,4 @@
-"""Open transactions continue when another broker takes over the directory: Apache's or ours.
+"""Open transactions continue when another broker takes over the directory: Apache's or escrowmq.
 
 The new broker checks the open halves and no others; what was decided stays decided. The tests count
 the checks that a producer receives, and the messages in the queues of its topic.
@@ -86,18 +86,18 @@ def test_apache_checks_exactly_the_halves_that_we_left_open(
         "escrowTimeOuts": f"{CHECKED_GROUP}=100;{STRANDED_GROUP}=100",
         "escrowCheckIntervals": f"{STRANDED_GROUP}=100",
     }
-    with EscrowMQ(tmp_path, settings) as ours:
-        ours.create_topic(TOPIC, queues=QUEUES)
-        with Producer(ours.address, GROUP, CHECKED_GROUP, STRANDED_GROUP) as producer:
+    with EscrowMQ(tmp_path, settings) as escrowmq:
+        escrowmq.create_topic(TOPIC, queues=QUEUES)
+        with Producer(escrowmq.address, GROUP, CHECKED_GROUP, STRANDED_GROUP) as producer:
             stranded = send_to_ours(producer)
-        ours.stop()
-        ours.settings = dict(NO_CHECKS)
-        ours.start()
-        with Producer(ours.address, GROUP, CHECKED_GROUP, STRANDED_GROUP) as producer:
+        escrowmq.stop()
+        escrowmq.settings = dict(NO_CHECKS)
+        escrowmq.start()
+        with Producer(escrowmq.address, GROUP, CHECKED_GROUP, STRANDED_GROUP) as producer:
             resume(producer, *stranded)
             before = producer.delivered()
         if shutdown == "killed":
-            ours.kill()
+            escrowmq.kill()
     committed = [*numbered("committed", 40), *numbered("together", 3)]
     assert before == Counter([*committed, "checked-commits", "resumed-commits"])
 
@@ -110,8 +110,8 @@ def test_apache_checks_exactly_the_halves_that_we_left_open(
         assert checks == Counter(open_halves.keys())
         rocketmq.kill()
 
-    with EscrowMQ(tmp_path, FAST_CHECKS) as ours:
-        assert decide_open_halves(ours.address, {}, after) == Counter()
+    with EscrowMQ(tmp_path, FAST_CHECKS) as escrowmq:
+        assert decide_open_halves(escrowmq.address, {}, after) == Counter()
 
 
 def with_verdict(verdicts: Mapping[str, int], verdict: int) -> Counter[str]:
@@ -193,12 +193,12 @@ def test_we_check_exactly_the_halves_that_apache_left_open(
     assert before == Counter([*numbered("committed", 4), "checked-commits", "late"])
 
     after = before + with_verdict(OPEN_HALVES, COMMIT)
-    with EscrowMQ(tmp_path, FAST_CHECKS) as ours:
-        checks = decide_open_halves(ours.address, OPEN_HALVES, after)
+    with EscrowMQ(tmp_path, FAST_CHECKS) as escrowmq:
+        checks = decide_open_halves(escrowmq.address, OPEN_HALVES, after)
         assert checks == Counter(OPEN_HALVES.keys())
-        ours.kill()
-        ours.start()
-        assert decide_open_halves(ours.address, {}, after) == Counter()
+        escrowmq.kill()
+        escrowmq.start()
+        assert decide_open_halves(escrowmq.address, {}, after) == Counter()
 
 
 def send_to_apache(producer: Producer) -> None:
@@ -236,9 +236,9 @@ def test_a_half_that_apache_delivered_is_decided_although_its_op_was_lost(
     shutdown: str, version: str, tmp_path: Path
 ) -> None:
     # 5.5.0 collects ops in memory: after a kill only the delivered message shows the decision.
-    with EscrowMQ(tmp_path, NO_CHECKS) as ours:
-        ours.create_topic(TOPIC, queues=QUEUES)
-        with Producer(ours.address) as producer:
+    with EscrowMQ(tmp_path, NO_CHECKS) as escrowmq:
+        escrowmq.create_topic(TOPIC, queues=QUEUES)
+        with Producer(escrowmq.address) as producer:
             parked_at_ours = [producer.park(name) for name in numbered("parked-at-ours", 5)]
             producer.park("open-at-ours")
     settings = {**NO_CHECKS, "transactionOpBatchInterval": HOUR_MS}
@@ -251,8 +251,8 @@ def test_a_half_that_apache_delivered_is_decided_although_its_op_was_lost(
             producer.park("open-1")
         rocketmq.kill()
     open_halves = {"open-at-ours": COMMIT, "open-0": COMMIT, "open-1": ROLLBACK}
-    with EscrowMQ(tmp_path, FAST_CHECKS) as ours:
+    with EscrowMQ(tmp_path, FAST_CHECKS) as escrowmq:
         committed = [*numbered("committed", 50), *numbered("parked-at-ours", 5)]
         after = Counter([*committed, "open-at-ours", "open-0"])
-        checks = decide_open_halves(ours.address, open_halves, after)
+        checks = decide_open_halves(escrowmq.address, open_halves, after)
         assert checks == Counter(open_halves.keys())

@@ -536,7 +536,7 @@ public final class Driver {
             } catch (InterruptedException error) {
                 throw new IllegalStateException(error);
             }
-            sleep(300); // the client does not tell when it has sent the verdict of the check
+            sleep(300); // the client does not report when it has sent the verdict of the check
             return LocalTransactionState.COMMIT_MESSAGE;
         });
         for (String plan : plans) {
@@ -746,7 +746,7 @@ public final class Driver {
         consumer.start();
     }
 
-    /** Pulls from the committed offset of every queue until so many messages are received. */
+    /** Pulls from the committed offset of every queue until it has received {@code count}. */
     private void drain(String source, int count) throws Exception {
         DefaultMQPullConsumer consumer = pullConsumer("1");
         int before = receivedCount.get();
@@ -813,7 +813,7 @@ public final class Driver {
 
     // Waiting.
 
-    /** Waits for so many messages, and a moment longer for any that must not arrive. */
+    /** Waits for {@code count} messages, and a moment longer for any that must not arrive. */
     private void awaitMessages(int count) {
         waitUntil(() -> receivedCount.get() >= count);
         sleep(NO_MORE_MESSAGES_MS);

@@ -12,7 +12,7 @@ const [clientName, namesrv, topic, group, scenario] = process.argv.slice(2);
 // A new group queries the route of its retry topic before the topic exists, and again after 30 s.
 const TIMEOUT_MS = 60_000;
 const NO_MORE_MESSAGES_MS = 700; // only time can show that nothing more arrives
-// A broadcast consumer starts at the end of the queues, and the client does not tell when.
+// A broadcast consumer starts at the end of the queues, and the client does not report when.
 const BROADCAST_START_MS = 3_000;
 const MESSAGES = 8;
 
@@ -30,7 +30,7 @@ function reportReceived(message) {
   receivedCount += 1;
 }
 
-// Wait for so many messages, and a moment longer for any that must not arrive.
+// Wait for `count` messages, and a moment longer for any that must not arrive.
 async function waitFor(count) {
   const deadline = Date.now() + TIMEOUT_MS;
   while (receivedCount < count && Date.now() < deadline) await sleep(50);

@@ -26,7 +26,7 @@ TIMEOUT_S = 30
 # Only time can show that nothing more arrives: a message, or a check of a half.
 NO_MORE_MESSAGES_S = 0.7
 NO_MORE_CHECKS_S = 4  # longer than the immunity of any half
-# A broadcast consumer starts at the end of the queues, and the client does not tell when.
+# A broadcast consumer starts at the end of the queues, and the client does not report when.
 BROADCAST_START_S = 3
 MESSAGES = 8
 
@@ -118,7 +118,7 @@ class Wrapper:
         raise NotImplementedError
 
     def wait_for(self, count: int) -> None:
-        """Wait for so many messages, and a moment longer for any that must not arrive."""
+        """Wait for `count` messages, and a moment longer for any that must not arrive."""
         deadline_s = time.monotonic() + TIMEOUT_S
         while self.received_count < count and time.monotonic() < deadline_s:
             time.sleep(0.05)
@@ -337,7 +337,7 @@ def transaction_slow(wrapper: ClientPython) -> None:
             return body.partition("/")[0]
         if not checked[body].wait(TIMEOUT_S):
             report("failed", reason=f"{body} was not checked")
-        time.sleep(0.3)  # the client does not tell when it has sent the verdict of the check
+        time.sleep(0.3)  # the client does not report when it has sent the verdict of the check
         return "commit"
 
     park = wrapper.transaction_sender(plan)
