@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from escrowmq.config import StoreConfig
 from escrowmq.message import names
 from escrowmq.message.properties import find_property
-from tests.interop.remoting import Answer
+from tests.interop.remoting import Response
 from tests.support.broker_requests import FakeChannel, a_send, stored
 from tests.support.escrows import (
     COMMIT,
@@ -226,7 +226,7 @@ class EscrowMachine(RuleBasedStateMachine):
         halves = self.bench.store.max_offset(names.HALF_TOPIC, 0)
         living, known = self.living(one), list(one.positions)
 
-        def check(answer: Answer) -> None:
+        def check(answer: Response) -> None:
             assert position_of(answer) in (living, self.living(one), *known)
 
         request = a_half(one.key, group=one.group, queue_id=one.queue_id, body=b"again")
@@ -302,7 +302,7 @@ class EscrowMachine(RuleBasedStateMachine):
                 return
             at = kept[-1]
 
-        def check(answer: Answer) -> None:
+        def check(answer: Response) -> None:
             assert answer.ext_fields["state"] == state
 
         self.asks(an_end(at, UNKNOWN, group=one.group), 0, check)
@@ -341,7 +341,7 @@ class EscrowMachine(RuleBasedStateMachine):
     def register(self) -> None:
         fence, batch = self.writer[0] + 1, self.writer[1]
 
-        def check(answer: Answer) -> None:
+        def check(answer: Response) -> None:
             assert (writer_state(answer).fence, writer_state(answer).batch) == (fence, batch)
 
         self.asks(a_registration(), 0, check)

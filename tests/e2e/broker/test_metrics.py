@@ -85,7 +85,7 @@ def test_the_numbers_are_what_was_done(served: Measured) -> None:
 
         client.commit_offset("g", "orders", 0, 0)
         assert served.page().value(lag, topic="orders", consumer_group="g") == 7
-        answer = client.pull("orders", 0, 0, group="g", most=4)
+        answer = client.pull("orders", 0, 0, group="g", max_messages=4)
         assert answer.code == 0
         client.commit_offset("g", "orders", 0, 4)
         page = served.page()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.interop.remoting import COMMIT, ROLLBACK, UNKNOWN, Client, Sent
+from tests.interop.remoting import COMMIT, ROLLBACK, UNKNOWN, Client, SendResult
 from tests.support.brokers import COMMAND, WAIT_S, Served
 from tests.support.commands import run_on_terminal
 from tests.support.ports import free_ports
@@ -62,7 +62,7 @@ def show_json(served: Served, name: str) -> dict[str, Any]:
     return dict(json.loads(result.stdout))
 
 
-def park(client: Client, key: str, topic: str = "orders", group: str = "pay") -> Sent:
+def park(client: Client, key: str, topic: str = "orders", group: str = "pay") -> SendResult:
     return client.send_half(topic, b"of " + key.encode(), {"UNIQ_KEY": key}, group=group)
 
 
@@ -150,8 +150,8 @@ def test_the_history_of_a_check_names_the_producer_and_its_answer(tmp_path: Path
     assert re.search(r"^ +op: RMQ_SYS_TRANS_OP_HALF_TOPIC queue 0 offset 0, log offset", text, re.M)
 
 
-def answer_check(client: Client, half: Sent, verdict: int) -> None:
-    client.one_way(
+def answer_check(client: Client, half: SendResult, verdict: int) -> None:
+    client.send_one_way(
         37,
         {
             "topic": "orders",

@@ -103,11 +103,11 @@ def test_an_invalid_batch_is_refused_and_stores_nothing(
 
 
 def test_a_one_way_send_is_stored_without_a_response(client: Client, topic: str) -> None:
-    client.one_way(10, v1(topic), b"quiet")
-    client.one_way(10, v1(topic, queueId=99), b"refused, quietly")
+    client.send_one_way(10, v1(topic), b"quiet")
+    client.send_one_way(10, v1(topic, queueId=99), b"refused, quietly")
     client.max_offset(topic, 0)  # may be in the same turn, so before they are stored
     assert client.max_offset(topic, 0) == 1
-    assert client.unasked == []
+    assert client.pending_frames == []
 
 
 def test_the_broker_chooses_a_queue_if_none_is_named(client: Client, topic: str) -> None:
@@ -164,7 +164,7 @@ def test_a_reply_is_pushed_to_the_client_that_waits_for_it(client: Client, other
     fields = v1("DefaultCluster_REPLY_TOPIC", properties=properties)
     other.expect(324, fields, b"the answer")
     client.max_offset("x", 0)
-    [(header, body)] = client.unasked
+    [(header, body)] = client.pending_frames
     assert (header["code"], body) == (326, b"the answer")
     assert "CORRELATION_ID\x01c1" in header["extFields"]["properties"]
 

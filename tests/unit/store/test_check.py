@@ -16,7 +16,7 @@ from escrowmq.errors import StoreError, StoreLocked
 from escrowmq.store.check import check_store
 from escrowmq.store.disk import RealDisk
 from escrowmq.testing.disks import MemoryDisk
-from tests.interop.fixtures import ENDINGS, VERSIONS, Ending, unpack_store
+from tests.interop.fixtures import SHUTDOWNS, VERSIONS, Shutdown, unpack_store
 from tests.support.store_damage import (
     RECORDS,
     change,
@@ -118,8 +118,10 @@ def test_a_check_changes_nothing(killed: Path) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_a_store_of_apache_rocketmq_is_clean(version: str, ending: Ending, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", SHUTDOWNS)
+def test_a_store_of_apache_rocketmq_is_clean(
+    version: str, ending: Shutdown, tmp_path: Path
+) -> None:
     report = check_store(RealDisk(unpack_store(version, ending, tmp_path)))
     assert damage(report) == []
     assert [note.where for note in notes(report)] == ([] if ending == "clean" else ["abort"])

@@ -30,7 +30,7 @@ from escrowmq.remoting.headers_admin import (
 )
 from escrowmq.remoting.requests import Body
 from escrowmq.testing.disks import FaultyDisk
-from tests.interop.remoting import Answer
+from tests.interop.remoting import Response
 from tests.support.broker_requests import FakeChannel, a_pull, a_send, ask
 from tests.support.stores import NOW_MS
 from tests.unit.broker.test_broker import Bench
@@ -49,7 +49,9 @@ def filled(count: int = 5) -> Bench:
     return bench
 
 
-def one(bench: Bench, request_code: int, fields: Header, body: bytes = b"", **turn: Any) -> Answer:
+def one(
+    bench: Bench, request_code: int, fields: Header, body: bytes = b"", **turn: Any
+) -> Response:
     [answer] = bench.turn(ask(request_code, fields, body), **turn)
     return answer
 
@@ -137,7 +139,7 @@ def test_queues_without_a_topic_are_deleted() -> None:
 # --- topics --------------------------------------------------------------------------------------
 
 
-def create(bench: Bench, **changes: Any) -> Answer:
+def create(bench: Bench, **changes: Any) -> Response:
     fields: dict[str, Any] = {"topic": "T", "read_queue_nums": 4, "write_queue_nums": 4, "perm": 6}
     return one(bench, code.UPDATE_AND_CREATE_TOPIC, CreateTopic(**{**fields, **changes}))
 

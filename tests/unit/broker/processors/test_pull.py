@@ -17,7 +17,7 @@ from escrowmq.message.topic_config import TopicConfig
 from escrowmq.store.config_files import GroupConfig, groups_file, topics_file
 from escrowmq.testing.disks import MemoryDisk
 from tests.interop.records import decode_records
-from tests.interop.remoting import Answer
+from tests.interop.remoting import Response
 from tests.support.broker_requests import FakeChannel, a_pull
 from tests.support.stores import NOW_MS, open_store, properties, sample
 
@@ -44,7 +44,7 @@ class Bench:
         self.channel = FakeChannel()
         self.topics.ensure("T", queue_count=2, now_ms=NOW_MS)
 
-    def pull(self, queue_offset: int = 0, **changes: Any) -> list[Answer]:
+    def pull(self, queue_offset: int = 0, **changes: Any) -> list[Response]:
         channel = changes.pop("channel", self.channel)
         self.pulls.pull(channel, a_pull(queue_offset=queue_offset, **changes), NOW_MS)
         return self.channel.answers()
@@ -63,7 +63,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def bodies(answer: Answer) -> list[bytes]:
+def bodies(answer: Response) -> list[bytes]:
     return [record.body for record in decode_records(answer.body)]
 
 

@@ -17,7 +17,7 @@ from escrowmq.remoting.codes import RequestCode
 from escrowmq.remoting.headers import ConsumerSendMessageBack
 from escrowmq.store.config_files import GroupConfig
 from escrowmq.testing.disks import MemoryDisk
-from tests.interop.remoting import Answer
+from tests.interop.remoting import Response
 from tests.support.broker_requests import (
     FakeChannel,
     a_send,
@@ -52,7 +52,7 @@ class Bench:
         fields = {"topic_name": name, "read_queue_nums": 4, "write_queue_nums": 4}
         self.broker.topics.put(TopicConfig(**{**fields, **changes}), now_ms=NOW_MS)
 
-    def send(self, topic: str = "T", body: bytes = b"body", **changes: Any) -> Answer:
+    def send(self, topic: str = "T", body: bytes = b"body", **changes: Any) -> Response:
         self.broker.handle(self.channel, a_send(topic, body, **changes), NOW_MS)
         self.broker.end_turn(NOW_MS)
         return self.channel.answer()
