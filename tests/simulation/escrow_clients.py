@@ -698,7 +698,9 @@ class Operator(Client):
 
     def _resume(self, key: str) -> None:
         self.simulation.model.resumed.add(key)
-        fields = ResumeTransaction(transaction_id=key, reason="asked to", operator=self.name)
+        fields = ResumeTransaction(
+            transaction_id=key, reason="producer is back", operator=self.name
+        )
         self.start_request(
             PendingRequest(
                 RequestCode.RESUME_TRANSACTION, fields, b"", lambda response: True, attempts_left=2
@@ -713,7 +715,7 @@ class Operator(Client):
         fields = SettleTransaction(
             transaction_id=key,
             commit_or_rollback=verdict,
-            reason="looked it up",
+            reason="read the database",
             operator=self.name,
         )
 

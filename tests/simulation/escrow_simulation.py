@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from escrowmq.clock import ManualClock
@@ -62,10 +63,9 @@ class Simulation:
         has_unreliable_clients: bool = False,
     ) -> None:
         self.rng = Random(seed)
-        self.has_unreliable_clients = (
-            has_unreliable_clients  # they are slow and do not respond to all checks
-        )
-        self.ignores_checks = False  # producers do not respond to checks
+        # Unreliable clients are slow and respond only to some checks.
+        self.has_unreliable_clients = has_unreliable_clients
+        self.ignores_checks = False  # if True, producers respond to no checks
         self.clock = ManualClock()
         self.disk = FaultyDisk(clock=self.clock, seed=seed)
         self.network = Network(Random(seed + 1), self.clock, faults)
@@ -99,9 +99,7 @@ class Simulation:
         process = self.process
         client_endpoint, server_endpoint = self.network.connect(client, process)
         process.endpoints[server_endpoint] = None
-        server_endpoint.on_oneway = lambda code, fields: self.model.check_oneway(
-            process, code, fields
-        )
+        server_endpoint.on_oneway = partial(self.model.check_oneway, process)
         return client_endpoint
 
     def has_expired(self, position: HalfPosition) -> bool:
@@ -362,10 +360,8 @@ class Simulation:
             return False
         if not all(client.is_idle for client in self.clients if client.is_alive):
             return False
-        max_offsets = {
-            queue: process.store.max_offset(*queue) for queue in self.consumer.next_offsets
-        }
-        return self.consumer.next_offsets == max_offsets
+        next_offsets = self.consumer.next_offsets
+        return next_offsets == {queue: process.store.max_offset(*queue) for queue in next_offsets}
 
     def _describe_open_work(self) -> str:
         if self.process is None:
