@@ -15,7 +15,7 @@ NAMES = ("a", "b", "$c_1")
 TEXTS = ("", "x", "X y", "it's", "5", "-7", "+5", "2.5", "1e1", "true", "FALSE", "3000000000", "ü")
 INTS = (0, 1, 5, 7, 3_000_000_000)
 FLOATS = (2.5, 10.0, 0.5)
-VALUE_KINDS = ("name", "number", "text", "truth")
+VALUE_KINDS = ("name", "number", "text", "boolean")
 
 properties = st.dictionaries(
     st.sampled_from(NAMES), st.sampled_from([text for text in TEXTS if text])
@@ -31,22 +31,22 @@ searches = st.sampled_from(("CONTAINS", "STARTSWITH", "ENDSWITH"))
 leaf_trees = (
     st.tuples(comparisons, operands, operands)
     | st.tuples(st.sampled_from(("=", "<>")), names | texts | numbers, names | texts | numbers)
-    | st.tuples(st.sampled_from(("=", "<>")), names, st.just(("truth", True)))
+    | st.tuples(st.sampled_from(("=", "<>")), names, st.just(("boolean", True)))
     | st.tuples(st.just("IS NULL"), names | texts)
     | st.tuples(st.just("IS NOT NULL"), names)
     | st.tuples(st.just("IN"), names, st.lists(st.sampled_from(TEXTS), min_size=1), st.booleans())
     | st.tuples(searches, names | texts, st.sampled_from(TEXTS), st.booleans())
     | st.tuples(st.just("NOT BETWEEN"), names, operands, operands)
     | st.tuples(st.just("BETWEEN"), names, names | negatives, operands)
-    | st.sampled_from((("truth", True), ("truth", False), ("truth", None)))
+    | st.sampled_from((("boolean", True), ("boolean", False), ("boolean", None)))
 )
 trees = st.recursive(
     leaf_trees,
     lambda inner: (
         st.tuples(st.just("NOT"), inner)
         | st.tuples(st.sampled_from(("AND", "OR")), inner, inner)
-        | st.tuples(st.just("="), inner.filter(lambda tree: tree[0] != "truth"), inner).filter(
-            lambda tree: tree[2][0] != "truth"
+        | st.tuples(st.just("="), inner.filter(lambda tree: tree[0] != "boolean"), inner).filter(
+            lambda tree: tree[2][0] != "boolean"
         )
     ),
     max_leaves=12,
@@ -73,7 +73,7 @@ def render(tree: Any) -> str:
             return str(value)
         case "text", text:
             return quote(text)
-        case "truth", value:
+        case "boolean", value:
             return {True: "TRUE", False: "false", None: "Null"}[value]
         case "NOT", inner:
             return f"NOT ({render(inner)})"
@@ -161,7 +161,7 @@ def evaluate(tree: Any, message: dict[str, str]) -> Any:
     match tree:
         case "name", name:
             return message.get(name)
-        case (("number" | "text" | "truth"), value):
+        case (("number" | "text" | "boolean"), value):
             return value
         case "NOT", inner:
             return negate(evaluate(inner, message))

@@ -90,7 +90,7 @@ def test_a_random_run_with_power_cuts_loses_nothing_durable(block: int) -> None:
 @pytest.mark.slow
 def test_records_with_a_crc_survive_a_drive_that_scrambles_sectors() -> None:
     # Without record CRCs no checksum covers a record's header, so words of it that were never
-    # written could not be told from zeros.
+    # written could not be distinguished from zeros.
     for seed in range(SEEDS):
         try:
             run_and_crash(seed, ("scrambled",), replace(SETTINGS, sealed=True))
