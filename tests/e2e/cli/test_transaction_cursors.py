@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.remoting import COMMIT, Client, Sent
+from tests.interop.remoting import COMMIT, Client, SendResult
 from tests.support.brokers import Served
 from tests.support.commands import run
 from tests.support.waiting import wait_until
@@ -31,7 +31,7 @@ def command(served: Served, *arguments: str) -> str:
     return result.out
 
 
-def park(client: Client, key: str) -> Sent:
+def park(client: Client, key: str) -> SendResult:
     return client.send_half("orders", b"body", {"UNIQ_KEY": key}, group="pay")
 
 
