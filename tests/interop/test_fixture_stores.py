@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from escrowmq.config import StoreConfig
-from escrowmq.message.properties import find_property
+from escrowmq.broker.delayed_messages import DelayedMessages
+from escrowmq.config import DelayConfig, StoreConfig
+from escrowmq.message.properties import decode_properties, find_property
 from escrowmq.message.record import StoredRecord
 from escrowmq.message.topic_config import TopicConfig
 from escrowmq.store.checkpoint import load_rocketmq_checkpoint
@@ -30,6 +31,7 @@ from escrowmq.store.config_files import (
 from escrowmq.store.disk import RealDisk
 from escrowmq.store.key_index import HEADER, INDEX_ENTRY
 from escrowmq.store.store import MessageStore
+from escrowmq.testing.disks import MemoryDisk
 from tests.interop import fixtures
 from tests.interop.observe import message_view
 from tests.interop.records import MAGIC_V2, decode_record
@@ -134,6 +136,21 @@ def test_the_second_layout_is_read(captured: Captured, store: MessageStore) -> N
     found = [record.topic for record in store.records() if record.magic == MAGIC_V2]
     assert found == ([long_topic] if captured.version == "5.5.0" else [])
     assert store.max_offset(long_topic, 0) == len(found)
+
+
+def test_we_deliver_a_delayed_message_with_the_properties_that_the_broker_delivered(
+    store: MessageStore,
+) -> None:
+    [theirs] = [
+        record
+        for record in store.records()
+        if record.topic == "orders" and find_property(record.properties, b"DELAY") == b"3"
+    ]
+    delayed_messages = DelayedMessages(store, delay_offsets_file(MemoryDisk()), DelayConfig())
+    due = delayed_messages.find_due(theirs.stored_ms).records
+    [ours] = [record for record in due if record.body == theirs.body]
+    assert (ours.topic, ours.queue_id) == (theirs.topic, theirs.queue_id)
+    assert decode_properties(ours.properties) == decode_properties(theirs.properties)
 
 
 def test_keys_lead_to_what_a_client_found(captured: Captured, store: MessageStore) -> None:

@@ -132,7 +132,7 @@ def test_a_delay_level_holds_a_message_back_for_its_time(client: Client, topic: 
     assert 1000 <= record.stored_ms - began_ms < 2500
     assert record.body == b"later"
     assert record.properties["UNIQ_KEY"] == "U1"
-    assert "DELAY" not in record.properties
+    assert record.properties["DELAY"] == "1"  # as in RocketMQ, for getDelayTimeLevel()
 
 
 @pytest.mark.parametrize("name", ["TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"])
