@@ -22,7 +22,7 @@ from escrowmq.broker.turn import Turn
 from escrowmq.config import BrokerConfig
 from escrowmq.errors import BrokenBody, RequestRefused
 from escrowmq.message.batch import Appendable, BatchItem, decode_batch, decode_bulk_batch
-from escrowmq.message.keys import UniqueKeyGenerator
+from escrowmq.message.keys import UniqueKeyGenerator, delay_level
 from escrowmq.message.names import BROKER_ONLY_TOPICS, RETRY_PREFIX
 from escrowmq.message.properties import change_properties, find_property
 from escrowmq.message.record import PROPERTIES_BYTES_MAX, TRANSACTION_MASK, NewRecord
@@ -247,6 +247,8 @@ class SendProcessor:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be a retry or transactional"
             )
+        if delay_level(find_property(fields.properties.encode(), b"DELAY") or b"", 1):
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be delayed")
         self._check_body_size(len(request.body))
         topic, sys_flag, born_ms = fields.topic, fields.sys_flag, fields.born_timestamp
         born_host, times = channel.peer_host, fields.reconsume_times
@@ -270,11 +272,15 @@ class SendProcessor:
         ]
 
     def _make_batch_properties(self, encoded_properties: bytes, now_ms: int) -> bytes:
+        """Encode the properties of one message of a batch.
+
+        As in RocketMQ, a delay among them has no effect: the message is delivered at once. A
+        transactional message is refused, because it would be delivered before it is committed.
+        """
         text = encoded_properties.decode("utf-8", "replace")
-        if has_special_properties(text):
+        if "TRAN_MSG\x01" in text:
             raise RequestRefused(
-                ResponseCode.MESSAGE_ILLEGAL,
-                "a message of a batch cannot be delayed or transactional",
+                ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot be transactional"
             )
         return self._make_properties(text, now_ms)
 
