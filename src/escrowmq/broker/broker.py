@@ -177,11 +177,17 @@ class Broker:
             redirect=redirect,
             redirect_retry=self.send_back_processor.redirect_retry,
         )
-        self._create_client_processors(config)
+        self._create_client_processors(config, wall_ms)
 
-    def _create_client_processors(self, config: Config) -> None:
+    def _create_client_processors(self, config: Config, wall_ms: Callable[[int], int]) -> None:
         self._reply_processor = ReplyProcessor(
-            self.send_processor, self.producers, stores_replies=config.broker.stores_replies
+            self.send_processor,
+            self.turn,
+            self.producers,
+            self.counters,
+            store_host=self._store_host,
+            stores_replies=config.broker.stores_replies,
+            wall_ms=wall_ms,
         )
         self._query_processor = QueryProcessor(self.store, self.topics, self.groups, self.offsets)
         self.client_processor = ClientProcessor(

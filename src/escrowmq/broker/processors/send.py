@@ -159,6 +159,14 @@ class SendProcessor:
             channel, request, records, queue_id, waits_for_flush=waits_for_flush
         )
 
+    def make_record(
+        self, channel: Channel, request: Request[SendMessage], now_ms: int
+    ) -> NewRecord:
+        """Return the record of a valid send of one message. Raise RequestRefused."""
+        return self._make_record(
+            channel, request, self._choose_queue(request.head.fields, now_ms), now_ms
+        )
+
     def _choose_queue(self, fields: SendMessage, now_ms: int) -> int:
         topic = self._topics.find(fields.topic)
         if topic is None or fields.topic in BROKER_ONLY_TOPICS or not topic.perm & PERM_WRITE:
