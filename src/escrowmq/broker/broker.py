@@ -266,7 +266,7 @@ class Broker:
         handler = self._handlers.get(code, _UNSUPPORTED)
         try:
             if self._access_validator is not None:
-                self._check_access(self._access_validator, channel, request, handler)
+                self._check_access(self._access_validator, channel, request, handler, now_ms)
             if handler.is_flow_controlled and self.flow_control.is_limiting:
                 self.flow_control.handle(handler.function, channel, request, now_ms)
             else:
@@ -283,11 +283,13 @@ class Broker:
         channel: Channel,
         request: Request[Any],
         handler: Handler,
+        now_ms: int,
     ) -> None:
         access_key = validator.check(
             request,
             channel.address,
             lambda request: handler.permission(self._permissions, request),
+            now_ms=now_ms,
         )
         if handler.code == RequestCode.HEART_BEAT:
             self._access_keys[channel] = access_key
