@@ -298,9 +298,7 @@ def test_groups_are_read_and_written_back(captured: Captured) -> None:
     assert groups["billing"].retry_max_times == 16
     if captured.version == "5.5.0":
         assert groups[LONG_GROUP].retry_queue_nums == 1
-        other = groups["billing"].other
-        assert isinstance(other, dict)
-        assert other["groupRetryPolicy"] == {"type": "CUSTOMIZED"}
+        assert groups["billing"].group_retry_policy == {"type": "CUSTOMIZED"}
 
     file.save(subscriptionGroupTable=groups, dataVersion=file.version())
     assert groups_file(captured.disk).entries("subscriptionGroupTable", GroupConfig) == groups

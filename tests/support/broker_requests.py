@@ -97,6 +97,8 @@ class FakeChannel:
         next_offset: int,
         min_offset: int,
         max_offset: int,
+        topic_sys_flag: int = 0,
+        group_sys_flag: int = 0,
         code: int = ResponseCode.SUCCESS,
         remark: str = "",
         slices: Sequence[Body] = (),
@@ -106,6 +108,8 @@ class FakeChannel:
             next_begin_offset=next_offset,
             min_offset=min_offset,
             max_offset=max_offset,
+            topic_sys_flag=topic_sys_flag,
+            group_sys_flag=group_sys_flag,
         )
         self.respond(request, header, code=code, remark=remark, body=b"".join(slices))
 

@@ -157,6 +157,7 @@ class Broker:
             self.counters,
             redirect=redirect,
             store_host=self._store_host,
+            broker_name=config.broker.broker_name,
             age_max_ms=config.store.retention_ms,
             piece_bytes=decision_piece_bytes,
         )
@@ -233,7 +234,7 @@ class Broker:
             address="{}:{}".format(*decode_host(self._store_host)),
         )
         self._offset_admin = OffsetAdmin(store, topics, groups, offsets, self.consumers)
-        self._consumer_relay = ConsumerRelay(store, self.consumers)
+        self._consumer_relay = ConsumerRelay(store, topics, groups, self.consumers)
 
     def handlers(self) -> list[Handler]:
         """Return the handlers of all processors, one for each request code."""

@@ -266,6 +266,13 @@ class SubscriptionGroups:
             self.put(config, now_ms=now_ms)
         return config
 
+    def require(self, name: str, *, now_ms: int) -> GroupConfig:
+        """Return the group, created if need be. Raise SUBSCRIPTION_GROUP_NOT_EXIST."""
+        config = self.get_or_create(name, now_ms=now_ms)
+        if config is None:
+            raise group_not_found(name)
+        return config
+
     def put(self, config: GroupConfig, *, now_ms: int) -> None:
         self._groups[config.group_name] = config
         self.version = self.version.next(now_ms)

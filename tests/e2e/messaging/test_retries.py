@@ -79,7 +79,7 @@ def test_a_client_that_retries_too_often_itself_creates_a_dead_letter(
 
 @pytest.mark.parametrize(
     ("changes", "code"),
-    [({"group": "no-such-group"}, 26), ({"offset": 2**62}, 1), ({"offset": -1}, 1)],
+    [({"group": "a/b"}, 26), ({"offset": 2**62}, 1), ({"offset": -1}, 1)],
 )
 def test_an_invalid_send_back_is_refused(
     client: Client, topic: str, group: str, changes: dict[str, object], code: int

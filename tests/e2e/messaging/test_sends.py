@@ -230,7 +230,7 @@ def test_a_reply_to_a_requester_that_is_not_connected_is_an_error(
         ({"topic": "nobody-made-it", "defaultTopic": ""}, 17),
         ({"queueId": 4}, 29),
         ({"queueId": 2**31 - 1}, 29),
-        ({"topic": "%RETRY%no-such-group"}, 26),
+        ({"topic": f"%RETRY%{'g' * 121}"}, 26),
         ({"properties": "a\x01" + "x" * 33_000}, 13),
     ],
 )

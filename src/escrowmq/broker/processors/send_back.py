@@ -75,7 +75,7 @@ class SendBackProcessor:
         self, channel: Channel, request: Request[ConsumerSendMessageBack], now_ms: int
     ) -> None:
         fields = request.head.fields
-        group = self._groups.get(fields.group)
+        group = self._groups.require(fields.group, now_ms=now_ms)
         record = self._store.record_at(fields.offset)
         failed = FailedMessage(
             topic=record.topic,
@@ -99,7 +99,9 @@ class SendBackProcessor:
         redelivery = redirect(
             decode_properties(record.properties),
             name,
-            _retry_policy(self._groups.get(name), fields.max_reconsume_times, version),
+            _retry_policy(
+                self._groups.require(name, now_ms=now_ms), fields.max_reconsume_times, version
+            ),
             reconsume_times=record.reconsume_times,
             group_has_locks=self._locks.group_has_locks(name, now_ms=now_ms),
         )

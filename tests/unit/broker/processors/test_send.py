@@ -84,7 +84,7 @@ def bench() -> Bench:
         ("unknown", {"default_topic_queue_nums": -1}, 29),
         ("T", {"queue_id": 4}, 29),
         ("T", {"queue_id": 4, "properties": "a" * 40_000}, 29),
-        ("%RETRY%nobody", {}, 26),
+        (f"%RETRY%{'g' * 121}", {}, 26),
         ("%RETRY%nobody", {"queue_id": 1}, 29),
         ("T", {"properties": "a" * 40_000}, 13),
         ("T", {"body": b"x" * 2049}, 13),
