@@ -44,6 +44,13 @@ def expected(version: str, shutdown: Shutdown) -> dict[str, Any]:
     return view
 
 
+def shapes(version: str) -> dict[str, Any]:
+    """The shapes of the responses to `conversation.py`, by request."""
+    captured: dict[str, Any] = json.loads((FIXTURES / version / "shapes.json").read_text())
+    assert captured.pop("origin")["rocketmq"] == version
+    return captured
+
+
 def exchanges(version: str) -> list[str]:
     """Return the names of the captured exchanges."""
     return sorted(path.stem for path in (FIXTURES / version / "wire").glob("*.hex"))

@@ -120,6 +120,12 @@ class Client:
         """Send a request to which the peer does not respond."""
         self.send_request(code, ext_fields, body, flag=ONE_WAY)
 
+    def respond(self, request_header: Mapping[str, Any], *, code: int = SUCCESS) -> None:
+        """Respond to a request of the broker without fields and body."""
+        header = {"code": code, "opaque": request_header["opaque"], "flag": RESPONSE}
+        encoded = json.dumps({**header, "language": "PYTHON", "version": self.version}).encode()
+        self.socket.sendall(struct.pack(">II", 4 + len(encoded), len(encoded)) + encoded)
+
     def expect(
         self,
         code: int,

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from escrowmq.config import StoreConfig
-from escrowmq.message.properties import find_property
+from escrowmq.broker.delayed_messages import DelayedMessages
+from escrowmq.config import DelayConfig, StoreConfig
+from escrowmq.message.properties import decode_properties, find_property
 from escrowmq.message.record import StoredRecord
 from escrowmq.message.topic_config import TopicConfig
 from escrowmq.store.checkpoint import load_rocketmq_checkpoint
@@ -30,6 +31,7 @@ from escrowmq.store.config_files import (
 from escrowmq.store.disk import RealDisk
 from escrowmq.store.key_index import HEADER, INDEX_ENTRY
 from escrowmq.store.store import MessageStore
+from escrowmq.testing.disks import MemoryDisk
 from tests.interop import fixtures
 from tests.interop.observe import message_view
 from tests.interop.records import MAGIC_V2, decode_record
@@ -140,6 +142,21 @@ def test_records_with_the_second_layout_are_read(
     topics = [record.topic for record in store.records() if record.magic == MAGIC_V2]
     assert topics == ([long_topic] if captured.version == "5.5.0" else [])
     assert store.max_offset(long_topic, 0) == len(topics)
+
+
+def test_we_deliver_a_delayed_message_with_the_properties_that_the_broker_delivered(
+    store: MessageStore,
+) -> None:
+    [theirs] = [
+        record
+        for record in store.records()
+        if record.topic == "orders" and find_property(record.properties, b"DELAY") == b"3"
+    ]
+    delayed_messages = DelayedMessages(store, delay_offsets_file(MemoryDisk()), DelayConfig())
+    due = delayed_messages.find_due(theirs.stored_ms).records
+    [ours] = [record for record in due if record.body == theirs.body]
+    assert (ours.topic, ours.queue_id) == (theirs.topic, theirs.queue_id)
+    assert decode_properties(ours.properties) == decode_properties(theirs.properties)
 
 
 def test_queries_by_key_return_what_a_client_received(
@@ -293,9 +310,7 @@ def test_groups_are_read_and_written_back(captured: CapturedStore) -> None:
     assert groups["billing"].retry_max_times == 16
     if captured.version == "5.5.0":
         assert groups[LONG_GROUP].retry_queue_nums == 1
-        other = groups["billing"].other
-        assert isinstance(other, dict)
-        assert other["groupRetryPolicy"] == {"type": "CUSTOMIZED"}
+        assert groups["billing"].group_retry_policy == {"type": "CUSTOMIZED"}
 
     file.save(subscriptionGroupTable=groups, dataVersion=file.version())
     assert groups_file(captured.disk).entries("subscriptionGroupTable", GroupConfig) == groups

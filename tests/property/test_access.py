@@ -81,7 +81,9 @@ def signed_send(serializer: int, *, secret: str = SECRET, key: str = KEY) -> Req
 
 @pytest.mark.parametrize("serializer", [JSON, ROCKETMQ])
 def test_both_header_encodings_are_validated(serializer: int) -> None:
-    AccessValidator(RULES).check(signed_send(serializer), "10.0.0.1:1", lambda _: [WRITE_ORDERS])
+    AccessValidator(RULES).check(
+        signed_send(serializer), "10.0.0.1:1", lambda _: [WRITE_ORDERS], now_ms=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def test_a_refused_request_is_refused_again(
     validator = AccessValidator(RULES)
     for _ in range(2):  # a refusal must not be cached as a permission
         with pytest.raises(AccessRefused) as refusal:
-            validator.check(request_, "10.0.0.1:1", lambda _: [permission])
+            validator.check(request_, "10.0.0.1:1", lambda _: [permission], now_ms=0)
         assert refusal.value.code == 16
         assert SECRET not in refusal.value.remark
 
@@ -111,16 +113,16 @@ def test_permissions_are_not_looked_up_for_an_invalid_signature() -> None:
 
     with pytest.raises(AccessRefused):
         AccessValidator(RULES).check(
-            signed_send(JSON, secret="wrong-secret"), "10.0.0.1:1", required
+            signed_send(JSON, secret="wrong-secret"), "10.0.0.1:1", required, now_ms=0
         )
 
 
 def test_new_rules_apply_from_the_next_request_on() -> None:
     validator = AccessValidator(RULES)
-    validator.check(signed_send(JSON), "10.0.0.1:1", lambda _: [WRITE_ORDERS])
+    validator.check(signed_send(JSON), "10.0.0.1:1", lambda _: [WRITE_ORDERS], now_ms=0)
     validator.replace_rules(parse_rules(""))
     with pytest.raises(AccessRefused):
-        validator.check(signed_send(JSON), "10.0.0.1:1", lambda _: [WRITE_ORDERS])
+        validator.check(signed_send(JSON), "10.0.0.1:1", lambda _: [WRITE_ORDERS], now_ms=0)
 
 
 @given(st.text(max_size=60))

@@ -97,6 +97,8 @@ class FakeChannel:
         next_offset: int,
         min_offset: int,
         max_offset: int,
+        topic_sys_flag: int = 0,
+        group_sys_flag: int = 0,
         code: int = ResponseCode.SUCCESS,
         remark: str = "",
         slices: Sequence[Body] = (),
@@ -106,6 +108,8 @@ class FakeChannel:
             next_begin_offset=next_offset,
             min_offset=min_offset,
             max_offset=max_offset,
+            topic_sys_flag=topic_sys_flag,
+            group_sys_flag=group_sys_flag,
         )
         self.respond(request, header, code=code, remark=remark, body=b"".join(slices))
 
@@ -122,6 +126,20 @@ class FakeChannel:
     def answer(self) -> Response:
         [answer] = self.answers()
         return answer
+
+
+class AskedChannel(FakeChannel):
+    """A client that receives requests; the test calls back with the response."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.asked: list[tuple[int, Header, bytes, Any]] = []
+
+    def call(
+        self, code: int, fields: Header, body: Body, on_response: Any, *, timeout_s: float
+    ) -> bool:
+        self.asked.append((code, fields, bytes(body), on_response))
+        return self.is_open
 
 
 def ask(

@@ -482,3 +482,5 @@ class ConsumeMessageDirectly(Header, frozen=True, kw_only=True):
     msg_id: str | None = None
     broker_name: str | None = None
     topic: str | None = None
+    topic_sys_flag: Int32 | None = None
+    group_sys_flag: Int32 | None = None

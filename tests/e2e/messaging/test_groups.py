@@ -162,13 +162,14 @@ def test_a_heartbeat_creates_the_group_and_its_retry_topic(
     assert client.pull(f"%RETRY%{group}", 0, 0, group=group).code == 19
 
 
+@pytest.mark.parametrize("tag", ["b", "b" * 10_240], ids=["short", "10 KiB"])
 def test_a_pull_may_rely_on_the_subscription_of_the_heartbeat(
-    client: Client, topic: str, group: str
+    client: Client, topic: str, group: str, tag: str
 ) -> None:
-    subscription = {"topic": topic, "subString": "b", "subVersion": 7}
+    subscription = {"topic": topic, "subString": tag, "subVersion": 7}
     beat(client, "c1", group, topic, subscriptionDataSet=[subscription])
     client.send(topic, b"1", {"TAGS": "a"})
-    client.send(topic, b"2", {"TAGS": "b"})
+    client.send(topic, b"2", {"TAGS": tag})
     fields = {
         "consumerGroup": group,
         "topic": topic,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from escrowmq.broker.dispatch import Channel
@@ -69,6 +70,9 @@ def bodies(answer: Response) -> list[bytes]:
 
 def test_stored_messages_are_found(bench: Bench) -> None:
     bench.send(b"0", b"1", b"2")
+    topic = msgspec.structs.replace(bench.topics.get("T"), topic_sys_flag=2)
+    bench.topics.put(topic, now_ms=NOW_MS)
+    bench.groups.put(GroupConfig(group_name="g", group_sys_flag=3), now_ms=NOW_MS)
     [answer] = bench.pull(1, max_msg_nums=1)
     assert (answer.code, answer.remark, bodies(answer)) == (0, "FOUND", [b"1"])
     assert answer.ext_fields == {
@@ -76,6 +80,8 @@ def test_stored_messages_are_found(bench: Bench) -> None:
         "nextBeginOffset": "2",
         "minOffset": "0",
         "maxOffset": "3",
+        "topicSysFlag": "2",
+        "groupSysFlag": "3",
     }
 
 
