@@ -128,6 +128,20 @@ class FakeChannel:
         return answer
 
 
+class AskedChannel(FakeChannel):
+    """A client that receives requests; the test calls back with the response."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.asked: list[tuple[int, Header, bytes, Any]] = []
+
+    def call(
+        self, code: int, fields: Header, body: Body, on_response: Any, *, timeout_s: float
+    ) -> bool:
+        self.asked.append((code, fields, bytes(body), on_response))
+        return self.is_open
+
+
 def ask(
     code: int, fields: Header, body: bytes = b"", *, flag: int = 0, version: int = VERSION
 ) -> Request[Any]:

@@ -101,7 +101,7 @@ def test_groups_as_rocketmq_writes_them() -> None:
     file = groups_file(disk_with(subscriptionGroup=GROUPS))
     (group,) = file.entries("subscriptionGroupTable", GroupConfig).values()
     assert (group.group_name, group.retry_max_times, group.retry_queue_nums) == ("G", 3, 1)
-    assert group.other == {"groupRetryPolicy": {"type": "CUSTOMIZED"}}
+    assert group.group_retry_policy == {"type": "CUSTOMIZED"}
 
 
 def test_a_missing_file_has_no_content() -> None:

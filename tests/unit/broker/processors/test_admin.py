@@ -28,10 +28,9 @@ from escrowmq.remoting.headers_admin import (
     TopicHeader,
     ViewBrokerStats,
 )
-from escrowmq.remoting.requests import Body
 from escrowmq.testing.disks import FaultyDisk
 from tests.interop.remoting import Answer
-from tests.support.broker_requests import FakeChannel, a_pull, a_send, ask
+from tests.support.broker_requests import AskedChannel, FakeChannel, a_pull, a_send, ask
 from tests.support.stores import NOW_MS
 from tests.unit.broker.test_broker import Bench
 
@@ -335,20 +334,6 @@ def test_settings_are_shown_and_an_invalid_change_is_refused() -> None:
 
 
 # --- relays --------------------------------------------------------------------------------------
-
-
-class AskedChannel(FakeChannel):
-    """A consumer that receives requests; the test calls back with the response."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.asked: list[tuple[int, Header, bytes, Any]] = []
-
-    def call(
-        self, code: int, fields: Header, body: Body, on_response: Any, *, timeout_s: float
-    ) -> bool:
-        self.asked.append((code, fields, bytes(body), on_response))
-        return self.is_open
 
 
 def test_the_response_of_a_consumer_is_relayed() -> None:
